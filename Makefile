@@ -1,0 +1,81 @@
+# `make` lists the targets. Any of them builds .venv first, if it is missing or out of date.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+JOBS ?= 2
+UV = $(BIN)/uv pip install --quiet --python $(BIN)/python
+IDENTITY := import sys; print(sys.base_prefix, sys.version)
+# fairseq and fairscale come as sources and import torch while they are built
+SOURCES := ^(fairseq-fixed|fairscale)==
+
+# The first of these that starts and is 3.11 or newer; newer ones than 3.14 have no torch yet.
+PYTHON ?= $(shell for python in $(BIN)/python python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null \
+	&& echo $$python && break; done)
+
+# PYTHON=... on the command line rebuilds a .venv made with another Python; without it any .venv is kept.
+ifneq ($(filter command environment%,$(origin PYTHON)),)
+identity = $(shell { $(1) -c '$(IDENTITY)'; } 2>/dev/null)
+ifneq ($(call identity,$(PYTHON)),$(call identity,$(BIN)/python))
+$(READY): FORCE
+endif
+endif
+
+.PHONY: help demo test lint bench clean pin FORCE
+
+help: ## this list
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
+
+demo: $(READY) ## corpus, mega-batches, two learners, report: the whole way on one CPU, in demo_out/
+	$(BIN)/python -m slurm.demo
+
+test: $(READY) ## the tests, without those marked slow or gpu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"
+
+lint: $(READY) ## ruff, formatting, types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(READY) ## speed and memory against named peers
+	$(BIN)/python -m benchmarks
+
+clean: ## remove what make has made
+	rm -rf $(VENV) demo_out build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+pin: $(READY) ## requirements.txt from setup.py; keeps the pins that still fit, delete lines to renew them
+	$(BIN)/uv pip compile setup.py --all-extras --universal --python-version 3.11 --fork-strategy fewest \
+		--python $(BIN)/python --no-build-isolation --quiet \
+		--no-annotate --custom-compile-command "make pin" --output-file requirements.txt
+
+$(READY): setup.py requirements.txt
+	@rm -f $(READY)
+	fail() { echo "error: $$*" >&2; exit 2; }
+	python="$(PYTHON)"
+	[ -n "$$python" ] || fail "no Python 3.11 to 3.14 found; install one and name it: make PYTHON=/path/to/python3.12"
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+		fail "$$python does not start or is older than Python 3.11; try make PYTHON=/path/to/python3.12"
+	$$python -c 'import venv, ensurepip' 2>/dev/null ||
+		fail "$$python cannot make virtual environments (on Debian and Ubuntu: apt install python3-venv)"
+	command -v $${CXX:-c++} >/dev/null && command -v $${CC:-cc} >/dev/null ||
+		fail "no C and C++ compiler, which fairseq needs (on Debian and Ubuntu: apt install build-essential)"
+	[ -f "$$($$python -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" ] ||
+		fail "$$python has no Python.h, which fairseq needs (on Debian and Ubuntu: apt install python3-dev)"
+	if [ "$$($$python -c '$(IDENTITY)')" != "$$($(BIN)/python -c '$(IDENTITY)' 2>/dev/null)" ]; then
+		rm -rf $(VENV)
+		$$python -m venv $(VENV)
+	fi
+	echo "installing into $(VENV) with $$python; the first time takes a few minutes, most of it to build fairseq"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.txt)"
+	$(UV) -r <(grep -vE '$(SOURCES)' requirements.txt)
+	# CUDA_HOME would have fairseq build kernels that nothing here uses
+	env -u CUDA_HOME $(UV) --no-build-isolation -r requirements.txt
+	$(UV) --no-build-isolation --no-deps -e .
+	touch $(READY)

@@ -1,0 +1,1 @@
+"""The ALMA protocol shared by the language-model and the vision half (imports no torch)."""

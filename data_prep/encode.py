@@ -1,0 +1,115 @@
+"""Encode and finalise: a bucket of documents -> token ids, the buckets of a split -> one .bin and .idx."""
+
+import dataclasses
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from alma.errors import UserError
+from alma.files import atomic_write, write_json_atomic
+from alma.stream import FileInfo, Part, write_index
+from data_prep.plan import Job, Plan, content_key
+from data_prep.shuffle import bucket_texts
+from data_prep.tokenizer import EOS, Encoder
+
+_BLOCK_BYTES = 4 << 20
+
+
+@functools.lru_cache(maxsize=1)
+def load_encoder(model: Path) -> Encoder:
+    """The encoder of this process, whose cache of words serves all its buckets."""
+    return Encoder(model)
+
+
+def encode_bucket(job: Job, bucket: int, units: int) -> None:
+    """Write the ids of a bucket (.bin), then its item sizes, piece counts and sums (.npz).
+
+    Items are the lines of each document, each with eos, and one eos alone after the last.
+    """
+    encoder = load_encoder(job.work / "tokenizer.model")
+    eos = np.array(EOS, encoder.dtype).tobytes()
+    sizes: list[np.ndarray] = []
+    counts = np.zeros(encoder.dictionary_size, np.int64)
+    block: list[bytes] = []
+    documents = words = text_bytes = held = keys = 0
+    with atomic_write(job.file("bucket", bucket, "bin"), "wb") as file:
+
+        def flush() -> None:
+            data = b"".join(block)
+            file.write(data)
+            counts[:] += np.bincount(np.frombuffer(data, encoder.dtype), minlength=len(counts))
+            block.clear()
+
+        for text in bucket_texts(job, bucket, units):
+            items = [encoder.line(line) + eos for line in text.decode().split("\n")]
+            items.append(eos)
+            sizes.append(np.array([len(item) for item in items], np.int64) // len(eos))
+            block += items
+            documents += 1
+            words += text.count(b" ") + text.count(b"\n") + 1
+            text_bytes += len(text) + 1
+            keys += int.from_bytes(content_key(text, job.seed)[8:16])
+            held += len(text)
+            if held >= _BLOCK_BYTES:
+                flush()
+                held = 0
+        flush()
+    sums: dict[str, Any] = {"documents": documents, "words": words, "bytes": text_bytes, "keys": keys % 2**64}
+    with atomic_write(job.file("bucket", bucket, "npz"), "wb") as file:
+        np.savez(file, sizes=np.concatenate(sizes).astype(np.int32), counts=counts, **sums)
+
+
+def finalise_part(
+    job: Job, stream: Path, name: str, buckets: list[int], sources: dict[str, int], code: int
+) -> None:
+    """Join the buckets of a split into its .bin and .idx, then leave its record in the work directory."""
+    prefix = f"{name}/train" if name.startswith("megabatch") else name
+    path = stream / prefix
+    path.parent.mkdir(exist_ok=True)
+    with atomic_write(f"{path}.bin", "wb") as file:
+        for bucket in buckets:
+            with open(job.file("bucket", bucket, "bin"), "rb") as ids:
+                shutil.copyfileobj(ids, file, 1 << 20)
+    sums = {"documents": 0, "words": 0, "bytes": 0}
+    sizes = []
+    for bucket in buckets:
+        with np.load(job.file("bucket", bucket, "npz")) as arrays:
+            sizes.append(arrays["sizes"])
+            sums = {key: value + int(arrays[key]) for key, value in sums.items()}
+    lengths = np.concatenate(sizes)
+    write_index(f"{path}.idx", lengths, code)
+    files = {f"{prefix}{suffix}": FileInfo.of(f"{path}{suffix}") for suffix in (".bin", ".idx")}
+    part = Part(
+        name=name,
+        prefix=prefix,
+        tokens=int(lengths.sum(dtype=np.int64)),
+        items=len(lengths),
+        sources=sources,
+        files=files,
+        **sums,
+    )
+    write_json_atomic(job.work / f"{name}.json", dataclasses.asdict(part))
+
+
+def piece_counts(job: Job, buckets: list[int]) -> np.ndarray:
+    """How often each fairseq id occurs in `buckets` (dictionary_size,)."""
+    total = np.zeros(0, np.int64)
+    for bucket in buckets:
+        with np.load(job.file("bucket", bucket, "npz")) as arrays:
+            total = total + arrays["counts"] if len(total) else arrays["counts"]
+    return total
+
+
+def check_encode(job: Job, plan: Plan) -> None:
+    """Compare documents, words and content keys of every bucket with the plan. UserError: one differs."""
+    for bucket in range(len(plan.bucket_split)):
+        with np.load(job.file("bucket", bucket, "npz")) as arrays:
+            found = [int(arrays[name]) for name in ("documents", "words", "keys")]
+        planned = [plan.bucket_documents[bucket], plan.bucket_words[bucket], plan.bucket_keys[bucket]]
+        if found != [int(value) for value in planned]:
+            raise UserError(
+                f"{job.work}: damaged (bucket {bucket} is not what was planned); remove it and run again"
+            )

@@ -1,0 +1,136 @@
+"""`python -m data_prep.pydoc_corpus OUT`: real English text without a download, from installed documentation.
+
+Three sources: the help topics of `pydoc`, docstrings of the standard library, those of installed packages.
+One document is one topic or one module, one line is one paragraph. Modules are parsed, never imported. The
+same installation always gives the same bytes.
+"""
+
+import argparse
+import ast
+import inspect
+import itertools
+import multiprocessing
+import os
+import re
+import sysconfig
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from alma.errors import UserError, command
+from alma.files import atomic_write
+
+PACKAGES = ("numpy", "scipy", "sklearn", "matplotlib", "torch", "networkx", "sympy", "setuptools")
+LEAST_WORDS = 20
+
+# Tests, vendored packages and inner machinery: little prose, or that of another package once more.
+_SKIPPED = re.compile(r"test|conftest|_(?!core|lib)|externals|idlelib|lib2to3|site-packages")
+_CODE = re.compile(r"^\s*(>>>|\.\.\. |In \[|\$ )", re.MULTILINE)
+_RULER = re.compile(r"[\W_]+")
+
+
+def prose(text: str) -> list[str]:
+    """The paragraphs of a docstring that read as English, each on one line; code and tables are left out."""
+    paragraphs = []
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        lines = [line for line in block.splitlines() if not _RULER.fullmatch(line)]
+        paragraph = " ".join(" ".join(lines).split())
+        words = paragraph.split(" ")
+        alphabetic = sum(word.strip("\"'`*().,:;!?-").isalpha() for word in words)
+        if (
+            len(words) >= 4
+            and alphabetic >= 0.7 * len(words)
+            and paragraph.isprintable()
+            and not _CODE.search(block)
+        ):
+            paragraphs.append(paragraph)
+    return paragraphs
+
+
+def docstrings(path: Path) -> list[str]:
+    """The paragraphs of all docstrings of a module in source order; none if it cannot be parsed."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return []
+    return [paragraph for text in _docstrings(tree) for paragraph in prose(text)]
+
+
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    # Much faster than ast.walk, which visits every expression too.
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        yield ast.get_docstring(node, clean=False) or ""
+    for statement in getattr(node, "body", ()):
+        yield from _docstrings(statement)
+
+
+def modules(folder: Path) -> Iterator[Path]:
+    """The modules below a folder in a fixed order, those without prose left out."""
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not _SKIPPED.match(name))
+        for name in sorted(files):
+            if name.endswith(".py") and not name.startswith(("test", "conftest")):
+                yield Path(parent, name)
+
+
+def unrepeated(documents: Iterable[list[str]]) -> Iterator[tuple[str, int]]:
+    """(text, words) of each document, without paragraphs that came before; short ones are left out."""
+    seen: set[str] = set()
+    for document in documents:
+        fresh = [paragraph for paragraph in dict.fromkeys(document) if paragraph not in seen]
+        seen.update(fresh)
+        words = sum(paragraph.count(" ") + 1 for paragraph in fresh)
+        if words >= LEAST_WORDS:
+            yield "\n".join(fresh), words
+
+
+def write_source(path: Path, documents: Iterable[list[str]], max_words: int | None) -> tuple[int, int]:
+    """Write blank-line separated documents until `max_words` would be passed; count documents and words."""
+    number = total = 0
+    with atomic_write(path) as file:
+        for text, words in unrepeated(documents):
+            if max_words is not None and total + words > max_words:
+                break
+            file.write("\n" * bool(number) + text + "\n")
+            number, total = number + 1, total + words
+    return number, total
+
+
+def write_corpus(out: Path, max_words: int | None = None) -> dict[str, tuple[int, int]]:
+    """Write `out`/{topics,stdlib,packages}.txt; (documents, words) of each. UserError: `out` is a file."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: not a directory; name another one")
+    out.mkdir(parents=True, exist_ok=True)
+    installed = Path(sysconfig.get_path("purelib"))
+    standard = Path(sysconfig.get_path("stdlib"))
+    with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
+        packages = itertools.chain.from_iterable(modules(installed / name) for name in PACKAGES)
+        sources: dict[str, Iterable[list[str]]] = {
+            "topics": (prose(topics[name]) for name in sorted(topics)),
+            "stdlib": pool.imap(docstrings, modules(standard), chunksize=16),
+            "packages": pool.imap(docstrings, packages, chunksize=16),
+        }
+        return {name: write_source(out / f"{name}.txt", texts, max_words) for name, texts in sources.items()}
+
+
+@command
+def main() -> None:
+    """Write the corpus and print what is in it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.pydoc_corpus",
+        description="Write the English of installed Python documentation as text, one file for each source.",
+    )
+    parser.add_argument(
+        "out", type=Path, metavar="OUT", help="directory for topics.txt, stdlib.txt, packages.txt"
+    )
+    parser.add_argument("--max-words", type=int, metavar="N", help="of each source (default: all there is)")
+    arguments = parser.parse_args()
+    print(f"{'source':10}{'documents':>10}{'words':>12}")
+    for name, (documents, words) in write_corpus(arguments.out, arguments.max_words).items():
+        print(f"{name:10}{documents:10,}{words:12,}")
+
+
+if __name__ == "__main__":
+    main()

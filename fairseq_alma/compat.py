@@ -1,0 +1,170 @@
+"""Work-arounds for fairseq 0.12, all in one place, each with what will make it unnecessary.
+
+`install` wraps four functions of fairseq; everything else of the plug-in uses its public interfaces.
+"""
+
+import copy
+import functools
+import logging
+import os
+import shutil
+import socket
+import sys
+import types
+
+import numpy as np
+import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
+from omegaconf import open_dict
+
+from alma.errors import UserError, fail
+from fairseq_alma import growth
+from fairseq_alma.task import AlmaLMTask
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingComplete(Exception):
+    """Raised after loading a checkpoint that has had all its updates."""
+
+
+def install() -> None:
+    """Put the work-arounds in place; calling it again does nothing."""
+    if getattr(distributed_utils.call_main, "alma", False):
+        return
+    distributed_utils.call_main = _call_main(distributed_utils.call_main)
+    checkpoint_utils.load_checkpoint = _load_checkpoint(checkpoint_utils.load_checkpoint)
+    checkpoint_utils.load_checkpoint_to_cpu = _readable(checkpoint_utils.load_checkpoint_to_cpu)
+    PathManager.copy = staticmethod(_copy_atomically)
+    if not hasattr(np, "compat"):
+        # TokenBlockDataset's break mode "eos" (fairseq-interactive) uses np.compat.long, gone in NumPy 2;
+        # no upstream issue is known.
+        np.compat = types.SimpleNamespace(long=np.int64)  # type: ignore[attr-defined]
+
+
+def _copy_atomically(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
+    """Copy by hard link, else by temp file, and rename.
+
+    fairseq copies checkpoint_last.pt in place: a kill leaves half a file, from which nothing resumes.
+    Links instead of copies are asked for in https://github.com/facebookresearch/fairseq/issues/5490.
+    """
+    temporary = f"{dst_path}.tmp"
+    if os.path.lexists(temporary):
+        os.remove(temporary)
+    try:
+        os.link(src_path, temporary)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(src_path, temporary)
+    os.replace(temporary, dst_path)
+    return True
+
+
+def _call_main(original):
+    """Errors as one line and exit code 2, and several processes on CPU.
+
+    fairseq takes the number of processes from the GPU count: without a GPU, torchrun's processes each train
+    alone or divide by zero devices (same function: https://github.com/facebookresearch/fairseq/issues/3318).
+    """
+
+    @functools.wraps(original)
+    def call_main(cfg, main, **kwargs):
+        main = functools.partial(_run_main, main)
+        try:
+            processes = _cpu_processes(cfg)
+            if processes:
+                start_rank = cfg.distributed_training.distributed_rank
+                cfg.distributed_training.distributed_rank = None
+                torch.multiprocessing.spawn(
+                    distributed_utils.distributed_main,
+                    args=(main, cfg, {"start_rank": start_rank, **kwargs}),
+                    nprocs=processes,
+                )
+            else:
+                original(cfg, main, **kwargs)
+        except torch.multiprocessing.ProcessExitedException as error:
+            if error.exit_code == 2:  # the child has said why
+                sys.exit(2)
+            raise
+
+    call_main.alma = True
+    return call_main
+
+
+def _run_main(main, cfg, **kwargs) -> None:
+    try:
+        main(cfg, **kwargs)
+    except TrainingComplete:
+        logger.info("all updates of this stage are done: nothing to train")
+    except UserError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename or 'cannot write'}: {error.strerror or error}; mend that and run the same again")
+
+
+def _cpu_processes(cfg) -> int:
+    """Set `cfg` up for a run without GPU; returns how many processes to spawn (0: none, or not our case)."""
+    distributed = cfg.distributed_training
+    if torch.cuda.is_available() and not cfg.common.cpu:
+        return 0
+    if distributed.distributed_init_method is None and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        with open_dict(cfg):
+            distributed.distributed_init_method = "env://"
+            distributed.distributed_world_size = int(os.environ["WORLD_SIZE"])
+            distributed.distributed_rank = int(os.environ["RANK"])
+            distributed.distributed_no_spawn = True
+    if distributed.distributed_world_size > 1:
+        distributed.distributed_backend = "gloo"
+        distributed.device_id = 0
+        if distributed.distributed_init_method is None and not distributed.distributed_no_spawn:
+            distributed.distributed_init_method = f"tcp://localhost:{_free_port()}"
+            with open_dict(cfg):
+                distributed.distributed_num_procs = distributed.distributed_world_size
+            return distributed.distributed_world_size
+    return 0
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
+
+
+def _readable(original):
+    """A truncated or foreign checkpoint is one clear line. torch >= 2.6 loads with weights_only=True."""
+
+    @functools.wraps(original)
+    def load_checkpoint_to_cpu(path, *args, **kwargs):
+        try:
+            return original(path, *args, **kwargs)
+        except FileNotFoundError as error:
+            raise UserError(f"{path}: no such checkpoint") from error
+        except (RuntimeError, EOFError, KeyError, ValueError, OSError, torch.serialization.pickle.UnpicklingError) as e:
+            raise UserError(
+                f"{path}: truncated or not a fairseq checkpoint ({type(e).__name__}); delete it and run again: "
+                "training goes on from an earlier checkpoint, if one is left as checkpoint_last.pt"
+            ) from e
+
+    return load_checkpoint_to_cpu
+
+
+def _load_checkpoint(original):
+    """Grow between building and loading the model, where fairseq has no hook; skip a finished stage.
+
+    A finished run that is started again would do one more update: fairseq looks at --max-update only after
+    an update (no upstream issue is known).
+    """
+
+    @functools.wraps(original)
+    def load_checkpoint(cfg, trainer, **kwargs):
+        if isinstance(trainer.task, AlmaLMTask):
+            cfg = copy.deepcopy(cfg)  # the checkpoints of this run keep what the user gave
+            growth.prepare(cfg, trainer)
+        loaded = original(cfg, trainer, **kwargs)
+        max_update = trainer.cfg.optimization.max_update
+        if max_update and trainer.get_num_updates() >= max_update:
+            raise TrainingComplete
+        return loaded
+
+    return load_checkpoint

@@ -1,0 +1,75 @@
+"""Analytic parameter and FLOP counts of a Switch Transformer LM (DESIGN.md, "Language model").
+
+A FLOP is a multiplication or an addition. torch.utils.flop_counter misses scaled_dot_product_attention on
+CPU, so these are formulas, tested against the counter where it is right.
+"""
+
+from dataclasses import dataclass
+
+BACKWARD = 2  # the backward pass costs twice the forward pass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the counts depend on: layers L, width D, hidden width F, dictionary V, positions P, experts E."""
+
+    layers: int
+    dim: int
+    hidden: int
+    vocabulary: int
+    positions: int
+    experts: int
+    moe_freq: int
+
+    @classmethod
+    def of(cls, args, vocabulary: int) -> "Shape":
+        """From a model's arguments and the size of its dictionary (specials included)."""
+        return cls(
+            args.decoder_layers,
+            args.decoder_embed_dim,
+            args.decoder_ffn_embed_dim,
+            vocabulary,
+            args.max_target_positions or args.tokens_per_sample,
+            args.moe_expert_count,
+            args.moe_freq,
+        )
+
+    @property
+    def switch_layers(self) -> int:
+        """Blocks with a Switch layer."""
+        return self.layers // self.moe_freq
+
+    @property
+    def per_expert(self) -> int:
+        """Parameters that one more expert in every Switch layer adds (its router rows included)."""
+        ffn = 2 * self.dim * self.hidden + self.hidden + self.dim
+        return self.switch_layers * (ffn + self.dim)
+
+    @property
+    def shared(self) -> int:
+        """Parameters that do not depend on the number of experts (embeddings are tied)."""
+        embeddings = (self.vocabulary + self.positions + 2) * self.dim  # fairseq offsets positions by pad + 1
+        block = 4 * (self.dim**2 + self.dim) + 4 * self.dim  # attention and two layer norms
+        ffn = 2 * self.dim * self.hidden + self.hidden + self.dim
+        return embeddings + self.layers * block + (self.layers - self.switch_layers) * ffn + 2 * self.dim
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, |theta| of the paper's eq. 2."""
+        return self.shared + self.experts * self.per_expert
+
+    def forward_flops(self, tokens: int, attention_over: int = 0) -> int:
+        """FLOPs of a forward pass over `tokens`, one expert active a token.
+
+        The paper's numbers leave the attention scores out; `attention_over` (the sequence length) adds
+        them: 2 GEMMs over that many positions, half of which the causal mask hides but which are computed.
+        """
+        projections = 4 * self.dim**2 + 2 * self.dim * self.hidden
+        router = self.switch_layers * self.dim * self.experts
+        per_token = 2 * (self.layers * projections + router + self.vocabulary * self.dim)
+        scores = 2 * self.layers * 2 * attention_over * self.dim
+        return tokens * (per_token + scores)
+
+    def training_flops(self, tokens: int) -> int:
+        """FLOPs of the forward and backward passes over `tokens`, attention scores left out."""
+        return (1 + BACKWARD) * self.forward_flops(tokens)

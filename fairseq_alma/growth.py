@@ -1,0 +1,223 @@
+"""Growing a Switch Transformer between stages: split the losing experts (paper, section 5 and App. A).
+
+The losing experts of a layer are those with the largest summed validation loss (no dropping). Each is copied
+with its router row. `copy` is the paper's: every token's gate is then divided by 1 + the copied
+probabilities. `preserve` keeps the function as it was (see Router.log_multiplicity). The result is written
+as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
+"""
+
+import logging
+import os
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data.data_utils import numpy_seed
+from fairseq.distributed import utils as distributed_utils
+from torch import Tensor
+
+from alma.errors import UserError
+from alma.files import atomic_write
+from fairseq_alma.evaluation import evaluate
+from fairseq_alma.switch_layer import Router, Routing, SwitchFFN
+
+logger = logging.getLogger(__name__)
+
+GROWN = "grown.pt"
+_STACKED = ("w1", "b1", "w2", "b2", "router.weight")  # one row an expert
+
+
+def losing_experts(losses: Tensor, count: int) -> list[int]:
+    """The `count` experts with the largest summed loss, largest first; `losses` (E,).
+
+    UserError when `count` > E: an expert is split in two at most once a growth.
+    """
+    if count > losses.numel():
+        raise UserError(
+            f"--grow-experts {count}: a growth splits each of the {losses.numel()} experts at most once"
+        )
+    return torch.topk(losses, count).indices.tolist()
+
+
+def grow_model_state(
+    state: dict[str, Tensor],
+    parents: dict[str, list[int]],
+    router: str,
+    noise: float = 0.0,
+    mean_tokens: dict[str, Tensor] | None = None,
+    seed: int = 1,
+) -> None:
+    """Add a copy of each of `parents[prefix]` to the Switch layers of a model's state dict, in place.
+
+    `prefix` names a Switch layer (`decoder.layers.1.fc1`). Without noise, argmax sends every token of a
+    parent to the same one of the two. Gaussian noise of standard deviation `noise` between their router rows
+    (half of it on each, so that the gates change least) shares them out: evenly, because its component along
+    the parent's mean token, `mean_tokens[prefix]` (E, D), is taken out. With it left in, most or all tokens
+    go one way (LOG.md).
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for prefix, split in parents.items():
+        for name in _STACKED:
+            key = f"{prefix}.{name}"
+            state[key] = torch.cat([state[key], state[key][split]])
+        if noise and mean_tokens:
+            key = f"{prefix}.router.weight"
+            mean = torch.nn.functional.normalize(mean_tokens[prefix][split].float(), dim=-1)
+            between = noise * torch.randn(mean.shape, generator=generator)
+            between -= (between * mean).sum(-1, keepdim=True) * mean
+            rows = state[key].float()
+            rows[split] -= between / 2
+            rows[-len(split) :] += between / 2
+            state[key] = rows.to(state[key])
+        key = f"{prefix}.router.log_multiplicity"
+        multiplicity = state[key].float().clone()
+        if router == "preserve":
+            multiplicity[split] += torch.log(torch.tensor(2.0))
+        state[key] = torch.cat([multiplicity, multiplicity[split]]).to(state[key])
+
+
+def grow_optimizer_state(
+    optimizer: dict[str, Any], shapes: dict[str, torch.Size], parents: dict[str, list[int]]
+) -> None:
+    """Give the copies the optimizer state of their parents, in place.
+
+    `shapes` are the parameters' before growing, in the model's order. fairseq's fp16 optimizer holds one
+    flat vector for all of them, the others one state a parameter.
+    """
+    states = optimizer["state"]
+    total = sum(shape.numel() for shape in shapes.values())
+    rows = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _STACKED}
+
+    def grown(name: str, value: Tensor) -> Tensor:
+        return torch.cat([value, value[rows[name]]]) if name in rows else value
+
+    if len(states) == 1 and len(shapes) > 1:
+        (flat,) = states.values()
+        for key, value in flat.items():
+            if torch.is_tensor(value) and value.numel() == total:
+                pieces = value.view(-1).split([shape.numel() for shape in shapes.values()])
+                named = zip(shapes.items(), pieces, strict=True)
+                flat[key] = torch.cat([grown(n, piece.view(s)).reshape(-1) for (n, s), piece in named])
+        return
+    for (name, shape), index in zip(shapes.items(), sorted(states), strict=True):
+        for key, value in states[index].items():
+            if torch.is_tensor(value) and value.shape == shape:
+                states[index][key] = grown(name, value)
+
+
+def prepare(cfg, trainer) -> None:
+    """Check --moe-expert-count against the checkpoint that will be loaded, and grow it when asked to.
+
+    `cfg` is fairseq's checkpoint config (a copy: it is changed to load what was grown), `trainer` has the
+    model built and nothing loaded. UserError: no previous stage to grow from, or counts that do not fit.
+    """
+    task, experts = trainer.task.args, getattr(trainer.cfg.model, "moe_expert_count", None)
+    path = os.path.join(cfg.save_dir, cfg.restore_file)
+    if cfg.restore_file != "checkpoint_last.pt":
+        path = cfg.restore_file
+    fresh = not os.path.exists(path)
+    if fresh and cfg.finetune_from_model:
+        path = cfg.finetune_from_model
+        if not os.path.exists(path):
+            raise UserError(f"--finetune-from-model {path}: no such checkpoint; train the previous stage first")
+    elif fresh:
+        if task.grow_experts:
+            raise UserError(
+                f"--grow-experts {task.grow_experts} needs the previous stage: give its checkpoint as "
+                "--finetune-from-model, or leave the flag out in stage 0"
+            )
+        return
+    if experts is None:
+        return
+    before = expert_count(path)
+    grow_by = task.grow_experts if fresh else 0
+    if before + grow_by != experts:
+        raise UserError(_count_mismatch(path, before, grow_by, experts))
+    if grow_by:
+        grown = os.path.join(cfg.save_dir, GROWN)
+        if distributed_utils.get_global_rank() == 0:
+            _write_grown(path, grown, trainer)
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        if task.grow_optimizer == "copy":
+            cfg.finetune_from_model, cfg.restore_file = None, grown
+            cfg.reset_lr_scheduler = cfg.reset_meters = cfg.reset_dataloader = True
+        else:
+            cfg.finetune_from_model = grown
+
+
+def expert_count(path: str) -> int | None:
+    """Experts of each Switch layer of the checkpoint at `path`; None if it is of another model."""
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    counts = {value.size(0) for key, value in state["model"].items() if key.endswith(".fc1.router.weight")}
+    return counts.pop() if counts else None
+
+
+def _count_mismatch(path: str, before: int | None, grow_by: int, experts: int) -> str:
+    if before is None:
+        return f"{path} has no Switch layers: it cannot go on as --arch switch_gmoe"
+    if before > experts:
+        return f"{path} has {before} experts, --moe-expert-count is {experts}: experts are never taken away"
+    if grow_by:
+        return f"{path} has {before} experts: with --grow-experts {grow_by} use --moe-expert-count {before + grow_by}"
+    return (
+        f"{path} has {before} experts: use --moe-expert-count {before}, or --grow-experts {experts - before} "
+        "to split its losing experts"
+    )
+
+
+def _write_grown(path: str, grown: str, trainer) -> None:
+    """Grow the checkpoint at `path` by its losing experts on the validation set, into `grown`."""
+    task, args = trainer.task, trainer.task.args
+    (model,), _ = checkpoint_utils.load_model_ensemble([path], task=task)
+    model = model.to(trainer.device)
+    if "valid" not in task.datasets:
+        task.load_dataset("valid")
+    with numpy_seed(trainer.cfg.common.seed):
+        batches = task.eval_lm_dataloader(
+            task.dataset("valid"),
+            max_tokens=trainer.cfg.dataset.max_tokens_valid,
+            batch_size=trainer.cfg.dataset.batch_size_valid,
+            max_positions=model.max_positions(),
+            num_workers=0,
+        )
+    prefixes = [name for name, module in model.named_modules() if isinstance(module, SwitchFFN)]
+    sums = {prefix: _sum_tokens(model.get_submodule(f"{prefix}.router")) for prefix in prefixes}
+    result = evaluate(model, batches, task.dictionary.pad())
+    task.growth_tokens = result.tokens
+    parents = {
+        prefix: losing_experts(losses, args.grow_experts)
+        for prefix, losses in zip(prefixes, result.expert_loss.values(), strict=True)
+    }
+    for prefix, split in parents.items():
+        logger.info(f"growing {prefix}: experts {split} have the largest validation loss and are split")
+    shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    seed = trainer.cfg.common.seed + args.stage
+    # The length of a mean is of no matter, so the sums do.
+    means = {prefix: total.cpu() for prefix, total in sums.items()}
+    grow_model_state(state["model"], parents, args.grow_router, args.grow_noise, means, seed)
+    if args.grow_optimizer == "copy":
+        if "last_optimizer_state" not in state:
+            raise UserError(f"{path} has no optimizer state: --grow-optimizer copy needs one, reset does not")
+        grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
+        state["optimizer_history"][-1]["num_updates"] = 0  # the schedule restarts with every stage
+    else:
+        state.pop("last_optimizer_state", None)
+    state["cfg"] = None  # that of the parent; who loads grown.pt has its own
+    state["growth"] = parents
+    with atomic_write(grown, "wb") as file:
+        torch.save(state, file)
+
+
+def _sum_tokens(router: Router) -> Tensor:
+    """Keep adding the tokens that choose each expert to the tensor returned, (E, D)."""
+    experts, dim = router.weight.shape
+    sums = torch.zeros(experts, dim, device=router.weight.device)
+
+    def add(module: Router, inputs: tuple[Tensor, ...], routing: Routing) -> None:
+        real = routing.expert < experts
+        sums.index_add_(0, routing.expert[real], inputs[0][real].float())
+
+    router.register_forward_hook(add)
+    return sums

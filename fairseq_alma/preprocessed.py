@@ -1,0 +1,122 @@
+"""Cut what fairseq-preprocess wrote into mega-batches, by index, document-level and seeded.
+
+Nothing is copied: a mega-batch is an array of item numbers. The paper's protocol (section 5): a random
+partition into mega-batches of equal size.
+"""
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from fairseq.data import Dictionary
+from numpy.typing import NDArray
+
+from alma.errors import UserError
+
+_CHUNK = 1 << 16  # items whose words are counted at once
+_WORD_MARKS = ("▁", "Ġ")  # SentencePiece, GPT-2
+
+
+class ItemView(torch.utils.data.Dataset):
+    """Some items of `dataset`, in the order of `items` (a list of index arrays, joined); copies nothing."""
+
+    def __init__(self, dataset, items: Sequence[NDArray[np.int64]]):
+        self.dataset = dataset
+        self.items = np.concatenate(items)
+        self.sizes = np.asarray(dataset.sizes)[self.items]
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.dataset[self.items[index]]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+def check_files(prefix: str) -> None:
+    """UserError when PREFIX.bin or .idx is missing, or their sizes do not fit each other."""
+    from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+    for suffix in (".idx", ".bin"):
+        if not os.path.isfile(prefix + suffix):
+            raise UserError(f"{prefix}{suffix} is missing; make the data again")
+    try:
+        index = MMapIndexedDataset.Index(prefix + ".idx")
+        expected = int(index.sizes.astype(np.int64).sum()) * np.dtype(index.dtype).itemsize
+    except (AssertionError, ValueError, KeyError, OSError) as error:
+        raise UserError(f"{prefix}.idx is truncated or not a fairseq mmap index; make the data again") from error
+    actual = os.path.getsize(prefix + ".bin")
+    if actual != expected:
+        raise UserError(f"{prefix}.bin has {actual} bytes, its index says {expected}; make the data again")
+
+
+def documents(sizes: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First item of each document and the end (exclusive) of it.
+
+    An item of length 1 (eos alone, a blank line to fairseq-preprocess) ends a document; data without any
+    have one document an item.
+    """
+    breaks = np.flatnonzero(np.asarray(sizes) == 1)
+    if not len(breaks):
+        ends = np.arange(1, len(sizes) + 1)
+    else:
+        ends = breaks + 1
+        if ends[-1] != len(sizes):
+            ends = np.append(ends, len(sizes))
+    return np.concatenate([[0], ends[:-1]]).astype(np.int64), ends.astype(np.int64)
+
+
+def word_starts(dictionary: Dictionary) -> NDArray[np.bool_]:
+    """Which ids begin a word, by the dictionary's word marks: (len(dictionary),).
+
+    UserError when it has none (fairseq's GPT-2 dictionaries are numbers: count tokens then).
+    """
+    starts = np.array([symbol.startswith(_WORD_MARKS) for symbol in dictionary.symbols])
+    if not starts.any():
+        raise UserError(
+            "the dictionary has no SentencePiece or GPT-2 word marks, so words cannot be counted: "
+            "give --megabatch-tokens instead of --megabatch-words"
+        )
+    return starts
+
+
+def count_words(dataset, dictionary: Dictionary) -> NDArray[np.int64]:
+    """Words of every item, (items,). GPT-2's mark stands for the space, so an item's first word has none."""
+    starts = word_starts(dictionary)
+    space_marks = any(symbol.startswith("Ġ") for symbol in dictionary.symbols)
+    words = np.empty(len(dataset), dtype=np.int64)
+    for first in range(0, len(dataset), _CHUNK):
+        items = [dataset[i].numpy() for i in range(first, min(first + _CHUNK, len(dataset)))]
+        edges = np.cumsum([0] + [len(item) for item in items])
+        words[first : first + len(items)] = np.add.reduceat(starts[np.concatenate(items)], edges[:-1])
+        if space_marks:
+            unmarked = [len(item) > 1 and not starts[item[0]] for item in items]
+            words[first : first + len(items)] += np.array(unmarked, dtype=np.int64)
+    return words
+
+
+def assign(dataset, dictionary: Dictionary, args) -> list[NDArray[np.int64]]:
+    """Item numbers of every mega-batch, documents whole and in a random order seeded by `megabatch_seed`.
+
+    Cuts are at the document nearest to k * target; their number is what the corpus comes nearest to, and
+    the last takes the rest: every document is in exactly one. UserError when there is less than half of one.
+    """
+    sizes = np.asarray(dataset.sizes)
+    target = args.megabatch_words or args.megabatch_tokens
+    unit = "words" if args.megabatch_words else "tokens"
+    weights = count_words(dataset, dictionary) if args.megabatch_words else sizes.astype(np.int64)
+    first, end = documents(sizes)
+    totals = np.concatenate([[0], np.cumsum(weights)])
+    order = np.random.default_rng(args.megabatch_seed).permutation(len(first))
+    running = np.concatenate([[0], np.cumsum((totals[end] - totals[first])[order])])
+    megabatches = round(running[-1] / target)
+    if megabatches < 1:
+        raise UserError(f"the data have {running[-1]} {unit}, not one mega-batch of {target}: ask for fewer")
+    targets = np.arange(1, megabatches) * target
+    above = np.searchsorted(running, targets)
+    below = np.maximum(above - 1, 0)
+    cuts = np.where(targets - running[below] < running[above] - targets, below, above)
+    parts = np.split(order, cuts)
+    if any(len(part) == 0 for part in parts):
+        raise UserError(f"a document is longer than --megabatch-{unit} {target}: ask for larger mega-batches")
+    return [np.concatenate([np.arange(first[d], end[d]) for d in part]) for part in parts]

@@ -1,0 +1,211 @@
+"""The Switch layer (Fedus et al., 2021): a router that sends each token to one of E expert FFNs.
+
+Shapes: T time, B sequences, S = B * T tokens, D model, F hidden, E experts, C capacity.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass
+class Routing:
+    """Where the S tokens of one forward pass go.
+
+    Padding is sent to the non-existent expert E, so that it takes no capacity and no part in the loss.
+    """
+
+    expert: Tensor
+    """(S,) chosen expert, E for padding."""
+    gate: Tensor
+    """(S,) fp32 weight of the expert's output."""
+    probs: Tensor
+    """(S, E) fp32 softmax over all experts."""
+    counts: Tensor
+    """(E,) tokens that chose each expert, dropped ones included."""
+
+
+class Router(nn.Module):
+    """Top-1 router: softmax over all experts in fp32, then argmax (Switch Transformer, eq. 1 and 2).
+
+    `log_multiplicity` (E,) is what makes `preserve` growth exact (DESIGN.md): an expert that was split in
+    m has log m there. Its probability is that of one of m copies, its weight that of all of them.
+    """
+
+    def __init__(self, dim: int, experts: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, dim))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear does
+        self.register_buffer("log_multiplicity", torch.zeros(experts))
+        self.log_multiplicity: Tensor
+
+    def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Routing:
+        """Route `tokens` (S, D); `padding` (S,) is true where there is nothing to route."""
+        experts = self.weight.size(0)
+        with torch.autocast(tokens.device.type, enabled=False):
+            logits = F.linear(tokens.float(), self.weight.float())
+            probs = torch.softmax(logits - self.log_multiplicity.float(), dim=-1)
+        expert = logits.argmax(dim=-1)
+        gate = probs.gather(1, expert[:, None]).squeeze(1) * self.log_multiplicity.float().exp()[expert]
+        if padding is not None:
+            expert = expert.masked_fill(padding, experts)
+        counts = torch.bincount(expert, minlength=experts + 1)[:experts]
+        return Routing(expert, gate, probs, counts)
+
+
+def load_balancing_loss(routing: Routing) -> Tensor:
+    """E * sum_e f_e P_e, which is 1 at perfect balance (Switch Transformer, eq. 4), a scalar.
+
+    f is the share of the tokens that chose expert e, before any are dropped; P its mean probability.
+    """
+    routed = routing.counts.sum().clamp(min=1)
+    real = (routing.expert < routing.probs.size(1)).unsqueeze(1)
+    mean_probs = (routing.probs * real).sum(0) / routed
+    return routing.probs.size(1) * torch.dot(routing.counts / routed, mean_probs)
+
+
+def dispatch_order(routing: Routing, capacity: int | None) -> tuple[Tensor, Tensor]:
+    """Indices of the tokens that an expert processes, grouped by expert, and how many each has.
+
+    Tokens are kept in position order (batch-major), never by probability, which would let the future
+    decide what is dropped. Returns `(order, sizes)`: order (<= S,), sizes (E,) <= capacity.
+    """
+    experts = routing.counts.numel()
+    order = torch.argsort(routing.expert, stable=True)
+    grouped = routing.expert[order]
+    limit = routing.counts if capacity is None else routing.counts.clamp(max=capacity)
+    start = routing.counts.cumsum(0) - routing.counts
+    # Padding (expert E) is sorted behind all experts: start = S leaves none of it.
+    start = F.pad(start, (0, 1), value=order.numel())
+    rank = torch.arange(order.numel(), device=order.device) - start[grouped]
+    kept = (rank >= 0) & (rank < F.pad(limit, (0, 1))[grouped])
+    return order[kept], limit
+
+
+class SwitchFFN(nn.Module):
+    """E expert FFNs fc2(act(fc1(x))) behind a top-1 router; output p * expert(x), or 0 if dropped.
+
+    Args:
+        dim, hidden: D and F. experts: E.
+        capacity_factor: in training an expert takes at most C = ceil(capacity_factor * S / E) tokens of a
+            batch; 0 means no limit.
+        eval_capacity: the limit in evaluation as a fraction of S, negative for none: perplexity then does
+            not depend on the batch.
+        activation, activation_dropout: as in the dense FFN.
+
+    After a forward pass `routing`, `balance_loss` and `kept` (E,) describe it, and `expert_of` (B, T) holds
+    each token's expert (E for padding).
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        experts: int,
+        capacity_factor: float,
+        eval_capacity: float,
+        activation,
+        activation_dropout: nn.Module,
+    ):
+        super().__init__()
+        self.router = Router(dim, experts)
+        # Stacked (E, out, in): one tensor to copy when growing, one gradient bucket.
+        self.w1 = nn.Parameter(torch.empty(experts, hidden, dim))
+        self.b1 = nn.Parameter(torch.empty(experts, hidden))
+        self.w2 = nn.Parameter(torch.empty(experts, dim, hidden))
+        self.b2 = nn.Parameter(torch.empty(experts, dim))
+        for weight, fan_in in ((self.w1, dim), (self.b1, dim), (self.w2, hidden), (self.b2, hidden)):
+            nn.init.uniform_(weight, -(fan_in**-0.5), fan_in**-0.5)  # as nn.Linear does
+        self.capacity_factor = capacity_factor
+        self.eval_capacity = eval_capacity
+        self.activation = activation
+        self.activation_dropout = activation_dropout
+        self.padding_mask: Tensor | None = None
+        self.routing: Routing
+        self.balance_loss: Tensor
+        self.kept: Tensor
+        self.expert_of: Tensor
+
+    @property
+    def experts(self) -> int:
+        """E, the number of experts."""
+        return self.w1.size(0)
+
+    def capacity(self, tokens: int) -> int | None:
+        """C for a batch of `tokens`, or None where nothing is dropped."""
+        if self.training:
+            return math.ceil(self.capacity_factor * tokens / self.experts) if self.capacity_factor else None
+        return math.ceil(self.eval_capacity * tokens) if self.eval_capacity >= 0 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to `x` (T, B, D), fairseq's layout; `padding_mask` (B, T) is set by the caller."""
+        time, batch, dim = x.shape
+        tokens = x.transpose(0, 1).reshape(-1, dim)  # batch-major: not every sequence's end is dropped
+        padding = None if self.padding_mask is None else self.padding_mask.reshape(-1)
+        routing = self.router(tokens, padding)
+        self.routing = routing
+        self.balance_loss = load_balancing_loss(routing)
+        # The capacity counts the padding too: it must not depend on what a later sequence holds.
+        order, self.kept = dispatch_order(routing, self.capacity(tokens.size(0)))
+        self.expert_of = routing.expert.view(batch, time)
+        outputs = self._experts(tokens[order], self.kept.tolist())
+        gate = routing.gate[order].to(outputs.dtype)
+        y = torch.zeros_like(tokens, dtype=outputs.dtype).index_copy(0, order, outputs * gate[:, None])
+        return y.view(batch, time, dim).transpose(0, 1)
+
+    def _experts(self, grouped: Tensor, sizes: list[int]) -> Tensor:
+        """Send each group of tokens through its expert: (sum(sizes), D) -> (sum(sizes), D)."""
+        outputs = []
+        # unbind: indexing w[e] would allocate the gradient of the full stack once per expert.
+        stacks = (self.w1.unbind(0), self.b1.unbind(0), self.w2.unbind(0), self.b2.unbind(0))
+        for x, w1, b1, w2, b2 in zip(grouped.split(sizes), *stacks, strict=True):
+            if x.size(0):
+                hidden = self.activation_dropout(self.activation(F.linear(x, w1, b1)))
+                outputs.append(F.linear(hidden, w2, b2))
+        if not outputs:  # a batch of padding only; keep the parameters in the graph
+            return F.linear(F.linear(grouped, self.w1[0], self.b1[0]), self.w2[0], self.b2[0])
+        return torch.cat(outputs)
+
+
+def switch_layers(model: nn.Module) -> dict[str, SwitchFFN]:
+    """The model's Switch layers by the number of their decoder block (from 0), in order."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, SwitchFFN):
+            found[name.split("layers.")[1].split(".")[0]] = module
+    return found
+
+
+@torch.no_grad()
+def routing_stats(layer: SwitchFFN) -> dict[str, Tensor]:
+    """Sums over the routed tokens of the last forward pass (add them over batches, divide by tokens).
+
+    tokens, dropped, entropy, top1, balance: scalars; load: (E,).
+    """
+    routing = layer.routing
+    real = routing.expert < layer.experts
+    tokens = routing.counts.sum()
+    entropy = torch.special.entr(routing.probs).sum(-1)
+    top1 = routing.probs.amax(-1)
+    return {
+        "tokens": tokens,
+        "dropped": tokens - layer.kept.sum(),
+        "entropy": (entropy * real).sum(),
+        "top1": (top1 * real).sum(),
+        "balance": layer.balance_loss.detach() * tokens,
+        "load": routing.counts,
+    }
+
+
+@torch.no_grad()
+def expert_losses(layer: SwitchFFN, nll: Tensor) -> Tensor:
+    """Sum the per-token loss `nll` (B, T) over the tokens that chose each expert, (E,) float64.
+
+    What decides the losing expert (paper, App. A: "cumulative loss").
+    """
+    sums = torch.zeros(layer.experts + 1, dtype=torch.float64, device=nll.device)
+    sums.index_add_(0, layer.expert_of.reshape(-1), nll.reshape(-1).double())
+    return sums[:-1]

@@ -1,0 +1,146 @@
+"""The Switch Transformer language model: archs switch_gmoe (= base), _base, _large and _tiny.
+
+fairseq's pre-LN decoder with a Switch layer in every `--moe-freq`-th block (paper, section 5).
+"""
+
+from dataclasses import dataclass, field
+
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer import TransformerConfig, TransformerDecoder
+from fairseq.models.transformer_lm import (
+    TransformerLanguageModel,
+    TransformerLanguageModelConfig,
+    base_lm_architecture,
+)
+from fairseq.distributed import fsdp_wrap
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.utils import safe_getattr
+from torch import Tensor, nn
+
+from alma.errors import UserError
+from fairseq_alma.switch_layer import SwitchFFN
+
+
+@dataclass
+class SwitchLMConfig(TransformerLanguageModelConfig):
+    """fairseq's transformer_lm and the Switch layer; the --moe-* names are those of fairseq's moe branch."""
+
+    moe_expert_count: int = field(default=4, metadata={"help": "experts in each Switch layer"})
+    moe_freq: int = field(default=2, metadata={"help": "a Switch layer in every N-th block"})
+    moe_capacity_factor: float = field(
+        default=1.0,
+        metadata={"help": "in training an expert takes at most FACTOR * tokens / experts; 0: no limit"},
+    )
+    moe_eval_capacity_token_fraction: float = field(
+        default=-1.0,
+        metadata={"help": "the same in evaluation, as a fraction of the batch's tokens; negative: no limit"},
+    )
+
+
+class SwitchDecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's decoder layer with a SwitchFFN where its dense FFN would be.
+
+    fairseq's layer computes fc2(act(fc1(x))); here fc1 is the whole Switch layer and the rest the identity,
+    so that everything else (norms, attention, incremental decoding) stays fairseq's. The load-balancing loss
+    leaves as third output, not through an attribute: under activation checkpointing only outputs carry a
+    gradient.
+    """
+
+    def __init__(self, cfg: TransformerConfig, args: SwitchLMConfig):
+        self.moe = args
+        super().__init__(cfg, no_encoder_attn=True)
+        self.activation_fn = nn.Identity()
+        self.activation_dropout_module = nn.Identity()
+        self.balance_loss: Tensor
+        self.register_forward_hook(_keep_balance_loss)
+
+    def build_fc1(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> SwitchFFN:
+        return SwitchFFN(
+            input_dim,
+            output_dim,
+            self.moe.moe_expert_count,
+            self.moe.moe_capacity_factor,
+            self.moe.moe_eval_capacity_token_fraction,
+            self.activation_fn,
+            self.activation_dropout_module,
+        )
+
+    def build_fc2(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> nn.Module:
+        return nn.Identity()
+
+    def forward(self, x: Tensor, *args, self_attn_padding_mask: Tensor | None = None, **kwargs):
+        """As fairseq's, `x` (T, B, D), but returns (x, attention, load-balancing loss)."""
+        self.fc1.padding_mask = self_attn_padding_mask
+        x, attention, _ = super().forward(x, *args, self_attn_padding_mask=self_attn_padding_mask, **kwargs)
+        return x, attention, self.fc1.balance_loss
+
+
+def _keep_balance_loss(layer: SwitchDecoderLayer, inputs, outputs) -> None:
+    layer.balance_loss = outputs[2]
+
+
+class SwitchDecoder(TransformerDecoder):
+    """fairseq's decoder with a Switch layer in every `moe_freq`-th block: (i + 1) % moe_freq == 0."""
+
+    def __init__(self, args, dictionary, embed_tokens):
+        self.blocks_built = 0
+        super().__init__(args, dictionary, embed_tokens, no_encoder_attn=True)
+
+    def build_decoder_layer(self, args, no_encoder_attn: bool = True) -> nn.Module:
+        self.blocks_built += 1
+        if self.blocks_built % self.args.moe_freq:
+            return super().build_decoder_layer(args, no_encoder_attn)
+        cfg = TransformerConfig.from_namespace(args)
+        layer: nn.Module = SwitchDecoderLayer(cfg, self.args)
+        if cfg.checkpoint_activations:
+            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+        return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+    def load_balancing_loss(self) -> Tensor | float:
+        """Sum of the Switch layers' load-balancing losses of the last forward pass."""
+        layers = (layer for layer in self.modules() if isinstance(layer, SwitchDecoderLayer))
+        return sum((layer.balance_loss for layer in layers), 0.0)
+
+
+@register_model("switch_lm", dataclass=SwitchLMConfig)
+class SwitchLanguageModel(TransformerLanguageModel):
+    """A decoder-only Switch Transformer (paper, section 5: SM on the language modeling task)."""
+
+    decoder: SwitchDecoder
+
+    @classmethod
+    def build_model(cls, args, task) -> "SwitchLanguageModel":
+        """Build from fairseq's arguments. UserError: experts or frequency < 1, options it cannot honour."""
+        if args.moe_expert_count < 1 or args.moe_freq < 1:
+            raise UserError("--moe-expert-count and --moe-freq must be 1 or more")
+        for flag in ("scale_fc", "quant_noise_pq", "base_layers", "adaptive_input", "character_embeddings"):
+            if safe_getattr(args, flag):
+                raise UserError(f"--{flag.replace('_', '-')} does not go with a Switch Transformer: leave it out")
+        if args.max_target_positions is None:
+            args.max_target_positions = args.tokens_per_sample
+        embedding = cls.build_embedding(args, task.source_dictionary, args.decoder_input_dim)
+        return cls(SwitchDecoder(args, task.target_dictionary, embedding))
+
+
+def _architecture(name: str, layers: int, dim: int, heads: int) -> None:
+    def fill(args) -> None:
+        for key, value in (
+            ("decoder_layers", layers),
+            ("decoder_embed_dim", dim),
+            ("decoder_attention_heads", heads),
+            ("decoder_ffn_embed_dim", 4 * safe_getattr(args, "decoder_embed_dim", dim)),
+            ("activation_fn", "gelu"),
+            ("decoder_learned_pos", True),
+            ("share_decoder_input_output_embed", True),
+        ):
+            setattr(args, key, safe_getattr(args, key, value))
+        base_lm_architecture(args)
+
+    register_model_architecture("switch_lm", name)(fill)
+
+
+_architecture("switch_gmoe", layers=6, dim=512, heads=8)
+_architecture("switch_gmoe_base", layers=6, dim=512, heads=8)
+_architecture("switch_gmoe_large", layers=12, dim=768, heads=12)
+_architecture("switch_gmoe_tiny", layers=4, dim=128, heads=4)

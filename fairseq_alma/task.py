@@ -1,0 +1,294 @@
+"""The fairseq task `alma_lm`: train on one stage of a mega-batch stream (paper, section 3, Algorithm 1)."""
+
+import logging
+import resource
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from fairseq.data import ConcatDataset, MonolingualDataset, TokenBlockDataset, data_utils
+from fairseq.dataclass import ChoiceEnum
+from fairseq.distributed import utils as distributed_utils
+from fairseq.logging import metrics
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+
+from alma.errors import UserError
+from alma.stages import Stage, stages
+from alma.stream import Stream, is_stream
+from fairseq_alma import preprocessed
+from fairseq_alma.evaluation import token_nll
+from fairseq_alma.switch_layer import expert_losses, routing_stats, switch_layers
+
+logger = logging.getLogger(__name__)
+
+_KEPT = ("train_tokens", "growth_tokens", "seconds", "peak_memory")  # of this stage, kept in checkpoints
+
+
+@dataclass
+class AlmaLMConfig(LanguageModelingConfig):
+    """fairseq's language_modeling and the stage of the stream."""
+
+    tokens_per_sample: int = field(default=512, metadata={"help": "input sequence length in tokens"})
+    stage: int = field(default=0, metadata={"help": "which stage to train, from 0"})
+    waiting_time: int = field(default=1, metadata={"help": "mega-batches gathered before a stage trains"})
+    replay: bool = field(default=False, metadata={"help": "train on all mega-batches so far, not the new ones"})
+    megabatch_words: int = field(
+        default=0, metadata={"help": "cut a fairseq-preprocess directory into mega-batches of this many words"}
+    )
+    megabatch_tokens: int = field(default=0, metadata={"help": "the same, in tokens"})
+    megabatch_seed: int = field(default=1, metadata={"help": "seed of that cut; the same for every stage"})
+    moe_gate_loss_wt: float = field(default=0.01, metadata={"help": "weight of the load-balancing loss"})
+    grow_experts: int = field(
+        default=0,
+        metadata={
+            "help": "of --moe-expert-count experts, this many are split off the losing experts of "
+            "--finetune-from-model, the previous stage's checkpoint"
+        },
+    )
+    grow_router: ChoiceEnum(["preserve", "copy"]) = field(  # type: ignore[valid-type]
+        default="preserve",
+        metadata={"help": "preserve: splits leave the model's function as it was; copy: plain copies (the paper)"},
+    )
+    grow_noise: float = field(
+        default=0.1, metadata={"help": "standard deviation of the noise between the router rows of parent and copy"}
+    )
+    grow_optimizer: ChoiceEnum(["reset", "copy"]) = field(  # type: ignore[valid-type]
+        default="reset", metadata={"help": "optimizer state after growing: start anew, or copy the parents'"}
+    )
+
+
+@register_task("alma_lm", dataclass=AlmaLMConfig)
+class AlmaLMTask(LanguageModelingTask):
+    """Language modelling on a stage of a mega-batch stream.
+
+    DATA is a stream directory (see alma.stream) or what fairseq-preprocess wrote; several directories of the
+    latter, joined by ':', are shards of one corpus. `train` is what the stage trains on, `valid` and `test`
+    are as in fairseq.
+    """
+
+    def __init__(self, args, dictionary, output_dictionary=None, targets=None):
+        super().__init__(args, dictionary, output_dictionary, targets)
+        self.stream = Stream.load(args.data) if is_stream(args.data) else None
+        self.train_tokens = 0
+        self.growth_tokens = 0
+        self.seconds = 0.0  # before this process
+        self.started = time.monotonic()
+        self.peak_memory = 0
+        self.items: dict[str, Any] = {}
+
+    @classmethod
+    def setup_dictionary(cls, args, **kwargs):
+        """As fairseq's. UserError when the data or its dict.txt are missing."""
+        if not args.data:
+            raise UserError("no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`")
+        first = Path(args.data.split(":")[0])
+        if not first.is_dir():
+            raise UserError(f"{first}: no such directory; make a stream with `python -m data_prep`")
+        if not (first / "dict.txt").is_file():
+            raise UserError(f"{first}: dict.txt is missing; is this a stream or fairseq-preprocess directory?")
+        return super().setup_dictionary(args, **kwargs)
+
+    def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
+        """Load `train` (the mega-batches of --stage), `valid` or `test` as blocks of --tokens-per-sample.
+
+        UserError: stage out of range, files missing, truncated or changed, fewer tokens than one block.
+        """
+        if self.stream:
+            self.items[split] = self._stream_items(split)
+        else:
+            self.items[split] = self._preprocessed_items(split)
+        self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
+
+    def plan(self, megabatches: int) -> Stage:
+        """This run's stage of a stream of `megabatches`. UserError when there is none such."""
+        plan = stages(megabatches, self.args.waiting_time, self.args.replay)
+        if not 0 <= self.args.stage < len(plan):
+            raise UserError(
+                f"--stage {self.args.stage}: {megabatches} mega-batches with --waiting-time "
+                f"{self.args.waiting_time} have stages 0 to {len(plan) - 1}"
+            )
+        return plan[self.args.stage]
+
+    def _stream_items(self, split: str):
+        stream = self.stream
+        assert stream is not None
+        if split == "train":
+            stage = self.plan(len(stream.megabatches))
+            parts = [stream.megabatches[t - 1] for t in stage.train_on]
+            logger.info(f"stage {stage.index}: mega-batches {', '.join(str(t) for t in stage.train_on)}")
+        elif split in ("valid", "test"):
+            parts = [stream.valid if split == "valid" else stream.test]
+        else:
+            raise UserError(f"{split}: a stream has the splits train, valid and test")
+        if distributed_utils.get_global_rank() == 0:
+            stream.check(parts)
+        return self._indexed([stream.path(part) for part in parts])
+
+    def _preprocessed_items(self, split: str):
+        if split != "train":
+            return self._indexed([f"{self.args.data.split(':')[0]}/{split}"])
+        corpus = self.preprocessed_corpus()
+        if not (self.args.megabatch_words or self.args.megabatch_tokens):
+            if self.args.stage or self.args.waiting_time != 1:
+                raise UserError(
+                    f"{self.args.data} is not a stream (no stream.json): give --megabatch-words or "
+                    "--megabatch-tokens to cut it into mega-batches"
+                )
+            return corpus
+        assignment = preprocessed.assign(corpus, self.dictionary, self.args)
+        stage = self.plan(len(assignment))
+        logger.info(
+            f"{len(assignment)} mega-batches; stage {stage.index}: {', '.join(str(t) for t in stage.train_on)}"
+        )
+        return preprocessed.ItemView(corpus, [assignment[t - 1] for t in stage.train_on])
+
+    def preprocessed_corpus(self):
+        """All training items of the fairseq-preprocess directories that DATA names."""
+        return self._indexed([f"{directory}/train" for directory in self.args.data.split(":")])
+
+    def _indexed(self, prefixes: Sequence[str]):
+        """One dataset of the items of several .bin/.idx files, memory-mapped."""
+        shards = []
+        for prefix in prefixes:
+            preprocessed.check_files(prefix)
+            shards.append(data_utils.load_indexed_dataset(prefix, self.dictionary, self.args.dataset_impl))
+        return shards[0] if len(shards) == 1 else ConcatDataset(shards)
+
+    def _blocks(self, split: str, length: int) -> MonolingualDataset:
+        items = self.items[split]
+        if not len(items):
+            raise UserError(f"{self.args.data}: {split} is empty")
+        blocks = TokenBlockDataset(
+            items,
+            items.sizes,
+            length,
+            pad=self.dictionary.pad(),
+            eos=self.dictionary.eos(),
+            break_mode=self.args.sample_break_mode,
+            include_targets=True,
+        )
+        return MonolingualDataset(
+            blocks,
+            blocks.sizes,
+            self.dictionary,
+            self.output_dictionary,
+            add_eos_for_other_targets=self.args.sample_break_mode not in (None, "none"),
+            shuffle=True,
+            targets=self.targets,
+            add_bos_token=self.args.add_bos_token,
+            fixed_pad_length=length if self.args.pad_to_fixed_length else None,
+            pad_to_bsz=self.args.batch_size if self.args.pad_to_fixed_bsz else None,
+        )
+
+    def eval_lm_dataloader(self, dataset, max_positions=None, **kwargs):
+        """As fairseq's, but blocks longer than the model's positions are cut anew instead of left out."""
+        if max_positions and max_positions < self.args.tokens_per_sample:
+            split = next(name for name, loaded in self.datasets.items() if loaded is dataset)
+            dataset = self._blocks(split, max_positions - kwargs.get("context_window", 0))
+        return super().eval_lm_dataloader(dataset, max_positions=max_positions, **kwargs)
+
+    def can_reuse_epoch_itr(self, dataset) -> bool:
+        """Never: fairseq would batch epoch 2 as epoch 1 was, but not after a resume in epoch 2."""
+        return False
+
+    def has_sharded_data(self, split: str) -> bool:
+        """Never: the shards of a stage are one data set, not one per epoch."""
+        return False
+
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        """fairseq's, with the load-balancing loss added: it acts under any criterion.
+
+        A criterion's loss is a sum that fairseq divides by `sample_size`, so the balance loss is scaled by it.
+        """
+        model.train()
+        model.set_num_updates(update_num)
+        with torch.autograd.profiler.record_function("forward"):
+            loss, sample_size, logging_output = criterion(model, sample)
+            balance = getattr(_unwrapped(model).decoder, "load_balancing_loss", lambda: 0.0)()
+            loss = loss + self.args.moe_gate_loss_wt * sample_size * balance
+        if ignore_grad:
+            loss = loss * 0
+        with torch.autograd.profiler.record_function("backward"):
+            optimizer.backward(loss)
+        for layer, module in switch_layers(_unwrapped(model)).items():
+            for key, value in routing_stats(module).items():
+                logging_output[f"moe_l{layer}_{key}"] = value
+        if torch.cuda.is_available():
+            self.peak_memory = max(self.peak_memory, torch.cuda.max_memory_allocated())
+        return loss, sample_size, logging_output
+
+    def valid_step(self, sample, model, criterion):
+        """fairseq's, and each expert's share of the language-model loss."""
+        outputs: list[Any] = []
+        hook = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        try:
+            loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
+        finally:
+            hook.remove()
+        layers = switch_layers(_unwrapped(model))
+        if layers:
+            nll = token_nll(outputs[-1][0], sample["target"], self.dictionary.pad())
+            for layer, module in layers.items():
+                for key, value in routing_stats(module).items():
+                    logging_output[f"moe_l{layer}_{key}"] = value
+                logging_output[f"moe_l{layer}_nll"] = expert_losses(module, nll)
+        return loss, sample_size, logging_output
+
+    def reduce_metrics(self, logging_outputs, criterion) -> None:
+        """Log fairseq's metrics and each Switch layer's (layer numbers from 0, as in the parameter names)."""
+        super().reduce_metrics(logging_outputs, criterion)
+        if criterion.training:
+            self.train_tokens += int(sum(log.get("ntokens", 0) for log in logging_outputs))
+        names = {key for log in logging_outputs for key in log if key.startswith("moe_l")}
+        for prefix in sorted({name.rsplit("_", 1)[0] for name in names}):
+            total = {
+                name.rsplit("_", 1)[1]: sum(log[name] for log in logging_outputs if name in log)
+                for name in names
+                if name.rsplit("_", 1)[0] == prefix
+            }
+            if float(total["tokens"]) > 0:
+                _log_router(prefix.removeprefix("moe_"), total)
+
+    def get_checkpoint_dict(self) -> dict[str, Any]:
+        """What fairseq keeps for us in a checkpoint and gives back on resume (not on fine-tuning)."""
+        if not torch.cuda.is_available():
+            self.peak_memory = max(
+                self.peak_memory, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            )
+        state = {name: getattr(self, name) for name in _KEPT}
+        state["seconds"] += time.monotonic() - self.started
+        return {type(self).__name__: state}
+
+    def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
+        """Undo of `get_checkpoint_dict`."""
+        for name in _KEPT:
+            setattr(self, name, state[name])
+
+
+def _unwrapped(model):
+    """The model inside fairseq's distributed wrappers."""
+    while not hasattr(model, "decoder"):
+        model = model.module
+    return model
+
+
+def _log_router(layer: str, total: dict[str, Any]) -> None:
+    """Log the router metrics of one layer from sums over tokens (see `routing_stats`)."""
+    tokens = total["tokens"]
+    load = total["load"]
+    share = load / tokens
+    for name, value in (
+        ("balance_loss", total["balance"] / tokens),
+        ("dropped", total["dropped"] / tokens),
+        ("max_load", share.max() * len(share)),
+        ("dead_experts", (load == 0).sum()),
+        ("entropy", total["entropy"] / tokens),
+        ("top1_prob", total["top1"] / tokens),
+        *((f"share{e}", value) for e, value in enumerate(share)),
+        *((f"nll{e}", n / c.clamp(min=1)) for e, (n, c) in enumerate(zip(total.get("nll", ()), load))),
+    ):
+        metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)

@@ -1,0 +1,65 @@
+"""Packaging of ALMA: metadata, and the `.pth` file that makes fairseq find the plug-in."""
+
+import shutil
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
+from setuptools.command.editable_wheel import editable_wheel
+
+PACKAGES = ("alma", "data_prep", "fairseq_alma", "slurm", "vision")
+PTH = "fairseq_alma.pth"
+HERE = Path(__file__).resolve().parent
+
+
+class BuildWithPth(build_py):
+    """Puts the .pth file beside the packages: Python reads such files at site-packages' top level only."""
+
+    def run(self) -> None:
+        """Build as ever, then add the file to what goes into a wheel."""
+        super().run()
+        if not self.editable_mode:
+            self.copy_file(str(HERE / PTH), str(Path(self.build_lib, PTH)))
+
+
+class EditableWithPth(editable_wheel):
+    """The same for `pip install -e`, whose wheel takes nothing from `build_py`."""
+
+    def _install_namespaces(self, installation_dir: str, pth_prefix: str) -> None:
+        # The one step of setuptools that is meant to add .pth files; it has no public counterpart.
+        super()._install_namespaces(installation_dir, pth_prefix)
+        shutil.copy2(HERE / PTH, installation_dir)
+
+
+if __name__ == "__main__":
+    setup(
+        name="alma-macroscale",
+        version="0.1.0",
+        description="Anytime learning at macroscale: learners on streams of mega-batches of text or images",
+        license="MIT",
+        python_requires=">=3.11",
+        packages=find_packages(include=[*PACKAGES, *(f"{name}.*" for name in PACKAGES)]),
+        py_modules=["fairseq_alma_hook"],
+        package_data={"alma": ["reference/*"]},
+        install_requires=[
+            "torch>=2.7",
+            "torchvision>=0.22",
+            "numpy>=2",
+            "fairseq-fixed>=0.12.3.1,<0.13",
+            "fairscale>=0.4.13,<0.5",
+            "sentencepiece>=0.2.2",
+            "submitit>=1.5",
+            "matplotlib>=3.8",
+            "orjson>=3.10",
+            "zstandard>=0.22",
+            "tensorboardX>=2.6",
+            "pyyaml>=6",
+            "tqdm>=4.66",
+        ],
+        extras_require={
+            "dev": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"],
+            # What must be there before fairseq-fixed and fairscale can be built without build isolation.
+            "build": ["setuptools>=77", "wheel", "cython>=3", "uv>=0.5"],
+        },
+        cmdclass={"build_py": BuildWithPth, "editable_wheel": EditableWithPth},
+    )

@@ -1,0 +1,108 @@
+"""Child processes: all their output in a log, none outlives the launcher, a failure is one clear line."""
+
+import contextlib
+import ctypes
+import os
+import re
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from alma.errors import UserError
+
+GRACE_SECONDS = 10
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # of alma.errors, and with the program's name of argparse
+_EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
+
+
+class StageFailed(Exception):
+    """A child ended for a reason other than the user's input; the message is one line."""
+
+
+def run(command: Sequence[str], log: Path, what: str, watch: Callable[[str], None] | None = None) -> None:
+    """Run `command` to its end, its output appended to `log` and each line given to `watch` as it comes.
+
+    UserError when it exits with 2 and an `error: ...` line, StageFailed (which names `what`) when it
+    fails otherwise. Whatever interrupts this function ends the child and its workers first.
+    """
+    problem: re.Match[str] | None = None
+    with log.open("ab") as output, log.open("rb") as lines:
+        output.write(f"\n$ {shlex.join(command)}\n".encode())
+        output.flush()
+        lines.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=_dies_with_parent(),
+        )
+        try:
+            for line in _follow(lines, process):
+                problem = _USER_ERROR.match(line) or _EXCEPTION.match(line) or problem
+                if watch:
+                    watch(line)
+        finally:
+            _stop(process)
+    if process.returncode:
+        raise failure(what, process.returncode, problem, f"log: {log}")
+
+
+def failure(what: str, code: int, problem: re.Match[str] | None, where: str) -> Exception:
+    """What to raise for a child that ended with `code`, the last `problem` in its output being this."""
+    if code == 2 and problem and problem.re is _USER_ERROR:
+        return UserError(problem[1])
+    how = f"exit code {code}" if code > 0 else f"signal {-code} ({signal.strsignal(-code)})"
+    return StageFailed(": ".join(filter(None, (what, how, problem and problem[1]))) + f"; {where}")
+
+
+def last_problem(output: str) -> re.Match[str] | None:
+    """The last line of `output` that says what went wrong."""
+    found = (_USER_ERROR.match(line) or _EXCEPTION.match(line) for line in reversed(output.splitlines()))
+    return next(filter(None, found), None)
+
+
+def _dies_with_parent() -> Callable[[], None]:
+    # When the launcher is killed (SIGKILL, out of memory) the kernel releases its lock on the run, and the
+    # next launcher starts the same stage: an orphan still training would write the same checkpoints. Only
+    # the kernel can end it then. The call is looked up here because little is safe between fork and exec.
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def before_exec() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it died before it could be watched
+            os._exit(1)
+
+    return before_exec
+
+
+def _follow(log: BinaryIO, process: subprocess.Popen) -> Iterator[str]:
+    """Lines as they are appended to `log`, until `process` has ended.
+
+    Following the file rather than a pipe: the log is whole whatever becomes of the launcher, and a
+    worker that keeps a pipe open cannot make it wait.
+    """
+    rest = b""
+    ended = False
+    while not ended:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+        ended = process.returncode is not None  # seen before the last read: nothing it wrote is missed
+        *lines, rest = (rest + log.read()).split(b"\n")
+        yield from (line.decode(errors="replace") for line in (*lines, rest if ended else b"") if line)
+
+
+def _stop(process: subprocess.Popen) -> None:
+    """End the child if it still runs, and its workers if they outlived it."""
+    with contextlib.suppress(ProcessLookupError):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,280 @@
+"""The run directory: what is written is whole, read back unchanged, and never mixed with another run."""
+
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alma import provenance, records
+from alma.errors import UserError
+from alma.records import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = {"learner": "sm", "megabatches": 4, "waiting_time": 1, "replay": False, "seed": 0, "model": {"d": 8}}
+
+
+def row(t, **changes):
+    """A valid row."""
+    return {
+        "t": t,
+        "stage": t - 1 if t else None,
+        "trained_on": [t] if t else [],
+        "metric": "error",
+        "value": 0.5,
+        "parameters": 10,
+        "train_flops": 1e9,
+        "eval_flops_per_example": 100,
+        "seconds": 0.1,
+        "peak_memory_bytes": 1000,
+        "extra": {},
+    } | changes
+
+
+def test_a_run_is_described_and_goes_on(tmp_path):
+    run = Run.open(tmp_path / "new/run", CONFIG, seeds={"members": [1, 2]})
+    run.append(row(0))
+    info = json.loads((tmp_path / "new/run/run.json").read_text())
+    assert (info["config"], info["seeds"]) == (CONFIG, {"members": [1, 2]})
+    assert info["versions"]["python"] == sys.version.split()[0]
+    assert info["machine"]["cores"] >= 1
+    assert info["machine"]["memory_bytes"] > 1 << 28
+    again = Run.open(tmp_path / "new/run", CONFIG)
+    assert again.info == info
+    again.append(row(1))
+    assert [r["t"] for r in Run.read(tmp_path / "new/run").rows] == [0, 1]
+
+
+def test_tuples_in_a_config_do_not_count_as_a_change(tmp_path):
+    Run.open(tmp_path, CONFIG | {"layers": (1, 2)})
+    Run.open(tmp_path, CONFIG | {"layers": (1, 2)})
+
+
+def test_another_config_is_refused_with_both_values(tmp_path):
+    run = Run.open(tmp_path, CONFIG | {"old": 1})
+    run.append(row(0))
+    with pytest.raises(UserError) as caught:
+        Run.open(tmp_path, CONFIG | {"model": {"d": 16}, "new": None})
+    message = str(caught.value)
+    assert "model.d was 8 and is now 16" in message
+    assert "old was 1 and is now absent" in message
+    assert "new was absent and is now null" in message
+    assert "another --out" in message
+    assert "learner" not in message
+    assert len(Run.read(tmp_path).rows) == 1
+
+
+@pytest.mark.parametrize("key", records.CONFIG_KEYS)
+def test_a_config_needs_what_reports_need(tmp_path, key):
+    with pytest.raises(ValueError, match=key):
+        Run.open(tmp_path / "run", {k: v for k, v in CONFIG.items() if k != key})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_partial_last_line_is_read_over_and_dropped_on_opening(tmp_path):
+    run = Run.open(tmp_path, CONFIG)
+    run.append(row(0))
+    run.append(row(1))
+    whole = run.results.read_bytes()
+    run.results.write_bytes(whole[:-9])
+    assert [r["t"] for r in Run.read(tmp_path).rows] == [0]
+    assert run.results.read_bytes() == whole[:-9]  # reading changes nothing
+    again = Run.open(tmp_path, CONFIG)
+    again.append(row(1))
+    assert run.results.read_bytes() == whole
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with three rows."""
+    run = Run.open(tmp_path_factory.mktemp("run"), CONFIG)
+    for t in range(3):
+        run.append(row(t))
+    return run, run.results.read_bytes()
+
+
+@given(cut=st.integers(0, 700))
+def test_cut_anywhere_the_whole_rows_remain(finished, cut):
+    run, content = finished
+    assert len(content) < 700
+    run.results.write_bytes(content[:cut])
+    whole = content[:cut].count(b"\n")
+    assert [r["t"] for r in run.rows] == list(range(whole))
+    reopened = Run(run.directory, run.info, writable=True)
+    reopened._drop_partial_line()
+    assert run.results.read_bytes().splitlines() == content.splitlines()[:whole]
+
+
+@pytest.mark.parametrize("bad", ["{}", "not json", "[1]", '{"t": 1', ""])
+def test_a_corrupt_line_elsewhere_is_named(tmp_path, bad):
+    run = Run.open(tmp_path, CONFIG)
+    run.append(row(0))
+    run.results.write_text(run.results.read_text() + bad + "\n" + json.dumps(row(2)) + "\n")
+    with pytest.raises(UserError, match=re.escape(f"{run.results}:2: not a row")):
+        _ = run.rows
+
+
+def test_a_repeated_t_on_disk_is_named(tmp_path):
+    run = Run.open(tmp_path, CONFIG)
+    run.results.write_text((json.dumps(row(1)) + "\n") * 2)
+    with pytest.raises(UserError, match=r"jsonl:2: second row for t=1"):
+        _ = run.rows
+
+
+def test_a_repeated_t_is_refused_also_after_reopening(tmp_path):
+    Run.open(tmp_path, CONFIG).append(row(1))
+    run = Run.open(tmp_path, CONFIG)
+    with pytest.raises(ValueError, match="already has t=1"):
+        run.append(row(1, value=0.4))
+    assert [r["value"] for r in run.rows] == [0.5]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"t": 5},
+        {"t": -1},
+        {"t": True},
+        {"value": "0.5"},
+        {"metric": "accuracy"},
+        {"stage": None},
+        {"trained_on": []},
+        {"parameters": 1.5},
+        {"surprise": 1},
+    ],
+)
+def test_rows_that_are_not_rows_are_refused(tmp_path, changes):
+    run = Run.open(tmp_path, CONFIG)
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        run.append(row(2) | changes)
+    assert run.rows == []
+
+
+def test_a_row_that_lacks_a_field_is_refused(tmp_path):
+    incomplete = row(1)
+    del incomplete["seconds"]
+    with pytest.raises(ValueError, match="missing fields \\['seconds'\\]"):
+        Run.open(tmp_path, CONFIG).append(incomplete)
+
+
+def test_a_diverged_metric_is_the_users_to_mend(tmp_path):
+    run = Run.open(tmp_path, CONFIG)
+    with pytest.raises(UserError, match="t=1: training diverged"):
+        run.append(row(1, value=float("nan")))
+    assert run.rows == []
+
+
+def test_a_run_opened_for_reading_takes_no_rows(tmp_path):
+    Run.open(tmp_path, CONFIG)
+    with pytest.raises(ValueError, match=r"Run\.read"):
+        Run.read(tmp_path).append(row(0))
+
+
+def test_a_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
+    run = Run.open(tmp_path, CONFIG)
+    run.append(row(0))
+    before = run.results.read_bytes()
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:20]))
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            run.append(row(1))
+    assert run.results.read_bytes() == before
+    run.append(row(1))
+    assert len(run.rows) == 2
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(
+    values=st.lists(st.floats(0, 1e9), min_size=5, max_size=5),
+    order=st.permutations(range(5)),
+    extra=st.dictionaries(st.text(), JSON, max_size=3),
+)
+@settings(max_examples=25, deadline=None)
+def test_rows_come_back_unchanged_and_in_order(finished, values, order, extra):
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder), finished[0].info, writable=True)
+        rows = [row(t, value=value, extra=extra) for t, value in enumerate(values)]
+        for t in order:
+            run.append(rows[t])
+        assert run.rows == rows
+
+
+WRITER = """
+import sys, test_records
+run = test_records.Run.open(sys.argv[1], test_records.CONFIG | {"megabatches": 100000})
+for t in range(100000):
+    run.append(test_records.row(t))
+"""
+
+
+def test_reading_while_running_and_going_on_after_a_kill(tmp_path):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))}
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], env=environment)
+    try:
+        deadline, seen = time.monotonic() + 60, 0
+        while seen < 40 and time.monotonic() < deadline:
+            if (tmp_path / "run.json").exists():
+                rows = Run.read(tmp_path).rows
+                assert [r["t"] for r in rows] == list(range(len(rows)))
+                seen = len(rows)
+    finally:
+        writer.kill()
+        writer.wait()
+    assert seen >= 40
+    run = Run.open(tmp_path, CONFIG | {"megabatches": 100000})
+    count = len(run.rows)
+    run.append(row(count))
+    assert [r["t"] for r in run.rows] == list(range(count + 1))
+
+
+@pytest.mark.parametrize("content", [None, "not json", "[]", "{}", '{"config": {"learner": "sm"}}'])
+def test_what_is_not_a_run_directory_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(UserError, match=r"run\.json"):
+        Run.read(tmp_path)
+
+
+def test_places_that_cannot_be_a_run_are_refused(tmp_path):
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file/run"):
+        with pytest.raises(UserError, match="choose another --out"):
+            Run.open(place, CONFIG)
+    (tmp_path / "results.jsonl").touch()
+    with pytest.raises(UserError, match=r"not its run\.json"):
+        Run.open(tmp_path, CONFIG)
+
+
+def test_machine_fields_are_fields():
+    assert set(records.Row.__annotations__) > records.MACHINE_FIELDS
+    assert records.Row.__annotations__.keys() == row(0).keys()
+
+
+def test_the_commit_is_unknown_outside_the_projects_own_checkout(tmp_path, monkeypatch):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "zero"], check=True)
+    module = tmp_path / "provenance.py"
+    module.write_text("")
+    monkeypatch.setattr(provenance, "__file__", str(module))
+    assert provenance.commit() is None
+    subprocess.run([*git, "add", "provenance.py"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "one"], check=True)
+    assert re.fullmatch(r"[0-9a-f]{40}", provenance.commit())
+    module.write_text("changed")
+    assert provenance.commit().endswith("-dirty")

@@ -1,0 +1,139 @@
+"""Real text, a small stream of it, and fairseq's commands run in forked children (no second import)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch: forked children must not inherit its thread pool
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass
+class Finished:
+    """How a child ended (minus the signal's number, if one did) and what it printed."""
+
+    code: int
+    output: str
+
+    @property
+    def error(self) -> str:
+        """The only line of the error, without its prefix; the child must have ended with exit code 2."""
+        assert self.code == 2, self.output
+        lines = [line for line in self.output.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, self.output
+        assert "Traceback" not in self.output
+        return lines[0].removeprefix("error: ")
+
+
+class Child:
+    """`function(*arguments)` in a forked process; its output goes to a file."""
+
+    def __init__(self, log: Path, function, *arguments, environment: dict[str, str] | None = None):
+        self.log = log
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._run(function, arguments, environment or {})
+
+    def _run(self, function, arguments, environment) -> None:
+        code = 1
+        try:
+            descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+            os.environ.update(environment)
+            function(*arguments)
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+
+    def wait(self) -> Finished:
+        """Wait for the end."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return Finished(code, self.log.read_text())
+
+    def kill_when(self, condition, seconds: float = 120) -> Finished:
+        """SIGKILL it as soon as `condition()` holds; fails if it ends, or nothing happens, before."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, self.log.read_text()
+            if os.waitpid(self.pid, os.WNOHANG)[0]:
+                raise AssertionError(f"ended before it could be killed:\n{self.log.read_text()}")
+            time.sleep(0.002)
+        os.kill(self.pid, signal.SIGKILL)
+        return self.wait()
+
+
+def _fairseq(command: str, arguments: Sequence[str]) -> None:
+    """Run a fairseq command as its script would."""
+    import logging
+
+    for handler in logging.getLogger().handlers[:]:
+        logging.getLogger().removeHandler(handler)
+    logging.basicConfig(level="INFO", stream=sys.stdout, force=True)
+    sys.argv = [f"fairseq-{command}", *map(str, arguments)]
+    if command == "train":
+        from fairseq_cli.train import cli_main
+    elif command == "eval-lm":
+        from fairseq_cli.eval_lm import cli_main
+    else:
+        from fairseq_alma.evaluate import main as cli_main
+    cli_main()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start `train`, `eval-lm` (fairseq's) or `evaluate` (ours) with arguments; returns the Child."""
+    import fairseq_cli.eval_lm
+    import fairseq_cli.train  # noqa: F401  imported once, before forking
+
+    import fairseq_alma.evaluate  # noqa: F401
+
+    count = 0
+
+    def run(command: str, *arguments, environment: dict[str, str] | None = None) -> Child:
+        nonlocal count
+        count += 1
+        log = tmp_path / f"{command}_{count}.log"
+        return Child(log, _fairseq, command, arguments, environment=environment)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> Path:
+    """Real English text in two files: the help topics that come with Python, as blank-line documents."""
+    directory = tmp_path_factory.mktemp("text")
+    documents = [
+        "\n".join(" ".join(block.split()) for block in topic.split("\n\n") if block.strip())
+        for _, topic in sorted(topics.items())
+    ]
+    for name, part in (("help", documents[::2]), ("reference", documents[1::2])):
+        (directory / f"{name}.txt").write_text("\n\n".join(part) + "\n", encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def stream(text, tmp_path_factory) -> Path:
+    """A stream of three mega-batches of 8,000 words, 1,000 units."""
+    out = tmp_path_factory.mktemp("stream") / "stream"
+    command = [sys.executable, "-m", "data_prep", f"help={text}/help.txt", f"reference={text}/reference.txt"]
+    settings = "--mega-batches 3 --words 8000 --eval-words 4000 --valid-words 2000 --vocab-size 1000 --seed 1"
+    subprocess.run([*command, "--out", out, *settings.split(), "--workers", "1"], check=True, cwd=ROOT)
+    return out

@@ -1,0 +1,91 @@
+"""Readers: the same documents wherever a file is cut, and text normalised as fairseq will see it."""
+
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from data_prep.documents import Reader, find_files, make_units
+
+LINES = st.lists(
+    st.sampled_from(["", " \t", "\r", "a", "b c\r", "\u00a0", "d\u2009e \u0085f", "é" * 9]), max_size=30
+)
+
+
+def read(path, reader, unit_bytes):
+    units = make_units([("s", str(path))], reader, unit_bytes)
+    assert sum(segment.end - segment.start for unit in units for segment in unit) == path.stat().st_size
+    return [(text, words) for unit in units for _, text, words in reader.read(unit)]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=LINES, unit_bytes=st.integers(1, 60), last=st.sampled_from(["", "\n"]))
+def test_units_do_not_change_the_documents(tmp_path, lines, unit_bytes, last):
+    text = "\n".join(lines) + last
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode())
+    expected = []
+    for block in re.split(r"(?:^|\n)(?:[ \t\r]*(?:\n|$))+", text):
+        own = [re.sub(r"\s+", " ", line).strip() for line in block.split("\n")]
+        if any(own):
+            expected.append("\n".join(filter(None, own)))
+    found = read(path, Reader(), unit_bytes)
+    assert [text for text, _ in found] == expected
+    assert [words for _, words in found] == [len(text.split()) for text in expected]
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=LINES, limit=st.integers(1, 6))
+def test_splitting_keeps_every_line(tmp_path, lines, limit):
+    path = tmp_path / "a.txt"
+    path.write_bytes("\n".join(lines).encode())
+    whole, split = read(path, Reader(), 1000), read(path, Reader(max_document_words=limit), 1000)
+    assert [line for text, _ in split for line in text.split("\n")] == [
+        line for text, _ in whole for line in text.split("\n")
+    ]
+    for text, words in split:
+        assert words == len(text.split())
+        assert words <= limit or "\n" not in text
+
+
+def test_json_lines_may_be_cut_anywhere(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"text": "word{n}\\n\\nmore"}}\n\n' for n in range(20)))
+    for unit_bytes in (1, 7, 50, 1000):
+        assert [text for text, _ in read(path, Reader(), unit_bytes)] == [f"word{n}\nmore" for n in range(20)]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\n\ntwo\ufeff".encode())
+    assert [text for text, _ in read(path, Reader(), 1000)] == ["one", "two\ufeff"]
+
+
+def test_small_files_share_a_unit(tmp_path):
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_text("word")
+    files = [("s", file) for file in find_files(str(tmp_path))]
+    assert [len(unit) for unit in make_units(files, Reader("file"), 12)] == [3, 3, 3, 1]
+
+
+def test_directories_are_read_sorted_without_hidden_files(tmp_path):
+    for name in ("b/2.txt", "a/1.jsonl", ".hidden.txt", "_SUCCESS", "c.txt.zst"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    assert find_files(str(tmp_path)) == [
+        str(tmp_path / name) for name in ("a/1.jsonl", "b/2.txt", "c.txt.zst")
+    ]
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_zstd_frames_of_any_number(tmp_path, frames):
+    import zstandard
+
+    text = "\n\n".join(f"document {n} " + "word " * 50 for n in range(2000)).encode()
+    step = len(text) // frames + 1
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(b"".join(zstandard.compress(text[at : at + step]) for at in range(0, len(text), step)))
+    (tmp_path / "a.txt").write_bytes(text)
+    assert read(path, Reader(), 1000) == read(tmp_path / "a.txt", Reader(), 1000)

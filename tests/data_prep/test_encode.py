@@ -1,0 +1,209 @@
+"""Ids are SentencePiece's own, and files those of fairseq-preprocess, byte for byte."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sentencepiece
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alma.errors import UserError
+from alma.stream import Stream, read_index
+from data_prep.documents import Reader, Segment
+from data_prep.encode import load_encoder
+from data_prep.tokenizer import Encoder, train
+
+from .conftest import make_documents
+
+ODD = [
+    "a\u00a0b\u2009c\u0085d\tx \x0b y\x1cz\u3000end",
+    "  leading and trailing  \r\nsecond line\r\n\ttabs\tinside ",
+    "\u2581mark \u2581 x\u2581 y\u2581z \u2581\u2581 end\u2581",
+    "unknown 漢字 \U0001f600 mixed漢bada <s> <pad> </s> <unk> x<unk>",
+    "zero\u200bwidth \ufeff nul\x00byte \u00ad",
+    "w" * 70000,
+    "▅ reserved",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A trained .model; the odd characters are mostly unknown to it."""
+    text = [text.encode() for text in [*make_documents(3, 300), "<pad> a<pad> <s> > < / p"] * 2]
+    path = tmp_path_factory.mktemp("model") / "tokenizer.model"
+    path.write_bytes(train(text, 150))
+    return path
+
+
+def own_ids(processor, line):
+    return [3 if i == 0 else i + 1 for i in processor.encode(line)]
+
+
+def check_line(encoder, processor, line):
+    line = " ".join(line.split())
+    if line:
+        assert np.frombuffer(encoder.line(line), encoder.dtype).tolist() == own_ids(processor, line)
+
+
+def processor_of(model):
+    return sentencepiece.SentencePieceProcessor(model_file=str(model))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    line=st.text(
+        st.sampled_from("ab d\u2581\u2581<s>漢\x00\u200b\u00a8é\u0301  ") | st.characters(codec="utf-8")
+    )
+)
+def test_ids_are_sentencepieces(model, line):
+    check_line(Encoder(model), processor_of(model), line)
+
+
+def test_odd_text(model):
+    """A literal U+2581 is SentencePiece's space, which it strips where a word ends a sentence."""
+    encoder, processor = Encoder(model), processor_of(model)
+    short = [
+        "".join(letters) for length in range(1, 6) for letters in itertools.product("b \u2581", repeat=length)
+    ]
+    for line in [*short, *(line for text in ODD for line in text.split("\n"))]:
+        check_line(encoder, processor, line)
+
+
+def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
+    import data_prep.tokenizer as module
+
+    monkeypatch.setattr(module, "_CACHED_WORDS", 5)
+    encoder, processor = Encoder(model), processor_of(model)
+    for text in make_documents(3, 30) * 2:
+        for line in text.split("\n"):
+            check_line(encoder, processor, line)
+    assert len(encoder._words) == 5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalization_rule_name": "nmt_nfkc"},
+        {"add_dummy_prefix": False},
+        {"split_by_whitespace": False},
+        {"treat_whitespace_as_suffix": True},
+        {"model_type": "unigram"},
+        {"user_defined_symbols": ["ba\u2581da"]},
+        {"byte_fallback": True, "vocab_size": 400},
+        {"pad_id": 3, "pad_piece": "<pad>"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_given_models_of_any_kind(tmp_path, options):
+    lines = [line for text in make_documents(4, 200) for line in text.split("\n")]
+    with open(tmp_path / "m.model", "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=file,
+            minloglevel=2,
+            **{"model_type": "bpe", "vocab_size": 150} | options,
+        )
+    encoder, processor = Encoder(tmp_path / "m.model"), processor_of(tmp_path / "m.model")
+    for line in [*lines[:300], "ba da ba", *(line for text in ODD for line in text.split("\n"))]:
+        check_line(encoder, processor, line)
+    (tmp_path / "dict.txt").write_text(encoder.dictionary(np.ones(encoder.dictionary_size)), "utf-8")
+    dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
+    assert dictionary.symbols[4:] == encoder.pieces
+
+
+def test_models_that_do_not_fit_are_refused(tmp_path):
+    with open(tmp_path / "m.model", "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(make_documents(4, 50)),
+            model_writer=file,
+            vocab_size=60,
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            minloglevel=2,
+        )
+    with pytest.raises(UserError, match="needs <unk>, <s>, </s> as ids 0, 1, 2"):
+        Encoder(tmp_path / "m.model")
+    (tmp_path / "no.model").write_bytes(b"no model")
+    with pytest.raises(UserError, match="not a SentencePiece model"):
+        Encoder(tmp_path / "no.model")
+
+
+def test_training_does_not_depend_on_chance_and_drops_no_line():
+    texts = [
+        ("x " * 5000 + "qqqzqqqz " * 50).encode(),
+        *[text.encode() for text in make_documents(5, 100)],
+    ] * 3
+    assert train(texts, 120) == train(texts, 120)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=train(texts, 120))
+    assert processor.get_piece_size() == 123
+    assert "z" in [processor.id_to_piece(i) for i in range(123)], "a long line was dropped"
+
+
+def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
+    blocks = [text.replace("\n", "\r\n") for text in make_documents(6, 150)] + ODD
+    path = tmp_path / "text.txt"
+    path.write_bytes("\n\n".join(blocks).encode())
+    out = prepare(path, out=tmp_path / "out", words=400, mega_batches=1, valid_words=50)
+    processor = processor_of(out / "tokenizer.model")
+    flags = []
+    for split, found in _documents(out, path).items():
+        lines = [line for text in found for line in [*text.split("\n"), ""]]
+        pieces = "".join(" ".join(processor.encode(line, out_type=str)) + "\n" for line in lines)
+        (tmp_path / split).write_text(pieces, "utf-8", newline="\n")
+        flags += [f"--{split}pref", tmp_path / split]
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--workers", "1", *flags]
+    command += ["--srcdict", out / "dict.txt", "--destdir", tmp_path / "fairseq"]
+    subprocess.run(command, check=True, capture_output=True)
+    for name, own in (("train", "megabatch_00/train"), ("test", "test")):
+        for suffix in (".bin", ".idx"):
+            assert (tmp_path / f"fairseq/{name}{suffix}").read_bytes() == (
+                out / f"{own}{suffix}"
+            ).read_bytes()
+
+
+def _documents(out, path):
+    """The normalised documents of train and test by split, in the order of the .bin, found by their ids."""
+    processor = processor_of(out / "tokenizer.model")
+    segment = Segment("text", str(path), 0, path.stat().st_size)
+    by_ids = {}
+    for _, text, _ in Reader().read((segment,)):
+        by_ids[tuple(i for line in text.split("\n") for i in [*own_ids(processor, line), 2])] = text
+    found = {}
+    for split, prefix in (("train", "megabatch_00/train"), ("test", "test")):
+        ids, found[split] = [], []
+        for item in MMapIndexedDataset(str(out / prefix)):
+            if len(item) > 1:
+                ids += item.tolist()
+            else:
+                found[split].append(by_ids[tuple(ids)])
+                ids = []
+    return found
+
+
+def test_a_large_dictionary_takes_four_bytes(corpus, prepare, tmp_path, monkeypatch):
+    narrow = prepare(corpus, out=tmp_path / "narrow")
+    monkeypatch.setattr("data_prep.tokenizer.dtype_code", lambda size: 9)
+    load_encoder.cache_clear()
+    wide = prepare(corpus, out=tmp_path / "wide")
+    load_encoder.cache_clear()
+    a, b = (MMapIndexedDataset(str(out / "test")) for out in (narrow, wide))
+    assert [item.tolist() for item in a] == [item.tolist() for item in b]
+    assert read_index(wide / "test.idx")[1] == 9
+
+
+def test_dictionary_counts_are_those_of_the_first_megabatch(corpus, prepare, tmp_path):
+    out = prepare(corpus, out=tmp_path / "out")
+    dictionary = Dictionary.load(str(out / "dict.txt"))
+    stream = Stream.load(out)
+    assert len(dictionary) == stream.vocab_size + 4
+    ids = np.concatenate(list(map(np.asarray, MMapIndexedDataset(stream.path(stream.megabatches[0])))))
+    counts = np.bincount(ids, minlength=len(dictionary))[4:]
+    assert dictionary.count[4:] == np.maximum(counts, 1).tolist()
+    assert counts.max() > 10

@@ -1,0 +1,180 @@
+"""Every mistake of the user ends with one line on stderr and exit code 2, and leaves no stream."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import zstandard
+
+TEXT = b"one two three\n\nfour five six\n\nseven eight nine ten\n"
+
+
+def write(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def refused(prepare, tmp_path, capsys):
+    """Run and return the line on stderr."""
+
+    def call(*arguments, **flags):
+        sizes = {"mega_batches": 1, "words": 3, "valid_words": 3, "vocab_size": 25}
+        with pytest.raises(SystemExit) as error:
+            prepare(*arguments, **{"out": tmp_path / "out"} | sizes | flags)
+        assert error.value.code == 2
+        captured = capsys.readouterr()
+        lines = captured.err.splitlines()
+        assert len(lines) == 1
+        assert not captured.out
+        assert lines[0].startswith("error: ")
+        assert not (tmp_path / "out" / "stream.json").exists()
+        return lines[0]
+
+    return call
+
+
+def test_the_small_corpus_is_good(prepare, tmp_path):
+    """What the other tests break is otherwise fine."""
+    path = write(tmp_path / "a.txt", TEXT)
+    prepare(path, out=tmp_path / "out", mega_batches=1, words=3, valid_words=3, vocab_size=10)
+
+
+@pytest.mark.parametrize("compress", [None, gzip.compress, zstandard.compress])
+def test_not_utf8(refused, tmp_path, compress):
+    suffix = {None: "", gzip.compress: ".gz", zstandard.compress: ".zst"}[compress]
+    data = TEXT + b"\nok \xff\xfe bad\n"
+    path = write(tmp_path / f"a.txt{suffix}", compress(data) if compress else data)
+    assert f"{path}: not UTF-8 at byte {data.index(0xFF)}" in refused(path)
+
+
+def test_malformed_json(refused, tmp_path):
+    good = json.dumps({"text": "one two"}).encode() + b"\n"
+    cases = {b'{"text": "a\n': "malformed JSON", b'{"body": "a"}\n': "no field `text`", b"[1]\n": "no field"}
+    cases |= {
+        b'{"text": 3}\n': "no field `text` that holds a string",
+        b'{"text": "\xff"}\n': "malformed JSON",
+    }
+    cases |= {b'{"text": "\\ud800"}\n': "malformed JSON"}
+    for number, (line, message) in enumerate(cases.items()):
+        path = write(tmp_path / f"{number}.jsonl", good + b"\n" + good + line + good)
+        assert f"{path}:4: {message}" in refused(path)
+        path = write(tmp_path / f"{number}.jsonl.gz", gzip.compress(good + line))
+        assert f"{path}:2: {message}" in refused(path)
+
+
+def test_damaged_archives(refused, tmp_path):
+    for suffix, compress in (("gz", gzip.compress), ("zst", zstandard.compress)):
+        whole = compress(TEXT * 50)
+        for number, data in enumerate((whole[:-3], b"no archive at all")):
+            path = write(tmp_path / f"{number}.txt.{suffix}", data)
+            assert f"{path}: damaged or truncated" in refused(path)
+
+
+def test_nothing_to_read(refused, tmp_path):
+    assert "no documents" in refused(write(tmp_path / "blank.txt", b" \n\n\t\n"))
+    assert "no documents" in refused(write(tmp_path / "empty.txt", b""))
+    assert "no such file" in refused(tmp_path / "absent.txt")
+    (tmp_path / "folder").mkdir()
+    assert "an empty directory" in refused(tmp_path / "folder")
+    path = write(tmp_path / "folder" / "a.pdf", b"x")
+    assert f"{path}: unknown suffix" in refused(tmp_path / "folder")
+    assert f"{path}: unknown suffix" in refused(path)
+
+
+def test_too_small_a_corpus(refused, tmp_path):
+    path = write(tmp_path / "a.txt", TEXT + b"\n" + TEXT)
+    line = refused(path, words=100)
+    assert "10 words in 3 documents after dropping 3 duplicates" in line
+    assert "193 words are missing" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"words": "0"}, "not a positive whole number"),
+        ({"words": "1.5"}, "not a positive whole number"),
+        ({"words": "many"}, "not a positive whole number"),
+        ({"mega_batches": "-1"}, "--mega-batches"),
+        ({"vocab_size": None}, "one of the arguments --vocab-size --tokenizer is required"),
+        ({"tokenizer": "x.model"}, "not allowed with argument"),
+        ({"tokenizer": "x.model", "vocab_size": None}, "x.model: no such file"),
+        ({"valid_source": "other"}, "no such source; there are a"),
+        ({"documents": "page"}, "invalid choice"),
+        ({"frobnicate": "1"}, "unrecognized arguments"),
+    ],
+)
+def test_bad_flags(refused, tmp_path, flags, message):
+    assert message in refused(write(tmp_path / "a.txt", TEXT), **flags)
+
+
+def test_vocabulary_that_does_not_fit(refused, tmp_path):
+    path = write(tmp_path / "a.txt", TEXT)
+    assert "--vocab-size 5,000 is too large" in refused(path, vocab_size=5000)
+    assert "--vocab-size 2 is too small" in refused(path, vocab_size=2)
+
+
+def test_bad_model(refused, tmp_path):
+    model = write(tmp_path / "bad.model", b"nothing")
+    line = refused(write(tmp_path / "a.txt", TEXT), vocab_size=None, tokenizer=model)
+    assert "not a SentencePiece model" in line
+    assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir()), "found out too late"
+
+
+def test_out_that_is_taken(refused, tmp_path):
+    path = write(tmp_path / "a.txt", TEXT)
+    other = write(tmp_path / "home" / "notes", b"mine").parent
+    assert "not empty" in refused(path, out=other)
+    assert "a file is in the way" in refused(path, out=path)
+    assert "a file is in the way" in refused(path, out=path / "below")
+    assert path.read_bytes() == TEXT
+
+
+def test_a_stream_of_other_settings(prepare, capsys, tmp_path):
+    path = write(tmp_path / "a.txt", TEXT)
+    sizes = {"mega_batches": 1, "words": 3, "valid_words": 3, "vocab_size": 10}
+    out = prepare(path, out=tmp_path / "out", **sizes)
+    before = (out / "stream.json").read_bytes()
+    for change, named in (({"seed": 3}, "(seed)"), ({"words": 4}, "(eval_words, words)")):
+        with pytest.raises(SystemExit) as error:
+            prepare(path, out=out, **sizes | change)
+        assert error.value.code == 2
+        assert f"made with other settings {named}" in capsys.readouterr().err
+    write(path, TEXT + b"\nmore\n")
+    with pytest.raises(SystemExit):
+        prepare(path, out=out, **sizes)
+    assert "(input)" in capsys.readouterr().err
+    assert (out / "stream.json").read_bytes() == before
+
+
+def test_two_runs_at_once(refused, tmp_path):
+    from data_prep.work import locked
+
+    out = tmp_path / "out"
+    (out / ".work-0").mkdir(parents=True)
+    with locked(out):
+        assert "another run is writing here" in refused(write(tmp_path / "a.txt", TEXT), out=out)
+
+
+def test_errors_in_workers_are_one_line_too(tmp_path):
+    sources = [write(tmp_path / f"{name}.txt.gz", b"no archive") for name in "abc"]
+    script = write(
+        tmp_path / "run.py",
+        b"from data_prep import __main__, documents\n"
+        b"if __name__ == '__main__':\n    documents.UNIT_BYTES = 1\n    __main__.main()\n",
+    )
+    sizes = {"mega-batches": 1, "words": 3, "valid-words": 3, "vocab-size": 10, "workers": 2}
+    flags = [f"--{name}={value}" for name, value in sizes.items()]
+    result = subprocess.run(
+        [sys.executable, script, *sources, *flags, "--out", tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "damaged or truncated" in result.stderr

@@ -1,0 +1,298 @@
+"""The stream is a function of the documents and the settings, whatever the files, workers and accidents."""
+
+import errno
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import sentencepiece
+import zstandard
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+from alma.stream import Stream
+from data_prep import documents, encode, pipeline, plan, shuffle
+
+from .conftest import make_documents
+
+
+@pytest.fixture
+def small_units(monkeypatch):
+    """Many units, runs and buckets, as a large corpus has."""
+    monkeypatch.setattr(documents, "UNIT_BYTES", 3000)
+    monkeypatch.setattr(plan, "BUCKET_WORDS", 400)
+    monkeypatch.setattr(shuffle, "RUN_BYTES", 1000)
+
+
+def digests(out: Path) -> dict[str, str]:
+    """SHA-256 of every file of a finished stream but stream.json, after comparing them with it."""
+    stream = Stream.load(out)
+    parts = [*stream.megabatches, stream.valid, stream.test]
+    stream.check(parts)
+    listed = {name: info.sha256 for item in [stream, *parts] for name, info in item.files.items()}
+    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert found == {*listed, "stream.json"}, "something was left behind"
+    return listed
+
+
+def texts(out: Path, prefix: str) -> list[str]:
+    """The documents of a part, decoded."""
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(out / "tokenizer.model"))
+    found, lines = [], []
+    for item in MMapIndexedDataset(str(out / prefix)):
+        ids = item.tolist()
+        assert ids[-1] == 2
+        if len(ids) == 1:
+            found.append("\n".join(lines))
+            lines = []
+        else:
+            lines.append(processor.decode([i - 1 if i > 3 else 0 for i in ids[:-1]]))
+    assert not lines
+    return found
+
+
+def test_any_number_of_workers_and_units(corpus, prepare, tmp_path, request):
+    sources = (corpus / "alpha.txt", corpus / "web.txt")
+    whole = digests(prepare(*sources, out=tmp_path / "one"))
+    request.getfixturevalue("small_units")
+    for workers in (1, 2, 3):
+        assert digests(prepare(*sources, out=tmp_path / f"{workers}", workers=workers)) == whole
+
+
+def test_any_files(corpus, prepare, tmp_path):
+    arguments = [f"alpha={corpus / 'alpha.txt'}", f"web={corpus / 'web.txt'}"]
+    whole = digests(prepare(*arguments, out=tmp_path / "whole"))
+    pieces = tmp_path / "pieces"
+    pieces.mkdir()
+    blocks = (corpus / "alpha.txt").read_text("utf-8").split("\n\n")
+    for number in range(7):
+        text = "\r\n \t\r\n\r\n".join(reversed(blocks[number::7])).encode()
+        write, suffix = [
+            (lambda raw: raw, "txt"),
+            (gzip.compress, "txt.gz"),
+            (lambda raw: zstandard.compress(raw[:50]) + zstandard.compress(raw[50:]), "txt.zst"),
+        ][number % 3]
+        (pieces / f"part{number}.{suffix}").write_bytes(write(text))
+    split = [f"web={corpus / 'web.txt'}", f"alpha={pieces}"]
+    assert digests(prepare(*split, out=tmp_path / "split", valid_source="web")) == whole
+
+    for suffix, compress in {
+        "jsonl": bytes,
+        "jsonl.gz": gzip.compress,
+        "jsonl.zst": zstandard.compress,
+    }.items():
+        path = tmp_path / f"lines.{suffix}"
+        path.write_bytes(compress("".join(json.dumps({"text": block}) + "\n" for block in blocks).encode()))
+        out = prepare(f"alpha={path}", arguments[1], out=tmp_path / f"from-{suffix}")
+        assert digests(out) == whole
+
+
+def test_one_document_a_file(corpus, prepare, tmp_path):
+    whole = digests(prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "whole"))
+    for name in ("alpha", "web"):
+        folder = tmp_path / "files" / name
+        folder.mkdir(parents=True)
+        for number, block in enumerate((corpus / f"{name}.txt").read_text("utf-8").split("\n\n")):
+            (folder / f"{number}.txt").write_text(block.replace("\n", "\n\n"), "utf-8")
+    sources = [tmp_path / "files" / name for name in ("alpha", "web")]
+    out = prepare(*sources, out=tmp_path / "out", documents="file")
+    assert digests(out) == whole
+
+
+def test_every_document_is_in_one_place(corpus, prepare, tmp_path, small_units):
+    out = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "out")
+    stream = Stream.load(out)
+    alpha, web = make_documents(1, 300), make_documents(2, 200)
+    seen: list[str] = []
+    for part in [*stream.megabatches, stream.valid, stream.test]:
+        own = texts(out, part.prefix)
+        words = [len(text.split()) for text in own]
+        assert (part.documents, part.words) == (len(own), sum(words))
+        assert part.bytes == sum(len(text.encode()) + 1 for text in own)
+        assert part.items == sum(text.count("\n") + 2 for text in own)
+        assert part.tokens == sum(len(item) for item in MMapIndexedDataset(stream.path(part)))
+        credited = sum(count for text, count in zip(own, words, strict=True) if text in web[10:])
+        if part.name != "valid":
+            assert part.sources == {"alpha": part.words - credited, "web": credited}
+            assert abs(part.words - 1500) <= max(len(text.split()) for text in alpha + web)
+        seen += own
+    assert len(set(seen)) == len(seen)
+    assert set(seen) <= {*alpha, *web}
+    assert set(texts(out, "valid")) <= set(web[10:]), "a shared document counts for the first source"
+    assert stream.corpus["duplicate_documents"] == 40
+    assert stream.corpus["surplus_words"] == sum(len(t.split()) for t in alpha + web) - sum(
+        part.words for part in [*stream.megabatches, stream.valid, stream.test]
+    )
+
+
+def test_the_seed_changes_the_order(corpus, prepare, tmp_path):
+    outs = [prepare(corpus, out=tmp_path / f"{seed}", seed=seed) for seed in (0, 1, -1)]
+    assert len({digests(out)["test.bin"] for out in outs}) == 3
+
+
+def test_the_tokenizer_sees_the_first_megabatch_only(prepare, tmp_path):
+    """Each document has a character of its own: the units hold those of mega-batch 1, all and no other."""
+    blocks = [f"{chr(0x4E00 + n) * 9} {text}" for n, text in enumerate(make_documents(7, 150))]
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(blocks), "utf-8")
+    out = prepare(path, out=tmp_path / "out", words=700, vocab_size=200)
+    units = "".join(Dictionary.load(str(out / "dict.txt")).symbols)
+    first = "".join(texts(out, "megabatch_00/train"))
+    assert {c for c in units if "\u4e00" <= c <= "\u9fff"} == {c for c in first if "\u4e00" <= c <= "\u9fff"}
+    assert all("\u2047" in text for text in texts(out, "megabatch_01/train"))
+
+
+def test_a_given_tokenizer(corpus, prepare, tmp_path):
+    trained = prepare(corpus, out=tmp_path / "trained")
+    model = trained / "tokenizer.model"
+    out = prepare(corpus, out=tmp_path / "given", vocab_size=None, tokenizer=model)
+    assert digests(out) == digests(trained)
+    assert Stream.load(out).vocab_size == Stream.load(trained).vocab_size == 120
+
+
+def test_documents_are_split_between_lines(corpus, prepare, tmp_path):
+    out = prepare(corpus, out=tmp_path / "out", max_document_words=12)
+    longest = max(len(text.split()) for text in texts(out, "megabatch_00/train"))
+    assert 6 < longest <= 13, "a line of 12 words and the document's name may stand alone"
+    assert Stream.load(out).corpus["documents"] > 540
+
+
+def test_a_finished_stream_is_left_alone(corpus, prepare, tmp_path, capsys):
+    out = prepare(corpus, out=tmp_path / "out")
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    prepare(corpus, out=out, workers=2)
+    assert "nothing to do" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+COMMAND = """
+import os, signal, sys
+import alma.files
+from data_prep import __main__, documents, plan
+left = int(sys.argv.pop(1))
+def fatal(function):
+    def call(*arguments):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+    return call
+alma.files.os.replace = fatal(os.replace)
+documents.UNIT_BYTES = 12000
+plan.BUCKET_WORDS = 1000
+__main__.main()
+"""
+
+
+def test_killed_anywhere_and_run_again(corpus, prepare, tmp_path, monkeypatch):
+    """Kill after every few renames; each relaunch goes on, and the end is the uninterrupted stream."""
+    monkeypatch.setattr(documents, "UNIT_BYTES", 12000)
+    monkeypatch.setattr(plan, "BUCKET_WORDS", 1000)
+    whole = digests(prepare(corpus, out=tmp_path / "whole"))
+    out = tmp_path / "out"
+    line = (
+        f"{corpus} --out {out} --mega-batches 3 --words 1500 --valid-words 300 --vocab-size 120 --workers 1"
+    )
+    codes = []
+    while not codes or codes[-1]:
+        assert len(codes) < 20, "no progress between kills"
+        allowed = "9" if len(codes) % 2 else "4"
+        codes.append(subprocess.run([sys.executable, "-c", COMMAND, allowed, *line.split()]).returncode)
+    assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
+    assert len(codes) > 3
+    assert digests(out) == whole
+
+
+def test_workers_end_when_the_parent_is_killed(corpus, tmp_path):
+    script = (
+        "import os, signal, sys, time\n"
+        "from data_prep import work\n"
+        "from pathlib import Path\n"
+        "if __name__ == '__main__':\n"
+        "    tasks = [work.Task(Path('/nowhere'), 1, (300,))] * 2\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    work.Work(2).run('sleep', time.sleep, tasks, 'it')\n"
+    )
+    path = tmp_path / "sleep.py"
+    path.write_text(script)
+    environment = os.environ | {"PYTHONPATH": os.getcwd()}
+    parent = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout.readline()
+    workers: list[int] = []
+    _wait(lambda: workers.extend(_children(parent.pid)) or len(_children(parent.pid)) >= 3)
+    parent.kill()
+    parent.wait()
+    _wait(lambda: not any(_runs(pid) for pid in set(workers)))
+
+
+def _children(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _wait(condition, seconds: float = 15) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("after", [0, 2, 7, 13])
+def test_a_full_disk_leaves_nothing_half_written(corpus, prepare, tmp_path, monkeypatch, capsys, after):
+    whole = digests(prepare(corpus, out=tmp_path / "whole"))
+    out, left = tmp_path / "out", after
+
+    def fsync(descriptor):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        with pytest.raises(SystemExit) as error:
+            prepare(corpus, out=out)
+    assert error.value.code == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert not (out / "stream.json").exists()
+    assert not list(out.rglob("*.tmp"))
+    assert digests(prepare(corpus, out=out)) == whole
+
+
+def test_lost_documents_are_noticed(corpus, prepare, tmp_path, monkeypatch, capsys):
+    texts = encode.bucket_texts
+
+    def lossy(*arguments):
+        return list(texts(*arguments))[:-1]
+
+    monkeypatch.setattr(encode, "bucket_texts", lossy)
+    with pytest.raises(SystemExit):
+        prepare(corpus, out=tmp_path / "out")
+    assert "is not what was planned" in capsys.readouterr().err
+
+
+def test_a_file_that_changes_meanwhile_is_noticed(corpus, prepare, tmp_path, monkeypatch, capsys):
+    make = pipeline.plan.make_plan
+
+    def meddle(*arguments):
+        path = corpus / "web.txt"
+        path.write_text(path.read_text("utf-8").replace("ba", "be", 1), "utf-8")
+        return make(*arguments)
+
+    monkeypatch.setattr(pipeline.plan, "make_plan", meddle)
+    with pytest.raises(SystemExit):
+        prepare(corpus, out=tmp_path / "out")
+    assert "web.txt: changed since it was scanned" in capsys.readouterr().err

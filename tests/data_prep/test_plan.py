@@ -1,0 +1,133 @@
+"""The plan: every document in one place, cuts within half a document of their targets, no duplicates."""
+
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from alma.errors import UserError
+from data_prep import plan
+from data_prep.plan import LEFT_OUT, RECORD, Wanted, assign_splits, make_plan
+
+SOURCES = ("alpha", "web")
+
+
+def make_records(documents):
+    """Records of (key, words, source) triples; equal keys are equal documents."""
+    records = np.zeros(len(documents), RECORD)
+    for record, (key, words, source) in zip(records, documents, strict=True):
+        rng = np.random.default_rng(key)
+        record["high"], record["low"], record["second"] = rng.integers(0, 2**63, 3)
+        record["words"], record["source"] = words, source
+    return records
+
+
+@st.composite
+def corpora(draw):
+    """(records, wanted) with enough words in all and in the validation source."""
+    words = draw(st.lists(st.integers(1, 40), min_size=20, max_size=120))
+    sources = draw(st.lists(st.integers(0, 1), min_size=len(words), max_size=len(words)))
+    documents = [(key, count, source) for key, (count, source) in enumerate(zip(words, sources, strict=True))]
+    web = sum(count for _, count, source in documents if source == 1)
+    documents.append((len(words), max(1, 60 - web), 1))
+    copies = draw(st.lists(st.integers(0, len(words) - 1), max_size=20))
+    again = [(key, documents[key][1], draw(st.integers(documents[key][2], 1))) for key in copies]
+    total = sum(count for _, count, _ in documents)
+    valid = draw(st.integers(1, 30))
+    mega_batches = draw(st.integers(1, 4))
+    size = (total - valid - 20) // (mega_batches + 1)
+    eval_words = draw(st.integers(max(1, size // 2), max(1, size)))
+    wanted = Wanted(mega_batches, max(1, size), max(1, eval_words), valid, "web")
+    shuffled = draw(st.permutations(documents + again))
+    return make_records(shuffled), wanted
+
+
+@given(corpora())
+@settings(max_examples=60, deadline=None)
+def test_every_cut_is_within_half_a_document(corpus):
+    records, wanted = corpus
+    try:
+        split, kept = assign_splits(records, wanted, SOURCES)
+    except UserError:
+        reject()
+    valid = wanted.mega_batches + 1
+    chosen = np.flatnonzero(split != LEFT_OUT)
+    keys = list(zip(records["high"][chosen], records["low"][chosen], strict=True))
+    assert len(set(keys)) == len(keys)
+    assert set(chosen) <= set(kept)
+    assert (records["source"][split == valid] == SOURCES.index("web")).all()
+
+    pool = kept[split[kept] != valid]
+    pool = pool[np.argsort(records["high"][pool], kind="stable")]
+    assert (np.diff(split[pool][split[pool] != LEFT_OUT]) >= 0).all()
+    running = np.cumsum(records["words"][pool].astype(int))
+    targets = [wanted.words * k for k in range(1, wanted.mega_batches + 1)]
+    targets.append(targets[-1] + wanted.eval_words)
+    for number, target in enumerate(targets):
+        members = np.flatnonzero(split[pool] == number)
+        off = abs(int(running[members[-1]]) - target)
+        assert off == np.abs(np.concatenate([[0], running]) - target).min()
+        around = records["words"][pool[members[-1] : members[-1] + 2]]
+        assert off <= around.max() / 2
+
+
+@given(corpora(), st.integers(1, 200))
+@settings(max_examples=40, deadline=None)
+def test_buckets_follow_the_hash_order_and_add_up(corpus, bucket_words):
+    records, wanted = corpus
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "BUCKET_WORDS", bucket_words)
+        try:
+            planned = make_plan(records, wanted, SOURCES)
+        except UserError:
+            return
+    split, kept = assign_splits(records, wanted, SOURCES)
+    inside = np.flatnonzero(planned.bucket != LEFT_OUT)
+    assert (planned.bucket_split[planned.bucket[inside]] == split[inside]).all()
+    assert ((planned.bucket != LEFT_OUT) == (split != LEFT_OUT)).all()
+    for number in range(wanted.mega_batches + 2):
+        members = np.flatnonzero(split == number)
+        ordered = members[np.argsort(records["high"][members])]
+        assert (np.diff(planned.bucket[ordered]) >= 0).all()
+        assert planned.source_words[number].sum() == records["words"][members].sum()
+    for bucket in range(len(planned.bucket_split)):
+        members = planned.bucket == bucket
+        assert planned.bucket_documents[bucket] == members.sum() > 0
+        assert planned.bucket_words[bucket] == records["words"][members].sum()
+        assert planned.bucket_keys[bucket] == sum(map(int, records["low"][members])) % 2**64
+    assert planned.duplicate_documents == len(records) - len(kept)
+
+
+@given(corpora(), st.randoms())
+@settings(max_examples=30, deadline=None)
+def test_the_order_of_reading_does_not_matter(corpus, random):
+    records, wanted = corpus
+    order = list(range(len(records)))
+    random.shuffle(order)
+    found = []
+    for candidate in (records, records[order]):
+        try:
+            split, _ = assign_splits(candidate, wanted, SOURCES)
+        except UserError:
+            found.append(None)
+            continue
+        rows = zip(candidate["high"].tolist(), candidate["source"].tolist(), split.tolist(), strict=True)
+        found.append({row for row in rows if row[-1] != LEFT_OUT})
+    assert found[0] == found[1]
+
+
+def test_too_few_words_says_how_many_are_missing():
+    records = make_records([(0, 10, 0), (0, 10, 1), (1, 5, 1)])
+    with pytest.raises(
+        UserError,
+        match=r"15 words in 2 documents after dropping 1 duplicates.* 28 are asked for: 13 words are missing",
+    ):
+        assign_splits(records, Wanted(2, 8, 8, 4, "web"), SOURCES)
+    with pytest.raises(UserError, match=r"source web has 5 words.*1 words are missing"):
+        assign_splits(records, Wanted(1, 4, 4, 6, "web"), SOURCES)
+
+
+def test_a_document_longer_than_a_megabatch_is_refused():
+    records = make_records([(0, 100, 0), (1, 100, 0), (2, 5, 1)])
+    with pytest.raises(UserError, match="would be empty: the longest document has 100 words"):
+        assign_splits(records, Wanted(4, 30, 30, 5, "web"), SOURCES)

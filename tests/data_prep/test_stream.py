@@ -1,0 +1,123 @@
+"""The stream format: what is written is read back, and damage is named."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from alma.errors import UserError
+from alma.stream import FileInfo, Part, Stream, is_stream, read_index, write_index
+
+
+@pytest.fixture
+def stream(tmp_path):
+    """A stream whose one part of three items serves as every split."""
+    np.array([5, 6, 2, 2, 7, 2], np.uint16).tofile(tmp_path / "valid.bin")
+    write_index(tmp_path / "valid.idx", np.array([3, 1, 2]), 8)
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    files = {name: FileInfo.of(tmp_path / name) for name in ("valid.bin", "valid.idx")}
+    part = Part("valid", "valid", 2, 6, 1, 3, 9, {"web": 2}, files)
+    own = {"dict.txt": FileInfo.of(tmp_path / "dict.txt")}
+    stream = Stream(tmp_path, 1, 7, 4, (part, part), part, part, {"words": 2}, own)
+    assert not is_stream(tmp_path)
+    stream.write()
+    return stream
+
+
+def test_load_gives_what_was_written(stream):
+    assert is_stream(stream.directory)
+    assert Stream.load(stream.directory) == stream
+    assert stream.path(stream.valid) == str(stream.directory / "valid")
+
+
+def test_fairseq_reads_the_index(stream):
+    from fairseq.data.indexed_dataset import MMapIndexedDataset
+
+    items = [item.tolist() for item in MMapIndexedDataset(stream.path(stream.valid))]
+    assert items == [[5, 6, 2], [2], [7, 2]]
+    sizes, code = read_index(stream.path(stream.valid) + ".idx")
+    assert (sizes.tolist(), code) == ([3, 1, 2], 8)
+
+
+@pytest.mark.parametrize("code", [4, 8, 9])
+def test_index_is_byte_identical_to_fairseqs(tmp_path, code):
+    import torch
+    from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder
+
+    from alma.stream import DTYPES
+
+    sizes = [1, 4, 2, 70000]
+    builder = MMapIndexedDatasetBuilder(str(tmp_path / "a.bin"), DTYPES[code])
+    for size in sizes:
+        builder.add_item(torch.ones(size, dtype=torch.int))
+    builder.finalize(str(tmp_path / "a.idx"))
+    write_index(tmp_path / "b.idx", np.array(sizes), code)
+    assert (tmp_path / "a.idx").read_bytes() == (tmp_path / "b.idx").read_bytes()
+
+
+def test_check_accepts_whole_files(stream):
+    stream.check(stream.valid)
+    stream.check([*stream.megabatches, stream.test])
+
+
+@pytest.mark.parametrize("name", ["valid.bin", "valid.idx", "dict.txt"])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "truncated: {less} of {size} bytes"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"?"), "changed after writing"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"?"), "changed after writing"),
+    ],
+)
+def test_check_names_a_damaged_file(stream, name, damage, message):
+    path = stream.directory / name
+    size = path.stat().st_size
+    damage(path)
+    with pytest.raises(UserError) as error:
+        stream.check(stream.valid)
+    assert f"{path}: {message.format(less=size - 1, size=size)}" in str(error.value)
+
+
+def _record(stream):
+    return json.loads((stream.directory / "stream.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda record: record | {"version": 2}, "format version 2"),
+        (lambda record: record | {"more": 1}, "malformed"),
+        (lambda record: {name: record[name] for name in record if name != "valid"}, "malformed"),
+        (lambda record: record | {"valid": {"name": "valid"}}, "malformed"),
+        (lambda record: record | {"megabatches": 3}, "malformed"),
+        (lambda record: [record], "malformed"),
+    ],
+)
+def test_load_refuses_another_format(stream, edit, message):
+    (stream.directory / "stream.json").write_text(json.dumps(edit(_record(stream))))
+    with pytest.raises(UserError, match=message):
+        Stream.load(stream.directory)
+
+
+def test_load_refuses_half_a_file_and_no_stream(stream, tmp_path_factory):
+    path = stream.directory / "stream.json"
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(UserError, match="malformed"):
+        Stream.load(stream.directory)
+    with pytest.raises(UserError, match="no finished stream"):
+        Stream.load(tmp_path_factory.mktemp("empty"))
+
+
+def test_read_index_refuses_other_files(stream):
+    index = stream.directory / "valid.idx"
+    whole = index.read_bytes()
+    for data in (b"", whole[:-1], whole + b"0", b"X" + whole[1:]):
+        index.write_bytes(data)
+        with pytest.raises(UserError, match="not a fairseq mmap index"):
+            read_index(index)
+
+
+def test_from_dict_reverses_asdict(stream):
+    assert Part.from_dict(dataclasses.asdict(stream.valid)) == stream.valid

@@ -1,0 +1,71 @@
+"""Small Switch models and fairseq-train command lines."""
+
+import shutil
+
+import pytest
+import torch
+
+TINY = (
+    "--task alma_lm --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 "
+    "--decoder-attention-heads 2 --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 5e-3 "
+    "--lr-scheduler polynomial_decay --total-num-update 20 --max-update 20 --warmup-updates 2 --dropout 0.1 "
+    "--log-format json --log-interval 5 --num-workers 0 --no-epoch-checkpoints --seed 7"
+).split()
+
+
+@pytest.fixture
+def tiny() -> list[str]:
+    """fairseq-train's flags for a model that trains in a second."""
+    return list(TINY)
+
+
+@pytest.fixture
+def build(stream):
+    """`build(*flags)` -> (task, model) as fairseq-train would make them from the tiny flags and these."""
+    from fairseq import options, tasks, utils
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    def run(*flags: str, data=stream):
+        parser = options.get_training_parser(default_task="alma_lm")
+        arguments = [str(data), *TINY, *map(str, flags)]
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+        utils.set_torch_seed(cfg.common.seed)
+        task = tasks.setup_task(cfg.task)
+        return task, task.build_model(cfg.model)
+
+    return run
+
+
+@pytest.fixture
+def sample(stream):
+    """A batch of 4 sequences of 64 tokens, in fairseq's form."""
+    tokens = torch.randint(4, 1000, (4, 64), generator=torch.Generator().manual_seed(0))
+    target = torch.roll(tokens, -1, dims=1)
+    return {
+        "id": torch.arange(4),
+        "nsentences": 4,
+        "ntokens": tokens.numel(),
+        "net_input": {"src_tokens": tokens, "src_lengths": torch.full((4,), 64)},
+        "target": target,
+    }
+
+
+@pytest.fixture(scope="session")
+def preprocessed(stream, text, tmp_path_factory) -> str:
+    """The text as fairseq-preprocess makes it: pieces, a blank line between documents, two shards."""
+    import sentencepiece
+    from fairseq import options
+    from fairseq_cli.preprocess import main
+
+    directory = tmp_path_factory.mktemp("preprocessed")
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(stream / "tokenizer.model"))
+    for shard, name in enumerate(("help", "reference")):
+        lines = (text / f"{name}.txt").read_text().splitlines()
+        encoded = "\n".join(" ".join(pieces.encode(line, out_type=str)) for line in lines) + "\n"
+        (directory / f"{name}.pieces").write_text(encoded)
+        out = directory / f"shard{shard}"
+        flags = f"--only-source --workers 1 --srcdict {stream}/dict.txt --destdir {out} --trainpref"
+        main(options.get_preprocessing_parser().parse_args([*flags.split(), f"{directory}/{name}.pieces"]))
+        for suffix in (".bin", ".idx"):
+            shutil.copy(stream / f"valid{suffix}", out / f"valid{suffix}")
+    return f"{directory}/shard0:{directory}/shard1"

@@ -1,0 +1,165 @@
+"""The Switch layer against a one-hot reference, its capacity, its losses."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fairseq_alma.switch_layer import SwitchFFN, expert_losses, routing_stats
+
+DIM, HIDDEN = 8, 16
+
+
+def make(experts: int, capacity_factor: float = 1.0, eval_capacity: float = -1.0) -> SwitchFFN:
+    torch.manual_seed(experts)
+    layer = SwitchFFN(DIM, HIDDEN, experts, capacity_factor, eval_capacity, F.gelu, nn.Identity())
+    nn.init.normal_(layer.router.weight)
+    return layer
+
+
+def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+    """The same layer by the one-hot (S, E, C) dispatch of Mesh TensorFlow; x (T, B, D), padding (B, T)."""
+    tokens = x.transpose(0, 1).reshape(-1, DIM)
+    probs = torch.softmax(tokens @ layer.router.weight.T - layer.router.log_multiplicity, -1)
+    chosen = F.one_hot((tokens @ layer.router.weight.T).argmax(-1), layer.experts)
+    chosen = chosen * ~padding.reshape(-1, 1)
+    position = chosen.cumsum(0) * chosen - 1
+    capacity = layer.capacity(len(tokens)) or len(tokens)
+    slot = (position[:, :, None] == torch.arange(capacity)).to(x.dtype)  # (S, E, C), zero where dropped
+    inputs = torch.einsum("sec,sd->ecd", slot, tokens)
+    hidden = F.gelu(torch.einsum("ecd,ehd->ech", inputs, layer.w1) + layer.b1[:, None])
+    outputs = torch.einsum("ech,edh->ecd", hidden, layer.w2) + layer.b2[:, None]
+    weight = (probs * layer.router.log_multiplicity.exp() * chosen).sum(-1)
+    y = torch.einsum("sec,ecd->sd", slot, outputs) * weight[:, None]
+    return y.view(x.size(1), x.size(0), DIM).transpose(0, 1)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    experts=st.integers(1, 7),
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 4)),
+    factor=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    split=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
+def test_equals_the_one_hot_reference_in_outputs_and_gradients(experts, shape, factor, split, seed):
+    layer = make(experts, factor)
+    torch.manual_seed(seed)
+    if split:
+        layer.router.log_multiplicity.copy_(torch.rand(experts))
+    x = torch.randn(*shape, DIM, requires_grad=True)
+    padding = torch.rand(shape[1], shape[0]) < 0.2
+    layer.padding_mask = padding
+    weight = torch.randn(*shape, DIM)
+    names = ["x", *(name for name, _ in layer.named_parameters())]
+    results = []
+    for function in (layer, lambda value: one_hot_reference(layer, value, padding)):
+        y = function(x)
+        gradients = torch.autograd.grad((y * weight).sum(), [x, *layer.parameters()], allow_unused=True)
+        results.append((y, gradients))
+    (ours, our_gradients), (reference, reference_gradients) = results
+    torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-5)
+    for name, a, b in zip(names, our_gradients, reference_gradients, strict=True):
+        zero = torch.zeros(())
+        torch.testing.assert_close(
+            zero if a is None else a, torch.zeros_like(a) if b is None else b, atol=1e-5, rtol=1e-5, msg=name
+        )
+
+
+def test_drops_come_last_in_batch_major_order_and_only_in_training():
+    layer = make(2, capacity_factor=1.0)
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[0] = 1.0  # positive tokens all go to expert 0
+    x = torch.rand(6, 4, DIM) + 0.1
+    dropped = (layer(x).transpose(0, 1).abs().sum(-1) == 0).reshape(-1)
+    assert dropped.tolist() == [False] * 12 + [True] * 12  # C = ceil(24 / 2): sequences 0 and 1
+    assert routing_stats(layer)["dropped"] == 12
+    layer.eval()
+    assert (layer(x).abs().sum(-1) > 0).all()
+
+
+def test_evaluation_capacity_limits_when_asked():
+    layer = make(1, eval_capacity=0.25).eval()
+    layer(torch.randn(4, 4, DIM))
+    assert layer.kept.tolist() == [4]
+
+
+def test_padding_is_not_routed_and_takes_no_capacity():
+    layer = make(2, capacity_factor=1.0)
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[0] = 1.0
+    x = torch.rand(4, 2, DIM) + 0.1
+    layer.padding_mask = torch.tensor([[False, True, True, True], [False, False, False, True]])
+    y = layer(x).transpose(0, 1)
+    assert layer.routing.counts.tolist() == [4, 0]
+    assert (y[~layer.padding_mask].abs().sum(-1) > 0).all()
+    assert (y[layer.padding_mask] == 0).all()
+
+
+def test_a_batch_of_padding_only_gives_zeros_and_gradients():
+    layer = make(3)
+    layer.padding_mask = torch.ones(2, 5, dtype=torch.bool)
+    y = layer(torch.randn(5, 2, DIM))
+    (y.sum() + layer.balance_loss).backward()
+    assert (y == 0).all()
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in (layer.w1, layer.router.weight))
+
+
+def test_balance_loss_is_one_at_balance_and_experts_when_collapsed():
+    layer = make(4)
+    with torch.no_grad():
+        layer.router.weight.copy_(torch.eye(4, DIM) * 1e-4)
+    x = torch.eye(4, DIM).repeat(6, 1).view(24, 1, DIM)  # an equal number for each expert
+    layer(x)
+    assert layer.balance_loss.item() == pytest.approx(1.0, abs=1e-3)
+    with torch.no_grad():
+        layer.router.weight.zero_()
+        layer.router.weight[2] = 100.0
+    layer(x)
+    assert layer.balance_loss.item() == pytest.approx(4.0, abs=1e-3)
+
+
+def test_balance_loss_counts_tokens_before_they_are_dropped():
+    layer = make(4, capacity_factor=0.1)
+    x = torch.randn(32, 2, DIM)
+    layer(x)
+    probs = torch.softmax(x.transpose(0, 1).reshape(-1, DIM) @ layer.router.weight.T, -1)
+    share = torch.bincount(probs.argmax(-1), minlength=4) / 64
+    assert layer.balance_loss.item() == pytest.approx(4 * (share * probs.mean(0)).sum().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_router_computes_in_fp32_in_half_precision_models(dtype):
+    layer = make(4).to(dtype)
+    x = torch.randn(16, 2, DIM, dtype=dtype)
+    y = layer(x)
+    assert y.dtype == dtype
+    assert layer.routing.probs.dtype == torch.float32
+    expected = torch.softmax(x.float().transpose(0, 1).reshape(-1, DIM) @ layer.router.weight.float().T, -1)
+    torch.testing.assert_close(layer.routing.probs, expected)
+
+
+def test_expert_losses_sum_the_loss_of_the_tokens_of_each_expert():
+    layer = make(3).eval()
+    layer(torch.randn(7, 2, DIM))
+    nll = torch.rand(2, 7)
+    sums = expert_losses(layer, nll)
+    for expert in range(3):
+        assert sums[expert].item() == pytest.approx(nll[layer.expert_of == expert].sum().item(), rel=1e-6)
+
+
+def test_stats_describe_the_pass():
+    layer = make(3, capacity_factor=0.5)
+    layer(torch.randn(16, 2, DIM))
+    stats = routing_stats(layer)
+    assert stats["tokens"] == 32
+    assert stats["load"].sum() == 32
+    assert stats["dropped"] == (stats["load"] - math.ceil(16 / 3)).clamp(min=0).sum()
+    probs = layer.routing.probs
+    assert stats["entropy"].item() == pytest.approx(-(probs * probs.log()).sum().item(), rel=1e-5)

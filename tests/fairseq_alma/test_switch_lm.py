@@ -1,0 +1,183 @@
+"""The Switch Transformer: sizes, causality, incremental decoding, checkpointing, FLOPs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq.data import Dictionary
+from torch.utils.flop_counter import FlopCounterMode
+
+from alma.errors import UserError
+from fairseq_alma.flops import Shape
+from fairseq_alma.switch_layer import switch_layers
+from fairseq_alma.switch_lm import SwitchLanguageModel
+
+# DESIGN.md, "Language model": millions of parameters; shared and per expert, then E = 4, 8, 12.
+SIZES = {
+    "switch_gmoe_base": (38.6, 6.30, 63.8, 89.0, 114.2),
+    "switch_gmoe_large": (95.7, 28.34, 209.1, 322.4, 435.8),
+}
+
+
+def paper_dictionary() -> Dictionary:
+    """The paper's 50k BPE units: GPT-2's as fairseq has them, 50,264 with specials and padding."""
+    dictionary = Dictionary()
+    for unit in range(50_260):
+        dictionary.add_symbol(f"unit{unit}")
+    return dictionary
+
+
+def arguments(arch: str, stream, *flags: str):
+    from fairseq import options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+
+    parser = options.get_training_parser(default_task="alma_lm")
+    given = options.parse_args_and_arch(parser, [str(stream), "--task", "alma_lm", "--arch", arch, *flags])
+    return convert_namespace_to_omegaconf(given).model
+
+
+@pytest.mark.parametrize("arch", SIZES)
+def test_parameter_counts_are_those_of_the_paper(arch, stream):
+    dictionary = paper_dictionary()
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    shared, per_expert, *totals = SIZES[arch]
+    for experts, total in zip((4, 8, 12), totals, strict=True):
+        args = arguments(arch, stream, "--moe-expert-count", str(experts))
+        with torch.device("meta"):
+            model = SwitchLanguageModel.build_model(args, task)
+        count = sum(p.numel() for p in model.parameters())
+        shape = Shape.of(args, len(dictionary))
+        assert count == shape.parameters
+        assert round(count / 1e6, 1) == total
+        assert round(shape.shared / 1e6, 1) == shared
+        assert round(shape.per_expert / 1e6, 2) == pytest.approx(per_expert, abs=0.011)
+
+
+def test_switch_gmoe_is_the_base_model(stream):
+    default, base = arguments("switch_gmoe", stream), arguments("switch_gmoe_base", stream)
+    assert {**default, "_name": ""} == {**base, "_name": ""}
+
+
+@pytest.mark.parametrize(("arch", "gflops"), [("switch_gmoe_base", 45.7), ("switch_gmoe_large", 126.5)])
+def test_inference_flops_are_those_of_the_design(arch, gflops, stream):
+    shape = Shape.of(arguments(arch, stream), 50_264)
+    assert shape.forward_flops(512) / 1e9 == pytest.approx(gflops, rel=2e-3)
+
+
+def test_flops_equal_the_counter_where_it_is_right(build, sample):
+    _, model = build("--moe-expert-count", "3")
+    model.eval()
+    shape = Shape.of(model.decoder.args, len(model.decoder.dictionary))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**sample["net_input"])
+    # On CPU the counter sees every GEMM but those inside scaled_dot_product_attention.
+    assert counter.get_total_flops() == shape.forward_flops(sample["ntokens"])
+
+
+def test_a_future_token_never_changes_earlier_logits_in_training_with_drops(build, sample):
+    _, model = build("--moe-expert-count", "4", "--dropout", "0", "--moe-capacity-factor", "0.5")
+    model.train()
+    tokens = sample["net_input"]["src_tokens"][:1]
+    with torch.no_grad():
+        before = model(tokens)[0]
+        assert all((m.routing.counts > m.kept).any() for m in switch_layers(model).values()), "nothing dropped"
+        for position in (1, 17, 40, 63):
+            changed = tokens.clone()
+            changed[0, position] = 5 if tokens[0, position] != 5 else 6
+            after = model(changed)[0]
+            torch.testing.assert_close(after[:, :position], before[:, :position], atol=1e-6, rtol=0)
+            assert not torch.allclose(after[:, position], before[:, position])
+
+
+def test_earlier_sequences_of_a_batch_do_not_depend_on_later_ones(build, sample):
+    _, model = build("--moe-expert-count", "4", "--dropout", "0", "--moe-capacity-factor", "0.5")
+    model.train()
+    tokens = sample["net_input"]["src_tokens"]
+    changed = tokens.clone()
+    changed[2:] = tokens[:2]
+    with torch.no_grad():
+        torch.testing.assert_close(model(changed)[0][:2], model(tokens)[0][:2], atol=1e-6, rtol=0)
+
+
+def test_evaluation_does_not_depend_on_the_batch(build, sample):
+    _, model = build()
+    model.eval()
+    tokens = sample["net_input"]["src_tokens"]
+    with torch.no_grad():
+        together = model(tokens)[0]
+        alone = torch.cat([model(tokens[i : i + 1])[0] for i in range(4)])
+    torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+
+
+def test_incremental_decoding_equals_the_full_pass(build, sample):
+    _, model = build()
+    model.eval()
+    tokens = sample["net_input"]["src_tokens"][:, :12]
+    state: dict = {}
+    with torch.no_grad():
+        full = model(tokens)[0]
+        steps = [model(tokens[:, : i + 1], incremental_state=state)[0] for i in range(12)]
+    torch.testing.assert_close(torch.cat(steps, 1), full, atol=1e-4, rtol=1e-4)
+
+
+class Plain:
+    """An optimizer that only runs backward."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+
+def gradients(task, model, sample, criterion="cross_entropy") -> dict[str, torch.Tensor]:
+    from fairseq import criterions
+
+    loss = {"cross_entropy": {}, "label_smoothed_cross_entropy": {"label_smoothing": 0.1}}[criterion]
+    built = criterions.build_criterion(
+        SimpleNamespace(
+            criterion=criterion, sentence_avg=False, report_accuracy=False, ignore_prefix_size=0, **loss
+        ),
+        task,
+    )
+    model.zero_grad()
+    torch.manual_seed(3)
+    task.train_step(sample, model, built, Plain(), update_num=0)
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("criterion", ["cross_entropy", "label_smoothed_cross_entropy"])
+def test_the_balance_loss_acts_under_any_criterion_scaled_by_the_sample_size(build, sample, criterion):
+    """d loss / d router is linear in --moe-gate-loss-wt, with slope sample_size * d balance / d router."""
+    found = {}
+    for weight in ("0", "0.5", "1"):
+        task, model = build("--moe-gate-loss-wt", weight, "--dropout", "0")
+        found[weight] = gradients(task, model, sample, criterion)
+    name = "decoder.layers.1.fc1.router.weight"
+    step = found["0.5"][name] - found["0"][name]
+    torch.testing.assert_close(found["1"][name] - found["0.5"][name], step, atol=1e-3, rtol=1e-3)
+    model.zero_grad()
+    model(**sample["net_input"])
+    model.decoder.load_balancing_loss().backward()
+    expected = dict(model.named_parameters())[name].grad * 0.5 * sample["ntokens"]
+    torch.testing.assert_close(step, expected, atol=1e-3, rtol=1e-3)
+    assert expected.abs().max() > 1e-2
+
+
+def test_activation_checkpointing_keeps_all_gradients(build, sample):
+    plain = gradients(*build("--dropout", "0.1", "--moe-gate-loss-wt", "1"), sample)
+    flags = ("--dropout", "0.1", "--moe-gate-loss-wt", "1", "--checkpoint-activations")
+    checkpointed = gradients(*build(*flags), sample)
+    assert plain.keys() == checkpointed.keys()
+    for name in plain:
+        torch.testing.assert_close(checkpointed[name], plain[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--moe-expert-count", "0"), "must be 1 or more"),
+        (("--scale-fc",), "--scale-fc"),
+        (("--character-embeddings",), "--character-embeddings"),
+    ],
+)
+def test_options_it_cannot_honour_are_refused(build, flags, words):
+    with pytest.raises(UserError, match=words):
+        build(*flags)

@@ -1,0 +1,196 @@
+"""The task: what a stage trains on, resharding of fairseq-preprocess data, what it refuses."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alma.errors import UserError
+from alma.stream import Stream
+from fairseq_alma.preprocessed import assign, count_words, documents
+
+LOADED = ("--sample-break-mode", "none", "--tokens-per-sample", "64")
+
+
+def tokens_of(task, split: str) -> list[int]:
+    """The blocks of a split in order, joined."""
+    dataset = task.dataset(split)
+    return torch.cat([dataset[i]["target"] for i in range(len(dataset))]).tolist()
+
+
+def file_tokens(stream, *prefixes: str) -> list[int]:
+    found: list[int] = []
+    for prefix in prefixes:
+        data = MMapIndexedDataset(str(stream / prefix))
+        found += torch.cat([data[i] for i in range(len(data))]).tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (("--stage", "0"), [0]),
+        (("--stage", "2"), [2]),
+        (("--stage", "0", "--waiting-time", "2"), [0, 1]),
+        (("--stage", "1", "--waiting-time", "2"), [2]),
+        (("--stage", "1", "--replay"), [0, 1]),
+        (("--stage", "1", "--waiting-time", "2", "--replay"), [0, 1, 2]),
+    ],
+)
+def test_a_stage_trains_on_its_megabatches_and_no_others(build, stream, flags, parts):
+    task, _ = build(*flags, *LOADED)
+    task.load_dataset("train")
+    assert tokens_of(task, "train") == file_tokens(stream, *(f"megabatch_0{part}/train" for part in parts))
+
+
+def test_valid_and_test_are_the_streams(build, stream):
+    task, _ = build()
+    for split in ("valid", "test"):
+        task.load_dataset(split)
+        assert tokens_of(task, split) == file_tokens(stream, split)
+
+
+def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(build, preprocessed):
+    task, _ = build("--megabatch-words", "12000", data=preprocessed)
+    corpus = task.preprocessed_corpus()
+    parts = assign(corpus, task.dictionary, task.args)
+    words = count_words(corpus, task.dictionary)
+    assert len(parts) == round(words.sum() / 12000) > 3
+    items = np.concatenate(parts)
+    assert sorted(items.tolist()) == list(range(len(corpus)))
+    first, end = documents(corpus.sizes)
+    megabatch = np.empty(len(corpus), dtype=int)
+    for number, part in enumerate(parts):
+        megabatch[part] = number
+    for a, b in zip(first, end, strict=True):
+        assert len(set(megabatch[a:b])) == 1
+        assert corpus.sizes[b - 1] == 1 or b == len(corpus)
+    longest = max(words[a:b].sum() for a, b in zip(first, end, strict=True))
+    running = np.cumsum([words[part].sum() for part in parts])[:-1]
+    assert np.all(np.abs(running - 12000 * np.arange(1, len(parts))) <= longest / 2 + 1)
+
+
+def test_words_read_off_the_dictionary_are_those_of_the_text(build, preprocessed, text):
+    task, _ = build("--megabatch-words", "12000", data=preprocessed)
+    counted = count_words(task.preprocessed_corpus(), task.dictionary).sum()
+    assert counted == sum(len((text / f"{n}.txt").read_text().split()) for n in ("help", "reference"))
+
+
+def test_stages_of_a_preprocessed_directory_partition_it(build, preprocessed):
+    seen: list[int] = []
+    task, _ = build("--megabatch-words", "20000", data=preprocessed)
+    corpus = task.preprocessed_corpus()
+    count = len(assign(corpus, task.dictionary, task.args))
+    for stage in range(count):
+        task, _ = build("--megabatch-words", "20000", "--stage", str(stage), *LOADED, data=preprocessed)
+        task.load_dataset("train")
+        seen += tokens_of(task, "train")
+    everything = torch.cat([corpus[i] for i in range(len(corpus))]).tolist()
+    assert sorted(seen) == sorted(everything)
+    with pytest.raises(UserError, match=f"stages 0 to {count - 1}"):
+        build("--megabatch-words", "20000", "--stage", str(count), data=preprocessed)[0].load_dataset("train")
+
+
+def test_the_cut_depends_on_its_seed_only(build, preprocessed):
+    def cut(*flags):
+        task, _ = build("--megabatch-words", "12000", *flags, data=preprocessed)
+        return [part.tolist() for part in assign(task.preprocessed_corpus(), task.dictionary, task.args)]
+
+    assert cut() == cut("--seed", "99")
+    assert cut() != cut("--megabatch-seed", "2")
+
+
+def test_a_preprocessed_directory_without_a_size_is_one_megabatch(build, preprocessed):
+    task, _ = build(*LOADED, data=preprocessed)
+    task.load_dataset("train")
+    assert len(tokens_of(task, "train")) == task.preprocessed_corpus().sizes.sum()
+    with pytest.raises(UserError, match="--megabatch-words or --megabatch-tokens"):
+        build("--stage", "1", data=preprocessed)[0].load_dataset("train")
+
+
+def test_gpt2_marks_count_words_and_a_dictionary_without_marks_is_refused():
+    from fairseq.data import Dictionary
+
+    dictionary = Dictionary()
+    for symbol in ("The", "Ġcat", "Ġsat", "s"):
+        dictionary.add_symbol(symbol)
+    ids = dictionary.encode_line("The Ġcat s Ġsat", add_if_not_exist=False).int()
+    assert count_words([ids, torch.tensor([2])], dictionary).tolist() == [3, 0]
+    numbers = Dictionary()
+    numbers.add_symbol("262")
+    with pytest.raises(UserError, match="--megabatch-tokens"):
+        count_words([ids], numbers)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=50))
+def test_documents_cover_the_items_in_order(sizes):
+    first, end = documents(np.array(sizes))
+    assert first[0] == 0
+    assert end[-1] == len(sizes)
+    assert (first[1:] == end[:-1]).all()
+    if 1 in sizes:
+        assert all(1 not in sizes[a : b - 1] for a, b in zip(first, end, strict=True))
+
+
+def damaged(stream, tmp_path, damage) -> str:
+    copy = tmp_path / "damaged"
+    shutil.copytree(stream, copy)
+    damage(copy)
+    return str(copy)
+
+
+def truncate(path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def alter(path) -> None:
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda d: (d / "megabatch_00/train.bin").unlink(), "train.bin.*missing"),
+        (lambda d: (d / "megabatch_00/train.idx").unlink(), "train.idx.*missing"),
+        (lambda d: truncate(d / "megabatch_00/train.bin"), "train.bin.*truncated"),
+        (lambda d: truncate(d / "megabatch_00/train.idx"), "train.idx.*truncated"),
+        (lambda d: alter(d / "megabatch_00/train.bin"), "train.bin.*changed"),
+        (lambda d: alter(d / "dict.txt"), "dict.txt.*changed"),
+    ],
+)
+def test_a_damaged_stream_is_refused(build, stream, tmp_path, damage, words):
+    data = damaged(stream, tmp_path, damage)
+    with pytest.raises(UserError, match=words):
+        build(data=data)[0].load_dataset("train")
+
+
+def test_damaged_preprocessed_data_are_refused(build, preprocessed, tmp_path):
+    shard = tmp_path / "shard"
+    shutil.copytree(preprocessed.split(":")[0], shard)
+    truncate(shard / "train.bin")
+    with pytest.raises(UserError, match="train.bin has .* bytes, its index says"):
+        build("--megabatch-words", "20000", data=shard)[0].load_dataset("train")
+    truncate(shard / "train.idx")
+    with pytest.raises(UserError, match="train.idx is truncated"):
+        build("--megabatch-words", "20000", data=shard)[0].load_dataset("train")
+
+
+def test_a_stage_out_of_range_is_refused(build, stream):
+    count = len(Stream.load(stream).megabatches)
+    for flags in (("--stage", str(count)), ("--stage", "-1"), ("--stage", "2", "--waiting-time", "2")):
+        with pytest.raises(UserError, match="have stages 0 to"):
+            build(*flags)[0].load_dataset("train")
+
+
+def test_blocks_longer_than_the_models_positions_are_cut_anew_for_evaluation(build):
+    task, _ = build("--tokens-per-sample", "512")
+    task.load_dataset("test")
+    batches = list(task.eval_lm_dataloader(task.dataset("test"), max_positions=64, max_tokens=512))
+    assert max(batch["net_input"]["src_tokens"].size(1) for batch in batches) == 64
+    assert sum(batch["ntokens"] for batch in batches) == len(tokens_of(task, "test"))

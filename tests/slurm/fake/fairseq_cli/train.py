@@ -1,0 +1,66 @@
+"""Stands for fairseq-train: a model is one number, an update hashes it, every update is a checkpoint.
+
+FAKE_CRASH=stage:update:how ends it there: how is `user`, `flag`, `python` or `kill`. FAKE_SLEEP: seconds
+an update. Its process id is kept in $FAKE_PIDS.
+"""
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+logging.basicConfig(
+    format="%(asctime)s | %(levelname)s | %(name)s | %(message)s", stream=sys.stdout, level=20
+)
+parser = argparse.ArgumentParser()
+parser.add_argument("data")
+for name in ("--save-dir", "--finetune-from-model"):
+    parser.add_argument(name, type=Path)
+for name in ("--stage", "--max-update", "--moe-expert-count", "--seed"):
+    parser.add_argument(name, type=int, default=0)
+args, _ = parser.parse_known_args()
+
+
+def crash(how: str) -> None:
+    """End as real children do."""
+    if how == "user":
+        print("error: stream/train.bin: truncated; copy it again", file=sys.stderr)
+        sys.exit(2)
+    if how == "flag":
+        parser.error("unrecognized arguments: --nonsense")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise RuntimeError("CUDA error: out of luck")
+
+
+def save(state: dict, name: str) -> None:
+    """A checkpoint, whole or not at all."""
+    temporary = args.save_dir / "temporary"
+    temporary.write_text(json.dumps(state))
+    temporary.replace(args.save_dir / name)
+
+
+with open(os.environ["FAKE_PIDS"], "a") as file:
+    file.write(f"{os.getpid()}\n")
+last = args.save_dir / "checkpoint_last.pt"
+if last.exists():
+    state = json.loads(last.read_text())
+else:
+    parent = json.loads(args.finetune_from_model.read_text()) if args.finetune_from_model else {"model": ""}
+    state = {"model": parent["model"], "updates": 0, "experts": args.moe_expert_count}
+while state["updates"] < args.max_update:
+    at, _, how = os.environ.get("FAKE_CRASH", "").rpartition(":")
+    if at == f"{args.stage}:{state['updates']}":
+        crash(how)
+    time.sleep(float(os.environ.get("FAKE_SLEEP", "0")))
+    text = f"{state['model']} {args.stage} {state['updates']} {args.seed}"
+    state |= {"model": hashlib.sha256(text.encode()).hexdigest(), "updates": state["updates"] + 1}
+    save(state, "checkpoint_last.pt")
+    stats = {"epoch": 1, "loss": "8.9", "ppl": "478", "wps": "3100", "num_updates": str(state["updates"])}
+    logging.getLogger("train_inner").info(json.dumps(stats))
+save(state, "checkpoint_best.pt")

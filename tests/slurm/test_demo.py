@@ -1,0 +1,29 @@
+"""The demo's commands fit the programs they call."""
+
+import shlex
+from pathlib import Path
+
+from data_prep.__main__ import parser
+from slurm import demo
+from slurm.launch import read_request
+from slurm.plan import make_plan
+
+
+def test_commands_are_accepted_by_the_programs_they_call(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    corpus, prepare, *launches, report = map(shlex.split, demo.commands(Path("a b")))
+    assert corpus[1:] == ["-m", "data_prep.pydoc_corpus", "a b/corpus"]
+    stream = parser().parse_args(prepare[3:])
+    assert stream.out == Path("a b/stream")
+    plans = [make_plan(read_request(launch[3:]), stream.mega_batches) for launch in launches]
+    assert [plan.config["learner"] for plan in plans] == ["sm", "gmoe"]
+    assert plans[1].config["grow_experts"] == [2, 2, 4]
+    assert all(plan.out.parent == Path("a b/runs") for plan in plans)
+    assert report[2:] == ["alma.report", "a b/runs", "--out", "a b/report"]
+
+
+def test_the_image_half_joins_in_where_it_is_there(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("vision").mkdir()
+    Path("vision/run.py").touch()
+    assert "python vision/run.py" in demo.commands(Path("out"))

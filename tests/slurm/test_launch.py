@@ -1,0 +1,240 @@
+"""The launcher as a user runs it, over fake children: rows, relaunches, kills, failures, the lock."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from alma.records import MACHINE_FIELDS, Run
+from alma.stream import Part, Stream
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Launcher:
+    """Starts `python -m slurm.launch` in a folder of its own, where `stream` has 4 mega-batches."""
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    data: str = "stream"
+    learner: str = "sm"
+
+    def start(self, *words: str, flags: tuple[str, ...] = ("--max-update", "2")) -> subprocess.Popen:
+        path = os.pathsep.join((str(ROOT / "tests/slurm/fake"), str(ROOT)))
+        added = {"PYTHONPATH": path, "FAKE_PIDS": str(self.pids), **self.environment}
+        words = (self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
+        return subprocess.Popen(
+            [sys.executable, "-m", "slurm.launch", *words],
+            cwd=self.folder,
+            env=os.environ | added,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str, code: int = 0, **options) -> tuple[str, str]:
+        """Launch, wait, check the exit code; what was printed to stdout and stderr."""
+        process = self.start(*words, **options)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+        return out, err
+
+    @property
+    def pids(self) -> Path:
+        """Process ids of all fake trainings, one a line."""
+        return self.folder / "pids"
+
+    @property
+    def out(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def rows(self) -> list[dict]:
+        return [
+            {key: value for key, value in row.items() if key not in MACHINE_FIELDS}
+            for row in Run.read(self.out).rows
+        ]
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    return make(tmp_path)
+
+
+def make(folder: Path, **settings) -> Launcher:
+    part = Part("valid", "valid", 1, 1, 1, 1, 1, {}, {})
+    (folder / "stream").mkdir(parents=True)
+    Stream(folder / "stream", 1, 0, 10, (part,) * 4, part, part, {}, {}).write()
+    return Launcher(folder, **settings)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> list[dict]:
+    """Rows of an uninterrupted gmoe run, w = 1."""
+    uninterrupted = make(tmp_path_factory.mktemp("uninterrupted") / "x", learner="gmoe")
+    uninterrupted.run()
+    return uninterrupted.rows
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended, although nobody here may reap it."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+def test_a_chain_gives_a_row_per_megabatch_and_a_table(launcher, expected):
+    launcher.learner = "gmoe"
+    out, err = launcher.run("--name", "mine")
+    rows = launcher.rows
+    assert [(row["t"], row["stage"], row["trained_on"]) for row in rows] == [
+        (0, None, []), (1, 0, [1]), (2, 1, [2]), (3, 2, [3]), (4, 3, [4])
+    ]  # fmt: skip
+    assert [row["extra"]["experts"] for row in rows] == [4, 4, 6, 8, 10]
+    assert [row["parameters"] for row in rows] == [4000, 4000, 6000, 8000, 10000]
+    assert [row["train_flops"] for row in rows] == [0, *[2.001e12] * 4]
+    assert len({row["value"] for row in rows}) == 5
+    assert rows == expected
+    header, *table = out.splitlines()
+    assert header.split() == ["t", "stage", "experts", "parameters", "perplexity", "TFLOPs", "seconds"]
+    assert table[0].split()[:5] == ["0", "-", "4", "4,000", "5,000.00"]
+    assert table[4].split()[:4] == ["4", "3", "10", "10,000"]
+    assert err.count("training") == err.count("done in") == 4
+    assert Run.read(launcher.out).config["name"] == "mine"
+    assert (
+        "--finetune-from-model run/stage_00/checkpoint_best.pt"
+        in (launcher.out / "stage_01/train.log").read_text()
+    )
+
+
+def test_relaunching_a_complete_run_runs_nothing(launcher):
+    before, _ = launcher.run()
+    logs = {path: path.read_bytes() for path in launcher.out.rglob("*") if path.is_file()}
+    after, err = launcher.run()
+    assert after == before
+    assert err.count("was complete") == 4
+    assert {path: path.read_bytes() for path in launcher.out.rglob("*") if path.is_file()} == logs
+
+
+def test_waiting_rows_carry_the_unchanged_model(launcher):
+    launcher.data = "ordinary"  # cut into 3 mega-batches
+    launcher.run("--waiting-time", "2", flags=("--max-update", "2", "--megabatch-words", "9"))
+    rows = launcher.rows
+    assert [(row["stage"], row["trained_on"]) for row in rows] == [(None, [])] * 2 + [(0, [1, 2]), (1, [3])]
+    assert rows[1] == rows[0] | {"t": 1}
+    launcher.data = "missing"
+    _, err = launcher.run(code=2, flags=("--megabatch-words", "9"))
+    assert err == "error: missing: no such directory\n"
+
+
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "start": lambda out: (out / "run.json").exists(),
+    "untrained": lambda out: (out / "untrained.json").exists(),
+    "training": lambda out: (out / "stage_00/checkpoint_last.pt").exists(),
+    "evaluating": lambda out: (out / "stage_01/eval.log").exists(),
+    "measured": lambda out: (out / "stage_01/result.json").exists(),
+    "later": lambda out: (out / "stage_02/checkpoint_last.pt").exists(),
+}
+
+
+def test_killed_at_any_moment_and_relaunched_it_gives_the_same_rows(launcher, expected):
+    launcher.learner = "gmoe"
+    launcher.environment["FAKE_SLEEP"] = "0.1"
+    for moment in MOMENTS.values():
+        process = launcher.start()
+        wait_for(lambda moment=moment: moment(launcher.out))
+        process.kill()
+        process.wait()
+        last = launcher.pids.read_text().split()[-1:] if launcher.pids.exists() else []
+        wait_for(lambda last=last: all(ended(int(pid)) for pid in last))
+    launcher.run()
+    assert launcher.rows == expected
+    assert (launcher.out / "stage_00/train.log").read_text().count("$ ") == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_stops_the_child_and_says_how_to_go_on(launcher, how):
+    launcher.environment["FAKE_SLEEP"] = "0.5"
+    process = launcher.start()
+    wait_for((launcher.out / "stage_00/checkpoint_last.pt").exists)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "interrupted; the same command goes on from here"
+    assert ended(int(launcher.pids.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "message"),
+    [
+        ("user", 2, "error: stream/train.bin: truncated; copy it again"),
+        ("flag", 2, "error: unrecognized arguments: --nonsense"),
+        (
+            "python",
+            1,
+            "error: training of stage 0: exit code 1: RuntimeError: CUDA error: out of luck; "
+            "log: run/stage_00/train.log",
+        ),
+        ("kill", 1, "error: training of stage 0: signal 9 (Killed); log: run/stage_00/train.log"),
+    ],
+)
+def test_a_failing_child_is_one_line(launcher, how, code, message):
+    launcher.environment["FAKE_CRASH"] = f"0:1:{how}"
+    _, err = launcher.run(code=code)
+    assert err.splitlines()[-1] == message
+    assert err.count("\n") == 2
+
+
+def test_a_second_launcher_on_the_same_run_is_refused(launcher):
+    launcher.environment["FAKE_SLEEP"] = "5"
+    first = launcher.start()
+    wait_for((launcher.out / "stage_00/train.log").exists)
+    _, err = launcher.run(code=2)
+    assert err == "error: run: another launcher is at work: let it end or stop it\n"
+    first.terminate()
+    first.communicate(timeout=10)
+
+
+def test_other_settings_on_the_same_run_are_refused(launcher):
+    launcher.environment["FAKE_CRASH"] = "0:0:user"
+    launcher.run(code=2)
+    _, err = launcher.run("--seed", "3", code=2)
+    assert "seed was 0 and is now 3" in err
+    assert err.count("\n") == 1
+    other = json.loads((launcher.folder / "stream/stream.json").read_text()) | {"seed": 9}
+    (launcher.folder / "stream/stream.json").write_text(json.dumps(other))
+    _, err = launcher.run(code=2)
+    assert "stream_sha256 was" in err
+
+
+def test_a_command_whose_first_child_refused_it_may_be_mended(launcher):
+    _, err = launcher.run(code=2, flags=("--max-update", "1", "--nonsense"))
+    assert err == "error: unrecognized arguments: --nonsense\n"
+    launcher.run(flags=("--max-update", "1"))
+    assert len(launcher.rows) == 5
+
+
+def test_bad_command_lines_are_one_line_and_exit_code_2(launcher):
+    for words, flags in ((("--grow-experts", "2"), ()), ((), ("--save-dir", "x")), (("--seed", "x"), ())):
+        _, err = launcher.run(*words, code=2, flags=flags)
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+    assert not launcher.out.exists()
+    launcher.out.touch()
+    assert "is not a folder" in launcher.run(code=2)[1]

@@ -1,0 +1,198 @@
+"""The commands of every stage, and the settings that are refused."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from alma.errors import UserError
+from slurm.launch import read_request
+from slurm.plan import Plan, make_plan, read_flags, reshard_command
+
+GMOE = ["--learner", "gmoe"]
+
+
+def plan(*words: str, megabatches: int = 4, learner: str = "sm") -> Plan:
+    words = words if "--learner" in words else ("--learner", learner, *words)
+    return make_plan(read_request(["S", "--out", "R", *words]), megabatches)
+
+
+def value(command: tuple[str, ...], flag: str) -> str | None:
+    return command[command.index(flag) + 1] if flag in command else None
+
+
+def values(made: Plan, flag: str) -> list[str | None]:
+    return [value(spec.train, flag) for spec in made.stages]
+
+
+def test_commands_of_a_plain_chain_word_for_word():
+    made = plan(
+        "--seed", "7", "--", "--max-update", "400", "--arch", "switch_gmoe_tiny", "--cpu", "--lr=1e-3"
+    )
+    first, second, *_ = made.stages
+    assert list(second.train) == [
+        sys.executable, "-m", "fairseq_cli.train", "S", "--task", "alma_lm", "--arch", "switch_gmoe_tiny",
+        "--stage", "1", "--waiting-time", "1", "--seed", "7", "--save-dir", "R/stage_01",
+        "--moe-expert-count", "4", "--log-format", "json", "--log-interval", "20",
+        "--max-update", "400", "--cpu", "--lr=1e-3",
+    ]  # fmt: skip
+    assert list(second.evaluate) == [
+        sys.executable, "-m", "fairseq_alma.evaluate", "S", "--task", "alma_lm", "--gen-subset", "test",
+        "--out", "R/stage_01/result.json", "--cpu",
+    ]  # fmt: skip
+    assert made.untrained[2:5] == ("fairseq_alma.evaluate", "--untrained", "S")
+    assert made.untrained[5:] == (*first.train[4:], "--out", "R/untrained.json")
+    assert (first.previous, second.previous) == (None, Path("R/stage_00"))
+    assert made.max_update == 400
+
+
+@pytest.mark.parametrize(
+    ("words", "trained_on"),
+    [
+        ([], [(1,), (2,), (3,), (4,), (5,)]),
+        (["--replay"], [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 4, 5)]),
+        (["--waiting-time", "2"], [(1, 2), (3, 4), (5,)]),
+        (["--waiting-time", "2", "--replay"], [(1, 2), (1, 2, 3, 4), (1, 2, 3, 4, 5)]),
+    ],
+)
+def test_stages_follow_waiting_time_and_replay(words, trained_on):
+    made = plan(*words, megabatches=5)
+    assert [spec.stage.train_on for spec in made.stages] == trained_on
+    assert values(made, "--stage") == [str(k) for k in range(len(trained_on))]
+    assert set(values(made, "--waiting-time")) == {"2" if "--waiting-time" in words else "1"}
+    assert all(("--replay" in spec.train) == ("--replay" in words) for spec in made.stages)
+
+
+@pytest.mark.parametrize(
+    ("words", "experts", "growth"),
+    [
+        ([], ["4", "6", "8", "10"], [None, "2", "2", "2"]),
+        (["--grow-experts", "2,2,4"], ["4", "6", "8", "12"], [None, "2", "2", "4"]),
+        (
+            ["--grow-experts", "1", "--", "--moe-expert-count", "1"],
+            ["1", "2", "3", "4"],
+            [None, "1", "1", "1"],
+        ),
+        (
+            ["--grow-experts", "8", "--", "--moe-expert-count=8"],
+            ["8", "16", "24", "32"],
+            [None, "8", "8", "8"],
+        ),
+    ],
+)
+def test_gmoe_grows_before_each_later_stage(words, experts, growth):
+    made = plan(*GMOE, *words)
+    assert values(made, "--moe-expert-count") == experts
+    assert values(made, "--grow-experts") == growth
+    assert values(made, "--grow-router") == [None, "preserve", "preserve", "preserve"]
+    assert values(made, "--grow-optimizer") == [None, "reset", "reset", "reset"]
+    assert all(spec.train.count("--moe-expert-count") == 1 for spec in made.stages)
+
+
+def test_growth_modes_are_passed_on_and_recorded():
+    made = plan(*GMOE, "--grow-router", "copy", "--grow-optimizer", "copy")
+    assert values(made, "--grow-router")[1:] == ["copy"] * 3
+    assert made.config["grow_optimizer"] == "copy"
+    assert made.config["grow_experts"] == [2, 2, 2]
+
+
+def test_sm_keeps_its_experts_and_a_dense_model_has_none():
+    assert values(plan(), "--moe-expert-count") == ["4"] * 4
+    assert values(plan("--", "--moe-expert-count", "8"), "--moe-expert-count") == ["8"] * 4
+    dense = plan("--", "-a", "transformer_lm")
+    assert values(dense, "--arch") == ["transformer_lm"] * 4
+    assert values(dense, "--moe-expert-count") == [None] * 4
+
+
+def test_config_holds_all_that_changes_results_and_no_output_path():
+    made = plan("--name", "base", "--", "--lr", "1e-3", "--adam-betas", "(0.9, 0.98)")
+    assert made.config == {
+        "learner": "sm",
+        "megabatches": 4,
+        "waiting_time": 1,
+        "replay": False,
+        "seed": 0,
+        "arch": "switch_gmoe",
+        "moe_expert_count": 4,
+        "fairseq_flags": ["--lr", "1e-3", "--adam-betas", "(0.9, 0.98)"],
+        "name": "base",
+    }
+
+
+def test_logging_flags_of_the_user_stand():
+    spec = plan("--", "--log-format", "simple", "--log-interval", "7").stages[0]
+    assert [word for word in spec.train if word.startswith("--log")] == ["--log-format", "--log-interval"]
+
+
+def test_evaluation_takes_over_what_it_needs():
+    flags = [
+        "--max-tokens",
+        "4096",
+        "--lr",
+        "1",
+        "--tokens-per-sample",
+        "256",
+        "--fp16",
+        "--megabatch-words",
+        "9",
+    ]
+    evaluate = plan("--", *flags).stages[0].evaluate
+    assert (value(evaluate, "--max-tokens"), value(evaluate, "--tokens-per-sample")) == ("4096", "256")
+    assert value(evaluate, "--megabatch-words") == "9"
+    assert "--fp16" in evaluate
+    assert "--lr" not in evaluate
+
+
+def test_ordinary_data_are_cut_by_the_plug_in():
+    request = read_request(
+        ["D", "--learner", "sm", "--out", "R", "--", "--megabatch-tokens", "9", "--megabatch-seed=3", "--cpu"]
+    )
+    wanted = ["fairseq_alma.reshard", "D", "--megabatch-tokens", "9", "--megabatch-seed=3"]
+    assert reshard_command(request) == [sys.executable, "-m", *wanted]
+    with pytest.raises(UserError, match="--megabatch-words"):
+        reshard_command(read_request(["D", "--learner", "sm", "--out", "R"]))
+
+
+def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
+    assert read_flags(["--clip-norm", "-1", "--lr", "1", "--lr=2"]) == {
+        "--clip-norm": ["--clip-norm", "-1"],
+        "--lr": ["--lr", "1", "--lr=2"],
+    }
+    assert plan("--", "--max-update", "9", "--max-update=5").max_update == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--", "--save-dir", "x"], "--out"),
+        (["--", "--stage", "1"], "--stage"),
+        (["--", "--waiting-time=2"], "give --waiting-time before"),
+        (["--", "--replay"], "give --replay before"),
+        (["--", "--task", "language_modeling"], "always alma_lm"),
+        (["--", "--finetune-from-model", "x"], "every stage"),
+        (["--", "--restore-file", "x"], "every stage"),
+        (["--", "--seed", "1"], "give --seed before"),
+        (["--", "--grow-experts", "1"], "give --grow-experts before"),
+        (["--", "--grow-router", "copy"], "give --grow-router before"),
+        (["--", "--grow-optimizer", "copy"], "give --grow-optimizer before"),
+        (["--", "stray"], "flags of fairseq-train"),
+        (["--", "--max-update", "many"], "--max-update needs a whole number"),
+        (["--", "--moe-expert-count"], "--moe-expert-count needs"),
+        (["--waiting-time", "5"], "longer than the stream"),
+        (["--waiting-time", "0"], "waiting time 0"),
+        (["--grow-experts", "2"], "sm does not grow"),
+        (["--grow-router", "copy"], "sm does not grow"),
+        ([*GMOE, "--grow-experts", "2,2"], "2 growths given, but 4 stages grow 3 times"),
+        ([*GMOE, "--grow-experts", "2,2,4", "--waiting-time", "2"], "2 stages grow 1 times"),
+        ([*GMOE, "--grow-experts", "5"], "adds 5 to 4 experts"),
+        ([*GMOE, "--grow-experts", "2,7,1"], "growth 2 adds 7 to 6"),
+        ([*GMOE, "--grow-experts", "two"], "give a number"),
+        ([*GMOE, "--grow-experts", "0"], "give a number"),
+        (["--nonsense"], "--nonsense"),
+        (["--learner", "ens"], "ens"),
+    ],
+)
+def test_refused(words, message):
+    with pytest.raises(UserError, match=message) as refused:
+        plan(*words)
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,158 @@
+"""Installation: the plug-in is found by fairseq wherever it is imported, and nothing names a machine."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PTH = "fairseq_alma.pth"
+
+FAIRSEQ = {
+    "fairseq/__init__.py": "from fairseq import tasks\nCOMPLETE = True\n",
+    "fairseq/tasks.py": "import fairseq.options\nREGISTRY = []\n",
+    "fairseq/options.py": "",
+    "fairseq_alma/__init__.py": "import fairseq\nfairseq.tasks.REGISTRY.append(fairseq.COMPLETE)\n",
+}
+"""fairseq as far as the hook knows it: options are imported before the task registry is ready."""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A copy of what is packaged, so that building leaves nothing in the tree."""
+    folder = tmp_path_factory.mktemp("source")
+    for path in ROOT.iterdir():
+        if (path / "__init__.py").exists() and path.name not in {"tests", "benchmarks"}:
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif path.suffix in {".py", ".pth", ".toml"} or path.name in {"LICENSE", "README.md"}:
+            shutil.copy2(path, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory) -> Path:
+    """The wheel that `pip wheel` builds."""
+    out = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--wheel-dir", out, source], check=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """A site-packages folder with the hook and a made-up fairseq, which every Python of `python` reads."""
+    for name in (PTH, "fairseq_alma_hook.py"):
+        shutil.copy2(ROOT / name, tmp_path)
+    for name, text in FAIRSEQ.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "sitecustomize.py").write_text(f"import site\nsite.addsitedir({str(tmp_path)!r})\n")
+    return tmp_path
+
+
+def python(code: str, site: Path | None = None, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh Python; `site` comes before what is installed."""
+    environment = os.environ | ({"PYTHONPATH": str(site)} if site else {})
+    command = [sys.executable, *options, "-W", "ignore", "-c", code]
+    return subprocess.run(command, env=environment, cwd=site, capture_output=True, text=True)
+
+
+def check(code: str, site: Path | None = None) -> None:
+    """`code` must end well and quietly."""
+    done = python(code, site)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_wheel_holds_packages_hook_and_pth(wheel: Path, source: Path) -> None:
+    packages = [path.parent for path in source.glob("*/__init__.py")]
+    modules = {str(path.relative_to(source)) for package in packages for path in package.rglob("*.py")}
+    assert {"alma", "data_prep", "fairseq_alma"} <= {package.name for package in packages}
+    assert not {*modules, PTH, "fairseq_alma_hook.py"} - set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_editable_install_delivers_the_pth(source: Path, tmp_path: Path) -> None:
+    build = f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert PTH in zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import fairseq.options", "import fairseq_alma", "from fairseq import tasks; import fairseq_alma"],
+)
+def test_plugin_is_registered_once_after_fairseq_is_complete(statement: str, site: Path) -> None:
+    check(f"{statement}; import fairseq; assert fairseq.tasks.REGISTRY == [True]", site)
+
+
+def test_finder_leaves_with_the_first_import(site: Path) -> None:
+    waiting = "[f for f in sys.meta_path if type(f).__module__ == 'fairseq_alma_hook']"
+    check(f"import sys; assert len({waiting}) == 1; import fairseq; assert not {waiting}", site)
+
+
+def test_looking_for_fairseq_does_not_disarm_the_hook(site: Path) -> None:
+    code = "import importlib.util as u, sys; u.find_spec('fairseq'); assert 'fairseq' not in sys.modules"
+    check(f"{code}; import fairseq; assert fairseq.tasks.REGISTRY == [True]", site)
+
+
+def test_spawned_child_registers_too(site: Path) -> None:
+    (site / "child.py").write_text("def registry():\n    import fairseq\n    return fairseq.tasks.REGISTRY\n")
+    check(
+        "import child, multiprocessing as m\n"
+        "if __name__ == '__main__':\n"
+        "    with m.get_context('spawn').Pool(1) as pool: assert pool.apply(child.registry) == [True]",
+        site,
+    )
+
+
+def test_broken_plugin_is_seen(site: Path) -> None:
+    (site / "fairseq_alma" / "__init__.py").write_text("import no_such_module\n")
+    done = python("import fairseq.options", site)
+    assert done.returncode == 1
+    assert "No module named 'no_such_module'" in done.stderr
+
+
+def test_half_removed_installation_is_quiet(site: Path) -> None:
+    (site / "fairseq_alma_hook.py").unlink()
+    done = python(f"import site; site.addsitedir({str(site)!r})", site, "-S", "-I")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_processes_without_fairseq_import_nothing_more() -> None:
+    before = python("import sys; print(*sorted(sys.modules))").stdout.split()
+    assert "fairseq_alma_hook" in before, "not installed with its .pth; run `make`"
+    assert not {"torch", "numpy", "fairseq", "fairseq_alma", "alma"} & set(before)
+
+
+@pytest.mark.parametrize("options", [[], ["--user-dir", "fairseq_alma"]])
+def test_literal_command_knows_task_and_arch(options: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", str(tmp_path), *options]
+    command += ["--task", "alma_lm", "--arch", "switch_gmoe", "--cpu", "--max-tokens", "64"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"error: {tmp_path}" in done.stderr
+
+
+def test_no_file_names_a_registry_or_a_path_of_a_machine() -> None:
+    git = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run([*git, "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git repository")
+    hosts = ["py" + "pi.org", "python" + "hosted.org", "download.py" + "torch.org"]
+    pattern = re.compile("|".join(map(re.escape, hosts)) + r"|(?<![\w./-])/(root|work)" + "/")
+    tracked = [ROOT / name for name in listed.stdout.split("\0") if name]
+    texts = {path: path.read_text("utf-8", errors="ignore") for path in tracked if path.is_file()}
+    assert [str(path) for path, text in texts.items() if pattern.search(text)] == []
+
+
+def test_requirements_are_pinned_and_name_no_host() -> None:
+    text = (ROOT / "requirements.txt").read_text()
+    assert "://" not in text
+    pins = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert [line for line in pins if not re.match(r"[\w.-]+==[\w.]+( ;|$)", line)] == []
