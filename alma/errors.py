@@ -1,16 +1,25 @@
 """One way to end on bad input: a single clear line and exit code 2."""
 
+import argparse
 import errno
 import functools
 import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
 class UserError(Exception):
     """Input that only the user can mend; the message says what is wrong and how to mend it."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse without its page of usage: a wrong command line is a UserError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see `{self.prog} --help`")
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
@@ -36,7 +45,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     """Print `error: message` on stderr, on one line, and exit with code 2."""
     print("error: " + " ".join(message.split()), file=sys.stderr)
     sys.exit(2)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from alma.errors import UserError
+
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
@@ -42,6 +44,14 @@ def sha256_file(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file's bytes, as 64 hex digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def make_directory(path: Path) -> None:
+    """Make the directory and its parents if missing. UserError when a file is in the way."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"{path} is not a folder and cannot become one: choose another --out") from None
 
 
 def fsync_directory(path: str | os.PathLike[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 from alma import provenance
 from alma.errors import UserError
-from alma.files import fsync_directory, write_json_atomic
+from alma.files import fsync_directory, make_directory, write_json_atomic
 
 CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
 METRICS = ("perplexity", "error")
@@ -77,10 +77,7 @@ class Run:
             raise ValueError(f"config lacks {', '.join(missing)}")
         config = json.loads(json.dumps(config, allow_nan=False))  # as it is read back: tuples become lists
         path = Path(directory)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise UserError(f"{path} is not a folder and cannot become one: choose another --out") from None
+        make_directory(path)
         if (path / "run.json").exists():
             run = cls(path, cls.read(path).info, writable=True)
             _require_same_config(run, config)

@@ -3,7 +3,6 @@
 python -m alma.report RUN... [--out DIR]
 """
 
-import argparse
 import csv
 import json
 from collections.abc import Callable, Sequence
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from alma import metrics
-from alma.errors import UserError, command
-from alma.files import atomic_write
+from alma.errors import Parser, UserError, command
+from alma.files import atomic_write, make_directory
 from alma.records import Run, flatten
 from alma.results import Result, Rows, column, compute, find_runs, group, memory
 
@@ -140,10 +139,7 @@ def write_report(tables: Sequence[Sequence[Result]], runs: Sequence[Run], out: P
     """Figures, report.csv and report.md in `out`; returns their paths."""
     from alma import figures
 
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{out} is not a folder and cannot become one: choose another --out") from None
+    make_directory(out)
     written = [out / "report.md", out / "report.csv"]
     parts = ["# ALMA report"]
     for results in tables:
@@ -185,7 +181,7 @@ def _note(results: Sequence[Result]) -> str:
 @command
 def main() -> None:
     """Entry point of `python -m alma.report`."""
-    parser = argparse.ArgumentParser(prog="python -m alma.report", description="Compare runs.")
+    parser = Parser(prog="python -m alma.report", description="Compare runs.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a folder that holds some")
     parser.add_argument("--out", type=Path, help="also write report.md, report.csv and figures there")
     options = parser.parse_args()

@@ -6,9 +6,9 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from alma.errors import UserError, command
+from alma.errors import Parser, UserError, command
 from alma.stream import Stream
 from data_prep.documents import SUFFIXES, Reader, find_files
 from data_prep.pipeline import Settings, make_stream
@@ -16,11 +16,6 @@ from data_prep.plan import Wanted
 
 _WIDE = 0.01  # of a mega-batch: a spread worth a hint
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see `python -m data_prep --help`")
 
 
 def count(text: str) -> int:
@@ -32,9 +27,9 @@ def count(text: str) -> int:
     return int(number)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    arguments = _Parser(
+    arguments = Parser(
         prog="python -m data_prep",
         description="Turn raw text into a stream of deduplicated, i.i.d. mega-batches for fairseq. The "
         "output is the same for any number of workers and any naming, order or compression of the "

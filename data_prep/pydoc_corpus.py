@@ -5,7 +5,6 @@ One document is one topic or one module, one line is one paragraph. Modules are 
 same installation always gives the same bytes.
 """
 
-import argparse
 import ast
 import inspect
 import itertools
@@ -18,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from alma.errors import UserError, command
+from alma.errors import Parser, UserError, command
 from alma.files import atomic_write
 
 PACKAGES = ("numpy", "scipy", "sklearn", "matplotlib", "torch", "networkx", "sympy", "setuptools")
@@ -118,7 +117,7 @@ def write_corpus(out: Path, max_words: int | None = None) -> dict[str, tuple[int
 @command
 def main() -> None:
     """Write the corpus and print what is in it."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data_prep.pydoc_corpus",
         description="Write the English of installed Python documentation as text, one file for each source.",
     )

@@ -1,12 +1,13 @@
 """Work-arounds for fairseq 0.12, all in one place, each with what will make it unnecessary.
 
-`install` wraps four functions of fairseq; everything else of the plug-in uses its public interfaces.
+`install` replaces five functions of fairseq; the rest of the plug-in uses its public interfaces.
 """
 
 import copy
 import functools
 import logging
 import os
+import pickle
 import shutil
 import socket
 import sys
@@ -17,7 +18,9 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
+from fairseq.models import distributed_fairseq_model
 from omegaconf import open_dict
+from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, fail
 from fairseq_alma import growth
@@ -32,16 +35,16 @@ class TrainingComplete(Exception):
 
 def install() -> None:
     """Put the work-arounds in place; calling it again does nothing."""
-    if getattr(distributed_utils.call_main, "alma", False):
+    if distributed_utils.call_main.__module__ == __name__:
         return
     distributed_utils.call_main = _call_main(distributed_utils.call_main)
     checkpoint_utils.load_checkpoint = _load_checkpoint(checkpoint_utils.load_checkpoint)
     checkpoint_utils.load_checkpoint_to_cpu = _readable(checkpoint_utils.load_checkpoint_to_cpu)
     PathManager.copy = staticmethod(_copy_atomically)
-    if not hasattr(np, "compat"):
-        # TokenBlockDataset's break mode "eos" (fairseq-interactive) uses np.compat.long, gone in NumPy 2;
-        # no upstream issue is known.
-        np.compat = types.SimpleNamespace(long=np.int64)  # type: ignore[attr-defined]
+    distributed_fairseq_model.DistributedDataParallel = _data_parallel
+    # TokenBlockDataset's break mode "eos" (fairseq-interactive) uses np.compat.long, gone in NumPy 2;
+    # no upstream issue is known.
+    vars(np).setdefault("compat", types.SimpleNamespace(long=np.int64))
 
 
 def _copy_atomically(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
@@ -61,6 +64,16 @@ def _copy_atomically(src_path: str, dst_path: str, overwrite: bool = False) -> b
     return True
 
 
+def _data_parallel(module, device_ids=None, output_device=None, **kwargs):
+    """fairseq always names a device, which DistributedDataParallel refuses for modules on the CPU.
+
+    Same cause as _call_main's: https://github.com/facebookresearch/fairseq/issues/3318.
+    """
+    if next(module.parameters()).device.type == "cpu":
+        device_ids = output_device = None
+    return DistributedDataParallel(module, device_ids=device_ids, output_device=output_device, **kwargs)
+
+
 def _call_main(original):
     """Errors as one line and exit code 2, and several processes on CPU.
 
@@ -68,7 +81,6 @@ def _call_main(original):
     alone or divide by zero devices (same function: https://github.com/facebookresearch/fairseq/issues/3318).
     """
 
-    @functools.wraps(original)
     def call_main(cfg, main, **kwargs):
         main = functools.partial(_run_main, main)
         try:
@@ -88,7 +100,6 @@ def _call_main(original):
                 sys.exit(2)
             raise
 
-    call_main.alma = True
     return call_main
 
 
@@ -100,7 +111,9 @@ def _run_main(main, cfg, **kwargs) -> None:
     except UserError as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{error.filename or 'cannot write'}: {error.strerror or error}; mend that and run the same again")
+        fail(
+            f"{error.filename or 'cannot write'}: {error.strerror or error}; mend that and run the same again"
+        )
 
 
 def _cpu_processes(cfg) -> int:
@@ -140,11 +153,11 @@ def _readable(original):
             return original(path, *args, **kwargs)
         except FileNotFoundError as error:
             raise UserError(f"{path}: no such checkpoint") from error
-        except (RuntimeError, EOFError, KeyError, ValueError, OSError, torch.serialization.pickle.UnpicklingError) as e:
+        except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
             raise UserError(
-                f"{path}: truncated or not a fairseq checkpoint ({type(e).__name__}); delete it and run again: "
-                "training goes on from an earlier checkpoint, if one is left as checkpoint_last.pt"
-            ) from e
+                f"{path}: truncated or not a fairseq checkpoint ({type(error).__name__}); delete it and run "
+                "again: training goes on from an earlier one, if one is left as checkpoint_last.pt"
+            ) from error
 
     return load_checkpoint_to_cpu
 

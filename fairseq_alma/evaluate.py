@@ -28,7 +28,7 @@ def build_untrained(arguments: list[str]):
     cfg = convert_namespace_to_omegaconf(
         options.parse_args_and_arch(options.get_training_parser(default_task="alma_lm"), arguments)
     )
-    np.random.seed(cfg.common.seed)
+    np.random.seed(cfg.common.seed)  # noqa: NPY002  as fairseq-train does
     utils.set_torch_seed(cfg.common.seed)
     task = tasks.setup_task(cfg.task)
     return cfg, task, task.build_model(cfg.model), cfg.model

@@ -119,7 +119,9 @@ def prepare(cfg, trainer) -> None:
     if fresh and cfg.finetune_from_model:
         path = cfg.finetune_from_model
         if not os.path.exists(path):
-            raise UserError(f"--finetune-from-model {path}: no such checkpoint; train the previous stage first")
+            raise UserError(
+                f"--finetune-from-model {path}: no such checkpoint; train the previous stage first"
+            )
     elif fresh:
         if task.grow_experts:
             raise UserError(
@@ -128,10 +130,12 @@ def prepare(cfg, trainer) -> None:
             )
         return
     if experts is None:
+        if task.grow_experts:
+            raise UserError("--grow-experts needs an arch with experts: --arch switch_gmoe")
         return
     before = expert_count(path)
     grow_by = task.grow_experts if fresh else 0
-    if before + grow_by != experts:
+    if before is None or before + grow_by != experts:
         raise UserError(_count_mismatch(path, before, grow_by, experts))
     if grow_by:
         grown = os.path.join(cfg.save_dir, GROWN)
@@ -159,7 +163,8 @@ def _count_mismatch(path: str, before: int | None, grow_by: int, experts: int) -
     if before > experts:
         return f"{path} has {before} experts, --moe-expert-count is {experts}: experts are never taken away"
     if grow_by:
-        return f"{path} has {before} experts: with --grow-experts {grow_by} use --moe-expert-count {before + grow_by}"
+        fit = f"with --grow-experts {grow_by} use --moe-expert-count {before + grow_by}"
+        return f"{path} has {before} experts: {fit}"
     return (
         f"{path} has {before} experts: use --moe-expert-count {before}, or --grow-experts {experts - before} "
         "to split its losing experts"

@@ -44,7 +44,9 @@ def check_files(prefix: str) -> None:
         index = MMapIndexedDataset.Index(prefix + ".idx")
         expected = int(index.sizes.astype(np.int64).sum()) * np.dtype(index.dtype).itemsize
     except (AssertionError, ValueError, KeyError, OSError) as error:
-        raise UserError(f"{prefix}.idx is truncated or not a fairseq mmap index; make the data again") from error
+        raise UserError(
+            f"{prefix}.idx is truncated or not a fairseq mmap index; make the data again"
+        ) from error
     actual = os.path.getsize(prefix + ".bin")
     if actual != expected:
         raise UserError(f"{prefix}.bin has {actual} bytes, its index says {expected}; make the data again")

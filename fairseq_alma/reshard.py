@@ -1,9 +1,8 @@
 """How many mega-batches a fairseq-preprocess directory gives: `python -m fairseq_alma.reshard DIR …`."""
 
-import argparse
 import json
 
-from alma.errors import UserError, command
+from alma.errors import Parser, UserError, command
 from fairseq_alma.preprocessed import assign
 from fairseq_alma.task import AlmaLMConfig, AlmaLMTask
 
@@ -11,7 +10,7 @@ from fairseq_alma.task import AlmaLMConfig, AlmaLMTask
 @command
 def main() -> None:
     """Print how many mega-batches a fairseq-preprocess directory gives, as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m fairseq_alma.reshard", description=main.__doc__)
+    parser = Parser(prog="python -m fairseq_alma.reshard", description=main.__doc__)
     parser.add_argument("data", help="directory that fairseq-preprocess wrote; several joined by ':'")
     parser.add_argument("--megabatch-words", type=int, default=0)
     parser.add_argument("--megabatch-tokens", type=int, default=0)

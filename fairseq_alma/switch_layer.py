@@ -73,7 +73,6 @@ def dispatch_order(routing: Routing, capacity: int | None) -> tuple[Tensor, Tens
     Tokens are kept in position order (batch-major), never by probability, which would let the future
     decide what is dropped. Returns `(order, sizes)`: order (<= S,), sizes (E,) <= capacity.
     """
-    experts = routing.counts.numel()
     order = torch.argsort(routing.expert, stable=True)
     grouped = routing.expert[order]
     limit = routing.counts if capacity is None else routing.counts.clamp(max=capacity)

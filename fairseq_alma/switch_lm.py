@@ -5,6 +5,7 @@ fairseq's pre-LN decoder with a Switch layer in every `--moe-freq`-th block (pap
 
 from dataclasses import dataclass, field
 
+from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerDecoder
 from fairseq.models.transformer_lm import (
@@ -12,9 +13,8 @@ from fairseq.models.transformer_lm import (
     TransformerLanguageModelConfig,
     base_lm_architecture,
 )
-from fairseq.distributed import fsdp_wrap
-from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
@@ -116,7 +116,9 @@ class SwitchLanguageModel(TransformerLanguageModel):
             raise UserError("--moe-expert-count and --moe-freq must be 1 or more")
         for flag in ("scale_fc", "quant_noise_pq", "base_layers", "adaptive_input", "character_embeddings"):
             if safe_getattr(args, flag):
-                raise UserError(f"--{flag.replace('_', '-')} does not go with a Switch Transformer: leave it out")
+                raise UserError(
+                    f"--{flag.replace('_', '-')} does not go with a Switch Transformer: leave it out"
+                )
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample
         embedding = cls.build_embedding(args, task.source_dictionary, args.decoder_input_dim)

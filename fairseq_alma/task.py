@@ -35,9 +35,12 @@ class AlmaLMConfig(LanguageModelingConfig):
     tokens_per_sample: int = field(default=512, metadata={"help": "input sequence length in tokens"})
     stage: int = field(default=0, metadata={"help": "which stage to train, from 0"})
     waiting_time: int = field(default=1, metadata={"help": "mega-batches gathered before a stage trains"})
-    replay: bool = field(default=False, metadata={"help": "train on all mega-batches so far, not the new ones"})
+    replay: bool = field(
+        default=False, metadata={"help": "train on all mega-batches so far, not the new ones"}
+    )
     megabatch_words: int = field(
-        default=0, metadata={"help": "cut a fairseq-preprocess directory into mega-batches of this many words"}
+        default=0,
+        metadata={"help": "cut a fairseq-preprocess directory into mega-batches of this many words"},
     )
     megabatch_tokens: int = field(default=0, metadata={"help": "the same, in tokens"})
     megabatch_seed: int = field(default=1, metadata={"help": "seed of that cut; the same for every stage"})
@@ -51,10 +54,13 @@ class AlmaLMConfig(LanguageModelingConfig):
     )
     grow_router: ChoiceEnum(["preserve", "copy"]) = field(  # type: ignore[valid-type]
         default="preserve",
-        metadata={"help": "preserve: splits leave the model's function as it was; copy: plain copies (the paper)"},
+        metadata={
+            "help": "preserve: splits leave the model's function as it was; copy: plain copies (the paper)"
+        },
     )
     grow_noise: float = field(
-        default=0.1, metadata={"help": "standard deviation of the noise between the router rows of parent and copy"}
+        default=0.1,
+        metadata={"help": "standard deviation of the noise between the router rows of parent and copy"},
     )
     grow_optimizer: ChoiceEnum(["reset", "copy"]) = field(  # type: ignore[valid-type]
         default="reset", metadata={"help": "optimizer state after growing: start anew, or copy the parents'"}
@@ -89,7 +95,9 @@ class AlmaLMTask(LanguageModelingTask):
         if not first.is_dir():
             raise UserError(f"{first}: no such directory; make a stream with `python -m data_prep`")
         if not (first / "dict.txt").is_file():
-            raise UserError(f"{first}: dict.txt is missing; is this a stream or fairseq-preprocess directory?")
+            raise UserError(
+                f"{first}: dict.txt is missing; is this a stream or fairseq-preprocess directory?"
+            )
         return super().setup_dictionary(args, **kwargs)
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
@@ -141,9 +149,8 @@ class AlmaLMTask(LanguageModelingTask):
             return corpus
         assignment = preprocessed.assign(corpus, self.dictionary, self.args)
         stage = self.plan(len(assignment))
-        logger.info(
-            f"{len(assignment)} mega-batches; stage {stage.index}: {', '.join(str(t) for t in stage.train_on)}"
-        )
+        numbers = ", ".join(str(t) for t in stage.train_on)
+        logger.info(f"{len(assignment)} mega-batches; stage {stage.index}: {numbers}")
         return preprocessed.ItemView(corpus, [assignment[t - 1] for t in stage.train_on])
 
     def preprocessed_corpus(self):
@@ -202,7 +209,7 @@ class AlmaLMTask(LanguageModelingTask):
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         """fairseq's, with the load-balancing loss added: it acts under any criterion.
 
-        A criterion's loss is a sum that fairseq divides by `sample_size`, so the balance loss is scaled by it.
+        A criterion's loss is a sum that fairseq divides by `sample_size`: so is the balance loss then.
         """
         model.train()
         model.set_num_updates(update_num)
@@ -289,6 +296,9 @@ def _log_router(layer: str, total: dict[str, Any]) -> None:
         ("entropy", total["entropy"] / tokens),
         ("top1_prob", total["top1"] / tokens),
         *((f"share{e}", value) for e, value in enumerate(share)),
-        *((f"nll{e}", n / c.clamp(min=1)) for e, (n, c) in enumerate(zip(total.get("nll", ()), load))),
+        *(
+            (f"nll{e}", n / c.clamp(min=1))
+            for e, (n, c) in enumerate(zip(total.get("nll", ()), load, strict=False))
+        ),
     ):
         metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)

@@ -5,13 +5,12 @@ python -m slurm.demo [--out DIR]
 Each command is printed before it runs, to be copied; after an interruption all of it can be run again.
 """
 
-import argparse
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from alma.errors import command
+from alma.errors import Parser, command
 
 MEGABATCHES = 4
 WORDS = "100k"
@@ -45,7 +44,7 @@ def commands(out: Path) -> list[str]:
 @command
 def main() -> None:
     """Entry point of `python -m slurm.demo`."""
-    parser = argparse.ArgumentParser(prog="python -m slurm.demo", description=__doc__)
+    parser = Parser(prog="python -m slurm.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo_out"), metavar="DIR", help="default: demo_out")
     for line in commands(parser.parse_args().out):
         print(f"\n$ {line}", flush=True)

@@ -3,7 +3,6 @@
 python -m slurm.launch STREAM --learner gmoe --out RUN --grow-experts 2 -- --max-update 400 ...
 """
 
-import argparse
 import fcntl
 import json
 import signal
@@ -12,10 +11,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
-from alma.errors import UserError, command
-from alma.files import sha256_file
+from alma.errors import Parser, UserError, command
+from alma.files import make_directory, sha256_file
 from alma.records import Run
 from alma.report import as_text
 from alma.stream import FILE, Stream, is_stream
@@ -24,14 +22,9 @@ from slurm.plan import LEARNERS, Plan, Request, make_plan, read_flags, reshard_c
 from slurm.stage import run_stage, run_untrained
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see `python -m slurm.launch --help`")
-
-
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line, as far as the `--`."""
-    arguments = _Parser(
+    arguments = Parser(
         prog="python -m slurm.launch",
         usage="%(prog)s STREAM --learner sm|gmoe --out RUN [options] -- [flags of fairseq-train]",
         description="Train a language model on a stream of mega-batches, stage by stage, and evaluate it "
@@ -84,10 +77,7 @@ def identity(stream: str) -> dict[str, str]:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the run `directory` (made if missing); the kernel lets go of it however this process ends."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(f"{directory} is not a folder and cannot become one: choose another --out") from None
+    make_directory(directory)
     with (directory / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

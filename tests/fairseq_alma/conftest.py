@@ -5,18 +5,18 @@ import shutil
 import pytest
 import torch
 
-TINY = (
-    "--task alma_lm --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 "
-    "--decoder-attention-heads 2 --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 5e-3 "
-    "--lr-scheduler polynomial_decay --total-num-update 20 --max-update 20 --warmup-updates 2 --dropout 0.1 "
-    "--log-format json --log-interval 5 --num-workers 0 --no-epoch-checkpoints --seed 7"
-).split()
+TINY = """
+    --task alma_lm --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32
+    --decoder-attention-heads 2 --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 5e-3
+    --lr-scheduler polynomial_decay --total-num-update 20 --max-update 20 --warmup-updates 2 --dropout 0.1
+    --log-format json --log-interval 5 --num-workers 0 --no-epoch-checkpoints --seed 7
+"""
 
 
 @pytest.fixture
 def tiny() -> list[str]:
     """fairseq-train's flags for a model that trains in a second."""
-    return list(TINY)
+    return TINY.split()
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def build(stream):
 
     def run(*flags: str, data=stream):
         parser = options.get_training_parser(default_task="alma_lm")
-        arguments = [str(data), *TINY, *map(str, flags)]
+        arguments = [str(data), *TINY.split(), *map(str, flags)]
         cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
         utils.set_torch_seed(cfg.common.seed)
         task = tasks.setup_task(cfg.task)

@@ -80,7 +80,9 @@ def test_a_future_token_never_changes_earlier_logits_in_training_with_drops(buil
     tokens = sample["net_input"]["src_tokens"][:1]
     with torch.no_grad():
         before = model(tokens)[0]
-        assert all((m.routing.counts > m.kept).any() for m in switch_layers(model).values()), "nothing dropped"
+        assert all((m.routing.counts > m.kept).any() for m in switch_layers(model).values()), (
+            "nothing dropped"
+        )
         for position in (1, 17, 40, 63):
             changed = tokens.clone()
             changed[0, position] = 5 if tokens[0, position] != 5 else 6

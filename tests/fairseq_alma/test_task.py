@@ -108,7 +108,7 @@ def test_a_preprocessed_directory_without_a_size_is_one_megabatch(build, preproc
     task, _ = build(*LOADED, data=preprocessed)
     task.load_dataset("train")
     assert len(tokens_of(task, "train")) == task.preprocessed_corpus().sizes.sum()
-    with pytest.raises(UserError, match="--megabatch-words or --megabatch-tokens"):
+    with pytest.raises(UserError, match="give --megabatch-words"):
         build("--stage", "1", data=preprocessed)[0].load_dataset("train")
 
 

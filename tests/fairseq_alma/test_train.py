@@ -1,0 +1,229 @@
+"""fairseq's own commands with the plug-in: training, resuming, growing, several processes, errors."""
+
+import json
+import os
+import socket
+
+import pytest
+import torch
+
+from fairseq_alma.growth import GROWN
+
+
+def load(path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def train(start, stream, tiny, save, *flags):
+    child = start("train", stream, *tiny, "--save-dir", save, *flags)
+    finished = child.wait()
+    assert finished.code == 0, finished.output
+    return finished.output
+
+
+def logged(output: str, tag: str) -> list[dict]:
+    """The JSON records that fairseq logged under a tag (train_inner, valid, ...)."""
+    lines = (line.split(f"{tag}:", 1)[-1] for line in output.splitlines() if f":{tag}:" in line)
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def same_model(a, b, exact: bool = True) -> None:
+    first, second = load(a)["model"], load(b)["model"]
+    assert first.keys() == second.keys()
+    for name in first:
+        if exact:
+            assert torch.equal(first[name], second[name]), name
+        else:
+            torch.testing.assert_close(first[name], second[name], atol=1e-5, rtol=1e-5, msg=name)
+
+
+@pytest.fixture
+def stage0(start, stream, tiny, tmp_path):
+    """The last checkpoint of stage 0, 4 experts."""
+    train(start, stream, tiny, tmp_path / "stage_00")
+    return tmp_path / "stage_00" / "checkpoint_last.pt"
+
+
+def test_a_stage_learns_and_logs_each_layers_router(start, stream, tiny, tmp_path):
+    logs = tmp_path / "tensorboard"
+    output = train(start, stream, tiny, tmp_path / "run", "--tensorboard-logdir", logs)
+    inner, valid = logged(output, "train_inner"), logged(output, "valid")
+    assert float(inner[-1]["loss"]) < float(inner[0]["loss"]) - 0.5
+    names = ("balance_loss", "dropped", "max_load", "dead_experts", "entropy", "top1_prob", "share3")
+    assert all(f"l1_{name}" in inner[-1] for name in names)
+    assert sum(float(inner[-1][f"l1_share{e}"]) for e in range(4)) == pytest.approx(1, abs=5e-3)
+    assert all(float(valid[-1][f"valid_l1_nll{e}"]) >= 0 for e in range(4))
+    assert float(valid[-1]["valid_l1_dropped"]) == 0  # dropless
+    written = b"".join(path.read_bytes() for path in logs.rglob("events*"))
+    assert b"l1_share0" in written
+
+
+def test_stock_eval_lm_and_our_evaluation_agree(start, stream, stage0, tmp_path):
+    flags = [stream, "--task", "alma_lm", "--path", stage0, "--gen-subset", "test"]
+    stock = start("eval-lm", *flags).wait()
+    assert stock.code == 0, stock.output
+    base2 = float(stock.output.split("Loss (base 2): ")[1].split(",")[0])
+    assert start("evaluate", *flags, "--out", tmp_path / "result.json").wait().code == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["nll"] / 0.6931471805599453 == pytest.approx(base2, abs=2e-4)
+    from alma.stream import Stream
+
+    test = Stream.load(stream).test
+    assert (result["tokens"], result["words"], result["bytes"]) == (test.tokens, test.words, test.bytes)
+    assert result["training"]["updates"] == 20
+    assert 20 * 400 < result["training"]["tokens"] <= 20 * 512
+    assert sum(result["experts"]["1"]["share"]) == pytest.approx(1)
+
+
+def test_killed_training_goes_on_with_the_same_numbers(start, stream, tiny, tmp_path):
+    """Also in epoch 2: fairseq would batch it differently after a resume."""
+    flags = ("--max-update", "60", "--save-interval-updates", "8", "--keep-interval-updates", "1")
+    train(start, stream, tiny, tmp_path / "whole", *flags)
+    save = tmp_path / "killed"
+    for update in (8, 40, 48):
+        found = lambda u=update: any(save.glob(f"checkpoint_*_{u}.pt"))  # noqa: E731
+        start("train", stream, *tiny, "--save-dir", save, *flags).kill_when(found)
+    output = train(start, stream, tiny, save, *flags)
+    assert "Loaded checkpoint" in output
+    assert load(save / "checkpoint_last.pt")["extra_state"]["train_iterator"]["epoch"] > 1
+    same_model(tmp_path / "whole/checkpoint_last.pt", save / "checkpoint_last.pt")
+    same_model(tmp_path / "whole/checkpoint_best.pt", save / "checkpoint_best.pt")
+    tokens = [
+        load(tmp_path / d / "checkpoint_last.pt")["extra_state"]["AlmaLMTask"] for d in ("whole", "killed")
+    ]
+    assert tokens[0]["train_tokens"] == tokens[1]["train_tokens"]
+
+
+def test_a_finished_stage_started_again_changes_nothing(start, stream, tiny, stage0):
+    before = load(stage0)
+    output = train(start, stream, tiny, stage0.parent)
+    assert "nothing to train" in output
+    after = load(stage0)
+    assert after["optimizer_history"][-1]["num_updates"] == 20
+    assert all(torch.equal(before["model"][name], after["model"][name]) for name in before["model"])
+
+
+@pytest.mark.parametrize("router", ["preserve", "copy"])
+def test_every_copy_receives_tokens_after_the_first_update(start, stream, tiny, stage0, tmp_path, router):
+    flags = [
+        "--stage",
+        "1",
+        "--moe-expert-count",
+        "6",
+        "--grow-experts",
+        "2",
+        "--max-update",
+        "1",
+        "--log-interval",
+        "1",
+    ]
+    save = tmp_path / "grown"
+    output = train(
+        start, stream, tiny, save, "--finetune-from-model", stage0, "--grow-router", router, *flags
+    )
+    (valid,) = logged(output, "valid")
+    assert min(float(valid[f"valid_l1_share{e}"]) for e in (4, 5)) > 0.005, valid
+    parents = load(save / GROWN)["growth"]["decoder.layers.1.fc1"]
+    assert len(set(parents)) == 2
+    multiplicity = load(save / GROWN)["model"]["decoder.layers.1.fc1.router.log_multiplicity"].exp()
+    expected = torch.ones(6)
+    if router == "preserve":
+        expected[[*parents, 4, 5]] = 2.0
+    torch.testing.assert_close(multiplicity, expected)
+
+
+def test_growth_splits_the_experts_with_the_largest_validation_loss(start, stream, tiny, stage0, tmp_path):
+    flags = ["--stage", "1", "--moe-expert-count", "5", "--grow-experts", "1", "--max-update", "1"]
+    train(start, stream, tiny, tmp_path / "grown", "--finetune-from-model", stage0, *flags)
+    out = tmp_path / "valid.json"
+    arguments = [stream, "--task", "alma_lm", "--path", stage0, "--gen-subset", "valid", "--out", out]
+    assert start("evaluate", *arguments).wait().code == 0
+    layer = json.loads(out.read_text())["experts"]["1"]
+    summed = [share * loss for share, loss in zip(layer["share"], layer["loss"], strict=True)]
+    (parent,) = load(tmp_path / "grown" / GROWN)["growth"]["decoder.layers.1.fc1"]
+    assert parent == summed.index(max(summed))
+
+
+@pytest.mark.parametrize("mode", ["reset", "copy"])
+def test_the_optimizer_is_reset_or_copied_when_growing(start, stream, tiny, stage0, tmp_path, mode):
+    flags = ["--stage", "1", "--moe-expert-count", "6", "--grow-experts", "2", "--max-update", "1"]
+    save = tmp_path / "grown"
+    train(start, stream, tiny, save, "--finetune-from-model", stage0, "--grow-optimizer", mode, *flags)
+    last = load(save / "checkpoint_last.pt")
+    assert last["optimizer_history"][-1]["num_updates"] == 1  # the schedule starts anew in both
+    steps = {int(state["step"]) for state in last["last_optimizer_state"]["state"].values()}
+    assert steps == ({1} if mode == "reset" else {21})
+
+
+@pytest.mark.parametrize("backend", ["pytorch_ddp", "legacy_ddp"])
+def test_two_gloo_processes_equal_one_that_accumulates(start, stream, tiny, tmp_path, backend):
+    flags = ("--max-update", "12", "--dropout", "0", "--log-interval", "1", "--ddp-backend", backend)
+    one = train(start, stream, tiny, tmp_path / "one", *flags, "--update-freq", "2")
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        port = str(server.getsockname()[1])
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}  # as torchrun sets them
+    ranks = [
+        start(
+            "train", stream, *tiny, "--save-dir", tmp_path / "two", *flags, environment={**common, "RANK": r}
+        )
+        for r in ("0", "1")
+    ]
+    two, other = (rank.wait() for rank in ranks)
+    assert (two.code, other.code) == (0, 0), two.output + other.output
+    losses = [[float(r["loss"]) for r in logged(text, "train_inner")] for text in (one, two.output)]
+    assert len(losses[0]) == 12
+    assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # as logged, 3 digits
+    same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "two/checkpoint_last.pt", exact=False)
+    counts = [load(tmp_path / d / "checkpoint_last.pt")["extra_state"]["AlmaLMTask"] for d in ("one", "two")]
+    assert counts[0]["train_tokens"] == counts[1]["train_tokens"]
+
+
+def test_processes_are_spawned_on_cpu_when_asked(start, stream, tiny, tmp_path):
+    flags = ("--max-update", "2", "--distributed-world-size", "2")
+    output = train(start, stream, tiny, tmp_path / "run", *flags)
+    assert "training on 2 devices" in output
+
+
+def test_user_dir_is_accepted_too(start, stream, tiny, tmp_path):
+    import fairseq_alma
+
+    directory = os.path.dirname(fairseq_alma.__file__)
+    train(start, stream, tiny, tmp_path / "run", "--user-dir", directory, "--max-update", "1")
+
+
+def test_a_preprocessed_directory_trains_stage_by_stage(start, preprocessed, tiny, tmp_path):
+    flags = ["--megabatch-words", "25000", "--max-update", "2"]
+    previous: list = []
+    for stage in range(2):
+        save = tmp_path / f"stage_{stage}"
+        output = train(start, preprocessed, tiny, save, "--stage", stage, *flags, *previous)
+        assert f"stage {stage}: {stage + 1}" in output
+        previous = ["--finetune-from-model", save / "checkpoint_last.pt"]
+
+
+def cut_short(path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_path):
+    def error(*flags, data=stream, save="bad") -> str:
+        return start("train", data, *tiny, "--save-dir", tmp_path / save, *flags).wait().error
+
+    assert "no such directory" in error(data=tmp_path / "nowhere")
+    assert "dict.txt is missing" in error(data=tmp_path)
+    assert "stages 0 to 2" in error("--stage", "3")
+    assert "waiting time 9 is longer" in error("--waiting-time", "9")
+    growing = ("--grow-experts", "2", "--moe-expert-count", "6")
+    assert "--finetune-from-model" in error(*growing)
+    previous = ("--finetune-from-model", stage0)
+    assert "no such checkpoint" in error("--stage", "1", "--finetune-from-model", tmp_path / "none.pt")
+    assert "has 4 experts, --moe-expert-count is 3" in error(*previous, "--moe-expert-count", "3")
+    assert "--grow-experts 2 to split" in error(*previous, "--moe-expert-count", "6")
+    assert "use --moe-expert-count 6" in error(*previous, "--moe-expert-count", "8", "--grow-experts", "2")
+    assert "at most once" in error(*previous, "--moe-expert-count", "9", "--grow-experts", "5")
+    assert "experts are never taken away" in error("--moe-expert-count", "2", save="stage_00")
+    cut_short(stage0)
+    assert "truncated or not a fairseq checkpoint" in error(*previous)
+    assert "truncated or not a fairseq checkpoint" in error(save="stage_00")
+    assert not list(tmp_path.glob("bad/*.pt"))
