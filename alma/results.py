@@ -127,13 +127,19 @@ def _labelled(results: list[Result]) -> list[Result]:
     """The results sorted, each with the settings in which it differs from another one."""
     shown_anyway = {"learner", "name", "waiting_time", "replay", "seed", "megabatches"}
     flat = [flatten(result.config) for result in results]
-    differing = [
-        key
-        for key in dict.fromkeys(key for config in flat for key in config)
-        if key not in shown_anyway and len({json.dumps(config.get(key)) for config in flat}) > 1
-    ]
+    keys = dict.fromkeys(key for config in flat for key in config if key not in shown_anyway)
+    differing = [key for key in keys if _tells_apart(key, flat)]
     labelled = [
         replace(result, settings=" ".join(f"{key}={config[key]}" for key in differing if key in config))
         for result, config in zip(results, flat, strict=True)
     ]
     return sorted(labelled, key=lambda result: (result.config["learner"], result.config["waiting_time"]))
+
+
+def _tells_apart(key: str, configs: list[dict[str, Any]]) -> bool:
+    """Whether runs that have the setting differ in it, or runs of one learner do (which may lack it)."""
+    having = {json.dumps(config[key]) for config in configs if key in config}
+    of_learner: dict[str, set[str]] = {}
+    for config in configs:
+        of_learner.setdefault(config["learner"], set()).add(json.dumps(config.get(key)))
+    return len(having) > 1 or any(len(values) > 1 for values in of_learner.values())

@@ -5,9 +5,12 @@ python -m slurm.demo [--out DIR]
 Each command is printed before it runs, to be copied; after an interruption all of it can be run again.
 """
 
+import os
 import shlex
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from alma.errors import Parser, command
@@ -17,28 +20,71 @@ WORDS = "100k"
 EVAL_WORDS = VALID_WORDS = "10k"
 VOCABULARY = 4000
 TRAINING = (
-    "--arch switch_gmoe_tiny --tokens-per-sample 128 --max-tokens 2048 --max-update 40 "
-    "--optimizer adam --lr 3e-3 --lr-scheduler inverse_sqrt --warmup-updates 10 --clip-norm 1 --cpu "
-    "--no-epoch-checkpoints"
+    "--arch switch_gmoe_tiny --tokens-per-sample 128 --max-tokens 1024 --max-update 50 --optimizer adam "
+    "--lr 4e-3 --lr-scheduler polynomial_decay --warmup-updates 10 --total-num-update 50 --clip-norm 1 "
+    "--no-epoch-checkpoints --cpu"
 )
 LEARNERS = {"sm": "", "gmoe": "--grow-experts 2,2,4"}
 
 
-def commands(out: Path) -> list[str]:
-    """The command lines, in order."""
+def steps(out: Path) -> list[list[str]]:
+    """The command lines in order; those of one step run side by side."""
     corpus, stream, runs = (shlex.quote(str(out / name)) for name in ("corpus", "stream", "runs"))
     sources = " ".join(f"{name}={corpus}/{name}.txt" for name in ("topics", "stdlib", "packages"))
-    lines = [
-        f"python -m data_prep.pydoc_corpus {corpus}",
-        f"python -m data_prep {sources} --out {stream} --mega-batches {MEGABATCHES} --words {WORDS} "
-        f"--eval-words {EVAL_WORDS} --valid-words {VALID_WORDS} --vocab-size {VOCABULARY} --seed 1",
-    ]
+    launches = []
     for learner, growth in LEARNERS.items():
         options = f"--learner {learner} --cluster local --out {runs}/{learner} {growth}".strip()
-        lines.append(f"python -m slurm.launch {stream} {options} -- {TRAINING}")
-    if Path("vision/run.py").exists():
-        lines.append("python vision/run.py")
-    return [*lines, f"python -m alma.report {runs} --out {shlex.quote(str(out / 'report'))}"]
+        launches.append(f"python -m slurm.launch {stream} {options} -- {TRAINING}")
+    vision = [["python vision/run.py"]] if Path("vision/run.py").exists() else []
+    return [
+        [f"python -m data_prep.pydoc_corpus {corpus}"],
+        [
+            f"python -m data_prep {sources} --out {stream} --mega-batches {MEGABATCHES} --words {WORDS} "
+            f"--eval-words {EVAL_WORDS} --valid-words {VALID_WORDS} --vocab-size {VOCABULARY} --seed 1 "
+            "--max-document-words 1k"
+        ],
+        launches,
+        *vision,
+        [f"python -m alma.report {runs} --out {shlex.quote(str(out / 'report'))}"],
+    ]
+
+
+def run(lines: Sequence[str]) -> None:
+    """Run the command lines of a step side by side, each on its share of the cores; exits if one fails."""
+    threads = max(1, (os.cpu_count() or 1) // len(lines))
+    processes = []
+    for line in lines:
+        print(f"\n$ {line}", flush=True)
+        # Idle OpenMP threads spin: two processes that each take all cores would slow each other down.
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        output = None if len(lines) == 1 else subprocess.PIPE
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, *shlex.split(line)[1:]],
+                env=environment,
+                stdout=output,
+                stderr=output and subprocess.STDOUT,
+                text=True,
+            )
+        )
+    readers = [
+        threading.Thread(target=_copy, args=(p, line)) for p, line in zip(processes, lines, strict=True)
+    ]
+    for reader in readers:
+        reader.start()
+    codes = [process.wait() for process in processes]
+    for reader in readers:
+        reader.join()
+    for code in codes:
+        if code:
+            sys.exit(code if code > 0 else 1)
+
+
+def _copy(process: subprocess.Popen, line: str) -> None:
+    """Print what a process says, with its learner's name before each line."""
+    name = line.partition("--learner ")[2].partition(" ")[0]
+    for said in process.stdout or ():
+        print(f"{name:>4} | {said}", end="", flush=True)
 
 
 @command
@@ -46,11 +92,8 @@ def main() -> None:
     """Entry point of `python -m slurm.demo`."""
     parser = Parser(prog="python -m slurm.demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("demo_out"), metavar="DIR", help="default: demo_out")
-    for line in commands(parser.parse_args().out):
-        print(f"\n$ {line}", flush=True)
-        code = subprocess.run([sys.executable, *shlex.split(line)[1:]]).returncode
-        if code:
-            sys.exit(code if code > 0 else 1)
+    for lines in steps(parser.parse_args().out):
+        run(lines)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import shlex
 from pathlib import Path
 
+import pytest
+
 from data_prep.__main__ import parser
 from slurm import demo
 from slurm.launch import read_request
@@ -11,7 +13,8 @@ from slurm.plan import make_plan
 
 def test_commands_are_accepted_by_the_programs_they_call(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    corpus, prepare, *launches, report = map(shlex.split, demo.commands(Path("a b")))
+    lines = [line for step in demo.steps(Path("a b")) for line in step]
+    corpus, prepare, *launches, report = map(shlex.split, lines)
     assert corpus[1:] == ["-m", "data_prep.pydoc_corpus", "a b/corpus"]
     stream = parser().parse_args(prepare[3:])
     assert stream.out == Path("a b/stream")
@@ -26,4 +29,23 @@ def test_the_image_half_joins_in_where_it_is_there(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("vision").mkdir()
     Path("vision/run.py").touch()
-    assert "python vision/run.py" in demo.commands(Path("out"))
+    assert ["python vision/run.py"] in demo.steps(Path("out"))
+
+
+def test_commands_of_a_step_run_side_by_side_and_a_failure_ends_the_demo(capfd, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    meet = (
+        "import pathlib, sys, time\n"
+        "mine, other = map(pathlib.Path, sys.argv[1:3]); mine.touch()\n"
+        "while not other.exists(): time.sleep(0.01)\n"
+        "print('met')\n"
+    )
+    (tmp_path / "meet.py").write_text(meet)
+    pairs = ((here, there, "one"), (there, here, "two"))
+    demo.run([f"python {tmp_path}/meet.py {a} {b} --learner {name}" for a, b, name in pairs])
+    printed = capfd.readouterr().out
+    assert " one | met" in printed
+    assert " two | met" in printed
+    with pytest.raises(SystemExit) as stop:
+        demo.run(["python -c 'raise SystemExit(3)'"])
+    assert stop.value.code == 3
