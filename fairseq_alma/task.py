@@ -13,6 +13,7 @@ from fairseq.data import ConcatDataset, MonolingualDataset, TokenBlockDataset, d
 from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
+from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 
@@ -214,7 +215,8 @@ class AlmaLMTask(LanguageModelingTask):
         model.train()
         model.set_num_updates(update_num)
         with torch.autograd.profiler.record_function("forward"):
-            loss, sample_size, logging_output = criterion(model, sample)
+            with torch.autocast("cuda", enabled=isinstance(optimizer, AMPOptimizer)):
+                loss, sample_size, logging_output = criterion(model, sample)
             balance = getattr(_unwrapped(model).decoder, "load_balancing_loss", lambda: 0.0)()
             loss = loss + self.args.moe_gate_loss_wt * sample_size * balance
         if ignore_grad:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 
 import pytest
@@ -212,6 +213,10 @@ def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_
 
     assert "no such directory" in error(data=tmp_path / "nowhere")
     assert "dict.txt is missing" in error(data=tmp_path)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(stream, damaged)
+    cut_short(damaged / "megabatch_00" / "train.bin")
+    assert "train.bin: truncated" in error(data=damaged)
     assert "stages 0 to 2" in error("--stage", "3")
     assert "waiting time 9 is longer" in error("--waiting-time", "9")
     growing = ("--grow-experts", "2", "--moe-expert-count", "6")

@@ -1,0 +1,1 @@
+"""Speed and memory, always against a named peer in the same run."""

@@ -1,0 +1,33 @@
+"""`make bench`: what can be measured on a CPU in a few minutes, printed and written as CSV."""
+
+import csv
+from pathlib import Path
+
+from alma.errors import Parser, command
+from alma.files import make_directory
+from alma.provenance import machine, versions
+from alma.report import as_text
+from benchmarks import switch_ffn
+
+
+@command
+def main() -> None:
+    """Entry point of `python -m benchmarks`."""
+    parser = Parser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
+    parser.add_argument("--repeats", type=int, default=9, help="paired measurements of each (default: 9)")
+    args = parser.parse_args()
+    make_directory(args.out)
+    hardware, software = machine(), versions()
+    print(f"{hardware['cpu']}, {hardware['cores']} cores, 1 thread; torch {software['torch']}")
+    rows = switch_ffn.measure(args.repeats)
+    with open(args.out / "switch_ffn.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    print("\nSwitch FFN, forward + backward; ratios are medians of paired runs, with their quartiles")
+    print(as_text([list(rows[0]), *([str(value) for value in row.values()] for row in rows)]))
+
+
+if __name__ == "__main__":
+    main()
