@@ -13,8 +13,9 @@ from fairseq.data import Dictionary
 from numpy.typing import NDArray
 
 from alma.errors import UserError
+from alma.stream import DTYPES, read_index
 
-_CHUNK = 1 << 16  # items whose words are counted at once
+_CHUNK = 1 << 18  # items whose words are counted at once
 _WORD_MARKS = ("▁", "Ġ")  # SentencePiece, GPT-2
 
 
@@ -82,43 +83,50 @@ def word_starts(dictionary: Dictionary) -> NDArray[np.bool_]:
     return starts
 
 
-def count_words(dataset, dictionary: Dictionary) -> NDArray[np.int64]:
-    """Words of every item, (items,). GPT-2's mark stands for the space, so an item's first word has none."""
-    starts = word_starts(dictionary)
-    space_marks = any(symbol.startswith("Ġ") for symbol in dictionary.symbols)
-    words = np.empty(len(dataset), dtype=np.int64)
-    for first in range(0, len(dataset), _CHUNK):
-        items = [dataset[i].numpy() for i in range(first, min(first + _CHUNK, len(dataset)))]
-        edges = np.cumsum([0] + [len(item) for item in items])
-        words[first : first + len(items)] = np.add.reduceat(starts[np.concatenate(items)], edges[:-1])
-        if space_marks:
-            unmarked = [len(item) > 1 and not starts[item[0]] for item in items]
-            words[first : first + len(items)] += np.array(unmarked, dtype=np.int64)
-    return words
+def count_words(prefixes: Sequence[str], dictionary: Dictionary) -> NDArray[np.int64]:
+    """Words of every item of the .bin/.idx files, (items,), from the ids alone, as fast as the disk.
 
-
-def assign(dataset, dictionary: Dictionary, args) -> list[NDArray[np.int64]]:
-    """Item numbers of every mega-batch, documents whole and in a random order seeded by `megabatch_seed`.
-
-    Cuts are at the document nearest to k * target; their number is what the corpus comes nearest to, and
-    the last takes the rest: every document is in exactly one. UserError when there is less than half of one.
+    GPT-2's mark stands for a space, so the first word of an item has none.
     """
-    sizes = np.asarray(dataset.sizes)
-    target = args.megabatch_words or args.megabatch_tokens
-    unit = "words" if args.megabatch_words else "tokens"
-    weights = count_words(dataset, dictionary) if args.megabatch_words else sizes.astype(np.int64)
+    starts = word_starts(dictionary)
+    marked_first = not any(symbol.startswith("Ġ") for symbol in dictionary.symbols)
+    counts = []
+    for prefix in prefixes:
+        sizes, code = read_index(f"{prefix}.idx")
+        tokens = np.memmap(f"{prefix}.bin", DTYPES[code], "r")
+        edges = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        for first in range(0, len(sizes), _CHUNK):
+            inside = edges[first : first + _CHUNK + 1]
+            begins = starts[tokens[inside[0] : inside[-1]]]
+            heads = inside[:-1] - inside[0]
+            words = np.add.reduceat(begins, heads, dtype=np.int64)
+            counts.append(words if marked_first else words + (~begins[heads] & (np.diff(inside) > 1)))
+    return np.concatenate(counts)
+
+
+def assign(
+    sizes: NDArray[np.integer], weights: NDArray[np.integer], target: int, seed: int
+) -> list[NDArray[np.int64]]:
+    """Item numbers of every mega-batch, documents whole and in a random order that only `seed` decides.
+
+    `sizes` (items,) are in tokens, `weights` (items,) in the unit of `target`. Cuts are at the document
+    nearest to k * target; there are as many mega-batches as the corpus comes nearest to, and the last takes
+    the rest: every document is in exactly one. UserError: less than half of one, or documents too long.
+    """
     first, end = documents(sizes)
-    totals = np.concatenate([[0], np.cumsum(weights)])
-    order = np.random.default_rng(args.megabatch_seed).permutation(len(first))
+    totals = np.concatenate([[0], np.cumsum(weights, dtype=np.int64)])
+    order = np.random.default_rng(seed).permutation(len(first))
     running = np.concatenate([[0], np.cumsum((totals[end] - totals[first])[order])])
     megabatches = round(running[-1] / target)
     if megabatches < 1:
-        raise UserError(f"the data have {running[-1]} {unit}, not one mega-batch of {target}: ask for fewer")
+        raise UserError(
+            f"the data come to {running[-1]}, not to one mega-batch of {target}: ask for smaller ones"
+        )
     targets = np.arange(1, megabatches) * target
     above = np.searchsorted(running, targets)
     below = np.maximum(above - 1, 0)
     cuts = np.where(targets - running[below] < running[above] - targets, below, above)
     parts = np.split(order, cuts)
-    if any(len(part) == 0 for part in parts):
-        raise UserError(f"a document is longer than --megabatch-{unit} {target}: ask for larger mega-batches")
+    if not all(len(part) for part in parts):
+        raise UserError(f"a document is longer than a mega-batch of {target}: ask for larger ones")
     return [np.concatenate([np.arange(first[d], end[d]) for d in part]) for part in parts]

@@ -3,7 +3,6 @@
 import json
 
 from alma.errors import Parser, UserError, command
-from fairseq_alma.preprocessed import assign
 from fairseq_alma.task import AlmaLMConfig, AlmaLMTask
 
 
@@ -19,7 +18,7 @@ def main() -> None:
     if not (given.megabatch_words or given.megabatch_tokens):
         raise UserError("give --megabatch-words or --megabatch-tokens")
     task = AlmaLMTask.setup_task(AlmaLMConfig(dataset_impl=None, **vars(given)))
-    parts = assign(task.preprocessed_corpus(), task.dictionary, given)
+    parts = task.cut()
     print(json.dumps({"megabatches": len(parts), "items": [len(part) for part in parts]}))
 
 

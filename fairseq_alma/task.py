@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fairseq.data import ConcatDataset, MonolingualDataset, TokenBlockDataset, data_utils
 from fairseq.dataclass import ChoiceEnum
@@ -16,6 +17,7 @@ from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+from numpy.typing import NDArray
 
 from alma.errors import UserError
 from alma.stages import Stage, stages
@@ -140,7 +142,7 @@ class AlmaLMTask(LanguageModelingTask):
     def _preprocessed_items(self, split: str):
         if split != "train":
             return self._indexed([f"{self.args.data.split(':')[0]}/{split}"])
-        corpus = self.preprocessed_corpus()
+        corpus = self._indexed(self._train_prefixes())
         if not (self.args.megabatch_words or self.args.megabatch_tokens):
             if self.args.stage or self.args.waiting_time != 1:
                 raise UserError(
@@ -148,15 +150,22 @@ class AlmaLMTask(LanguageModelingTask):
                     "--megabatch-tokens to cut it into mega-batches"
                 )
             return corpus
-        assignment = preprocessed.assign(corpus, self.dictionary, self.args)
-        stage = self.plan(len(assignment))
+        megabatches = self.cut()
+        stage = self.plan(len(megabatches))
         numbers = ", ".join(str(t) for t in stage.train_on)
-        logger.info(f"{len(assignment)} mega-batches; stage {stage.index}: {numbers}")
-        return preprocessed.ItemView(corpus, [assignment[t - 1] for t in stage.train_on])
+        logger.info(f"{len(megabatches)} mega-batches; stage {stage.index}: {numbers}")
+        return preprocessed.ItemView(corpus, [megabatches[t - 1] for t in stage.train_on])
 
-    def preprocessed_corpus(self):
-        """All training items of the fairseq-preprocess directories that DATA names."""
-        return self._indexed([f"{directory}/train" for directory in self.args.data.split(":")])
+    def _train_prefixes(self) -> list[str]:
+        return [f"{directory}/train" for directory in self.args.data.split(":")]
+
+    def cut(self) -> list[NDArray[np.int64]]:
+        """Item numbers of every mega-batch that a fairseq-preprocess directory is cut into."""
+        prefixes, words = self._train_prefixes(), self.args.megabatch_words
+        sizes = np.asarray(self._indexed(prefixes).sizes)
+        weights = preprocessed.count_words(prefixes, self.dictionary) if words else sizes
+        target = words or self.args.megabatch_tokens
+        return preprocessed.assign(sizes, weights, target, self.args.megabatch_seed)
 
     def _indexed(self, prefixes: Sequence[str]):
         """One dataset of the items of several .bin/.idx files, memory-mapped."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alma.errors import UserError
-from alma.stream import Stream
+from alma.stream import Stream, dtype_code, write_index
 from fairseq_alma.preprocessed import assign, count_words, documents
 
 LOADED = ("--sample-break-mode", "none", "--tokens-per-sample", "64")
@@ -28,6 +28,13 @@ def file_tokens(stream, *prefixes: str) -> list[int]:
         data = MMapIndexedDataset(str(stream / prefix))
         found += torch.cat([data[i] for i in range(len(data))]).tolist()
     return found
+
+
+def whole(build, data):
+    """All training items of a fairseq-preprocess directory, uncut."""
+    task, _ = build(data=data)
+    task.load_dataset("train")
+    return task.items["train"]
 
 
 @pytest.mark.parametrize(
@@ -56,9 +63,9 @@ def test_valid_and_test_are_the_streams(build, stream):
 
 def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(build, preprocessed):
     task, _ = build("--megabatch-words", "12000", data=preprocessed)
-    corpus = task.preprocessed_corpus()
-    parts = assign(corpus, task.dictionary, task.args)
-    words = count_words(corpus, task.dictionary)
+    corpus = whole(build, preprocessed)
+    parts = task.cut()
+    words = count_words([f"{shard}/train" for shard in preprocessed.split(":")], task.dictionary)
     assert len(parts) == round(words.sum() / 12000) > 3
     items = np.concatenate(parts)
     assert sorted(items.tolist()) == list(range(len(corpus)))
@@ -76,15 +83,15 @@ def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(
 
 def test_words_read_off_the_dictionary_are_those_of_the_text(build, preprocessed, text):
     task, _ = build("--megabatch-words", "12000", data=preprocessed)
-    counted = count_words(task.preprocessed_corpus(), task.dictionary).sum()
-    assert counted == sum(len((text / f"{n}.txt").read_text().split()) for n in ("help", "reference"))
+    words = count_words([f"{shard}/train" for shard in preprocessed.split(":")], task.dictionary)
+    assert words.sum() == sum(len((text / f"{n}.txt").read_text().split()) for n in ("help", "reference"))
 
 
 def test_stages_of_a_preprocessed_directory_partition_it(build, preprocessed):
     seen: list[int] = []
     task, _ = build("--megabatch-words", "20000", data=preprocessed)
-    corpus = task.preprocessed_corpus()
-    count = len(assign(corpus, task.dictionary, task.args))
+    corpus = whole(build, preprocessed)
+    count = len(task.cut())
     for stage in range(count):
         task, _ = build("--megabatch-words", "20000", "--stage", str(stage), *LOADED, data=preprocessed)
         task.load_dataset("train")
@@ -98,7 +105,7 @@ def test_stages_of_a_preprocessed_directory_partition_it(build, preprocessed):
 def test_the_cut_depends_on_its_seed_only(build, preprocessed):
     def cut(*flags):
         task, _ = build("--megabatch-words", "12000", *flags, data=preprocessed)
-        return [part.tolist() for part in assign(task.preprocessed_corpus(), task.dictionary, task.args)]
+        return [part.tolist() for part in task.cut()]
 
     assert cut() == cut("--seed", "99")
     assert cut() != cut("--megabatch-seed", "2")
@@ -107,23 +114,45 @@ def test_the_cut_depends_on_its_seed_only(build, preprocessed):
 def test_a_preprocessed_directory_without_a_size_is_one_megabatch(build, preprocessed):
     task, _ = build(*LOADED, data=preprocessed)
     task.load_dataset("train")
-    assert len(tokens_of(task, "train")) == task.preprocessed_corpus().sizes.sum()
+    assert len(tokens_of(task, "train")) == whole(build, preprocessed).sizes.sum()
     with pytest.raises(UserError, match="give --megabatch-words"):
         build("--stage", "1", data=preprocessed)[0].load_dataset("train")
 
 
-def test_gpt2_marks_count_words_and_a_dictionary_without_marks_is_refused():
+def test_gpt2_marks_count_words_and_a_dictionary_without_marks_is_refused(tmp_path):
     from fairseq.data import Dictionary
 
     dictionary = Dictionary()
     for symbol in ("The", "Ġcat", "Ġsat", "s"):
         dictionary.add_symbol(symbol)
-    ids = dictionary.encode_line("The Ġcat s Ġsat", add_if_not_exist=False).int()
-    assert count_words([ids, torch.tensor([2])], dictionary).tolist() == [3, 0]
+    ids = dictionary.encode_line("The Ġcat s Ġsat", add_if_not_exist=False).tolist()
+    prefix = str(tmp_path / "train")
+    np.array([*ids, 2], np.uint16).tofile(prefix + ".bin")
+    write_index(prefix + ".idx", np.array([len(ids), 1], np.int32), dtype_code(8))
+    assert count_words([prefix], dictionary).tolist() == [3, 0]
     numbers = Dictionary()
     numbers.add_symbol("262")
     with pytest.raises(UserError, match="--megabatch-tokens"):
-        count_words([ids], numbers)
+        count_words([prefix], numbers)
+
+
+@given(
+    weights=st.lists(st.integers(0, 30), min_size=1, max_size=80),
+    target=st.integers(1, 200),
+    seed=st.integers(0, 5),
+)
+def test_cuts_are_at_the_document_nearest_to_each_target(weights, target, seed):
+    sizes = np.full(len(weights), 2)  # a document each
+    try:
+        parts = assign(sizes, np.array(weights), target, seed)
+    except UserError:
+        assert max(weights) > target or sum(weights) <= target / 2
+        return
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(weights)))
+    running = np.cumsum([sum(weights[i] for i in part) for part in parts])
+    for k, total in enumerate(running[:-1], start=1):
+        assert abs(total - k * target) <= max(weights) / 2
+    assert len(parts) == round(sum(weights) / target)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=50))
