@@ -1,0 +1,64 @@
+"""The README's commands are accepted by what they call, and its file tree is that of the repository."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
+
+
+def arguments_of(*program: str) -> list[list[str]]:
+    """The arguments of every command that starts with `program`."""
+    found = [words[len(program) :] for words in COMMANDS if words[: len(program)] == list(program)]
+    assert found, program
+    return found
+
+
+def test_every_command_is_of_a_kind_that_is_tested_here():
+    known = {"make", "fairseq-train", "fairseq-eval-lm"}
+    modules = {"data_prep", "slurm.launch", "alma.report"}
+    for words in COMMANDS:
+        assert words[0] in known or (words[:2] == ["python", "-m"] and words[2] in modules), words
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for words in arguments_of("make"):
+        assert re.search(rf"^{words[0]}:", makefile, re.MULTILINE)
+
+
+def test_data_prep_and_launch_accept_their_commands():
+    from data_prep.__main__ import parser
+    from slurm.launch import read_request
+    from slurm.plan import make_plan
+
+    for words in arguments_of("python", "-m", "data_prep"):
+        assert parser().parse_args(words).mega_batches == 4
+    for words in arguments_of("python", "-m", "slurm.launch"):
+        assert make_plan(read_request(words), 4).stages
+
+
+@pytest.mark.parametrize("command", ["train", "eval-lm"])
+def test_fairseq_accepts_its_commands(command):
+    from fairseq import options
+
+    make = {"train": options.get_training_parser, "eval-lm": options.get_eval_lm_parser}[command]
+    for words in arguments_of(f"fairseq-{command}"):
+        assert options.parse_args_and_arch(make(default_task="alma_lm"), words).task == "alma_lm"
+
+
+def test_the_file_tree_names_every_module():
+    tree = README.split("## Files")[1]
+    for package in ("alma", "data_prep", "fairseq_alma", "slurm", "benchmarks"):
+        listed = set(re.findall(r"^      (\w+\.py)", tree.split(f"    {package}/")[1].split("/  ")[0], re.M))
+        actual = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py"}
+        assert actual - listed <= {"__main__.py"}, package
+        assert listed <= actual, package
