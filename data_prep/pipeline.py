@@ -11,7 +11,7 @@ import numpy as np
 import sentencepiece
 
 from alma.errors import UserError
-from alma.files import atomic_write, sha256_file
+from alma.files import atomic_write, make_directory, sha256_file
 from alma.stream import VERSION, FileInfo, Part, Stream, is_stream
 from data_prep import documents, encode, plan, shuffle, tokenizer
 from data_prep.documents import Reader, Unit
@@ -79,10 +79,7 @@ def make_stream(settings: Settings, out: Path, workers: int) -> tuple[Stream, di
 
 def _require_free(out: Path) -> None:
     """Refuse a directory that holds something else than an unfinished stream."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise UserError(f"{out}: a file is in the way; choose another --out") from error
+    make_directory(out)
     if any(out.iterdir()) and not any(out.glob(WORK + "*")):
         raise UserError(f"{out}: not empty and no stream; choose another --out")
 

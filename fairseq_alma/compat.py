@@ -1,6 +1,6 @@
 """Work-arounds for fairseq 0.12, all in one place, each with what will make it unnecessary.
 
-`install` replaces five functions of fairseq; the rest of the plug-in uses its public interfaces.
+`install` replaces six functions of fairseq; the rest of the plug-in uses its public interfaces.
 """
 
 import copy
@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from omegaconf import open_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, fail
+from alma.files import atomic_write
 from fairseq_alma import growth
 from fairseq_alma.task import AlmaLMTask
 
@@ -40,11 +42,36 @@ def install() -> None:
     distributed_utils.call_main = _call_main(distributed_utils.call_main)
     checkpoint_utils.load_checkpoint = _load_checkpoint(checkpoint_utils.load_checkpoint)
     checkpoint_utils.load_checkpoint_to_cpu = _readable(checkpoint_utils.load_checkpoint_to_cpu)
+    checkpoint_utils.torch_persistent_save = _save_whole(checkpoint_utils.torch_persistent_save)
     PathManager.copy = staticmethod(_copy_atomically)
     distributed_fairseq_model.DistributedDataParallel = _data_parallel
     # TokenBlockDataset's break mode "eos" (fairseq-interactive) uses np.compat.long, gone in NumPy 2;
     # no upstream issue is known.
     vars(np).setdefault("compat", types.SimpleNamespace(long=np.int64))
+
+
+def _save_whole(original):
+    """A checkpoint that cannot be written (full disk) is one clear line, and leaves nothing behind.
+
+    fairseq tries three times, into the same half-written file, and ends in a traceback (no upstream issue
+    is known).
+    """
+
+    @functools.wraps(original)
+    def torch_persistent_save(obj, filename, async_write: bool = False) -> None:
+        if async_write:
+            original(obj, filename, async_write)
+            return
+        try:
+            with atomic_write(filename, "wb") as file:
+                torch.save(obj, file)
+        except (OSError, RuntimeError) as error:
+            raise UserError(
+                f"{filename}: cannot be written ({type(error).__name__}: full disk, quota?); make room and "
+                "run the same again, it goes on from the last checkpoint"
+            ) from error
+
+    return torch_persistent_save
 
 
 def _copy_atomically(src_path: str, dst_path: str, overwrite: bool = False) -> bool:
@@ -172,6 +199,9 @@ def _load_checkpoint(original):
     @functools.wraps(original)
     def load_checkpoint(cfg, trainer, **kwargs):
         if isinstance(trainer.task, AlmaLMTask):
+            if distributed_utils.get_global_rank() == 0:
+                for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt.*.tmp"):
+                    left_by_a_kill.unlink()
             cfg = copy.deepcopy(cfg)  # the checkpoints of this run keep what the user gave
             growth.prepare(cfg, trainer)
         loaded = original(cfg, trainer, **kwargs)

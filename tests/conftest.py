@@ -1,6 +1,7 @@
 """Real text, a small stream of it, and fairseq's commands run in forked children (no second import)."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -80,9 +81,13 @@ class Child:
         return self.wait()
 
 
-def _fairseq(command: str, arguments: Sequence[str]) -> None:
-    """Run a fairseq command as its script would."""
+def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = None) -> None:
+    """Run a fairseq command as its script would; no file can be written longer than `file_bytes`."""
     import logging
+
+    if file_bytes:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
     for handler in logging.getLogger().handlers[:]:
         logging.getLogger().removeHandler(handler)
@@ -107,11 +112,16 @@ def start(tmp_path):
 
     count = 0
 
-    def run(command: str, *arguments, environment: dict[str, str] | None = None) -> Child:
+    def run(
+        command: str,
+        *arguments,
+        environment: dict[str, str] | None = None,
+        file_bytes: int | None = None,
+    ) -> Child:
         nonlocal count
         count += 1
         log = tmp_path / f"{command}_{count}.log"
-        return Child(log, _fairseq, command, arguments, environment=environment)
+        return Child(log, _fairseq, command, arguments, file_bytes, environment=environment)
 
     return run
 

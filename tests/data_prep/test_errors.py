@@ -129,8 +129,8 @@ def test_out_that_is_taken(refused, tmp_path):
     path = write(tmp_path / "a.txt", TEXT)
     other = write(tmp_path / "home" / "notes", b"mine").parent
     assert "not empty" in refused(path, out=other)
-    assert "a file is in the way" in refused(path, out=path)
-    assert "a file is in the way" in refused(path, out=path / "below")
+    assert "cannot become one" in refused(path, out=path)
+    assert "cannot become one" in refused(path, out=path / "below")
     assert path.read_bytes() == TEXT
 
 

@@ -203,6 +203,22 @@ def test_a_preprocessed_directory_trains_stage_by_stage(start, preprocessed, tin
         previous = ["--finetune-from-model", save / "checkpoint_last.pt"]
 
 
+def test_a_checkpoint_that_cannot_be_written_is_one_line_and_leaves_the_earlier_one(
+    start, stream, tiny, stage0
+):
+    before = stage0.read_bytes()
+    more = ("--max-update", "25")
+    child = start("train", stream, *tiny, "--save-dir", stage0.parent, *more, file_bytes=200_000)
+    error = child.wait().error
+    assert "cannot be written" in error
+    assert stage0.read_bytes() == before
+    assert not list(stage0.parent.glob("*.tmp"))
+    (stage0.parent / ".checkpoint_last.pt.0f.tmp").write_bytes(b"left by a kill")
+    output = train(start, stream, tiny, stage0.parent, *more)
+    assert "@ 20 updates" in output
+    assert not list(stage0.parent.glob("*.tmp"))
+
+
 def cut_short(path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
 
