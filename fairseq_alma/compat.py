@@ -7,7 +7,6 @@ import copy
 import functools
 import logging
 import os
-import pickle
 import shutil
 import socket
 import sys
@@ -25,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, fail
 from alma.files import atomic_write
-from fairseq_alma import growth
+from fairseq_alma import checkpoint, growth
 from fairseq_alma.task import AlmaLMTask
 
 logger = logging.getLogger(__name__)
@@ -176,15 +175,8 @@ def _readable(original):
 
     @functools.wraps(original)
     def load_checkpoint_to_cpu(path, *args, **kwargs):
-        try:
+        with checkpoint.reading(path):
             return original(path, *args, **kwargs)
-        except FileNotFoundError as error:
-            raise UserError(f"{path}: no such checkpoint") from error
-        except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
-            raise UserError(
-                f"{path}: truncated or not a fairseq checkpoint ({type(error).__name__}); delete it and run "
-                "again: training goes on from an earlier one, if one is left as checkpoint_last.pt"
-            ) from error
 
     return load_checkpoint_to_cpu
 

@@ -19,6 +19,7 @@ from fairseq.logging import progress_bar
 from alma.errors import UserError, command
 from alma.files import write_json_atomic
 from alma.metrics import bits_per_byte, perplexity
+from fairseq_alma.checkpoint import glance
 from fairseq_alma.evaluation import Evaluation, evaluate
 from fairseq_alma.flops import Shape
 
@@ -50,7 +51,7 @@ def load_trained(arguments: list[str]):
 def training_record(checkpoint: str, shape: Shape) -> dict[str, Any]:
     """What the training of a stage took, from its last checkpoint (the best may be an earlier one)."""
     last = Path(checkpoint).with_name("checkpoint_last.pt")
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(last if last.exists() else checkpoint))
+    state = glance(str(last if last.exists() else checkpoint))
     counts = state["extra_state"].get("AlmaLMTask")
     if counts is None:
         raise UserError(f"{checkpoint} was not trained by --task alma_lm: its tokens are not known")

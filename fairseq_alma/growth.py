@@ -18,6 +18,7 @@ from torch import Tensor
 
 from alma.errors import UserError
 from alma.files import atomic_write
+from fairseq_alma.checkpoint import glance
 from fairseq_alma.evaluation import evaluate
 from fairseq_alma.switch_layer import Router, Routing, SwitchFFN
 
@@ -152,7 +153,7 @@ def prepare(cfg, trainer) -> None:
 
 def expert_count(path: str) -> int | None:
     """Experts of each Switch layer of the checkpoint at `path`; None if it is of another model."""
-    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    state = glance(path)
     counts = {value.size(0) for key, value in state["model"].items() if key.endswith(".fc1.router.weight")}
     return counts.pop() if counts else None
 
