@@ -37,7 +37,7 @@ demo: $(READY) ## corpus, mega-batches, two learners, report: the whole way on o
 	$(BIN)/python -m slurm.demo
 
 test: $(READY) ## the tests, without those marked slow or gpu
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not gpu"
 
 lint: $(READY) ## ruff, formatting, types
 	$(BIN)/ruff check
