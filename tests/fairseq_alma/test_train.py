@@ -167,28 +167,39 @@ def test_the_optimizer_is_reset_or_copied_when_growing(start, stream, tiny, stag
     assert steps == ({1} if mode == "reset" else {21})
 
 
+def train_on_two(start, stream, tiny, save, *flags):
+    """The outputs of two gloo processes, started as torchrun starts them."""
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        port = str(server.getsockname()[1])
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    arguments = (stream, *tiny, "--save-dir", save, *flags)
+    ranks = [start("train", *arguments, environment={**common, "RANK": rank}) for rank in ("0", "1")]
+    first, second = (rank.wait() for rank in ranks)
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    return first.output
+
+
 @pytest.mark.parametrize("backend", ["pytorch_ddp", "legacy_ddp"])
 def test_two_gloo_processes_equal_one_that_accumulates(start, stream, tiny, tmp_path, backend):
     flags = ("--max-update", "12", "--dropout", "0", "--log-interval", "1", "--ddp-backend", backend)
     one = train(start, stream, tiny, tmp_path / "one", *flags, "--update-freq", "2")
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        port = str(server.getsockname()[1])
-    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}  # as torchrun sets them
-    ranks = [
-        start(
-            "train", stream, *tiny, "--save-dir", tmp_path / "two", *flags, environment={**common, "RANK": r}
-        )
-        for r in ("0", "1")
-    ]
-    two, other = (rank.wait() for rank in ranks)
-    assert (two.code, other.code) == (0, 0), two.output + other.output
-    losses = [[float(r["loss"]) for r in logged(text, "train_inner")] for text in (one, two.output)]
+    two = train_on_two(start, stream, tiny, tmp_path / "two", *flags)
+    losses = [[float(record["loss"]) for record in logged(text, "train_inner")] for text in (one, two)]
     assert len(losses[0]) == 12
     assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # as logged, 3 digits
     same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "two/checkpoint_last.pt", exact=False)
     counts = [load(tmp_path / d / "checkpoint_last.pt")["extra_state"]["AlmaLMTask"] for d in ("one", "two")]
     assert counts[0]["train_tokens"] == counts[1]["train_tokens"]
+
+
+def test_two_processes_grow_the_same_model_as_one(start, stream, tiny, stage0, tmp_path):
+    flags = ["--stage", "1", "--moe-expert-count", "6", "--grow-experts", "2", "--max-update", "2"]
+    flags += ["--finetune-from-model", stage0, "--dropout", "0"]
+    train(start, stream, tiny, tmp_path / "one", *flags, "--update-freq", "2")
+    train_on_two(start, stream, tiny, tmp_path / "two", *flags)
+    for name in (GROWN, "checkpoint_last.pt"):
+        same_model(tmp_path / "one" / name, tmp_path / "two" / name, exact=name == GROWN)
 
 
 def test_processes_are_spawned_on_cpu_when_asked(start, stream, tiny, tmp_path):
