@@ -15,7 +15,7 @@ def main() -> None:
     """Entry point of `python -m benchmarks`."""
     parser = Parser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
-    parser.add_argument("--repeats", type=int, default=9, help="paired measurements of each (default: 9)")
+    parser.add_argument("--repeats", type=int, default=7, help="paired measurements of each (default: 7)")
     args = parser.parse_args()
     make_directory(args.out)
     hardware, software = machine(), versions()

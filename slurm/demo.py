@@ -20,8 +20,8 @@ WORDS = "100k"
 EVAL_WORDS = VALID_WORDS = "10k"
 VOCABULARY = 4000
 TRAINING = (
-    "--arch switch_gmoe_tiny --tokens-per-sample 128 --max-tokens 1024 --max-update 50 --optimizer adam "
-    "--lr 4e-3 --lr-scheduler polynomial_decay --warmup-updates 10 --total-num-update 50 --clip-norm 1 "
+    "--arch switch_gmoe_tiny --tokens-per-sample 128 --max-tokens 1024 --max-update 40 --optimizer adam "
+    "--lr 4e-3 --lr-scheduler polynomial_decay --warmup-updates 10 --total-num-update 40 --clip-norm 1 "
     "--no-epoch-checkpoints --cpu"
 )
 LEARNERS = {"sm": "", "gmoe": "--grow-experts 2,2,4"}
