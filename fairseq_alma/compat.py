@@ -1,6 +1,6 @@
 """Work-arounds for fairseq 0.12, all in one place, each with what will make it unnecessary.
 
-`install` replaces six functions of fairseq; the rest of the plug-in uses its public interfaces.
+`install` replaces seven functions of fairseq; the rest of the plug-in uses its public interfaces.
 """
 
 import copy
@@ -43,6 +43,7 @@ def install() -> None:
     checkpoint_utils.load_checkpoint_to_cpu = _readable(checkpoint_utils.load_checkpoint_to_cpu)
     checkpoint_utils.torch_persistent_save = _save_whole(checkpoint_utils.torch_persistent_save)
     PathManager.copy = staticmethod(_copy_atomically)
+    distributed_utils._broadcast_object_slow = _broadcast_object
     distributed_fairseq_model.DistributedDataParallel = _data_parallel
     # TokenBlockDataset's break mode "eos" (fairseq-interactive) uses np.compat.long, gone in NumPy 2;
     # no upstream issue is known.
@@ -88,6 +89,17 @@ def _copy_atomically(src_path: str, dst_path: str, overwrite: bool = False) -> b
         shutil.copyfile(src_path, temporary)
     os.replace(temporary, dst_path)
     return True
+
+
+def _broadcast_object(obj, src_rank: int, group, dist_device):
+    """What rank 0 has read of a checkpoint, for the other ranks of this job.
+
+    fairseq sends it as a torch file, which torch >= 2.6 refuses to load for the classes in it: training on
+    several processes could not resume (no upstream issue is known).
+    """
+    holder = [obj]
+    torch.distributed.broadcast_object_list(holder, src=src_rank, group=group, device=dist_device)
+    return holder[0]
 
 
 def _data_parallel(module, device_ids=None, output_device=None, **kwargs):

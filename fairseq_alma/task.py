@@ -162,7 +162,8 @@ class AlmaLMTask(LanguageModelingTask):
     def cut(self) -> list[NDArray[np.int64]]:
         """Item numbers of every mega-batch that a fairseq-preprocess directory is cut into."""
         prefixes, words = self._train_prefixes(), self.args.megabatch_words
-        sizes = np.asarray(self._indexed(prefixes).sizes)
+        corpus = self._indexed(prefixes)  # held while it is copied: fairseq unmaps the index with it
+        sizes = np.array(corpus.sizes)
         weights = preprocessed.count_words(prefixes, self.dictionary) if words else sizes
         target = words or self.args.megabatch_tokens
         return preprocessed.assign(sizes, weights, target, self.args.megabatch_seed)

@@ -102,6 +102,14 @@ def test_stages_of_a_preprocessed_directory_partition_it(build, preprocessed):
         build("--megabatch-words", "20000", "--stage", str(count), data=preprocessed)[0].load_dataset("train")
 
 
+def test_one_directory_is_cut_as_well_as_several(build, preprocessed):
+    shard = preprocessed.split(":")[0]
+    task, _ = build("--megabatch-words", "10000", data=shard)
+    parts = task.cut()
+    assert len(parts) > 1
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(whole(build, shard))))
+
+
 def test_the_cut_depends_on_its_seed_only(build, preprocessed):
     def cut(*flags):
         task, _ = build("--megabatch-words", "12000", *flags, data=preprocessed)

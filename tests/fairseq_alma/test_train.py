@@ -193,11 +193,13 @@ def test_two_gloo_processes_equal_one_that_accumulates(start, stream, tiny, tmp_
     assert counts[0]["train_tokens"] == counts[1]["train_tokens"]
 
 
-def test_two_processes_grow_the_same_model_as_one(start, stream, tiny, stage0, tmp_path):
-    flags = ["--stage", "1", "--moe-expert-count", "6", "--grow-experts", "2", "--max-update", "2"]
+def test_two_processes_grow_and_resume_as_one(start, stream, tiny, stage0, tmp_path):
+    flags = ["--stage", "1", "--moe-expert-count", "6", "--grow-experts", "2"]
     flags += ["--finetune-from-model", stage0, "--dropout", "0"]
-    train(start, stream, tiny, tmp_path / "one", *flags, "--update-freq", "2")
-    train_on_two(start, stream, tiny, tmp_path / "two", *flags)
+    train(start, stream, tiny, tmp_path / "one", *flags, "--update-freq", "2", "--max-update", "4")
+    for updates in ("2", "4"):
+        output = train_on_two(start, stream, tiny, tmp_path / "two", *flags, "--max-update", updates)
+    assert "@ 2 updates" in output
     for name in (GROWN, "checkpoint_last.pt"):
         same_model(tmp_path / "one" / name, tmp_path / "two" / name, exact=name == GROWN)
 
