@@ -21,6 +21,16 @@ from torch import Tensor, nn
 from alma.errors import UserError
 from fairseq_alma.switch_layer import SwitchFFN
 
+_NOT_SUPPORTED = (
+    "adaptive_input",
+    "adaptive_softmax_cutoff",
+    "base_layers",
+    "character_embeddings",
+    "decoder_layerdrop",
+    "quant_noise_pq",
+    "scale_fc",
+)
+
 
 @dataclass
 class SwitchLMConfig(TransformerLanguageModelConfig):
@@ -114,7 +124,7 @@ class SwitchLanguageModel(TransformerLanguageModel):
         """Build from fairseq's arguments. UserError: experts or frequency < 1, options it cannot honour."""
         if args.moe_expert_count < 1 or args.moe_freq < 1:
             raise UserError("--moe-expert-count and --moe-freq must be 1 or more")
-        for flag in ("scale_fc", "quant_noise_pq", "base_layers", "adaptive_input", "character_embeddings"):
+        for flag in _NOT_SUPPORTED:
             if safe_getattr(args, flag):
                 raise UserError(
                     f"--{flag.replace('_', '-')} does not go with a Switch Transformer: leave it out"
