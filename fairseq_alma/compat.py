@@ -22,7 +22,7 @@ from fairseq.models import distributed_fairseq_model
 from omegaconf import open_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from alma.errors import UserError, fail
+from alma.errors import UserError, command
 from alma.files import atomic_write
 from fairseq_alma import checkpoint, growth
 from fairseq_alma.task import AlmaLMTask
@@ -142,16 +142,13 @@ def _call_main(original):
 
 
 def _run_main(main, cfg, **kwargs) -> None:
-    try:
-        main(cfg, **kwargs)
-    except TrainingComplete:
-        logger.info("all updates of this stage are done: nothing to train")
-    except UserError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(
-            f"{error.filename or 'cannot write'}: {error.strerror or error}; mend that and run the same again"
-        )
+    def train() -> None:
+        try:
+            main(cfg, **kwargs)
+        except TrainingComplete:
+            logger.info("all updates of this stage are done: nothing to train")
+
+    command(train)()
 
 
 def _cpu_processes(cfg) -> int:
@@ -202,12 +199,13 @@ def _load_checkpoint(original):
 
     @functools.wraps(original)
     def load_checkpoint(cfg, trainer, **kwargs):
-        if isinstance(trainer.task, AlmaLMTask):
-            if distributed_utils.get_global_rank() == 0:
-                for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt.*.tmp"):
-                    left_by_a_kill.unlink()
-            cfg = copy.deepcopy(cfg)  # the checkpoints of this run keep what the user gave
-            growth.prepare(cfg, trainer)
+        if not isinstance(trainer.task, AlmaLMTask):
+            return original(cfg, trainer, **kwargs)
+        if distributed_utils.get_global_rank() == 0:
+            for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt.*.tmp"):
+                left_by_a_kill.unlink()
+        cfg = copy.deepcopy(cfg)  # the checkpoints of this run keep what the user gave
+        growth.prepare(cfg, trainer)
         loaded = original(cfg, trainer, **kwargs)
         max_update = trainer.cfg.optimization.max_update
         if max_update and trainer.get_num_updates() >= max_update:
