@@ -49,6 +49,8 @@ if __name__ == "__main__":
             "fairscale>=0.4.13,<0.5",
             "sentencepiece>=0.2.2",
             "submitit>=1.5",
+            "scikit-learn>=1.4",
+            "pillow>=10",
             "matplotlib>=3.8",
             "orjson>=3.10",
             "zstandard>=0.22",

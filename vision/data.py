@@ -1,0 +1,254 @@
+"""Images of a data set, read once into memory, and the stream of mega-batches made of them."""
+
+import gzip
+import hashlib
+import json
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alma.errors import UserError
+from vision import presets
+from vision.train import Examples
+
+VALIDATION = 0.1
+"""Share of each mega-batch that is kept for validation (appendix B.1)."""
+
+_MNIST = ((0.1307,), (0.3081,))
+_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+
+
+class Images(NamedTuple):
+    """Images (n, channels, height, width) as bytes, and labels (n,) as int64."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set in memory; `mean` and `std` of each channel for pixel values in 0..1."""
+
+    name: str
+    train: Images
+    test: Images
+    classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Channels, height, width."""
+        return tuple(self.train.images.shape[1:])
+
+    def examples(self, images: Images, device: torch.device | str = "cpu") -> Examples:
+        """Normalised float images, channels last in memory, on `device`."""
+        x = images.images.to(device, non_blocking=True).float()
+        mean, std = (torch.tensor(v, device=device).view(-1, 1, 1) * 255 for v in (self.mean, self.std))
+        x = x.sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
+        return Examples(x, images.labels.to(device))
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits of all bytes: two runs with the same one saw the same data."""
+        digest = hashlib.blake2b(digest_size=8)
+        for part in (*self.train, *self.test):
+            digest.update(part.numpy().tobytes())
+        return digest.hexdigest()
+
+
+@lru_cache(maxsize=2)
+def load(name: str, root: str = "data", download: bool = False, image_size: int | None = None) -> Dataset:
+    """Read a data set of `presets.DATASETS` from `root`: for `folder`, a tree root/train/CLASS/*.png and
+    root/test/CLASS/*.png; for the others what torchvision.datasets reads.
+
+    UserError when it is not there (and `download` is off), unreadable, or of images of several sizes
+    without `image_size` (pixels of the square they are scaled to).
+    """
+    if name not in presets.DATASETS:
+        raise UserError(f"--dataset {name}: one of {', '.join(presets.DATASETS)}")
+    if image_size is not None and name != "folder":
+        raise UserError(f"--image-size is for --dataset folder: {name} has its own")
+    try:
+        if name == "digits":
+            return _digits()
+        if name == "folder":
+            return _folder(Path(root), image_size)
+        return _torchvision(name, root, download)
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+        hint = "give its folder with --data-root, or --download" if name != "folder" else "give its folder with --data-root"
+        raise UserError(f"cannot read {name} from {root} ({error}): {hint}") from None
+
+
+def _torchvision(name: str, root: str, download: bool) -> Dataset:
+    from torchvision import datasets
+
+    make: Callable[..., Any] = {
+        "mnist": datasets.MNIST,
+        "emnist": datasets.EMNIST,
+        "cifar10": datasets.CIFAR10,
+        "cifar100": datasets.CIFAR100,
+    }[name]
+    options = {"split": "balanced"} if name == "emnist" else {}
+    parts = []
+    for train in (True, False):
+        with _unpacked(root) as place:
+            read = make(place, train=train, download=download, **options)
+        images = torch.as_tensor(read.data)
+        images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
+        parts.append(Images(images.contiguous(), torch.as_tensor(read.targets).long()))
+    known = {"mnist": _MNIST, "cifar10": _CIFAR}.get(name)
+    return _dataset(name, *parts, statistics=known)
+
+
+@contextmanager
+def _unpacked(root: str) -> Iterator[str]:
+    """`root`, or where its MNIST files are only there as .gz, which torchvision does not read, a copy of them
+    unpacked. Nothing is written to `root`, which may be read-only."""
+    packed = [path for path in Path(root, "MNIST", "raw").glob("*.gz") if not path.with_suffix("").exists()]
+    with TemporaryDirectory() as temporary:
+        raw = Path(temporary, "MNIST", "raw")
+        raw.mkdir(parents=True)
+        for path in packed:
+            with gzip.open(path) as source, (raw / path.stem).open("wb") as target:
+                shutil.copyfileobj(source, target)
+        yield temporary if packed else root
+
+
+def _digits() -> Dataset:
+    """scikit-learn's 1,797 handwritten digits of 8 x 8; every fifth of a fixed random order is for testing."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = np.random.RandomState(0).permutation(len(found.target))
+    images = torch.from_numpy((found.images[order] * (255 / 16)).round().astype(np.uint8))[:, None]
+    labels = torch.from_numpy(found.target[order]).long()
+    test = torch.arange(len(order)) % 5 == 0
+    return _dataset("digits", Images(images[~test], labels[~test]), Images(images[test], labels[test]))
+
+
+def _folder(root: Path, size: int | None) -> Dataset:
+    from torchvision.datasets import ImageFolder
+
+    parts, names = [], []
+    for part in ("train", "test"):
+        if not (root / part).is_dir():
+            raise UserError(f"{root} has no folder {part}/: --data-root needs train/CLASS/ and test/CLASS/ with images")
+        found = ImageFolder(str(root / part))
+        with ThreadPoolExecutor() as pool:  # decoding leaves the interpreter to others
+            pixels = list(pool.map(lambda sample: _read(sample[0], size), found.samples))
+        sizes = {array.shape for array in pixels}
+        if len(sizes) > 1:
+            raise UserError(f"{root / part} has images of several sizes, such as {sorted(sizes)[0][:2]} and {sorted(sizes)[-1][:2]}: give --image-size")
+        images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
+        parts.append(Images(images, torch.tensor(found.targets)))
+        names.append(found.classes)
+    if names[0] != names[1]:
+        odd = sorted(set(names[0]) ^ set(names[1]))
+        raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
+    if parts[0].images.shape[1:] != parts[1].images.shape[1:]:
+        raise UserError(f"{root}: images of train/ and test/ differ in size: give --image-size")
+    return _dataset("folder", *parts)
+
+
+def _read(path: str, size: int | None) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            rgb = image.convert("RGB")
+            return np.asarray(rgb.resize((size, size), Image.Resampling.BILINEAR) if size else rgb)
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"cannot read the image {path} ({error}): replace or delete it") from None
+
+
+def _dataset(name: str, train: Images, test: Images, statistics: Any = None) -> Dataset:
+    classes = int(max(train.labels.max(), test.labels.max())) + 1
+    if statistics is None:
+        x = train.images.transpose(0, 1).flatten(1).double() / 255
+        statistics = (tuple(x.mean(1).tolist()), tuple(x.std(1).clamp_min(1e-6).tolist()))
+    return Dataset(name, train, test, classes, *statistics)
+
+
+@dataclass(frozen=True)
+class MegaBatch:
+    """The t-th chunk of a stream, t = 1..B."""
+
+    t: int
+    train: Images
+    valid: Images
+
+
+class MegaBatchStream(Sequence[MegaBatch]):
+    """B mega-batches of a data set: an i.i.d. partition of its training images, and its test set.
+
+    The partition is that of `numpy.random.seed(seed)`, `permutation` and `array_split`, as in the authors'
+    code, so that runs can be compared chunk by chunk; the global random state is left alone. The last
+    tenth of each (shuffled) mega-batch is its validation set. `parts` gives another partition: the indices
+    of each mega-batch. UserError where a mega-batch would have fewer than 2 examples.
+    """
+
+    def __init__(
+        self,
+        dataset: str | Dataset = "digits",
+        megabatches: int | None = None,
+        seed: int = 0,
+        parts: Sequence[np.ndarray] | None = None,
+    ):
+        self.dataset = load(dataset) if isinstance(dataset, str) else dataset
+        self.seed = seed
+        if parts is None:
+            wanted = megabatches or presets.megabatches(self.dataset.name)
+            total = len(self.dataset.train.labels)
+            if not 1 <= wanted <= total // 2:
+                raise UserError(f"{wanted} mega-batches of {total} training images: at least 1, and at most {total // 2}, one image of each for training and one for validation")
+            order = np.random.RandomState(seed).permutation(total)
+            parts = np.array_split(order, wanted)
+        self.parts = [np.asarray(part, dtype=np.int64) for part in parts]
+        if min(map(len, self.parts), default=0) < 2:
+            raise UserError("a mega-batch needs at least 2 images: one for training, one for validation")
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @overload
+    def __getitem__(self, index: int) -> MegaBatch: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[MegaBatch]: ...
+    def __getitem__(self, index: int | slice) -> MegaBatch | list[MegaBatch]:
+        """By position, from 0: `stream[0]` is mega-batch 1."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        t = range(1, len(self) + 1)[index]
+        return MegaBatch(t, *(self.images(indices) for indices in self.split(t)))
+
+    def __iter__(self) -> Iterator[MegaBatch]:
+        return (self[i] for i in range(len(self)))
+
+    def split(self, t: int) -> tuple[np.ndarray, np.ndarray]:
+        """Indices of the training and validation images of mega-batch t = 1..B."""
+        part = self.parts[t - 1]
+        cut = len(part) - max(1, int(len(part) * VALIDATION))
+        return part[:cut], part[cut:]
+
+    def indices(self, train_on: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Those of several mega-batches together."""
+        train, valid = zip(*(self.split(t) for t in train_on), strict=True)
+        return np.concatenate(train), np.concatenate(valid)
+
+    def images(self, indices: np.ndarray) -> Images:
+        """Training images by index."""
+        chosen = torch.from_numpy(indices)
+        return Images(self.dataset.train.images[chosen], self.dataset.train.labels[chosen])

@@ -1,0 +1,199 @@
+"""One run: a stream, a learner and a run directory, that can be interrupted at any moment and goes on."""
+
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from alma import environment
+from alma.errors import UserError
+from alma.files import atomic_write
+from alma.records import Run
+from alma.stages import Stage, stages
+from vision.data import MegaBatchStream
+from vision.learners import LEARNERS, Learner
+from vision.presets import of_learner, resolve
+from vision.train import Examples, Progress
+
+CHECKPOINT = "checkpoint.pt"
+
+
+def run(
+    stream: MegaBatchStream,
+    learner: str = "sm",
+    out: str | Path = "runs/vision",
+    *,
+    waiting_time: int = 1,
+    replay: bool = False,
+    seed: int = 0,
+    preset: str = "paper",
+    device: str = "auto",
+    save_interval: float = 30.0,
+    save_stages: bool = False,
+    **settings: Any,
+) -> Run:
+    """Let `learner` see the whole stream (Algorithm 1); returns the run, whose rows are on disk in `out`.
+
+    `settings` are fields of `presets.Settings`, such as hidden=64 or epochs=20; what is not given is the
+    paper's for the data set (or of preset="authors"). A run that was interrupted goes on from its last
+    checkpoint, written every `save_interval` seconds, with the same numbers; a complete one is returned as
+    it is. `save_stages` also keeps the model of each stage. UserError: settings out of range, or other
+    settings than those of the run in `out`.
+    """
+    chosen = resolve(stream.dataset.name, learner, preset, settings)
+    schedule = stages(len(stream), waiting_time, replay)
+    config = {
+        "learner": learner,
+        "megabatches": len(stream),
+        "waiting_time": waiting_time,
+        "replay": replay,
+        "seed": seed,
+        "dataset": stream.dataset.name,
+        "data": stream.dataset.fingerprint,
+        **of_learner(chosen, learner),
+    }
+    if stream.seed != seed:
+        config["stream_seed"] = stream.seed
+    record = Run.open(out, config, {"partition": stream.seed, "weights and order": seed})
+    if len(record.rows) > len(stream):
+        return record
+    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, place)
+    player = _Player(subject, stream, schedule, record.directory, save_interval, save_stages)
+    if player.done and schedule[player.done - 1].last not in (row["t"] for row in record.rows):
+        raise UserError(f"{record.results} lacks rows that {CHECKPOINT} has: delete the checkpoint to repeat them")
+    with tqdm(
+        total=len(schedule) * chosen.epochs,
+        initial=player.done * chosen.epochs,
+        unit="epoch",
+        disable=None,
+        desc=record.directory.name,
+        leave=False,
+    ) as bar:
+        player.advance = bar.update
+        environment.play(record, player, schedule, player.test, player.done)
+    player.save()
+    return record
+
+
+class _Player:
+    """A learner as the environment sees it: fed with its stages, checkpointed, tested."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        stream: MegaBatchStream,
+        schedule: list[Stage],
+        directory: Path,
+        save_interval: float,
+        save_stages: bool,
+    ):
+        self.learner, self.directory = learner, directory
+        self.save_interval, self.save_stages = save_interval, save_stages
+        self.advance: Callable[[], Any] | None = None
+        self.done = 0  # stages
+        self._data = _Data(stream, schedule, learner.device)
+        self._test = stream.dataset.examples(stream.dataset.test, learner.device)
+        self._kept: dict[str, Any] = {}
+        self._interrupted: tuple[Progress, dict[str, float]] | None = None
+        self._saved = time.monotonic()
+        self._load()
+
+    def train(self, stage: Stage) -> dict[str, float]:
+        """Train on a stage, with checkpoints."""
+        # Only now: a checkpoint may say that a stage is done when its row is on disk.
+        self._save_when_due()
+        flops = self.learner.train(
+            stage.index, self._data, self._interrupted, self._save_when_due, self.advance
+        )
+        self._interrupted = None
+        self.done = stage.index + 1
+        if self.save_stages:
+            self._write(f"stage_{stage.index:03d}.pt", self.learner.state())
+        return flops
+
+    def test(self) -> tuple[float, float]:
+        """Test error and the FLOPs of finding it."""
+        predicted, flops = self.learner.predict(self._test.images, self._kept)
+        return float((predicted != self._test.labels).double().mean()), flops
+
+    @property
+    def parameters(self) -> int:
+        """The learner's."""
+        return self.learner.parameters
+
+    @property
+    def eval_flops_per_example(self) -> float:
+        """The learner's."""
+        return self.learner.eval_flops_per_example
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """The learner's."""
+        return self.learner.peak_memory_bytes
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The learner's."""
+        return self.learner.details
+
+    def save(self, progress: Progress | None = None, flops: dict[str, float] | None = None) -> None:
+        """Write the checkpoint: stages done, the learner, and how far it is in the next stage."""
+        state = {
+            "done": self.done,
+            "learner": self.learner.state(),
+            "progress": progress and vars(progress),
+            "flops": flops,
+        }
+        self._write(CHECKPOINT, state)
+        self._saved = time.monotonic()
+
+    def _save_when_due(self, progress: Progress | None = None, flops: dict[str, float] | None = None) -> None:
+        if time.monotonic() - self._saved >= self.save_interval:
+            self.save(progress, flops)
+
+    def _write(self, name: str, state: dict[str, Any]) -> None:
+        with atomic_write(self.directory / name, "wb") as file:
+            torch.save(state, file)
+
+    def _load(self) -> None:
+        path = self.directory / CHECKPOINT
+        if not path.exists():
+            return
+        state = read_checkpoint(path, self.learner.device)
+        self.learner.load(state["learner"])
+        self.done = state["done"]
+        if state["progress"]:
+            self._interrupted = Progress(**state["progress"]), state["flops"]
+
+
+def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """What `torch.save` wrote, tensors and plain values only; UserError for a truncated or foreign file."""
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} is damaged ({reason}): delete it, and the run starts again") from None
+
+
+class _Data:
+    """The examples of a stage, gathered and normalised when it is asked for."""
+
+    def __init__(self, stream: MegaBatchStream, schedule: list[Stage], device: torch.device):
+        self._stream, self._schedule, self._device = stream, schedule, device
+
+    def train(self, index: int) -> Examples:
+        """Training examples of a stage."""
+        return self._examples(index, 0)
+
+    def valid(self, index: int) -> Examples:
+        """Validation examples of a stage."""
+        return self._examples(index, 1)
+
+    def _examples(self, index: int, part: int) -> Examples:
+        stream, stage = self._stream, self._schedule[index]
+        return stream.dataset.examples(stream.images(stream.indices(stage.train_on)[part]), self._device)

@@ -1,0 +1,6 @@
+"""Placeholder while the growth is written."""
+from vision.learners.sm import SM
+
+
+class Firefly(SM):
+    """Grows."""

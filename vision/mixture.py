@@ -1,0 +1,263 @@
+"""Mixtures of experts that grow: tree or flat routers, soft or hard gates (section 4.2, appendix A).
+
+Shapes: n examples, D inputs of a router, E experts. The experts of a layer are the members of a stack
+(`vision.models`), so all of them are computed together.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from vision.models import Conv, ConvBlock, Dense, Flops, pooled, uniform, vgg_widths
+
+POOLED = 4  # a router of images sees them averaged to 4 x 4, as in the authors' code
+
+
+class Router(nn.Module):
+    """Gate values g(j | z) of E experts. A tree has E - 1 inner nodes with two children each: the gate of
+    a leaf is the product of the probabilities on its path (eq. 3). A flat router is one softmax over E."""
+
+    paths: Tensor  # (E, 2 (E - 1)): 1 where a node's branch is on the way to a leaf; empty for a flat router
+
+    def __init__(self, inputs: int, experts: int, tree: bool):
+        super().__init__()
+        self.tree = tree
+        rows = 2 * (experts - 1) if tree else experts
+        self.weight = nn.Parameter(torch.empty(rows, inputs))
+        self.bias = nn.Parameter(torch.empty(rows, 1))
+        self.register_buffer("paths", torch.zeros(1, 0))
+        for leaf in range(experts - 1 if tree else 0):
+            self._split_path(leaf)  # breadth first: the tree is as shallow as can be
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Inputs (D, n) -> gate values (E, n), which sum to 1 over the experts."""
+        logits = torch.addmm(self.bias, self.weight, z)
+        if not self.tree:
+            return logits.softmax(0)
+        branches = logits.view(-1, 2, z.shape[1]).log_softmax(1).flatten(0, 1)
+        return torch.mm(self.paths, branches).exp()
+
+    def choose(self, z: Tensor) -> Tensor:
+        """The expert (n,) where the more probable branch of each node leads: so a split of the leaf that is
+        reached, which halves its probability, does not change where others go."""
+        logits = torch.addmm(self.bias, self.weight, z)
+        if not self.tree:
+            return logits.argmax(0)
+        first, second = logits.view(-1, 2, z.shape[1]).unbind(1)
+        taken = torch.stack([first >= second, first < second], 1).flatten(0, 1).to(z.dtype)
+        return (torch.mm(self.paths, taken) - self.paths.sum(1, keepdim=True)).argmax(0)
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw all gates as torch.nn.Linear does."""
+        for values in (self.weight.data, self.bias.data):
+            uniform(values, self.weight.shape[1], generator)
+
+    def split(self, expert: int, generator: torch.Generator) -> None:
+        """Add an expert, the last one. In a tree, the leaf becomes a node with a random gate whose children
+        are the leaf's expert and the new one; a flat router gets one more random row."""
+        more = 2 if self.tree else 1
+        device = self.weight.device
+        for name in ("weight", "bias"):
+            old = getattr(self, name).data
+            new = torch.empty(more, old.shape[1])
+            uniform(new, self.weight.shape[1], generator)
+            setattr(self, name, nn.Parameter(torch.cat([old, new.to(device)])))
+        if self.tree:
+            self._split_path(expert)
+
+    def _split_path(self, leaf: int) -> None:
+        grown = F.pad(self.paths, (0, 2, 0, 1))
+        grown[-1] = grown[leaf]
+        grown[leaf, -2] = grown[-1, -1] = 1
+        self.paths = grown
+
+    @property
+    def flops(self) -> float:
+        """Of one example."""
+        return 2.0 * self.weight.numel() + self.path_flops
+
+    @property
+    def path_flops(self) -> float:
+        """Of one example, for the sums along the paths."""
+        return 2.0 * self.paths.numel()
+
+
+class MixtureLayer(nn.Module):
+    """Experts and their router: sum over j of g(j | z) h(z | j). Hard gates are one-hot in the forward pass
+    and pass the gradient to the softmax probabilities (straight-through)."""
+
+    def __init__(self, experts: Dense | ConvBlock, router: Router, hard: bool):
+        super().__init__()
+        self.experts, self.router, self.hard = experts, router, hard
+
+    def forward(self, z: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Inputs of the layer -> its output, and the gate values used (E, n). `generator` samples hard gates
+        in training; in evaluation one expert is chosen, and only that one computed."""
+        if self.hard and not self.training:
+            chosen = self.router.choose(self.features(z))
+            return self._dispatch(z, chosen), F.one_hot(chosen, self.size).T.to(z.dtype)
+        gates = self.router(self.features(z))
+        if not self.hard:
+            return self.combine(z, gates), gates
+        drawn = torch.rand(gates.shape[1], generator=generator).to(z.device)
+        chosen = (gates.detach().cumsum(0) < drawn).sum(0).clamp_(max=len(gates) - 1)
+        gates = F.one_hot(chosen, len(gates)).T + gates - gates.detach()
+        return self.combine(z, gates), gates
+
+    def features(self, z: Tensor) -> Tensor:
+        """What the router sees: (D, n), or (n, c, H, W) averaged to a 4 x 4 image."""
+        return F.adaptive_avg_pool2d(z, POOLED).flatten(1).t() if z.dim() == 4 else z
+
+    def combine(self, z: Tensor, gates: Tensor) -> Tensor:
+        """The experts' outputs weighted with the gates (E, n)."""
+        if isinstance(self.experts, Dense):
+            return (self.experts(z).relu() * gates[:, None]).sum(0)
+        out = self.experts(z, shared=True)
+        out = out.view(len(z), len(gates), -1, *out.shape[2:])
+        return (out * gates.t()[:, :, None, None, None]).sum(1)
+
+    def _dispatch(self, z: Tensor, chosen: Tensor) -> Tensor:
+        """Each example through its expert alone; `chosen` (n,) are expert numbers."""
+        examples = 1 if z.dim() == 2 else 0
+        order = chosen.argsort()
+        counts = torch.bincount(chosen, minlength=self.size).tolist()
+        parts = z.index_select(examples, order).split(counts, examples)
+        found = [self._alone(expert, part) for expert, part in enumerate(parts) if counts[expert]]
+        return torch.cat(found, examples).index_select(examples, order.argsort())
+
+    def _alone(self, expert: int, z: Tensor) -> Tensor:
+        """Output of one expert."""
+        tensors = self.experts.state_dict(keep_vars=True)
+        mine = {name: tensor[expert : expert + 1] for name, tensor in tensors.items()}
+        if isinstance(self.experts, Dense):
+            return functional_call(self.experts, mine, z)[0].relu()
+        return functional_call(self.experts, mine, (z, True))
+
+    @property
+    def size(self) -> int:
+        """Number of experts, E."""
+        return len(next(self.experts.parameters()))
+
+    def split(self, expert: int, generator: torch.Generator) -> None:
+        """Replace an expert by two exact copies of it, and a random gate between them."""
+        for module in self.experts.modules():
+            for name, old in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(_with_copy(old.data, expert)))
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, _with_copy(buffer, expert))
+        self.router.split(expert, generator)
+
+
+def _with_copy(values: Tensor, row: int) -> Tensor:
+    return torch.cat([values, values[row : row + 1]])
+
+
+class Mixture(nn.Module):
+    """A network with mixture layers; subclasses add what is around them."""
+
+    voters = 1
+
+    def __init__(self, layers: Sequence[MixtureLayer], classifier: Dense):
+        super().__init__()
+        self.mixtures = nn.ModuleList(layers)
+        self.classifier = classifier
+        self.generator: torch.Generator | None = None  # of hard gates in training
+
+    @property
+    def layers(self) -> list[MixtureLayer]:
+        """The mixture layers in order."""
+        return list(self.mixtures)  # type: ignore[arg-type]
+
+    @property
+    def experts(self) -> int:
+        """Experts of a layer, E: the same in all of them."""
+        return self.layers[0].size
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw new values for everything."""
+        for module in self.modules():
+            if isinstance(module, Router):
+                module.reset(generator)
+            elif isinstance(module, Dense | Conv):
+                for member in range(len(module.weight)):
+                    module.reset(member, generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (n, ...) -> logits (1, C, n)."""
+        return self.routed(x)[0]
+
+    def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Logits (1, C, n), and the gate values (E, n) of each mixture layer."""
+        raise NotImplementedError
+
+    def count(self, experts: Sequence[float], head: Sequence[float] = ()) -> Flops:
+        """FLOPs per example, from those of all experts of each layer and of the layers before them.
+
+        Backward, a product costs twice its forward: without the gradient of the images in the first, and
+        without that of the paths, which are no parameters.
+        """
+        routers = [layer.router.flops for layer in self.layers]
+        paths = [layer.router.path_flops for layer in self.layers]
+        forward = sum(head) + sum(experts) + sum(routers) + self.classifier.flops
+        first = head[0] if head else experts[0] + routers[0] - paths[0]
+        unused = sum(experts) * (1 - 1 / self.experts) if self.layers[0].hard else 0.0
+        return Flops(forward, 2 * forward - first - sum(paths), forward - unused)
+
+
+class MixtureMLP(Mixture):
+    """The MLP with a mixture at each hidden layer (section 5); experts are linear layers with ReLU."""
+
+    def __init__(self, widths: Sequence[int], experts: int, tree: bool, hard: bool):
+        sizes = zip(widths[:-2], widths[1:-1], strict=True)
+        layers = [MixtureLayer(Dense(experts, d, h), Router(d, experts, tree), hard) for d, h in sizes]
+        super().__init__(layers, Dense(1, widths[-2], widths[-1]))
+
+    def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Images (n, ...) of D values -> logits (1, C, n), gate values of each layer."""
+        z, gates = x.flatten(1).t(), []
+        for layer in self.layers:
+            z, used = layer(z, self.generator)
+            gates.append(used)
+        return self.classifier(z), gates
+
+    @property
+    def flops(self) -> Flops:
+        """Per example."""
+        return self.count([layer.experts.flops for layer in self.layers])  # type: ignore[misc]
+
+
+class MixtureVGG(Mixture):
+    """The reduced VGG19 with a mixture at each block but the first; experts are blocks of convolutions."""
+
+    def __init__(
+        self, shape: Sequence[int], channels: int, classes: int, experts: int, tree: bool, hard: bool
+    ):
+        first, *others = vgg_widths(channels)
+        inputs = channels * POOLED**2
+        layers = [
+            MixtureLayer(ConvBlock(experts, channels, block), Router(inputs, experts, tree), hard)
+            for block in others
+        ]
+        super().__init__(layers, Dense(1, channels, classes))
+        self.shape, self.head = tuple(shape), ConvBlock(1, shape[0], first)
+
+    def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Images (n, channels, height, width) -> logits (1, C, n), gate values of each layer."""
+        z, gates = self.head(x, shared=True), []
+        for layer in self.layers:
+            z, used = layer(z, self.generator)
+            gates.append(used)
+        return self.classifier(pooled(z, 1)), gates
+
+    @property
+    def flops(self) -> Flops:
+        """Per example."""
+        head, size = self.head.flops(self.shape[1:])
+        experts = []
+        for layer in self.layers:
+            found, size = layer.experts.flops(size)  # type: ignore[operator]
+            experts.append(sum(found))
+        return self.count(experts, head)
