@@ -38,9 +38,7 @@ Test = Callable[[], tuple[float, float]]
 """Test error (a fraction) of the learner as it is now, and the FLOPs that finding it took."""
 
 
-def play(
-    run: Run, learner: Learner, schedule: Sequence[Stage], test: Test, stages_done: int = 0
-) -> None:
+def play(run: Run, learner: Learner, schedule: Sequence[Stage], test: Test, stages_done: int = 0) -> None:
     """Let the stream pass by: one row of `run` for every t = 0..B (section 3.1).
 
     The untrained model is tested at t = 0 and is what counts until the first stage is complete; a model

@@ -1,7 +1,7 @@
 """Figures of a report: the metric over the stream, and the trade-offs with compute and memory (Figure 5)."""
 
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ def draw(results: Sequence[Result], out: Path) -> list[Path]:
 def _over_time(result: Result) -> Curve:
     """The metric at each t."""
     times = [t for t in result.times if _shown(result, t)]
-    return _curve(result, times, lambda rows, t: t, lambda rows, t: rows[t]["value"])
+    return curve(result, times, lambda rows, t: t, lambda rows, t: rows[t]["value"])
 
 
 def _trade_off(result: Result, cost: Measure) -> Curve:
@@ -70,14 +70,14 @@ def _trade_off(result: Result, cost: Measure) -> Curve:
         return metrics.average({t: value for t, value in values.items() if _shown(result, t)})
 
     times = [t for t in result.times if t >= 1 and not result.waiting(t)]
-    return _curve(result, times, cost, average)
+    return curve(result, times, cost, average)
 
 
 def _shown(result: Result, t: int) -> bool:
     return result.metric == "error" or not result.waiting(t)
 
 
-def _curve(result: Result, times: Sequence[int], x: Measure, y: Measure) -> Curve:
+def curve(result: Result, times: Sequence[int], x: Measure, y: Measure) -> Curve:
     """x and y at each of the times, averaged over seeds; y in the result's unit."""
 
     def at(measure: Measure, t: int) -> tuple[float, float]:
@@ -111,42 +111,70 @@ def _styles(results: Sequence[Result]) -> list[tuple[str, str, str]]:
 
 def _plot(curves: Sequence[Curve], path: Path, x_label: str, y_label: str) -> None:
     """One figure, legend to the right; a band of one standard deviation where there are several seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure, ((axes,),) = sheet(1, 1, (6.4, 4.2))
     for curve, (colour, line, marker) in zip(curves, _styles([c.result for c in curves]), strict=True):
         label = textwrap.fill(curve.result.label, 36)
         gap = max(1, len(curve.x) // 8)  # so few that the line shows between them, and one at the end
         every = ((len(curve.x) - 1) % gap, gap)
-        axes.plot(
-            curve.x, curve.y, line, color=colour, marker=marker, markersize=5, markevery=every, label=label
-        )
-        low = [mean - deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
-        high = [mean + deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
-        axes.fill_between(curve.x, low, high, color=colour, alpha=0.2, linewidth=0)
-    _scale(axes, "x", [x for curve in curves for x in curve.x])
-    _scale(axes, "y", [y for curve in curves for y in curve.y])
+        draw_curve(axes, curve, colour, line, marker=marker, markersize=5, markevery=every, label=label)
+    scale(axes, "x", [x for curve in curves for x in curve.x])
+    scale(axes, "y", [y for curve in curves for y in curve.y])
     axes.set(xlabel=x_label, ylabel=y_label)
-    axes.grid(alpha=0.3)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
     figure.savefig(path, dpi=150, bbox_inches="tight")
-    pyplot.close(figure)
 
 
-def _scale(axes: Any, name: str, values: Sequence[float]) -> None:
-    """Number axis "x" or "y" plainly; logarithmic for positive values over more than a decade."""
+def sheet(rows: int, columns: int, inches: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    """An empty figure of that width and height, and its axes as an array (rows, columns), with a grid.
+
+    `options` are those of matplotlib's Figure.subplots. No pyplot: nothing is kept, no display is needed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=inches, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False, **options)
+    for axes in panels.flat:
+        axes.grid(alpha=0.3)
+    return figure, panels
+
+
+def draw_curve(axes: Any, curve: Curve, colour: str, line: str, **look: Any) -> None:
+    """A line, and around it a band of one standard deviation; `look` are further options of Axes.plot."""
+    axes.plot(curve.x, curve.y, line, color=colour, **look)
+    low = [mean - deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
+    high = [mean + deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
+    axes.fill_between(curve.x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def scale(
+    axes: Any, name: str, values: Sequence[float], log_from: float = 10, dense_below: float = 1e3
+) -> None:
+    """Number axis "x" or "y" plainly; logarithmic for positive values whose largest is more than `log_from`
+    times the smallest, with ticks at 1, 2 and 5 (else at 1) where it is less than `dense_below` times."""
     from matplotlib import ticker
 
     axis = getattr(axes, f"{name}axis")
-    if min(values, default=0) > 0 and max(values) > 10 * min(values):
+    if min(values, default=0) > 0 and max(values) > log_from * min(values):
         axes.set(**{f"{name}scale": "log"})
-        few_decades = max(values) < 1e3 * min(values)
+        few_decades = max(values) < dense_below * min(values)
         axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few_decades else (1,)))
         axis.set_minor_formatter(ticker.NullFormatter())
     elif all(value == int(value) for value in values):
         axis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
     large = max(values, default=0) >= 1e5
     axis.set_major_formatter(ticker.EngFormatter(sep="") if large else ticker.StrMethodFormatter("{x:,.6g}"))
+
+
+def legend(figure: Any, groups: Mapping[str, Sequence[tuple[str, Mapping[str, Any]]]]) -> None:
+    """A legend to the right of all panels: headings, and under each its entries (label, look of a Line2D)."""
+    from matplotlib.lines import Line2D
+
+    handles: list[Any] = []
+    headings = []
+    for heading, entries in groups.items():
+        headings.append(len(handles))
+        handles.append(Line2D([], [], linestyle="", label=heading))
+        handles += [Line2D([], [], **look, label=textwrap.fill(label, 34)) for label, look in entries]
+    drawn = figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize="small")
+    for place in headings:
+        drawn.get_texts()[place].set(fontweight="bold", x=-30)

@@ -1,6 +1,6 @@
 """Compare runs: a table in the terminal; with --out also Markdown, CSV and figures.
 
-python -m alma.report RUN... [--out DIR]
+python -m alma.report RUN... [--out DIR] [--figures vision]
 """
 
 import csv
@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from alma import metrics
+from alma import metrics, vision_figures
 from alma.errors import Parser, UserError, command
 from alma.files import atomic_write, make_directory
+from alma.image_runs import is_image
 from alma.records import Run, flatten
 from alma.results import Result, Rows, column, compute, find_runs, group, memory
+from alma.vision_figures import Picture
 
 CUMULATIVE = {
     "error": ("CER", metrics.cumulative_error_rate),
@@ -135,18 +137,27 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
         writer.writerows(records)
 
 
-def write_report(tables: Sequence[Sequence[Result]], runs: Sequence[Run], out: Path) -> list[Path]:
-    """Figures, report.csv and report.md in `out`; returns their paths."""
+def write_report(
+    tables: Sequence[Sequence[Result]],
+    runs: Sequence[Run],
+    out: Path,
+    papers: Sequence[Picture] | None = None,
+) -> list[Path]:
+    """Figures, report.csv and report.md in `out`; returns their paths. The figures are those that `papers`
+    (drawn by `alma.vision_figures`) holds; None: the general ones."""
     from alma import figures
 
     make_directory(out)
     written = [out / "report.md", out / "report.csv"]
     parts = ["# ALMA report"]
     for results in tables:
-        pictures = figures.draw(results, out)
+        pictures = figures.draw(results, out) if papers is None else []
         parts += [f"## {heading(results)}", as_markdown(table(results)), _note(results).replace("*", "\\*")]
         parts += [f"![{picture.stem}]({picture.name})" for picture in pictures]
         written += pictures
+    for path, caption in papers or []:
+        parts += [f"![{path.stem}]({path.name})", caption]
+        written.append(path)
     parts += ["## Runs", as_markdown(_provenance(runs))]
     write_csv(runs, out / "report.csv")
     with atomic_write(out / "report.md") as file:
@@ -184,8 +195,15 @@ def main() -> None:
     parser = Parser(prog="python -m alma.report", description="Compare runs.")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a folder that holds some")
     parser.add_argument("--out", type=Path, help="also write report.md, report.csv and figures there")
+    parser.add_argument(
+        "--figures",
+        choices=("vision",),
+        help="draw the paper's figures of image runs, in --out or else report/",
+    )
     options = parser.parse_args()
     runs = find_runs(options.runs)
+    if options.figures and not any(map(is_image, runs)):
+        raise UserError(f"no image run in {', '.join(options.runs)}: --figures vision draws those alone")
     tables = group(runs)
     if not tables:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
@@ -193,7 +211,12 @@ def main() -> None:
         print(heading(results), as_text(table(results)), _note(results), sep="\n", end="\n\n")
     for remark in _remarks(runs):
         print(remark)
-    if options.out:
+    if options.figures:
+        out = options.out or Path("report")
+        make_directory(out)
+        pictures, remarks = vision_figures.draw(runs, out)
+        print(*remarks, *write_report(tables, runs, out, pictures), sep="\n")
+    elif options.out:
         print(*write_report(tables, runs, options.out), sep="\n")
 
 

@@ -2,15 +2,16 @@
 
 import gzip
 import hashlib
-import json
 import pickle
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, overload
@@ -26,8 +27,14 @@ from vision.train import Examples
 VALIDATION = 0.1
 """Share of each mega-batch that is kept for validation (appendix B.1)."""
 
-_MNIST = ((0.1307,), (0.3081,))
-_CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+_KNOWN = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+}
+_DAMAGED = (
+    *(RuntimeError, OSError, EOFError, ValueError, KeyError, AssertionError),
+    *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
+)
 
 
 class Images(NamedTuple):
@@ -81,15 +88,18 @@ def load(name: str, root: str = "data", download: bool = False, image_size: int 
         raise UserError(f"--dataset {name}: one of {', '.join(presets.DATASETS)}")
     if image_size is not None and name != "folder":
         raise UserError(f"--image-size is for --dataset folder: {name} has its own")
+    if image_size is not None and image_size < 1:
+        raise UserError(f"--image-size {image_size}: at least 1")
     try:
         if name == "digits":
             return _digits()
         if name == "folder":
             return _folder(Path(root), image_size)
         return _torchvision(name, root, download)
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError, zipfile.BadZipFile, gzip.BadGzipFile) as error:
-        hint = "give its folder with --data-root, or --download" if name != "folder" else "give its folder with --data-root"
-        raise UserError(f"cannot read {name} from {root} ({error}): {hint}") from None
+    except _DAMAGED as error:
+        hint = "give its folder with --data-root" + (", or --download" if name != "folder" else "")
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
 
 
 def _torchvision(name: str, root: str, download: bool) -> Dataset:
@@ -103,32 +113,40 @@ def _torchvision(name: str, root: str, download: bool) -> Dataset:
     }[name]
     options = {"split": "balanced"} if name == "emnist" else {}
     parts = []
-    for train in (True, False):
-        with _unpacked(root) as place:
+    with _unpacked(Path(root), make.__name__) as place:
+        for train in (True, False):
             read = make(place, train=train, download=download, **options)
-        images = torch.as_tensor(read.data)
-        images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
-        parts.append(Images(images.contiguous(), torch.as_tensor(read.targets).long()))
-    known = {"mnist": _MNIST, "cifar10": _CIFAR}.get(name)
-    return _dataset(name, *parts, statistics=known)
+            images, labels = torch.as_tensor(read.data), torch.as_tensor(read.targets).long()
+            if len(images) != len(labels):
+                raise ValueError(f"{len(images)} images, but {len(labels)} labels")
+            images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
+            parts.append(Images(images.contiguous(), labels))
+    return make_dataset(name, parts[0], parts[1], _KNOWN.get(name))
 
 
 @contextmanager
-def _unpacked(root: str) -> Iterator[str]:
-    """`root`, or where its MNIST files are only there as .gz, which torchvision does not read, a copy of them
-    unpacked. Nothing is written to `root`, which may be read-only."""
-    packed = [path for path in Path(root, "MNIST", "raw").glob("*.gz") if not path.with_suffix("").exists()]
+def _unpacked(root: Path, folder: str) -> Iterator[Path]:
+    """`root`, or where files of root/folder/raw are only there as .gz, which torchvision does not read, a
+    copy of them unpacked, with links to the others. Nothing is written to `root`, which may be read-only."""
+    files = list((root / folder / "raw").glob("*"))
+    packed = [path for path in files if path.suffix == ".gz" and path.with_suffix("") not in files]
+    if not packed:
+        yield root
+        return
     with TemporaryDirectory() as temporary:
-        raw = Path(temporary, "MNIST", "raw")
+        raw = Path(temporary, folder, "raw")
         raw.mkdir(parents=True)
-        for path in packed:
-            with gzip.open(path) as source, (raw / path.stem).open("wb") as target:
-                shutil.copyfileobj(source, target)
-        yield temporary if packed else root
+        for path in files:
+            if path in packed:
+                with gzip.open(path) as source, (raw / path.stem).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+            else:
+                (raw / path.name).symlink_to(path.resolve())
+        yield Path(temporary)
 
 
 def _digits() -> Dataset:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8; every fifth of a fixed random order is for testing."""
+    """scikit-learn's 1,797 handwritten digits of 8 x 8; every fifth of a fixed random order is for tests."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -136,7 +154,7 @@ def _digits() -> Dataset:
     images = torch.from_numpy((found.images[order] * (255 / 16)).round().astype(np.uint8))[:, None]
     labels = torch.from_numpy(found.target[order]).long()
     test = torch.arange(len(order)) % 5 == 0
-    return _dataset("digits", Images(images[~test], labels[~test]), Images(images[test], labels[test]))
+    return make_dataset("digits", Images(images[~test], labels[~test]), Images(images[test], labels[test]))
 
 
 def _folder(root: Path, size: int | None) -> Dataset:
@@ -145,13 +163,17 @@ def _folder(root: Path, size: int | None) -> Dataset:
     parts, names = [], []
     for part in ("train", "test"):
         if not (root / part).is_dir():
-            raise UserError(f"{root} has no folder {part}/: --data-root needs train/CLASS/ and test/CLASS/ with images")
+            raise UserError(
+                f"{root} has no folder {part}/: --data-root needs train/CLASS/ and test/CLASS/ with images"
+            )
         found = ImageFolder(str(root / part))
-        with ThreadPoolExecutor() as pool:  # decoding leaves the interpreter to others
-            pixels = list(pool.map(lambda sample: _read(sample[0], size), found.samples))
-        sizes = {array.shape for array in pixels}
+        pixels = _decoded([path for path, _ in found.samples], size)
+        sizes = sorted({array.shape[:2] for array in pixels})
         if len(sizes) > 1:
-            raise UserError(f"{root / part} has images of several sizes, such as {sorted(sizes)[0][:2]} and {sorted(sizes)[-1][:2]}: give --image-size")
+            raise UserError(
+                f"{root / part} has images of several sizes, such as {sizes[0]} and {sizes[-1]}: "
+                "give --image-size"
+            )
         images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
         parts.append(Images(images, torch.tensor(found.targets)))
         names.append(found.classes)
@@ -160,7 +182,14 @@ def _folder(root: Path, size: int | None) -> Dataset:
         raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
     if parts[0].images.shape[1:] != parts[1].images.shape[1:]:
         raise UserError(f"{root}: images of train/ and test/ differ in size: give --image-size")
-    return _dataset("folder", *parts)
+    return make_dataset("folder", *parts)
+
+
+def _decoded(paths: list[str], size: int | None) -> list[np.ndarray]:
+    """In few threads and many at a time: of small images, decoding is short and Python the rest."""
+    chunks = [paths[start : start + 64] for start in range(0, len(paths), 64)]
+    with ThreadPoolExecutor(4) as pool:
+        return list(chain.from_iterable(pool.map(lambda chunk: [_read(p, size) for p in chunk], chunks)))
 
 
 def _read(path: str, size: int | None) -> np.ndarray:
@@ -168,18 +197,33 @@ def _read(path: str, size: int | None) -> np.ndarray:
 
     try:
         with Image.open(path) as image:
+            if image.mode[0] in "IF":  # Pillow would cut them off at 255
+                raise UserError(
+                    f"{path} has more than 8 bits a channel (mode {image.mode}): convert it first"
+                )
             rgb = image.convert("RGB")
             return np.asarray(rgb.resize((size, size), Image.Resampling.BILINEAR) if size else rgb)
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"cannot read the image {path} ({error}): replace or delete it") from None
 
 
-def _dataset(name: str, train: Images, test: Images, statistics: Any = None) -> Dataset:
+def make_dataset(name: str, train: Images, test: Images, statistics: Any = None) -> Dataset:
+    """A data set of classes 0 to the largest label. `statistics`: mean and std of each channel; those of the
+    training images if not given."""
     classes = int(max(train.labels.max(), test.labels.max())) + 1
-    if statistics is None:
-        x = train.images.transpose(0, 1).flatten(1).double() / 255
-        statistics = (tuple(x.mean(1).tolist()), tuple(x.std(1).clamp_min(1e-6).tolist()))
-    return Dataset(name, train, test, classes, *statistics)
+    return Dataset(name, train, test, classes, *(statistics or _statistics(train.images)))
+
+
+def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """From counts of the 256 values: pixels as doubles would take 8 times the memory of the images."""
+    counts = torch.stack(
+        [images[:, c].flatten().bincount(minlength=256) for c in range(images.shape[1])]
+    ).double()
+    values = torch.arange(256).double() / 255
+    total = counts.sum(1)
+    mean = counts @ values / total
+    variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
+    return tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
 
 
 @dataclass(frozen=True)
@@ -209,16 +253,23 @@ class MegaBatchStream(Sequence[MegaBatch]):
     ):
         self.dataset = load(dataset) if isinstance(dataset, str) else dataset
         self.seed = seed
+        total = len(self.dataset.train.labels)
         if parts is None:
-            wanted = megabatches or presets.megabatches(self.dataset.name)
-            total = len(self.dataset.train.labels)
+            wanted = presets.megabatches(self.dataset.name) if megabatches is None else megabatches
             if not 1 <= wanted <= total // 2:
-                raise UserError(f"{wanted} mega-batches of {total} training images: at least 1, and at most {total // 2}, one image of each for training and one for validation")
+                raise UserError(
+                    f"{wanted} mega-batches of {total} training images: at least 1, and at most "
+                    f"{total // 2}, one image of each for training and one for validation"
+                )
+            if not 0 <= seed < 2**32:
+                raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")
             order = np.random.RandomState(seed).permutation(total)
             parts = np.array_split(order, wanted)
         self.parts = [np.asarray(part, dtype=np.int64) for part in parts]
         if min(map(len, self.parts), default=0) < 2:
             raise UserError("a mega-batch needs at least 2 images: one for training, one for validation")
+        if not all(part.min() >= 0 and part.max() < total for part in self.parts):
+            raise UserError(f"parts: indices from 0 to {total - 1}, those of the training images")
 
     def __len__(self) -> int:
         return len(self.parts)

@@ -2,7 +2,6 @@
 
 import pickle
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def run(
     it is. `save_stages` also keeps the model of each stage. UserError: settings out of range, or other
     settings than those of the run in `out`.
     """
-    chosen = resolve(stream.dataset.name, learner, preset, settings)
+    chosen, place = resolve(stream.dataset.name, learner, preset, settings), device_of(device)
     schedule = stages(len(stream), waiting_time, replay)
     config = {
         "learner": learner,
@@ -61,11 +60,12 @@ def run(
     record = Run.open(out, config, {"partition": stream.seed, "weights and order": seed})
     if len(record.rows) > len(stream):
         return record
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, place)
     player = _Player(subject, stream, schedule, record.directory, save_interval, save_stages)
     if player.done and schedule[player.done - 1].last not in (row["t"] for row in record.rows):
-        raise UserError(f"{record.results} lacks rows that {CHECKPOINT} has: delete the checkpoint to repeat them")
+        raise UserError(
+            f"{record.results} lacks rows that {CHECKPOINT} has: delete the checkpoint to repeat them"
+        )
     with tqdm(
         total=len(schedule) * chosen.epochs,
         initial=player.done * chosen.epochs,
@@ -74,10 +74,23 @@ def run(
         desc=record.directory.name,
         leave=False,
     ) as bar:
-        player.advance = bar.update
+        player.bar = bar
         environment.play(record, player, schedule, player.test, player.done)
     player.save()
     return record
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name, "auto" for a GPU if there is one; UserError for one that cannot be used."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"--device {name} cannot be used ({reason}): choose cpu") from None
+    return device
 
 
 class _Player:
@@ -94,22 +107,20 @@ class _Player:
     ):
         self.learner, self.directory = learner, directory
         self.save_interval, self.save_stages = save_interval, save_stages
-        self.advance: Callable[[], Any] | None = None
+        self.bar: tqdm | None = None
         self.done = 0  # stages
         self._data = _Data(stream, schedule, learner.device)
         self._test = stream.dataset.examples(stream.dataset.test, learner.device)
         self._kept: dict[str, Any] = {}
-        self._interrupted: tuple[Progress, dict[str, float]] | None = None
+        self._interrupted: Progress | None = None
         self._saved = time.monotonic()
         self._load()
 
     def train(self, stage: Stage) -> dict[str, float]:
         """Train on a stage, with checkpoints."""
-        # Only now: a checkpoint may say that a stage is done when its row is on disk.
-        self._save_when_due()
-        flops = self.learner.train(
-            stage.index, self._data, self._interrupted, self._save_when_due, self.advance
-        )
+        if self._due():  # not earlier: a checkpoint may say that a stage is done when its row is on disk
+            self.save()
+        flops = self.learner.train(stage.index, self._data, self._interrupted, self)
         self._interrupted = None
         self.done = stage.index + 1
         if self.save_stages:
@@ -141,20 +152,25 @@ class _Player:
         """The learner's."""
         return self.learner.details
 
-    def save(self, progress: Progress | None = None, flops: dict[str, float] | None = None) -> None:
+    def epoch_done(self) -> bool:
+        """Move the progress bar; is a checkpoint due?"""
+        if self.bar is not None:
+            self.bar.update()
+        return self._due()
+
+    def save(self, progress: Progress | None = None) -> None:
         """Write the checkpoint: stages done, the learner, and how far it is in the next stage."""
         state = {
             "done": self.done,
             "learner": self.learner.state(),
             "progress": progress and vars(progress),
-            "flops": flops,
+            "kept": self._kept,
         }
         self._write(CHECKPOINT, state)
         self._saved = time.monotonic()
 
-    def _save_when_due(self, progress: Progress | None = None, flops: dict[str, float] | None = None) -> None:
-        if time.monotonic() - self._saved >= self.save_interval:
-            self.save(progress, flops)
+    def _due(self) -> bool:
+        return time.monotonic() - self._saved >= self.save_interval
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
         with atomic_write(self.directory / name, "wb") as file:
@@ -166,9 +182,9 @@ class _Player:
             return
         state = read_checkpoint(path, self.learner.device)
         self.learner.load(state["learner"])
-        self.done = state["done"]
+        self.done, self._kept = state["done"], state["kept"]
         if state["progress"]:
-            self._interrupted = Progress(**state["progress"]), state["flops"]
+            self._interrupted = Progress(**state["progress"])
 
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:

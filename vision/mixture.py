@@ -162,14 +162,9 @@ class Mixture(nn.Module):
 
     def __init__(self, layers: Sequence[MixtureLayer], classifier: Dense):
         super().__init__()
-        self.mixtures = nn.ModuleList(layers)
+        self.layers: Sequence[MixtureLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.classifier = classifier
         self.generator: torch.Generator | None = None  # of hard gates in training
-
-    @property
-    def layers(self) -> list[MixtureLayer]:
-        """The mixture layers in order."""
-        return list(self.mixtures)  # type: ignore[arg-type]
 
     @property
     def experts(self) -> int:
@@ -191,6 +186,11 @@ class Mixture(nn.Module):
 
     def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Logits (1, C, n), and the gate values (E, n) of each mixture layer."""
+        raise NotImplementedError
+
+    @property
+    def flops(self) -> Flops:
+        """Per example."""
         raise NotImplementedError
 
     def count(self, experts: Sequence[float], head: Sequence[float] = ()) -> Flops:

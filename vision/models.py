@@ -8,7 +8,7 @@ product (M*H, D) @ (D, n) and its result is M contiguous matrices. Convolutions 
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -127,7 +127,9 @@ class MLP(Backbone):
     def __init__(self, widths: Sequence[int], members: int = 1, joint: str | None = None):
         super().__init__(members, joint)
         self.widths = tuple(widths)
-        self.layers = nn.ModuleList(Dense(members, d, h) for d, h in zip(widths[:-1], widths[1:], strict=True))
+        self.layers: Sequence[Dense] = nn.ModuleList(  # type: ignore[assignment]
+            Dense(members, d, h) for d, h in zip(widths[:-1], widths[1:], strict=True)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, ...) of D values -> logits (V, C, n)."""
@@ -147,7 +149,7 @@ class MLP(Backbone):
         (LOG.md).
         """
         layers = [(layer.weight.data, layer.bias.data) for layer in self.layers]
-        gradients = [(layer.weight.grad, layer.bias.grad) for layer in self.layers]
+        gradients: list[Any] = [(layer.weight.grad, layer.bias.grad) for layer in self.layers]
         classes = torch.arange(self.widths[-1], device=layers[0][0].device)[:, None]
         share = 1 / self.members if self.joint == "mean" else 1.0
 
@@ -202,7 +204,7 @@ class VGG(Backbone):
         for block in widths:
             blocks.append(ConvBlock(members, inputs, block))
             inputs = block[-1]
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks: Sequence[ConvBlock] = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.classifier = Dense(members, inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -228,7 +230,9 @@ class ConvBlock(nn.Module):
     def __init__(self, members: int, inputs: int, widths: Sequence[int]):
         super().__init__()
         sizes = zip([inputs, *widths[:-1]], widths, strict=True)
-        self.layers = nn.ModuleList(Conv(members, before, after) for before, after in sizes)
+        self.layers: Sequence[Conv] = nn.ModuleList(  # type: ignore[assignment]
+            Conv(members, before, after) for before, after in sizes
+        )
 
     def forward(self, x: Tensor, shared: bool = False) -> Tensor:
         """(n, M * in, H, W), or `shared` (n, in, H, W), -> (n, M * out, H / 2, W / 2)."""

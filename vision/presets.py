@@ -34,25 +34,57 @@ class Settings:
     batch_size: int = _setting(128, "examples of a minibatch")
     epochs: int = _setting(100, "epochs of a stage")
     augment: bool = _setting(False, "random crops (padding 4) and flips")
-    select: str = _setting("loss", "what the best epoch has least of, on validation", choices=("loss", "error"))
+    select: str = _setting(
+        "loss", "what the best epoch has least of, on validation", choices=("loss", "error")
+    )
     patience: int = _setting(0, "end a stage after this many epochs without a better one (0: never)")
     patience_delta: float = _setting(0.0, "by how much an epoch has to be better than the best so far")
     from_scratch: bool = _setting(False, "draw all weights anew before every stage")
     members: int = _setting(5, "networks of the ensemble", learners=("ens", "umix"))
-    umix_average: str = _setting("mean", "what joins the members' logits", choices=("mean", "sum"), learners=("umix",))
-    gens_init: str = _setting("new", "what a new member starts from", choices=("new", "copy"), learners=("gens",))
-    gens_average: str = _setting("probs", "what is averaged over members", choices=("probs", "logits"), learners=("gens",))
-    gate: str = _setting("soft", "all experts weighted, or one sampled", choices=("soft", "hard"), learners=_MIXTURES)
-    router: str = _setting("tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"), learners=_MIXTURES)
+    umix_average: str = _setting(
+        "mean", "what joins the members' logits", choices=("mean", "sum"), learners=("umix",)
+    )
+    gens_init: str = _setting(
+        "new", "what a new member starts from", choices=("new", "copy"), learners=("gens",)
+    )
+    gens_average: str = _setting(
+        "probs", "what is averaged over members", choices=("probs", "logits"), learners=("gens",)
+    )
+    gate: str = _setting(
+        "soft", "all experts weighted, or one sampled", choices=("soft", "hard"), learners=_MIXTURES
+    )
+    router: str = _setting(
+        "tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"), learners=_MIXTURES
+    )
     experts: int = _setting(1, "experts of a layer at the start", learners=_MIXTURES)
     grow_every: int = _setting(1, "grow before every K-th stage", learners=("gmoe", "ff"))
-    grow_by: str = _setting("loss", "split the expert of most validation loss, or of most usage", choices=("loss", "usage"), learners=("gmoe",))
-    grow_on: str = _setting("finished", "validation data to choose the expert on: of the finished stage, or of the new one", choices=("finished", "new"), learners=("gmoe",))
-    ff_rate: float = _setting(0.25, "parameters added by a growth, as a share of the initial ones", learners=("ff",))
+    grow_by: str = _setting(
+        "loss",
+        "split the expert of most validation loss, or of most usage",
+        choices=("loss", "usage"),
+        learners=("gmoe",),
+    )
+    grow_on: str = _setting(
+        "finished",
+        "validation data to choose the expert on: of the finished stage, or of the new one",
+        choices=("finished", "new"),
+        learners=("gmoe",),
+    )
+    ff_rate: float = _setting(
+        0.25, "parameters added by a growth, as a share of the initial ones", learners=("ff",)
+    )
     ff_depth: bool = _setting(True, "also grow new layers", learners=("ff",))
 
     def __post_init__(self) -> None:
-        for name, least in (("hidden", 1), ("batch_size", 1), ("epochs", 1), ("members", 1), ("experts", 1), ("grow_every", 1), ("patience", 0)):
+        for name, least in (
+            ("hidden", 1),
+            ("batch_size", 1),
+            ("epochs", 1),
+            ("members", 1),
+            ("experts", 1),
+            ("grow_every", 1),
+            ("patience", 0),
+        ):
             if getattr(self, name) < least:
                 raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
         for name in ("lr", "ff_rate"):
@@ -61,7 +93,9 @@ class Settings:
         for setting in fields(self):
             choices = setting.metadata["choices"]
             if choices and getattr(self, setting.name) not in choices:
-                raise UserError(f"--{setting.name.replace('_', '-')} {getattr(self, setting.name)}: one of {', '.join(choices)}")
+                raise UserError(
+                    f"--{setting.name.replace('_', '-')} {getattr(self, setting.name)}: one of {', '.join(choices)}"
+                )
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
 
@@ -98,7 +132,9 @@ def megabatches(dataset: str) -> int:
     return _MEGABATCHES[dataset]
 
 
-def resolve(dataset: str, learner: str, preset: str = "paper", chosen: Mapping[str, Any] | None = None) -> Settings:
+def resolve(
+    dataset: str, learner: str, preset: str = "paper", chosen: Mapping[str, Any] | None = None
+) -> Settings:
     """The settings of a run: the dataset's, the preset's, then those that were `chosen`.
 
     UserError for an unknown name, and for a setting that is not one of the learner's.
@@ -112,7 +148,9 @@ def resolve(dataset: str, learner: str, preset: str = "paper", chosen: Mapping[s
         if name not in allowed:
             raise UserError(f"{name} is not a setting; there are {', '.join(allowed)}")
         if learner not in allowed[name]:
-            raise UserError(f"--{name.replace('_', '-')} is of {', '.join(allowed[name])}: {learner} has no such setting")
+            raise UserError(
+                f"--{name.replace('_', '-')} is of {', '.join(allowed[name])}: {learner} has no such setting"
+            )
     given = _OF_DATASET[dataset] | _OF_LEARNER.get(learner, {})
     if preset == "authors":
         given |= AUTHORS[learner]

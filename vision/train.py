@@ -1,14 +1,16 @@
 """The training loop, the only one: all learners train here."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from alma.errors import UserError
+from vision import optim
+from vision.mixture import Mixture
 from vision.models import MLP
 from vision.presets import Settings
 
@@ -29,30 +31,35 @@ class Flat:
     operations however many layers there are. The model's own tensors become views of the vectors."""
 
     def __init__(self, model: nn.Module):
-        self.parameters = list(model.parameters())
-        self.values = nn.Parameter(_flatten(self.parameters))
-        self.values.grad = torch.zeros_like(self.values)
-        for value, p in zip(_views(self.values.data, self.parameters), self.parameters, strict=True):
-            p.data = value
-        for gradient, p in zip(_views(self.values.grad, self.parameters), self.parameters, strict=True):
-            p.grad = gradient
+        self.parameters: list[Tensor] = list(model.parameters())
+        self.values = _flatten(self.parameters)
+        self.gradients = torch.zeros_like(self.values)
+        for p, value, gradient in zip(
+            self.parameters,
+            _views(self.values, self.parameters),
+            _views(self.gradients, self.parameters),
+            strict=True,
+        ):
+            p.data, p.grad = value, gradient
         self._buffers = [b for b in model.buffers() if b.is_floating_point()]
         self.buffers = _flatten(self._buffers)
-        for value, b in zip(_views(self.buffers, self._buffers), self._buffers, strict=True):
+        for b, value in zip(self._buffers, _views(self.buffers, self._buffers), strict=True):
             b.data = value
 
-    def autograd(self, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+    def gradient_writer(self, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
         """A function of images and labels that writes the gradient of the voters' summed losses."""
+        if isinstance(model, MLP):
+            return model.gradient_writer()
 
         def write(images: Tensor, labels: Tensor) -> None:
             found = torch.autograd.grad(loss_of(model(images), labels).sum(), self.parameters)
-            torch.cat([gradient.reshape(-1) for gradient in found], out=self.values.grad)
+            torch.cat([gradient.reshape(-1) for gradient in found], out=self.gradients)
 
         return write
 
     def snapshot(self) -> tuple[Tensor, Tensor]:
         """Copies of parameters and buffers."""
-        return self.values.detach().clone(), self.buffers.clone()
+        return self.values.clone(), self.buffers.clone()
 
     def keep(self, snapshot: tuple[Tensor, Tensor], voters: Tensor) -> None:
         """Copy the values of those `voters` (V,) that are true into a snapshot.
@@ -60,7 +67,7 @@ class Flat:
         Tensors start with the members, so a mask of V = M takes some members', one of V = 1 everything.
         """
         for target, now, like in (
-            (snapshot[0], self.values.data, self.parameters),
+            (snapshot[0], self.values, self.parameters),
             (snapshot[1], self.buffers, self._buffers),
         ):
             if len(voters) == 1:
@@ -71,7 +78,7 @@ class Flat:
 
     def restore(self, snapshot: tuple[Tensor, Tensor]) -> None:
         """Set parameters and buffers to those of a snapshot."""
-        self.values.data.copy_(snapshot[0])
+        self.values.copy_(snapshot[0])
         self.buffers.copy_(snapshot[1])
 
 
@@ -79,12 +86,24 @@ class Flat:
 class Progress:
     """How far training on a stage is: all that `fit` needs to go on from here with the same numbers."""
 
-    epoch: int = 0
+    spent: dict[str, float] = field(default_factory=dict)  # FLOPs before training began, by purpose
+    epoch: int = 0  # complete ones
     waited: int = 0  # epochs since any voter was at its best
-    best: Any = None  # (V,) the lowest validation loss, or error, of each voter
-    tensors: Any = None  # parameters and buffers, now and at the best epoch
-    optimizer: Any = None
-    generator: Any = None
+    best: Tensor | None = None  # (V,) the lowest validation loss, or error, of each voter
+    now: tuple[Tensor, Tensor] | None = None  # parameters and buffers
+    kept: tuple[Tensor, Tensor] | None = None  # those of the best epoch
+    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    generator: Tensor | None = None  # its state
+
+
+class Watch(Protocol):
+    """Who follows the training: a progress bar, a checkpoint."""
+
+    def epoch_done(self) -> bool:
+        """Called after every epoch; true if `save` should be called now."""
+
+    def save(self, progress: Progress) -> None:
+        """Write down how far training is. The tensors are live: they change with the next epoch."""
 
 
 def fit(
@@ -94,40 +113,34 @@ def fit(
     settings: Settings,
     generator: torch.Generator,
     progress: Progress | None = None,
-    save: Callable[[Progress], None] | None = None,
-    advance: Callable[[], None] | None = None,
+    watch: Watch | None = None,
 ) -> dict[str, float]:
     """Train `model` on `train` and leave it as it was at its best epoch on `valid` (section 5, appendix B.1).
 
     The best epoch is that of the lowest validation loss (or error, by the settings), for each voter on its
-    own; batch-normalisation statistics belong to it. Order and augmentation come from `generator`. Where
-    given, `save` is called with a `Progress` when an epoch is complete, `advance` too; with the Progress
-    of an interrupted call, training goes on from there. Returns FLOPs: forward, backward, validation.
-    UserError when the validation loss never was a number.
+    own; batch-normalisation statistics belong to it. Order and augmentation come from `generator`. With
+    the `progress` that `watch` was given by an interrupted call, training goes on from there. Returns
+    FLOPs by purpose: forward, backward, validation, and those of `progress.spent`.
+    UserError when training diverged.
     """
-    flat = Flat(model)
-    optimizer = _optimizer(flat, settings)
-    at = progress or Progress()
-    device = train.labels.device
-    if progress:
-        optimizer.load_state_dict(at.optimizer)
-        generator.set_state(at.generator)
-        best = at.best.to(device)
-        flat.restore(at.tensors[:2])
-        kept = tuple(tensor.clone() for tensor in at.tensors[2:])
-    else:
-        best = torch.full((model.voters,), torch.inf, device=device)
-        kept = flat.snapshot()
-    if isinstance(model, MLP):
-        write_gradients = model.gradient_writer()
-    else:
-        write_gradients = flat.autograd(model)
+    flat, at = Flat(model), progress or Progress()
+    if isinstance(model, Mixture):
+        model.generator = generator
+    optimizer = optim.make(flat.values, settings)
+    best = torch.full((model.voters,), torch.inf, device=flat.values.device)
+    kept = flat.snapshot()
+    if at.best is not None and at.now and at.kept and at.generator is not None:
+        best, kept = at.best, at.kept
+        flat.restore(at.now)
+        optimizer.state.update(at.optimizer)
+        generator.set_state(at.generator.cpu())
+    write_gradients = flat.gradient_writer(model)
     measure = loss_of if settings.select == "loss" else error_of
     while at.epoch < settings.epochs and not (settings.patience and at.waited >= settings.patience):
         model.train()
         for images, labels in minibatches(train, settings, generator):
             write_gradients(images, labels)
-            optimizer.step()
+            optimizer.step(flat.values, flat.gradients)
         score = validate(model, valid, measure)
         better = score < best - settings.patience_delta
         at.epoch += 1
@@ -136,19 +149,17 @@ def fit(
             flat.keep(kept, better)
             best = torch.where(better, score, best)
             at.waited = 0
-        if advance:
-            advance()
-        if save:
-            at.best, at.tensors = best, (flat.values.data, flat.buffers, *kept)
-            at.optimizer, at.generator = optimizer.state_dict(), generator.get_state()
-            save(at)
-    if not best.isfinite().all():
-        raise UserError("training diverged: the validation loss is not a number; use a lower --lr")
+        if watch and watch.epoch_done():
+            at.best, at.now, at.kept = best, (flat.values, flat.buffers), kept
+            at.optimizer, at.generator = optimizer.state, generator.get_state()
+            watch.save(at)
     flat.restore(kept)
+    if not (best.isfinite().all() and flat.values.isfinite().all()):
+        raise UserError("training diverged: the validation loss is not a number; use a lower --lr")
     for p in flat.parameters:
         p.grad = None
     flops, seen = model.flops, at.epoch * len(train.labels)
-    return {
+    return at.spent | {
         "forward": seen * flops.forward,
         "backward": seen * flops.backward,
         "validation": at.epoch * len(valid.labels) * flops.inference,
@@ -207,19 +218,6 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     which = torch.arange(n, device=images.device)[:, None, None]
     # Indexing the channels-last view gives channels-last images without another copy.
     return padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
-
-
-def _optimizer(flat: Flat, settings: Settings) -> torch.optim.Optimizer:
-    if settings.optimizer == "adadelta":
-        return torch.optim.Adadelta([flat.values], settings.lr, weight_decay=settings.weight_decay, foreach=False)
-    return torch.optim.SGD(
-        [flat.values],
-        settings.lr,
-        settings.momentum,
-        weight_decay=settings.weight_decay,
-        nesterov=settings.nesterov,
-        foreach=False,
-    )
 
 
 def _flatten(tensors: list[Tensor]) -> Tensor:

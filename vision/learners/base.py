@@ -2,7 +2,7 @@
 
 import hashlib
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vision.models import MLP, VGG, Backbone, mlp_widths, vgg_widths
 from vision.presets import Settings
-from vision.train import EVALUATION_BATCH, Examples, Progress, fit
+from vision.train import EVALUATION_BATCH, Examples, Progress, Watch, fit
 
 
 class StageData(Protocol):
@@ -32,7 +32,9 @@ class Learner:
 
     grows = False
 
-    def __init__(self, shape: Sequence[int], classes: int, settings: Settings, seed: int, device: torch.device):
+    def __init__(
+        self, shape: Sequence[int], classes: int, settings: Settings, seed: int, device: torch.device
+    ):
         self.shape, self.classes, self.settings = tuple(shape), classes, settings
         self.seed, self.device = seed, device
         self.generator = self.drawing("order")
@@ -40,7 +42,7 @@ class Learner:
         self.reset(0)
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """The model, of a `structure` that a grown one has told; an empty one is what the learner starts with."""
+        """The model; `structure` is what a grown one has told of itself, or empty for the first."""
         raise NotImplementedError
 
     def reset(self, stage: int) -> None:
@@ -57,29 +59,13 @@ class Learner:
         raise NotImplementedError
 
     def train(
-        self,
-        index: int,
-        data: StageData,
-        resumed: tuple[Progress, dict[str, float]] | None = None,
-        save: Callable[[Progress, dict[str, float]], None] | None = None,
-        advance: Callable[[], None] | None = None,
+        self, index: int, data: StageData, resumed: Progress | None = None, watch: Watch | None = None
     ) -> dict[str, float]:
         """Train on stage `index`; returns FLOPs by purpose. `resumed` is what an interrupted call gave to
-        `save`: its progress, and the FLOPs of what came before training."""
-        progress, flops = resumed or (None, {})
-        if not progress:
-            flops = self.prepare(index, data)
-        flops = flops | fit(
-            self.model,
-            data.train(index),
-            data.valid(index),
-            self.settings,
-            self.generator,
-            progress,
-            save and (lambda now: save(now, flops)),
-            advance,
-        )
-        return flops
+        `watch`."""
+        progress = resumed or Progress(spent=self.prepare(index, data))
+        train, valid = data.train(index), data.valid(index)
+        return fit(self.model, train, valid, self.settings, self.generator, progress, watch)
 
     def prepare(self, index: int, data: StageData) -> dict[str, float]:
         """Before training: growth between stages, new weights where they are wanted."""

@@ -36,11 +36,6 @@ class MoE(Learner):
         """The number of experts of a layer."""
         return {"experts": self.model.experts}
 
-    def train(self, index: int, data: StageData, *arguments: Any, **options: Any) -> dict[str, float]:
-        """Hard gates are sampled with the learner's generator."""
-        self.model.generator = self.generator
-        return super().train(index, data, *arguments, **options)
-
 
 class GMoE(MoE):
     """A mixture that grows by one expert a layer."""

@@ -1,0 +1,102 @@
+"""Algorithm 1: what is trained on, tested and written down at each t, for any waiting time."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alma import environment, metrics
+from alma.records import Run
+from alma.stages import stages
+
+
+class Fake:
+    """A learner whose error falls with each stage; it keeps what was asked of it."""
+
+    def __init__(self, done: int = 0):
+        self.trained, self.tested, self.done = [], 0, done
+
+    def train(self, stage):
+        self.trained.append(stage)
+        self.done += 1
+        return {"forward": 10.0, "growth": 1.0}
+
+    def test(self):
+        self.tested += 1
+        return 1 / (1 + self.done), 7.0
+
+    parameters = property(lambda self: 100 * (1 + self.done))
+    eval_flops_per_example = 3.0
+    peak_memory_bytes = 5
+    details = property(lambda self: {"experts": self.done})
+
+
+def start(directory, megabatches, waiting_time=1, replay=False):
+    config = {
+        "learner": "sm",
+        "megabatches": megabatches,
+        "waiting_time": waiting_time,
+        "replay": replay,
+        "seed": 0,
+    }
+    return Run.open(directory, config), stages(megabatches, waiting_time, replay)
+
+
+@given(st.data())
+def test_one_row_per_megabatch_and_one_test_per_model(tmp_path_factory, data):
+    megabatches = data.draw(st.integers(1, 12))
+    waiting_time = data.draw(st.integers(1, megabatches))
+    replay = data.draw(st.booleans())
+    run, schedule = start(tmp_path_factory.mktemp("run"), megabatches, waiting_time, replay)
+    learner = Fake()
+    environment.play(run, learner, schedule, learner.test)
+    rows = run.rows
+    assert [row["t"] for row in rows] == list(range(megabatches + 1))
+    assert learner.tested == len(schedule) + 1
+    assert learner.trained == schedule
+    for row in rows:
+        stage = max((s for s in schedule if s.last <= row["t"]), key=lambda s: s.last, default=None)
+        assert row["stage"] == (stage.index if stage else None)
+        assert row["trained_on"] == (list(stage.train_on) if stage else [])
+        assert row["value"] == (1 / (2 + stage.index) if stage else 1.0)
+        completes = stage is not None and stage.last == row["t"]
+        assert row["train_flops"] == (11.0 if completes else 0)
+        assert row["extra"]["test_flops"] == (7.0 if completes or row["t"] == 0 else 0)
+    comp = metrics.cumulative_compute({row["t"]: row["train_flops"] for row in rows})
+    assert comp == 11 * len(schedule)
+
+
+@pytest.mark.parametrize("rows_kept", [4, 5, 6])
+def test_goes_on_from_a_learner_that_has_done_some_stages(tmp_path, rows_kept):
+    """Rows up to any point at or after the checkpoint's stage are kept as they are; the rest is added."""
+    whole, schedule = start(tmp_path / "whole", 7, 2)
+    environment.play(whole, learner := Fake(), schedule, learner.test)
+    part, _ = start(tmp_path / "part", 7, 2)
+    for row in whole.rows[: rows_kept + 1]:
+        part.append(row)
+    kept = part.results.read_bytes()
+    learner = Fake(done=2)  # t = 4
+    environment.play(part, learner, schedule, learner.test, stages_done=2)
+    assert part.results.read_bytes().startswith(kept)
+    assert [stage.index for stage in learner.trained] == [2, 3]
+
+    def numbers(run):
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in run.rows]
+
+    assert numbers(part) == numbers(whole)
+
+
+def test_a_failure_in_training_leaves_the_rows_before_it(tmp_path):
+    run, schedule = start(tmp_path, 3)
+    learner = Fake()
+    failing = SimpleNamespace(
+        train=lambda stage: learner.train(stage) if stage.index < 1 else 1 / 0,
+        parameters=1,
+        eval_flops_per_example=1.0,
+        peak_memory_bytes=1,
+        details={},
+    )
+    with pytest.raises(ZeroDivisionError):
+        environment.play(run, failing, schedule, learner.test)
+    assert [row["t"] for row in run.rows] == [0, 1]

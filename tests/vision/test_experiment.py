@@ -1,0 +1,199 @@
+"""A run as a whole: its record, interruption and resumption, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from alma import metrics
+from alma.errors import UserError
+from alma.records import MACHINE_FIELDS, Run
+from vision import MegaBatchStream, run
+from vision.data import Dataset, Images
+from vision.experiment import CHECKPOINT, _Player
+from vision.learners import LEARNERS
+
+STREAM = MegaBatchStream("digits", 7)
+QUICK = {"epochs": 3, "hidden": 4, "batch_size": 32}
+
+
+def play(out, learner="sm", stream=STREAM, **options):
+    return run(stream, learner, out, **QUICK | options)
+
+
+def numbers(record):
+    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in record.rows]
+
+
+def test_a_run_leaves_its_record_and_is_not_run_again(tmp_path, monkeypatch):
+    record = play(tmp_path / "run", waiting_time=3)
+    rows = record.rows
+    assert [row["t"] for row in rows] == list(range(8))
+    assert [row["stage"] for row in rows] == [None] * 3 + [0] * 3 + [1, 2]
+    assert [row["trained_on"] for row in rows][3:] == [[1, 2, 3]] * 3 + [[4, 5, 6], [7]]
+    assert rows[1]["value"] == rows[0]["value"]
+    assert {row["metric"] for row in rows} == {"error"}
+    trained = [row for row in rows if row["t"] in (3, 6, 7)]
+    for row in rows:
+        flops = row["extra"]["flops"]
+        assert row["train_flops"] == sum(flops.values())
+        assert set(flops) == ({"forward", "backward", "validation"} if row in trained else set())
+        assert row["extra"]["test_flops"] == (
+            360 * row["eval_flops_per_example"] if row in [rows[0], *trained] else 0
+        )
+    config = json.loads((tmp_path / "run/run.json").read_text())["config"]
+    assert config["epochs"] == 3
+    assert config["data"] == STREAM.dataset.fingerprint
+    assert "members" not in config  # of an ensemble only
+
+    monkeypatch.setattr("vision.experiment.LEARNERS", {})
+    assert play(tmp_path / "run", waiting_time=3).rows == rows
+
+
+def test_replay_trains_on_all_that_was_seen(tmp_path):
+    rows = play(tmp_path / "run", waiting_time=3, replay=True).rows
+    assert rows[6]["trained_on"] == [1, 2, 3, 4, 5, 6]
+    assert rows[7]["train_flops"] > rows[6]["train_flops"] > rows[3]["train_flops"]
+
+
+class Stop(BaseException):
+    """Stands for a kill: nothing in between may handle it."""
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("where", ["in a stage", "between stages", "before a checkpoint"])
+def test_resumed_runs_are_bit_for_bit_the_uninterrupted_one(tmp_path, monkeypatch, learner, where):
+    """Checkpoints may be older than the last rows: those are kept, and not written twice."""
+    whole = play(tmp_path / "whole", learner, waiting_time=2, save_stages=True)
+    epochs = 0
+
+    def stop_in_a_stage(player):
+        nonlocal epochs
+        epochs += 1
+        if epochs == 8:  # of 12: in the middle of the third stage
+            player.save_interval = 0
+        if epochs == 9 and where == "in a stage":
+            raise Stop
+        if epochs == 11 and where == "before a checkpoint":
+            raise Stop
+        if epochs == 9:
+            player.save_interval = 1e9
+        return False if where == "between stages" else player._due()
+
+    def stop_between(player, stage):
+        if stage.index == 3 and where == "between stages":
+            player.save()
+            raise Stop
+        return train(player, stage)
+
+    train = _Player.train
+    with monkeypatch.context() as patch:
+        patch.setattr(_Player, "epoch_done", stop_in_a_stage)
+        patch.setattr(_Player, "train", stop_between)
+        with pytest.raises(Stop):
+            play(tmp_path / "part", learner, waiting_time=2, save_interval=1e9)
+    assert 0 < len(Run.read(tmp_path / "part").rows) < 8
+    assert (tmp_path / "part" / CHECKPOINT).exists()
+    part = play(tmp_path / "part", learner, waiting_time=2)
+    assert numbers(part) == numbers(whole)
+    states = [torch.load(tmp_path / name / CHECKPOINT, weights_only=True) for name in ("whole", "part")]
+    for name, value in states[0]["learner"]["model"].items():
+        assert torch.equal(value, states[1]["learner"]["model"][name])
+
+
+def test_a_run_without_checkpoint_starts_again_and_keeps_its_rows(tmp_path):
+    whole = play(tmp_path / "run")
+    lines = whole.results.read_bytes().splitlines(keepends=True)
+    whole.results.write_bytes(b"".join(lines[:4]))
+    (tmp_path / "run" / CHECKPOINT).unlink()
+    assert numbers(play(tmp_path / "run")) == numbers(whole)
+    assert whole.results.read_bytes().startswith(b"".join(lines[:4]))
+
+
+def test_a_longer_life_of_the_checkpoint_than_of_its_rows_is_an_error(tmp_path):
+    whole = play(tmp_path / "run")
+    lines = whole.results.read_bytes().splitlines(keepends=True)
+    whole.results.write_bytes(b"".join(lines[:4]))
+    with pytest.raises(UserError, match=r"lacks rows.*delete the checkpoint"):
+        play(tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"garbage" * 100])
+def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, damage):
+    whole = play(tmp_path / "run")
+    whole.results.write_bytes(b"".join(whole.results.read_bytes().splitlines(keepends=True)[:4]))
+    path = tmp_path / "run" / CHECKPOINT
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"checkpoint\.pt is damaged .*: delete it"):
+        play(tmp_path / "run")
+
+
+def test_other_settings_data_or_partition_in_the_same_place_are_refused(tmp_path):
+    play(tmp_path / "run")
+    with pytest.raises(UserError, match="epochs was 3 and is now 4"):
+        play(tmp_path / "run", epochs=4)
+    with pytest.raises(UserError, match="stream_seed was absent and is now 432"):
+        play(tmp_path / "run", stream=MegaBatchStream("digits", 7, seed=432))
+    images = STREAM.dataset.train.images.clone()
+    images[0, 0, 0, 0] += 1
+    other = Dataset(
+        "digits", Images(images, STREAM.dataset.train.labels), *list(vars(STREAM.dataset).values())[2:]
+    )
+    with pytest.raises(UserError, match="data was"):
+        play(tmp_path / "run", stream=MegaBatchStream(other, 7))
+
+
+def test_a_run_leaves_the_global_generators_alone(tmp_path):
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    play(tmp_path / "run", "gmoe", gate="hard", augment=True)
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert (np.random.get_state()[1] == numpy_state).all()
+
+
+def test_edges_of_the_stream(tmp_path):
+    """One minibatch a mega-batch, validation smaller than the classes, w that does not divide B, B = 1."""
+    shortest = MegaBatchStream("digits", 700)
+    assert {len(batch.valid.labels) for batch in shortest[:3]} == {1}
+    shortest.parts = shortest.parts[:5]
+    for learner in LEARNERS:
+        rows = play(tmp_path / learner, learner, shortest, waiting_time=2).rows
+        assert [row["stage"] for row in rows] == [None, None, 0, 0, 1, 2]
+    assert len(play(tmp_path / "one", stream=MegaBatchStream("digits", 1)).rows) == 2
+
+
+def test_divergence_is_one_clear_line_and_keeps_the_rows(tmp_path):
+    with pytest.raises(UserError, match="diverged"):
+        play(tmp_path / "run", optimizer="sgd", lr=1e30)
+    assert [row["t"] for row in Run.read(tmp_path / "run").rows] == [0]
+
+
+def test_waiting_costs_less_compute_than_replay_and_errors_fall(tmp_path):
+    """The picture of the paper in small: more data, less error; waiting for all leaves the start untrained."""
+    settings = {"epochs": 40, "hidden": 16}
+    eager = run(STREAM, "sm", tmp_path / "eager", **settings).rows
+    tardy = run(STREAM, "sm", tmp_path / "tardy", waiting_time=7, **settings).rows
+    errors = [{row["t"]: row["value"] for row in rows} for rows in (eager, tardy)]
+    assert errors[0][7] < errors[0][1] < errors[0][0]
+    assert metrics.cumulative_error_rate(errors[0]) < metrics.cumulative_error_rate(errors[1])
+    assert errors[1][7] < 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learner": "nobody"}, "'nobody' is not one of sm, ens"),
+        ({"learner": "sm", "members": 3}, "--members is of ens, umix"),
+        ({"waiting_time": 8}, "waiting time 8 is longer"),
+        ({"epochs": 0}, "--epochs 0: at least 1"),
+        ({"lr": 0}, "--lr 0: more than 0"),
+        ({"nesterov": True}, "--nesterov needs"),
+        ({"wrong": 1}, "wrong is not a setting"),
+        ({"device": "cuda:77"}, "device"),
+        ({"device": "nonsense"}, "device"),
+    ],
+)
+def test_wrong_settings_are_one_clear_line_and_leave_nothing(tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        play(tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()

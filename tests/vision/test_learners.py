@@ -1,0 +1,247 @@
+"""The learners against the paper's description of each, on the bundled digits."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vision.data import MegaBatchStream
+from vision.experiment import _Data
+from vision.learners import LEARNERS
+from vision.presets import resolve
+from vision.train import loss_of
+
+from alma.stages import stages
+
+DEVICE = torch.device("cpu")
+STREAM = MegaBatchStream("digits", 12)
+SCHEDULE = stages(12, 2)
+DATA = _Data(STREAM, SCHEDULE, DEVICE)
+TEST = STREAM.dataset.examples(STREAM.dataset.test)
+
+
+def learner(name, seed=0, **chosen):
+    chosen = {"epochs": 4, "hidden": 6} | chosen
+    settings = resolve("digits", name, chosen=chosen)
+    return LEARNERS[name](STREAM.dataset.shape, STREAM.dataset.classes, settings, seed, DEVICE)
+
+
+def vgg(name, **chosen):
+    return learner(name, arch="vgg", hidden=2, epochs=1, batch_size=64, **chosen)
+
+
+def errors_of(subject):
+    predicted, _ = subject.predict(TEST.images, {})
+    return float((predicted != TEST.labels).float().mean())
+
+
+def weights(subject):
+    return torch.cat([p.detach().flatten() for p in subject.model.parameters()])
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_every_learner_learns_and_counts_what_it_has(name):
+    subject = learner(name, epochs=30)
+    untrained = errors_of(subject)
+    for index in range(3):
+        flops = subject.train(index, DATA)
+        assert flops["forward"] > 0
+        assert flops["backward"] > flops["forward"]
+        assert flops["validation"] > 0
+        assert (flops.get("growth", 0) > 0) == (subject.grows and index > 0)
+    assert errors_of(subject) < untrained / 2
+    _, flops = subject.predict(TEST.images, {})
+    assert flops == len(TEST.labels) * subject.eval_flops_per_example
+    assert subject.peak_memory_bytes > 1e6
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_state_makes_the_same_learner_again(name):
+    first = learner(name)
+    for index in range(2):
+        first.train(index, DATA)
+    second = learner(name, seed=5)
+    second.load(first.state())
+    second.seed = first.seed
+    for subject in (first, second):
+        subject.train(2, DATA)
+    assert torch.equal(weights(first), weights(second))
+    assert torch.equal(first.predict(TEST.images, {})[0], second.predict(TEST.images, {})[0])
+    assert first.parameters == second.parameters
+    assert first.details == second.details
+
+
+@pytest.mark.parametrize("name", ["sm", "ens", "umix", "gens", "gmoe", "moe"])
+def test_vgg_backbones_train(name):
+    subject = vgg(name)
+    before = weights(subject)
+    subject.train(0, DATA)
+    after = weights(subject)
+    assert not torch.equal(before, after)
+    subject.train(1, DATA)
+    assert errors_of(subject) <= 1
+
+
+def test_two_seeds_differ_and_one_repeats():
+    assert torch.equal(weights(learner("ens")), weights(learner("ens")))
+    assert not torch.equal(weights(learner("sm")), weights(learner("sm", seed=1)))
+
+
+def test_sm_goes_on_from_the_weights_it_has_unless_from_scratch():
+    for from_scratch in (False, True):
+        subject = learner("sm", epochs=1, lr=1e-6, from_scratch=from_scratch)
+        subject.train(0, DATA)
+        before = weights(subject)
+        subject.train(1, DATA)
+        assert torch.allclose(before, weights(subject), atol=1e-3) != from_scratch
+
+
+def test_ens_averages_probabilities_and_member_0_is_sm():
+    ens, sm = learner("ens"), learner("sm")
+    for subject in (ens, sm):
+        subject.train(0, DATA)
+    assert ens.parameters == 5 * sm.parameters
+    assert ens.eval_flops_per_example == 5 * sm.eval_flops_per_example
+    for name, value in sm.model.state_dict().items():
+        torch.testing.assert_close(ens.model.state_dict()[name][0], value[0], atol=1e-4, rtol=1e-4)
+    logits = ens.model(TEST.images)
+    expected = logits.softmax(1).mean(0).argmax(0)
+    assert torch.equal(ens.predict(TEST.images, {})[0], expected)
+    assert not torch.equal(expected, logits.mean(0).argmax(0))  # averaging logits would differ
+
+
+def test_umix_is_one_model_of_averaged_logits():
+    umix = learner("umix")
+    assert umix.model.voters == 1
+    members = learner("ens").model
+    members.load_state_dict(umix.model.state_dict())
+    torch.testing.assert_close(umix.model(TEST.images)[0], members(TEST.images).mean(0))
+    summed = learner("umix", umix_average="sum")
+    torch.testing.assert_close(summed.model(TEST.images)[0], members(TEST.images).sum(0))
+
+
+@pytest.mark.parametrize("start", ["new", "copy"])
+def test_gens_adds_a_member_and_leaves_the_others(start):
+    gens = learner("gens", gens_init=start, epochs=1, lr=1e-6)
+    kept = []
+    for index in range(3):
+        gens.train(index, DATA)
+        assert len(gens.members) == index + 1
+        kept.append({name: value.clone() for name, value in gens.members[-1].items()})
+    for member, then in zip(gens.members, kept, strict=True):
+        assert all(torch.equal(member[name], value) for name, value in then.items())
+    assert gens.parameters == 3 * learner("sm").parameters
+    # Hardly trained, a member is still near to where it started.
+    near = [torch.allclose(a["layers.0.weight"], b["layers.0.weight"], atol=1e-3) for a, b in pairwise(kept)]
+    assert near == [start == "copy"] * 2
+
+
+@pytest.mark.parametrize("average", ["probs", "logits"])
+def test_gens_evaluates_each_member_once(average):
+    gens, kept = learner("gens", gens_average=average), {}
+    flops = []
+    untrained = gens.predict(TEST.images, kept)
+    assert kept == {}  # the untrained member is not one of the ensemble
+    for index in range(3):
+        gens.train(index, DATA)
+        predicted, spent = gens.predict(TEST.images, kept)
+        flops.append(spent)
+        outputs = []
+        for member in gens.members:
+            single = learner("sm")
+            single.model.load_state_dict(member)
+            logits = single.model(TEST.images)[0]
+            outputs.append(logits.softmax(0) if average == "probs" else logits)
+        assert torch.equal(predicted, sum(outputs).argmax(0))
+    assert flops == [untrained[1]] * 3
+    assert gens.eval_flops_per_example == 3 * untrained[1] / len(TEST.labels)
+    again, all_members = gens.predict(TEST.images, {})  # as after a resume
+    assert torch.equal(again, predicted)
+    assert all_members == 3 * untrained[1]
+
+
+def test_gmoe_starts_as_one_expert_and_gains_one_a_layer_between_stages():
+    gmoe = learner("gmoe")
+    assert gmoe.parameters == learner("sm").parameters
+    counts = []
+    for index in range(4):
+        gmoe.train(index, DATA)
+        counts.append(gmoe.details["experts"])
+    assert counts == [1, 2, 3, 4]
+    d, h = 64, 6
+    expert, gate = (d * h + h) + (h * h + h), 2 * (d + 1) + 2 * (h + 1)
+    assert gmoe.parameters == learner("sm").parameters + 3 * (expert + gate)
+    slow = learner("gmoe", grow_every=2)
+    for index in range(4):
+        slow.train(index, DATA)
+    assert slow.details["experts"] == 2
+
+
+@pytest.mark.parametrize("gate", ["soft", "hard"])
+def test_growing_keeps_what_gmoe_computes(gate):
+    gmoe = learner("gmoe", gate=gate, experts=2)
+    gmoe.train(0, DATA)
+    for index in range(1, 4):
+        gmoe.model.eval()
+        before = gmoe.model(TEST.images).detach()
+        gmoe.grow(index, DATA)
+        gmoe.model.eval()
+        assert (gmoe.model(TEST.images) - before).abs().max() <= 1e-6
+
+
+@pytest.mark.parametrize("by", ["loss", "usage"])
+def test_the_losing_expert_is_the_one_of_most_loss_routed_through_it(by):
+    gmoe = learner("gmoe", experts=3, grow_by=by)
+    gmoe.train(0, DATA)
+    valid = DATA.valid(0)
+    logits, gates = gmoe.model.routed(valid.images)
+    for layer, found in zip(gates, gmoe.blame(valid), strict=True):
+        expected = torch.zeros(3)
+        for example in range(len(valid.labels)):
+            loss = float(loss_of(logits[:, :, example : example + 1], valid.labels[example : example + 1]))
+            expected += layer[:, example] * (loss if by == "loss" else 1)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gmoe_chooses_on_the_finished_stage_or_on_the_new_one():
+    asked = []
+
+    class Spy:
+        def valid(self, index):
+            asked.append(index)
+            return DATA.valid(index)
+
+    for where in ("finished", "new"):
+        learner("gmoe", grow_on=where).grow(3, Spy())
+    assert asked == [2, 3]
+
+
+def test_growth_flops_are_those_of_a_pass_over_the_validation_data():
+    gmoe = learner("gmoe", experts=2)
+    with FlopCounterMode(display=False) as counter:
+        gmoe.blame(DATA.valid(0))
+    assert gmoe.grow(1, DATA) == counter.get_total_flops()
+
+
+def test_moe_is_a_mixture_that_does_not_grow():
+    moe = learner("moe")
+    for index in range(3):
+        moe.train(index, DATA)
+    assert moe.details == {"experts": 2}
+
+
+def test_a_flat_router_has_a_row_for_each_expert():
+    flat = learner("gmoe", router="flat", experts=2)
+    flat.train(0, DATA)
+    flat.train(1, DATA)
+    assert [len(layer.router.weight) for layer in flat.model.layers] == [3, 3]
+
+
+def test_no_learner_touches_the_global_generator():
+    before = torch.get_rng_state()
+    for name in LEARNERS:
+        subject = learner(name)
+        for index in range(2):
+            subject.train(index, DATA)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,143 @@
+"""The two backbones: sizes of the paper, stacks that equal their members one by one, gradients, FLOPs."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from vision.models import MLP, VGG, mlp_widths, vgg_widths
+from vision.train import Flat, loss_of
+
+
+def drawn(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def stack(kind, members, joint=None, seed=0):
+    """A stack whose member k is drawn from seed + k."""
+    if kind == "mlp":
+        model = MLP([48, 9, 7, 5], members, joint)
+    else:
+        model = VGG((3, 32, 32), vgg_widths(3), 5, members, joint)
+    for member in range(members):
+        model.reset(drawn(seed + member), member)
+    return model
+
+
+def batch(kind, n=6):
+    shape = (n, 3, 4, 4) if kind == "mlp" else (n, 3, 32, 32)
+    x = torch.randn(shape, generator=drawn(9)).contiguous(memory_format=torch.channels_last)
+    return x, torch.arange(n) % 5
+
+
+@pytest.mark.parametrize(("hidden", "count"), [(4, 3210), (8, 6442), (32, 26506), (64, 55050)])
+def test_the_mlp_has_the_papers_sizes(hidden, count):
+    assert sum(p.numel() for p in MLP(mlp_widths((1, 28, 28), hidden, 10)).parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("channels", "count"), [(4, 2510), (8, 9330), (16, 35930), (32, 140970), (64, 558410)]
+)
+def test_the_vgg_has_the_papers_sizes(channels, count):
+    assert sum(p.numel() for p in VGG((3, 32, 32), vgg_widths(channels), 10).parameters()) == count
+
+
+def test_the_mlp_is_the_one_of_torch_nn():
+    model, (x, _) = stack("mlp", 1), batch("mlp")
+    layers = []
+    for dense in model.layers:
+        linear = nn.Linear(dense.weight.shape[2], dense.weight.shape[1])
+        linear.weight.data, linear.bias.data = dense.weight.data[0], dense.bias.data[0, :, 0]
+        layers += [linear, nn.ReLU()]
+    torch.testing.assert_close(model(x)[0].t(), nn.Sequential(nn.Flatten(), *layers[:-1])(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_vgg_is_the_one_of_torch_nn(training):
+    """Same outputs, and the same running statistics after a training batch."""
+    model, (x, _) = stack("vgg", 1), batch("vgg")
+    layers = []
+    for block in model.blocks:
+        for conv in block.layers:
+            plain = nn.Conv2d(conv.weight.shape[2], conv.weight.shape[1], 3, padding=1)
+            plain.weight.data, plain.bias.data = conv.weight.data[0], conv.bias.data[0]
+            layers += [plain, nn.BatchNorm2d(len(plain.weight)), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2))
+    classifier = nn.Linear(3, 5)
+    classifier.weight.data = model.classifier.weight.data[0]
+    classifier.bias.data = model.classifier.bias.data[0, :, 0]
+    peer = nn.Sequential(*layers, nn.Flatten(), classifier).train(training)
+    model.train(training)
+    torch.testing.assert_close(model(x)[0].t(), peer(x), rtol=1e-4, atol=1e-5)
+    norms = [layer for layer in peer if isinstance(layer, nn.BatchNorm2d)]
+    convs = [conv for block in model.blocks for conv in block.layers]
+    for norm, conv in zip(norms, convs, strict=True):
+        torch.testing.assert_close(conv.mean[0], norm.running_mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(conv.variance[0], norm.running_var, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [(28, 28), (8, 8), (3, 5), (1, 1), (48, 40)])
+def test_the_vgg_takes_images_of_any_size(size):
+    model = VGG((2, *size), vgg_widths(2), 4)
+    model.reset(drawn(0))
+    for n in (1, 3):
+        assert model.train()(torch.randn(n, 2, *size)).shape == (1, 4, n)
+        assert model(torch.randn(n, 2, *size)).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["mlp", "vgg"])
+def test_a_stack_computes_what_its_members_do(kind):
+    x, _ = batch(kind)
+    together = stack(kind, 3, seed=20)(x)
+    alone = [stack(kind, 1, seed=20 + member)(x) for member in range(3)]
+    torch.testing.assert_close(together, torch.cat(alone))
+    assert not torch.allclose(together[0], together[1])
+
+
+@pytest.mark.parametrize("kind", ["mlp", "vgg"])
+@pytest.mark.parametrize("joint", ["mean", "sum"])
+def test_joint_members_have_one_vote(kind, joint):
+    x, _ = batch(kind)
+    logits = stack(kind, 3)(x)
+    expected = logits.mean(0) if joint == "mean" else logits.sum(0)
+    model = stack(kind, 3, joint)
+    assert model.voters == 1
+    torch.testing.assert_close(model(x)[0], expected)
+
+
+@pytest.mark.parametrize("members", [1, 4])
+@pytest.mark.parametrize("joint", [None, "mean", "sum"])
+def test_the_formulas_of_the_mlps_gradient_are_right(members, joint):
+    model, (x, y) = stack("mlp", members, joint), batch("mlp")
+    flat = Flat(model)
+    flat.gradients.fill_(float("nan"))
+    model.gradient_writer()(x, y)
+    by_formula = flat.gradients.clone()
+    logits = model(x)
+    loss = sum(F.cross_entropy(voter.t(), y) for voter in logits)
+    by_autograd = torch.cat([g.flatten() for g in torch.autograd.grad(loss, flat.parameters)])
+    torch.testing.assert_close(by_formula, by_autograd, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("kind", "members"), [("mlp", 1), ("mlp", 3), ("vgg", 1), ("vgg", 3)])
+def test_flops_are_those_of_the_flop_counter(kind, members):
+    model, (x, y) = stack(kind, members), batch(kind)
+    with FlopCounterMode(display=False) as forward:
+        loss = loss_of(model(x), y).sum()
+    assert forward.get_total_flops() == len(x) * model.flops.forward
+    if kind == "vgg" and members > 1:
+        # The counter takes the gradient of a grouped convolution for that of a full one.
+        alone = stack(kind, 1).flops
+        assert model.flops.backward == pytest.approx(members * alone.backward)
+        return
+    with FlopCounterMode(display=False) as backward:
+        torch.autograd.grad(loss, list(model.parameters()))
+    assert backward.get_total_flops() == len(x) * model.flops.backward
+
+
+def test_drawing_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    stack("vgg", 2)
+    stack("mlp", 2)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,228 @@
+"""The training loop: what it keeps, when it stops, how it goes on, and that stacks train as their members do."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+
+from alma.errors import UserError
+from vision.mixture import MixtureMLP
+from vision.models import MLP, VGG, vgg_widths
+from vision.presets import Settings
+from vision.train import Examples, Flat, augment, error_of, fit, loss_of, minibatches, validate
+
+
+def drawn(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def examples(n, seed, size=4, channels=1):
+    """Images whose class (of 3) can be learnt, a third of them with a random label."""
+    generator = drawn(seed)
+    labels = torch.randint(0, 3, (n,), generator=generator)
+    images = torch.randn(n, channels, size, size, generator=generator) + labels[:, None, None, None] - 1
+    labels[::3] = torch.randint(0, 3, (len(labels[::3]),), generator=generator)
+    return Examples(images.contiguous(memory_format=torch.channels_last), labels)
+
+
+def mlp(members=1, joint=None, seed=0):
+    model = MLP([16, 6, 6, 3], members, joint)
+    for member in range(members):
+        model.reset(drawn(seed + member), member)
+    return model
+
+
+def vgg(members=1, seed=0, size=4):
+    model = VGG((1, size, size), vgg_widths(3), 3, members)
+    for member in range(members):
+        model.reset(drawn(seed + member), member)
+    return model
+
+
+def train(model, settings=None, n=50, seed=0, progress=None, watch=None, valid=None):
+    chosen = Settings(**{"epochs": 5, "batch_size": 16, "lr": 0.5} | (settings or {}))
+    return fit(model, examples(n, 1), valid or examples(20, 2), chosen, drawn(seed), progress, watch)
+
+
+class Watching:
+    """Keeps copies of the progress of every epoch, and of the model then."""
+
+    def __init__(self, model, stop_after=None):
+        self.model, self.stop_after = model, stop_after
+        self.models, self.saved = [], []
+
+    def epoch_done(self):
+        self.models.append(copy.deepcopy(self.model.state_dict()))
+        return True
+
+    def save(self, progress):
+        self.saved.append(copy.deepcopy(progress))
+        if len(self.saved) == self.stop_after:
+            raise KeyboardInterrupt
+
+
+def equal(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("make", [mlp, vgg])
+@pytest.mark.parametrize(("select", "measure"), [("loss", loss_of), ("error", error_of)])
+def test_the_best_epoch_on_validation_is_kept_with_its_batch_statistics(make, select, measure):
+    model = make()
+    watching = Watching(model)
+    lr = 2.0 if make is mlp else 0.1
+    train(model, {"epochs": 12, "lr": lr, "batch_size": 8, "select": select}, n=100, watch=watching)
+    scores = []
+    for state in watching.models:
+        peer = make()
+        peer.load_state_dict(state)
+        scores.append(float(validate(peer, examples(20, 2), measure)))
+    best = scores.index(min(scores))
+    assert best < 11  # not the last: the choice is seen
+    assert equal(model.state_dict(), watching.models[best])
+
+
+@pytest.mark.parametrize("make", [mlp, partial(vgg, size=32)])
+def test_a_stack_trains_as_its_members_one_by_one(make):
+    """Within 1e-5 after 20 updates, and each member keeps its own best epoch.
+
+    In double precision for the VGG: 16 small layers with batch normalisation amplify a rounding of single
+    precision by orders of magnitude at every update, however it comes about.
+    """
+    together, alone = make(3, seed=7), [make(1, seed=7 + member) for member in range(3)]
+    chosen = Settings(epochs=5, batch_size=16, optimizer="sgd", lr=0.1 if make is mlp else 0.01, momentum=0.9)
+    n, size = (50, 4) if make is mlp else (64, 32)
+
+    def fitted(model):
+        data = [examples(n, 1, size), examples(20, 2, size)]
+        if make is not mlp:
+            model.double()
+            data = [Examples(part.images.double(), part.labels) for part in data]
+        watching = Watching(model)
+        fit(model, *data, chosen, drawn(0), None, watching)
+        assert watching.saved[-1].epoch * 4 == 20
+        return watching
+
+    fitted(together)
+    best_epochs = set()
+    for member, model in enumerate(alone):
+        epochs = fitted(model).models
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(together.state_dict()[name][member], value[0], atol=1e-5, rtol=1e-5)
+        best_epochs.add(next(i for i, state in enumerate(epochs) if equal(state, model.state_dict())))
+    assert len(best_epochs) > 1 or make is not mlp
+
+
+def test_members_of_a_joint_stack_are_trained_on_one_loss():
+    x, y = examples(32, 1)
+    model = mlp(3, "mean")
+    separate = mlp(3)
+    for m in (model, separate):
+        flat = Flat(m)
+        flat.gradient_writer(m)(x, y)
+    assert not torch.allclose(model.layers[0].weight.grad * 3, separate.layers[0].weight.grad)
+
+
+@pytest.mark.parametrize("make", [mlp, vgg, lambda: hard_mixture()])
+@pytest.mark.parametrize("stop", [1, 3])
+def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(make, stop):
+    whole = make()
+    expected = train(whole, {"augment": True})
+    part = make()
+    watching = Watching(part, stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(part, {"augment": True}, watch=watching)
+    again = make()
+    flops = train(again, {"augment": True}, seed=99, progress=watching.saved[-1])
+    assert equal(again.state_dict(), whole.state_dict())
+    assert flops == expected
+
+
+def hard_mixture():
+    model = MixtureMLP([16, 6, 6, 3], 3, tree=True, hard=True)
+    model.reset(drawn(0))
+    return model
+
+
+def test_training_learns_with_hard_gates():
+    model = hard_mixture()
+    before = float(validate(model, examples(200, 4), error_of))
+    train(model, {"epochs": 30, "lr": 1.0}, n=300)
+    assert float(validate(model, examples(200, 4), error_of)) < 0.8 * before
+
+
+def test_patience_ends_a_stage_and_flops_count_the_epochs_done():
+    model = mlp()
+    flops = train(model, {"epochs": 100, "lr": 3.0, "patience": 4})
+    watching = Watching(other := mlp())
+    train(other, {"epochs": 100, "lr": 3.0, "patience": 4}, watch=watching)
+    epochs = len(watching.saved)
+    assert 4 < epochs < 100
+    assert flops["forward"] == epochs * 50 * model.flops.forward
+    assert flops["backward"] == epochs * 50 * model.flops.backward
+    assert flops["validation"] == epochs * 20 * model.flops.inference
+    assert [p.waited for p in watching.saved[-4:]] == [1, 2, 3, 4]
+
+
+def test_patience_delta_asks_for_a_better_epoch_by_that_much():
+    model = mlp()
+    watching = Watching(model)
+    train(model, {"epochs": 20, "patience_delta": 100.0}, watch=watching)
+    assert equal(model.state_dict(), watching.models[0])  # nothing is better than the first by 100 nats
+
+
+@pytest.mark.parametrize("make", [mlp, vgg])
+@pytest.mark.parametrize("select", ["loss", "error"])
+def test_divergence_is_one_clear_line(make, select):
+    with pytest.raises(UserError, match="diverged.*lower --lr"):
+        train(make(), {"optimizer": "sgd", "lr": 1e30, "select": select})
+
+
+def test_one_epoch_is_every_example_once_in_random_order():
+    data = examples(50, 1)
+    seen = [batch.images for batch in minibatches(data, Settings(batch_size=16), drawn(0))]
+    assert [len(batch) for batch in seen] == [16, 16, 16, 2]
+    together = torch.cat(seen)
+    assert not torch.equal(together, data.images)
+    assert torch.equal(together.flatten(1).sort(0).values, data.images.flatten(1).sort(0).values)
+
+
+@pytest.mark.parametrize(
+    ("n", "sizes"), [(1, [1]), (16, [16]), (17, [17]), (33, [16, 17]), (34, [16, 16, 2])]
+)
+def test_no_minibatch_of_a_single_example_is_left_over(n, sizes):
+    found = minibatches(examples(n, 1), Settings(batch_size=16), drawn(0))
+    assert [len(batch.labels) for batch in found] == sizes
+
+
+def test_validation_in_several_parts_is_the_whole(monkeypatch):
+    model, data = mlp(2), examples(50, 1)
+    whole = validate(model, data, loss_of)
+    monkeypatch.setattr("vision.train.EVALUATION_BATCH", 16)
+    torch.testing.assert_close(validate(model, data, loss_of), whole)
+
+
+def test_augmented_images_are_shifted_and_flipped_ones():
+    images = torch.arange(1, 26.0).view(1, 1, 5, 5).expand(200, 2, 5, 5)
+    found = augment(images.contiguous(memory_format=torch.channels_last), drawn(0))
+    assert found.shape == images.shape
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    padded = torch.nn.functional.pad(images[0], [4] * 4, value=-1.9)
+    possible = {
+        tuple(crop.flatten().tolist())
+        for view in (padded, padded.flip(2))
+        for row in range(9)
+        for column in range(9)
+        for crop in [view[:, row : row + 5, column : column + 5]]
+    }
+    got = {tuple(image.flatten().tolist()) for image in found}
+    assert got <= possible
+    assert len(got) > 100  # of 162
+
+
+def test_training_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    train(vgg(), {"augment": True})
+    train(hard_mixture())
+    assert torch.equal(torch.get_rng_state(), before)
