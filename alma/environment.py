@@ -1,4 +1,4 @@
-"""Algorithm 1: mega-batches arrive, the learner waits or trains, the environment tests it and keeps the record.
+"""Algorithm 1: mega-batches arrive, the learner waits or trains, the environment tests it and takes notes.
 
 Free of any framework: what a stage trains on and how a test error is found are the caller's.
 """

@@ -138,6 +138,24 @@ def sheet(rows: int, columns: int, inches: tuple[float, float], **options: Any) 
     return figure, panels
 
 
+def grid(
+    names: Sequence[str], inches: tuple[float, float] = (2.0, 2.0), **options: Any
+) -> tuple[Any, dict[str, Any]]:
+    """A figure with a panel for each name, at most three in a row."""
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    wide, tall = inches
+    figure, panels = sheet(rows, columns, (1.8 + wide * columns, 0.5 + tall * rows), **options)
+    for axes in list(panels.flat)[len(names) :]:
+        axes.remove()
+    for axes in panels.flat[max(0, len(names) - columns) : len(names)]:  # the lowest of each column
+        axes.tick_params(labelbottom=True)
+    found = dict(zip(names, panels.flat, strict=False))
+    for name, axes in found.items():
+        axes.set_title(name)
+    return figure, found
+
+
 def draw_curve(axes: Any, curve: Curve, colour: str, line: str, **look: Any) -> None:
     """A line, and around it a band of one standard deviation; `look` are further options of Axes.plot."""
     axes.plot(curve.x, curve.y, line, color=colour, **look)

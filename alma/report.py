@@ -155,6 +155,11 @@ def write_report(
         parts += [f"## {heading(results)}", as_markdown(table(results)), _note(results).replace("*", "\\*")]
         parts += [f"![{picture.stem}]({picture.name})" for picture in pictures]
         written += pictures
+    if papers:
+        parts += [
+            "## Figures",
+            "Bands and bars are ±1 standard deviation over seeds, where there are several.",
+        ]
     for path, caption in papers or []:
         parts += [f"![{path.stem}]({path.name})", caption]
         written.append(path)

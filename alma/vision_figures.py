@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from alma.figures import COLOURS, LINES, MARKERS, Curve, draw_curve, legend, scale, sheet
+from alma.figures import COLOURS, LINES, MARKERS, Curve, draw_curve, grid, legend, scale, sheet
 from alma.image_runs import (
     Missing,
     Pair,
@@ -164,7 +164,7 @@ def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 8: what replay does to CER and compute, a panel per learner and a colour per waiting time."""
     pairs = replay_pairs(results)
     plain = [pair[0] for pair in pairs]
-    figure, panels = _panels(distinct(method, plain), sharex=True, sharey=True)
+    figure, panels = grid(distinct(method, plain), sharex=True, sharey=True)
     markers, colours = _markers(distinct(size, plain)), _colours(results)
     for pair in pairs:
         _draw_pair(panels[method(pair[0])], pair, (colours[wait(pair[0])], "-"), markers)
@@ -182,7 +182,7 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
     largest: dict[str, int] = {}
     for one, _ in pairs:
         largest[method(one)] = max(size(one), largest.get(method(one), 0))
-    figure, panels = _panels(list(largest), sharex=True, sharey=True)
+    figure, panels = grid(list(largest), sharex=True, sharey=True)
     colours, drawn = _colours(results), []
     for name, axes in panels.items():
         mine = [pair for pair in pairs if method(pair[0]) == name and size(pair[0]) == largest[name]]
@@ -215,7 +215,7 @@ def radars(results: Sequence[Result]) -> dict[str, Any]:
 def _radar(members: Sequence[Result], results: Sequence[Result]) -> Any:
     measured, colours = spokes(members), _colours(results)
     angles = [2 * math.pi * i / len(measured) for i in range(len(measured))]
-    figure, panels = _panels(distinct(method, members), (2.4, 2.0), subplot_kw={"projection": "polar"})
+    figure, panels = grid(distinct(method, members), (2.4, 2.0), subplot_kw={"projection": "polar"})
     for i, result in enumerate(members):
         radii = [spoke.places[i] for spoke in measured.values()]
         look = {"color": colours[wait(result)], "marker": ".", "clip_on": False, "zorder": 3}
@@ -332,24 +332,6 @@ def _marks_of_pairs(plain: Sequence[Result], markers: Mapping[int, str]) -> dict
     sizes = [(str(hidden), _mark(markers[hidden])) for hidden in distinct(size, plain)]
     name = _sized(plain[0]).partition(" ")[2]
     return {name: sizes, "replay": [("without", _mark("o", "none")), ("with", _mark("o"))]}
-
-
-def _panels(
-    names: Sequence[str], inches: tuple[float, float] = (2.0, 2.0), **options: Any
-) -> tuple[Any, dict[str, Any]]:
-    """A figure with a panel for each name, at most three in a row."""
-    columns = min(3, len(names))
-    rows = -(-len(names) // columns)
-    wide, tall = inches
-    figure, panels = sheet(rows, columns, (1.8 + wide * columns, 0.5 + tall * rows), **options)
-    for axes in list(panels.flat)[len(names) :]:
-        axes.remove()
-    for axes in panels.flat[max(0, len(names) - columns) : len(names)]:  # the lowest of each column
-        axes.tick_params(labelbottom=True)
-    found = dict(zip(names, panels.flat, strict=False))
-    for name, axes in found.items():
-        axes.set_title(name)
-    return figure, found
 
 
 def _draw_error(axes: Any, result: Result, colour: str, line: str = "-") -> None:

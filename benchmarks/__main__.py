@@ -7,7 +7,12 @@ from alma.errors import Parser, command
 from alma.files import make_directory
 from alma.provenance import machine, versions
 from alma.report import as_text
-from benchmarks import switch_ffn
+from benchmarks import switch_ffn, vision_stage
+
+BENCHMARKS = {
+    "switch_ffn": ("Switch FFN, forward + backward, ratios", switch_ffn.measure),
+    "vision_stage": ("A stage of MNIST at B = 500, w = 1", vision_stage.measure),
+}
 
 
 @command
@@ -20,13 +25,14 @@ def main() -> None:
     make_directory(args.out)
     hardware, software = machine(), versions()
     print(f"{hardware['cpu']}, {hardware['cores']} cores, 1 thread; torch {software['torch']}")
-    rows = switch_ffn.measure(args.repeats)
-    with open(args.out / "switch_ffn.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    print("\nSwitch FFN, forward + backward; ratios are medians of paired runs, with their quartiles")
-    print(as_text([list(rows[0]), *([str(value) for value in row.values()] for row in rows)]))
+    for name, (title, measure) in BENCHMARKS.items():
+        rows = measure(args.repeats)
+        with open(args.out / f"{name}.csv", "w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        print(f"\n{title}; medians of paired runs, with their quartiles")
+        print(as_text([list(rows[0]), *([str(value) for value in row.values()] for row in rows)]))
 
 
 if __name__ == "__main__":

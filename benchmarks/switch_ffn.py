@@ -4,9 +4,7 @@ The one-hot reference is the (S, E, C) einsum of Mesh TensorFlow and of fairseq'
 S = 4096 tokens, capacity factor 1, fp32, one thread.
 """
 
-import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from benchmarks.timing import spread
 from fairseq_alma.switch_layer import SwitchFFN
 
 TOKENS = 4096
@@ -54,13 +53,6 @@ def seconds(layer: nn.Module, x: Tensor) -> float:
 def paired(ours: nn.Module, peer: nn.Module, x: Tensor, repeats: int) -> list[float]:
     """Ratios peer / ours of interleaved runs; the first pair, a warm-up, is left out."""
     return [seconds(peer, x) / seconds(ours, x) for _ in range(repeats + 1)][1:]
-
-
-def spread(ratios: list[float], form: Callable[[float], float] = float) -> str:
-    """`median [quartile-quartile]`."""
-    values = sorted(form(ratio) for ratio in ratios)
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.2f} [{low:.2f}-{high:.2f}]"
 
 
 def measure(repeats: int) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""The whole path in a few minutes on a CPU: corpus, stream, two learners, report. Nothing is downloaded.
+"""The whole path in a few minutes on a CPU: corpus, stream, two learners; learners of images; report.
+
+Nothing is downloaded.
 
 python -m slurm.demo [--out DIR]
 
@@ -35,7 +37,6 @@ def steps(out: Path) -> list[list[str]]:
     for learner, growth in LEARNERS.items():
         options = f"--learner {learner} --cluster local --out {runs}/{learner} {growth}".strip()
         launches.append(f"python -m slurm.launch {stream} {options} -- {TRAINING}")
-    vision = [["python vision/run.py"]] if Path("vision/run.py").exists() else []
     return [
         [f"python -m data_prep.pydoc_corpus {corpus}"],
         [
@@ -44,7 +45,7 @@ def steps(out: Path) -> list[list[str]]:
             "--max-document-words 1k"
         ],
         launches,
-        *vision,
+        [f"python vision/run.py --learner sm,ens,gens,gmoe --waiting-time 1,4 --jobs 2 --out {runs}/digits"],
         [f"python -m alma.report {runs} --out {shlex.quote(str(out / 'report'))}"],
     ]
 

@@ -26,7 +26,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here():
     known = {"make", "fairseq-train", "fairseq-eval-lm"}
     modules = {"data_prep", "slurm.launch", "alma.report"}
     for words in COMMANDS:
-        assert words[0] in known or (words[:2] == ["python", "-m"] and words[2] in modules), words
+        module = words[:2] == ["python", "-m"] and words[2] in modules
+        assert words[0] in known or module or words[:2] == ["python", "vision/run.py"], words
 
 
 def test_make_targets_exist():
@@ -46,6 +47,41 @@ def test_data_prep_and_launch_accept_their_commands():
         assert make_plan(read_request(words), 4).stages
 
 
+def test_the_image_half_accepts_its_commands():
+    from vision.run import jobs_of, parser
+
+    counts = []
+    for words in arguments_of("python", "vision/run.py"):
+        options = parser().parse_args(words)
+        options.out = options.out or Path("runs")
+        counts.append(len(jobs_of(options)))
+    assert counts == [1, 6 * 2 * 3, 2 * 5 * 2, 1, 1]
+
+
+def test_reports_accept_their_commands():
+    from alma.report import parser
+
+    for words in arguments_of("python", "-m", "alma.report"):
+        assert parser().parse_args(words).runs
+
+
+def test_the_library_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    cumulative, last = map(float, capsys.readouterr().out.split())
+    assert 0 < last < 0.2
+    assert last < cumulative < 20
+
+
+def test_the_table_of_presets_names_every_difference():
+    from vision.presets import AUTHORS
+
+    table = README.split("### Two presets")[1].split("\n## ")[0]
+    named = set(re.findall(r"`--([a-z-]+)`", table)) - {"preset", "stream-seed"}
+    assert named == {name.replace("_", "-") for settings in AUTHORS.values() for name in settings}
+
+
 @pytest.mark.parametrize("command", ["train", "eval-lm"])
 def test_fairseq_accepts_its_commands(command):
     from fairseq import options
@@ -57,7 +93,7 @@ def test_fairseq_accepts_its_commands(command):
 
 def test_the_file_tree_names_every_module():
     tree = README.split("## Files")[1]
-    for package in ("alma", "data_prep", "fairseq_alma", "slurm", "benchmarks"):
+    for package in ("alma", "data_prep", "fairseq_alma", "vision", "slurm", "benchmarks"):
         listed = set(re.findall(r"^      (\w+\.py)", tree.split(f"    {package}/")[1].split("/  ")[0], re.M))
         actual = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py"}
         assert actual - listed <= {"__main__.py"}, package

@@ -1,6 +1,6 @@
-"""Learners of images on a stream of mega-batches: `run(MegaBatchStream("digits"), learner="ens", out="runs/ens")`."""
+"""Learners of images on a stream of mega-batches: `run(MegaBatchStream("digits"), "ens", "runs/ens")`."""
 
 from vision.data import MegaBatchStream
-from vision.experiment import run
+from vision.run import run  # the function: loading its module first keeps the name `vision.run` for it
 
 __all__ = ["MegaBatchStream", "run"]

@@ -253,6 +253,7 @@ class MegaBatchStream(Sequence[MegaBatch]):
     ):
         self.dataset = load(dataset) if isinstance(dataset, str) else dataset
         self.seed = seed
+        self._parts_given = parts is not None
         total = len(self.dataset.train.labels)
         if parts is None:
             wanted = presets.megabatches(self.dataset.name) if megabatches is None else megabatches
@@ -270,6 +271,16 @@ class MegaBatchStream(Sequence[MegaBatch]):
             raise UserError("a mega-batch needs at least 2 images: one for training, one for validation")
         if not all(part.min() >= 0 and part.max() < total for part in self.parts):
             raise UserError(f"parts: indices from 0 to {total - 1}, those of the training images")
+
+    @property
+    def partition(self) -> int | str:
+        """What tells this partition from others: its seed, or 16 hex digits of the `parts` that were given."""
+        if not self._parts_given:
+            return self.seed
+        digest = hashlib.blake2b(digest_size=8)
+        for part in self.parts:
+            digest.update(part.tobytes() + b"|")
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self.parts)

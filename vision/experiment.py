@@ -55,9 +55,9 @@ def run(
         "data": stream.dataset.fingerprint,
         **of_learner(chosen, learner),
     }
-    if stream.seed != seed:
-        config["stream_seed"] = stream.seed
-    record = Run.open(out, config, {"partition": stream.seed, "weights and order": seed})
+    if stream.partition != seed:
+        config["partition"] = stream.partition
+    record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
     if len(record.rows) > len(stream):
         return record
     subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, place)

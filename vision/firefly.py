@@ -12,7 +12,7 @@ neurons, S the kernel, () or (3, 3). Activations are (n, H) or (n, H, height, wi
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -23,9 +23,17 @@ from vision.models import MLP, VGG, Conv, Dense, uniform
 from vision.train import Examples
 
 RADIUS = 0.05
-"""Norm of a perturbation, as a share of the norm of the weights that it perturbs."""
+"""Norm of a perturbation: of a neuron's incoming weights, as a share of their norm; of a new neuron's
+outgoing weights, as a share of the mean norm of the others'; of what a new layer adds to the identity. Much
+more changes the function, much less leaves the copies of a neuron alike and prefers new layers, whose effect
+is of the first order (splits: the second)."""
+
+MEASURED = 512
+"""Examples that set the batch normalisation of candidates; more would take more memory than training."""
 
 BATCH_NORM_EPSILON = 1e-5
+
+_VALUES = (0, 2, 3)  # dimensions of a channel's values
 
 _VECTORS = {Dense: ("bias",), Conv: ("bias", "scale", "shift", "mean", "variance")}
 
@@ -57,12 +65,12 @@ class Sprouts:
         self.split = self._drawn(self.weight.shape, _norms(self.weight), generator)
         self.outgoing = self._drawn((new, *outgoing.shape[1:]), _norms(outgoing).mean(), generator)
         identity = self._identity(neurons)
-        self.layer = self._drawn((int(deepen), *identity.shape), torch.ones(()), generator)
+        self.layer = self._drawn((int(deepen), *identity.shape), self.weight.new_ones(()), generator)
         incoming = torch.empty(new, inputs, *kernel)
         uniform(incoming, incoming[0].numel(), generator)
         self.new = incoming.to(self.weight.device)
         self.fresh = self.vectors.new_zeros(len(self.vectors), new)  # like `vectors`, of the new neurons
-        self.identity: Tensor = self.fresh  # like `vectors`, of a new layer (H + K)
+        self.identity = self.vectors.new_zeros(len(self.vectors), neurons + new)  # of a new layer, H + K
 
     def _drawn(self, shape: Sequence[int], norm: Tensor, generator: torch.Generator) -> Tensor:
         drawn = torch.randn(*shape, generator=generator).to(self.weight.device)
@@ -99,10 +107,13 @@ class Sprouts:
     def _measure(self, before: Tensor, new: Tensor) -> None:
         """Set the batch normalisation of new neurons and of a new layer by what they normalise: convolutions
         (n, H, ...) and (n, K, ...)."""
-        mean, variance = _statistics(new)
+        values = new.numel() // new.shape[1]
+        variance, mean = torch.var_mean(new, _VALUES, correction=0)
+        # One value more, at 1 from the mean: few or dead examples would give a variance near 0.
+        variance = (variance * values + 1) / (values + 1)
         self.fresh = torch.stack([mean * 0, mean * 0 + 1, mean * 0, mean, variance])
         after = _normalised(before, self.vectors), _normalised(new, self.fresh)
-        mean, variance = _statistics(torch.cat(after, 1))
+        variance, mean = torch.var_mean(torch.cat(after, 1), _VALUES, correction=0)
         # Scaling back what it normalises, it is the identity in evaluation, and about that in training.
         scale = (variance + BATCH_NORM_EPSILON).sqrt()
         self.identity = torch.stack([mean * 0, scale, mean, mean, variance])
@@ -121,8 +132,7 @@ class Sprouts:
         neurons, both = len(self.weight), self._identity(len(self.weight) + len(new))
         both[:neurons, :neurons] += self.layer[0]
         chosen = torch.cat([torch.arange(neurons, device=new.device), neurons + new])
-        vectors = self.identity[:, chosen] if len(self.vectors) > 1 else both.new_zeros(1, len(both))
-        return both[:, :neurons], both[:, neurons:], vectors
+        return both[:, :neurons], both[:, neurons:], self.identity[:, chosen]
 
 
 class Overgrown:
@@ -130,7 +140,7 @@ class Overgrown:
     hidden layer, and where `depth` is true a new layer after each that is not followed by pooling."""
 
     def __init__(self, model: MLP | VGG, new: int, depth: bool, generator: torch.Generator):
-        self.model, (*hidden, self.classifier) = model, chain(model)
+        self.model, (*hidden, self.classifier) = model, layers_of(model)
         self.pixels, pools = _pixels(model)
         after = [*hidden[1:], self.classifier]
         self.sprouts = [
@@ -149,11 +159,11 @@ class Overgrown:
 
     @torch.no_grad()
     def measure(self, images: Tensor) -> float:
-        """Set the batch normalisation of all candidates; returns the FLOPs."""
+        """Set the batch normalisation of all candidates on some of the images; returns the FLOPs."""
         if isinstance(self.model, MLP):
             return 0.0
-        self(images, measure=True)
-        return len(images) * self.flops[0]
+        self(images[:MEASURED], measure=True)
+        return min(MEASURED, len(images)) * self.flops[0]
 
     def gradients(self, images: Tensor, labels: Tensor) -> list[Tensor]:
         """Of the mean cross-entropy, by the perturbations."""
@@ -161,7 +171,11 @@ class Overgrown:
         return list(torch.autograd.grad(loss, self.perturbations, materialize_grads=True))
 
     def tune(self, batches: Iterable[Examples]) -> float:
-        """Turn the perturbations, each of a norm that stays, to where the loss falls; returns the FLOPs."""
+        """Turn the perturbations, each of a norm that stays, to where the loss falls; returns the FLOPs.
+
+        All of them at full size would move a deep network too far for its gradient to say what a few of
+        them do: meanwhile they are smaller by the number of layers."""
+        self._resize(1 / len(self.sprouts))
         seen = 0
         for images, labels in batches:
             found = self.gradients(images, labels)
@@ -169,11 +183,17 @@ class Overgrown:
                 turned = F.normalize(p.detach().flatten(1)) - F.normalize(gradient.flatten(1))
                 p.data = F.normalize(turned).mul_(_norms(p.data)[:, None]).view(p.shape)
             seen += len(labels)
+        self._resize(len(self.sprouts))
         return seen * sum(self.flops)
+
+    def _resize(self, factor: float) -> None:
+        for p in self.perturbations:
+            p.data *= factor
 
     def scores(self, batches: Iterable[Examples]) -> tuple[list[Tensor], float]:
         """For each tensor of `perturbations`, (candidates,): the derivative of the mean loss by a factor
-        epsilon of each candidate, at epsilon = 1 (the first order of a split cancels at 0). And the FLOPs."""
+        epsilon of each candidate. At epsilon = 1, as in the authors' code: at 0 that of a split is 0, and
+        that of a layer says nothing of how soon it overshoots. And the FLOPs."""
         total, seen = [torch.zeros_like(p) for p in self.perturbations], 0
         for images, labels in batches:
             for sums, gradient in zip(total, self.gradients(images, labels), strict=True):
@@ -225,15 +245,14 @@ class Overgrown:
 
     def _choice(self, split: list[int], new: list[int], layer: list[int]) -> Choice:
         device = self.classifier.weight.device
-        return Choice(
-            *(torch.tensor(sorted(w), dtype=torch.long, device=device) for w in (split, new)), bool(layer)
-        )
+        indices = [torch.tensor(sorted(w), dtype=torch.long, device=device) for w in (split, new)]
+        return Choice(indices[0], indices[1], bool(layer))
 
     def parameters(self, counts: Sequence[Sequence[int]]) -> int:
         """Of the network with (splits, new neurons, new layers) at each hidden layer."""
         first = self.sprouts[0].weight
         taps, vectors = first[0, 0].numel(), 1 if first.dim() == 2 else 3
-        outputs = [first.shape[1], *sum(self._outputs(counts), [])]
+        outputs = [first.shape[1], *chain(*self._outputs(counts))]
         hidden = sum((taps * before + vectors) * after for before, after in pairwise(outputs))
         return hidden + (outputs[-1] + 1) * self.classifier.weight.shape[1]
 
@@ -246,14 +265,15 @@ class Overgrown:
         """Of the network with the choices, as MLP and VGG take them."""
         outputs = self._outputs([(len(split), len(new), int(layer)) for split, new, layer in choices])
         if isinstance(self.model, MLP):
-            return [self.model.widths[0], *sum(outputs, []), self.model.widths[-1]]
+            return [self.model.widths[0], *chain(*outputs), self.model.widths[-1]]
         rest = iter(outputs)
-        return [sum((next(rest) for _ in block), []) for block in self.model.widths]
+        return [list(chain(*islice(rest, len(block)))) for block in self.model.widths]
 
     @torch.no_grad()
     def plant(self, choices: Sequence[Choice], model: MLP | VGG) -> None:
-        """Write this network with the choices, and nothing of the other candidates, to a `model` of its size."""
-        for layer, (weight, vectors) in zip(chain(model), self._layers(choices), strict=True):
+        """Write this network with the choices, and nothing of the other candidates, to `model`, which is of
+        `widths(choices)`."""
+        for layer, (weight, vectors) in zip(layers_of(model), self._layers(choices), strict=True):
             layer.weight[0] = weight
             for name, values in zip(_VECTORS[type(layer)], vectors, strict=True):
                 getattr(layer, name).view(-1).copy_(values)
@@ -275,7 +295,7 @@ class Overgrown:
         yield _columns(head.weight.data[0], split, outgoing), head.bias.data.view(1, -1)
 
 
-def chain(model: MLP | VGG) -> list[Any]:
+def layers_of(model: MLP | VGG) -> list[Any]:
     """The layers in order, the classifier last."""
     if isinstance(model, MLP):
         return list(model.layers)
@@ -295,14 +315,6 @@ def _normalised(x: Tensor, vectors: Tensor) -> Tensor:
         return (x + vectors[0]).relu()
     bias, scale, shift, mean, variance = vectors
     return F.batch_norm(x, mean - bias, variance, scale, shift, eps=BATCH_NORM_EPSILON).relu()
-
-
-def _statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (H,) of convolutions (n, H, height, width). As if one more value were 1 away from
-    the mean, so that few or dead examples give no variance near 0."""
-    variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
-    values = x.numel() // x.shape[1]
-    return mean, (variance * values + 1) / (values + 1)
 
 
 def _columns(rows: Tensor, split: Tensor, outgoing: Tensor) -> Tensor:

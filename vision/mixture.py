@@ -5,6 +5,7 @@ Shapes: n examples, D inputs of a router, E experts. The experts of a layer are 
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -211,7 +212,7 @@ class MixtureMLP(Mixture):
     """The MLP with a mixture at each hidden layer (section 5); experts are linear layers with ReLU."""
 
     def __init__(self, widths: Sequence[int], experts: int, tree: bool, hard: bool):
-        sizes = zip(widths[:-2], widths[1:-1], strict=True)
+        sizes = pairwise(widths[:-1])
         layers = [MixtureLayer(Dense(experts, d, h), Router(d, experts, tree), hard) for d, h in sizes]
         super().__init__(layers, Dense(1, widths[-2], widths[-1]))
 

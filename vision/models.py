@@ -8,6 +8,7 @@ product (M*H, D) @ (D, n) and its result is M contiguous matrices. Convolutions 
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -128,7 +129,7 @@ class MLP(Backbone):
         super().__init__(members, joint)
         self.widths = tuple(widths)
         self.layers: Sequence[Dense] = nn.ModuleList(  # type: ignore[assignment]
-            Dense(members, d, h) for d, h in zip(widths[:-1], widths[1:], strict=True)
+            Dense(members, d, h) for d, h in pairwise(widths)
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ Each field of `Settings` is a flag of `vision/run.py` of the same name, and a li
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from alma.errors import UserError
@@ -76,30 +76,25 @@ class Settings:
     ff_depth: bool = _setting(True, "also grow new layers", learners=("ff",))
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("hidden", 1),
-            ("batch_size", 1),
-            ("epochs", 1),
-            ("members", 1),
-            ("experts", 1),
-            ("grow_every", 1),
-            ("patience", 0),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: at least {least}")
-        for name in ("lr", "ff_rate"):
-            if not getattr(self, name) > 0:
-                raise UserError(f"--{name.replace('_', '-')} {getattr(self, name)}: more than 0")
         for setting in fields(self):
+            value, flag = getattr(self, setting.name), "--" + setting.name.replace("_", "-")
             choices = setting.metadata["choices"]
-            if choices and getattr(self, setting.name) not in choices:
-                raise UserError(
-                    f"--{setting.name.replace('_', '-')} {getattr(self, setting.name)}: one of {', '.join(choices)}"
-                )
+            if choices and value not in choices:
+                raise UserError(f"{flag} {value}: one of {', '.join(choices)}")
+            if setting.name in _AT_LEAST_1 and value < 1:
+                raise UserError(f"{flag} {value}: at least 1")
+            if setting.name in _MORE_THAN_0 and not value > 0:
+                raise UserError(f"{flag} {value}: more than 0")
+            if setting.type is float and not value >= 0:
+                raise UserError(f"{flag} {value}: at least 0")
+        if self.patience < 0:
+            raise UserError(f"--patience {self.patience}: at least 0")
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
 
 
+_AT_LEAST_1 = ("hidden", "batch_size", "epochs", "members", "experts", "grow_every")
+_MORE_THAN_0 = ("lr", "ff_rate")
 _SGD = {"arch": "vgg", "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "augment": True}
 _MEGABATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100, "folder": 100}
 _OF_DATASET: dict[str, dict[str, Any]] = {

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
+
 if __name__ == "__main__":  # a script's own folder is no place to import from; the checkout is
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
@@ -27,6 +29,8 @@ from alma.errors import Parser, UserError, command
 from alma.records import Run
 from alma.results import find_runs, group
 from vision import presets
+from vision.data import MegaBatchStream, load
+from vision.experiment import run
 
 
 @dataclass(frozen=True)
@@ -41,9 +45,6 @@ class Job:
 
     def run(self) -> Run:
         """Train, or go on, or return what is complete."""
-        from vision.data import MegaBatchStream, load
-        from vision.experiment import run
-
         stream = MegaBatchStream(load(**self.dataset), self.megabatches, self.stream_seed)
         return run(stream, out=self.out, **self.options)
 
@@ -114,8 +115,6 @@ def run_all(jobs: Sequence[Job], processes: int) -> list[str]:
 
 
 def _one_thread() -> None:
-    import torch
-
     torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
 
 

@@ -9,12 +9,14 @@ from data_prep.__main__ import parser
 from slurm import demo
 from slurm.launch import read_request
 from slurm.plan import make_plan
+from vision.run import jobs_of
+from vision.run import parser as vision_parser
 
 
 def test_commands_are_accepted_by_the_programs_they_call(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     lines = [line for step in demo.steps(Path("a b")) for line in step]
-    corpus, prepare, *launches, report = map(shlex.split, lines)
+    corpus, prepare, *launches, images, report = map(shlex.split, lines)
     assert corpus[1:] == ["-m", "data_prep.pydoc_corpus", "a b/corpus"]
     stream = parser().parse_args(prepare[3:])
     assert stream.out == Path("a b/stream")
@@ -22,14 +24,10 @@ def test_commands_are_accepted_by_the_programs_they_call(monkeypatch, tmp_path):
     assert [plan.config["learner"] for plan in plans] == ["sm", "gmoe"]
     assert plans[1].config["grow_experts"] == [2, 2, 4]
     assert all(plan.out.parent == Path("a b/runs") for plan in plans)
+    sweep = vision_parser().parse_args(images[2:])
+    assert len(jobs_of(sweep)) == 8
+    assert sweep.out.parent == Path("a b/runs")
     assert report[2:] == ["alma.report", "a b/runs", "--out", "a b/report"]
-
-
-def test_the_image_half_joins_in_where_it_is_there(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    Path("vision").mkdir()
-    Path("vision/run.py").touch()
-    assert ["python vision/run.py"] in demo.steps(Path("out"))
 
 
 def test_commands_of_a_step_run_side_by_side_and_a_failure_ends_the_demo(capfd, tmp_path):

@@ -133,8 +133,10 @@ def test_other_settings_data_or_partition_in_the_same_place_are_refused(tmp_path
     play(tmp_path / "run")
     with pytest.raises(UserError, match="epochs was 3 and is now 4"):
         play(tmp_path / "run", epochs=4)
-    with pytest.raises(UserError, match="stream_seed was absent and is now 432"):
+    with pytest.raises(UserError, match="partition was absent and is now 432"):
         play(tmp_path / "run", stream=MegaBatchStream("digits", 7, seed=432))
+    with pytest.raises(UserError, match='partition was absent and is now "'):
+        play(tmp_path / "run", stream=MegaBatchStream("digits", parts=STREAM.parts[::-1]))
     images = STREAM.dataset.train.images.clone()
     images[0, 0, 0, 0] += 1
     other = Dataset(
@@ -145,10 +147,10 @@ def test_other_settings_data_or_partition_in_the_same_place_are_refused(tmp_path
 
 
 def test_a_run_leaves_the_global_generators_alone(tmp_path):
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     play(tmp_path / "run", "gmoe", gate="hard", augment=True)
     assert torch.equal(torch.get_rng_state(), torch_state)
-    assert (np.random.get_state()[1] == numpy_state).all()
+    assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
 
 
 def test_edges_of_the_stream(tmp_path):
@@ -169,7 +171,7 @@ def test_divergence_is_one_clear_line_and_keeps_the_rows(tmp_path):
 
 
 def test_waiting_costs_less_compute_than_replay_and_errors_fall(tmp_path):
-    """The picture of the paper in small: more data, less error; waiting for all leaves the start untrained."""
+    """The paper's picture in small: more data, less error; waiting for all leaves the start untrained."""
     settings = {"epochs": 40, "hidden": 16}
     eager = run(STREAM, "sm", tmp_path / "eager", **settings).rows
     tardy = run(STREAM, "sm", tmp_path / "tardy", waiting_time=7, **settings).rows

@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from alma.stages import stages
 from vision.data import MegaBatchStream
 from vision.experiment import _Data
 from vision.learners import LEARNERS
 from vision.presets import resolve
 from vision.train import loss_of
-
-from alma.stages import stages
 
 DEVICE = torch.device("cpu")
 STREAM = MegaBatchStream("digits", 12)

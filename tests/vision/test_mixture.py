@@ -55,7 +55,7 @@ def test_a_leafs_gate_is_the_product_of_the_gates_on_its_path():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("hard", [False, True])
 def test_a_split_of_a_tree_keeps_the_outputs(kind, hard):
-    """Over a chain of growths, each layer splitting another expert; also in the statistics of a training batch."""
+    """Over a chain of growths, each layer splitting another expert."""
     model, x = mixture(kind, hard=hard), images(kind)
     model.train()(x)
     model.eval()

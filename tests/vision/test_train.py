@@ -1,4 +1,4 @@
-"""The training loop: what it keeps, when it stops, how it goes on, and that stacks train as their members do."""
+"""The training loop: what it keeps, when it stops, how it goes on; stacks train as their members do."""
 
 import copy
 from functools import partial

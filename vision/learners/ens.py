@@ -1,4 +1,4 @@
-"""Ens: N networks with seeds of their own, trained independently; the mean of their probabilities (section 4.1)."""
+"""Ens: N networks with seeds of their own, trained independently; probabilities averaged (section 4.1)."""
 
 from typing import Any
 

@@ -45,7 +45,7 @@ class Firefly(Learner):
         generator = self.drawing("growth", index)
         new = math.ceil(self.settings.ff_rate * self.settings.hidden)
         network = Overgrown(self.model, new, self.settings.ff_depth, generator)
-        flops = network.measure(train.images[:EVALUATION_BATCH])
+        flops = network.measure(train.images)
         flops += network.tune(minibatches(train, self.settings, generator))
         scores, more = network.scores(minibatches(train, self.settings, generator))
         choices = network.select(scores, self.budget)

@@ -1,0 +1,499 @@
+"""The stream's partition, and data sets read from small files in their real formats."""
+
+import gzip
+import pickle
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from alma.errors import UserError
+from vision import data
+from vision.data import Dataset, Images, MegaBatchStream, make_dataset
+
+RNG = np.random.RandomState
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept():
+    data.load.cache_clear()
+
+
+def refused(function, *arguments, **options) -> str:
+    """The only line of the UserError that a call ends with."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments, **options)
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+def numbered(n: int, name: str = "digits") -> Dataset:
+    """n training images of 1 x 1, the i-th of label i: indices can be read from a stream."""
+    images = Images(torch.zeros(n, 1, 1, 1, dtype=torch.uint8), torch.arange(n))
+    return Dataset(name, images, images, n, (0.0,), (1.0,))
+
+
+# The stream
+
+
+@pytest.mark.parametrize(("n", "megabatches"), [(60000, 500), (50000, 100), (1007, 13)])
+def test_partition_is_that_of_the_authors(n, megabatches):
+    state = np.random.get_state()  # noqa: NPY002
+    try:
+        np.random.seed(432)  # noqa: NPY002  what their code does
+        expected = np.array_split(np.random.permutation(n), megabatches)  # noqa: NPY002
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+    stream = MegaBatchStream(numbered(n), megabatches, seed=432)
+    assert len(stream) == len(expected)
+    for megabatch, chunk in zip(stream, expected, strict=True):
+        assert torch.cat([megabatch.train.labels, megabatch.valid.labels]).tolist() == chunk.tolist()
+
+
+def test_seeds_differ_and_global_random_states_are_left_alone():
+    before = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    one, same, other = (MegaBatchStream(numbered(100), 5, seed=seed) for seed in (1, 1, 2))
+    list(one)
+    after = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    assert all(np.array_equal(x, y) for x, y in zip(before[0], after[0], strict=True))
+    assert torch.equal(before[1], after[1])
+    assert all(np.array_equal(a, b) for a, b in zip(one.parts, same.parts, strict=True))
+    assert not np.array_equal(one.parts[0], other.parts[0])
+
+
+@st.composite
+def _sizes(draw):
+    n = draw(st.integers(2, 400))
+    return n, draw(st.integers(1, n // 2)), draw(st.integers(0, 2**32 - 1))
+
+
+@given(_sizes())
+def test_any_partition_covers_each_index_once(sizes):
+    n, megabatches, seed = sizes
+    stream = MegaBatchStream(numbered(n), megabatches, seed)
+    splits = [stream.split(t) for t in range(1, megabatches + 1)]
+    assert sorted(np.concatenate([part for both in splits for part in both])) == list(range(n))
+    lengths = [len(train) + len(valid) for train, valid in splits]
+    assert len(lengths) == megabatches
+    assert max(lengths) - min(lengths) <= 1
+    assert all(len(valid) == max(1, (len(train) + len(valid)) // 10) for train, valid in splits)
+    assert all(len(train) >= 1 for train, _ in splits)
+
+
+def test_several_megabatches_together():
+    stream = MegaBatchStream(numbered(90), 3)
+    train, valid = stream.indices([3, 1])
+    assert train.tolist() == [*stream.parts[2][:27], *stream.parts[0][:27]]
+    assert valid.tolist() == [*stream.parts[2][27:], *stream.parts[0][27:]]
+    assert stream.images(valid).labels.tolist() == valid.tolist()
+
+
+def test_a_stream_is_a_sequence():
+    stream = MegaBatchStream(numbered(50), 5)
+    assert [megabatch.t for megabatch in stream] == [1, 2, 3, 4, 5]
+    assert [megabatch.t for megabatch in stream[1:4:2]] == [2, 4]
+    assert [megabatch.t for megabatch in stream[-2:]] == [4, 5]
+    assert stream[-1].t == 5
+    assert torch.equal(stream[-1].train.labels, stream[4].train.labels)
+    assert stream[7:] == []
+    for beyond in (5, -6):
+        with pytest.raises(IndexError):
+            stream[beyond]
+
+
+def test_number_of_megabatches():
+    assert len(MegaBatchStream("digits")) == 20  # the preset
+    [whole] = MegaBatchStream(numbered(30), 1)
+    assert (len(whole.train.labels), len(whole.valid.labels)) == (27, 3)
+    assert [len(part) for part in MegaBatchStream(numbered(7), 3).parts] == [3, 2, 2]
+    for wrong in (0, -1, 4):
+        line = refused(MegaBatchStream, numbered(7), wrong)
+        assert line.startswith(f"{wrong} mega-batches of 7")
+        assert "at most 3" in line
+
+
+def test_parts_given():
+    stream = MegaBatchStream(numbered(9), parts=[[8, 0, 4], np.array([1, 2])])
+    assert [m.train.labels.tolist() for m in stream] == [[8, 0], [1]]
+    assert [m.valid.labels.tolist() for m in stream] == [[4], [2]]
+    assert "at least 2 images" in refused(MegaBatchStream, numbered(9), parts=[[0, 1], [2]])
+    assert "at least 2 images" in refused(MegaBatchStream, numbered(9), parts=[])
+    for outside in (9, -1):
+        assert "0 to 8" in refused(MegaBatchStream, numbered(9), parts=[[0, outside]])
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_seeds_out_of_range(seed):
+    assert f"--seed {seed}" in refused(MegaBatchStream, numbered(9), 2, seed)
+
+
+# Data sets
+
+
+def test_digits():
+    found = data.load("digits")
+    assert found is data.load("digits"), "read once"
+    assert (len(found.train.labels), len(found.test.labels)) == (1437, 360)
+    assert (found.shape, found.classes) == ((1, 8, 8), 10)
+    assert found.train.images.dtype == torch.uint8
+    assert found.train.images.min() == 0
+    assert found.train.images.max() == 255
+    for images in (found.train, found.test):
+        share = images.labels.bincount() / len(images.labels)
+        assert share.min() > 0.07
+        assert share.max() < 0.13
+    x, labels = found.examples(found.train)
+    assert abs(x.mean()) < 1e-5
+    assert abs(x.std() - 1) < 1e-4
+    assert torch.equal(labels, found.train.labels)
+
+
+def test_examples_are_normalised_and_channels_last():
+    images = Images(
+        torch.tensor([[0, 255], [51, 102]], dtype=torch.uint8).view(2, 2, 1, 1), torch.tensor([1, 0])
+    )
+    found = Dataset("folder", images, images, 2, (0.5, 0.2), (0.25, 0.1))
+    x, labels = found.examples(images)
+    assert x.flatten().tolist() == pytest.approx([-2, 8, -1.2, 2])
+    assert labels.tolist() == [1, 0]
+    assert (x.dtype, labels.dtype, x.device.type) == (torch.float32, torch.int64, "cpu")
+    pictures = Images(torch.randint(0, 256, (4, 3, 5, 6), dtype=torch.uint8), torch.arange(4))
+    made = make_dataset("folder", pictures, pictures)
+    before = pictures.images.clone()
+    x = made.examples(pictures, torch.device("cpu")).images
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert not x.is_contiguous()
+    assert torch.equal(pictures.images, before)
+
+
+@pytest.mark.gpu
+def test_examples_on_a_gpu():
+    found = data.load("digits")
+    here, there = found.examples(found.test), found.examples(found.test, "cuda")
+    assert there.images.device.type == there.labels.device.type == "cuda"
+    assert torch.allclose(there.images.cpu(), here.images, atol=1e-5)
+    assert torch.equal(there.labels.cpu(), here.labels)
+
+
+def test_statistics_are_those_of_the_pixels():
+    images = torch.from_numpy(RNG(0).randint(0, 256, (7, 3, 5, 4)).astype(np.uint8))
+    images[:, 2] = 9
+    pictures = Images(images, torch.tensor([0, 1, 2, 0, 1, 2, 6]))
+    made = make_dataset("folder", pictures, Images(images[:1], torch.tensor([3])))
+    pixels = images.double().transpose(0, 1).flatten(1) / 255
+    assert made.mean == pytest.approx(pixels.mean(1).tolist())
+    assert made.std[:2] == pytest.approx(pixels.std(1).tolist()[:2])
+    assert made.std[2] > 0, "a channel of one value can be divided by it"
+    assert made.classes == 7
+
+
+def test_fingerprint_changes_with_any_byte():
+    def small(**changes) -> str:
+        parts = []
+        for part in ("train", "test"):
+            images, labels = torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)
+            if changes.get(part) == "image":
+                images[2, 0, 1, 1] = 1
+            if changes.get(part) == "label":
+                labels[2] = 1
+            parts.append(Images(images, labels))
+        return Dataset("digits", *parts, 2, (0.0,), (1.0,)).fingerprint
+
+    prints = [small(), *(small(**{part: what}) for part in ("train", "test") for what in ("image", "label"))]
+    assert len(set(prints)) == 5
+    assert small() == prints[0]
+    assert len(prints[0]) == 16
+    int(prints[0], 16)
+
+
+def test_unknown_names_and_sizes():
+    assert "digits, mnist" in refused(data.load, "nist")
+    assert "--image-size" in refused(data.load, "digits", image_size=8)
+    assert "--image-size 0" in refused(data.load, "folder", image_size=0)
+
+
+# What torchvision reads
+
+
+def write_idx(path: Path, array: np.ndarray, packed: bool = False) -> None:
+    """The format of MNIST: type and number of dimensions, sizes, bytes."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    content = header + array.astype(np.uint8).tobytes()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if packed:
+        path.with_name(path.name + ".gz").write_bytes(gzip.compress(content))
+    else:
+        path.write_bytes(content)
+
+
+def write_mnist(
+    root: Path, packed: bool = False, name: str = "mnist"
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """12 and 6 images in the four files of MNIST or EMNIST."""
+    written = {}
+    classes = {"mnist": 10, "emnist": 47}[name]
+    for part, n in (("train", 12), ("test", 6)):
+        images, labels = RNG(n).randint(0, 256, (n, 28, 28)), RNG(n).randint(0, classes, n)
+        labels[0] = classes - 1
+        prefix = {"mnist": {"train": "train", "test": "t10k"}[part], "emnist": f"emnist-balanced-{part}"}[
+            name
+        ]
+        raw = root / name.upper() / "raw"
+        write_idx(raw / f"{prefix}-images-idx3-ubyte", images, packed)
+        write_idx(raw / f"{prefix}-labels-idx1-ubyte", labels, packed)
+        written[part] = images, labels
+    return written
+
+
+def check(found: Dataset, written: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """The data set has what was written, images as (n, channels, height, width) bytes."""
+    for part, (images, labels) in written.items():
+        read = getattr(found, part)
+        assert read.images.dtype == torch.uint8
+        assert read.labels.dtype == torch.int64
+        assert np.array_equal(read.images.numpy(), images.reshape(read.images.shape))
+        assert read.images.is_contiguous()
+        assert np.array_equal(read.labels.numpy(), labels)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["mnist", "emnist"])
+def test_mnist_and_emnist(tmp_path, name, packed):
+    written = write_mnist(tmp_path, packed, name)
+    found = data.load(name, str(tmp_path))
+    check(found, written)
+    assert found.shape == (1, 28, 28)
+    if name == "mnist":
+        assert (found.classes, found.mean, found.std) == (10, (0.1307,), (0.3081,))
+    else:
+        assert found.classes == 47
+        assert found.mean == pytest.approx([written["train"][0].mean() / 255])
+
+
+def test_packed_files_are_unpacked_elsewhere(tmp_path):
+    def everything():
+        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
+
+    written = write_mnist(tmp_path, packed=True)
+    raw = tmp_path / "MNIST" / "raw"
+    for folder in (raw, raw.parent, tmp_path):
+        folder.chmod(0o555)
+    before = everything()
+    try:
+        check(data.load("mnist", str(tmp_path)), written)
+        assert everything() == before
+    finally:
+        for folder in (tmp_path, raw.parent, raw):
+            folder.chmod(0o755)
+
+
+def test_some_files_packed_and_others_not(tmp_path):
+    written = write_mnist(tmp_path)
+    one = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
+    one.with_name(one.name + ".gz").write_bytes(gzip.compress(one.read_bytes()))
+    one.unlink()
+    check(data.load("mnist", str(tmp_path)), written)
+
+
+def test_a_root_of_several_data_sets(tmp_path, cifar):
+    """Packed MNIST files must not hide what lies beside them."""
+    write_mnist(tmp_path, packed=True)
+    emnist, ten = write_mnist(tmp_path, name="emnist"), cifar(tmp_path, "cifar10")
+    check(data.load("emnist", str(tmp_path)), emnist)
+    check(data.load("cifar10", str(tmp_path)), ten)
+
+
+@pytest.fixture
+def cifar(monkeypatch):
+    """Write a few images as CIFAR-10 or CIFAR-100; torchvision wants the MD5 of the real files."""
+    import torchvision.datasets.cifar
+
+    monkeypatch.setattr(
+        torchvision.datasets.cifar, "check_integrity", lambda path, md5=None: Path(path).is_file()
+    )
+
+    def write(root: Path, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        ten = name == "cifar10"
+        classes, key = (10, "labels") if ten else (100, "fine_labels")
+        folder = root / ("cifar-10-batches-py" if ten else "cifar-100-python")
+        folder.mkdir()
+        meta, words = ("batches.meta", "label_names") if ten else ("meta", "fine_label_names")
+        (folder / meta).write_bytes(pickle.dumps({words: [f"class {i}" for i in range(classes)]}, 2))
+        trains = [f"data_batch_{i}" for i in range(1, 6)] if ten else ["train"]
+        written: dict[str, list] = {"train": [], "test": []}
+        for seed, file in enumerate([*trains, "test_batch" if ten else "test"]):
+            images = RNG(seed).randint(0, 256, (4, 3, 32, 32)).astype(np.uint8)
+            labels = [classes - 1, *RNG(seed).randint(0, classes, 3).tolist()]
+            (folder / file).write_bytes(pickle.dumps({"data": images.reshape(4, 3072), key: labels}, 2))
+            written["train" if file in trains else "test"].append((images, labels))
+        return {
+            part: tuple(np.concatenate(arrays) for arrays in zip(*several, strict=True))
+            for part, several in written.items()
+        }
+
+    return write
+
+
+def test_cifar10(tmp_path, cifar):
+    written = cifar(tmp_path, "cifar10")
+    found = data.load("cifar10", str(tmp_path))
+    check(found, written)
+    assert (found.shape, found.classes, len(found.train.labels)) == ((3, 32, 32), 10, 20)
+    assert found.mean == (0.4914, 0.4822, 0.4465)
+    assert found.std == (0.2470, 0.2435, 0.2616)
+
+
+def test_cifar100(tmp_path, cifar):
+    written = cifar(tmp_path, "cifar100")
+    found = data.load("cifar100", str(tmp_path))
+    check(found, written)
+    assert (found.shape, found.classes, len(found.train.labels)) == ((3, 32, 32), 100, 4)
+    assert found.mean == pytest.approx(written["train"][0].mean((0, 2, 3)) / 255)
+
+
+@pytest.mark.parametrize("name", ["mnist", "emnist", "cifar10", "cifar100"])
+def test_a_missing_data_set_is_one_line(tmp_path, name):
+    line = refused(data.load, name, str(tmp_path))
+    assert line.startswith(f"cannot read {name} from {tmp_path}")
+    assert "--data-root" in line
+    assert "--download" in line
+
+
+def test_truncated_files_are_one_line(tmp_path):
+    write_mnist(tmp_path)
+    for path in sorted((tmp_path / "MNIST" / "raw").iterdir()):
+        whole = path.read_bytes()
+        for length in (0, 2, 4, 7, 15, len(whole) // 2, len(whole) - 1):
+            if length < len(whole):
+                path.write_bytes(whole[:length])
+                assert "cannot read mnist" in refused(data.load, "mnist", str(tmp_path)), (path.name, length)
+        path.write_bytes(whole)
+    assert len(data.load("mnist", str(tmp_path)).train.labels) == 12
+
+
+def test_packed_files_damaged_anywhere_are_one_line(tmp_path):
+    write_mnist(tmp_path, packed=True)
+    path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
+    write_idx(path.with_suffix(""), RNG(0).randint(0, 3, (12, 28, 28)), packed=True)  # can be compressed
+    whole = path.read_bytes()
+    for position in (0, *range(10 + len(path.stem), len(whole) - 4, len(whole) // 40)):  # not its own name
+        for damaged in (whole[:position], whole[:position] + b"\xff\x00\xff\x00" + whole[position + 4 :]):
+            path.write_bytes(damaged)
+            assert "cannot read mnist" in refused(data.load, "mnist", str(tmp_path)), position
+
+
+def test_images_and_labels_of_different_number(tmp_path):
+    write_mnist(tmp_path)
+    write_idx(tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte", np.zeros(11))
+    assert "12 images, but 11 labels" in refused(data.load, "mnist", str(tmp_path))
+
+
+def test_damaged_cifar_is_one_line(tmp_path, cifar):
+    cifar(tmp_path, "cifar10")
+    path = tmp_path / "cifar-10-batches-py" / "data_batch_3"
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:100], whole[:-1], b"<html>" + whole[6:], pickle.dumps({"labels": []})):
+        path.write_bytes(damaged)
+        assert "cannot read cifar10" in refused(data.load, "cifar10", str(tmp_path))
+
+
+# A folder of images
+
+
+def picture(path: Path, pixels: np.ndarray) -> None:
+    """A lossless PNG."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture
+def tree(tmp_path) -> Path:
+    """70 + 4 images of 6 x 4 pixels, of two classes; more than are decoded at a time."""
+    for part, n in (("train", 35), ("test", 2)):
+        for label, name in enumerate(("cat", "dog")):
+            for i in range(n):
+                colour = np.full((6, 4, 3), [i, 100 * label, {"train": 1, "test": 2}[part]], dtype=np.uint8)
+                picture(tmp_path / part / name / f"{i:02}.png", colour)
+    return tmp_path
+
+
+def test_folder(tree):
+    found = data.load("folder", str(tree))
+    assert (found.shape, found.classes, found.name) == ((3, 6, 4), 2, "folder")
+    assert found.train.images.dtype == torch.uint8
+    assert found.train.labels.tolist() == [0] * 35 + [1] * 35
+    assert found.train.images[:, :, 0, 0].tolist() == [[i, 100 * c, 1] for c in range(2) for i in range(35)]
+    assert (found.train.images == found.train.images[:, :, :1, :1]).all()
+    assert found.test.images[:, :, 5, 3].tolist() == [[i, 100 * c, 2] for c in range(2) for i in range(2)]
+    x = found.examples(found.train).images[:, :2]
+    assert x.mean((0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-5)
+    assert x.std((0, 2, 3)).tolist() == pytest.approx([1, 1], abs=1e-3)
+
+
+def test_image_size(tree):
+    picture(tree / "train" / "cat" / "00.png", np.full((9, 9, 3), 7, dtype=np.uint8))
+    line = refused(data.load, "folder", str(tree))
+    assert "(6, 4) and (9, 9)" in line
+    assert "--image-size" in line
+    found = data.load("folder", str(tree), image_size=5)
+    assert found.shape == (3, 5, 5)
+    assert (found.train.images[0] == 7).all()
+    assert found.train.images[1].flatten(1).unique(dim=1).flatten().tolist() == [1, 0, 1]
+
+
+def test_train_and_test_of_different_sizes(tree):
+    for path in (tree / "test").rglob("*.png"):
+        picture(path, np.zeros((6, 5, 3), dtype=np.uint8))
+    assert "--image-size" in refused(data.load, "folder", str(tree))
+    assert data.load("folder", str(tree), image_size=4).shape == (3, 4, 4)
+
+
+@pytest.mark.parametrize("content", [b"", b"not an image", "half"])
+def test_unreadable_images_are_named(tree, content):
+    path = tree / "train" / "dog" / "33.png"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
+    assert str(path) in refused(data.load, "folder", str(tree))
+
+
+def test_sixteen_bits_are_refused(tree):
+    path = tree / "train" / "cat" / "05.png"
+    picture(path, np.full((6, 4), 1000, dtype=np.uint16))
+    line = refused(data.load, "folder", str(tree))
+    assert str(path) in line
+    assert "8 bits" in line
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_incomplete_trees(tree, part):
+    (tree / part / "dog").rename(tree / "dog")
+    line = refused(data.load, "folder", str(tree))
+    assert "differ in classes: dog" in line
+    (tree / part).rename(tree / "elsewhere")
+    line = refused(data.load, "folder", str(tree))
+    assert f"no folder {part}/" in line
+    assert "--data-root" in line
+    (tree / part).mkdir()
+    line = refused(data.load, "folder", str(tree))
+    assert "--data-root" in line
+    assert "--download" not in line
+    (tree / part / "cat").mkdir()
+    assert "cannot read folder" in refused(data.load, "folder", str(tree))
+
+
+def test_gray_and_palette_images_become_colour(tmp_path):
+    for part in ("train", "test"):
+        picture(tmp_path / part / "a" / "gray.png", np.full((2, 2), 40, dtype=np.uint8))
+        palette = Image.fromarray(np.ones((2, 2), dtype=np.uint8), mode="P")
+        palette.putpalette([0, 0, 0, 10, 20, 30])
+        palette.save(tmp_path / part / "a" / "palette.png")
+        Image.new("RGBA", (2, 2), (1, 2, 3, 255)).save(tmp_path / part / "a" / "rgba.png")
+    found = data.load("folder", str(tmp_path))
+    assert found.shape == (3, 2, 2)
+    assert found.train.images[:, :, 1, 1].tolist() == [[40, 40, 40], [10, 20, 30], [1, 2, 3]]

@@ -1,0 +1,336 @@
+"""Firefly: what growth keeps, what it adds and what it costs."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from vision import MegaBatchStream, run, train
+from vision.firefly import Overgrown
+from vision.learners.firefly import Firefly
+from vision.models import MLP, VGG
+from vision.presets import Settings
+from vision.train import Examples, loss_of
+
+CLASSES = 7
+SHAPE = (3, 16, 16)
+CPU = torch.device("cpu")
+
+
+class Stages:
+    """The same examples at every stage; `shape` images whose label is in their mean."""
+
+    def __init__(self, n: int = 96, shape: tuple[int, ...] = SHAPE, valid: int = 10):
+        generator = torch.Generator().manual_seed(5)
+        labels = torch.randint(CLASSES, (n,), generator=generator)
+        images = torch.randn(n, *shape, generator=generator) + labels.view(-1, 1, 1, 1) / 3 - 1
+        self.parts = [Examples(images[valid:], labels[valid:]), Examples(images[:valid], labels[:valid])]
+
+    def train(self, index: int) -> Examples:
+        return self.parts[0]
+
+    def valid(self, index: int) -> Examples:
+        return self.parts[1]
+
+
+def learner(shape: tuple[int, ...] = SHAPE, seed: int = 0, **options) -> Firefly:
+    options = {"arch": "mlp", "hidden": 8, "epochs": 3, "batch_size": 32} | options
+    if options["arch"] == "vgg":
+        options = {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9} | options
+    return Firefly(shape, CLASSES, Settings(**options), seed, CPU)
+
+
+def trained(arch: str, **options) -> Firefly:
+    subject = learner(arch=arch, **options)
+    subject.train(0, Stages())
+    return subject
+
+
+def overgrown(arch: str, history: int = 10) -> tuple[Overgrown, MLP | VGG, torch.Tensor]:
+    """Candidates of a network of uneven widths with some history, the network, and images."""
+    generator = torch.Generator().manual_seed(1)
+    model = MLP([768, 8, 6, 5, CLASSES]) if arch == "mlp" else VGG(SHAPE, [[4, 5], [3], [6, 4, 4]], CLASSES)
+    model.reset(generator)
+    images = torch.randn(128, *SHAPE, generator=generator) * 1.5 + 0.2
+    model.train()
+    for _ in range(history):
+        model(images)
+    model.eval()
+    network = Overgrown(model, 3, True, generator)
+    network.measure(images)
+    return network, model, images
+
+
+def planted(network: Overgrown, choices) -> MLP | VGG:
+    widths = network.widths(choices)
+    model = MLP(widths) if isinstance(network.model, MLP) else VGG(SHAPE, widths, CLASSES)
+    network.plant(choices, model)
+    return model.eval()
+
+
+def size(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def everything(network: Overgrown, kinds: str):
+    """Choices of all candidates of some kinds: s(plits), n(ew neurons), l(ayers)."""
+    scores = []
+    for sprouts in network.sprouts:
+        for kind, p in zip("snl", sprouts.perturbations, strict=True):
+            scores.append(torch.full((len(p),), -1.0 if kind in kinds else 1.0))
+    counts = [
+        [len(p) if kind in kinds else 0 for kind, p in zip("snl", s.perturbations, strict=True)]
+        for s in network.sprouts
+    ]
+    budget = network.parameters(counts) - size(network.model)
+    return network.select(scores, budget), budget
+
+
+arches = pytest.mark.parametrize("arch", ["mlp", "vgg"])
+
+
+@arches
+@pytest.mark.parametrize("kinds", ["s", "n", "l", "sn", "snl"])
+def test_candidates_without_perturbation_keep_the_function(arch, kinds):
+    network, model, images = overgrown(arch)
+    choices, budget = everything(network, kinds)
+    moved = planted(network, choices)
+    assert size(moved) - size(model) == budget > 0
+    assert (moved(images) - model(images)).abs().max() > 1e-4  # the perturbations are there
+    for p in network.perturbations:
+        p.data.zero_()
+    same = planted(network, choices)
+    torch.testing.assert_close(same(images), model(images), rtol=1e-5, atol=1e-6)
+    assert any(len(choice.split) for choice in choices) == ("s" in kinds)
+    assert any(len(choice.new) for choice in choices) == ("n" in kinds)
+    assert any(choice.layer for choice in choices) == ("l" in kinds)
+
+
+@arches
+@pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
+def test_planting_is_the_over_grown_network_without_the_candidates_left_out(arch, share):
+    network, model, images = overgrown(arch)
+    generator = torch.Generator().manual_seed(2)
+    scores = [torch.randn(len(p), generator=generator) for p in network.perturbations]
+    choices = network.select(scores, share * everything(network, "snl")[1])
+    grown = planted(network, choices)
+    kept = [part for c in choices for part in (c.split, c.new, torch.arange(int(c.layer)))]
+    for p, indices in zip(network.perturbations, kept, strict=True):
+        p.data = torch.zeros_like(p).index_copy(0, indices, p.data[indices])
+    torch.testing.assert_close(grown(images)[0].t(), network(images), rtol=1e-5, atol=1e-6)
+    assert (grown(images) - model(images)).abs().max() > 1e-6
+
+
+def test_a_new_layer_is_about_the_identity_in_training_too():
+    network, model, images = overgrown("vgg", history=120)  # its running statistics are the images'
+    for p in network.perturbations:
+        p.data.zero_()
+    network.measure(images)
+    deeper = planted(network, everything(network, "l")[0])
+    before, after = model.train()(images), deeper.train()(images)
+    assert len(list(deeper.modules())) == len(list(model.modules())) + 3
+    assert (after - before).abs().max() < 0.01 * before.abs().max()
+
+
+@arches
+def test_flops_are_those_that_torch_counts(arch):
+    network, _, images = overgrown(arch)
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        network(images)
+    assert counted.get_total_flops() == len(images) * network.flops[0]
+    with FlopCounterMode(display=False) as counted:
+        network.gradients(images, torch.zeros(len(images), dtype=torch.long))
+    assert counted.get_total_flops() == len(images) * sum(network.flops)
+
+
+@arches
+def test_all_flops_of_a_growth_are_counted(arch):
+    subject, data = trained(arch), Stages()
+    with FlopCounterMode(display=False) as counted:
+        flops = subject.grow(1, data)
+    assert counted.get_total_flops() == flops
+
+
+@arches
+def test_tuning_turns_perturbations_to_less_loss_and_keeps_their_norm(arch):
+    subject, data = trained(arch, epochs=10), Stages()
+    generator = torch.Generator().manual_seed(3)
+    network = Overgrown(subject.model, 2, True, generator)
+    network.measure(data.train(1).images)
+    before = [p.detach().clone() for p in network.perturbations]
+    network.tune([data.train(1)] * 5)
+    losses = []
+    for found in (before, [p.detach().clone() for p in network.perturbations]):
+        for p, value in zip(network.perturbations, found, strict=True):
+            p.data = value / len(network.sprouts)
+        losses.append(torch.nn.functional.cross_entropy(network(data.train(1).images), data.train(1).labels))
+        for p, value in zip(network.perturbations, found, strict=True):
+            p.data = value
+    assert losses[1] < losses[0] - 1e-3
+    for p, old in zip(network.perturbations, before, strict=True):
+        torch.testing.assert_close(p.detach().flatten(1).norm(dim=1), old.flatten(1).norm(dim=1))
+    moved = [
+        (p - old).abs().max() > 1e-4 for p, old in zip(network.perturbations, before, strict=True) if len(p)
+    ]
+    assert sum(moved) > len(moved) / 2  # the rest has dead neurons
+
+
+def test_scores_are_derivatives_by_epsilon():
+    network, _, images = overgrown("mlp")
+    labels = torch.arange(len(images)) % CLASSES
+    batches = [Examples(images[:16], labels[:16]), Examples(images[16:], labels[16:])]
+    scores, _ = network.scores(batches)
+    for which, candidate in ((0, 2), (1, 1), (2, 0), (7, 2)):
+        p = network.perturbations[which]
+        old, losses = p.data.clone(), []
+        for epsilon in (0.9, 1.1):
+            p.data = old.clone()
+            p.data[candidate] *= epsilon
+            losses.append(torch.nn.functional.cross_entropy(network(images).double(), labels).item())
+        p.data = old
+        assert scores[which][candidate].item() == pytest.approx(
+            (losses[1] - losses[0]) / 0.2, rel=0.05, abs=2e-6
+        )
+
+
+def test_the_best_for_their_size_are_selected_and_one_at_least():
+    network, model, _ = overgrown("mlp")
+    scores = [torch.zeros(len(p)) for p in network.perturbations]
+    scores[3][4], scores[0][5] = -1.0, -1.5  # of the second hidden layer, and of the first, which is dear
+    cheap, dear = 8 + 1 + 5, 768 + 1 + 6
+    choices = network.select(scores, cheap)
+    assert [c.split.tolist() for c in choices] == [[], [4], []]
+    assert size(planted(network, choices)) == size(model) + cheap
+    choices = network.select(scores, cheap + dear + 1)
+    assert [c.split.tolist() for c in choices] == [[5], [4], []]
+    choices = network.select(scores, 1e-9)
+    assert [c.split.tolist() for c in choices] == [[], [4], []]
+
+
+@arches
+def test_growth_is_linear_and_keeps_the_classes(arch):
+    subject, data = learner((3, 8, 8), arch=arch, hidden=6), Stages(shape=(3, 8, 8))
+    initial = subject.parameters
+    for index in range(1, 9):
+        before = subject.parameters
+        subject.grow(index, data)
+        found = subject.details["growth"]
+        assert found["added_parameters"] == subject.parameters - before > 0
+        hidden = list(itertools.chain(*subject.model.widths)) if arch == "vgg" else subject.model.widths[1:-1]
+        largest = 9 * max(hidden) * (max(hidden) + 1) if arch == "vgg" else 193 + 2 * max(hidden)
+        assert abs(subject.parameters - before - initial / 4) <= largest / 2
+        assert subject.model(data.valid(index).images).shape == (1, CLASSES, 10)
+    assert abs(subject.parameters - 3 * initial) < 0.3 * initial
+    json.dumps(subject.details)
+
+
+@arches
+def test_growth_changes_the_function_little_and_for_the_better(arch):
+    subject, data = trained(arch, epochs=20), Stages()
+    images, labels = data.train(1)
+    before = subject.model.eval()(data.valid(1).images)
+    loss = loss_of(subject.model(images), labels)
+    subject.grow(1, data)
+    after = subject.model.eval()(data.valid(1).images)
+    found = subject.details["growth"]
+    assert found["function_error"] == pytest.approx((after - before).abs().max().item(), rel=1e-5)
+    assert 0 < found["function_error"] < 0.5 * before.abs().max()
+    assert found["loss_before"] == pytest.approx(loss_of(before, data.valid(1).labels).item(), rel=1e-5)
+    assert found["loss_after"] == pytest.approx(loss_of(after, data.valid(1).labels).item(), rel=1e-5)
+    assert loss_of(subject.model(images), labels) <= loss + 0.01
+
+
+@arches
+def test_width_and_depth_grow(arch):
+    options = {"shape": (3, 8, 8), "arch": arch, "hidden": 4, "epochs": 8}
+    deep, wide, data = learner(**options), learner(**options, ff_depth=False), Stages(shape=(3, 8, 8))
+    start = len(list(deep.model.modules()))
+    found = dict.fromkeys(("split", "new", "layers"), 0)
+    for index in range(4):
+        deep.train(index, data)
+        for kind in found:
+            found[kind] += deep.details["growth"][kind] if index else 0
+    for index in range(1, 4):
+        wide.grow(index, data)
+    assert all(found.values()), found
+    assert len(list(deep.model.modules())) == start + found["layers"]
+    assert len(list(wide.model.modules())) == start
+    assert wide.parameters > deep.parameters / 2
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@arches
+def test_one_neuron_and_a_few_examples_are_enough(arch, n):
+    subject, data = learner(arch=arch, hidden=1, lr=0.01), Stages(n=n, valid=1)
+    for index in range(1, 6):
+        subject.grow(index, data)
+        assert subject.model.eval()(torch.randn(20, *SHAPE)).isfinite().all()
+        assert subject.model.train()(torch.randn(20, *SHAPE)).isfinite().all()
+
+
+@arches
+def test_growth_is_deterministic_and_leaves_global_randomness_alone(arch):
+    subjects, data = [trained(arch) for _ in range(2)], Stages()
+    state, order = torch.get_rng_state(), subjects[0].generator.get_state()
+    subjects[0].grow(1, data)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(subjects[0].generator.get_state(), order)
+    torch.manual_seed(123)
+    subjects[1].grow(1, data)
+    assert subjects[0].details == subjects[1].details
+    pairs = zip(subjects[0].model.parameters(), subjects[1].model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    other = trained(arch, seed=1)
+    other.grow(1, data)
+    assert other.details != subjects[0].details
+
+
+@arches
+def test_a_grown_learner_comes_back_from_its_checkpoint(arch, tmp_path):
+    subject, data = trained(arch), Stages()
+    subject.train(1, data)
+    torch.save(subject.state(), tmp_path / "state.pt")
+    copy = learner(arch=arch)
+    copy.load(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert copy.details == subject.details
+    assert copy.details["growth"]["added_parameters"] > 0
+    assert torch.equal(copy.model.eval()(data.valid(1).images), subject.model.eval()(data.valid(1).images))
+    subject.grow(2, data)
+    copy.grow(2, data)
+    assert copy.details == subject.details
+
+
+@pytest.mark.parametrize("where", ["grow", "fit"])
+def test_resume_is_as_if_uninterrupted(where, tmp_path, monkeypatch):
+    def play(directory: Path):
+        stream = MegaBatchStream("digits", 20)
+        found = run(
+            stream, "ff", directory, waiting_time=4, epochs=3, hidden=8, save_interval=0, device="cpu"
+        )
+        return [
+            {k: v for k, v in row.items() if k not in ("seconds", "peak_memory_bytes")} for row in found.rows
+        ]
+
+    whole = play(tmp_path / "whole")
+    calls = itertools.count()
+
+    def interrupted(after: int, original):
+        def call(*arguments, **options):
+            if next(calls) == after:
+                raise KeyboardInterrupt
+            return original(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        if where == "grow":  # of the fourth stage, once the candidates have been tuned
+            patch.setattr(Overgrown, "scores", interrupted(2, Overgrown.scores))
+        else:  # in the second epoch of the third stage
+            patch.setattr(train, "validate", interrupted(2 * 3 + 1, train.validate))
+        with pytest.raises(KeyboardInterrupt):
+            play(tmp_path / "parts")
+    assert play(tmp_path / "parts") == whole
+    assert whole[-1]["parameters"] > 1.5 * whole[0]["parameters"]

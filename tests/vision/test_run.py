@@ -1,0 +1,192 @@
+"""The command line: one run, sweeps, resuming, and what it says of wrong input."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alma.records import MACHINE_FIELDS, Run
+from vision.presets import LEARNERS
+from vision.run import jobs_of, main, parser
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def command(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["vision/run.py", *map(str, words)])
+    main()
+
+
+def jobs(*words):
+    options = parser().parse_args([*map(str, words), "--out", "there"])
+    return jobs_of(options)
+
+
+def error_of(monkeypatch, capsys, *words):
+    """The one line that it prints before it exits with 2."""
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, *words)
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+def test_without_arguments_as_a_script_from_anywhere(tmp_path):
+    """The first command of a new user; the script's own folder is not on the path."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "vision/run.py"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    )
+    assert "Test error (%) after mega-batch t, B = 20" in done.stdout
+    pictures = [tmp_path / line for line in done.stdout.splitlines() if line.endswith(".png")]
+    assert len(pictures) == 3
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    rows = Run.read(tmp_path / "runs/digits_sm").rows
+    assert len(rows) == 21
+    assert rows[-1]["value"] < 0.15
+    assert done.stderr == ""
+
+
+def test_a_sweep_in_processes_skips_what_is_done_and_equals_single_runs(tmp_path, monkeypatch, capsys):
+    settings = ["--megabatches", 4, "--epochs", 3, "--hidden", "4,5"]
+    command(
+        monkeypatch,
+        *settings,
+        "--learner",
+        "sm,ens",
+        "--seeds",
+        "0-1",
+        "--members",
+        2,
+        "--jobs",
+        2,
+        "--out",
+        tmp_path / "sweep",
+    )
+    names = sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    assert names == sorted(
+        f"{learner}_w1_h{h}_s{s}" for learner in ("sm", "ens") for h in (4, 5) for s in (0, 1)
+    )
+    said = capsys.readouterr().out
+    assert "8/8" in said
+    lines = [line.split() for line in said.splitlines() if line.startswith(("sm ", "ens "))]
+    assert len(lines) == 4  # seeds are repeats: one line for each learner and size
+    assert all("2" in line for line in lines)
+
+    def run_here(jobs, processes):
+        for job in jobs:
+            job.run()
+        return []
+
+    before = {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("results.jsonl")}
+    monkeypatch.setattr(sys.modules["vision.run"], "run_all", run_here)
+    command(
+        monkeypatch,
+        *settings,
+        "--learner",
+        "sm,ens",
+        "--seeds",
+        "0-1",
+        "--members",
+        2,
+        "--out",
+        tmp_path / "sweep",
+    )
+    assert {path: path.read_bytes() for path in before} == before
+    command(
+        monkeypatch,
+        *settings[:4],
+        "--hidden",
+        5,
+        "--learner",
+        "ens",
+        "--seed",
+        1,
+        "--members",
+        2,
+        "--out",
+        tmp_path / "one",
+    )
+
+    def numbers(place):
+        return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(place).rows]
+
+    assert numbers(tmp_path / "one") == numbers(tmp_path / "sweep/ens_w1_h5_s1")
+
+
+def test_the_package_gives_the_function_whatever_was_imported_before():
+    code = "import vision.run, vision; from vision import run; assert callable(run) and callable(vision.run)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_lists_and_ranges_make_every_combination():
+    found = jobs(
+        "--learner", "sm,gmoe", "--waiting-time", "1,5", "--hidden", "4,8", "--seeds", "0-2", "--gate", "hard"
+    )
+    assert len(found) == 2 * 2 * 2 * 3
+    assert len({job.out for job in found}) == len(found)
+    assert {job.options.get("gate") for job in found if job.options["learner"] == "sm"} == {None}
+    assert {job.options["gate"] for job in found if job.options["learner"] == "gmoe"} == {"hard"}
+    assert [job.stream_seed for job in found[:3]] == [0, 1, 2]
+    single = jobs("--seed", 3, "--stream-seed", 432)
+    assert [(job.out, job.stream_seed, job.options["seed"]) for job in single] == [(Path("there"), 432, 3)]
+
+
+def test_every_learner_and_both_presets_are_on_the_command_line(tmp_path, monkeypatch):
+    for preset in ("paper", "authors"):
+        for learner in LEARNERS:
+            out = tmp_path / f"{preset}_{learner}"
+            command(
+                monkeypatch,
+                "--learner",
+                learner,
+                "--preset",
+                preset,
+                "--megabatches",
+                3,
+                "--epochs",
+                2,
+                "--hidden",
+                3,
+                "--out",
+                out,
+            )
+            assert len(Run.read(out).rows) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--learner", "nobody"], "'nobody' is not one of sm"),
+        (["--learner", "sm", "--members", "3"], "--members is of ens, umix"),
+        (["--waiting-time", "x"], "'x': a whole number"),
+        (["--waiting-time", "30"], "waiting time 30 is longer"),
+        (["--seeds", "2-0"], "names no number"),
+        (["--megabatches", "2000"], "2000 mega-batches of 1437 training images"),
+        (["--dataset", "mnist", "--data-root", "nowhere"], "--data-root, or --download"),
+        (["--dataset", "folder", "--data-root", "nowhere"], "has no folder train"),
+        (["--image-size", "8"], "--image-size is for --dataset folder"),
+        (["--device", "cuda:99"], "--device cuda:99 cannot be used"),
+        (["--jobs", "0"], "--jobs 0: at least 1"),
+        (["--epochs", "0"], "--epochs 0: at least 1"),
+        (["--optimizer", "sgd", "--lr", "1e30"], "training diverged"),
+        (["--nonsense"], "--nonsense"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in error_of(monkeypatch, capsys, *words)
+
+
+def test_a_file_in_the_way_is_one_clear_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "taken").write_text("")
+    assert "choose another --out" in error_of(monkeypatch, capsys, "--out", tmp_path / "taken")

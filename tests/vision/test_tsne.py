@@ -1,0 +1,189 @@
+"""The t-SNE of the gating tree: its parts, and the command on tiny runs."""
+
+import json
+import runpy
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from alma.errors import UserError
+from vision import MegaBatchStream, data, run, tsne
+from vision.experiment import read_checkpoint
+from vision.mixture import Router
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A run of gmoe on digits with 1, 2 and 3 experts at its three stages."""
+    place = tmp_path_factory.mktemp("runs") / "gmoe"
+    tiny = {"hidden": 4, "epochs": 2, "device": "cpu", "save_stages": True}
+    run(MegaBatchStream("digits", 3), "gmoe", place, **tiny)
+    return place
+
+
+def grown(*splits, tree=True):
+    """A router that started with one expert and was split at these."""
+    router = Router(2, 1, tree)
+    for expert in splits:
+        router.split(expert, torch.Generator().manual_seed(0))
+    return router
+
+
+@pytest.mark.parametrize(
+    ("splits", "edges"),
+    [
+        ((), []),
+        ((0,), [(2, 0), (2, 1)]),
+        # Expert 0 becomes node 3 + 0 with 0 and 1; then 1 becomes node 3 + 1 with 1 and 2.
+        ((0, 1), [(3, 0), (3, 4), (4, 1), (4, 2)]),
+        ((0, 0), [(3, 1), (3, 4), (4, 0), (4, 2)]),
+        ((0, 1, 0), [(4, 5), (4, 6), (5, 1), (5, 2), (6, 0), (6, 3)]),
+        ((0, 1, 2), [(4, 0), (4, 5), (5, 1), (5, 6), (6, 2), (6, 3)]),
+    ],
+)
+def test_tree_is_read_from_the_paths(splits, edges):
+    experts = len(splits) + 1
+    tree = tsne.tree_of(grown(*splits).paths, experts)
+    assert tree.edges == edges
+    assert tree.root == (experts if splits else 0)
+    assert tree.leaves[tree.root] == list(range(experts))
+
+
+def test_a_flat_router_is_a_star():
+    tree = tsne.tree_of(grown(0, 1, tree=False).paths, 3)
+    assert (tree.root, tree.edges) == (3, [(3, 0), (3, 1), (3, 2)])
+
+
+def test_nodes_are_at_the_mean_of_their_examples_and_of_their_subtree():
+    tree = tsne.tree_of(grown(0, 1).paths, 3)
+    points = np.array([[0.0, 0.0], [2.0, 0.0], [4.0, 6.0], [8.0, 6.0], [8.0, 6.0], [8.0, 6.0]])
+    found = tsne.positions(tree, points, np.array([0, 0, 1, 2, 2, 2]))
+    expected = {0: (1, 0), 1: (4, 6), 2: (8, 6), 4: (6, 6), 3: (13 / 3, 4)}
+    assert {node: tuple(place) for node, place in found.items()} == {
+        n: pytest.approx(p) for n, p in expected.items()
+    }
+    assert 2 not in tsne.positions(tree, points, np.array([0, 0, 1, 1, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("experts", "chosen"),
+    [
+        ({0: 1, 1: 2, 2: 3, 3: 4, 4: 5}, [1, 2, 3]),
+        ({0: 2, 1: 2, 2: 3, 3: 3, 4: 4}, [1, 3, 4]),
+        ({0: 1, 1: 2, 2: 3}, [1, 2]),
+        ({0: 2, 1: 2, 2: 2, 3: 2, 4: 2}, [0, 2, 4]),
+        ({0: 6, 1: 7}, [0, 1]),
+        ({3: 1}, [3]),
+    ],
+)
+def test_stages_shown_are_those_with_2_3_and_4_experts(experts, chosen):
+    assert tsne.choose(experts) == chosen
+
+
+@pytest.mark.parametrize("gate", ["soft", "hard"])
+def test_examples_go_to_the_expert_of_the_layer(place, gate):
+    config, files = tsne.load_run(place)
+    dataset = tsne.load_data(config, "nowhere")
+    model = tsne.load_model(config | {"gate": gate}, dataset, read_checkpoint(files[2]))
+    router = model.layers[0].router
+    router.weight.data.normal_(generator=torch.Generator().manual_seed(0))  # so that all experts are used
+    images = dataset.examples(dataset.test).images
+    z = images.flatten(1).t()
+    expected = router.choose(z) if gate == "hard" else router(z).argmax(0)
+    assert len(expected.unique()) == 3
+    assert tsne.assignment(model, images, 1).tolist() == expected.tolist()
+    second = model.routed(images)[1][1].argmax(0)
+    assert tsne.assignment(model, images, 2).tolist() == second.tolist()
+
+
+def test_a_stage_is_the_model_that_was_evaluated(place):
+    config, files = tsne.load_run(place)
+    dataset = tsne.load_data(config, "nowhere")
+    rows = [json.loads(line) for line in (place / "results.jsonl").read_text().splitlines()]
+    for stage, path in files.items():
+        model = tsne.load_model(config, dataset, read_checkpoint(path))
+        examples = dataset.examples(dataset.test)
+        error = (model(examples.images)[0].argmax(0) != examples.labels).double().mean()
+        assert (model.experts, float(error)) == (stage + 1, rows[stage + 1]["value"])
+
+
+def test_embedding_is_the_same_each_time_and_of_any_size():
+    images = data.load("digits").test.images[:12]
+    first, again = tsne.embed(images), tsne.embed(images)
+    assert first.shape == (12, 2)
+    assert (first == again).all()
+
+
+def test_command_draws_a_panel_per_stage(place, tmp_path, monkeypatch, capsys):
+    two, one = tmp_path / "new/two.png", place / "tsne.png"
+    for options in (
+        ["--examples", "30", "--out", str(two)],
+        ["--examples", "20", "--stages", "2", "--layer", "2"],
+    ):
+        monkeypatch.setattr(sys, "argv", ["tsne", str(place), *options])
+        runpy.run_path(tsne.__file__, run_name="__main__")
+    assert capsys.readouterr().out == f"{two}\n{one}\n"
+    sizes = []
+    for path in (two, one):
+        picture = path.read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert len(picture) > 10_000
+        sizes.append(int.from_bytes(picture[16:20]))
+    assert sizes == [2 * sizes[1], sizes[1]]
+
+
+@pytest.fixture
+def bad(place, tmp_path):
+    """Copies of the run with something wrong: the arguments for each case."""
+    info = json.loads((place / "run.json").read_text())
+
+    def made(name, stages=True, **config):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps(info | {"config": info["config"] | config}))
+        if stages:
+            for path in place.glob("stage_*.pt"):
+                (tmp_path / name / path.name).write_bytes(path.read_bytes())
+        return tmp_path / name
+
+    return {
+        "not a run": lambda: [tmp_path],
+        "no stages": lambda: [made("a", stages=False)],
+        "no gates": lambda: [made("b", learner="sm")],
+        "no data": lambda: [made("c", dataset="mnist"), "--data-root", tmp_path / "none"],
+        "other data": lambda: [made("d", data="0" * 16)],
+        "no stage": lambda: [place, "--stages", "1,7"],
+        "no numbers": lambda: [place, "--stages", "a"],
+        "no layer": lambda: [place, "--layer", "3"],
+        "other model": lambda: [made("e", hidden=5)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("not a run", "not a run directory"),
+        ("no stages", "--save-stages"),
+        ("no gates", "sm, which has no gates"),
+        ("no data", "give its folder with --data-root"),
+        ("other data", "not what the run saw"),
+        ("no stage", "--stages 7"),
+        ("no numbers", "stage numbers with commas"),
+        ("no layer", "layers 1 to 2"),
+        ("other model", "another version"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(bad, case, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tsne", *map(str, bad[case]())])
+    with pytest.raises(SystemExit) as stop:
+        tsne.main()
+    printed = capsys.readouterr()
+    assert (stop.value.code, printed.out, len(printed.err.splitlines())) == (2, "", 1)
+    assert message in printed.err
+
+
+def test_few_examples_are_refused(place, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tsne", str(place), "--examples", "4"])
+    with pytest.raises(UserError, match="at least 5"):
+        tsne.main.__wrapped__()
