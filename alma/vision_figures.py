@@ -139,10 +139,11 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
             for result in members:
                 _draw_error(axes, result, colours[wait(result)], LINES[pair.index(method(result))])
             there = " and ".join(distinct(method, members))
-            axes.set_title(f"{there}, {_sized(members[0])}" if members else "no such run")
+            axes.set_title(f"{there}, {hidden} {_units(shown[0])}")
+            axes.set_visible(bool(members))
     _name_error(figure, list(panels.flat), shown)
     lines = [(", ".join(names[i::2]), {"color": _GREY, "linestyle": LINES[i]}) for i in (0, 1) if names[i:]]
-    legend(figure, {"waiting time": _waits(shown, colours), "learner": lines})
+    legend(figure, {_data(results): [], "waiting time": _waits(shown, colours), "learner": lines})
     return {"": figure}
 
 
@@ -171,7 +172,8 @@ def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
     _scale_pairs(list(panels.values()), pairs)
     figure.supxlabel(TFLOPS, fontsize="medium")
     figure.supylabel(CER, fontsize="medium")
-    legend(figure, {"waiting time": _waits(plain, colours), **_marks_of_pairs(plain, markers)})
+    groups = {"waiting time": _waits(plain, colours), **_marks_of_pairs(plain, markers)}
+    legend(figure, {_data(results): [], **groups})
     return {"": figure}
 
 
@@ -196,7 +198,7 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
         drawn += plain + [pair[1] for pair in mine]
     _name_error(figure, list(panels.values()), drawn)
     lines: Entries = [("without", {"color": _GREY}), ("with", {"color": _GREY, "linestyle": "--"})]
-    legend(figure, {"waiting time": _waits(drawn, colours), "replay": lines})
+    legend(figure, {_data(results): [], "waiting time": _waits(drawn, colours), "replay": lines})
     return {"": figure}
 
 
@@ -288,7 +290,11 @@ def _data(results: Sequence[Result]) -> str:
 
 
 def _sized(result: Result) -> str:
-    return f"{size(result)} {'channels' if result.config.get('arch') == 'vgg' else 'hidden units'}"
+    return f"{size(result)} {_units(result)}"
+
+
+def _units(result: Result) -> str:
+    return "channels" if result.config.get("arch") == "vgg" else "hidden units"
 
 
 def _look(result: Result, results: Sequence[Result]) -> tuple[str, str]:
@@ -330,8 +336,7 @@ def _mark(marker: str, fill: str = "full") -> dict[str, Any]:
 def _marks_of_pairs(plain: Sequence[Result], markers: Mapping[int, str]) -> dict[str, Entries]:
     """Legend of sizes, and of hollow and filled points."""
     sizes = [(str(hidden), _mark(markers[hidden])) for hidden in distinct(size, plain)]
-    name = _sized(plain[0]).partition(" ")[2]
-    return {name: sizes, "replay": [("without", _mark("o", "none")), ("with", _mark("o"))]}
+    return {_units(plain[0]): sizes, "replay": [("without", _mark("o", "none")), ("with", _mark("o"))]}
 
 
 def _draw_error(axes: Any, result: Result, colour: str, line: str = "-") -> None:

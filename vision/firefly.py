@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vision.models import MLP, VGG, Conv, Dense, uniform
+from vision.models import BATCH_NORM_EPSILON, MLP, VGG, Conv, Dense, uniform
 from vision.train import Examples
 
 RADIUS = 0.05
@@ -30,8 +30,6 @@ is of the first order (splits: the second)."""
 
 MEASURED = 512
 """Examples that set the batch normalisation of candidates; more would take more memory than training."""
-
-BATCH_NORM_EPSILON = 1e-5
 
 _VALUES = (0, 2, 3)  # dimensions of a channel's values
 
@@ -299,7 +297,7 @@ def layers_of(model: MLP | VGG) -> list[Any]:
     """The layers in order, the classifier last."""
     if isinstance(model, MLP):
         return list(model.layers)
-    return [layer for block in model.blocks for layer in block.layers] + [model.classifier]  # type: ignore[union-attr, operator]
+    return [*(layer for block in model.blocks for layer in block.layers), model.classifier]
 
 
 def product(weight: Tensor, x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 BLOCKS = (2, 2, 4, 4, 4)
 """Convolutions of each block of VGG19 (Simonyan and Zisserman); a 2x2 max-pooling ends each block."""
 
+BATCH_NORM_EPSILON = 1e-5
 threshold_backward = torch.ops.aten.threshold_backward.default  # the gradient of ReLU
 
 
@@ -81,7 +82,8 @@ class Conv(nn.Module):
         x = F.conv2d(x, self.weight.flatten(0, 1), self.bias.flatten(), padding=1, groups=groups)
         statistics = self.mean.view(-1), self.variance.view(-1), self.scale.flatten(), self.shift.flatten()
         values = x.numel() // x.shape[1]  # a single one has no variance
-        return F.batch_norm(x, *statistics, self.training and values > 1).relu_()
+        x = F.batch_norm(x, *statistics, self.training and values > 1, eps=BATCH_NORM_EPSILON)
+        return x.relu_()
 
     def reset(self, member: int, generator: torch.Generator) -> None:
         """Draw one member's values as torch.nn.Conv2d and torch.nn.BatchNorm2d do."""

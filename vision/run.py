@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 
 
 def run_all(jobs: Sequence[Job], processes: int) -> list[str]:
-    """Run the jobs, several at a time in processes of one thread each; returns what went wrong."""
+    """Run the jobs, several at a time in processes of one thread each; returns the errors of those that
+    failed, each a line."""
     if len(jobs) == 1:
         jobs[0].run()
         return []
@@ -127,8 +129,10 @@ def _timed(job: Job) -> float:
 def _outcome(future: "Future[float]", job: Job, failed: list[str]) -> str:
     try:
         return f"{job.out.name}: {future.result():.0f} s"
+    except BrokenProcessPool:
+        raise UserError("a process of the sweep was killed, maybe for memory: try fewer --jobs") from None
     except UserError as error:
-        failed.append(f"{job.out.name}: {error}")
+        failed.append(str(error))
         return f"{job.out.name}: failed"
 
 
@@ -250,7 +254,8 @@ def main() -> None:
     if len(failed) < len(jobs):
         summarise(options.out)
     if failed:
-        raise UserError(f"{len(failed)} of {len(jobs)} runs failed; " + "; ".join(failed))
+        several = f"{len(failed)} of {len(jobs)} runs failed: " if len(jobs) > 1 else ""
+        raise UserError(several + "; ".join(dict.fromkeys(failed)))
 
 
 if __name__ == "__main__":

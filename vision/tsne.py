@@ -168,8 +168,8 @@ def draw(
         _draw_tree(axes, tree, positions(tree, points, assigned))
         unused = model.experts - len(np.unique(assigned))
         number = f"{model.experts} expert{'s' if model.experts > 1 else ''}"
-        number += f" ({unused} without examples)" if unused else ""
-        axes.set_title(f"t = {plan[stage].last} (stage {stage}), {number}", fontsize=10)
+        number += f", {unused} of them unused" if unused else ""
+        axes.set_title(f"stage {stage} (t = {plan[stage].last}): {number}", fontsize=9.5)
     key = f"numbers: class; colour: expert of layer {layer}; red: its gates, with a star at the root"
     figure.supxlabel(key, fontsize=9)
     make_directory(out.parent)

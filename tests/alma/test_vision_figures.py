@@ -152,7 +152,7 @@ def test_error_over_time_is_split_where_training_starts_and_has_a_band(tmp_path)
 
 def test_learning_curves_take_the_learner_and_size_with_most_waits(tmp_path):
     for w in (1, 2):
-        make_run(tmp_path / f"sm{w}", [0.5] * 4, w)
+        make_run(tmp_path / f"sm{w}", [0.5] * 4, w, size=32)
     for w in (1, 2, 4):
         make_run(tmp_path / f"ens{w}", [0.5] * 4, w, learner="ens", size=4)
         make_run(tmp_path / f"big{w}", [0.5] * 4, w, learner="ens", size=16)
@@ -187,6 +187,12 @@ def test_replay_pairs_are_alike_in_all_else(grid, tmp_path):
     # Without: stages of 2 and 2 mega-batches; with: 2 and 4. Waiting at t = 1 costs .9.
     line = [(4, pytest.approx(0.9 + 0.4 + 0.3 + 0.25)), (6, pytest.approx(0.9 + 0.2 + 0.2 + 0.1))]
     assert drawn(axes, figures.COLOURS[0])[0] == line
+    faces = [
+        (marks.get_xdata()[0], marks.get_markerfacecolor())
+        for marks in axes.lines
+        if marks.get_marker() == "o"
+    ]
+    assert faces == [(4, "white"), (6, figures.COLOURS[0])]
     make_run(tmp_path / "a", [0.5, 0.4])
     make_run(tmp_path / "b", [0.5, 0.4], size=4, replay=True)
     with pytest.raises(Missing, match="no two runs that differ only in --replay"):

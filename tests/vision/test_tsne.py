@@ -87,6 +87,7 @@ def test_examples_go_to_the_expert_of_the_layer(place, gate):
     config, files = tsne.load_run(place)
     dataset = tsne.load_data(config, "nowhere")
     model = tsne.load_model(config | {"gate": gate}, dataset, read_checkpoint(files[2]))
+    assert model.layers[0].hard == (gate == "hard")
     router = model.layers[0].router
     router.weight.data.normal_(generator=torch.Generator().manual_seed(0))  # so that all experts are used
     images = dataset.examples(dataset.test).images
