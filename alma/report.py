@@ -194,18 +194,23 @@ def _note(results: Sequence[Result]) -> str:
     return NOTE.format(cumulative=CUMULATIVE[results[0].metric][0])
 
 
-@command
-def main() -> None:
-    """Entry point of `python -m alma.report`."""
-    parser = Parser(prog="python -m alma.report", description="Compare runs.")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a folder that holds some")
-    parser.add_argument("--out", type=Path, help="also write report.md, report.csv and figures there")
-    parser.add_argument(
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(prog="python -m alma.report", description="Compare runs.")
+    made.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a folder that holds some")
+    made.add_argument("--out", type=Path, help="also write report.md, report.csv and figures there")
+    made.add_argument(
         "--figures",
         choices=("vision",),
         help="draw the paper's figures of image runs, in --out or else report/",
     )
-    options = parser.parse_args()
+    return made
+
+
+@command
+def main() -> None:
+    """Entry point of `python -m alma.report`."""
+    options = parser().parse_args()
     runs = find_runs(options.runs)
     if options.figures and not any(map(is_image, runs)):
         raise UserError(f"no image run in {', '.join(options.runs)}: --figures vision draws those alone")

@@ -141,6 +141,8 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
             there = " and ".join(distinct(method, members))
             axes.set_title(f"{there}, {hidden} {_units(shown[0])}")
             axes.set_visible(bool(members))
+    for column in panels.T:  # the lowest panel may be empty
+        [axes for axes in column if axes.get_visible()][-1].tick_params(labelbottom=True)
     _name_error(figure, list(panels.flat), shown)
     lines = [(", ".join(names[i::2]), {"color": _GREY, "linestyle": LINES[i]}) for i in (0, 1) if names[i:]]
     legend(figure, {_data(results): [], "waiting time": _waits(shown, colours), "learner": lines})

@@ -24,7 +24,7 @@ def arguments_of(*program: str) -> list[list[str]]:
 
 def test_every_command_is_of_a_kind_that_is_tested_here():
     known = {"make", "fairseq-train", "fairseq-eval-lm"}
-    modules = {"data_prep", "slurm.launch", "alma.report"}
+    modules = {"data_prep", "slurm.launch", "alma.report", "vision.tsne"}
     for words in COMMANDS:
         module = words[:2] == ["python", "-m"] and words[2] in modules
         assert words[0] in known or module or words[:2] == ["python", "vision/run.py"], words
@@ -55,7 +55,7 @@ def test_the_image_half_accepts_its_commands():
         options = parser().parse_args(words)
         options.out = options.out or Path("runs")
         counts.append(len(jobs_of(options)))
-    assert counts == [1, 6 * 2 * 3, 2 * 5 * 2, 1, 1]
+    assert counts == [1, 6 * 2 * 3, 2 * 5 * 2, 1, 1, 1]
 
 
 def test_reports_accept_their_commands():

@@ -274,7 +274,7 @@ class MegaBatchStream(Sequence[MegaBatch]):
 
     @property
     def partition(self) -> int | str:
-        """What tells this partition from others: its seed, or 16 hex digits of the `parts` that were given."""
+        """What tells this partition from others: its seed, or 16 hex digits of the `parts` given."""
         if not self._parts_given:
             return self.seed
         digest = hashlib.blake2b(digest_size=8)
