@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
@@ -62,6 +62,8 @@ class Run:
     directory: Path
     info: dict[str, Any]  # run.json: config, seeds, versions, commit, machine, created
     writable: bool = False
+    _known: dict[int, set[int]] = field(default_factory=dict, compare=False, repr=False)
+    """The t of all rows, by the size in bytes of the file they were read from or written to."""
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str], config: dict, seeds: dict | None = None) -> "Run":
@@ -147,7 +149,8 @@ class Run:
         if not math.isfinite(row["value"]):
             what = f"{row['metric']} is {row['value']} at t={row['t']}"
             raise UserError(f"{what}: training diverged; use a lower learning rate")
-        if row["t"] in (known["t"] for known in self.rows):
+        known = self._times()
+        if row["t"] in known:
             raise ValueError(f"{self.results} already has t={row['t']}")
         line = (json.dumps(dict(row), allow_nan=False) + "\n").encode()
         descriptor = os.open(self.results, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -161,6 +164,17 @@ class Run:
             self._drop_partial_line()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.results))
         fsync_directory(self.directory)
+        self._known.clear()
+        self._known[self.results.stat().st_size] = known | {row["t"]}
+
+    def _times(self) -> set[int]:
+        """The t on disk; read again only if somebody else has changed the file: rows of long streams with
+        replay would take quadratic time."""
+        size = self.results.stat().st_size if self.results.exists() else 0
+        if size not in self._known:
+            self._known.clear()
+            self._known[size] = {row["t"] for row in self.rows}
+        return self._known[size]
 
     def _drop_partial_line(self) -> None:
         """Cut results.jsonl after its last newline."""

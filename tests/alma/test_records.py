@@ -137,6 +137,17 @@ def test_a_repeated_t_is_refused_also_after_reopening(tmp_path):
     assert [r["value"] for r in run.rows] == [0.5]
 
 
+def test_a_t_that_another_writer_added_is_refused(tmp_path):
+    """Rows are not read again at every append, but they are when the file has changed."""
+    first, second = Run.open(tmp_path, CONFIG), Run.open(tmp_path, CONFIG)
+    first.append(row(1))
+    second.append(row(2))
+    with pytest.raises(ValueError, match="already has t=2"):
+        first.append(row(2))
+    first.append(row(3))
+    assert [r["t"] for r in first.rows] == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
