@@ -191,10 +191,10 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
     if row.keys() != _TYPES.keys():
         missing, unknown = sorted(_TYPES.keys() - row.keys()), sorted(row.keys() - _TYPES.keys())
         raise ValueError(f"missing fields {missing}, unknown fields {unknown} (free fields go into `extra`)")
-    for field, types in _TYPES.items():
-        if not isinstance(row[field], types) or isinstance(row[field], bool):
+    for name, types in _TYPES.items():
+        if not isinstance(row[name], types) or isinstance(row[name], bool):
             wanted = " or ".join(kind.__name__ for kind in types)
-            raise ValueError(f"{field} is {row[field]!r}: it should be {wanted}")
+            raise ValueError(f"{name} is {row[name]!r}: it should be {wanted}")
     if not 0 <= row["t"] <= megabatches:
         raise ValueError(f"t={row['t']} is not in 0..{megabatches}")
     if row["metric"] not in METRICS:
