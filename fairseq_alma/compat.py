@@ -1,6 +1,6 @@
 """Work-arounds for fairseq 0.12, all in one place, each with what will make it unnecessary.
 
-`install` replaces seven functions of fairseq; the rest of the plug-in uses its public interfaces.
+`install` replaces eight functions of fairseq; the rest of the plug-in uses its public interfaces.
 """
 
 import copy
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils
+from fairseq import checkpoint_utils, utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
@@ -41,6 +41,7 @@ def install() -> None:
     distributed_utils.call_main = _call_main(distributed_utils.call_main)
     checkpoint_utils.load_checkpoint = _load_checkpoint(checkpoint_utils.load_checkpoint)
     checkpoint_utils.load_checkpoint_to_cpu = _readable(checkpoint_utils.load_checkpoint_to_cpu)
+    checkpoint_utils.load_model_ensemble_and_task = _each_path(checkpoint_utils.load_model_ensemble_and_task)
     checkpoint_utils.torch_persistent_save = _save_whole(checkpoint_utils.torch_persistent_save)
     PathManager.copy = staticmethod(_copy_atomically)
     distributed_utils._broadcast_object_slow = _broadcast_object
@@ -188,6 +189,20 @@ def _readable(original):
             return original(path, *args, **kwargs)
 
     return load_checkpoint_to_cpu
+
+
+def _each_path(original):
+    """`--path a.pt:b.pt` is an ensemble for fairseq-eval-lm too, as it is for fairseq-generate.
+
+    It hands the whole to this function as one file name (no upstream issue is known).
+    """
+
+    @functools.wraps(original)
+    def load_model_ensemble_and_task(filenames, *args, **kwargs):
+        each = [path for name in filenames for path in utils.split_paths(name)]
+        return original(each, *args, **kwargs)
+
+    return load_model_ensemble_and_task
 
 
 def _load_checkpoint(original):

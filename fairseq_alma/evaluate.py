@@ -20,6 +20,7 @@ from alma.errors import UserError, command
 from alma.files import write_json_atomic
 from alma.metrics import bits_per_byte, perplexity
 from fairseq_alma.checkpoint import glance
+from fairseq_alma.ensemble import EnsembleLanguageModel
 from fairseq_alma.evaluation import Evaluation, evaluate
 from fairseq_alma.flops import Shape
 
@@ -44,8 +45,10 @@ def load_trained(arguments: list[str]):
         raise UserError("no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags")
     cfg.task.tokens_per_sample -= cfg.eval_lm.context_window
     task = tasks.setup_task(cfg.task)
-    (model,), saved, _ = checkpoint_utils.load_model_ensemble_and_task([cfg.common_eval.path], task=task)
-    return cfg, task, model, saved.model
+    models, saved, _ = checkpoint_utils.load_model_ensemble_and_task([cfg.common_eval.path], task=task)
+    if len(models) > 1 or isinstance(models[0], EnsembleLanguageModel):
+        raise UserError(f"{cfg.common_eval.path} is an ensemble: evaluate it with fairseq-eval-lm")
+    return cfg, task, models[0], saved.model
 
 
 def training_record(checkpoint: str, shape: Shape) -> dict[str, Any]:

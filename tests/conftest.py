@@ -97,6 +97,10 @@ def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = No
         from fairseq_cli.train import cli_main
     elif command == "eval-lm":
         from fairseq_cli.eval_lm import cli_main
+    elif command == "interactive":
+        from fairseq_cli.interactive import cli_main
+    elif command == "combine":
+        from fairseq_alma.combine import main as cli_main
     else:
         from fairseq_alma.evaluate import main as cli_main
     cli_main()
@@ -104,8 +108,9 @@ def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = No
 
 @pytest.fixture
 def start(tmp_path):
-    """Start `train`, `eval-lm` (fairseq's) or `evaluate` (ours) with arguments; returns the Child."""
+    """Start fairseq's `train`, `eval-lm`, `interactive`, or our `evaluate`, `combine`; returns the Child."""
     import fairseq_cli.eval_lm
+    import fairseq_cli.interactive
     import fairseq_cli.train  # noqa: F401  imported once, before forking
 
     import fairseq_alma.evaluate  # noqa: F401

@@ -23,8 +23,8 @@ def arguments_of(*program: str) -> list[list[str]]:
 
 
 def test_every_command_is_of_a_kind_that_is_tested_here():
-    known = {"make", "fairseq-train", "fairseq-eval-lm"}
-    modules = {"data_prep", "slurm.launch", "alma.report", "vision.tsne"}
+    known = {"make", "fairseq-train", "fairseq-eval-lm", "fairseq-interactive"}
+    modules = {"data_prep", "fairseq_alma.combine", "slurm.launch", "alma.report", "vision.tsne"}
     for words in COMMANDS:
         module = words[:2] == ["python", "-m"] and words[2] in modules
         assert words[0] in known or module or words[:2] == ["python", "vision/run.py"], words
@@ -82,11 +82,15 @@ def test_the_table_of_presets_names_every_difference():
     assert named == {name.replace("_", "-") for settings in AUTHORS.values() for name in settings}
 
 
-@pytest.mark.parametrize("command", ["train", "eval-lm"])
+@pytest.mark.parametrize("command", ["train", "eval-lm", "interactive"])
 def test_fairseq_accepts_its_commands(command):
     from fairseq import options
 
-    make = {"train": options.get_training_parser, "eval-lm": options.get_eval_lm_parser}[command]
+    make = {
+        "train": options.get_training_parser,
+        "eval-lm": options.get_eval_lm_parser,
+        "interactive": options.get_interactive_generation_parser,
+    }[command]
     for words in arguments_of(f"fairseq-{command}"):
         assert options.parse_args_and_arch(make(default_task="alma_lm"), words).task == "alma_lm"
 
