@@ -1,9 +1,11 @@
 """Files that are either whole or absent: a crash or a reader never meets half of one."""
 
+import fcntl
 import hashlib
 import json
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +40,39 @@ def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
     text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)
     with atomic_write(path) as file:
         file.write(text + "\n")
+
+
+def save_tensors(path: str | os.PathLike[str], state: Any) -> None:
+    """`torch.save` to a file that is whole or absent; UserError when it cannot be written."""
+    import torch
+
+    try:
+        with atomic_write(path, "wb") as file:
+            torch.save(state, file)
+    except (OSError, RuntimeError) as error:  # torch wraps what the system says of a full disk
+        raise UserError(
+            f"{path}: cannot be written ({type(error).__name__}: full disk, quota?); make room and "
+            "run the same again, it goes on from the last checkpoint"
+        ) from error
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold `directory` for this process; a killed holder lets go. UserError: another process holds it."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise UserError(
+            f"{directory}: another process is at work here; let it end or choose another --out"
+        ) from None
+    except OSError:
+        print(f"warning: {directory}: no locks here, start one process at a time", file=sys.stderr)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:

@@ -11,12 +11,12 @@ import numpy as np
 import sentencepiece
 
 from alma.errors import UserError
-from alma.files import atomic_write, make_directory, sha256_file
+from alma.files import atomic_write, locked, make_directory, sha256_file
 from alma.stream import VERSION, FileInfo, Part, Stream, is_stream
 from data_prep import documents, encode, plan, shuffle, tokenizer
 from data_prep.documents import Reader, Unit
 from data_prep.plan import Job, Plan, Wanted
-from data_prep.work import Task, Work, locked, sweep
+from data_prep.work import Task, Work, sweep
 
 WORK = ".work-"
 

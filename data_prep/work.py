@@ -1,11 +1,9 @@
 """Work that survives a kill: each unit of a stage is a file, made by one of any number of workers."""
 
-import fcntl
 import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -96,25 +94,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold `directory` for this process; a killed holder lets go. UserError: another process holds it."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise UserError(
-            f"{directory}: another run is writing here; wait for it or choose another --out"
-        ) from error
-    except OSError:
-        print(f"warning: {directory}: no locks here, start one run at a time", file=sys.stderr)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def sweep(directory: Path, pattern: str) -> None:

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from alma.errors import Parser, UserError, command
-from alma.files import atomic_write, make_directory
+from alma.files import make_directory, save_tensors
 from fairseq_alma.checkpoint import glance
 from fairseq_alma.ensemble import AVERAGES
 
@@ -68,8 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     state = combine(options.checkpoints, options.average)
     make_directory(options.out.parent)
-    with atomic_write(options.out, "wb") as file:
-        torch.save(state, file)
+    save_tensors(options.out, state)
     print(f"{options.out}: {len(options.checkpoints)} members, {options.average} averaged")
 
 

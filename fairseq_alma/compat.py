@@ -22,8 +22,8 @@ from fairseq.models import distributed_fairseq_model
 from omegaconf import open_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from alma.errors import UserError, command
-from alma.files import atomic_write
+from alma.errors import command
+from alma.files import save_tensors
 from fairseq_alma import checkpoint, growth
 from fairseq_alma.task import AlmaLMTask
 
@@ -63,14 +63,7 @@ def _save_whole(original):
         if async_write:
             original(obj, filename, async_write)
             return
-        try:
-            with atomic_write(filename, "wb") as file:
-                torch.save(obj, file)
-        except (OSError, RuntimeError) as error:
-            raise UserError(
-                f"{filename}: cannot be written ({type(error).__name__}: full disk, quota?); make room and "
-                "run the same again, it goes on from the last checkpoint"
-            ) from error
+        save_tensors(filename, obj)
 
     return torch_persistent_save
 

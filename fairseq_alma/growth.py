@@ -17,7 +17,7 @@ from fairseq.distributed import utils as distributed_utils
 from torch import Tensor
 
 from alma.errors import UserError
-from alma.files import atomic_write
+from alma.files import save_tensors
 from fairseq_alma.checkpoint import glance
 from fairseq_alma.evaluation import evaluate
 from fairseq_alma.switch_layer import Router, Routing, SwitchFFN
@@ -212,8 +212,7 @@ def _write_grown(path: str, grown: str, trainer) -> None:
         state.pop("last_optimizer_state", None)
     state["cfg"] = None  # that of the parent; who loads grown.pt has its own
     state["growth"] = parents
-    with atomic_write(grown, "wb") as file:
-        torch.save(state, file)
+    save_tensors(grown, state)
 
 
 def _sum_tokens(router: Router) -> Tensor:

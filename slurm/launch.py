@@ -3,17 +3,15 @@
 python -m slurm.launch STREAM --learner gmoe --out RUN --grow-experts 2 -- --max-update 400 ...
 """
 
-import fcntl
 import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from alma.errors import Parser, UserError, command
-from alma.files import make_directory, sha256_file
+from alma.errors import Parser, command
+from alma.files import locked, make_directory, sha256_file
 from alma.records import Run
 from alma.report import as_text
 from alma.stream import FILE, Stream, is_stream
@@ -74,18 +72,6 @@ def identity(stream: str) -> dict[str, str]:
     return {"data": ":".join(str(Path(shard).resolve()) for shard in stream.split(":"))}
 
 
-@contextmanager
-def locked(directory: Path) -> Iterator[None]:
-    """Hold the run `directory` (made if missing); the kernel lets go of it however this process ends."""
-    make_directory(directory)
-    with (directory / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{directory}: another launcher is at work: let it end or stop it") from None
-        yield
-
-
 def run_local(plan: Plan, run: Run) -> None:
     """All stages on this machine, one after the other."""
     run_untrained(plan, run)
@@ -111,6 +97,7 @@ def main() -> None:
     try:
         request = read_request(sys.argv[1:])
         plan = make_plan(request, count_megabatches(request))
+        make_directory(plan.out)
         with locked(plan.out):
             run = Run.open(plan.out, plan.config | identity(request.stream))
             run_local(plan, run)

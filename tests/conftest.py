@@ -107,6 +107,12 @@ def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = No
 
 
 @pytest.fixture
+def child() -> type[Child]:
+    """`child(log, function, *arguments)` runs a function in a forked process."""
+    return Child
+
+
+@pytest.fixture
 def start(tmp_path):
     """Start fairseq's `train`, `eval-lm`, `interactive`, or our `evaluate`, `combine`; returns the Child."""
     import fairseq_cli.eval_lm

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from alma import environment
 from alma.errors import UserError
-from alma.files import atomic_write
+from alma.files import locked, make_directory, save_tensors
 from alma.records import Run
 from alma.stages import Stage, stages
 from vision.data import MegaBatchStream
@@ -57,18 +57,25 @@ def run(
     }
     if stream.partition != seed:
         config["partition"] = stream.partition
-    record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
-    if len(record.rows) > len(stream):
-        return record
-    subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, place)
-    player = _Player(subject, stream, schedule, record.directory, save_interval, save_stages)
+    make_directory(Path(out))
+    with locked(Path(out)):
+        record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
+        if len(record.rows) <= len(stream):
+            subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, place)
+            player = _Player(subject, stream, schedule, record.directory, save_interval, save_stages)
+            _play(record, player, schedule, chosen.epochs)
+    return record
+
+
+def _play(record: Run, player: "_Player", schedule: list[Stage], epochs: int) -> None:
+    """Go through the stream, from where the checkpoint is."""
     if player.done and schedule[player.done - 1].last not in (row["t"] for row in record.rows):
         raise UserError(
             f"{record.results} lacks rows that {CHECKPOINT} has: delete the checkpoint to repeat them"
         )
     with tqdm(
-        total=len(schedule) * chosen.epochs,
-        initial=player.done * chosen.epochs,
+        total=len(schedule) * epochs,
+        initial=player.done * epochs,
         unit="epoch",
         disable=None,
         desc=record.directory.name,
@@ -77,7 +84,6 @@ def run(
         player.bar = bar
         environment.play(record, player, schedule, player.test, player.done)
     player.save()
-    return record
 
 
 def device_of(name: str) -> torch.device:
@@ -173,8 +179,7 @@ class _Player:
         return time.monotonic() - self._saved >= self.save_interval
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
-        with atomic_write(self.directory / name, "wb") as file:
-            torch.save(state, file)
+        save_tensors(self.directory / name, state)
 
     def _load(self) -> None:
         path = self.directory / CHECKPOINT

@@ -152,12 +152,12 @@ def test_a_stream_of_other_settings(prepare, capsys, tmp_path):
 
 
 def test_two_runs_at_once(refused, tmp_path):
-    from data_prep.work import locked
+    from alma.files import locked
 
     out = tmp_path / "out"
     (out / ".work-0").mkdir(parents=True)
     with locked(out):
-        assert "another run is writing here" in refused(write(tmp_path / "a.txt", TEXT), out=out)
+        assert "another process is at work here" in refused(write(tmp_path / "a.txt", TEXT), out=out)
 
 
 def test_errors_in_workers_are_one_line_too(tmp_path):

@@ -206,7 +206,7 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
     first = launcher.start()
     wait_for((launcher.out / "stage_00/train.log").exists)
     _, err = launcher.run(code=2)
-    assert err == "error: run: another launcher is at work: let it end or stop it\n"
+    assert err == "error: run: another process is at work here; let it end or choose another --out\n"
     first.terminate()
     first.communicate(timeout=10)
 

@@ -1,13 +1,16 @@
 """A run as a whole: its record, interruption and resumption, and what it refuses."""
 
 import json
+import resource
+import signal
 
 import numpy as np
 import pytest
 import torch
 
 from alma import metrics
-from alma.errors import UserError
+from alma.errors import UserError, command
+from alma.files import locked
 from alma.records import MACHINE_FIELDS, Run
 from vision import MegaBatchStream, run
 from vision.data import Dataset, Images
@@ -144,6 +147,26 @@ def test_other_settings_data_or_partition_in_the_same_place_are_refused(tmp_path
     )
     with pytest.raises(UserError, match="data was"):
         play(tmp_path / "run", stream=MegaBatchStream(other, 7))
+
+
+def test_two_processes_on_one_run_are_one_clear_line(tmp_path):
+    play(tmp_path / "run")
+    with locked(tmp_path / "run"), pytest.raises(UserError, match="another process is at work here"):
+        play(tmp_path / "run")
+
+
+def test_a_full_disk_is_one_clear_line_and_the_run_goes_on(tmp_path, child):
+    """In a child, for the limit on the size of files is the process's."""
+
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        command(lambda: play(tmp_path / "part", "gens", save_interval=0))()
+
+    finished = child(tmp_path / "log", limited).wait()
+    assert "checkpoint.pt: cannot be written" in finished.error
+    assert not list((tmp_path / "part").glob(".*.tmp"))
+    assert numbers(play(tmp_path / "part", "gens")) == numbers(play(tmp_path / "whole", "gens"))
 
 
 def test_a_run_leaves_the_global_generators_alone(tmp_path):
