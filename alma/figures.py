@@ -64,13 +64,22 @@ def _over_time(result: Result) -> Curve:
 
 def _trade_off(result: Result, cost: Measure) -> Curve:
     """The average of the metric over 1..t against the cost up to t: one point per t since the first stage."""
+    return curve(result, trained(result), cost, average_of(result))
+
+
+def trained(result: Result) -> list[int]:
+    """The t since the first stage."""
+    return [t for t in result.times if t >= 1 and not result.waiting(t)]
+
+
+def average_of(result: Result) -> Measure:
+    """The average of the metric over 1..t; of perplexity since the first stage."""
 
     def average(rows: Rows, until: int) -> float:
         values = column(rows, "value", until)
         return metrics.average({t: value for t, value in values.items() if _shown(result, t)})
 
-    times = [t for t in result.times if t >= 1 and not result.waiting(t)]
-    return curve(result, times, cost, average)
+    return average
 
 
 def _shown(result: Result, t: int) -> bool:

@@ -1,18 +1,20 @@
 """Compare runs: a table in the terminal; with --out also Markdown, CSV and figures.
 
-python -m alma.report RUN... [--out DIR] [--figures vision]
+python -m alma.report RUN... [--out DIR] [--figures vision] [--table lm] [--figures lm] [--per-word]
 """
 
 import csv
+import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from alma import metrics, vision_figures
+from alma import lm_figures, lm_tables, metrics, vision_figures
 from alma.errors import Parser, UserError, command
 from alma.files import atomic_write, make_directory
 from alma.image_runs import is_image
+from alma.lm_tables import Sheet, Value
 from alma.records import Run, flatten
 from alma.results import Result, Rows, column, compute, find_runs, group, memory
 from alma.vision_figures import Picture
@@ -118,8 +120,86 @@ def as_text(lines: Table) -> str:
 def as_markdown(lines: Table) -> str:
     """The table in Markdown."""
     rule = [":--", *("--:" for _ in lines[0][1:])]
-    escaped = ([cell.replace("|", "\\|").replace("*", "\\*") for cell in line] for line in lines[1:])
-    return "\n".join(f"| {' | '.join(line)} |" for line in (lines[0], rule, *escaped))
+    header, *body = ([cell.replace("|", "\\|").replace("*", "\\*") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *body))
+
+
+def sheet_as_text(sheet: Sheet) -> str:
+    """A table of the paper for the terminal, with a rule between learners."""
+    header, *lines = (line.rstrip() for line in as_text(sheet.text).splitlines())
+    for end in reversed(sheet.ends):
+        lines.insert(end + 1, "-" * len(header))
+    return "\n".join([sheet.title, header, *lines, *sheet.notes])
+
+
+def sheet_as_markdown(sheet: Sheet) -> str:
+    """A table of the paper as a section of a Markdown document."""
+    notes = "\n".join(sheet.notes).replace("*", "\\*").replace("[", "\\[")
+    return "\n\n".join(filter(None, (f"## {sheet.title}", as_markdown(sheet.text), notes)))
+
+
+def sheet_as_csv(sheet: Sheet) -> str:
+    """The same with all names on every line, and columns of their own for deviations (`sd`) and the paper's
+    numbers where there are any."""
+    columns = [[line.names[i] for line in sheet.lines] for i in range(len(sheet.names))]
+    filled = [[name, *cells] for name, cells in zip(sheet.names, columns, strict=True)]
+    for i, name in enumerate(sheet.header[len(sheet.names) :]):
+        cells = [line.cells[i] for line in sheet.lines]
+        values = [cell if isinstance(cell, Value) else None for cell in cells]
+        filled.append([name, *(c if isinstance(c, str) else f"{c.mean:.4f}" for c in cells)])
+        further = {
+            "sd": [f"{v.deviation:.4f}" if v and v.seeds > 1 else "" for v in values],
+            "paper": [f"{v.paper:.2f}" if v and v.paper is not None else "" for v in values],
+        }
+        filled += [[f"{name} {what}", *cells] for what, cells in further.items() if any(cells)]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(zip(*filled, strict=True))
+    return text.getvalue()
+
+
+def sheet_as_latex(sheet: Sheet) -> str:
+    """The same for a document that loads the package booktabs."""
+    width, names = len(sheet.columns), len(sheet.names)
+    form = "l" * names + "r" * width * len(sheet.groups)
+    lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
+    if len(sheet.groups) > 1:
+        starts = [names + 1 + i * width for i in range(len(sheet.groups))]
+        over = [rf"\multicolumn{{{width}}}{{c}}{{{_latex(group)}}}" for group in sheet.groups]
+        lines.append("& " * names + " & ".join(over) + r" \\")
+        lines.append(" ".join(rf"\cmidrule(lr){{{start}-{start + width - 1}}}" for start in starts))
+    header = [*sheet.names, *sheet.columns * len(sheet.groups)]
+    for i, line in enumerate([header, *sheet.text[1:]]):
+        lines.append(" & ".join(map(_latex, line)) + r" \\")
+        if i == 0 or i - 1 in sheet.ends:
+            lines.append(r"\midrule")
+    title = sheet.title.partition(": ")[2]  # LaTeX numbers it
+    caption = " ".join([f"{title[0].upper()}{title[1:]}.", *sheet.notes])
+    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex(caption)}}}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def _latex(text: str) -> str:
+    return r"$|\theta|$" if text == "|θ|" else text.translate(_LATEX)
+
+
+_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"}
+)
+
+
+def _write_sheets(sheets: Mapping[str, Sheet], out: Path) -> list[Path]:
+    """Each of the paper's tables as Markdown, CSV and LaTeX in `out`; returns their paths."""
+    written = []
+    for stem, sheet in sheets.items():
+        texts = {".csv": sheet_as_csv(sheet), ".tex": sheet_as_latex(sheet)}
+        texts[".md"] = sheet_as_markdown(sheet) + "\n"
+        for suffix, text in texts.items():
+            written.append(out / f"{stem}{suffix}")
+            with atomic_write(written[-1]) as file:
+                file.write(text)
+    return written
 
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
@@ -142,14 +222,15 @@ def write_report(
     runs: Sequence[Run],
     out: Path,
     papers: Sequence[Picture] | None = None,
+    sheets: Mapping[str, Sheet] | None = None,
 ) -> list[Path]:
-    """Figures, report.csv and report.md in `out`; returns their paths. The figures are those that `papers`
-    (drawn by `alma.vision_figures`) holds; None: the general ones."""
+    """Figures, report.csv and report.md in `out`, and files of each of `sheets`; returns their paths. The
+    figures are those of `papers` (drawn by `alma.vision_figures` or `lm_figures`); None: the general ones."""
     from alma import figures
 
     make_directory(out)
-    written = [out / "report.md", out / "report.csv"]
-    parts = ["# ALMA report"]
+    written = [out / "report.md", out / "report.csv", *_write_sheets(sheets or {}, out)]
+    parts = ["# ALMA report", *(sheet_as_markdown(sheet) for sheet in (sheets or {}).values())]
     for results in tables:
         pictures = figures.draw(results, out) if papers is None else []
         parts += [f"## {heading(results)}", as_markdown(table(results)), _note(results).replace("*", "\\*")]
@@ -201,8 +282,16 @@ def parser() -> Parser:
     made.add_argument("--out", type=Path, help="also write report.md, report.csv and figures there")
     made.add_argument(
         "--figures",
-        choices=("vision",),
-        help="draw the paper's figures of image runs, in --out or else report/",
+        choices=("vision", "lm"),
+        help="draw the paper's figures of image runs or of language models, in --out or else report/",
+    )
+    made.add_argument(
+        "--table",
+        choices=("lm",),
+        help="print the paper's Tables 1 and 2 of language models; with --out also .md, .csv and .tex",
+    )
+    made.add_argument(
+        "--per-word", action="store_true", help="of --table lm and --figures lm: perplexity per word"
     )
     return made
 
@@ -211,23 +300,35 @@ def parser() -> Parser:
 def main() -> None:
     """Entry point of `python -m alma.report`."""
     options = parser().parse_args()
+    if options.per_word and "lm" not in (options.table, options.figures):
+        raise UserError("--per-word is of --table lm and --figures lm: give one of them")
     runs = find_runs(options.runs)
-    if options.figures and not any(map(is_image, runs)):
+    if options.figures == "vision" and not any(map(is_image, runs)):
         raise UserError(f"no image run in {', '.join(options.runs)}: --figures vision draws those alone")
     tables = group(runs)
     if not tables:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
-    for results in tables:
-        print(heading(results), as_text(table(results)), _note(results), sep="\n", end="\n\n")
-    for remark in _remarks(runs):
+    for_lm = "lm" in (options.table, options.figures)
+    entries, remarks = lm_tables.entries(runs, options.per_word) if for_lm else ({}, [])
+    sheets, missing = lm_tables.tables(entries, options.per_word) if options.table else ({}, [])
+    shown = [sheet_as_text(sheet) for sheet in sheets.values()]
+    shown += [] if sheets else [f"{heading(r)}\n{as_text(table(r))}\n{_note(r)}" for r in tables]
+    for text in shown:
+        print(text, end="\n\n")
+    for remark in [*_remarks(runs), *remarks, *missing]:
         print(remark)
+    out = options.out or (Path("report") if options.figures else None)
+    if out is None:
+        return
+    make_directory(out)
+    pictures = None
     if options.figures:
-        out = options.out or Path("report")
-        make_directory(out)
-        pictures, remarks = vision_figures.draw(runs, out)
-        print(*remarks, *write_report(tables, runs, out, pictures), sep="\n")
-    elif options.out:
-        print(*write_report(tables, runs, options.out), sep="\n")
+        vision = options.figures == "vision"
+        drawn = vision_figures.draw(runs, out) if vision else lm_figures.draw(entries, out, options.per_word)
+        pictures, undrawn = drawn
+        for remark in undrawn:
+            print(remark)
+    print(*write_report(tables, runs, out, pictures, sheets), sep="\n")
 
 
 if __name__ == "__main__":
