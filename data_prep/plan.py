@@ -123,6 +123,12 @@ def assign_splits(
     pool = kept[split[kept] == LEFT_OUT]
     targets = np.arange(1, wanted.mega_batches + 2, dtype=np.int64) * wanted.words
     targets[-1] += wanted.eval_words - wanted.words
+    left = int(records["words"][pool].sum(dtype=np.int64))
+    if targets[-1] - left > (records["words"][pool[-1]] / 2 if len(pool) else 0):
+        raise UserError(  # validation took more than its words, by up to half a document
+            f"{left:,} words are left after validation, {int(targets[-1]):,} are needed: ask for fewer "
+            "words, split long documents with --max-document-words, or add text"
+        )
     ends = _cuts(records["words"][pool], targets)
     split[pool[: ends[-1]]] = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
     counts = np.bincount(split[split >= 0], minlength=wanted.mega_batches + 2)

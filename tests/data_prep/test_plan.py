@@ -42,6 +42,17 @@ def corpora(draw):
     return make_records(shuffled), wanted
 
 
+def test_a_long_validation_document_that_leaves_too_few_words_is_an_error():
+    """20 documents of 1 word, and one of 59 that is nearer to 30 words of validation than none."""
+    records = np.zeros(21, RECORD)
+    records["high"], records["low"] = np.arange(1, 22), np.arange(1, 22)
+    records["second"], records["words"] = np.arange(1, 22), 1
+    records["words"][-1], records["source"][-2:], records["second"][-1] = 59, 1, 0
+    wanted = Wanted(mega_batches=1, words=14, eval_words=7, valid_words=30, valid_source="web")
+    with pytest.raises(UserError, match="20 words are left after validation, 21 are needed"):
+        assign_splits(records, wanted, SOURCES)
+
+
 @given(corpora())
 @settings(max_examples=60, deadline=None)
 def test_every_cut_is_within_half_a_document(corpus):
