@@ -29,6 +29,7 @@ class Adadelta:
     def __init__(self, values: Tensor, lr: float, weight_decay: float):
         self.lr, self.weight_decay = lr, weight_decay
         self.state = {name: torch.zeros_like(values) for name in ("squares", "deltas")}
+        self._delta, self._scale = torch.empty_like(values), torch.empty_like(values)
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
         """One update."""
@@ -36,7 +37,8 @@ class Adadelta:
         if self.weight_decay:
             gradients.add_(values, alpha=self.weight_decay)
         squares.mul_(self.RHO).addcmul_(gradients, gradients, value=1 - self.RHO)
-        delta = deltas.add(self.EPS).sqrt_().div_(squares.add(self.EPS).sqrt_()).mul_(gradients)
+        scale = torch.add(squares, self.EPS, out=self._scale).sqrt_()
+        delta = torch.add(deltas, self.EPS, out=self._delta).sqrt_().div_(scale).mul_(gradients)
         deltas.mul_(self.RHO).addcmul_(delta, delta, value=1 - self.RHO)
         values.add_(delta, alpha=-self.lr)
 

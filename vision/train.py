@@ -73,8 +73,10 @@ class Flat:
             if len(voters) == 1:
                 target.copy_(now)
                 continue
+            chosen = voters.nonzero().flatten().tolist()
             for kept, new in zip(_views(target, like), _views(now, like), strict=True):
-                kept.copy_(torch.where(voters.view(-1, *[1] * (new.dim() - 1)), new, kept))
+                for voter in chosen:
+                    kept[voter].copy_(new[voter])
 
     def restore(self, snapshot: tuple[Tensor, Tensor]) -> None:
         """Set parameters and buffers to those of a snapshot."""
