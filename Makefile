@@ -33,7 +33,7 @@ endif
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
 
-demo: $(READY) ## corpus, mega-batches, two learners, report: the whole way on one CPU, in demo_out/
+demo: $(READY) ## corpus, mega-batches, learners of text and of images, report, in demo_out/
 	$(BIN)/python -m slurm.demo
 
 test: $(READY) ## the tests, without those marked slow or gpu
