@@ -3,6 +3,7 @@
 import json
 import resource
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from alma.errors import UserError, command
 from alma.files import locked
 from alma.records import MACHINE_FIELDS, Run
 from vision import MegaBatchStream, run
-from vision.data import Dataset, Images
+from vision.data import Images
 from vision.experiment import CHECKPOINT, _Player
 from vision.learners import LEARNERS
 
@@ -142,9 +143,7 @@ def test_other_settings_data_or_partition_in_the_same_place_are_refused(tmp_path
         play(tmp_path / "run", stream=MegaBatchStream("digits", parts=STREAM.parts[::-1]))
     images = STREAM.dataset.train.images.clone()
     images[0, 0, 0, 0] += 1
-    other = Dataset(
-        "digits", Images(images, STREAM.dataset.train.labels), *list(vars(STREAM.dataset).values())[2:]
-    )
+    other = replace(STREAM.dataset, train=Images(images, STREAM.dataset.train.labels))
     with pytest.raises(UserError, match="data was"):
         play(tmp_path / "run", stream=MegaBatchStream(other, 7))
 
