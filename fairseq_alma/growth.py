@@ -2,8 +2,9 @@
 
 The losing experts of a layer are those with the largest summed validation loss (no dropping). Each is copied
 with its router row. `copy` is the paper's: every token's gate is then divided by 1 + the copied
-probabilities. `preserve` keeps the function as it was (see Router.log_multiplicity). The result is written
-as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
+probabilities. `preserve` keeps the function as it was (see Router.log_multiplicity). So does `tree`, the
+paper's section 4.2, where each split is an inner node with a gate of its own (see Router.parent). The result
+is written as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
 """
 
 import logging
@@ -52,29 +53,42 @@ def grow_model_state(
 
     `prefix` names a Switch layer (`decoder.layers.1.fc1`). Without noise, argmax sends every token of a
     parent to the same one of the two. Gaussian noise of standard deviation `noise` between their router rows
-    (half of it on each, so that the gates change least) shares them out: evenly, because its component along
-    the parent's mean token, `mean_tokens[prefix]` (E, D), is taken out. With it left in, most or all tokens
-    go one way (LOG.md).
+    (half of it on each, so that the gates change least; in a tree it is the gate of the split) shares them
+    out: evenly, because its component along the parent's mean token, `mean_tokens[prefix]` (E, D), is taken
+    out. With it left in, most or all tokens go one way (LOG.md). UserError: another `router` after a tree.
     """
     generator = torch.Generator().manual_seed(seed)
     for prefix, split in parents.items():
-        for name in _STACKED:
+        if router != "tree" and (state[f"{prefix}.router.parent"] >= 0).any():
+            raise UserError(f"{prefix} was grown as a tree: go on with --grow-router tree")
+        for name in (*_STACKED, "router.log_multiplicity", "router.parent"):
             key = f"{prefix}.{name}"
             state[key] = torch.cat([state[key], state[key][split]])
+        between = torch.zeros(len(split), state[f"{prefix}.router.weight"].size(1))
         if noise and mean_tokens:
-            key = f"{prefix}.router.weight"
             mean = torch.nn.functional.normalize(mean_tokens[prefix][split].float(), dim=-1)
             between = noise * torch.randn(mean.shape, generator=generator)
             between -= (between * mean).sum(-1, keepdim=True) * mean
-            rows = state[key].float()
-            rows[split] -= between / 2
-            rows[-len(split) :] += between / 2
-            state[key] = rows.to(state[key])
-        key = f"{prefix}.router.log_multiplicity"
-        multiplicity = state[key].float().clone()
-        if router == "preserve":
-            multiplicity[split] += torch.log(torch.tensor(2.0))
-        state[key] = torch.cat([multiplicity, multiplicity[split]]).to(state[key])
+        _split_router(state, f"{prefix}.router", split, router, between)
+
+
+def _split_router(
+    state: dict[str, Tensor], prefix: str, split: list[int], router: str, between: Tensor
+) -> None:
+    """Make the last rows of a router, copies of rows `split`, those of new experts; `between` (n, D)."""
+    weight, multiplicity, parent = (f"{prefix}.{name}" for name in ("weight", "log_multiplicity", "parent"))
+    rows, logs = state[weight].float(), state[multiplicity].float()
+    new = list(range(len(rows) - len(split), len(rows)))
+    if router == "tree":
+        rows[new] = between
+        logs[new] = 0.0
+        state[parent][new] = torch.tensor(split)
+    else:
+        rows[split] -= between / 2
+        rows[new] += between / 2
+    if router == "preserve":
+        logs[split + new] += torch.log(torch.tensor(2.0))
+    state[weight], state[multiplicity] = rows.to(state[weight]), logs.to(state[multiplicity])
 
 
 def grow_optimizer_state(

@@ -23,7 +23,7 @@ class Routing:
     gate: Tensor
     """(S,) fp32 weight of the expert's output."""
     probs: Tensor
-    """(S, E) fp32 softmax over all experts."""
+    """(S, E) fp32 probability of every expert."""
     counts: Tensor
     """(E,) tokens that chose each expert, dropped ones included."""
 
@@ -33,6 +33,11 @@ class Router(nn.Module):
 
     `log_multiplicity` (E,) is what makes `preserve` growth exact (DESIGN.md): an expert that was split in
     m has log m there. Its probability is that of one of m copies, its weight that of all of them.
+
+    `parent` (E,) makes the gate a tree (paper, section 4.2 and eq. 3): an expert j split from i = parent[j]
+    has no part in that softmax. Its row of `weight` is the gate of the split, z_j = weight[j] . x: i keeps
+    sigmoid(z_j) of its probability and j gets the rest. -1, as built, is an expert of the softmax. The tree
+    is read when a state dict is loaded.
     """
 
     def __init__(self, dim: int, experts: int):
@@ -41,19 +46,49 @@ class Router(nn.Module):
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear does
         self.register_buffer("log_multiplicity", torch.zeros(experts))
         self.log_multiplicity: Tensor
+        self.register_buffer("parent", torch.full((experts,), -1))
+        self.parent: Tensor
+        self.splits: list[tuple[int, int]] = []  # `parent` as (j, i), in order; no device to wait for
+        self.register_load_state_dict_post_hook(Router._read_splits)
+
+    def _read_splits(self, _) -> None:
+        self.splits = [(new, old) for new, old in enumerate(self.parent.tolist()) if old >= 0]
 
     def forward(self, tokens: Tensor, padding: Tensor | None = None) -> Routing:
         """Route `tokens` (S, D); `padding` (S,) is true where there is nothing to route."""
         experts = self.weight.size(0)
         with torch.autocast(tokens.device.type, enabled=False):
             logits = F.linear(tokens.float(), self.weight.float())
-            probs = torch.softmax(logits - self.log_multiplicity.float(), dim=-1)
-        expert = logits.argmax(dim=-1)
+            root = logits.masked_fill(self.parent >= 0, -math.inf) if self.splits else logits
+            probs = torch.softmax(root - self.log_multiplicity.float(), dim=-1)
+        expert = root.argmax(dim=-1)
         gate = probs.gather(1, expert[:, None]).squeeze(1) * self.log_multiplicity.float().exp()[expert]
+        if self.splits:
+            expert, gate, probs = self._descend(logits, expert, gate, probs)
         if padding is not None:
             expert = expert.masked_fill(padding, experts)
         counts = torch.bincount(expert, minlength=experts + 1)[:experts]
         return Routing(expert, gate, probs, counts)
+
+    def _descend(
+        self, logits: Tensor, expert: Tensor, gate: Tensor, probs: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """From the root's choice down the larger branches: expert (S,), gate (S,) and probs (S, E).
+
+        A branch that is taken weighs 1, so that a split changes no output, and has the gradient of its
+        probability (straight-through, as the paper's hard gates), which is what trains it.
+        """
+        stay, move = torch.sigmoid(logits).unbind(1), torch.sigmoid(-logits).unbind(1)
+        moves = (logits < 0).unbind(1)
+        leaves = list(probs.unbind(1))
+        taken = torch.zeros_like(gate)
+        for new, old in self.splits:  # a node comes before those below it
+            leaves[old], leaves[new] = leaves[old] * stay[new], leaves[old] * move[new]
+            here = expert == old
+            taken = taken + torch.where(moves[new], move[new], stay[new]) * here
+            expert = torch.where(here & moves[new], new, expert)
+        # The product of 1 + (q - q.detach()) over the branches has this value and gradient.
+        return expert, gate * (1 + (taken - taken.detach())), torch.stack(leaves, dim=1)
 
 
 def load_balancing_loss(routing: Routing) -> Tensor:
@@ -170,11 +205,14 @@ class SwitchFFN(nn.Module):
 
 
 def switch_layers(model: nn.Module) -> dict[str, SwitchFFN]:
-    """The model's Switch layers by the number of their decoder block (from 0), in order."""
+    """The model's Switch layers by the number of their decoder block (from 0), in order.
+
+    In an ensemble the number of the member comes before it: "1.3" is in block 3 of member 1.
+    """
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, SwitchFFN):
-            found[name.split("layers.")[1].split(".")[0]] = module
+            found[".".join(part for part in name.split(".") if part.isdigit())] = module
     return found
 
 

@@ -1,11 +1,15 @@
-"""Growing: `preserve` is exact, `copy` jumps as the paper's does, every copy gets tokens."""
+"""Growing: `preserve` and `tree` are exact, `copy` jumps as the paper's does, every copy gets tokens."""
+
+import json
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from alma.errors import UserError
-from fairseq_alma.growth import grow_model_state, grow_optimizer_state, losing_experts
-from fairseq_alma.switch_layer import switch_layers
+from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
+from fairseq_alma.switch_layer import SwitchFFN, switch_layers
 
 PREFIX = "decoder.layers.1.fc1"
 
@@ -49,24 +53,104 @@ def test_copy_divides_every_gate_by_one_plus_the_copied_probabilities(build, sam
     torch.testing.assert_close(new.gate, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_noise_shares_the_tokens_of_a_parent_with_its_copy(build, sample):
+def noise(experts: int, dim: int = 32) -> dict:
+    """Arguments of grow_model_state; the mean tokens may be any where the function is to stay as it was."""
+    return {"noise": 0.5, "mean_tokens": {PREFIX: torch.randn(experts, dim)}}
+
+
+def test_tree_leaves_outputs_as_they_were_whatever_the_noise_even_twice():
+    torch.manual_seed(0)
+    layers = {
+        experts: nn.ModuleDict({"fc1": SwitchFFN(8, 16, experts, 0.0, -1.0, F.gelu, nn.Identity())})
+        for experts in (3, 5, 8)
+    }
+    x = torch.randn(50, 4, 8)
+    before = layers[3]["fc1"](x)
+    routed = [layers[3]["fc1"].expert_of]
+    for old, new, split in ((3, 5, [0, 2]), (5, 8, [0, 3, 1])):  # 0 has a gate by then, 3 is the new child
+        state = dict(layers[old].state_dict())
+        means = {"fc1": torch.randn(old, 8)}
+        grow_model_state(state, {"fc1": split}, "tree", noise=0.5, mean_tokens=means, seed=new)
+        layers[new].load_state_dict(state)
+        torch.testing.assert_close(layers[new]["fc1"](x), before, atol=1e-6, rtol=0)
+        routed.append(layers[new]["fc1"].expert_of)
+        changed = routed[-1] != routed[-2]
+        assert set(routed[-1][changed].tolist()) == set(range(old, new))  # every child has tokens
+    assert layers[8]["fc1"].router.parent.tolist() == [-1, -1, -1, 0, 2, 0, 3, 1]
+
+
+def test_tree_leaves_the_loss_of_a_model_as_it_was_even_after_preserve(build, sample):
+    _, model = build("--moe-expert-count", "4")
+    model = grown(build, model, [2, 0], "preserve")
+    before = logits(model, sample)
+    loss = F.cross_entropy(before.flatten(0, 1), sample["target"].flatten())
+    for split in ([2, 1], [6, 2, 4]):  # 2 was split by preserve, then by tree; 6 is its child
+        model = grown(build, model, split, "tree", **noise(switch_layers(model)["1"].experts))
+        after = logits(model, sample)
+        torch.testing.assert_close(after, before, atol=1e-5, rtol=0)
+        after_loss = F.cross_entropy(after.flatten(0, 1), sample["target"].flatten())
+        assert after_loss.item() == pytest.approx(loss.item(), abs=1e-6)
+    router = switch_layers(model)["1"].router
+    assert router.parent.tolist() == [-1] * 6 + [2, 1, 6, 2, 4]
+    assert router.log_multiplicity.exp().tolist() == pytest.approx([2, 1, 2, 1, 2, 2] + [1] * 5)
+
+
+@pytest.mark.parametrize("router", ["preserve", "copy"])
+def test_a_tree_goes_on_as_a_tree_only(build, router):
+    _, model = build("--moe-expert-count", "2")
+    larger = grown(build, model, [1], "tree", **noise(2))
+    with pytest.raises(UserError, match="go on with --grow-router tree"):
+        grown(build, larger, [0], router)
+
+
+def test_a_tree_is_grown_trained_and_grown_again_by_fairseq_train(start, stream, tiny, tmp_path):
+    def run(save, *flags):
+        finished = start("train", stream, *tiny, "--save-dir", tmp_path / save, *flags).wait()
+        return finished, tmp_path / save / "checkpoint_last.pt"
+
+    def nll(checkpoint) -> float:
+        flags = ["--task", "alma_lm", "--path", checkpoint, "--gen-subset", "valid"]
+        assert start("evaluate", stream, *flags, "--out", tmp_path / "valid.json").wait().code == 0
+        return json.loads((tmp_path / "valid.json").read_text())["nll"]
+
+    def flags(stage: int, previous, router="tree") -> list:
+        count = ["--stage", stage, "--moe-expert-count", 4 + 2 * stage, "--grow-experts", 2]
+        return [*count, "--finetune-from-model", previous, "--grow-router", router]
+
+    _, stage0 = run("stage_00")
+    still, stage1 = run("stage_01", *flags(1, stage0), "--lr", "0", "--max-update", "1")
+    assert still.code == 0, still.output
+    assert nll(stage1) == pytest.approx(nll(stage0), abs=1e-6)
+    trained, stage2 = run("stage_02", *flags(2, stage1))
+    assert trained.code == 0, trained.output
+    before, after = (torch.load(path, weights_only=True)["model"] for path in (stage2.parent / GROWN, stage2))
+    gates = f"{PREFIX}.router.weight"
+    assert (after[gates] - before[gates])[4:].abs().amax(1).min() > 1e-3
+    assert torch.equal(after[f"{PREFIX}.router.parent"], before[f"{PREFIX}.router.parent"])
+    assert (after[f"{PREFIX}.router.parent"] >= 0).tolist() == [False] * 4 + [True] * 4
+    refused, _ = run("stage_02_preserve", *flags(2, stage1, "preserve"))
+    assert "go on with --grow-router tree" in refused.error
+
+
+@pytest.mark.parametrize("router", ["preserve", "tree"])
+def test_noise_shares_the_tokens_of_a_parent_with_its_copy(build, sample, router):
     _, model = build("--moe-expert-count", "2")
     layer = switch_layers(model)["1"]
     sums = torch.zeros(2, 32)
 
-    def add(router, inputs, routing):
+    def add(_, inputs, routing):
         sums.index_add_(0, routing.expert, inputs[0])
 
     hook = layer.router.register_forward_hook(add)
     logits(model, sample)
     hook.remove()
     before = layer.routing.counts
-    without = grown(build, model, [0, 1], "preserve")
+    without = grown(build, model, [0, 1], router)
     logits(without, sample)
     assert switch_layers(without)["1"].routing.counts.tolist() == [*before.tolist(), 0, 0]
     for seed in range(5):
         means = {PREFIX: sums}
-        larger = grown(build, model, [0, 1], "preserve", noise=0.1, mean_tokens=means, seed=seed)
+        larger = grown(build, model, [0, 1], router, noise=0.1, mean_tokens=means, seed=seed)
         logits(larger, sample)
         after = switch_layers(larger)["1"].routing.counts
         assert after.min() >= 0.1 * after.sum(), (before, after)
