@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 JOBS ?= 2
-UV = $(BIN)/uv pip install --quiet --python $(BIN)/python
+UV = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 IDENTITY := import sys; print(sys.base_prefix, sys.version)
 # fairseq and fairscale come as sources and import torch while they are built
 SOURCES := ^(fairseq-fixed|fairscale)==
