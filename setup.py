@@ -48,6 +48,7 @@ if __name__ == "__main__":
             "fairseq-fixed>=0.12.3.1,<0.13",
             "fairscale>=0.4.13,<0.5",
             "sentencepiece>=0.2.2",
+            "safetensors>=0.4.5",
             "submitit>=1.5",
             "scikit-learn>=1.4",
             "pillow>=10",
@@ -59,6 +60,8 @@ if __name__ == "__main__":
             "tqdm>=4.66",
         ],
         extras_require={
+            # What loads the folders that `python -m fairseq_alma.export` writes.
+            "export": ["transformers>=5"],
             "dev": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"],
             # What must be there before fairseq-fixed and fairscale can be built without build isolation.
             "build": ["setuptools>=77", "wheel", "cython>=3", "uv>=0.5"],
