@@ -8,7 +8,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,13 +66,21 @@ class Run:
     """The t of all rows, by the size in bytes of the file they were read from or written to."""
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str], config: dict, seeds: dict | None = None) -> "Run":
+    def open(
+        cls,
+        directory: str | os.PathLike[str],
+        config: dict,
+        seeds: dict | None = None,
+        growing: Collection[str] = (),
+    ) -> "Run":
         """Start a run in `directory`, or go on with the one that is there.
 
         `config` holds CONFIG_KEYS, optionally `name`, and every other setting that changes results
         (JSON values, no output paths): runs whose configs differ only in `seed` count as repeats.
-        `seeds` are those derived from it, for the record. UserError if the directory holds a run
-        with another config; ValueError if `config` lacks one of CONFIG_KEYS.
+        `seeds` are those derived from it, for the record. The settings of `growing` may be more than
+        they were when the run was started (a larger number, a list with more at its end), and are then
+        recorded anew. UserError if the directory holds a run with another config; ValueError if
+        `config` lacks one of CONFIG_KEYS.
         """
         missing = [key for key in CONFIG_KEYS if key not in config]
         if missing:
@@ -82,7 +90,10 @@ class Run:
         make_directory(path)
         if (path / "run.json").exists():
             run = cls(path, cls.read(path).info, writable=True)
-            _require_same_config(run, config)
+            _require_same_config(run, config, growing)
+            if run.config != config:
+                run.info["config"] = config
+                write_json_atomic(path / "run.json", run.info)
         else:
             if (path / "results.jsonl").exists():
                 raise UserError(f"{path} has results.jsonl but not its run.json: choose another --out")
@@ -225,13 +236,22 @@ def _describe(config: dict, seeds: dict) -> dict[str, Any]:
     }
 
 
-def _require_same_config(run: Run, config: dict) -> None:
+def _is_more(now: Any, before: Any) -> bool:
+    """Whether a setting has only grown."""
+    if isinstance(before, list):
+        return isinstance(now, list) and now[: len(before)] == before
+    return isinstance(before, int) and isinstance(now, int) and now > before
+
+
+def _require_same_config(run: Run, config: dict, growing: Collection[str]) -> None:
     recorded, now = flatten(run.config), flatten(config)
     differing = [
         f"{key} was {json.dumps(recorded[key]) if key in recorded else 'absent'}"
         f" and is now {json.dumps(now[key]) if key in now else 'absent'}"
         for key in sorted(recorded.keys() | now.keys())
-        if key not in recorded or key not in now or recorded[key] != now[key]
+        if key not in recorded
+        or key not in now
+        or not (recorded[key] == now[key] or (key in growing and _is_more(now[key], recorded[key])))
     ]
     if differing:
         raise UserError(

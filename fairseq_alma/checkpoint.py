@@ -1,13 +1,16 @@
 """Reading fairseq checkpoints: nothing is unpickled but tensors, and damage is one clear line."""
 
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from alma.errors import UserError
+
+PREFIX = "decoder."
+"""What the parameters of a decoder-only language model are called by fairseq, all of them."""
 
 
 @contextmanager
@@ -31,3 +34,32 @@ def glance(path: str) -> dict[str, Any]:
         if "model" not in state:
             raise KeyError("model")
         return state
+
+
+def glance_at(paths: Sequence[str]) -> list[dict[str, Any]]:
+    """A glance at language models; several are to be one ensemble.
+
+    UserError: one is missing, damaged or no language model, or they do not fit each other.
+    """
+    states = [glance(path) for path in paths]
+    for path, state in zip(paths, states, strict=True):
+        if not (state.get("cfg") and all(name.startswith(PREFIX) for name in state["model"])):
+            raise UserError(f"{path} is not the checkpoint of a decoder-only language model of this fairseq")
+        rows, expected = (_dictionary(each["model"]) for each in (state, states[0]))
+        if rows != expected:
+            raise UserError(
+                f"{path} has a dictionary of {rows} entries, {paths[0]} of {expected}: "
+                "members need one dictionary"
+            )
+        blocks, expected = (each["cfg"]["task"]["tokens_per_sample"] for each in (state, states[0]))
+        if blocks != expected:
+            raise UserError(
+                f"{path} was trained on blocks of {blocks} tokens, {paths[0]} on {expected}: "
+                "members need one --tokens-per-sample"
+            )
+    return states
+
+
+def _dictionary(model: dict[str, Any]) -> int:
+    """Entries of a model's dictionary; of an ensemble's, those of its first member."""
+    return next(len(value) for name, value in model.items() if name.endswith("embed_tokens.weight"))

@@ -10,17 +10,16 @@ from typing import Any
 
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory, save_tensors
-from fairseq_alma.checkpoint import glance
+from fairseq_alma.checkpoint import PREFIX, glance_at
 from fairseq_alma.ensemble import AVERAGES
-
-PREFIX = "decoder."
 
 
 def combine(paths: Sequence[str], average: str) -> dict[str, Any]:
     """The checkpoint of the ensemble. UserError: members that do not fit."""
-    states = [glance(path) for path in paths]
+    states = glance_at(paths)
     for path, state in zip(paths, states, strict=True):
-        _check(path, state, paths[0], states[0])
+        if state["cfg"]["model"]["_name"] == "alma_ensemble":
+            raise UserError(f"{path} is an ensemble already: give the checkpoints of its members")
     model = {
         f"{PREFIX}members.{i}.{name.removeprefix(PREFIX)}": value
         for i, state in enumerate(states)
@@ -34,26 +33,6 @@ def combine(paths: Sequence[str], average: str) -> dict[str, Any]:
         }
     }
     return states[0] | {"cfg": config, "model": model, "last_optimizer_state": None}
-
-
-def _check(path: str, state: dict[str, Any], first_path: str, first: dict[str, Any]) -> None:
-    """That a member fits the first one."""
-    if not (state.get("cfg") and all(name.startswith(PREFIX) for name in state["model"])):
-        raise UserError(f"{path} is not the checkpoint of a decoder-only language model of this fairseq")
-    if state["cfg"]["model"]["_name"] == "alma_ensemble":
-        raise UserError(f"{path} is an ensemble already: give the checkpoints of its members")
-    rows, expected = (len(s["model"][f"{PREFIX}embed_tokens.weight"]) for s in (state, first))
-    if rows != expected:
-        raise UserError(
-            f"{path} has a dictionary of {rows} entries, {first_path} of {expected}: "
-            "members need one dictionary"
-        )
-    blocks, expected = (s["cfg"]["task"]["tokens_per_sample"] for s in (state, first))
-    if blocks != expected:
-        raise UserError(
-            f"{path} was trained on blocks of {blocks} tokens, {first_path} on {expected}: "
-            "members need one --tokens-per-sample"
-        )
 
 
 @command

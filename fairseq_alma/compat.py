@@ -193,6 +193,8 @@ def _each_path(original):
     @functools.wraps(original)
     def load_model_ensemble_and_task(filenames, *args, **kwargs):
         each = [path for name in filenames for path in utils.split_paths(name)]
+        if len(each) > 1 and isinstance(kwargs.get("task"), AlmaLMTask):
+            checkpoint.glance_at(each)
         return original(each, *args, **kwargs)
 
     return load_model_ensemble_and_task

@@ -50,6 +50,11 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         n = len(self.members)
         return (total / n if self.average == "logits" else total - math.log(n)), {"attn": [None]}
 
+    def load_balancing_loss(self) -> Tensor | float:
+        """Sum over the members that have one, each as if it were trained alone."""
+        losses = [getattr(member, "load_balancing_loss", None) for member in self.members]
+        return sum((loss() for loss in losses if loss), 0.0)
+
     def max_positions(self) -> int:
         """Of the member with the shortest context."""
         return min(member.max_positions() for member in self.members)  # type: ignore[operator]

@@ -19,6 +19,8 @@ from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from alma.errors import UserError
+from alma.lm_flops import ARCHS, Arch
+from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.switch_layer import SwitchFFN
 
 _NOT_SUPPORTED = (
@@ -45,6 +47,9 @@ class SwitchLMConfig(TransformerLanguageModelConfig):
     moe_eval_capacity_token_fraction: float = field(
         default=-1.0,
         metadata={"help": "the same in evaluation, as a fraction of the batch's tokens; negative: no limit"},
+    )
+    members: int = field(
+        default=1, metadata={"help": "UMix: train this many models as one, their logits averaged"}
     )
 
 
@@ -115,15 +120,15 @@ class SwitchDecoder(TransformerDecoder):
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)
 class SwitchLanguageModel(TransformerLanguageModel):
-    """A decoder-only Switch Transformer (paper, section 5: SM on the language modeling task)."""
+    """A decoder-only Switch Transformer (paper, section 5: SM on the language modeling task), or UMix."""
 
-    decoder: SwitchDecoder
+    decoder: SwitchDecoder | EnsembleDecoder
 
     @classmethod
     def build_model(cls, args, task) -> "SwitchLanguageModel":
         """Build from fairseq's arguments. UserError: experts or frequency < 1, options it cannot honour."""
-        if args.moe_expert_count < 1 or args.moe_freq < 1:
-            raise UserError("--moe-expert-count and --moe-freq must be 1 or more")
+        if args.moe_expert_count < 1 or args.moe_freq < 1 or args.members < 1:
+            raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")
         for flag in _NOT_SUPPORTED:
             if safe_getattr(args, flag):
                 raise UserError(
@@ -131,17 +136,24 @@ class SwitchLanguageModel(TransformerLanguageModel):
                 )
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample
-        embedding = cls.build_embedding(args, task.source_dictionary, args.decoder_input_dim)
-        return cls(SwitchDecoder(args, task.target_dictionary, embedding))
+        decoders = [
+            SwitchDecoder(
+                args,
+                task.target_dictionary,
+                cls.build_embedding(args, task.source_dictionary, args.decoder_input_dim),
+            )
+            for _ in range(args.members)
+        ]
+        return cls(decoders[0] if args.members == 1 else EnsembleDecoder(decoders, "logits"))
 
 
-def _architecture(name: str, layers: int, dim: int, heads: int) -> None:
+def _architecture(name: str, arch: Arch) -> None:
     def fill(args) -> None:
         for key, value in (
-            ("decoder_layers", layers),
-            ("decoder_embed_dim", dim),
-            ("decoder_attention_heads", heads),
-            ("decoder_ffn_embed_dim", 4 * safe_getattr(args, "decoder_embed_dim", dim)),
+            ("decoder_layers", arch.layers),
+            ("decoder_embed_dim", arch.dim),
+            ("decoder_attention_heads", arch.heads),
+            ("decoder_ffn_embed_dim", 4 * safe_getattr(args, "decoder_embed_dim", arch.dim)),
             ("activation_fn", "gelu"),
             ("decoder_learned_pos", True),
             ("share_decoder_input_output_embed", True),
@@ -152,7 +164,5 @@ def _architecture(name: str, layers: int, dim: int, heads: int) -> None:
     register_model_architecture("switch_lm", name)(fill)
 
 
-_architecture("switch_gmoe", layers=6, dim=512, heads=8)
-_architecture("switch_gmoe_base", layers=6, dim=512, heads=8)
-_architecture("switch_gmoe_large", layers=12, dim=768, heads=12)
-_architecture("switch_gmoe_tiny", layers=4, dim=128, heads=4)
+for _name, _arch in ARCHS.items():
+    _architecture(_name, _arch)

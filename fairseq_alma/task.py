@@ -55,10 +55,11 @@ class AlmaLMConfig(LanguageModelingConfig):
             "--finetune-from-model, the previous stage's checkpoint"
         },
     )
-    grow_router: ChoiceEnum(["preserve", "copy"]) = field(  # type: ignore[valid-type]
+    grow_router: ChoiceEnum(["preserve", "copy", "tree"]) = field(  # type: ignore[valid-type]
         default="preserve",
         metadata={
-            "help": "preserve: splits leave the model's function as it was; copy: plain copies (the paper)"
+            "help": "preserve: splits leave the model's function as it was; copy: plain copies (the paper's "
+            "language models); tree: each split gets a gate of its own (its section 4.2), function as it was"
         },
     )
     grow_noise: float = field(

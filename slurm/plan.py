@@ -6,37 +6,26 @@ plain data and independent of where they run.
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
 from alma.stages import Stage, stages
+from slurm.flags import Flags, chosen, flag, number, value, words_of
 
-LEARNERS = ("sm", "gmoe")
+LEARNERS = ("sm", "moe", "ens", "umix", "gens", "gmoe")
+ROUTERS = ("preserve", "copy", "tree")
+MEMBERS = 2  # of ens and umix, as in most rows of the paper's Table 2
 EXPERTS = 4  # of the first stage, as in the paper's Table 2
-_CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
-
-_EVERY_STAGE = "leave it out, the launcher sets it for every stage"
-_LAUNCHER_FLAGS = {
-    "--save-dir": "give --out RUN before the `--`",
-    "--task": "leave it out, it is always alma_lm",
-    "--stage": _EVERY_STAGE,
-    "--finetune-from-model": _EVERY_STAGE,
-    "--restore-file": _EVERY_STAGE,
-    **{
-        flag: f"give {flag} before the `--`"
-        for flag in (
-            "--waiting-time",
-            "--replay",
-            "--seed",
-            "--grow-experts",
-            "--grow-router",
-            "--grow-optimizer",
-        )
-    },
+SEED_STEP = 1000  # between the members of an ensemble; the first has the seed that sm would have
+_OF_LEARNERS = {
+    "members": ("ens", "umix"),
+    "grow_experts": ("gmoe",),
+    "grow_router": ("gmoe",),
+    "grow_optimizer": ("gmoe",),
 }
+_CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
 _EVALUATION_FLAGS = (
     "--user-dir",
     "--cpu",
@@ -52,25 +41,38 @@ _EVALUATION_FLAGS = (
     *_CUT_FLAGS,
 )
 
-Flags = Mapping[str, Sequence[str]]
-"""Flags for fairseq-train by name: the words of each as they were given, its name included."""
-
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for. The grow_* settings are None where they were not given."""
+    """What the user asked for. None: not given."""
 
     stream: str
     out: Path
     learner: str  # one of LEARNERS
     flags: Flags
+    members: int | None = None
     waiting_time: int = 1
     replay: bool = False
+    from_scratch: bool = False
+    update_multiplier: int = 1
     seed: int = 0
     grow_experts: str | None = None
     grow_router: str | None = None
     grow_optimizer: str | None = None
+    context_window: int = 0
+    stages: int | None = None
     name: str | None = None
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run of fairseq-train: a stage of a model, or of one member of an ensemble."""
+
+    directory: Path
+    command: tuple[str, ...]
+    """Without --finetune-from-model: which checkpoint of `previous` is best, only its training tells."""
+    previous: Path | None
+    """Directory of the training that this one goes on from; None for a new model."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,11 @@ class StageSpec:
 
     stage: Stage
     directory: Path
-    train: tuple[str, ...]
-    """Without --finetune-from-model: which checkpoint of `previous` is best, only its training tells."""
+    trainings: tuple[Training, ...]
+    models: tuple[Path, ...]
+    """Directories of the trainings whose models are evaluated, as one where there are several."""
     evaluate: tuple[str, ...]
-    """Without --path, for the same reason."""
-    previous: Path | None
-    """Directory of the stage whose model this one continues; None for the first."""
+    """Without --path, as `Training.command` is."""
 
 
 @dataclass(frozen=True)
@@ -93,64 +94,38 @@ class Plan:
 
     out: Path
     config: dict[str, Any]  # for alma.records
+    seeds: dict[str, int]  # of the members, for the same
     untrained: tuple[str, ...]
     stages: tuple[StageSpec, ...]
-    max_update: int | None  # of each stage, where the flags tell
-
-
-def read_flags(words: Sequence[str]) -> Flags:
-    """The words after `--` by flag. UserError: no flag, or one that the launcher sets itself."""
-    flags: dict[str, list[str]] = {}
-    for word in words:
-        if re.match(r"--?[A-Za-z]", word):
-            name = word.partition("=")[0]
-            name = "--arch" if name == "-a" else name
-            if name in _LAUNCHER_FLAGS:
-                raise UserError(f"{name} is not for fairseq-train here: {_LAUNCHER_FLAGS[name]}")
-            flags.setdefault(name, []).append(word)
-        elif flags:
-            flags[name].append(word)
-        else:
-            raise UserError(f"{word!r}: after `--` come flags of fairseq-train, such as --max-update 400")
-    return flags
+    max_update: int | None  # of each training, where the flags tell
 
 
 def make_plan(request: Request, megabatches: int) -> Plan:
     """The plan for a stream of B = `megabatches`. UserError: settings that contradict each other."""
+    _check(request)
     schedule = stages(megabatches, request.waiting_time, request.replay)
-    arch = _value(request.flags, "--arch") or "switch_gmoe"
-    experts = _number(request.flags, "--moe-expert-count")
-    if experts is None and (request.learner == "gmoe" or arch.startswith("switch_")):
-        experts = EXPERTS
+    arch = _arch(request)
+    experts = _experts(request, arch)
     growth = _growth(request, len(schedule) - 1, experts)
-    passed = {k: words for k, words in request.flags.items() if k not in ("--arch", "--moe-expert-count")}
+    config = _config(request, megabatches, arch, experts, growth)
     specs = []
-    for stage in schedule:
+    for stage in schedule[: request.stages]:
         count = None if experts is None else experts + sum(growth[: stage.index])
-        grow = _grow_flags(request, growth[stage.index - 1]) if growth and stage.index else []
-        specs.append(_spec(request, stage, arch, _flag("--moe-expert-count", count) + grow, passed))
-    config = {
-        "learner": request.learner,
-        "megabatches": megabatches,
-        "waiting_time": request.waiting_time,
-        "replay": request.replay,
-        "seed": request.seed,
-        "arch": arch,
-        "moe_expert_count": experts,
-        "fairseq_flags": _words(passed),
-    }
-    if request.learner == "gmoe":
-        router, optimizer = _grow_modes(request)
-        config |= {"grow_experts": growth, "grow_router": router, "grow_optimizer": optimizer}
-    if request.name:
-        config["name"] = request.name
-    untrained = _module("fairseq_alma.evaluate", "--untrained", *specs[0].train[3:])
+        sizes = ["--arch", arch, *flag("--moe-expert-count", count), *flag("--members", _jointly(request))]
+        if growth and stage.index and not request.from_scratch:
+            sizes += _grow_flags(request, growth[stage.index - 1])
+        specs.append(_spec(request, stage, sizes))
+    first = specs[0].trainings
+    seeds = [_seed(request, k) for k in range(len(first))]
+    untrained = _module("fairseq_alma.evaluate", "--untrained", "--seeds", ",".join(map(str, seeds)))
+    untrained += (*_context(request), "--out", str(request.out / "untrained.json"))
     return Plan(
         request.out,
         config,
-        (*untrained, "--out", str(request.out / "untrained.json")),
+        {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {},
+        (*untrained, *first[0].command[3:]),
         tuple(specs),
-        _number(request.flags, "--max-update") or None,  # 0 is fairseq's "no limit"
+        (number(request.flags, "--max-update") or 0) * request.update_multiplier or None,  # 0: no limit
     )
 
 
@@ -161,40 +136,114 @@ def reshard_command(request: Request) -> list[str]:
             f"{request.stream}: no finished stream here; make one with `python -m data_prep`, or cut a "
             f"fairseq-preprocess directory with --megabatch-words N after the `--`"
         )
-    return list(_module("fairseq_alma.reshard", request.stream, *_chosen(request.flags, _CUT_FLAGS)))
+    return list(_module("fairseq_alma.reshard", request.stream, *chosen(request.flags, _CUT_FLAGS)))
 
 
-def _spec(request: Request, stage: Stage, arch: str, experts: list[str], passed: Flags) -> StageSpec:
+def _check(request: Request) -> None:
+    """UserError for settings that do not go with the learner or with each other."""
+    for setting, learners in _OF_LEARNERS.items():
+        if getattr(request, setting) is not None and request.learner not in learners:
+            raise UserError(
+                f"--{setting.replace('_', '-')} is of --learner {' or '.join(learners)}, "
+                f"not of {request.learner}: leave it out"
+            )
+    for setting, least in (("members", 1), ("update_multiplier", 1), ("context_window", 0), ("stages", 1)):
+        given = getattr(request, setting)
+        if given is not None and given < least:
+            raise UserError(f"--{setting.replace('_', '-')} {given}: give {least} or more")
+    if request.from_scratch and request.learner == "gens":
+        raise UserError("--from-scratch: every member of gens is new in its stage; leave it out")
+    if request.learner == "umix" and not _arch(request).startswith("switch_"):
+        raise UserError(f"--arch {_arch(request)}: umix is made of Switch Transformers, --arch switch_gmoe")
+    if request.update_multiplier > 1 and not number(request.flags, "--max-update"):
+        raise UserError("--update-multiplier multiplies --max-update: give that after the `--`")
+
+
+def _config(
+    request: Request, megabatches: int, arch: str, experts: int | None, growth: list[int]
+) -> dict[str, Any]:
+    """Every setting that changes results; those that were left as they are only where they always count."""
+    config: dict[str, Any] = {
+        "learner": request.learner,
+        "megabatches": megabatches,
+        "waiting_time": request.waiting_time,
+        "replay": request.replay,
+        "seed": request.seed,
+        "arch": arch,
+        "moe_expert_count": experts,
+        "fairseq_flags": words_of(_passed(request.flags)),
+    }
+    if request.learner in _OF_LEARNERS["members"]:
+        config["members"] = request.members or MEMBERS
+    if request.learner == "gmoe":
+        router, optimizer = _grow_modes(request)
+        config |= {"grow_experts": growth, "grow_router": router, "grow_optimizer": optimizer}
+    if request.update_multiplier > 1:
+        config["update_multiplier"] = request.update_multiplier
+    for setting in ("from_scratch", "context_window", "name"):
+        if getattr(request, setting):
+            config[setting] = getattr(request, setting)
+    return config
+
+
+def _spec(request: Request, stage: Stage, sizes: list[str]) -> StageSpec:
     directory = _directory(request, stage.index)
-    common = [request.stream, "--task", "alma_lm"]
-    schedule = ["--stage", str(stage.index), "--waiting-time", str(request.waiting_time)]
-    schedule += ["--replay"] if request.replay else []
-    train = [*common, "--arch", arch, *schedule, "--seed", str(request.seed)]
-    train += ["--save-dir", str(directory), *experts]
-    evaluate = [*common, "--gen-subset", "test", "--out", str(directory / "result.json")]
-    evaluate += _chosen(passed, _EVALUATION_FLAGS)
-    return StageSpec(
-        stage,
-        directory,
-        _module("fairseq_cli.train", *train, *_log_flags(passed), *_words(passed)),
-        _module("fairseq_alma.evaluate", *evaluate),
-        _directory(request, stage.index - 1) if stage.index else None,
-    )
+    members = (request.members or MEMBERS) if request.learner == "ens" else 1
+    trainings = tuple(_training(request, stage, k, sizes) for k in range(members))
+    models = tuple(training.directory for training in trainings)
+    if request.learner == "gens":
+        models = tuple(_directory(request, index) for index in range(stage.index + 1))
+    evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test"]
+    evaluate += ["--out", str(directory / "result.json"), *_context(request)]
+    evaluate += chosen(_passed(request.flags), _EVALUATION_FLAGS)
+    return StageSpec(stage, directory, trainings, models, _module("fairseq_alma.evaluate", *evaluate))
+
+
+def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> Training:
+    """Of member k of ens; of the only model of other learners, or the new one of gens."""
+    inside = f"member_{member}" if request.learner == "ens" else ""
+    directory = _directory(request, stage.index) / inside
+    new = not stage.index or request.from_scratch or request.learner == "gens"
+    seed = _seed(request, stage.index if request.learner == "gens" else member)
+    train = [request.stream, "--task", "alma_lm", *sizes, "--stage", str(stage.index)]
+    train += ["--waiting-time", str(request.waiting_time), *(["--replay"] if request.replay else [])]
+    train += ["--seed", str(seed), "--save-dir", str(directory)]
+    train += [*_log_flags(request), *words_of(_multiplied(request))]
+    previous = None if new else _directory(request, stage.index - 1) / inside
+    return Training(directory, _module("fairseq_cli.train", *train), previous)
+
+
+def _seed(request: Request, member: int) -> int:
+    return request.seed + SEED_STEP * member
+
+
+def _jointly(request: Request) -> int | None:
+    """N of umix, whose members are one model to fairseq-train."""
+    return (request.members or MEMBERS) if request.learner == "umix" else None
+
+
+def _arch(request: Request) -> str:
+    return value(request.flags, "--arch") or "switch_gmoe"
+
+
+def _experts(request: Request, arch: str) -> int | None:
+    """Of the first stage; None for a dense model."""
+    experts = number(request.flags, "--moe-expert-count")
+    if experts is None and (request.learner in ("gmoe", "moe") or arch.startswith("switch_")):
+        experts = EXPERTS
+    if experts and not arch.startswith("switch_"):
+        raise UserError(f"--arch {arch} has no experts: use a switch_gmoe arch, or another --learner")
+    return experts
 
 
 def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
     """Experts added before each stage but the first."""
     if request.learner != "gmoe":
-        for flag in ("grow_experts", "grow_router", "grow_optimizer"):
-            if getattr(request, flag) is not None:
-                raise UserError(
-                    f"--{flag.replace('_', '-')} is of --learner gmoe: {request.learner} does not grow"
-                )
         return []
     text = request.grow_experts or "2"
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
         raise UserError(f"--grow-experts {text}: give a number, or one for each growth, such as 2 or 2,2,4")
-    numbers = [int(number) for number in text.split(",")]
+    numbers = [int(each) for each in text.split(",")]
     growth = numbers * steps if len(numbers) == 1 else numbers
     if len(growth) != steps:
         raise UserError(
@@ -219,11 +268,29 @@ def _grow_flags(request: Request, more: int) -> list[str]:
     return ["--grow-experts", str(more), "--grow-router", router, "--grow-optimizer", optimizer]
 
 
-def _log_flags(passed: Flags) -> list[str]:
+def _multiplied(request: Request) -> Flags:
+    """The flags that are passed on, with --update-multiplier times the updates, and the schedule as long."""
+    flags = dict(_passed(request.flags))
+    for name in ("--max-update", "--total-num-update"):
+        if request.update_multiplier > 1 and name in flags:
+            flags[name] = flag(name, (number(flags, name) or 0) * request.update_multiplier)
+    return flags
+
+
+def _passed(flags: Flags) -> Flags:
+    """Without those that the launcher changes from stage to stage."""
+    return {name: words for name, words in flags.items() if name not in ("--arch", "--moe-expert-count")}
+
+
+def _log_flags(request: Request) -> list[str]:
     """fairseq's log as `slurm.progress` reads it, a line for every 5% of a stage or more often."""
-    interval = min(100, max(1, (_number(passed, "--max-update") or 2000) // 20))
-    wanted = {"--log-format": "json", "--log-interval": interval}
-    return [word for flag, value in wanted.items() if flag not in passed for word in _flag(flag, value)]
+    updates = (number(request.flags, "--max-update") or 2000) * request.update_multiplier
+    wanted = {"--log-format": "json", "--log-interval": min(100, max(1, updates // 20))}
+    return [word for name, each in wanted.items() if name not in request.flags for word in flag(name, each)]
+
+
+def _context(request: Request) -> list[str]:
+    return flag("--context-window", request.context_window or None)
 
 
 def _directory(request: Request, index: int) -> Path:
@@ -232,27 +299,3 @@ def _directory(request: Request, index: int) -> Path:
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", name, *arguments)
-
-
-def _flag(name: str, value: object | None) -> list[str]:
-    return [] if value is None else [name, str(value)]
-
-
-def _chosen(flags: Flags, names: Sequence[str]) -> list[str]:
-    return [word for name in names for word in flags.get(name, ())]
-
-
-def _words(flags: Flags) -> list[str]:
-    return [word for words in flags.values() for word in words]
-
-
-def _value(flags: Flags, name: str) -> str | None:
-    """The value of a flag given as `--name value` or `--name=value`; the last one counts, as in fairseq."""
-    return flags[name][-1].removeprefix(f"{name}=") if name in flags else None
-
-
-def _number(flags: Flags, name: str) -> int | None:
-    text = _value(flags, name)
-    if text is not None and not text.isdecimal():
-        raise UserError(f"{name} needs a whole number")
-    return None if text is None else int(text)

@@ -5,7 +5,7 @@ stage is complete; before that, fairseq-train goes on from its last checkpoint.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Row, Run
 from alma.stages import Stage
 from slurm import child
-from slurm.plan import Plan, StageSpec
+from slurm.plan import Plan, StageSpec, Training
 from slurm.progress import Progress, say
 
 Result = dict[str, Any]
@@ -29,7 +29,7 @@ def run_untrained(plan: Plan, run: Run) -> None:
         except (UserError, child.StageFailed):
             (plan.out / "run.json").unlink()  # nothing measured yet: a mended command may start anew here
             raise
-    _append(run, [_row(0, None, json.loads(path.read_bytes()))])
+    _append(run, [_row(0, None, json.loads(path.read_bytes()), [])])
 
 
 def run_stage(spec: StageSpec, run: Run, max_update: int | None = None) -> None:
@@ -41,14 +41,19 @@ def run_stage(spec: StageSpec, run: Run, max_update: int | None = None) -> None:
     if path.exists():
         say(f"{title}: was complete")
     else:
-        spec.directory.mkdir(exist_ok=True)
-        with Progress(title, max_update) as progress:
-            _train(spec, progress)
-            progress.note("evaluating")
-            command = [*spec.evaluate, "--path", str(checkpoint(spec.directory))]
-            child.run(command, spec.directory / "eval.log", f"evaluation of stage {stage.index}")
-            progress.done(f"perplexity {json.loads(path.read_bytes())['perplexity']:.2f}")
-    _append(run, rows(stage, json.loads(path.read_bytes()), run.rows[stage.first - 1]))
+        for number, training in enumerate(spec.trainings, start=1):
+            member = f", member {number} of {len(spec.trainings)}" if len(spec.trainings) > 1 else ""
+            with Progress(title + member, max_update) as progress:
+                _train(training, f"training of stage {stage.index}{member}", progress)
+                if number < len(spec.trainings):
+                    progress.done("trained")
+                    continue
+                progress.note("evaluating")
+                _evaluate(spec)
+                progress.done(f"perplexity {json.loads(path.read_bytes())['perplexity']:.2f}")
+    trained = [training.directory for training in spec.trainings]
+    new = [directory in trained for directory in spec.models]
+    _append(run, rows(stage, json.loads(path.read_bytes()), run.rows[stage.first - 1], new))
 
 
 def checkpoint(directory: Path) -> Path:
@@ -57,32 +62,43 @@ def checkpoint(directory: Path) -> Path:
     return best if best.exists() else directory / "checkpoint_last.pt"
 
 
-def rows(stage: Stage, result: Result, previous: Mapping[str, Any]) -> list[Row]:
-    """A row for each mega-batch of the stage: the `previous` model's while waiting, then the new one's."""
+def rows(stage: Stage, result: Result, previous: Mapping[str, Any], new: Sequence[bool]) -> list[Row]:
+    """A row for each mega-batch of the stage: the `previous` model's while waiting, then the new one's.
+
+    `new` says of each model that was evaluated whether this stage trained it.
+    """
     unchanged = dict.fromkeys(("train_flops", *MACHINE_FIELDS), 0)
     extra = {key: value for key, value in previous["extra"].items() if key != "training"}
     waiting = [
         Row(**{**previous, **unchanged, "t": t, "extra": extra})  # type: ignore[typeddict-item]
         for t in range(stage.first, stage.last)
     ]
-    return [*waiting, _row(stage.last, stage, result)]
+    return [*waiting, _row(stage.last, stage, result, new)]
 
 
-def _train(spec: StageSpec, progress: Progress) -> None:
-    command = list(spec.train)
-    if spec.previous:
-        command += ["--finetune-from-model", str(checkpoint(spec.previous))]
-    child.run(command, spec.directory / "train.log", f"training of stage {spec.stage.index}", progress.read)
+def _train(training: Training, what: str, progress: Progress) -> None:
+    training.directory.mkdir(parents=True, exist_ok=True)
+    command = list(training.command)
+    if training.previous:
+        command += ["--finetune-from-model", str(checkpoint(training.previous))]
+    child.run(command, training.directory / "train.log", what, progress.read)
 
 
-def _row(t: int, stage: Stage | None, result: Result) -> Row:
-    training = result["training"] or {}
+def _evaluate(spec: StageSpec) -> None:
+    command = [*spec.evaluate, "--path", ":".join(str(checkpoint(model)) for model in spec.models)]
+    child.run(command, spec.directory / "eval.log", f"evaluation of stage {spec.stage.index}")
+
+
+def _row(t: int, stage: Stage | None, result: Result, new: Sequence[bool]) -> Row:
+    trainings = [each for each, counts in zip(result["training"], new, strict=True) if counts]
     named = {"perplexity", "parameters", "eval_flops_per_example", "experts", "expert_count", "training"}
     extra = {key: value for key, value in result.items() if key not in named}
     if result["expert_count"]:
         extra |= {"experts": result["expert_count"], "expert_layers": result["experts"]}
-    if training:
-        extra["training"] = {key: value for key, value in training.items() if key not in MACHINE_FIELDS}
+    if trainings:
+        extra["training"] = [
+            {key: value for key, value in each.items() if key not in MACHINE_FIELDS} for each in trainings
+        ]
     return Row(
         t=t,
         stage=stage.index if stage else None,
@@ -90,10 +106,10 @@ def _row(t: int, stage: Stage | None, result: Result) -> Row:
         metric="perplexity",
         value=result["perplexity"],
         parameters=result["parameters"],
-        train_flops=training.get("flops", 0) + training.get("growth_flops", 0),
+        train_flops=sum(each["flops"] + each["growth_flops"] for each in trainings),
         eval_flops_per_example=result["eval_flops_per_example"],
-        seconds=training.get("seconds", 0),
-        peak_memory_bytes=training.get("peak_memory_bytes", 0),
+        seconds=sum(each["seconds"] for each in trainings),
+        peak_memory_bytes=max((each["peak_memory_bytes"] for each in trainings), default=0),
         extra=extra,
     )
 

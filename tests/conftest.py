@@ -101,6 +101,8 @@ def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = No
         from fairseq_cli.interactive import cli_main
     elif command == "combine":
         from fairseq_alma.combine import main as cli_main
+    elif command == "export":
+        from fairseq_alma.export import main as cli_main
     else:
         from fairseq_alma.evaluate import main as cli_main
     cli_main()
@@ -114,10 +116,11 @@ def child() -> type[Child]:
 
 @pytest.fixture
 def start(tmp_path):
-    """Start fairseq's `train`, `eval-lm`, `interactive`, or our `evaluate`, `combine`; returns the Child."""
+    """Start fairseq's `train`, `eval-lm`, `interactive`, or our `evaluate`, `combine`, `export`."""
     import fairseq_cli.eval_lm
     import fairseq_cli.interactive
     import fairseq_cli.train  # noqa: F401  imported once, before forking
+    import torch._dynamo  # noqa: F401  as every optimizer does: seconds
 
     import fairseq_alma.evaluate  # noqa: F401
 

@@ -24,7 +24,8 @@ def arguments_of(*program: str) -> list[list[str]]:
 
 def test_every_command_is_of_a_kind_that_is_tested_here():
     known = {"make", "fairseq-train", "fairseq-eval-lm", "fairseq-interactive"}
-    modules = {"data_prep", "fairseq_alma.combine", "slurm.launch", "alma.report", "vision.tsne"}
+    modules = {"data_prep", "slurm.launch", "alma.report", "vision.tsne"}
+    modules |= {"fairseq_alma.combine", "fairseq_alma.export"}
     for words in COMMANDS:
         module = words[:2] == ["python", "-m"] and words[2] in modules
         assert words[0] in known or module or words[:2] == ["python", "vision/run.py"], words
@@ -36,15 +37,17 @@ def test_make_targets_exist():
         assert re.search(rf"^{words[0]}:", makefile, re.MULTILINE)
 
 
-def test_data_prep_and_launch_accept_their_commands():
+def test_data_prep_and_launch_accept_their_commands(monkeypatch):
     from data_prep.__main__ import parser
-    from slurm.launch import read_request
+    from slurm.launch import read_requests
     from slurm.plan import make_plan
 
     for words in arguments_of("python", "-m", "data_prep"):
         assert parser().parse_args(words).mega_batches == 4
+    monkeypatch.chdir(ROOT)
     for words in arguments_of("python", "-m", "slurm.launch"):
-        assert make_plan(read_request(words), 4).stages
+        for request in read_requests(words):
+            assert make_plan(request, 4).stages
 
 
 def test_the_image_half_accepts_its_commands():
@@ -67,7 +70,7 @@ def test_reports_accept_their_commands():
 
 def test_the_library_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    _, example = re.findall(r"```python\n(.*?)```", README, re.DOTALL)  # the first needs an export
     exec(compile(example, "README.md", "exec"), {})
     cumulative, last = map(float, capsys.readouterr().out.split())
     assert 0 < last < 0.2

@@ -289,3 +289,18 @@ def test_the_commit_is_unknown_outside_the_projects_own_checkout(tmp_path, monke
     assert re.fullmatch(r"[0-9a-f]{40}", provenance.commit())
     module.write_text("changed")
     assert provenance.commit().endswith("-dirty")
+
+
+def test_settings_that_may_grow_are_recorded_anew_when_they_did(tmp_path):
+    start = CONFIG | {"parts": [1, 2], "layers": 3}
+    created = Run.open(tmp_path, start).info["created"]
+    grown = start | {"parts": [1, 2, 5], "megabatches": CONFIG["megabatches"] + 1}
+    with pytest.raises(UserError, match="megabatches was"):
+        Run.open(tmp_path, grown, growing=["parts"])
+    assert Run.read(tmp_path).config == start
+    run = Run.open(tmp_path, grown, growing=["parts", "megabatches", "layers"])
+    assert run.config == Run.read(tmp_path).config == grown
+    assert Run.read(tmp_path).info["created"] == created
+    for name, value in (("parts", [1, 3, 5, 6]), ("parts", [1, 2]), ("layers", 2), ("parts", 9)):
+        with pytest.raises(UserError, match=f"{name} was"):
+            Run.open(tmp_path, grown | {name: value}, growing=["parts", "megabatches", "layers"])

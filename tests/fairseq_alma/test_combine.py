@@ -129,15 +129,24 @@ def test_members_that_do_not_fit_are_one_clear_line_and_nothing_is_written(start
     assert "ens.pt is an ensemble already" in error(first, nested)
 
 
-def test_our_evaluation_leaves_ensembles_to_eval_lm(start, members, stream, tmp_path):
-    paths, _, _ = members
-    out = combine(start, paths, tmp_path / "ens.pt")
-    flags = [stream, "--task", "alma_lm", "--gen-subset", "valid", "--out", tmp_path / "result.json"]
-    for path in (out, f"{paths[0]}:{paths[1]}"):
-        assert (
-            "is an ensemble: evaluate it with fairseq-eval-lm"
-            in start("evaluate", *flags, "--path", path).wait().error
-        )
+def test_listed_members_that_do_not_fit_are_one_clear_line_to_eval_lm_and_our_evaluation(
+    start, members, stream, tmp_path
+):
+    (first, second), _, _ = members
+    smaller = changed(second, tmp_path / "v.pt", cut_dictionary)
+    shorter = changed(
+        second, tmp_path / "b.pt", lambda state: state["cfg"]["task"].update(tokens_per_sample=32)
+    )
+    for bad, message in (
+        (smaller, "v.pt has a dictionary of"),
+        (shorter, "b.pt was trained on blocks of 32 tokens"),
+        (tmp_path / "absent.pt", "absent.pt: no such checkpoint"),
+    ):
+        flags = [stream, "--task", "alma_lm", "--path", f"{first}:{bad}", "--gen-subset", "valid"]
+        assert message in start("eval-lm", *flags).wait().error
+        out = tmp_path / "result.json"
+        assert message in start("evaluate", *flags, "--out", out).wait().error
+        assert not out.exists()
 
 
 def test_training_it_is_refused(start, stream, tmp_path):

@@ -8,9 +8,12 @@ from fairseq.data import Dictionary
 from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
-from fairseq_alma.flops import Shape
+from alma.lm_flops import Shape
 from fairseq_alma.switch_layer import switch_layers
 from fairseq_alma.switch_lm import SwitchLanguageModel
+from slurm.estimate import Machine, count_units, estimate
+from slurm.launch import read_requests
+from slurm.plan import make_plan
 
 # DESIGN.md, "Language model": millions of parameters; shared and per expert, then E = 4, 8, 12.
 SIZES = {
@@ -56,6 +59,17 @@ def test_parameter_counts_are_those_of_the_paper(arch, stream):
 def test_switch_gmoe_is_the_base_model(stream):
     default, base = arguments("switch_gmoe", stream), arguments("switch_gmoe_base", stream)
     assert {**default, "_name": ""} == {**base, "_name": ""}
+
+
+@pytest.mark.parametrize(("learner", "flags"), [("sm", ()), ("umix", ("--members", "2"))])
+def test_the_launchers_estimate_has_the_parameters_of_the_real_model(learner, flags, build, stream, tiny):
+    changed = ["--moe-expert-count", "3", "--moe-freq", "1", "--decoder-ffn-embed-dim", "48"]
+    words = [str(stream), "--out", "R", "--learner", learner, *flags, "--"]
+    words += tiny[2:-2]  # --task and --seed are the launcher's
+    (request,) = read_requests([*words, *changed])
+    estimated = estimate(make_plan(request, 1), count_units(str(stream)), Machine((), None))
+    _, model = build(*changed, *flags)
+    assert estimated.parameters == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize(("arch", "gflops"), [("switch_gmoe_base", 45.7), ("switch_gmoe_large", 126.5)])

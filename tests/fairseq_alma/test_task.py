@@ -46,6 +46,7 @@ def whole(build, data):
         (("--stage", "1", "--waiting-time", "2"), [2]),
         (("--stage", "1", "--replay"), [0, 1]),
         (("--stage", "1", "--waiting-time", "2", "--replay"), [0, 1, 2]),
+        (("--stage", "0", "--waiting-time", "3"), [0, 1, 2]),  # i.i.d.
     ],
 )
 def test_a_stage_trains_on_its_megabatches_and_no_others(build, stream, flags, parts):

@@ -82,8 +82,9 @@ def test_stock_eval_lm_and_our_evaluation_agree(start, stream, stage0, tmp_path,
     assert result["nll"] / math.log(2) == pytest.approx(base2, abs=2e-4)
     test = Stream.load(stream).test
     assert (result["tokens"], result["words"], result["bytes"]) == (test.tokens, test.words, test.bytes)
-    assert result["training"]["updates"] == 20
-    assert 20 * 400 < result["training"]["tokens"] <= 20 * 512
+    (training,) = result["training"]
+    assert training["updates"] == 20
+    assert 20 * 400 < training["tokens"] <= 20 * 512
     assert sum(result["experts"]["1"]["share"]) == pytest.approx(1)
 
 
@@ -115,7 +116,7 @@ def test_a_finished_stage_started_again_changes_nothing(start, stream, tiny, sta
     assert all(torch.equal(before["model"][name], after["model"][name]) for name in before["model"])
 
 
-@pytest.mark.parametrize("router", ["preserve", "copy"])
+@pytest.mark.parametrize("router", ["preserve", "copy", "tree"])
 def test_every_copy_receives_tokens_after_the_first_update(start, stream, tiny, stage0, tmp_path, router):
     flags = [
         "--stage",

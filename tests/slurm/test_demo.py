@@ -7,7 +7,7 @@ import pytest
 
 from data_prep.__main__ import parser
 from slurm import demo
-from slurm.launch import read_request
+from slurm.launch import read_requests
 from slurm.plan import make_plan
 from vision.run import jobs_of
 from vision.run import parser as vision_parser
@@ -20,7 +20,7 @@ def test_commands_are_accepted_by_the_programs_they_call(monkeypatch, tmp_path):
     assert corpus[1:] == ["-m", "data_prep.pydoc_corpus", "a b/corpus"]
     stream = parser().parse_args(prepare[3:])
     assert stream.out == Path("a b/stream")
-    plans = [make_plan(read_request(launch[3:]), stream.mega_batches) for launch in launches]
+    plans = [make_plan(read_requests(launch[3:])[0], stream.mega_batches) for launch in launches]
     assert [plan.config["learner"] for plan in plans] == ["sm", "gmoe"]
     assert plans[1].config["grow_experts"] == [2, 2, 4]
     assert all(plan.out.parent == Path("a b/runs") for plan in plans)

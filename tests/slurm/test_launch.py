@@ -13,10 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
-from alma.stream import Part, Stream
+from alma.stream import FileInfo, Part, Stream
+from slurm.launch import read_requests
 
 ROOT = Path(__file__).parents[2]
+SMALL = ("--arch", "switch_gmoe_tiny")  # its checkpoints have room on any disk
+ESTIMATE = 2  # lines on stderr before anything runs
 
 
 @dataclass
@@ -28,10 +32,12 @@ class Launcher:
     data: str = "stream"
     learner: str = "sm"
 
-    def start(self, *words: str, flags: tuple[str, ...] = ("--max-update", "2")) -> subprocess.Popen:
+    def start(self, *words: str, flags: tuple[str, ...] = (*SMALL, "--max-update", "2")) -> subprocess.Popen:
+        return self.start_words(self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
+
+    def start_words(self, *words: str) -> subprocess.Popen:
         path = os.pathsep.join((str(ROOT / "tests/slurm/fake"), str(ROOT)))
         added = {"PYTHONPATH": path, "FAKE_PIDS": str(self.pids), **self.environment}
-        words = (self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
         return subprocess.Popen(
             [sys.executable, "-m", "slurm.launch", *words],
             cwd=self.folder,
@@ -71,10 +77,20 @@ def launcher(tmp_path):
 
 
 def make(folder: Path, **settings) -> Launcher:
-    part = Part("valid", "valid", 1, 1, 1, 1, 1, {}, {})
     (folder / "stream").mkdir(parents=True)
-    Stream(folder / "stream", 1, 0, 10, (part,) * 4, part, part, {}, {}).write()
+    write_stream(folder / "stream", 4)
     return Launcher(folder, **settings)
+
+
+def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
+    """stream.json of so many mega-batches, each of its own content."""
+    parts = [
+        Part(name, name, 1, 1, 1, 1, 1, {}, {f"{name}.bin": FileInfo(1, name)})
+        for name in ("valid", "test", *(f"megabatch_{k:02d}" for k in range(megabatches)))
+    ]
+    Stream(
+        folder, 1, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, {"dict.txt": FileInfo(1, dictionary)}
+    ).write()
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +159,169 @@ def test_waiting_rows_carry_the_unchanged_model(launcher):
     assert err == "error: missing: no such directory\n"
 
 
+def test_an_ensemble_trains_every_member_at_every_stage(launcher):
+    launcher.learner = "ens"
+    out, err = launcher.run("--members", "3")
+    rows = launcher.rows
+    assert [row["extra"]["members"] for row in rows] == [3] * 5
+    assert [row["parameters"] for row in rows] == [12000] * 5
+    assert [row["train_flops"] for row in rows] == [0, *[3 * 2.001e12] * 4]
+    assert err.count("done in") == 12
+    assert "stage 1 (mega-batch 2), member 2 of 3: training" in err
+    assert out.splitlines()[1].split()[2] == "4@3"
+    log = (launcher.out / "stage_01/member_2/train.log").read_text()
+    assert "--finetune-from-model run/stage_00/member_2/checkpoint_best.pt" in log
+    assert Run.read(launcher.out).info["seeds"] == {"member_0": 0, "member_1": 1000, "member_2": 2000}
+
+
+def test_an_ensemble_killed_between_its_members_goes_on(launcher, tmp_path):
+    launcher.learner = "ens"
+    launcher.environment["FAKE_SLEEP"] = "0.1"
+    process = launcher.start()
+    wait_for((launcher.out / "stage_01/member_1/checkpoint_last.pt").exists)
+    process.kill()
+    process.wait()
+    launcher.run()
+    whole = make(tmp_path / "whole", learner="ens")
+    whole.run()
+    assert launcher.rows == whole.rows
+
+
+def test_a_growing_ensemble_trains_one_member_a_stage(launcher):
+    launcher.learner = "gens"
+    out, _ = launcher.run()
+    rows = launcher.rows
+    assert [row["extra"]["members"] for row in rows] == [1, 1, 2, 3, 4]
+    assert [row["parameters"] for row in rows] == [4000, 4000, 8000, 12000, 16000]
+    assert [row["train_flops"] for row in rows] == [0, *[2.001e12] * 4]
+    assert [line.split()[2] for line in out.splitlines()[1:6]] == ["4", "4", "4@2", "4@3", "4@4"]
+
+
+@pytest.mark.parametrize("learner", ["sm", "gmoe", "gens"])
+def test_a_finished_run_goes_on_when_its_stream_has_got_longer(launcher, learner, tmp_path):
+    launcher.learner = learner
+    launcher.run()
+    before = launcher.rows
+    write_stream(launcher.folder / "stream", 5)
+    _, err = launcher.run()
+    assert err.count("was complete") == 4
+    assert err.count("done in") == 1
+    assert launcher.rows[:5] == before
+    at_once = make(tmp_path / "at_once", learner=learner)
+    write_stream(at_once.folder / "stream", 5)
+    at_once.run()
+    assert launcher.rows == at_once.rows
+    assert Run.read(launcher.out).config == Run.read(at_once.out).config
+    write_stream(launcher.folder / "stream", 4)
+    assert "megabatches was 5 and is now 4" in launcher.run(code=2)[1]
+
+
+def test_a_longer_stream_with_other_beginnings_is_refused(launcher):
+    launcher.run()
+    write_stream(launcher.folder / "stream", 5)
+    record = json.loads((launcher.folder / "stream/stream.json").read_text())
+    record["megabatches"].reverse()
+    (launcher.folder / "stream/stream.json").write_text(json.dumps(record))
+    assert "megabatch_sha256 was" in launcher.run(code=2)[1]
+
+
+def test_a_stage_cut_short_by_the_end_of_the_stream_is_not_mixed_with_a_longer_one(launcher):
+    launcher.run("--waiting-time", "3")
+    write_stream(launcher.folder / "stream", 5)
+    _, err = launcher.run("--waiting-time", "3", code=2)
+    assert "stage 1 trained when its stream ended with mega-batch 4" in err
+    assert err.count("\n") == ESTIMATE + 1
+    launcher.run("--waiting-time", "2", "--out", "other")
+    write_stream(launcher.folder / "stream", 6)
+    launcher.run("--waiting-time", "2", "--out", "third")
+
+
+def test_stages_stops_early_and_more_of_them_go_on(launcher, expected):
+    launcher.learner = "gmoe"
+    launcher.run("--stages", "2")
+    assert launcher.rows == expected[:3]
+    launcher.run()
+    assert launcher.rows == expected
+
+
+def experiments(folder: Path) -> None:
+    """Two experiments and two sizes."""
+    (folder / "set/sizes").mkdir(parents=True)
+    files = {
+        "grow_big": "learner: gmoe\ngrow-experts: 2\nsize: big",
+        "fixed_big": "learner: sm\nsize: big\nreplay: true\nflags: {moe-expert-count: 8, lr: 2e-3}",
+        "sizes/big": "stream: stream\nflags: {max-update: 3, lr: 1e-3}",
+        "sizes/tiny": "stream: stream\nwaiting-time: 2\nflags: {max-update: 1, cpu: true}",
+    }
+    for name, text in files.items():
+        (folder / f"set/{name}.yaml").write_text(text)
+
+
+def test_experiments_are_run_as_their_files_and_the_command_line_say(launcher, monkeypatch):
+    experiments(launcher.folder)
+    monkeypatch.chdir(launcher.folder)
+    grown, fixed = read_requests(["set/grow_big.yaml", "set/fixed_big.yaml"])
+    assert (grown.learner, grown.grow_experts, str(grown.out)) == ("gmoe", "2", "runs/set/grow_big")
+    assert (fixed.replay, fixed.stream, grown.replay) == (True, "stream", False)
+    wanted = {"--max-update": "3", "--lr": "2e-3", "--moe-expert-count": "8"}
+    assert fixed.flags == {name: [f"{name}={value}"] for name, value in wanted.items()}
+    words = ["set", "--size", "tiny", "--seed", "5", "--stream", "x", "--", "--max-update", "7"]
+    fixed, grown = read_requests(words)
+    assert [str(one.out) for one in (fixed, grown)] == ["runs/set/fixed_tiny", "runs/set/grow_tiny"]
+    assert {(one.seed, one.waiting_time, one.stream) for one in (fixed, grown)} == {(5, 2, "x")}
+    assert grown.flags == {"--max-update": ["--max-update", "7"], "--cpu": ["--cpu"]}
+    assert read_requests([*words, "--cpu=false"])[0].flags.keys() == {
+        "--max-update",
+        "--moe-expert-count",
+        "--lr",
+    }
+
+
+def test_experiments_run_one_after_the_other(launcher):
+    experiments(launcher.folder)
+    process = launcher.start_words("set", "--size", "tiny")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.count("perplexity") == 2
+    for name in ("fixed_tiny", "grow_tiny"):
+        assert len(Run.read(launcher.folder / "runs/set" / name).rows) == 5
+    assert (
+        out.splitlines()[-1]
+        == "compare runs with: python -m alma.report runs/set/fixed_tiny runs/set/grow_tiny"
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words", "message"),
+    [
+        ("set/new", "learner: sm", ["set/new.yaml"], "give --stream"),
+        ("set/new", "learner: sm\nsize: huge", ["set/new.yaml"], "no such size; there are: big, tiny"),
+        ("set/new", "learnr: sm", ["set/new.yaml"], "set/new.yaml: unrecognized arguments: --learnr=sm"),
+        ("set/new", "size: big", ["set/new.yaml"], "give --learner"),
+        ("set/new", "learner: [sm", ["set/new.yaml"], "set/new.yaml: not YAML"),
+        ("set/new", "sm", ["set/new.yaml"], "give options as"),
+        ("set/new", "learner: sm\nflags: fast", ["set/new.yaml", "--size", "big"], "give flags as"),
+        ("set/new", "learner: sm\nflags: {seed: 1}", ["set/new.yaml", "--size", "big"], "give --seed before"),
+        (
+            "set/fixed_tiny",
+            "learner: sm\nsize: tiny",
+            ["set", "--size", "tiny"],
+            "another experiment goes to",
+        ),
+        ("set/new", "learner: sm", ["set/none.yaml"], "set/none.yaml: no such experiment"),
+        ("set/new", "learner: sm", ["stream", "set/new.yaml"], "not both"),
+        ("set/new", "learner: sm", ["stream", "stream", "--learner", "sm"], "give one stream"),
+    ],
+)
+def test_bad_experiments_are_one_clear_line(launcher, monkeypatch, file, text, words, message):
+    experiments(launcher.folder)
+    monkeypatch.chdir(launcher.folder)
+    Path(f"{file}.yaml").write_text(text)
+    with pytest.raises(UserError, match=message) as refused:
+        read_requests(words)
+    assert "\n" not in str(refused.value)
+
+
 MOMENTS: dict[str, Callable[[Path], bool]] = {
     "start": lambda out: (out / "run.json").exists(),
     "untrained": lambda out: (out / "untrained.json").exists(),
@@ -198,7 +377,7 @@ def test_a_failing_child_is_one_line(launcher, how, code, message):
     launcher.environment["FAKE_CRASH"] = f"0:1:{how}"
     _, err = launcher.run(code=code)
     assert err.splitlines()[-1] == message
-    assert err.count("\n") == 2
+    assert err.count("\n") == ESTIMATE + 2
 
 
 def test_a_second_launcher_on_the_same_run_is_refused(launcher):
@@ -206,7 +385,8 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
     first = launcher.start()
     wait_for((launcher.out / "stage_00/train.log").exists)
     _, err = launcher.run(code=2)
-    assert err == "error: run: another process is at work here; let it end or choose another --out\n"
+    last = "error: run: another process is at work here; let it end or choose another --out"
+    assert err.splitlines()[ESTIMATE:] == [last]
     first.terminate()
     first.communicate(timeout=10)
 
@@ -216,16 +396,15 @@ def test_other_settings_on_the_same_run_are_refused(launcher):
     launcher.run(code=2)
     _, err = launcher.run("--seed", "3", code=2)
     assert "seed was 0 and is now 3" in err
-    assert err.count("\n") == 1
-    other = json.loads((launcher.folder / "stream/stream.json").read_text()) | {"seed": 9}
-    (launcher.folder / "stream/stream.json").write_text(json.dumps(other))
+    assert err.count("\n") == ESTIMATE + 1
+    write_stream(launcher.folder / "stream", 4, dictionary="other")
     _, err = launcher.run(code=2)
     assert "stream_sha256 was" in err
 
 
 def test_a_command_whose_first_child_refused_it_may_be_mended(launcher):
     _, err = launcher.run(code=2, flags=("--max-update", "1", "--nonsense"))
-    assert err == "error: unrecognized arguments: --nonsense\n"
+    assert err.splitlines()[ESTIMATE:] == ["error: unrecognized arguments: --nonsense"]
     launcher.run(flags=("--max-update", "1"))
     assert len(launcher.rows) == 5
 

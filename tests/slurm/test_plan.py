@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 
 from alma.errors import UserError
-from slurm.launch import read_request
-from slurm.plan import Plan, make_plan, read_flags, reshard_command
+from slurm.flags import read_flags
+from slurm.launch import read_requests
+from slurm.plan import Plan, make_plan, reshard_command
 
 GMOE = ["--learner", "gmoe"]
 
 
 def plan(*words: str, megabatches: int = 4, learner: str = "sm") -> Plan:
     words = words if "--learner" in words else ("--learner", learner, *words)
-    return make_plan(read_request(["S", "--out", "R", *words]), megabatches)
+    (request,) = read_requests(["S", "--out", "R", *words])
+    return make_plan(request, megabatches)
 
 
 def value(command: tuple[str, ...], flag: str) -> str | None:
@@ -22,7 +24,7 @@ def value(command: tuple[str, ...], flag: str) -> str | None:
 
 
 def values(made: Plan, flag: str) -> list[str | None]:
-    return [value(spec.train, flag) for spec in made.stages]
+    return [value(spec.trainings[0].command, flag) for spec in made.stages]
 
 
 def test_commands_of_a_plain_chain_word_for_word():
@@ -30,19 +32,23 @@ def test_commands_of_a_plain_chain_word_for_word():
         "--seed", "7", "--", "--max-update", "400", "--arch", "switch_gmoe_tiny", "--cpu", "--lr=1e-3"
     )
     first, second, *_ = made.stages
-    assert list(second.train) == [
+    assert list(second.trainings[0].command) == [
         sys.executable, "-m", "fairseq_cli.train", "S", "--task", "alma_lm", "--arch", "switch_gmoe_tiny",
-        "--stage", "1", "--waiting-time", "1", "--seed", "7", "--save-dir", "R/stage_01",
-        "--moe-expert-count", "4", "--log-format", "json", "--log-interval", "20",
+        "--moe-expert-count", "4", "--stage", "1", "--waiting-time", "1", "--seed", "7",
+        "--save-dir", "R/stage_01", "--log-format", "json", "--log-interval", "20",
         "--max-update", "400", "--cpu", "--lr=1e-3",
     ]  # fmt: skip
     assert list(second.evaluate) == [
         sys.executable, "-m", "fairseq_alma.evaluate", "S", "--task", "alma_lm", "--gen-subset", "test",
         "--out", "R/stage_01/result.json", "--cpu",
     ]  # fmt: skip
-    assert made.untrained[2:5] == ("fairseq_alma.evaluate", "--untrained", "S")
-    assert made.untrained[5:] == (*first.train[4:], "--out", "R/untrained.json")
-    assert (first.previous, second.previous) == (None, Path("R/stage_00"))
+    ours = ("fairseq_alma.evaluate", "--untrained", "--seeds", "7", "--out", "R/untrained.json")
+    assert made.untrained[2:] == (*ours, *first.trainings[0].command[3:])
+    assert [training.previous for spec in (first, second) for training in spec.trainings] == [
+        None,
+        Path("R/stage_00"),
+    ]
+    assert [second.models, second.directory] == [(Path("R/stage_01"),), Path("R/stage_01")]
     assert made.max_update == 400
 
 
@@ -60,7 +66,7 @@ def test_stages_follow_waiting_time_and_replay(words, trained_on):
     assert [spec.stage.train_on for spec in made.stages] == trained_on
     assert values(made, "--stage") == [str(k) for k in range(len(trained_on))]
     assert set(values(made, "--waiting-time")) == {"2" if "--waiting-time" in words else "1"}
-    assert all(("--replay" in spec.train) == ("--replay" in words) for spec in made.stages)
+    assert all(("--replay" in spec.trainings[0].command) == ("--replay" in words) for spec in made.stages)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,93 @@ def test_gmoe_grows_before_each_later_stage(words, experts, growth):
     assert values(made, "--grow-experts") == growth
     assert values(made, "--grow-router") == [None, "preserve", "preserve", "preserve"]
     assert values(made, "--grow-optimizer") == [None, "reset", "reset", "reset"]
-    assert all(spec.train.count("--moe-expert-count") == 1 for spec in made.stages)
+    assert all(spec.trainings[0].command.count("--moe-expert-count") == 1 for spec in made.stages)
+
+
+def names(paths) -> list[str]:
+    """Directories inside the run's."""
+    return [str(path.relative_to("R")) for path in paths]
+
+
+def test_members_of_ens_have_own_seeds_and_go_on_from_themselves():
+    made = plan("--members", "3", "--seed", "5", learner="ens")
+    second = made.stages[1]
+    own = ["stage_01/member_0", "stage_01/member_1", "stage_01/member_2"]
+    assert names(second.models) == names(training.directory for training in second.trainings) == own
+    assert names(training.previous for training in second.trainings) == [
+        name.replace("1/", "0/") for name in own
+    ]
+    assert [value(training.command, "--seed") for training in second.trainings] == ["5", "1005", "2005"]
+    assert value(made.untrained, "--seeds") == "5,1005,2005"
+    assert made.seeds == {"member_0": 5, "member_1": 1005, "member_2": 2005}
+    assert made.config["members"] == 3
+    assert len(plan(learner="ens").stages[0].trainings) == 2
+
+
+def test_gens_trains_one_new_member_a_stage_and_evaluates_all_so_far():
+    made = plan("--seed", "5", learner="gens")
+    assert [names(spec.models) for spec in made.stages[:2]] == [["stage_00"], ["stage_00", "stage_01"]]
+    trainings = [training for spec in made.stages for training in spec.trainings]
+    assert names(training.directory for training in trainings) == [f"stage_0{k}" for k in range(4)]
+    assert [training.previous for training in trainings] == [None] * 4
+    assert values(made, "--seed") == ["5", "1005", "2005", "3005"]
+    assert value(made.untrained, "--seeds") == "5"
+
+
+def test_umix_is_one_training_of_its_members():
+    made = plan("--members", "3", learner="umix")
+    assert values(made, "--members") == ["3"] * 4
+    assert [len(spec.trainings) for spec in made.stages] == [1] * 4
+    assert made.stages[1].trainings[0].previous == Path("R/stage_00")
+    assert made.config["members"] == 3
+    assert values(plan(learner="umix"), "--members") == ["2"] * 4
+
+
+@pytest.mark.parametrize("learner", ["gens", "ens", "umix", "gmoe", "moe"])
+def test_one_stage_of_any_learner_trains_what_sm_would(learner):
+    """The same command but for the folder: so gens with one stage, ens of one and umix of one are sm."""
+    members = ["--members", "1"] if learner in ("ens", "umix") else []
+    words = ["--waiting-time", "4", "--seed", "3", "--", "--max-update", "100"]
+    (ours,) = plan(*members, *words, learner=learner).stages
+    (theirs,) = plan(*words).stages
+    one = [word for word in ours.trainings[0].command if word not in ("--members", "1")]
+    assert [word.removesuffix("/member_0") for word in one] == list(theirs.trainings[0].command)
+    assert len(ours.trainings) == len(ours.models) == 1
+
+
+def test_from_scratch_no_stage_goes_on_from_another():
+    for learner in ("sm", "ens", "umix", "gmoe"):
+        made = plan("--from-scratch", learner=learner)
+        assert all(training.previous is None for spec in made.stages for training in spec.trainings)
+        assert made.config["from_scratch"] is True
+    assert values(made, "--moe-expert-count") == ["4", "6", "8", "10"]
+    assert values(made, "--grow-experts") == [None] * 4
+
+
+def test_the_update_multiplier_lengthens_every_stage_and_its_schedule():
+    flags = ["--max-update", "100", "--total-num-update=100", "--warmup-updates", "7"]
+    made = plan("--update-multiplier", "3", "--", *flags)
+    assert values(made, "--max-update") == values(made, "--total-num-update") == ["300"] * 4
+    assert values(made, "--warmup-updates") == ["7"] * 4
+    assert values(made, "--log-interval") == ["15"] * 4
+    assert made.max_update == 300
+    assert made.config["update_multiplier"] == 3
+    assert made.config["fairseq_flags"] == flags
+
+
+def test_context_is_for_evaluation_only():
+    made = plan("--context-window", "8")
+    assert {value(spec.evaluate, "--context-window") for spec in made.stages} == {"8"}
+    assert value(made.untrained, "--context-window") == "8"
+    assert values(made, "--context-window") == [None] * 4
+    assert made.config["context_window"] == 8
+
+
+def test_stages_ends_the_plan_early_without_being_another_run():
+    made = plan("--waiting-time", "3", "--stages", "1")
+    assert len(made.stages) == 1
+    assert made.config == plan("--waiting-time", "3").config
+    assert len(plan("--stages", "9").stages) == 4
 
 
 def test_growth_modes_are_passed_on_and_recorded():
@@ -121,7 +213,10 @@ def test_config_holds_all_that_changes_results_and_no_output_path():
 
 def test_logging_flags_of_the_user_stand():
     spec = plan("--", "--log-format", "simple", "--log-interval", "7").stages[0]
-    assert [word for word in spec.train if word.startswith("--log")] == ["--log-format", "--log-interval"]
+    assert [word for word in spec.trainings[0].command if word.startswith("--log")] == [
+        "--log-format",
+        "--log-interval",
+    ]
 
 
 def test_evaluation_takes_over_what_it_needs():
@@ -144,13 +239,13 @@ def test_evaluation_takes_over_what_it_needs():
 
 
 def test_ordinary_data_are_cut_by_the_plug_in():
-    request = read_request(
+    (request,) = read_requests(
         ["D", "--learner", "sm", "--out", "R", "--", "--megabatch-tokens", "9", "--megabatch-seed=3", "--cpu"]
     )
     wanted = ["fairseq_alma.reshard", "D", "--megabatch-tokens", "9", "--megabatch-seed=3"]
     assert reshard_command(request) == [sys.executable, "-m", *wanted]
     with pytest.raises(UserError, match="--megabatch-words"):
-        reshard_command(read_request(["D", "--learner", "sm", "--out", "R"]))
+        reshard_command(*read_requests(["D", "--learner", "sm", "--out", "R"]))
 
 
 def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
@@ -180,8 +275,19 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         (["--", "--moe-expert-count"], "--moe-expert-count needs"),
         (["--waiting-time", "5"], "longer than the stream"),
         (["--waiting-time", "0"], "waiting time 0"),
-        (["--grow-experts", "2"], "sm does not grow"),
-        (["--grow-router", "copy"], "sm does not grow"),
+        (["--grow-experts", "2"], "--grow-experts is of --learner gmoe, not of sm"),
+        (["--grow-router", "copy"], "--grow-router is of --learner gmoe, not of sm"),
+        (["--members", "2"], "--members is of --learner ens or umix, not of sm"),
+        (["--learner", "ens", "--members", "0"], "--members 0: give 1 or more"),
+        (["--learner", "gens", "--from-scratch"], "every member of gens is new"),
+        (["--learner", "umix", "--", "--arch", "transformer_lm"], "umix is made of Switch Transformers"),
+        (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm has no experts"),
+        (["--update-multiplier", "2"], "multiplies --max-update"),
+        (["--update-multiplier", "0"], "give 1 or more"),
+        (["--context-window", "-1"], "give 0 or more"),
+        (["--stages", "0"], "give 1 or more"),
+        (["--size", "small"], "--size and --stream are for experiments"),
+        (["--", "--members", "2"], "give --members before"),
         ([*GMOE, "--grow-experts", "2,2"], "2 growths given, but 4 stages grow 3 times"),
         ([*GMOE, "--grow-experts", "2,2,4", "--waiting-time", "2"], "2 stages grow 1 times"),
         ([*GMOE, "--grow-experts", "5"], "adds 5 to 4 experts"),
@@ -189,7 +295,7 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         ([*GMOE, "--grow-experts", "two"], "give a number"),
         ([*GMOE, "--grow-experts", "0"], "give a number"),
         (["--nonsense"], "--nonsense"),
-        (["--learner", "ens"], "ens"),
+        (["--learner", "nonsense"], "nonsense"),
     ],
 )
 def test_refused(words, message):

@@ -21,14 +21,16 @@ RESULT = {
     "eval_flops_per_example": 2.0,
     "experts": {"1": {"share": [0.5, 0.5], "loss": [3.0, 3.0]}},
     "expert_count": 2,
-    "training": {
-        "updates": 9,
-        "tokens": 90,
-        "flops": 100.0,
-        "growth_flops": 5.0,
-        "seconds": 7.0,
-        "peak_memory_bytes": 8,
-    },
+    "training": [
+        {
+            "updates": 9,
+            "tokens": 90,
+            "flops": 100.0,
+            "growth_flops": 5.0,
+            "seconds": 7.0,
+            "peak_memory_bytes": 8,
+        }
+    ],
 }
 PREVIOUS = {
     "t": 2,
@@ -41,7 +43,7 @@ PREVIOUS = {
     "eval_flops_per_example": 1.0,
     "seconds": 3.0,
     "peak_memory_bytes": 4,
-    "extra": {"experts": 1, "training": {"updates": 9}},
+    "extra": {"experts": 1, "training": [{"updates": 9}]},
 }
 
 
@@ -50,7 +52,7 @@ def python(code: str, log: Path, watch=None) -> None:
 
 
 def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
-    waited, last = rows(Stage(1, 3, 4, (3, 4)), RESULT, PREVIOUS)
+    waited, last = rows(Stage(1, 3, 4, (3, 4)), RESULT, PREVIOUS, [True])
     for row in (waited, last):
         check_row(row, 4)
     unchanged = {"t": 3, "train_flops": 0, "seconds": 0, "peak_memory_bytes": 0, "extra": {"experts": 1}}
@@ -63,8 +65,16 @@ def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
         "bits_per_byte": None,
         "experts": 2,
         "expert_layers": RESULT["experts"],
-        "training": {"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0},
+        "training": [{"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0}],
     }
+
+
+def test_a_row_counts_what_its_stage_has_trained_and_not_frozen_members():
+    (one,) = RESULT["training"]
+    result = RESULT | {"training": [one | {"flops": 1.0}, one, one | {"seconds": 1.0}]}
+    (row,) = rows(Stage(1, 3, 3, (3,)), result, PREVIOUS, [False, True, True])
+    assert (row["train_flops"], row["seconds"], row["peak_memory_bytes"]) == (210.0, 8.0, 8)
+    assert [each["flops"] for each in row["extra"]["training"]] == [100.0, 100.0]
 
 
 def test_the_best_checkpoint_is_handed_on_where_there_is_one(tmp_path):

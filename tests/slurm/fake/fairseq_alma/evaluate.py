@@ -1,40 +1,47 @@
-"""Stands for the evaluation: the perplexity is the first digits of the fake model."""
+"""Stands for the evaluation: the perplexity is the mean of the first digits of the fake models."""
 
 import argparse
 import json
 import time
 from pathlib import Path
 
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(allow_abbrev=False)
 parser.add_argument("--untrained", action="store_true")
-parser.add_argument("--path", type=Path)
+parser.add_argument("--path", default="")
+parser.add_argument("--seeds", default="0")
 parser.add_argument("--out", type=Path)
 parser.add_argument("--moe-expert-count", type=int)
 args, unknown = parser.parse_known_args()
 if "--nonsense" in unknown:
     parser.error("unrecognized arguments: --nonsense")
 
-state = None if args.untrained else json.loads(args.path.read_text())
-experts = state["experts"] if state else args.moe_expert_count
-training = state and {
-    "updates": state["updates"],
-    "tokens": 100 * state["updates"],
-    "flops": 1e12 * state["updates"],
-    "growth_flops": 1e9,
-    "seconds": time.time(),
-    "peak_memory_bytes": 1000,
-}
+states = [json.loads(Path(path).read_text()) for path in args.path.split(":") if path]
+experts = states[0]["experts"] if states else args.moe_expert_count
+members = len(states) or len(args.seeds.split(","))
+training = [
+    {
+        "updates": state["updates"],
+        "tokens": 100 * state["updates"],
+        "flops": 1e12 * state["updates"],
+        "growth_flops": 1e9,
+        "seconds": time.time(),
+        "peak_memory_bytes": 1000,
+    }
+    for state in states
+]
+values = [int(state["model"][:6], 16) / 1000 for state in states] or [5000.0]
 result = {
     "nll": 6.2,
-    "perplexity": int(state["model"][:6], 16) / 1000 if state else 5000.0,
+    "perplexity": sum(values) / len(values),
     "tokens": 1000,
     "words": 800,
     "bytes": None,
     "perplexity_per_word": 2000.0,
     "bits_per_byte": None,
-    "parameters": 1000 * experts,
+    "parameters": 1000 * experts * members,
     "eval_flops_per_example": 1e6,
     "experts": {"1": {"share": [1 / experts] * experts, "loss": [6.2] * experts}},
+    "members": members,
     "expert_count": experts,
     "training": training,
 }

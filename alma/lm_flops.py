@@ -5,13 +5,33 @@ CPU, so these are formulas, tested against the counter where it is right.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 BACKWARD = 2  # the backward pass costs twice the forward pass
 
 
+class Arch(NamedTuple):
+    """Layers, width and attention heads of an --arch of the plug-in; the hidden width is 4 widths."""
+
+    layers: int
+    dim: int
+    heads: int
+
+
+ARCHS = {
+    "switch_gmoe": Arch(layers=6, dim=512, heads=8),
+    "switch_gmoe_base": Arch(layers=6, dim=512, heads=8),
+    "switch_gmoe_large": Arch(layers=12, dim=768, heads=12),
+    "switch_gmoe_tiny": Arch(layers=4, dim=128, heads=4),
+}
+
+
 @dataclass(frozen=True)
 class Shape:
-    """What the counts depend on: layers L, width D, hidden width F, dictionary V, positions P, experts E."""
+    """What the counts depend on: layers L, width D, hidden width F, dictionary V, positions P, experts E.
+
+    Experts are 0 in a dense model; N members (UMix) count N times.
+    """
 
     layers: int
     dim: int
@@ -20,6 +40,7 @@ class Shape:
     positions: int
     experts: int
     moe_freq: int
+    members: int = 1
 
     @classmethod
     def of(cls, args, vocabulary: int) -> "Shape":
@@ -30,14 +51,15 @@ class Shape:
             args.decoder_ffn_embed_dim,
             vocabulary,
             args.max_target_positions or args.tokens_per_sample,
-            args.moe_expert_count,
-            args.moe_freq,
+            getattr(args, "moe_expert_count", 0),
+            getattr(args, "moe_freq", 1),
+            getattr(args, "members", 1),
         )
 
     @property
     def switch_layers(self) -> int:
         """Blocks with a Switch layer."""
-        return self.layers // self.moe_freq
+        return self.layers // self.moe_freq if self.experts else 0
 
     @property
     def per_expert(self) -> int:
@@ -56,7 +78,7 @@ class Shape:
     @property
     def parameters(self) -> int:
         """All parameters, |theta| of the paper's eq. 2."""
-        return self.shared + self.experts * self.per_expert
+        return self.members * (self.shared + self.experts * self.per_expert)
 
     def forward_flops(self, tokens: int, attention_over: int = 0) -> int:
         """FLOPs of a forward pass over `tokens`, one expert active a token.
@@ -68,7 +90,7 @@ class Shape:
         router = self.switch_layers * self.dim * self.experts
         per_token = 2 * (self.layers * projections + router + self.vocabulary * self.dim)
         scores = 2 * self.layers * 2 * attention_over * self.dim
-        return tokens * (per_token + scores)
+        return self.members * tokens * (per_token + scores)
 
     def training_flops(self, tokens: int) -> int:
         """FLOPs of the forward and backward passes over `tokens`, attention scores left out."""

@@ -1,0 +1,361 @@
+"""What a run will take, told before it starts: parameters, updates, tokens, FLOPs, memory, checkpoints.
+
+All of it follows from the commands of a plan; neither torch nor fairseq is imported. None stands for what
+the flags do not tell (a dense --arch, no --max-update, no batch size), and is shown as "?".
+"""
+
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from alma.errors import UserError
+from alma.lm_flops import ARCHS, Shape
+from alma.report import as_text
+from alma.stream import Stream, is_stream
+from slurm.machine import Machine
+from slurm.plan import Plan
+
+SPECIALS = 4  # that fairseq's dictionary adds to the lines of dict.txt: bos, pad, eos, unk
+PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
+MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}  # fp32 numbers a parameter; others: 2, as Adam
+CHECKPOINTS = 3  # files that a training leaves: best, last and one at an interval, if none is a link
+_ALIASES = {"-a": "--arch", "--max-sentences": "--batch-size"}
+_HALF = {"--fp16", "--memory-efficient-fp16"}
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one training takes."""
+
+    directory: Path
+    result: Path
+    """The file that says that the stage is complete."""
+    flags: dict[str, str]
+    units: int | None
+    """Lines of dict.txt."""
+    machine: Machine
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether fairseq-train takes the GPUs; without any it trains on the CPU."""
+        return bool(self.machine.gpus) and "--cpu" not in self.flags
+
+    @property
+    def processes(self) -> int:
+        """Processes of data parallelism."""
+        here = len(self.machine.gpus) if self.on_gpu else 1
+        return self._number("--distributed-world-size") or here
+
+    @cached_property
+    def shape(self) -> Shape | None:
+        """Of the model; None for an --arch that is not the plug-in's."""
+        arch = ARCHS.get(self.flags.get("--arch", ""))
+        if arch is None or self.units is None:
+            return None
+        dim = self._number("--decoder-embed-dim", arch.dim)
+        numbers = (
+            self._number("--decoder-layers", arch.layers),
+            dim,
+            self._number("--decoder-ffn-embed-dim", 4 * (dim or 0)),
+            self.units + SPECIALS,
+            self._number("--max-target-positions", self._length),
+            self._number("--moe-expert-count", 4),
+            self._number("--moe-freq", 2),
+            self._number("--members", 1),
+        )
+        known = [number for number in numbers if number]
+        return Shape(*known) if len(known) == len(numbers) else None
+
+    @property
+    def batch(self) -> int | None:
+        """Tokens of one forward pass in one process: full sequences, as many as fairseq takes."""
+        length = self._length
+        limits = [self._number("--batch-size"), (self._number("--max-tokens") or 0) // (length or 1)]
+        sequences = min((limit for limit in limits if limit), default=None)
+        multiple = self._number("--required-batch-size-multiple", 8)
+        if not length or not sequences or not multiple:
+            return None
+        # fairseq makes batches of 8 of --batch-size 12, and of 16 of 20.
+        return length * max(sequences // multiple * multiple, sequences % multiple)
+
+    @property
+    def updates(self) -> int | None:
+        """Of the whole training."""
+        return self._number("--max-update")
+
+    @property
+    def tokens(self) -> int | None:
+        """Of the whole training, all batches taken as full (the last one of an epoch may be smaller)."""
+        factors = (self.batch, self._number("--update-freq", 1), self.processes, self.updates)
+        product = 1
+        for factor in factors:
+            if factor is None:
+                return None
+            product *= factor
+        return product
+
+    @property
+    def flops(self) -> int | None:
+        """Forward and backward, attention scores left out, as in the records."""
+        if self.shape is None or self.tokens is None:
+            return None
+        return self.shape.training_flops(self.tokens)
+
+    @property
+    def checkpoints(self) -> int:
+        """Bytes on disk: fp32 weights and the state of the optimizer. 0 where the model is not known."""
+        return CHECKPOINTS * 4 * (1 + self._moments) * self.shape.parameters if self.shape else 0
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of one process: weights, gradients, optimizer, activations, logits and PROCESS.
+
+        A parameter has its weight and gradient (4 bytes each; 2 in half precision, where FP16Optimizer adds
+        both in fp32 and the memory-efficient one does not), the optimizer's fp32 numbers, and a second copy
+        of its gradient in DistributedDataParallel's buckets. `_activations` and `_logits` have the rest.
+        """
+        if self.shape is None or self.batch is None:
+            return None
+        width = self._width
+        master = 8 if width == 2 and "--memory-efficient-fp16" not in self.flags else 0
+        buckets = width if self.processes > 1 else 0
+        state = self.shape.parameters * (2 * width + master + 4 * self._moments + buckets)
+        return int(PROCESS) + state + self.batch * (self._activations + self._logits)
+
+    @property
+    def _activations(self) -> int:
+        """Bytes a token that the backward pass needs of all layers and members.
+
+        Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section
+        4.1: 34 sbh bytes a layer in half precision, which is 8 widths and 2 hidden widths of activations and
+        2 widths of dropout masks; fairseq's GELU keeps its input in fp32. Their 5 a s^2 b bytes of attention
+        scores are kept only with --attention-dropout on a CPU: else scaled_dot_product_attention computes
+        them anew. A Switch layer has 4 widths more: tokens in order, grouped, and outputs before and after
+        the gate. With --checkpoint-activations each layer keeps its input, and one layer at a time all.
+        """
+        assert self.shape is not None
+        dim, hidden, width = self.shape.dim, self.shape.hidden, self._width
+        mask = 1 if self.on_gpu else 4  # bytes an element: torch's dropout keeps floats on a CPU
+        layer = (8 * dim + hidden) * width + 4 * hidden + 2 * dim * mask
+        if not self.on_gpu and self.flags.get("--attention-dropout", "").strip("0."):
+            layer += (self._heads or 0) * (self._length or 0) * (2 * width + mask)
+        switch = 4 * dim * width
+        layers, switch_layers = self.shape.layers, self.shape.switch_layers
+        if "--checkpoint-activations" in self.flags:
+            return self.shape.members * layers * dim * width + layer + switch
+        return self.shape.members * (layers * layer + switch_layers * switch)
+
+    @property
+    def _logits(self) -> int:
+        """Bytes a token of fp32 log-probabilities, their gradient and the logits' (fairseq's cross_entropy).
+
+        The members of umix are computed one after the other and summed: one more tensor for the sum.
+        """
+        assert self.shape is not None
+        return (12 if self.shape.members == 1 else 16) * self.shape.vocabulary
+
+    @property
+    def _heads(self) -> int | None:
+        return self._number("--decoder-attention-heads", ARCHS[self.flags["--arch"]].heads)
+
+    @property
+    def _length(self) -> int | None:
+        return self._number("--tokens-per-sample", 512)
+
+    @property
+    def _width(self) -> int:
+        """Bytes of a weight or an activation."""
+        return 2 if _HALF & self.flags.keys() else 4
+
+    @property
+    def _moments(self) -> int:
+        return MOMENTS.get(self.flags.get("--optimizer", "adam"), 2)
+
+    def _number(self, name: str, default: int | None = None) -> int | None:
+        """A positive whole number; None where something else is given, which fairseq will judge."""
+        text = self.flags.get(name)
+        if text is None:
+            return default
+        return int(text) or None if text.isdecimal() else None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run takes from its first stage to its last."""
+
+    out: Path
+    learner: str
+    costs: tuple[Cost, ...]
+    """Of all trainings, in order."""
+    deployed: tuple[Cost, ...]
+    """Of those whose models are the last stage's, together."""
+
+    @property
+    def parameters(self) -> int | None:
+        """Of the model that is deployed at the end, all members."""
+        return _sum(cost.shape.parameters if cost.shape else None for cost in self.deployed)
+
+    @property
+    def updates(self) -> int | None:
+        """Of all trainings."""
+        return _sum(cost.updates for cost in self.costs)
+
+    @property
+    def tokens(self) -> int | None:
+        """Of all trainings."""
+        return _sum(cost.tokens for cost in self.costs)
+
+    @property
+    def flops(self) -> int | None:
+        """Of all trainings."""
+        return _sum(cost.flops for cost in self.costs)
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of a process of the largest training."""
+        return max((cost.memory or 0 for cost in self.costs), default=0) or None
+
+    @property
+    def experts(self) -> str:
+        """At the first and the last stage, and the members: 4->12, 4@2; - for a dense model."""
+        ends = (self.costs[0], self.deployed[-1])
+        counts = dict.fromkeys(cost.flags.get("--moe-expert-count", "-") for cost in ends)
+        members = max(len(self.deployed), int(self.deployed[0].flags.get("--members", 1)))
+        return "->".join(counts) + (f"@{members}" if members > 1 else "")
+
+
+def estimate(plan: Plan, units: int | None, machine: Machine) -> Estimate:
+    """What `plan` takes on `machine`, for a dict.txt of so many `units`."""
+    costs = {
+        training.directory: Cost(
+            training.directory, spec.directory / "result.json", _flags(training.command), units, machine
+        )
+        for spec in plan.stages
+        for training in spec.trainings
+    }
+    deployed = tuple(costs[directory] for directory in plan.stages[-1].models)
+    return Estimate(plan.out, plan.config["learner"], tuple(costs.values()), deployed)
+
+
+def count_units(data: str) -> int | None:
+    """Lines of the dict.txt of a stream, or of a fairseq-preprocess directory (the first, if several)."""
+    if is_stream(data):
+        return Stream.load(data).vocab_size
+    try:
+        with open(Path(data.split(":")[0]) / "dict.txt", encoding="utf-8") as file:
+            return sum(1 for _ in file)
+    except FileNotFoundError:  # fairseq-train says so
+        return None
+
+
+def table(estimates: Sequence[Estimate]) -> str:
+    """A line for each run, and the totals of several."""
+    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs", "GB a process"]]
+    for each in estimates:
+        parameters, memory = _text(each.parameters, 1e6, "M"), _text(each.memory, _GB)
+        lines.append([str(each.out), each.learner, each.experts, parameters, *_work([each]), memory])
+    if len(estimates) > 1:
+        lines.append(["total", "", "", "", *_work(estimates), ""])
+    return as_text(lines)
+
+
+def check(estimates: Sequence[Estimate]) -> None:
+    """UserError: what is left of a run does not fit its machine, by flags, memory or disk. Writes nothing."""
+    left = {each.out: [cost for cost in each.costs if not cost.result.exists()] for each in estimates}
+    for out, costs in left.items():
+        if costs:
+            _check_gpus(out, costs[0])
+            _check_memory(out, max(costs, key=lambda cost: cost.memory or 0))
+    _check_disk(left)
+
+
+def _check_gpus(out: Path, cost: Cost) -> None:
+    gpus = len(cost.machine.gpus)
+    if "--fp16" in cost.flags and not gpus:
+        raise UserError(
+            f"{out}: --fp16 needs a GPU, and this machine has none: `-- --fp16=false` takes it away"
+        )
+    if {"--bf16", "--memory-efficient-bf16"} & cost.flags.keys():
+        raise UserError(f"{out}: fairseq has --bf16 for TPUs only: give --fp16")
+    if cost.on_gpu and cost.processes > gpus:
+        batches = cost.processes * (cost._number("--update-freq", 1) or 1)
+        fewer = max(number for number in range(1, gpus + 1) if batches % number == 0)
+        raise UserError(
+            f"{out}: --distributed-world-size {cost.processes}, but this machine has {gpus} GPU"
+            f"{'s' * (gpus > 1)}: the same minibatches are `-- --distributed-world-size {fewer} "
+            f"--update-freq {batches // fewer}`"
+        )
+
+
+def _check_memory(out: Path, cost: Cost) -> None:
+    """All processes of a CPU share its memory; on GPUs each has one."""
+    processes = 1 if cost.on_gpu else cost.processes
+    there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
+    need = (cost.memory or 0) * processes
+    if there is None or need <= there:
+        return
+    several = f" for {processes} processes" if processes > 1 else ""
+    what = "a GPU here has" if cost.on_gpu else "free here are"
+    half = " or --fp16" if cost.on_gpu and cost._width == 4 else ""
+    raise UserError(
+        f"{out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
+        f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "
+        f"or --checkpoint-activations{half}, after the `--`"
+    )
+
+
+def _check_disk(left: dict[Path, list[Cost]]) -> None:
+    """The checkpoints that are not there yet, of all runs that go to the same disk."""
+    need: dict[int, int] = {}
+    for out, costs in left.items():
+        place = next(each for each in (out.absolute(), *out.absolute().parents) if each.exists())
+        disk = place.stat().st_dev
+        new = (cost for cost in costs if not any(cost.directory.glob("checkpoint*.pt")))
+        need[disk] = need.get(disk, 0) + sum(cost.checkpoints for cost in new)
+        free = shutil.disk_usage(place).free
+        if need[disk] > free:
+            raise UserError(
+                f"{out}: checkpoints need about {need[disk] / _GB:,.1f} GB of disk, and {place} has "
+                f"{free / _GB:,.1f} GB free: make room, choose another --out, or run fewer --stages"
+            )
+
+
+def _flags(command: Sequence[str]) -> dict[str, str]:
+    """The flags of a command with their values, "" for none; the last of two counts, as in fairseq."""
+    flags: dict[str, str] = {}
+    name = ""
+    for word in command:
+        if re.match(r"--?[A-Za-z]", word):
+            name, _, flag_value = word.partition("=")
+            name = _ALIASES.get(name, name)
+            flags[name] = flag_value
+        elif name:
+            flags[name] = word
+    return flags
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    """None where one is not known."""
+    known = list(numbers)
+    return None if None in known else sum(number or 0 for number in known)
+
+
+def _work(estimates: Sequence[Estimate]) -> list[str]:
+    """Updates, tokens and TFLOPs of runs, together."""
+    updates = _sum(each.updates for each in estimates)
+    return [
+        "?" if updates is None else f"{updates:,}",
+        _text(_sum(each.tokens for each in estimates), 1e6, "M"),
+        _text(_sum(each.flops for each in estimates), 1e12),
+    ]
+
+
+def _text(number: int | None, unit: float, name: str = "") -> str:
+    if number is None:
+        return "?"
+    scaled = number / unit
+    return f"{scaled:,.1f}{name}" if scaled < 1000 else f"{scaled:,.0f}{name}"

@@ -1,0 +1,312 @@
+"""What a run will take, counted by hand, and the runs that are refused before anything is written."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import slurm.launch
+from alma.errors import UserError
+from alma.stream import FileInfo, Part, Stream
+from slurm.estimate import PROCESS, Estimate, check, count_units, estimate, table
+from slurm.launch import read_requests
+from slurm.machine import Machine
+from slurm.plan import make_plan
+
+TABLE2 = Path(__file__).parents[2] / "experiments/table2"
+CPU = Machine((), 10**12)
+# L 2, D 8, F 32, V 10 + 4, P 16, E 4: embeddings (14 + 18) * 8, attention and norms 2 * (4 * 72 + 32), a
+# dense FFN of 552, the last norm 16: 1464 shared; 552 and a router row of 8 in each expert.
+# A token's forward pass: 2 * (2 * (256 + 512) + 8 * E + 14 * 8) = 3296 + 16 * E FLOPs.
+TINY = """
+    --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 8 --tokens-per-sample 16 --batch-size 4
+    --update-freq 2 --max-update 10
+""".split()
+
+
+def estimated(
+    *words: str, flags: str = "", units: int | None = 10, machine: Machine = CPU, out: Path | str = "R"
+) -> Estimate:
+    """Of a run on 4 mega-batches with the flags of TINY and `flags`."""
+    words = words if "--learner" in words else ("--learner", "sm", *words)
+    (request,) = read_requests(["S", "--out", str(out), *words, "--", *TINY, *flags.split()])
+    return estimate(make_plan(request, 4), units, machine)
+
+
+@pytest.mark.parametrize(
+    ("words", "experts", "parameters", "updates", "tokens", "flops"),
+    [
+        (["--learner", "sm"], "4", 3704, 40, 5120, 5120 * 3 * 3360),
+        (["--learner", "ens", "--members", "3"], "4@3", 3 * 3704, 120, 15360, 15360 * 3 * 3360),
+        (["--learner", "umix"], "4@2", 2 * 3704, 40, 5120, 2 * 5120 * 3 * 3360),
+        (["--learner", "gens"], "4@4", 4 * 3704, 40, 5120, 5120 * 3 * 3360),
+        (["--learner", "gmoe"], "4->10", 1464 + 10 * 560, 40, 5120, 1280 * 3 * (4 * 3296 + 16 * 28)),
+        (
+            ["--learner", "gmoe", "--stages", "2"],
+            "4->6",
+            1464 + 6 * 560,
+            20,
+            2560,
+            1280 * 3 * (2 * 3296 + 160),
+        ),
+        (["--update-multiplier", "3", "--waiting-time", "2"], "4", 3704, 60, 7680, 7680 * 3 * 3360),
+    ],
+)
+def test_counts_are_those_by_hand(words, experts, parameters, updates, tokens, flops):
+    made = estimated(*words)
+    assert (made.experts, made.parameters) == (experts, parameters)
+    assert (made.updates, made.tokens, made.flops) == (updates, tokens, flops)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("sm4", 63.8), ("sm8", 89.0), ("sm12", 114.2), ("gmoe", 114.2), ("ens2", 127.6)]
+)
+def test_the_base_size_is_the_papers(name, millions):
+    (request,) = read_requests([str(TABLE2 / f"{name}_w1_base.yaml")])
+    made = estimate(make_plan(request, 4), 50_260, Machine((32 * 10**9,) * 8, None))
+    assert round(made.parameters / 1e6, 1) == millions
+    first = made.costs[0]
+    assert first.shape.forward_flops(512) / 1e9 == pytest.approx(45.7, rel=2e-3)
+    assert (first.updates, first.tokens) == (120_000, 120_000 * 192 * 512)
+    check([made])  # the paper's cards: 32 GB
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokens"),
+    [
+        ("--batch-size 12", 8 * 16),  # fairseq rounds down to a multiple of 8
+        ("--batch-size=7", 7 * 16),
+        ("--max-sentences 3", 3 * 16),
+        ("--max-tokens 60", 3 * 16),
+        ("--max-tokens=6000", 4 * 16),
+        ("--batch-size 12 --required-batch-size-multiple 1", 12 * 16),
+        ("--tokens-per-sample 32 --batch-size 2 --batch-size 3", 3 * 32),
+    ],
+)
+def test_a_batch_is_what_fairseq_makes_of_the_flags(flags, tokens):
+    assert estimated(flags=flags).costs[0].batch == tokens
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpus", "processes"),
+    [
+        ("", 0, 1),
+        ("", 4, 4),
+        ("--cpu", 4, 1),
+        ("--distributed-world-size 2", 4, 2),
+        ("--cpu --distributed-world-size=3", 0, 3),
+    ],
+)
+def test_processes(flags, gpus, processes):
+    made = estimated(flags=flags, machine=Machine((10**10,) * gpus, None))
+    assert made.costs[0].processes == processes
+    assert made.tokens == processes * 5120
+
+
+def test_what_the_flags_do_not_tell_is_a_question_mark_and_no_error():
+    unknown = Machine((), 1)
+    dense = estimated(flags="--arch transformer_lm", machine=unknown)
+    assert table([dense]).splitlines()[1].split() == ["R", "sm", "-", "?", "40", "0.0M", "?", "?"]
+    shapeless = (estimated(units=None, machine=unknown), estimated(flags="--moe-freq 0", machine=unknown))
+    endless = estimated(flags="--max-update 0")
+    batchless = estimated(flags="--batch-size 0")
+    assert (endless.updates, endless.tokens, endless.flops) == (None, None, None)
+    assert (batchless.updates, batchless.tokens, batchless.memory) == (40, None, None)
+    assert [each.parameters for each in (dense, *shapeless)] == [None] * 3
+    check([dense, *shapeless, batchless])
+    assert table([dense, endless]).splitlines()[-1].split() == ["total", "?", "?", "?"]
+
+
+def test_the_table_is_aligned_and_has_totals():
+    lines = table(
+        [estimated("--learner", "gmoe"), estimated("--learner", "ens", flags="--max-update 5000000")]
+    )
+    header, *rows = lines.splitlines()
+    assert header.split("  ")[0] == "run"
+    assert rows[0].split() == ["R", "gmoe", "4->10", "0.0M", "40", "0.0M", "0.0", "1.0"]
+    assert rows[1].split() == ["R", "ens", "4@2", "0.0M", "40,000,000", "5,120M", "51.6", "1.0"]
+    assert rows[2].split() == ["total", "40,000,040", "5,120M", "51.6"]
+    assert len({len(line) for line in (header, *rows)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "bytes_a_parameter"),
+    [
+        ("", 16),
+        ("--optimizer sgd", 8),
+        ("--optimizer adafactor", 8),
+        ("--distributed-world-size 2", 20),
+        ("--fp16", 20),
+        ("--memory-efficient-fp16", 12),
+        ("--fp16 --distributed-world-size 2", 22),
+    ],
+)
+def test_memory_of_the_weights_and_what_belongs_to_them(flags, bytes_a_parameter):
+    """Between dictionaries of 10 and 11 units, all but the logits of a batch of 64 tokens."""
+    few, many = (
+        estimated(flags=flags, units=units, machine=Machine((10**10,), None)).costs[0] for units in (10, 11)
+    )
+    assert many.memory - few.memory == 8 * bytes_a_parameter + 64 * 12
+
+
+def test_activations_by_hand():
+    """A batch of 64 tokens on a GPU: 34 D bytes a layer in half precision (Korthikanti et al.; F = 4 D), 2 F
+    more for the GELU's input, 8 D more in the Switch layer of two."""
+    gpu = Machine((10**10,), None)
+    whole, kept = (
+        estimated(flags=f"--memory-efficient-fp16 {more}", machine=gpu).costs[0].memory
+        for more in ("", "--checkpoint-activations")
+    )
+    state = int(PROCESS) + 12 * 3704 + 64 * 12 * 14
+    layer = 34 * 8 + 2 * 32
+    assert whole == state + 64 * (2 * layer + 8 * 8)
+    assert kept == state + 64 * (2 * 2 * 8 + layer + 8 * 8)
+
+
+@pytest.mark.parametrize(
+    ("flags", "gigabytes"),
+    [
+        ("switch_gmoe_tiny --tokens-per-sample 128 --batch-size 8", 1.125),
+        ("switch_gmoe_tiny --decoder-embed-dim 256 --tokens-per-sample 128 --max-tokens 2048", 1.347),
+        ("switch_gmoe_base --tokens-per-sample 512 --batch-size 2", 1.959),
+        ("switch_gmoe_base --tokens-per-sample 512 --batch-size 2 --members 2", 2.929),
+        ("SWITCHLESS", 1.977),
+        ("SWITCHLESS --moe-freq 1", 2.433),
+        ("SWITCHLESS --attention-dropout 0.1", 2.859),
+        ("SWITCHLESS --checkpoint-activations", 1.583),
+    ],
+)
+def test_memory_is_near_what_fairseq_train_took(flags, gigabytes):
+    """Peak resident memory of 3 updates on a CPU, torch 2.13, a dictionary of 4,000 units."""
+    deep = (
+        "switch_gmoe_tiny --decoder-embed-dim 256 --decoder-layers 8 --tokens-per-sample 512 --batch-size 8"
+    )
+    words = flags.replace("SWITCHLESS", f"{deep} --moe-freq 100").split()
+    learner = ["--learner", "sm"]
+    if "--members" in words:
+        words, learner = words[: words.index("--members")], ["--learner", "umix"]
+    (request,) = read_requests(["S", "--out", "R", *learner, "--", "--arch", *words, "--cpu"])
+    made = estimate(make_plan(request, 1), 4000, CPU)
+    assert made.memory / 1e9 == pytest.approx(gigabytes, rel=0.1)
+
+
+ONE_GPU = Machine((8 * 10**9,), None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "message"),
+    [
+        (
+            "--batch-size 800000",
+            Machine((), 10 * 10**9),
+            r"memory, and free here are 10.0 GB: .* --batch-size",
+        ),
+        (
+            "--cpu --distributed-world-size 9",
+            Machine((), 8 * 10**9),
+            "needs about 9.0 GB of memory for 9 proc",
+        ),
+        ("--batch-size 800000", ONE_GPU, r"a GPU here has 8.0 GB: .*--checkpoint-activations or --fp16"),
+        (
+            "--distributed-world-size 8 --update-freq 3",
+            ONE_GPU,
+            "`-- --distributed-world-size 1 --update-freq 24`",
+        ),
+        (
+            "--distributed-world-size=8",
+            Machine((10**10,) * 5, None),
+            "5 GPUs: the same minibatches are `-- --distributed-world-size 4 --update-freq 4`",
+        ),
+        ("--fp16", CPU, "--fp16 needs a GPU, and this machine has none"),
+        ("--bf16", ONE_GPU, "--bf16 for TPUs only: give --fp16"),
+    ],
+)
+def test_what_does_not_fit_is_refused(flags, machine, message):
+    with pytest.raises(UserError, match=message) as refused:
+        check([estimated(machine=CPU), estimated(flags=flags, machine=machine, out="big")])
+    assert str(refused.value).startswith("big: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_the_same_fits_where_there_is_room():
+    check([estimated(flags="--batch-size 800000", machine=Machine((), 10**13))])
+    check([estimated(flags="--distributed-world-size 8", machine=Machine((10**10,) * 8, None))])
+    check([estimated(flags="--cpu --distributed-world-size 3", machine=Machine((), 4 * 10**9))])
+    check([estimated(flags="--memory-efficient-fp16")])
+
+
+def disk(monkeypatch, free: int) -> None:
+    """A disk with so many bytes free."""
+    usage = type("Usage", (), {"free": free})
+    monkeypatch.setattr("slurm.estimate.shutil.disk_usage", lambda place: usage)
+
+
+def test_checkpoints_need_room_once(monkeypatch, tmp_path):
+    """Of 4 trainings, 3 files of 12 bytes a parameter; what is there already needs none."""
+    need = 4 * 3 * 12 * 3704
+    made, other = (estimated(out=tmp_path / "runs" / name) for name in ("a", "b"))
+    disk(monkeypatch, need)
+    check([made])
+    with pytest.raises(UserError, match="checkpoints need about .* choose another --out") as refused:
+        check([made, other])
+    assert str(tmp_path) in str(refused.value)
+    disk(monkeypatch, need - 1)
+    with pytest.raises(UserError, match="checkpoints"):
+        check([made])
+    (tmp_path / "runs/a/stage_00").mkdir(parents=True)
+    (tmp_path / "runs/a/stage_00/checkpoint_last.pt").touch()
+    check([made])
+
+
+def test_a_complete_run_is_refused_for_nothing(tmp_path, monkeypatch):
+    made = estimated(flags="--fp16", machine=Machine((), 1), out=tmp_path)
+    disk(monkeypatch, 0)
+    for stage in range(4):
+        with pytest.raises(UserError):
+            check([made])
+        (tmp_path / f"stage_{stage:02d}").mkdir()
+        (tmp_path / f"stage_{stage:02d}/result.json").touch()
+    check([made])
+
+
+def test_units_are_the_lines_of_the_dictionary(tmp_path):
+    (tmp_path / "dict.txt").write_text("a 3\nb 2\nmadeupword0000 0\n")
+    assert count_units(f"{tmp_path}:{tmp_path}/other") == 3
+    assert count_units(str(tmp_path / "missing")) is None
+
+
+def test_the_machine_is_what_its_tools_tell(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert Machine.here().gpus == ()
+    tool.write_text("#!/bin/sh\necho 32768\necho 32768\n")
+    tool.chmod(0o755)
+    assert Machine.here().gpus == (2**35, 2**35)
+    assert Machine.here().memory > 10**8
+    for visible, count in (("", 0), ("-1", 0), ("1", 1), ("0,1", 2)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert len(Machine.here().gpus) == count
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    tool.write_text("#!/bin/sh\necho NVIDIA-SMI has failed\nexit 9\n")
+    assert Machine.here().gpus == ()
+
+
+def test_the_launcher_refuses_before_it_writes_anything(tmp_path, monkeypatch, capsys):
+    parts = [Part(name, name, 1, 1, 1, 1, 1, {}, {}) for name in ("a", "b", "valid", "test")]
+    (tmp_path / "stream").mkdir()
+    Stream(
+        tmp_path / "stream", 1, 0, 10, tuple(parts[:2]), *parts[2:], {}, {"dict.txt": FileInfo(1, "d")}
+    ).write()
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("slurm.launch.signal.signal", lambda *_: None)
+    monkeypatch.setattr(Machine, "here", lambda: Machine((), 10**8))
+    monkeypatch.setattr(sys, "argv", ["launch", "stream", "--learner", "sm", "--out", "run", "--", *TINY])
+    with pytest.raises(SystemExit) as ended:
+        slurm.launch.main()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert err.startswith("error: run: training needs about 1.0 GB of memory, and free here are 0.1 GB: ")
+    assert (err.count("\n"), out) == (1, "")
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,0 +1,113 @@
+"""Every learner on real text, from the launcher's plan to the paper's tables, and interrupted in between.
+
+The launcher runs in this process and its children are forked, so that fairseq is imported once.
+"""
+
+import itertools
+
+import pytest
+
+from alma.records import MACHINE_FIELDS, Run
+from slurm import stage as slurm_stage
+from slurm.launch import count_megabatches, launch, read_requests
+from slurm.plan import LEARNERS, make_plan
+
+FLAGS = """
+    --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
+    --tokens-per-sample 64 --max-tokens 1024 --optimizer adam --lr 1e-2 --lr-scheduler polynomial_decay
+    --total-num-update 8 --max-update 8 --warmup-updates 2 --save-interval-updates 3
+    --keep-interval-updates 1 --no-epoch-checkpoints --num-workers 0 --cpu
+""".split()
+
+
+class Killed(Exception):
+    """In place of the launcher's own death."""
+
+
+@pytest.fixture
+def forked(monkeypatch, start):
+    """Children of the launcher are forked. `forked.kill = (folder, update)` kills the training in a folder
+    when it has saved that update."""
+
+    class Forked:
+        kill: tuple[str, int] | None = None
+
+        def run(self, command, log, what, watch=None):
+            child = start("train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:])
+            if self.kill and str(log.parent).endswith(self.kill[0]) and log.name == "train.log":
+                found = f"checkpoint_*_{self.kill[1]}.pt"
+                self.kill = None
+                child.kill_when(lambda: any(log.parent.glob(found)))
+                raise Killed
+            finished = child.wait()
+            assert finished.code == 0, finished.output
+
+    made = Forked()
+    monkeypatch.setattr(slurm_stage.child, "run", made.run)
+    return made
+
+
+def run(stream, out, *options, flags=()) -> list[dict]:
+    """Launch in this process; the rows without what belongs to the machine."""
+    (request,) = read_requests([str(word) for word in (stream, "--out", out, *options, "--", *FLAGS, *flags)])
+    launch(request, make_plan(request, count_megabatches(request)))
+    return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(out).rows]
+
+
+def test_every_learner_waits_and_replays_and_the_report_prints_both_tables(forked, stream, tmp_path, capsys):
+    from alma.report import main
+
+    values = {}
+    for learner, wait, replay in itertools.product(LEARNERS, ("1", "2"), (False, True)):
+        name = f"{learner}_w{wait}{'_replay' if replay else ''}"
+        options = ["--learner", learner, "--waiting-time", wait, *(["--replay"] if replay else [])]
+        rows = run(stream, tmp_path / "runs" / name, *options)
+        stages = [None, 0, 1, 2] if wait == "1" else [None, None, 0, 1]
+        assert [row["stage"] for row in rows] == stages, name
+        values[name] = [row["value"] for row in rows]
+        assert values[name][-1] < 0.5 * values[name][0]
+        members = {"ens": [2] * 4, "umix": [2] * 4, "gens": [1 if s is None else s + 1 for s in stages]}
+        assert [row["extra"]["members"] for row in rows] == members.get(learner, [1] * 4)
+        trained = [stage != before for before, stage in itertools.pairwise([None, *stages])]
+        assert [row["train_flops"] > 0 for row in rows] == trained
+    same = ("sm", "moe")
+    for suffix in ("w1", "w1_replay", "w2", "w2_replay"):
+        assert len({tuple(values[f"{learner}_{suffix}"]) for learner in same}) == 1
+    assert values["gens_w1"][:2] == values["sm_w1"][:2]  # gens with one stage is sm
+    run(stream, tmp_path / "runs/iid", "--learner", "sm", "--waiting-time", "3", "--update-multiplier", "3")
+    capsys.readouterr()
+    report = ["report", str(tmp_path / "runs"), "--table", "lm", "--out", str(tmp_path / "report")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", report)
+        main()
+    printed = capsys.readouterr().out
+    for line in (
+        "Table 1",
+        "Table 2",
+        "Ens_w1",
+        "UMix_w2",
+        "gEns_w1",
+        "gMoE_w2",
+        "MoE_w1",
+        "SM_w3 (3x steps)",
+    ):
+        assert line in printed, line
+    assert "4@2" in printed
+
+
+@pytest.mark.parametrize("learner", ["ens", "umix"])
+def test_an_ensemble_of_one_is_sm(forked, stream, tmp_path, learner):
+    one = run(stream, tmp_path / learner, "--learner", learner, "--members", "1")
+    sm = run(stream, tmp_path / "sm", "--learner", "sm")
+    assert one == sm
+
+
+@pytest.mark.parametrize("learner", ["ens", "umix", "gens", "gmoe"])
+def test_killed_within_a_stage_it_goes_on_with_the_same_numbers(forked, stream, tmp_path, learner):
+    whole = run(stream, tmp_path / "whole", "--learner", learner, "--waiting-time", "2")
+    out = tmp_path / "killed"
+    for update in (3, 6):
+        forked.kill = ("stage_00/member_1" if learner == "ens" else "stage_01", update)
+        with pytest.raises(Killed):
+            run(stream, out, "--learner", learner, "--waiting-time", "2")
+    assert run(stream, out, "--learner", learner, "--waiting-time", "2") == whole
