@@ -60,6 +60,7 @@ def glance_at(paths: Sequence[str]) -> list[dict[str, Any]]:
     return states
 
 
-def _dictionary(model: dict[str, Any]) -> int:
-    """Entries of a model's dictionary; of an ensemble's, those of its first member."""
-    return next(len(value) for name, value in model.items() if name.endswith("embed_tokens.weight"))
+def _dictionary(model: dict[str, Any]) -> int | None:
+    """Entries of a model's dictionary, of an ensemble's first member; None where they have no embedding."""
+    embeddings = (len(value) for name, value in model.items() if name.endswith("embed_tokens.weight"))
+    return next(embeddings, None)

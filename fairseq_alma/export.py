@@ -15,8 +15,7 @@ import sentencepiece
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from alma.errors import Parser, UserError, command
@@ -305,8 +304,8 @@ def export(path: str, out: Path, tokenizer: Path | None = None) -> None:
 def _save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
         with atomic_write(path, "wb") as file:
-            save_file(tensors, file.name, metadata={"format": "pt"})
-    except (OSError, SafetensorError) as error:
+            file.write(save(tensors, metadata={"format": "pt"}))  # save_file would make it private
+    except OSError as error:
         raise UserError(
             f"{path}: cannot be written ({type(error).__name__}: full disk, quota?); make room and run the "
             "same again"

@@ -99,6 +99,8 @@ def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = No
         from fairseq_cli.eval_lm import cli_main
     elif command == "interactive":
         from fairseq_cli.interactive import cli_main
+    elif command == "generate":
+        from fairseq_cli.generate import cli_main
     elif command == "combine":
         from fairseq_alma.combine import main as cli_main
     elif command == "export":
@@ -116,8 +118,9 @@ def child() -> type[Child]:
 
 @pytest.fixture
 def start(tmp_path):
-    """Start fairseq's `train`, `eval-lm`, `interactive`, or our `evaluate`, `combine`, `export`."""
+    """Start a command of fairseq, or our `evaluate`, `combine` or `export`; returns the Child."""
     import fairseq_cli.eval_lm
+    import fairseq_cli.generate
     import fairseq_cli.interactive
     import fairseq_cli.train  # noqa: F401  imported once, before forking
     import torch._dynamo  # noqa: F401  as every optimizer does: seconds

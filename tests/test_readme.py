@@ -23,7 +23,7 @@ def arguments_of(*program: str) -> list[list[str]]:
 
 
 def test_every_command_is_of_a_kind_that_is_tested_here():
-    known = {"make", "fairseq-train", "fairseq-eval-lm", "fairseq-interactive"}
+    known = {"make", "fairseq-train", "fairseq-eval-lm", "fairseq-interactive", "fairseq-generate"}
     modules = {"data_prep", "slurm.launch", "alma.report", "vision.tsne"}
     modules |= {"fairseq_alma.combine", "fairseq_alma.export"}
     for words in COMMANDS:
@@ -85,7 +85,7 @@ def test_the_table_of_presets_names_every_difference():
     assert named == {name.replace("_", "-") for settings in AUTHORS.values() for name in settings}
 
 
-@pytest.mark.parametrize("command", ["train", "eval-lm", "interactive"])
+@pytest.mark.parametrize("command", ["train", "eval-lm", "interactive", "generate"])
 def test_fairseq_accepts_its_commands(command):
     from fairseq import options
 
@@ -93,6 +93,7 @@ def test_fairseq_accepts_its_commands(command):
         "train": options.get_training_parser,
         "eval-lm": options.get_eval_lm_parser,
         "interactive": options.get_interactive_generation_parser,
+        "generate": options.get_generation_parser,
     }[command]
     for words in arguments_of(f"fairseq-{command}"):
         assert options.parse_args_and_arch(make(default_task="alma_lm"), words).task == "alma_lm"

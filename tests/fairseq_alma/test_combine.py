@@ -93,6 +93,19 @@ def test_interactive_generates_the_same_from_the_combined_and_the_listed(start, 
     assert said[0]
 
 
+def test_generate_continues_the_same_from_the_combined_and_the_listed(start, members, stream, tmp_path):
+    paths, _, _ = members
+    said = []
+    for path in (combine(start, paths, tmp_path / "ens.pt"), f"{paths[0]}:{paths[1]}"):
+        flags = ["--task", "alma_lm", "--path", path, "--gen-subset", "valid", "--sample-break-mode", "eos"]
+        flags += ["--prefix-size", 3, "--batch-size", 16, "--beam", 1, "--max-len-b", 5]
+        finished = start("generate", stream, *flags, "--skip-invalid-size-inputs-valid-test").wait()
+        assert finished.code == 0, finished.output
+        said.append(sorted(re.findall(r"^H-(\d+)\t\S+\t(.*)$", finished.output, re.MULTILINE)))
+    assert said[0] == said[1]
+    assert len(said[0]) > 10
+
+
 def changed(path, out, change):
     state = torch.load(path, weights_only=True)
     change(state)
