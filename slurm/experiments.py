@@ -13,12 +13,13 @@ from typing import Any
 import yaml
 
 from alma.errors import UserError
+from alma.stream import is_stream
 from slurm.flags import Flags, read_flags
 
 
 def is_experiment(path: Path) -> bool:
     """Whether `path` is an experiment's file, or a folder of such."""
-    return path.suffix == ".yaml" or (path.is_dir() and any(path.glob("*.yaml")))
+    return path.suffix == ".yaml" or (any(path.glob("*.yaml")) and not is_stream(path))
 
 
 def experiment_files(paths: Sequence[Path]) -> list[Path]:
