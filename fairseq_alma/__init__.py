@@ -1,7 +1,7 @@
-"""The fairseq plug-in: importing it registers the task `alma_lm` and the archs `switch_gmoe*`."""
+"""The fairseq plug-in: importing it registers its task, its archs and its criterion."""
 
-from fairseq_alma import compat, ensemble, switch_lm, task
+from fairseq_alma import compat, ensemble, loss, switch_lm, task
 
 compat.install()
 
-__all__ = ["compat", "ensemble", "switch_lm", "task"]
+__all__ = ["compat", "ensemble", "loss", "switch_lm", "task"]

@@ -37,8 +37,18 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         self.members = nn.ModuleList(decoders)
         self.average = average
 
-    def forward(self, prev_output_tokens: Tensor, incremental_state=None, **kwargs):
-        """Tokens (B, T) -> (B, T, V) in fp32, whose softmax is what the ensemble predicts; no attention."""
+    def forward(
+        self, prev_output_tokens: Tensor, incremental_state=None, features_only: bool = False, **kwargs
+    ):
+        """Tokens (B, T) -> (B, T, V) in fp32, whose softmax is what the ensemble predicts; no attention.
+
+        `features_only`: the members' features side by side, divided by their number. Each part times its
+        member's output weights, summed, is the mean of the logits.
+        """
+        if features_only:
+            kwargs.update(incremental_state=incremental_state, features_only=True)
+            features = [member(prev_output_tokens, **kwargs)[0] for member in self.members]
+            return torch.cat(features, dim=-1) / len(features), {"attn": [None]}
         total: Any = None
         for member in self.members:
             logits = member(prev_output_tokens, incremental_state=incremental_state, **kwargs)[0].float()

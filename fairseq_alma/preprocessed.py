@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary
+from fairseq.data import ConcatDataset, Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 from numpy.typing import NDArray
 
 from alma.errors import UserError
@@ -20,12 +21,12 @@ _WORD_MARKS = ("▁", "Ġ")  # SentencePiece, GPT-2
 
 
 class ItemView(torch.utils.data.Dataset):
-    """Some items of `dataset`, in the order of `items` (a list of index arrays, joined); copies nothing."""
+    """Some items of `dataset`, in the order of `items` (n,); copies nothing."""
 
-    def __init__(self, dataset, items: Sequence[NDArray[np.int64]]):
+    def __init__(self, dataset, items: NDArray[np.int64]):
         self.dataset = dataset
-        self.items = np.concatenate(items)
-        self.sizes = np.asarray(dataset.sizes)[self.items]
+        self.items = items
+        self.sizes = np.asarray(dataset.sizes)[items]
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return self.dataset[self.items[index]]
@@ -34,20 +35,25 @@ class ItemView(torch.utils.data.Dataset):
         return len(self.items)
 
 
+def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None):
+    """The items of several .bin/.idx files as one fairseq dataset, or some of them in this order."""
+    shards = [MMapIndexedDataset(prefix) for prefix in prefixes]
+    corpus = shards[0] if len(shards) == 1 else ConcatDataset(shards)
+    return corpus if items is None else ItemView(corpus, items)
+
+
 def check_files(prefix: str) -> None:
     """UserError when PREFIX.bin or .idx is missing, or their sizes do not fit each other."""
-    from fairseq.data.indexed_dataset import MMapIndexedDataset
-
     for suffix in (".idx", ".bin"):
         if not os.path.isfile(prefix + suffix):
             raise UserError(f"{prefix}{suffix} is missing; make the data again")
     try:
-        index = MMapIndexedDataset.Index(prefix + ".idx")
-        expected = int(index.sizes.astype(np.int64).sum()) * np.dtype(index.dtype).itemsize
-    except (AssertionError, ValueError, KeyError, OSError) as error:
+        sizes, code = read_index(prefix + ".idx")
+    except UserError as error:
         raise UserError(
             f"{prefix}.idx is truncated or not a fairseq mmap index; make the data again"
         ) from error
+    expected = int(sizes.sum(dtype=np.int64)) * np.dtype(DTYPES[code]).itemsize
     actual = os.path.getsize(prefix + ".bin")
     if actual != expected:
         raise UserError(f"{prefix}.bin has {actual} bytes, its index says {expected}; make the data again")
@@ -129,4 +135,11 @@ def assign(
     parts = np.split(order, cuts)
     if not all(len(part) for part in parts):
         raise UserError(f"a document is longer than a mega-batch of {target}: ask for larger ones")
-    return [np.concatenate([np.arange(first[d], end[d]) for d in part]) for part in parts]
+    return [_ranges(first[part], end[part]) for part in parts]
+
+
+def _ranges(first: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers [first, end) of each range (n,), joined."""
+    lengths = end - first
+    before = np.cumsum(lengths) - lengths  # numbers of the ranges before this one
+    return np.arange(lengths.sum()) + np.repeat(first - before, lengths)

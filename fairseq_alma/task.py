@@ -3,14 +3,13 @@
 import logging
 import resource
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from fairseq.data import ConcatDataset, MonolingualDataset, TokenBlockDataset, data_utils
+from fairseq.data import MonolingualDataset, TokenBlockDataset
 from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import metrics
@@ -21,9 +20,10 @@ from numpy.typing import NDArray
 
 from alma.errors import UserError
 from alma.stages import Stage, stages
-from alma.stream import Stream, is_stream
-from fairseq_alma import preprocessed
+from alma.stream import Stream, is_stream, read_index
+from fairseq_alma import blocks, preprocessed
 from fairseq_alma.evaluation import token_nll
+from fairseq_alma.loss import ChunkedCrossEntropyCriterion
 from fairseq_alma.switch_layer import expert_losses, routing_stats, switch_layers
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class AlmaLMTask(LanguageModelingTask):
         self.seconds = 0.0  # before this process
         self.started = time.monotonic()
         self.peak_memory = 0
-        self.items: dict[str, Any] = {}
+        self.sources: dict[str, tuple[list[str], NDArray[np.int64] | None]] = {}  # files, items (None: all)
 
     @classmethod
     def setup_dictionary(cls, args, **kwargs):
@@ -107,12 +107,12 @@ class AlmaLMTask(LanguageModelingTask):
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         """Load `train` (the mega-batches of --stage), `valid` or `test` as blocks of --tokens-per-sample.
 
-        UserError: stage out of range, files missing, truncated or changed, fewer tokens than one block.
+        UserError: stage out of range, files missing, truncated, changed or empty.
         """
         if self.stream:
-            self.items[split] = self._stream_items(split)
+            self.sources[split] = (self._stream_files(split), None)
         else:
-            self.items[split] = self._preprocessed_items(split)
+            self.sources[split] = self._preprocessed_items(split)
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
 
     def plan(self, megabatches: int) -> Stage:
@@ -125,7 +125,7 @@ class AlmaLMTask(LanguageModelingTask):
             )
         return plan[self.args.stage]
 
-    def _stream_items(self, split: str):
+    def _stream_files(self, split: str) -> list[str]:
         stream = self.stream
         assert stream is not None
         if split == "train":
@@ -138,61 +138,63 @@ class AlmaLMTask(LanguageModelingTask):
             raise UserError(f"{split}: a stream has the splits train, valid and test")
         if distributed_utils.get_global_rank() == 0:
             stream.check(parts)
-        return self._indexed([stream.path(part) for part in parts])
+        return self._checked([stream.path(part) for part in parts])
 
-    def _preprocessed_items(self, split: str):
+    def _preprocessed_items(self, split: str) -> tuple[list[str], NDArray[np.int64] | None]:
         if split != "train":
-            return self._indexed([f"{self.args.data.split(':')[0]}/{split}"])
-        corpus = self._indexed(self._train_prefixes())
+            return self._checked([f"{self.args.data.split(':')[0]}/{split}"]), None
         if not (self.args.megabatch_words or self.args.megabatch_tokens):
             if self.args.stage or self.args.waiting_time != 1:
                 raise UserError(
                     f"{self.args.data} is not a stream (no stream.json): give --megabatch-words or "
                     "--megabatch-tokens to cut it into mega-batches"
                 )
-            return corpus
+            return self._checked(self._train_prefixes()), None
         megabatches = self.cut()
         stage = self.plan(len(megabatches))
         numbers = ", ".join(str(t) for t in stage.train_on)
         logger.info(f"{len(megabatches)} mega-batches; stage {stage.index}: {numbers}")
-        return preprocessed.ItemView(corpus, [megabatches[t - 1] for t in stage.train_on])
+        return self._train_prefixes(), np.concatenate([megabatches[t - 1] for t in stage.train_on])
 
     def _train_prefixes(self) -> list[str]:
         return [f"{directory}/train" for directory in self.args.data.split(":")]
 
     def cut(self) -> list[NDArray[np.int64]]:
         """Item numbers of every mega-batch that a fairseq-preprocess directory is cut into."""
-        prefixes, words = self._train_prefixes(), self.args.megabatch_words
-        corpus = self._indexed(prefixes)  # held while it is copied: fairseq unmaps the index with it
-        sizes = np.array(corpus.sizes)
+        prefixes, words = self._checked(self._train_prefixes()), self.args.megabatch_words
+        sizes = np.concatenate([read_index(f"{prefix}.idx")[0] for prefix in prefixes])
         weights = preprocessed.count_words(prefixes, self.dictionary) if words else sizes
         target = words or self.args.megabatch_tokens
         return preprocessed.assign(sizes, weights, target, self.args.megabatch_seed)
 
-    def _indexed(self, prefixes: Sequence[str]):
-        """One dataset of the items of several .bin/.idx files, memory-mapped."""
-        shards = []
+    def _checked(self, prefixes: list[str]) -> list[str]:
         for prefix in prefixes:
             preprocessed.check_files(prefix)
-            shards.append(data_utils.load_indexed_dataset(prefix, self.dictionary, self.args.dataset_impl))
-        return shards[0] if len(shards) == 1 else ConcatDataset(shards)
+        return prefixes
 
-    def _blocks(self, split: str, length: int) -> MonolingualDataset:
-        items = self.items[split]
-        if not len(items):
+    def _token_blocks(self, split: str, length: int) -> blocks.TokenBlocks | TokenBlockDataset:
+        prefixes, items = self.sources[split]
+        tokens = blocks.Tokens(prefixes, items)
+        if not len(tokens):
             raise UserError(f"{self.args.data}: {split} is empty")
-        blocks = TokenBlockDataset(
-            items,
-            items.sizes,
+        if self.args.sample_break_mode in (None, "none") and self.targets == ["future"]:
+            return blocks.TokenBlocks(tokens, length, self.dictionary.eos())
+        indexed = preprocessed.indexed(prefixes, items)
+        return TokenBlockDataset(
+            indexed,
+            indexed.sizes,
             length,
             pad=self.dictionary.pad(),
             eos=self.dictionary.eos(),
             break_mode=self.args.sample_break_mode,
             include_targets=True,
         )
+
+    def _blocks(self, split: str, length: int) -> MonolingualDataset:
+        token_blocks = self._token_blocks(split, length)
         return MonolingualDataset(
-            blocks,
-            blocks.sizes,
+            token_blocks,
+            token_blocks.sizes,
             self.dictionary,
             self.output_dictionary,
             add_eos_for_other_targets=self.args.sample_break_mode not in (None, "none"),
@@ -209,6 +211,13 @@ class AlmaLMTask(LanguageModelingTask):
             split = next(name for name, loaded in self.datasets.items() if loaded is dataset)
             dataset = self._blocks(split, max_positions - kwargs.get("context_window", 0))
         return super().eval_lm_dataloader(dataset, max_positions=max_positions, **kwargs)
+
+    def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, max_positions=None, **kwargs):
+        """fairseq's; batches of equal blocks are the same but computed, not listed (see `blocks`)."""
+        grouped = kwargs.get("grouped_shuffling", False)
+        if grouped or not blocks.equal_blocks(dataset, max_tokens, max_positions):
+            return super().get_batch_iterator(dataset, max_tokens, max_sentences, max_positions, **kwargs)
+        return blocks.batch_iterator(dataset, max_tokens, max_sentences, **kwargs)
 
     def can_reuse_epoch_itr(self, dataset) -> bool:
         """Never: fairseq would batch epoch 2 as epoch 1 was, but not after a resume in epoch 2."""
@@ -251,7 +260,10 @@ class AlmaLMTask(LanguageModelingTask):
             hook.remove()
         layers = switch_layers(_unwrapped(model))
         if layers:
-            nll = token_nll(outputs[-1][0], sample["target"], self.dictionary.pad())
+            if isinstance(criterion, ChunkedCrossEntropyCriterion):
+                nll = criterion.nll  # the model's output has no logits
+            else:
+                nll = token_nll(outputs[-1][0], sample["target"], self.dictionary.pad())
             for layer, module in layers.items():
                 for key, value in routing_stats(module).items():
                     logging_output[f"moe_l{layer}_{key}"] = value

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 from fairseq.data.indexed_dataset import MMapIndexedDataset
+from fairseq.tasks import FairseqTask
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream, dtype_code, write_index
-from fairseq_alma.preprocessed import assign, count_words, documents
+from fairseq_alma.blocks import Batches, TokenBlocks
+from fairseq_alma.preprocessed import assign, count_words, documents, indexed
 
 LOADED = ("--sample-break-mode", "none", "--tokens-per-sample", "64")
 
@@ -30,11 +32,9 @@ def file_tokens(stream, *prefixes: str) -> list[int]:
     return found
 
 
-def whole(build, data):
+def whole(data):
     """All training items of a fairseq-preprocess directory, uncut."""
-    task, _ = build(data=data)
-    task.load_dataset("train")
-    return task.items["train"]
+    return indexed([f"{shard}/train" for shard in data.split(":")])
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_valid_and_test_are_the_streams(build, stream):
 
 def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(build, preprocessed):
     task, _ = build("--megabatch-words", "12000", data=preprocessed)
-    corpus = whole(build, preprocessed)
+    corpus = whole(preprocessed)
     parts = task.cut()
     words = count_words([f"{shard}/train" for shard in preprocessed.split(":")], task.dictionary)
     assert len(parts) == round(words.sum() / 12000) > 3
@@ -91,7 +91,7 @@ def test_words_read_off_the_dictionary_are_those_of_the_text(build, preprocessed
 def test_stages_of_a_preprocessed_directory_partition_it(build, preprocessed):
     seen: list[int] = []
     task, _ = build("--megabatch-words", "20000", data=preprocessed)
-    corpus = whole(build, preprocessed)
+    corpus = whole(preprocessed)
     count = len(task.cut())
     for stage in range(count):
         task, _ = build("--megabatch-words", "20000", "--stage", str(stage), *LOADED, data=preprocessed)
@@ -103,12 +103,42 @@ def test_stages_of_a_preprocessed_directory_partition_it(build, preprocessed):
         build("--megabatch-words", "20000", "--stage", str(count), data=preprocessed)[0].load_dataset("train")
 
 
+def test_equal_blocks_need_no_index_and_batches_no_list(build, preprocessed):
+    task, _ = build("--megabatch-words", "20000", *LOADED, data=preprocessed)
+    task.load_dataset("train")
+    dataset = task.dataset("train")
+    assert isinstance(dataset.dataset, TokenBlocks)
+    flags = {"max_tokens": 512, "max_positions": 64, "required_batch_size_multiple": 8, "seed": 3, "epoch": 2}
+    iterators = (
+        task.get_batch_iterator(dataset, **flags),
+        FairseqTask.get_batch_iterator(task, dataset, **flags),
+    )
+    assert [type(iterator.frozen_batches) for iterator in iterators] == [Batches, tuple]
+    first, second = ([b["id"].tolist() for b in iterator.next_epoch_itr()] for iterator in iterators)
+    assert first == second
+    grouped = task.get_batch_iterator(dataset, **flags, grouped_shuffling=True)
+    assert isinstance(grouped.frozen_batches, tuple)
+
+
+@pytest.mark.parametrize("mode", ["complete", "complete_doc", "eos"])
+def test_blocks_of_whole_items_are_fairseqs(build, preprocessed, mode):
+    """Not at a break mode that ignores items: a block then begins with one and ends with one."""
+    flags = ("--megabatch-words", "20000", "--sample-break-mode", mode, "--tokens-per-sample", "64")
+    task, _ = build(*flags, data=preprocessed)
+    task.load_dataset("train")
+    dataset = task.dataset("train")
+    assert {int(dataset[i]["target"][-1]) for i in range(len(dataset))} == {task.dictionary.eos()}
+    corpus, items = whole(preprocessed), task.cut()[0]
+    kept = items if mode != "complete_doc" else items[corpus.sizes[items] > 1]
+    assert sorted(tokens_of(task, "train")) == sorted(torch.cat([corpus[i] for i in kept]).tolist())
+
+
 def test_one_directory_is_cut_as_well_as_several(build, preprocessed):
     shard = preprocessed.split(":")[0]
     task, _ = build("--megabatch-words", "10000", data=shard)
     parts = task.cut()
     assert len(parts) > 1
-    assert sorted(np.concatenate(parts).tolist()) == list(range(len(whole(build, shard))))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(whole(shard))))
 
 
 def test_the_cut_depends_on_its_seed_only(build, preprocessed):
@@ -123,7 +153,7 @@ def test_the_cut_depends_on_its_seed_only(build, preprocessed):
 def test_a_preprocessed_directory_without_a_size_is_one_megabatch(build, preprocessed):
     task, _ = build(*LOADED, data=preprocessed)
     task.load_dataset("train")
-    assert len(tokens_of(task, "train")) == whole(build, preprocessed).sizes.sum()
+    assert len(tokens_of(task, "train")) == whole(preprocessed).sizes.sum()
     with pytest.raises(UserError, match="give --megabatch-words"):
         build("--stage", "1", data=preprocessed)[0].load_dataset("train")
 
@@ -217,6 +247,16 @@ def test_damaged_preprocessed_data_are_refused(build, preprocessed, tmp_path):
     truncate(shard / "train.idx")
     with pytest.raises(UserError, match="train.idx is truncated"):
         build("--megabatch-words", "20000", data=shard)[0].load_dataset("train")
+
+
+@pytest.mark.parametrize("mode", ["none", "complete"])
+def test_an_empty_split_is_refused(build, preprocessed, tmp_path, mode):
+    shard = tmp_path / "shard"
+    shutil.copytree(preprocessed.split(":")[0], shard)
+    (shard / "train.bin").write_bytes(b"")
+    write_index(shard / "train.idx", np.zeros(0, np.int32), dtype_code(8))
+    with pytest.raises(UserError, match="train is empty"):
+        build("--sample-break-mode", mode, data=shard)[0].load_dataset("train")
 
 
 def test_a_stage_out_of_range_is_refused(build, stream):

@@ -1,0 +1,207 @@
+"""Blocks and batches by arithmetic are those that fairseq builds an index and lists for."""
+
+import pickle
+import tempfile
+import tracemalloc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import Dictionary, MonolingualDataset, TokenBlockDataset, TruncatedDictionary
+from fairseq.tasks import FairseqTask
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from alma.stream import write_index
+from fairseq_alma import preprocessed
+from fairseq_alma.blocks import TokenBlocks, Tokens, batch_iterator, equal_blocks
+
+DICTIONARY = Dictionary()
+for unit in range(100):
+    DICTIONARY.add_symbol(f"▁{unit}")
+EOS, PAD = DICTIONARY.eos(), DICTIONARY.pad()
+
+
+def write(directory, files) -> list[str]:
+    """Prefixes of token files with items of these sizes, for each file; every item ends in eos."""
+    rng = np.random.default_rng(0)
+    prefixes = []
+    for number, sizes in enumerate(files):
+        tokens = rng.integers(4, len(DICTIONARY), sum(sizes), dtype=np.uint16)
+        tokens[np.cumsum(sizes, dtype=int) - 1] = EOS
+        prefixes.append(f"{directory}/{number}")
+        tokens.tofile(f"{prefixes[-1]}.bin")
+        write_index(f"{prefixes[-1]}.idx", np.array(sizes, np.int32), 8)
+    return prefixes
+
+
+def monolingual(blocks, **options) -> MonolingualDataset:
+    return MonolingualDataset(blocks, blocks.sizes, DICTIONARY, shuffle=True, targets=["future"], **options)
+
+
+def fairseqs(prefixes, length, items=None, **options) -> MonolingualDataset:
+    indexed = preprocessed.indexed(prefixes, items)
+    mode = {"pad": PAD, "eos": EOS, "break_mode": "none", "include_targets": True}
+    return monolingual(TokenBlockDataset(indexed, indexed.sizes, length, **mode), **options)
+
+
+def ours(prefixes, length, items=None, **options) -> MonolingualDataset:
+    return monolingual(TokenBlocks(Tokens(prefixes, items), length, EOS), **options)
+
+
+def fairseqs_iterator(dataset, *args, **flags):
+    return FairseqTask(SimpleNamespace()).get_batch_iterator(dataset, *args, **flags)
+
+
+def same_items(a, b) -> None:
+    assert len(a) == len(b)
+    assert a.sizes.dtype == b.sizes.dtype
+    assert a.sizes.tolist() == b.sizes.tolist()
+    for k in range(len(a)):
+        assert a[k]["id"] == b[k]["id"] == k
+        assert torch.equal(a[k]["source"], b[k]["source"])
+        assert torch.equal(a[k]["target"], b[k]["target"])
+
+
+def some_items(files, seed: int) -> np.ndarray:
+    """Runs of items in a random order, one of them left out; a run may go on from one file into the next."""
+    rng = np.random.default_rng(seed)
+    count = sum(map(len, files))
+    runs = np.split(np.arange(count), np.sort(rng.integers(0, count, 4)))
+    runs = [run for run in runs if len(run)]
+    return np.concatenate([runs[i] for i in rng.permutation(len(runs))[: max(1, len(runs) - 1)]])
+
+
+@given(
+    files=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=12), min_size=1, max_size=4),
+    length=st.integers(1, 20),
+    seed=st.none() | st.integers(0, 99),
+)
+@example(files=[[1], [1], [1]], length=2, seed=None)  # one-token files, a block over two, a short one
+@example(files=[[4, 4], [8]], length=8, seed=None)  # block borders are file borders
+@example(files=[[3]], length=20, seed=None)  # fewer tokens than a block
+def test_every_block_is_fairseqs(files, length, seed):
+    with tempfile.TemporaryDirectory() as directory:
+        prefixes = write(directory, files)
+        items = None if seed is None else some_items(files, seed)
+        own = ours(prefixes, length, items)
+        same_items(own, fairseqs(prefixes, length, items))
+        same_items(pickle.loads(pickle.dumps(own)), own)
+        with pytest.raises(IndexError):
+            own[len(own)]
+
+
+@given(
+    tokens=st.integers(1, 800),
+    length=st.integers(1, 12),
+    max_tokens=st.none() | st.integers(12, 300),
+    max_sentences=st.none() | st.integers(1, 40),
+    multiple=st.sampled_from([1, 2, 8]),
+    shards=st.integers(1, 3),
+    shuffle=st.booleans(),
+    offset=st.integers(0, 5),
+)
+@example(800, 8, 8 * 13, None, 8, 1, False, 0)  # 13 fit, 8 are taken, a multiple
+@example(8 * 13, 8, None, 16, 8, 1, False, 0)  # the last 5 are left out
+@example(8 * 13, 8, None, 5, 8, 1, False, 0)
+def test_every_batch_of_every_process_is_fairseqs(
+    tokens, length, max_tokens, max_sentences, multiple, shards, shuffle, offset
+):
+    if not (max_tokens or max_sentences):
+        max_sentences = 4
+    own = monolingual(TokenBlocks(range(tokens), length, EOS))
+    assert equal_blocks(own, max_tokens, length)
+    for shard in range(shards):
+        flags = {"required_batch_size_multiple": multiple, "num_shards": shards, "shard_id": shard}
+        flags |= {"seed": 3, "epoch": 2}
+        theirs = fairseqs_iterator(own, max_tokens, max_sentences, **flags)
+        mine = batch_iterator(own, max_tokens, max_sentences, **flags)
+        assert len(mine) == len(theirs)
+        at = min(offset, len(theirs) - 1)
+        if at < 0:
+            continue
+        found = []
+        for iterator in (mine, theirs):
+            assert iterator._get_iterator_for_epoch(2, shuffle, offset=at).n == at
+            found.append([list(batch) for batch in iterator.epoch_batch_sampler])
+        assert found[0] == found[1]
+
+
+def same_batches(own, peer) -> None:
+    for a, b in zip(own, peer, strict=True):
+        assert a["net_input"].keys() == b["net_input"].keys()
+        for key in a["net_input"]:
+            assert torch.equal(a["net_input"][key], b["net_input"][key])
+        assert torch.equal(a["target"], b["target"])
+        assert (a["id"].tolist(), a["ntokens"]) == (b["id"].tolist(), b["ntokens"])
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [(0, {}), (1, {}), (0, {"add_bos_token": True}), (0, {"fixed_pad_length": 16, "pad_to_bsz": 8})],
+)
+def test_what_the_model_gets_is_what_fairseq_gives(tmp_path, workers, options):
+    prefixes = write(tmp_path, [[7] * 40, [5] * 33])
+    flags = {"seed": 5, "epoch": 3}
+    own = batch_iterator(ours(prefixes, 16, **options), 64, None, num_workers=workers, **flags)
+    peer = fairseqs_iterator(fairseqs(prefixes, 16, **options), 64, **flags)
+    same_batches([own.first_batch], [peer.first_batch])
+    same_batches(own.next_epoch_itr(), peer.next_epoch_itr())
+
+
+def test_going_on_at_an_update_reads_no_block_before_it(tmp_path, monkeypatch):
+    dataset = ours(write(tmp_path, [[9] * 500]), 8)
+    whole = batch_iterator(dataset, 32, None)
+    batches = whole.next_epoch_itr()
+    for _ in range(100):
+        next(batches)
+    state = whole.state_dict()
+    resumed = batch_iterator(dataset, 32, None)
+    reads = []
+    read = Tokens.read
+    monkeypatch.setattr(Tokens, "read", lambda *args: reads.append(args) or read(*args))
+    resumed.load_state_dict(state)
+    rest = resumed.next_epoch_itr()
+    assert (rest.n, len(reads)) == (100, 0)
+    same_batches([next(rest)], [next(batches)])
+    monkeypatch.undo()
+    same_batches(rest, batches)
+
+
+def test_memory_does_not_grow_with_items_nor_pickles_with_tokens(tmp_path):
+    prefixes = write(tmp_path, [[1] * 200_000])
+    tracemalloc.start()
+    dataset = ours(prefixes, 64)
+    batch_iterator(dataset, 64, None).next_epoch_itr()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 80 * len(dataset) + 100_000  # of 400,000 bytes of tokens and 2,400,000 of index
+    assert len(pickle.dumps(dataset.dataset)) < 2000
+
+
+def test_a_file_without_items_is_no_obstacle(tmp_path):
+    prefixes = write(tmp_path, [[], [3, 2], [], [4]])
+    dataset = ours(prefixes, 4)
+    alone = ours([prefixes[1], prefixes[3]], 4)
+    same_items(dataset, alone)
+    same_items(ours(prefixes, 4, np.array([2, 0])), ours([prefixes[1], prefixes[3]], 4, np.array([2, 0])))
+
+
+def test_a_smaller_output_dictionary_leaves_the_input_alone(tmp_path):
+    prefixes = write(tmp_path, [[9] * 20])
+    whole = ours(prefixes, 16)
+    dataset = ours(prefixes, 16, tgt_vocab=TruncatedDictionary(DICTIONARY, 50))
+    for k in range(len(dataset)):
+        assert torch.equal(dataset[k]["source"], whole[k]["source"])
+        expected = whole[k]["target"].where(whole[k]["target"] < 50, DICTIONARY.unk())
+        assert torch.equal(dataset[k]["target"], expected)
+
+
+def test_blocks_too_long_for_a_batch_or_the_model_are_left_to_fairseq():
+    dataset = monolingual(TokenBlocks(range(100), 16, EOS))
+    assert equal_blocks(dataset, None, None)
+    assert equal_blocks(dataset, 16, 16)
+    assert not equal_blocks(dataset, 15, 16)
+    assert not equal_blocks(dataset, 16, 15)
+    assert not equal_blocks(dataset.dataset, 16, 16)

@@ -1,0 +1,332 @@
+"""The criterion chunked_cross_entropy: fairseq's cross_entropy in value and gradient, without its logits."""
+
+import json
+import re
+import socket
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from alma.errors import UserError
+from fairseq_alma.ensemble import EnsembleLanguageModel
+from fairseq_alma.loss import ChunkedCrossEntropyCriterion, chunked_nll
+
+PAD = 1
+
+
+class Plain:
+    """An optimizer that only runs backward."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+
+@pytest.fixture
+def padded(sample) -> dict:
+    """`sample` with half of the second sequence and the end of the last as padding."""
+    for row, length in ((1, 32), (3, 50)):
+        sample["net_input"]["src_tokens"][row, length:] = PAD
+        sample["target"][row, length:] = PAD
+    return {**sample, "ntokens": int((sample["target"] != PAD).sum())}
+
+
+def inputs(tokens=50, dims=(16,), units=301, spread=1.0, dtype=torch.float32):
+    """Features (S, D), weights (V, D) and targets (S,), some of which are padding."""
+    torch.manual_seed(0)
+    features = torch.randn(tokens, sum(dims)).to(dtype).requires_grad_()
+    weights = [(spread * torch.randn(units, dim)).to(dtype).requires_grad_() for dim in dims]
+    target = torch.randint(2, units, (tokens,))
+    target[::7] = PAD
+    return features, weights, target
+
+
+def reference(features, weights, target, scale=1.0):
+    """Loss and gradients in double precision."""
+    leaves = [tensor.detach().double().requires_grad_() for tensor in (features, *weights)]
+    logits = F.linear(leaves[0], torch.cat(leaves[1:], dim=1))
+    loss = F.cross_entropy(logits, target, ignore_index=PAD, reduction="sum")
+    (loss * scale).backward()
+    return loss, [leaf.grad for leaf in leaves]
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 42, 1000])  # 42 tokens are not padding
+@pytest.mark.parametrize("dims", [(16,), (8, 5)])
+def test_loss_and_gradients_are_those_of_cross_entropy(chunk, dims):
+    features, weights, target = inputs(dims=dims)
+    loss, nll = chunked_nll(features, weights, target, PAD, chunk)
+    (3 * loss).backward()
+    expected, grads = reference(features, weights, target, scale=3)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert nll.sum().item() == pytest.approx(expected.item(), rel=1e-6)
+    assert not nll.requires_grad
+    assert nll[target == PAD].eq(0).all()
+    for tensor, grad in zip((features, *weights), grads, strict=True):
+        torch.testing.assert_close(tensor.grad, grad.float(), atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(chunked_nll(features, weights, target, PAD, chunk), (loss, nll))
+
+
+def test_a_batch_of_padding_has_no_loss_and_zero_gradients():
+    features, weights, target = inputs()
+    loss, _ = chunked_nll(features, weights, torch.full_like(target, PAD), PAD, 16)
+    loss.backward()
+    assert loss.item() == 0
+    assert all(tensor.grad.eq(0).all() for tensor in (features, *weights))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "error_of_small"), [(torch.float16, 2e-3, 0.03), (torch.bfloat16, 2e-2, 0.2)]
+)
+def test_half_precision_gradients_do_not_underflow(dtype, error, error_of_small):
+    """Gradients around fp16's smallest number, 6e-8, are as exact as others, given a loss scale."""
+    features, weights, target = inputs(tokens=8, units=2000, spread=2, dtype=dtype)
+    scale = 2.0**11
+    loss, _ = chunked_nll(features, weights, target, PAD, 3)
+    (loss * scale).backward()
+    expected, (by_features, by_weight) = reference(features, weights, target, scale)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=error)
+    for found, grad in ((features.grad, by_features), (weights[0].grad, by_weight)):
+        assert found.dtype == dtype
+        assert (found - grad).norm() < error * grad.norm()
+    small = (by_weight.abs() < 1e-6 * scale) & (by_weight.abs() > 1e-8 * scale)
+    assert small.sum() > 1000
+    assert (weights[0].grad - by_weight)[small].norm() < error_of_small * by_weight[small].norm()
+
+
+def test_sums_over_chunks_are_in_fp32():
+    """256 chunks of one token: bf16 would stop counting at 256 times the smallest."""
+    features = torch.ones(512, 1, dtype=torch.bfloat16)
+    weight = torch.zeros(4, 1, dtype=torch.bfloat16, requires_grad=True)
+    chunked_nll(features, [weight], torch.full((512,), 2), PAD, 1)[0].backward()
+    assert weight.grad.flatten().tolist() == [128, 128, -384, 128]
+
+
+def test_autocast_computes_logits_in_its_dtype():
+    features, weights, target = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, _ = chunked_nll(features, weights, target, PAD, 16)
+        logits = F.linear(features, weights[0])
+    loss.backward()
+    assert loss.item() == pytest.approx(
+        F.cross_entropy(logits.float(), target, ignore_index=PAD, reduction="sum").item(), rel=1e-6
+    )
+    expected, grads = reference(features, weights, target)
+    assert loss.item() != pytest.approx(expected.item(), rel=1e-6)
+    for tensor, grad in zip((features, *weights), grads, strict=True):
+        assert tensor.grad.dtype == torch.float32
+        assert (tensor.grad - grad).norm() < 2e-2 * grad.norm()
+
+
+def test_padding_costs_nothing():
+    found = []
+    for padding in (0, 24):
+        features, weights, target = inputs(tokens=48)
+        target[:] = 5
+        target[48 - padding :] = PAD
+        with FlopCounterMode(display=False) as counter:
+            chunked_nll(features, weights, target, PAD, 16)[0].backward()
+        found.append(counter.get_total_flops())
+    assert found[0] == 2 * found[1] > 0
+
+
+DENSE = tuple("--arch transformer_lm --decoder-ffn-embed-dim 64 --decoder-input-dim 24".split())
+MODELS = {
+    "switch": ("--moe-gate-loss-wt", "0.5"),
+    "checkpointed": ("--checkpoint-activations",),
+    "umix": ("--members", "2", "--moe-gate-loss-wt", "0.5"),
+    "dense": (*DENSE, "--decoder-output-dim", "32"),
+    "tied": (*DENSE, "--decoder-output-dim", "24", "--share-decoder-input-output-embed"),
+}
+
+
+def updates(task, model, criterion, sample) -> tuple[list, dict[str, torch.Tensor]]:
+    """What the criterion logs in 4 updates of two accumulated batches, and the gradients of a fifth."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    torch.manual_seed(3)
+    logged = []
+    for update in range(5):
+        optimizer.zero_grad()
+        for half in (slice(0, 2), slice(2, 4)):
+            target = sample["target"][half]
+            batch = {
+                "net_input": {"src_tokens": sample["net_input"]["src_tokens"][half]},
+                "target": target,
+                "ntokens": int((target != PAD).sum()),
+            }
+            loss, size, log = task.train_step(batch, model, criterion, Plain(), update)
+            logged.append((loss.item(), size, {name: torch.as_tensor(log[name]).tolist() for name in log}))
+        if update < 4:
+            optimizer.step()
+    return logged, {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("sentence_avg", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_that_of_fairseqs_criterion(build, padded, name, sentence_avg):
+    task, model = build(*MODELS[name])
+    expected, expected_grads = updates(task, model, CrossEntropyCriterion(task, sentence_avg), padded)
+    task, model = build(*MODELS[name])
+    criterion = ChunkedCrossEntropyCriterion(task, sentence_avg, 24)
+    logged, grads = updates(task, model, criterion, padded)
+    for (loss, size, log), (expected_loss, expected_size, expected_log) in zip(logged, expected, strict=True):
+        assert loss == pytest.approx(expected_loss, rel=1e-5)
+        assert size == expected_size
+        assert log.keys() == expected_log.keys()
+        for key in log:
+            assert log[key] == pytest.approx(expected_log[key], rel=1e-5, abs=1e-5), key
+    assert grads.keys() == expected_grads.keys()
+    largest = max(grad.abs().max() for grad in expected_grads.values()).item()
+    for key, grad in expected_grads.items():
+        assert (grads[key] - grad).abs().max() < 1e-5 * largest, key
+
+
+class Scaled:
+    """fairseq's loss scale, as --fp16 begins with."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (128 * loss).backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["switch", "umix"])
+def test_a_half_precision_model_has_the_same_gradients(build, padded, name, dtype):
+    task, model = build(*MODELS[name], "--dropout", "0")
+    model.to(dtype)
+    found = []
+    for criterion in (CrossEntropyCriterion(task, False), ChunkedCrossEntropyCriterion(task, False, 24)):
+        model.zero_grad()
+        loss, _, _ = task.train_step(padded, model, criterion, Scaled(), 0)
+        found.append((loss.item(), [p.grad.float() for p in model.parameters()]))
+    (expected, theirs), (loss, ours) = found
+    assert loss == pytest.approx(expected, rel=1e-3)
+    flat, reference = (torch.cat([grad.flatten() for grad in grads]) for grads in (ours, theirs))
+    assert (flat - reference).norm() < 2e-2 * reference.norm()
+
+
+@pytest.mark.parametrize("name", ["switch", "umix"])
+def test_validation_has_the_same_loss_of_each_expert(build, padded, name):
+    task, model = build(*MODELS[name])
+    found = [
+        task.valid_step(padded, model, criterion.eval())
+        for criterion in (
+            CrossEntropyCriterion(task, False),
+            ChunkedCrossEntropyCriterion(task, False, 24),
+        )
+    ]
+    (expected, size, expected_log), (loss, ours, log) = found
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert size == ours
+    assert log.keys() == expected_log.keys()
+    names = [key for key in log if key.endswith("_nll")]
+    assert names
+    for key in names:
+        torch.testing.assert_close(log[key], expected_log[key], atol=1e-3, rtol=1e-5)
+        assert log[key].sum().item() == pytest.approx(loss.item(), rel=1e-6)
+
+
+class Largest(TorchDispatchMode):
+    """Records the number of elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return made
+
+
+@pytest.mark.parametrize("name", ["switch", "umix", "dense"])
+def test_no_tensor_of_all_logits_is_ever_made(build, sample, name):
+    task, model = build(*MODELS[name])
+    weight = model.get_parameter(next(n for n, _ in model.named_parameters() if "embed_tokens" in n))
+    all_logits, chunk = sample["target"].numel() * weight.size(0), 48
+    limit = max(chunk * weight.size(0), weight.numel(), all_logits // 4)
+    for criterion in (CrossEntropyCriterion(task, False), ChunkedCrossEntropyCriterion(task, False, chunk)):
+        with Largest() as largest:
+            task.train_step(sample, model, criterion, Plain(), 0)
+            task.valid_step(sample, model, criterion)
+        chunked = isinstance(criterion, ChunkedCrossEntropyCriterion)
+        assert (largest.elements <= limit) == chunked
+        assert (largest.elements < all_logits) == chunked
+
+
+def test_what_it_cannot_do_is_refused(build, sample):
+    task, model = build()
+    with pytest.raises(UserError, match="--loss-chunk-tokens"):
+        ChunkedCrossEntropyCriterion(task, False, 0)
+    criterion = ChunkedCrossEntropyCriterion(task, False, 24)
+    with pytest.raises(UserError, match="EnsembleDecoder"):
+        criterion(EnsembleLanguageModel.of([model, model]), sample)
+    _, adaptive = build("--arch", "transformer_lm", "--adaptive-softmax-cutoff", "100,500")
+    with pytest.raises(UserError, match="no adaptive softmax"):
+        criterion(adaptive, sample)
+
+
+TIMINGS = re.compile("wps|ups|wall|gb_free")
+
+
+def records(output: str, tag: str) -> list[dict]:
+    """What fairseq logged as JSON under a tag, but for timings."""
+    lines = (line.split(f":{tag}:", 1)[1] for line in output.splitlines() if f":{tag}:" in line)
+    return [
+        {key: float(value) for key, value in json.loads(line).items() if not TIMINGS.search(key)}
+        for line in lines
+        if line.startswith("{")
+    ]
+
+
+FLAGS = ("--max-update", "8", "--log-interval", "2", "--update-freq", "2", "--dropout", "0")
+CHUNKED = ("--criterion", "chunked_cross_entropy", "--loss-chunk-tokens", "100")
+
+
+@pytest.fixture
+def plain_run(start, stream, tiny, tmp_path):
+    """The output and the parameters of fairseq-train with its own criterion."""
+    finished = start("train", stream, *tiny, *FLAGS, "--save-dir", tmp_path / "plain").wait()
+    assert finished.code == 0, finished.output
+    return finished.output, parameters(tmp_path / "plain")
+
+
+def parameters(directory) -> dict[str, torch.Tensor]:
+    return torch.load(directory / "checkpoint_last.pt", weights_only=True)["model"]
+
+
+def same(found, expected) -> None:
+    """To 1e-5, but for the biases of keys: softmax ignores them, and Adam makes steps of their rounding."""
+    assert found.keys() == expected.keys()
+    for name in found:
+        if not name.endswith("k_proj.bias"):
+            torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_fairseq_train_logs_and_learns_the_same(start, stream, tiny, plain_run, tmp_path):
+    finished = start("train", stream, *tiny, *FLAGS, *CHUNKED, "--save-dir", tmp_path / "ours").wait()
+    assert finished.code == 0, finished.output
+    for tag in ("train_inner", "valid", "train"):
+        found, expected = records(finished.output, tag), records(plain_run[0], tag)
+        assert found
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.keys() == theirs.keys()
+            for key in ours:
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-3, abs=2e-3), key
+    same(parameters(tmp_path / "ours"), plain_run[1])
+
+
+@pytest.mark.parametrize("backend", ["pytorch_ddp", "legacy_ddp"])
+def test_two_processes_learn_the_same(start, stream, tiny, plain_run, tmp_path, backend):
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        port = str(server.getsockname()[1])
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    flags = (*FLAGS, *CHUNKED, "--update-freq", "1", "--ddp-backend", backend, "--save-dir", tmp_path / "two")
+    ranks = [start("train", stream, *tiny, *flags, environment={**common, "RANK": r}) for r in ("0", "1")]
+    for finished in [rank.wait() for rank in ranks]:
+        assert finished.code == 0, finished.output
+    same(parameters(tmp_path / "two"), plain_run[1])
