@@ -1,9 +1,10 @@
-"""The files of experiments/table2 are the rows of the paper's Table 2."""
+"""Experiments as files: those of table2 are the rows of the paper's Table 2, bad ones are one clear line."""
 
 from pathlib import Path
 
 import pytest
 
+from alma.errors import UserError
 from alma.lm_reference import reference
 from slurm.flags import number, value
 from slurm.launch import read_requests
@@ -51,3 +52,67 @@ def test_small_is_the_same_rows(monkeypatch):
     assert [setting(request) for request in small] == [setting(request) for request in base]
     assert {str(request.out).rpartition("_")[2] for request in small} == {"small"}
     assert {value(request.flags, "--arch") for request in small} == {"switch_gmoe_tiny"}
+
+
+def experiments(folder: Path) -> None:
+    """Two experiments and two sizes."""
+    (folder / "set/sizes").mkdir(parents=True)
+    files = {
+        "grow_big": "learner: gmoe\ngrow-experts: 2\nsize: big",
+        "fixed_big": "learner: sm\nsize: big\nreplay: true\nflags: {moe-expert-count: 8, lr: 2e-3}",
+        "sizes/big": "stream: stream\nflags: {max-update: 3, lr: 1e-3}",
+        "sizes/tiny": "stream: stream\nwaiting-time: 2\nflags: {max-update: 1, cpu: true}",
+    }
+    for name, text in files.items():
+        (folder / f"set/{name}.yaml").write_text(text)
+
+
+def test_experiments_are_run_as_their_files_and_the_command_line_say(tmp_path, monkeypatch):
+    experiments(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    grown, fixed = read_requests(["set/grow_big.yaml", "set/fixed_big.yaml"])
+    assert (grown.learner, grown.grow_experts, str(grown.out)) == ("gmoe", "2", "runs/set/grow_big")
+    assert (fixed.replay, fixed.stream, grown.replay) == (True, "stream", False)
+    wanted = {"--max-update": "3", "--lr": "2e-3", "--moe-expert-count": "8"}
+    assert fixed.flags == {name: [f"{name}={value}"] for name, value in wanted.items()}
+    words = ["set", "--size", "tiny", "--seed", "5", "--stream", "x", "--", "--max-update", "7"]
+    fixed, grown = read_requests(words)
+    assert [str(one.out) for one in (fixed, grown)] == ["runs/set/fixed_tiny", "runs/set/grow_tiny"]
+    assert {(one.seed, one.waiting_time, one.stream) for one in (fixed, grown)} == {(5, 2, "x")}
+    assert grown.flags == {"--max-update": ["--max-update", "7"], "--cpu": ["--cpu"]}
+    assert read_requests([*words, "--cpu=false"])[0].flags.keys() == {
+        "--max-update",
+        "--moe-expert-count",
+        "--lr",
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words", "message"),
+    [
+        ("set/new", "learner: sm", ["set/new.yaml"], "give --stream"),
+        ("set/new", "learner: sm\nsize: huge", ["set/new.yaml"], "no such size; there are: big, tiny"),
+        ("set/new", "learnr: sm", ["set/new.yaml"], "set/new.yaml: unrecognized arguments: --learnr=sm"),
+        ("set/new", "size: big", ["set/new.yaml"], "give --learner"),
+        ("set/new", "learner: [sm", ["set/new.yaml"], "set/new.yaml: not YAML"),
+        ("set/new", "sm", ["set/new.yaml"], "give options as"),
+        ("set/new", "learner: sm\nflags: fast", ["set/new.yaml", "--size", "big"], "give flags as"),
+        ("set/new", "learner: sm\nflags: {seed: 1}", ["set/new.yaml", "--size", "big"], "give --seed before"),
+        (
+            "set/fixed_tiny",
+            "learner: sm\nsize: tiny",
+            ["set", "--size", "tiny"],
+            "another experiment goes to",
+        ),
+        ("set/new", "learner: sm", ["set/none.yaml"], "set/none.yaml: no such experiment"),
+        ("set/new", "learner: sm", ["stream", "set/new.yaml"], "not both"),
+        ("set/new", "learner: sm", ["stream", "stream", "--learner", "sm"], "give one stream"),
+    ],
+)
+def test_bad_experiments_are_one_clear_line(tmp_path, monkeypatch, file, text, words, message):
+    experiments(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    Path(f"{file}.yaml").write_text(text)
+    with pytest.raises(UserError, match=message) as refused:
+        read_requests(words)
+    assert "\n" not in str(refused.value)

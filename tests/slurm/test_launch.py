@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from alma.stream import FileInfo, Part, Stream
-from slurm.launch import read_requests
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--arch", "switch_gmoe_tiny")  # its checkpoints have room on any disk
@@ -244,41 +242,12 @@ def test_stages_stops_early_and_more_of_them_go_on(launcher, expected):
     assert launcher.rows == expected
 
 
-def experiments(folder: Path) -> None:
-    """Two experiments and two sizes."""
-    (folder / "set/sizes").mkdir(parents=True)
-    files = {
-        "grow_big": "learner: gmoe\ngrow-experts: 2\nsize: big",
-        "fixed_big": "learner: sm\nsize: big\nreplay: true\nflags: {moe-expert-count: 8, lr: 2e-3}",
-        "sizes/big": "stream: stream\nflags: {max-update: 3, lr: 1e-3}",
-        "sizes/tiny": "stream: stream\nwaiting-time: 2\nflags: {max-update: 1, cpu: true}",
-    }
-    for name, text in files.items():
-        (folder / f"set/{name}.yaml").write_text(text)
-
-
-def test_experiments_are_run_as_their_files_and_the_command_line_say(launcher, monkeypatch):
-    experiments(launcher.folder)
-    monkeypatch.chdir(launcher.folder)
-    grown, fixed = read_requests(["set/grow_big.yaml", "set/fixed_big.yaml"])
-    assert (grown.learner, grown.grow_experts, str(grown.out)) == ("gmoe", "2", "runs/set/grow_big")
-    assert (fixed.replay, fixed.stream, grown.replay) == (True, "stream", False)
-    wanted = {"--max-update": "3", "--lr": "2e-3", "--moe-expert-count": "8"}
-    assert fixed.flags == {name: [f"{name}={value}"] for name, value in wanted.items()}
-    words = ["set", "--size", "tiny", "--seed", "5", "--stream", "x", "--", "--max-update", "7"]
-    fixed, grown = read_requests(words)
-    assert [str(one.out) for one in (fixed, grown)] == ["runs/set/fixed_tiny", "runs/set/grow_tiny"]
-    assert {(one.seed, one.waiting_time, one.stream) for one in (fixed, grown)} == {(5, 2, "x")}
-    assert grown.flags == {"--max-update": ["--max-update", "7"], "--cpu": ["--cpu"]}
-    assert read_requests([*words, "--cpu=false"])[0].flags.keys() == {
-        "--max-update",
-        "--moe-expert-count",
-        "--lr",
-    }
-
-
 def test_experiments_run_one_after_the_other(launcher):
-    experiments(launcher.folder)
+    (launcher.folder / "set/sizes").mkdir(parents=True)
+    size = "stream: stream\nwaiting-time: 2\nflags: {arch: switch_gmoe_tiny, max-update: 1, cpu: true}"
+    (launcher.folder / "set/sizes/tiny.yaml").write_text(size)
+    for name, learner in (("fixed", "sm"), ("grow", "gmoe")):
+        (launcher.folder / f"set/{name}_big.yaml").write_text(f"learner: {learner}\nsize: big")
     process = launcher.start_words("set", "--size", "tiny")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
@@ -289,37 +258,6 @@ def test_experiments_run_one_after_the_other(launcher):
         out.splitlines()[-1]
         == "compare runs with: python -m alma.report runs/set/fixed_tiny runs/set/grow_tiny"
     )
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "words", "message"),
-    [
-        ("set/new", "learner: sm", ["set/new.yaml"], "give --stream"),
-        ("set/new", "learner: sm\nsize: huge", ["set/new.yaml"], "no such size; there are: big, tiny"),
-        ("set/new", "learnr: sm", ["set/new.yaml"], "set/new.yaml: unrecognized arguments: --learnr=sm"),
-        ("set/new", "size: big", ["set/new.yaml"], "give --learner"),
-        ("set/new", "learner: [sm", ["set/new.yaml"], "set/new.yaml: not YAML"),
-        ("set/new", "sm", ["set/new.yaml"], "give options as"),
-        ("set/new", "learner: sm\nflags: fast", ["set/new.yaml", "--size", "big"], "give flags as"),
-        ("set/new", "learner: sm\nflags: {seed: 1}", ["set/new.yaml", "--size", "big"], "give --seed before"),
-        (
-            "set/fixed_tiny",
-            "learner: sm\nsize: tiny",
-            ["set", "--size", "tiny"],
-            "another experiment goes to",
-        ),
-        ("set/new", "learner: sm", ["set/none.yaml"], "set/none.yaml: no such experiment"),
-        ("set/new", "learner: sm", ["stream", "set/new.yaml"], "not both"),
-        ("set/new", "learner: sm", ["stream", "stream", "--learner", "sm"], "give one stream"),
-    ],
-)
-def test_bad_experiments_are_one_clear_line(launcher, monkeypatch, file, text, words, message):
-    experiments(launcher.folder)
-    monkeypatch.chdir(launcher.folder)
-    Path(f"{file}.yaml").write_text(text)
-    with pytest.raises(UserError, match=message) as refused:
-        read_requests(words)
-    assert "\n" not in str(refused.value)
 
 
 MOMENTS: dict[str, Callable[[Path], bool]] = {
