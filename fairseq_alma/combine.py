@@ -1,7 +1,7 @@
 """One checkpoint of several: python -m fairseq_alma.combine CKPT... --out ens.pt [--average probs|logits]
 
-fairseq-eval-lm and fairseq-interactive load it as one model. Averaging probabilities gives what they give
-for `--path a.pt:b.pt`.
+fairseq-eval-lm, fairseq-interactive and fairseq-generate load it as one model. Averaging probabilities gives
+what they give for `--path a.pt:b.pt`.
 """
 
 from collections.abc import Sequence

@@ -174,7 +174,7 @@ def _config(
         "fairseq_flags": words_of(_passed(request.flags)),
     }
     if request.learner in _OF_LEARNERS["members"]:
-        config["members"] = request.members or MEMBERS
+        config["members"] = _members(request)
     if request.learner == "gmoe":
         router, optimizer = _grow_modes(request)
         config |= {"grow_experts": growth, "grow_router": router, "grow_optimizer": optimizer}
@@ -188,7 +188,7 @@ def _config(
 
 def _spec(request: Request, stage: Stage, sizes: list[str]) -> StageSpec:
     directory = _directory(request, stage.index)
-    members = (request.members or MEMBERS) if request.learner == "ens" else 1
+    members = _members(request) if request.learner == "ens" else 1
     trainings = tuple(_training(request, stage, k, sizes) for k in range(members))
     models = tuple(training.directory for training in trainings)
     if request.learner == "gens":
@@ -217,9 +217,14 @@ def _seed(request: Request, member: int) -> int:
     return request.seed + SEED_STEP * member
 
 
+def _members(request: Request) -> int:
+    """N of ens and umix."""
+    return request.members or MEMBERS
+
+
 def _jointly(request: Request) -> int | None:
     """N of umix, whose members are one model to fairseq-train."""
-    return (request.members or MEMBERS) if request.learner == "umix" else None
+    return _members(request) if request.learner == "umix" else None
 
 
 def _arch(request: Request) -> str:
