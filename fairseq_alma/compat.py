@@ -1,10 +1,11 @@
 """Work-arounds for fairseq 0.12, all in one place, each with what will make it unnecessary.
 
-`install` replaces eight functions of fairseq; the rest of the plug-in uses its public interfaces.
+`install` replaces eleven functions of fairseq; the rest of the plug-in uses its public interfaces.
 """
 
 import copy
 import functools
+import importlib.util
 import logging
 import os
 import shutil
@@ -15,16 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import checkpoint_utils, options, utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
+from fairseq.trainer import Trainer
 from omegaconf import open_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import command
 from alma.files import save_tensors
-from fairseq_alma import checkpoint, growth
+from fairseq_alma import checkpoint, expert_parallel, growth
+from fairseq_alma.switch_layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
 
 logger = logging.getLogger(__name__)
@@ -39,6 +42,7 @@ def install() -> None:
     if distributed_utils.call_main.__module__ == __name__:
         return
     distributed_utils.call_main = _call_main(distributed_utils.call_main)
+    options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)
     checkpoint_utils.load_checkpoint = _load_checkpoint(checkpoint_utils.load_checkpoint)
     checkpoint_utils.load_checkpoint_to_cpu = _readable(checkpoint_utils.load_checkpoint_to_cpu)
     checkpoint_utils.load_model_ensemble_and_task = _each_path(checkpoint_utils.load_model_ensemble_and_task)
@@ -46,6 +50,8 @@ def install() -> None:
     PathManager.copy = staticmethod(_copy_atomically)
     distributed_utils._broadcast_object_slow = _broadcast_object
     distributed_fairseq_model.DistributedDataParallel = _data_parallel
+    utils.clip_grad_norm_ = _clip_grad_norm(utils.clip_grad_norm_)
+    Trainer.always_call_state_dict_during_save_checkpoint = property(_on_all_processes)
     # TokenBlockDataset's break mode "eos" (fairseq-interactive) uses np.compat.long, gone in NumPy 2;
     # no upstream issue is known.
     vars(np).setdefault("compat", types.SimpleNamespace(long=np.int64))
@@ -99,11 +105,58 @@ def _broadcast_object(obj, src_rank: int, group, dist_device):
 def _data_parallel(module, device_ids=None, output_device=None, **kwargs):
     """fairseq always names a device, which DistributedDataParallel refuses for modules on the CPU.
 
-    Same cause as _call_main's: https://github.com/facebookresearch/fairseq/issues/3318.
+    Same cause as _call_main's: https://github.com/facebookresearch/fairseq/issues/3318. Experts that are this
+    process's alone are left out, as legacy_ddp does.
     """
     if next(module.parameters()).device.type == "cpu":
         device_ids = output_device = None
+    own = [name for name, param in module.named_parameters() if hasattr(param, "expert")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, own)
     return DistributedDataParallel(module, device_ids=device_ids, output_device=output_device, **kwargs)
+
+
+def _clip_grad_norm(original):
+    """The gradients of experts shared out to the processes count in the norm; fairseq only scales them.
+
+    https://github.com/facebookresearch/fairseq/blob/moe/fairseq/utils.py is where it got a part of this.
+    """
+
+    @functools.wraps(original)
+    def clip_grad_norm_(params, max_norm, aggregate_norm_fn=None):
+        params = [params] if torch.is_tensor(params) else list(params)
+        if any(hasattr(param, "expert") for param in params):
+            return expert_parallel.clip_grad_norm_(original, params, max_norm)
+        return original(params, max_norm, aggregate_norm_fn)
+
+    return clip_grad_norm_
+
+
+def _shards(trainer) -> expert_parallel.Shards | None:
+    """How the experts of its model are shared out to processes, None where they are not."""
+    return next((layer.shards for layer in switch_layers(trainer.get_model()).values()), None)
+
+
+def _on_all_processes(trainer) -> bool:
+    """Whether a checkpoint needs every process, not the first alone: fairseq asks this for FSDP only."""
+    sharded = trainer.is_fsdp and not trainer.cfg.distributed_training.use_sharded_state
+    return sharded or _shards(trainer) is not None
+
+
+def _bf16_without_tpu(original):
+    """--bf16 on a GPU or a CPU: fairseq takes it to ask for a TPU, which its hydra commands do not.
+
+    No upstream issue is known.
+    """
+
+    @functools.wraps(original)
+    def parse_args_and_arch(*args, **kwargs):
+        parsed = original(*args, **kwargs)
+        given = parsed[0] if isinstance(parsed, tuple) else parsed
+        if given.tpu and importlib.util.find_spec("torch_xla") is None:
+            given.tpu = False
+        return parsed
+
+    return parse_args_and_arch
 
 
 def _call_main(original):
@@ -150,6 +203,8 @@ def _cpu_processes(cfg) -> int:
     distributed = cfg.distributed_training
     if torch.cuda.is_available() and not cfg.common.cpu:
         return 0
+    with open_dict(cfg):  # flat, --fp16 asks for a GPU
+        cfg.common.fp16_no_flatten_grads = True
     if distributed.distributed_init_method is None and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         with open_dict(cfg):
             distributed.distributed_init_method = "env://"
@@ -215,6 +270,8 @@ def _load_checkpoint(original):
             for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt.*.tmp"):
                 left_by_a_kill.unlink()
         cfg = copy.deepcopy(cfg)  # the checkpoints of this run keep what the user gave
+        if getattr(trainer.cfg.model, "moe_expert_parallel", False):
+            expert_parallel.prepare(trainer, _shards(trainer))
         growth.prepare(cfg, trainer)
         loaded = original(cfg, trainer, **kwargs)
         max_update = trainer.cfg.optimization.max_update

@@ -21,12 +21,12 @@ from alma.errors import UserError
 from alma.files import save_tensors
 from fairseq_alma.checkpoint import glance
 from fairseq_alma.evaluation import evaluate
-from fairseq_alma.switch_layer import Router, Routing, SwitchFFN
+from fairseq_alma.switch_layer import STACKED, Router, Routing, SwitchFFN
 
 logger = logging.getLogger(__name__)
 
 GROWN = "grown.pt"
-_STACKED = ("w1", "b1", "w2", "b2", "router.weight")  # one row an expert
+_STACKED = (*STACKED, "router.weight")  # one row an expert
 
 
 def losing_experts(losses: Tensor, count: int) -> list[int]:

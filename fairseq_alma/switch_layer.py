@@ -1,6 +1,6 @@
 """The Switch layer (Fedus et al., 2021): a router that sends each token to one of E expert FFNs.
 
-Shapes: T time, B sequences, S = B * T tokens, D model, F hidden, E experts, C capacity.
+Shapes: T time, B sequences, S = B * T tokens, D model, F hidden, E experts, C capacity, R rows.
 """
 
 import math
@@ -9,6 +9,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fairseq_alma.dispatch import Groups, as_autocast, best_layout, dispatch, grouped_linear
+from fairseq_alma.expert_parallel import Shards
+
+STACKED = ("w1", "b1", "w2", "b2")
+"""The experts' parameters, each (E, …)."""
 
 
 @dataclass
@@ -67,7 +73,8 @@ class Router(nn.Module):
             expert, gate, probs = self._descend(logits, expert, gate, probs)
         if padding is not None:
             expert = expert.masked_fill(padding, experts)
-        counts = torch.bincount(expert, minlength=experts + 1)[:experts]
+        # Not bincount, which waits for the device to know its result's size.
+        counts = expert.new_zeros(experts + 1).scatter_add_(0, expert, torch.ones_like(expert))[:experts]
         return Routing(expert, gate, probs, counts)
 
     def _descend(
@@ -100,23 +107,6 @@ def load_balancing_loss(routing: Routing) -> Tensor:
     real = (routing.expert < routing.probs.size(1)).unsqueeze(1)
     mean_probs = (routing.probs * real).sum(0) / routed
     return routing.probs.size(1) * torch.dot(routing.counts / routed, mean_probs)
-
-
-def dispatch_order(routing: Routing, capacity: int | None) -> tuple[Tensor, Tensor]:
-    """Indices of the tokens that an expert processes, grouped by expert, and how many each has.
-
-    Tokens are kept in position order (batch-major), never by probability, which would let the future
-    decide what is dropped. Returns `(order, sizes)`: order (<= S,), sizes (E,) <= capacity.
-    """
-    order = torch.argsort(routing.expert, stable=True)
-    grouped = routing.expert[order]
-    limit = routing.counts if capacity is None else routing.counts.clamp(max=capacity)
-    start = routing.counts.cumsum(0) - routing.counts
-    # Padding (expert E) is sorted behind all experts: start = S leaves none of it.
-    start = F.pad(start, (0, 1), value=order.numel())
-    rank = torch.arange(order.numel(), device=order.device) - start[grouped]
-    kept = (rank >= 0) & (rank < F.pad(limit, (0, 1))[grouped])
-    return order[kept], limit
 
 
 class SwitchFFN(nn.Module):
@@ -158,6 +148,7 @@ class SwitchFFN(nn.Module):
         self.activation = activation
         self.activation_dropout = activation_dropout
         self.padding_mask: Tensor | None = None
+        self.shards: Shards | None = None
         self.routing: Routing
         self.balance_loss: Tensor
         self.kept: Tensor
@@ -166,7 +157,7 @@ class SwitchFFN(nn.Module):
     @property
     def experts(self) -> int:
         """E, the number of experts."""
-        return self.w1.size(0)
+        return self.router.weight.size(0)
 
     def capacity(self, tokens: int) -> int | None:
         """C for a batch of `tokens`, or None where nothing is dropped."""
@@ -183,25 +174,49 @@ class SwitchFFN(nn.Module):
         self.routing = routing
         self.balance_loss = load_balancing_loss(routing)
         # The capacity counts the padding too: it must not depend on what a later sequence holds.
-        order, self.kept = dispatch_order(routing, self.capacity(tokens.size(0)))
+        capacity = self.capacity(tokens.size(0))
+        self.kept = routing.counts if capacity is None else routing.counts.clamp(max=capacity)
         self.expert_of = routing.expert.view(batch, time)
-        outputs = self._experts(tokens[order], self.kept.tolist())
-        gate = routing.gate[order].to(outputs.dtype)
-        y = torch.zeros_like(tokens, dtype=outputs.dtype).index_copy(0, order, outputs * gate[:, None])
-        return y.view(batch, time, dim).transpose(0, 1)
+        tokens, *weights = as_autocast(tokens, self.w1, self.b1, self.w2, self.b2)
+        layout = best_layout(tokens, capacity)
+        if self.shards:  # as many rows as any process wants
+            wanted = routing.counts.max() if capacity is None else routing.counts.new_tensor(capacity)
+            layout = self.shards.largest(wanted)
+        way = dispatch(routing.expert, routing.counts, self.kept, layout)
+        rows = self._experts(way.rows(tokens), way.groups, *weights)
+        return way.tokens(rows, routing.gate).view(batch, time, dim).transpose(0, 1)
 
-    def _experts(self, grouped: Tensor, sizes: list[int]) -> Tensor:
-        """Send each group of tokens through its expert: (sum(sizes), D) -> (sum(sizes), D)."""
-        outputs = []
-        # unbind: indexing w[e] would allocate the gradient of the full stack once per expert.
-        stacks = (self.w1.unbind(0), self.b1.unbind(0), self.w2.unbind(0), self.b2.unbind(0))
-        for x, w1, b1, w2, b2 in zip(grouped.split(sizes), *stacks, strict=True):
-            if x.size(0):
-                hidden = self.activation_dropout(self.activation(F.linear(x, w1, b1)))
-                outputs.append(F.linear(hidden, w2, b2))
-        if not outputs:  # a batch of padding only; keep the parameters in the graph
-            return F.linear(F.linear(grouped, self.w1[0], self.b1[0]), self.w2[0], self.b2[0])
-        return torch.cat(outputs)
+    def _experts(self, rows: Tensor, groups: Groups, *weights: Tensor) -> Tensor:
+        """Each row through its expert: (R, D) -> (R, D)."""
+        w1, b1, w2, b2 = weights
+        if self.shards:
+            rows = self.shards.send(rows, len(w1))
+        hidden = self.activation_dropout(self.activation(grouped_linear(rows, w1, b1, groups)))
+        rows = grouped_linear(hidden, w2, b2, groups)
+        return self.shards.send_back(rows, len(w1)) if self.shards else rows
+
+    def share_out(self, shards: Shards) -> None:
+        """Keep this process's experts only; the state dict still has all, and every process has to ask."""
+        self.shards = shards
+        for name in STACKED:
+            part = nn.Parameter(shards.mine(getattr(self, name).data))
+            vars(part)["expert"] = (
+                True  # fairseq leaves such a gradient out when it averages those of all processes
+            )
+            # All processes' tokens have been here: their mean is what is left of the average.
+            part.register_hook(lambda grad: grad / shards.size)
+            setattr(self, name, part)
+
+        def whole(layer: SwitchFFN, state: dict[str, Tensor], prefix: str, _) -> None:
+            for name in STACKED:
+                state[prefix + name] = shards.whole(state[prefix + name])
+
+        def mine(layer: SwitchFFN, state: dict[str, Tensor], prefix: str, *_) -> None:
+            for name in STACKED:
+                state[prefix + name] = shards.mine(state[prefix + name])
+
+        self._register_state_dict_hook(whole)
+        self.register_load_state_dict_pre_hook(mine)
 
 
 def switch_layers(model: nn.Module) -> dict[str, SwitchFFN]:

@@ -5,6 +5,7 @@ fairseq's pre-LN decoder with a Switch layer in every `--moe-freq`-th block (pap
 
 from dataclasses import dataclass, field
 
+import torch.nn.functional as F
 from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerDecoder
@@ -13,6 +14,7 @@ from fairseq.models.transformer_lm import (
     TransformerLanguageModelConfig,
     base_lm_architecture,
 )
+from fairseq.modules import MultiheadAttention
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from fairseq.utils import safe_getattr
@@ -48,12 +50,58 @@ class SwitchLMConfig(TransformerLanguageModelConfig):
         default=-1.0,
         metadata={"help": "the same in evaluation, as a fraction of the batch's tokens; negative: no limit"},
     )
+    moe_expert_parallel: bool = field(
+        default=False,
+        metadata={"help": "each process holds a part of the experts, not all, and tokens go to them"},
+    )
+    compile: bool = field(
+        default=False, metadata={"help": "torch.compile every block: the first updates take a minute or more"}
+    )
     members: int = field(
         default=1, metadata={"help": "UMix: train this many models as one, their logits averaged"}
     )
 
 
-class SwitchDecoderLayer(TransformerDecoderLayerBase):
+class CausalSelfAttention(MultiheadAttention):
+    """fairseq's, told to scaled_dot_product_attention as causal where nothing but the future is masked.
+
+    fairseq gives it the future as a tensor, with which the fastest kernels of a GPU cannot be used.
+    """
+
+    def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None, **kwargs):
+        """As fairseq's, `query` (T, B, D); an `attn_mask` is taken to be that of the future."""
+        options = {name for name, given in kwargs.items() if given is not None and given is not False}
+        if options != {"attn_mask"} or self.use_xformers:
+            return super().forward(query, key, value, **kwargs)
+        length, batch, dim = query.shape
+        heads = (length, batch, self.num_heads, self.head_dim)
+        q, k, v = (
+            project(query).view(heads).permute(1, 2, 0, 3)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        dropping = self.training or self.dropout_module.apply_during_inference
+        dropout = self.dropout_module.p if dropping else 0.0
+        attention = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return self.out_proj(attention.permute(2, 0, 1, 3).reshape(length, batch, dim)), None
+
+
+class DecoderLayer(TransformerDecoderLayerBase):
+    """fairseq's, with causal self-attention."""
+
+    def build_self_attention(self, embed_dim: int, cfg, **_) -> CausalSelfAttention:
+        """As fairseq's; the options it has for other models are False in this one."""
+        return CausalSelfAttention(
+            embed_dim,
+            cfg.decoder.attention_heads,
+            dropout=cfg.attention_dropout,
+            self_attention=True,
+            q_noise=self.quant_noise,
+            qn_block_size=self.quant_noise_block_size,
+            xformers_att_config=cfg.decoder.xformers_att_config,
+        )
+
+
+class SwitchDecoderLayer(DecoderLayer):
     """fairseq's decoder layer with a SwitchFFN where its dense FFN would be.
 
     fairseq's layer computes fc2(act(fc1(x))); here fc1 is the whole Switch layer and the rest the identity,
@@ -104,10 +152,14 @@ class SwitchDecoder(TransformerDecoder):
 
     def build_decoder_layer(self, args, no_encoder_attn: bool = True) -> nn.Module:
         self.blocks_built += 1
-        if self.blocks_built % self.args.moe_freq:
-            return super().build_decoder_layer(args, no_encoder_attn)
         cfg = TransformerConfig.from_namespace(args)
-        layer: nn.Module = SwitchDecoderLayer(cfg, self.args)
+        layer: nn.Module
+        if self.blocks_built % self.args.moe_freq:
+            layer = DecoderLayer(cfg, no_encoder_attn)
+        else:
+            layer = SwitchDecoderLayer(cfg, self.args)
+        if getattr(self.args, "compile", False):  # not in checkpoints of before
+            layer.compile()
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)

@@ -23,6 +23,7 @@ from alma.stages import Stage, stages
 from alma.stream import Stream, is_stream, read_index
 from fairseq_alma import blocks, preprocessed
 from fairseq_alma.evaluation import token_nll
+from fairseq_alma.expert_parallel import Shards
 from fairseq_alma.loss import ChunkedCrossEntropyCriterion
 from fairseq_alma.switch_layer import expert_losses, routing_stats, switch_layers
 
@@ -103,6 +104,24 @@ class AlmaLMTask(LanguageModelingTask):
                 f"{first}: dict.txt is missing; is this a stream or fairseq-preprocess directory?"
             )
         return super().setup_dictionary(args, **kwargs)
+
+    def build_model(self, args, from_checkpoint: bool = False):
+        """fairseq's; with --moe-expert-parallel the model to train has this process's experts only.
+
+        UserError: the experts cannot be shared out evenly.
+        """
+        model = super().build_model(args, from_checkpoint)
+        processes = distributed_utils.get_data_parallel_world_size()
+        if getattr(args, "moe_expert_parallel", False) and processes > 1 and not from_checkpoint:
+            if args.moe_expert_count % processes:
+                raise UserError(
+                    f"--moe-expert-parallel: {args.moe_expert_count} experts cannot be shared out evenly to "
+                    f"{processes} processes; use a multiple as --moe-expert-count, or leave the flag out"
+                )
+            shards = Shards(distributed_utils.get_data_parallel_group())
+            for layer in switch_layers(model).values():
+                layer.share_out(shards)
+        return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
         """Load `train` (the mega-batches of --stage), `valid` or `test` as blocks of --tokens-per-sample.

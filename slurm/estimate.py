@@ -23,7 +23,8 @@ PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CP
 MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}  # fp32 numbers a parameter; others: 2, as Adam
 CHECKPOINTS = 3  # files that a training leaves: best, last and one at an interval, if none is a link
 _ALIASES = {"-a": "--arch", "--max-sentences": "--batch-size"}
-_HALF = {"--fp16", "--memory-efficient-fp16"}
+_EFFICIENT = {"--memory-efficient-fp16", "--memory-efficient-bf16"}
+_HALF = {"--fp16", "--bf16", *_EFFICIENT}
 _GB = 1e9
 
 
@@ -116,15 +117,27 @@ class Cost:
 
         A parameter has its weight and gradient (4 bytes each; 2 in half precision, where FP16Optimizer adds
         both in fp32 and the memory-efficient one does not), the optimizer's fp32 numbers, and a second copy
-        of its gradient in DistributedDataParallel's buckets. `_activations` and `_logits` have the rest.
+        of its gradient in DistributedDataParallel's buckets. With --moe-expert-parallel a process has a part
+        of the experts. `_activations` and `_logits` have the rest.
         """
         if self.shape is None or self.batch is None:
             return None
-        width = self._width
-        master = 8 if width == 2 and "--memory-efficient-fp16" not in self.flags else 0
+        width, shape = self._width, self.shape
+        master = 8 if width == 2 and not _EFFICIENT & self.flags.keys() else 0
         buckets = width if self.processes > 1 else 0
-        state = self.shape.parameters * (2 * width + master + 4 * self._moments + buckets)
-        return int(PROCESS) + state + self.batch * (self._activations + self._logits)
+        elsewhere = 0
+        if "--moe-expert-parallel" in self.flags:
+            elsewhere = shape.members * (shape.experts - shape.experts // self.processes) * shape.per_expert
+        state = (shape.parameters - elsewhere) * (2 * width + master + 4 * self._moments + buckets)
+        return int(PROCESS) + state + self.batch * self._activations + self._tokens_of_logits * self._logits
+
+    @property
+    def _tokens_of_logits(self) -> int:
+        """Tokens whose logits are there at a time."""
+        batch = self.batch or 0
+        if self.flags.get("--criterion") != "chunked_cross_entropy":
+            return batch
+        return min(batch, self._number("--loss-chunk-tokens", 1024) or batch)
 
     @property
     def _activations(self) -> int:
@@ -279,8 +292,6 @@ def _check_gpus(out: Path, cost: Cost) -> None:
         raise UserError(
             f"{out}: --fp16 needs a GPU, and this machine has none: `-- --fp16=false` takes it away"
         )
-    if {"--bf16", "--memory-efficient-bf16"} & cost.flags.keys():
-        raise UserError(f"{out}: fairseq has --bf16 for TPUs only: give --fp16")
     if cost.on_gpu and cost.processes > gpus:
         batches = cost.processes * (cost._number("--update-freq", 1) or 1)
         fewer = max(number for number in range(1, gpus + 1) if batches % number == 0)

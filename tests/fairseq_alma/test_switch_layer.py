@@ -6,10 +6,18 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from fairseq_alma import switch_layer
 from fairseq_alma.switch_layer import Router, SwitchFFN, expert_losses, routing_stats
 
 DIM, HIDDEN = 8, 16
@@ -39,7 +47,17 @@ def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) 
     return y.view(x.size(1), x.size(0), DIM).transpose(0, 1)
 
 
-@settings(deadline=None, max_examples=40)
+def forced(layout: str):
+    """`best_layout` for a device that wants this one; padded, whose layout is a number, needs a capacity."""
+    return lambda x, capacity: (capacity or "loop") if layout == "padded" else layout
+
+
+needs_grouped_mm = pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="grouped_mm is of torch 2.10")
+LAYOUTS = ["loop", "padded", pytest.param("grouped", marks=needs_grouped_mm)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     experts=st.integers(1, 7),
     shape=st.tuples(st.integers(1, 9), st.integers(1, 4)),
@@ -47,7 +65,10 @@ def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) 
     split=st.booleans(),
     seed=st.integers(0, 10_000),
 )
-def test_equals_the_one_hot_reference_in_outputs_and_gradients(experts, shape, factor, split, seed):
+def test_equals_the_one_hot_reference_in_outputs_and_gradients(
+    monkeypatch, layout, experts, shape, factor, split, seed
+):
+    monkeypatch.setattr(switch_layer, "best_layout", forced(layout))
     layer = make(experts, factor)
     torch.manual_seed(seed)
     if split:
@@ -65,10 +86,98 @@ def test_equals_the_one_hot_reference_in_outputs_and_gradients(experts, shape, f
     (ours, our_gradients), (reference, reference_gradients) = results
     torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-5)
     for name, a, b in zip(names, our_gradients, reference_gradients, strict=True):
-        zero = torch.zeros(())
-        torch.testing.assert_close(
-            zero if a is None else a, torch.zeros_like(a) if b is None else b, atol=1e-5, rtol=1e-5, msg=name
-        )
+        b = torch.zeros_like(a) if b is None else b
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
+
+
+def test_memory_of_a_gradient_is_used_again_once_nothing_else_uses_it():
+    layer = make(4, 0.0)
+    x = torch.randn(16, 2, DIM)
+
+    def gradient() -> torch.Tensor:
+        layer(x).sum().backward()
+        assert layer.w1.grad is not None
+        return layer.w1.grad
+
+    expected = gradient().clone()
+    gradient()
+    torch.testing.assert_close(gradient(), 3 * expected)  # accumulated
+    layer.zero_grad()
+    kept = gradient()
+    memory = kept.data_ptr()
+    layer.zero_grad()
+    assert gradient().data_ptr() != memory
+    kept.zero_()
+    torch.testing.assert_close(layer.w1.grad, expected)
+    memory = layer.w1.grad.data_ptr()
+    del kept
+    layer.zero_grad()
+    assert gradient().data_ptr() == memory
+    torch.testing.assert_close(layer.w1.grad, expected)
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the elements of every tensor that an operation makes; views and what is written in place not."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = self.total = 0
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if torch.is_tensor(t)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if torch.is_tensor(tensor) and tensor.untyped_storage()._cdata not in given:
+                self.largest = max(self.largest, tensor.numel())
+                self.total += tensor.numel()
+        return result
+
+
+def allocations(layout: str, tokens: int, experts: int, monkeypatch) -> Allocations:
+    monkeypatch.setattr(switch_layer, "best_layout", forced(layout))
+    layer = make(experts)
+    x = torch.randn(tokens, 1, DIM, requires_grad=True)
+    with Allocations() as counted:
+        layer(x).sum().backward()
+    return counted
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_memory_is_linear_in_tokens_and_no_tensor_is_of_tokens_times_experts_times_capacity(
+    layout, monkeypatch
+):
+    small, large = (allocations(layout, tokens, 4, monkeypatch) for tokens in (1024, 4096))
+    assert large.largest <= 1.1 * HIDDEN * 4096  # a one-hot dispatch has S * S elements
+    assert large.total <= 4 * small.total
+    more = allocations(layout, 4096, 16, monkeypatch)
+    router = 20 * 4096 * 12  # (S, E) in softmax and losses, of 12 more experts
+    weights = 12 * sum(p.numel() for p in make(1).parameters())
+    assert more.total <= 1.1 * large.total + router + 3 * weights
+
+
+@pytest.mark.parametrize(
+    ("layout", "factor"),
+    [
+        ("padded", 1.0),
+        pytest.param("grouped", 1.0, marks=needs_grouped_mm),
+        pytest.param("grouped", 0.0, marks=needs_grouped_mm),
+    ],
+)
+def test_layouts_of_the_gpu_never_wait_for_a_number(layout, factor, monkeypatch):
+    """Fake tensors have shapes and no values: what asks for one raises."""
+    monkeypatch.setattr(switch_layer, "best_layout", forced(layout))
+    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):  # what grouped_mm of a GPU takes
+        layer = make(4, factor)
+        x = torch.randn(64, 2, DIM, requires_grad=True)
+        layer.padding_mask = torch.zeros(2, 64, dtype=torch.bool)
+        y = layer(x)
+        (y.sum() + layer.balance_loss).backward()
+        assert y.shape == x.shape
+        assert all(p.grad is not None for p in layer.parameters())
+        monkeypatch.setattr(switch_layer, "best_layout", forced("loop"))
+        with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
+            layer(x)
 
 
 def make_tree(parent: list[int]) -> Router:

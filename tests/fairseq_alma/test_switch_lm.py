@@ -1,16 +1,19 @@
 """The Switch Transformer: sizes, causality, incremental decoding, checkpointing, FLOPs."""
 
+import functools
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from fairseq.data import Dictionary
+from fairseq.modules import MultiheadAttention
 from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
 from alma.lm_flops import Shape
 from fairseq_alma.switch_layer import switch_layers
-from fairseq_alma.switch_lm import SwitchLanguageModel
+from fairseq_alma.switch_lm import CausalSelfAttention, SwitchLanguageModel
 from slurm.estimate import Machine, count_units, estimate
 from slurm.launch import read_requests
 from slurm.plan import make_plan
@@ -123,6 +126,51 @@ def test_evaluation_does_not_depend_on_the_batch(build, sample):
         together = model(tokens)[0]
         alone = torch.cat([model(tokens[i : i + 1])[0] for i in range(4)])
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_is_fairseqs_and_causal_without_a_mask(build, sample, padded, monkeypatch):
+    causal, attention = [], F.scaled_dot_product_attention
+
+    def spied(*args, **kwargs):
+        causal.append(kwargs.get("is_causal", False))
+        return attention(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spied)
+    _, model = build("--dropout", "0", "--attention-dropout", "0")
+    tokens = sample["net_input"]["src_tokens"].clone()
+    if padded:
+        tokens[0, -5:] = 1
+    results = []
+    for kind in (CausalSelfAttention, MultiheadAttention):
+        for layer in model.decoder.layers:
+            layer.self_attn.__class__ = kind
+        logits, _ = model(tokens)
+        real = logits[tokens != 1]
+        results.append((real, torch.autograd.grad(real.square().mean(), list(model.parameters()))))
+    torch.testing.assert_close(*results, atol=1e-6, rtol=1e-5)
+    assert causal == [not padded] * 2 + [False] * 2
+
+
+def test_compiled_blocks_compute_the_same(build, sample, monkeypatch):
+    """With dynamo and the autograd of torch.compile, without its compiler, which takes a minute."""
+    calls = []
+    compiler = functools.partial(torch.compile, backend="aot_eager")
+    monkeypatch.setattr(
+        torch, "compile", lambda *args, **kwargs: calls.append(1) or compiler(*args, **kwargs)
+    )
+    results = []
+    for flags in ([], ["--compile"]):
+        _, model = build("--dropout", "0", *flags)
+        for training in (True, False):
+            model.train(training)
+            logits, _ = model(**sample["net_input"])
+            balance = model.decoder.load_balancing_loss()
+            loss = logits.logsumexp(-1).mean() + balance
+            results.append((loss, torch.autograd.grad(loss, list(model.parameters()))))
+    assert len(calls) == 2
+    torch.testing.assert_close(results[0], results[2], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(results[1], results[3], atol=1e-6, rtol=1e-4)
 
 
 def test_incremental_decoding_equals_the_full_pass(build, sample):

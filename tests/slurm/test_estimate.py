@@ -138,6 +138,7 @@ def test_the_table_is_aligned_and_has_totals():
         ("--distributed-world-size 2", 20),
         ("--fp16", 20),
         ("--memory-efficient-fp16", 12),
+        ("--bf16", 20),
         ("--fp16 --distributed-world-size 2", 22),
     ],
 )
@@ -147,6 +148,21 @@ def test_memory_of_the_weights_and_what_belongs_to_them(flags, bytes_a_parameter
         estimated(flags=flags, units=units, machine=Machine((10**10,), None)).costs[0] for units in (10, 11)
     )
     assert many.memory - few.memory == 8 * bytes_a_parameter + 64 * 12
+
+
+def test_shared_out_experts_and_chunked_logits_take_less():
+    flags = "--distributed-world-size 2"
+    both = Machine((10**10,) * 2, None)
+    all_experts, half = (
+        estimated(flags=f"{flags} {more}", machine=both).costs[0].memory
+        for more in ("", "--moe-expert-parallel")
+    )
+    assert all_experts - half == 2 * 560 * 20  # 2 of the 4 experts, each with its router row
+    whole, chunked = (
+        estimated(flags=more).costs[0].memory
+        for more in ("", "--criterion chunked_cross_entropy --loss-chunk-tokens 24")
+    )
+    assert whole - chunked == (64 - 24) * 12 * 14
 
 
 def test_activations_by_hand():
@@ -218,7 +234,6 @@ ONE_GPU = Machine((8 * 10**9,), None)
             "5 GPUs: the same minibatches are `-- --distributed-world-size 4 --update-freq 4`",
         ),
         ("--fp16", CPU, "--fp16 needs a GPU, and this machine has none"),
-        ("--bf16", ONE_GPU, "--bf16 for TPUs only: give --fp16"),
     ],
 )
 def test_what_does_not_fit_is_refused(flags, machine, message):

@@ -1,0 +1,158 @@
+"""Whole fairseq-train processes: tokens a second and peak memory, against fairseq's dense Transformer.
+
+The paper's base model with 8 experts, under fairseq's cross_entropy and under chunked_cross_entropy, against
+transformer_lm with as many active parameters. All train on the same blocks of random tokens: 4 sequences of
+512 tokens an update, V = 50,264, dropout .1; fp32 on the CPU, one thread each. The peak is that of the
+process (VmHWM), Python and its libraries included.
+
+All processes start together; after the warm-up only one runs, for an update, and the others are halted.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tqdm import tqdm
+
+from alma.errors import UserError
+from alma.lm_flops import ARCHS, Shape
+from benchmarks.stage_start import write_stream
+from benchmarks.timing import spread
+
+WARM_UP = 2  # updates; the first of them allocates Adam's state
+LAYERS, DIM, HEADS = ARCHS["switch_gmoe_base"]
+SWITCH = Shape(LAYERS, DIM, 4 * DIM, vocabulary=50_264, positions=512, experts=8, moe_freq=2)
+DENSE = replace(SWITCH, experts=0)
+DENSE_FLAGS = (
+    f"--task language_modeling --arch transformer_lm --decoder-layers {LAYERS} --decoder-embed-dim {DIM} "
+    f"--decoder-ffn-embed-dim {4 * DIM} --decoder-attention-heads {HEADS} --activation-fn gelu "
+    "--decoder-normalize-before --decoder-learned-pos --share-decoder-input-output-embed"
+)
+SWITCH_FLAGS = f"--task alma_lm --arch switch_gmoe_base --moe-expert-count {SWITCH.experts}"
+MODELS = (  # --arch, its flags, what it is, --criterion
+    ("transformer_lm", DENSE_FLAGS, DENSE, "cross_entropy"),
+    ("switch_gmoe_base", SWITCH_FLAGS, SWITCH, "cross_entropy"),
+    ("switch_gmoe_base", SWITCH_FLAGS, SWITCH, "chunked_cross_entropy"),
+)
+COMMON = (
+    "--tokens-per-sample 512 --batch-size 4 --dropout 0.1 --optimizer adam --adam-betas (0.9,0.98) "
+    "--adam-eps 1e-8 --lr 2e-4 --num-workers 0 --no-save --disable-validation --log-format json "
+    "--log-interval 1"
+)
+_UPDATE = " | train_inner | "
+_PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
+
+
+class Training:
+    """A fairseq-train process that is halted except in `run`; the end of the context ends it."""
+
+    def __init__(self, command: Sequence[str]):
+        environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self.log: list[str] = []
+        self.lead = 0.0  # seconds of the coming update that have run already
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | environment,
+            process_group=0,  # should this process be killed, the kernel hangs up on halted ones
+        )
+
+    def __enter__(self) -> "Training":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:  # waits
+            self.process.terminate()
+            self.process.send_signal(signal.SIGCONT)
+
+    def run(self, updates: int) -> float:
+        """Let it do `updates` more, then halt it: tokens per second while it ran.
+
+        By then it has begun the next update; the next run counts that time.
+        """
+        started = time.perf_counter()
+        self.process.send_signal(signal.SIGCONT)
+        tokens = sum(self._update() for _ in range(updates))
+        done = time.perf_counter()
+        self.process.send_signal(signal.SIGSTOP)
+        seconds, self.lead = self.lead + done - started, time.perf_counter() - done
+        return tokens / seconds
+
+    def _update(self) -> int:
+        """Wait for the next update; its tokens. UserError: the process has ended."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.log.append(line)
+            if _UPDATE in line:
+                return int(json.loads(line.split(_UPDATE)[1])["wpb"])
+        tail = " ".join(line[:200] for line in self.log[-3:])
+        raise UserError(f"fairseq-train ended with exit code {self.process.wait()}: {tail}")
+
+    def parameters(self) -> int:
+        """Of its model, as fairseq logs them."""
+        (number,) = _PARAMETERS.findall("".join(self.log))
+        return int(number.replace(",", ""))
+
+    def peak_bytes(self) -> int:
+        """The most memory that the process has had resident at a time."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
+
+def turns(trainings: Sequence[Training], repeats: int) -> list[list[float]]:
+    """Tokens per second, (repeats, trainings): one update each in every turn, another first each time."""
+    speeds = []
+    for turn in tqdm(range(repeats), disable=None, unit="turn"):
+        order = sorted(range(len(trainings)), key=lambda i: (i - turn) % len(trainings))
+        measured = {i: trainings[i].run(1) for i in order}
+        speeds.append([measured[i] for i in range(len(trainings))])
+    return speeds
+
+
+def measure(repeats: int) -> list[dict[str, Any]]:
+    """A row for each model; an update takes seconds, so there are fewer turns than `repeats`."""
+    repeats = max(3, repeats // 2)
+    pool = ThreadPoolExecutor(len(MODELS))
+    with tempfile.TemporaryDirectory() as directory, pool, ExitStack() as stack:
+        write_stream(Path(directory), tokens=10**6, item=70)  # more than will be read
+        units = "".join(f"unit{i} 1\n" for i in range(SWITCH.vocabulary - 4))  # not all of them occur
+        (Path(directory) / "dict.txt").write_text(units)
+        common = f"{COMMON} --save-dir {directory}/none --max-update {repeats + WARM_UP + 1}".split()
+        program = [sys.executable, "-m", "fairseq_cli.train", directory]
+        trainings = [
+            stack.enter_context(Training([*program, *flags.split(), "--criterion", criterion, *common]))
+            for _, flags, _, criterion in MODELS
+        ]
+        for warm_up in as_completed(pool.submit(training.run, WARM_UP) for training in trainings):
+            warm_up.result()  # the first that fails is the error
+        speeds = turns(trainings, repeats)
+        peaks = [training.peak_bytes() for training in trainings]
+        for training, (_, _, shape, _) in zip(trainings, MODELS, strict=True):
+            assert training.parameters() == shape.parameters
+    return [
+        {
+            "arch": arch,
+            "criterion": criterion,
+            "parameters": f"{shape.parameters / 1e6:.1f}M",
+            "active": f"{replace(shape, experts=min(shape.experts, 1)).parameters / 1e6:.1f}M",
+            "tokens/s": round(median(speed[i] for speed in speeds)),
+            f"speed / {MODELS[0][0]}": spread([speed[i] / speed[0] for speed in speeds]),
+            "peak MB": round(peaks[i] / 1e6),
+        }
+        for i, (arch, _, shape, criterion) in enumerate(MODELS)
+    ]
