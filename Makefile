@@ -6,7 +6,8 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 
-VENV := .venv
+# `make test TORCH=2.7.1`, as any other target: with that torch, in a virtual environment of its own
+VENV := .venv$(addprefix -torch,$(TORCH))
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 JOBS ?= 2
@@ -14,6 +15,9 @@ UV = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 IDENTITY := import sys; print(sys.base_prefix, sys.version)
 # fairseq and fairscale come as sources and import torch while they are built
 SOURCES := ^(fairseq-fixed|fairscale)==
+# TORCH's CUDA and torchvision are left to the resolver; newer torchaudios do not say which torch they fit.
+PINS := $(if $(TORCH),sed -E '/^(nvidia-|cuda-|triton)/d; s/^(torch==).*/\1$(TORCH)/; \
+	s/^(torchvision)==.*/\1/; s/^(torchaudio)==.*/\1<=$(TORCH)/',cat) requirements.txt
 
 # The first of these that starts and is 3.11 or newer; newer ones than 3.14 have no torch yet.
 PYTHON ?= $(shell for python in $(BIN)/python python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -48,7 +52,8 @@ bench: $(READY) ## speed and memory against named peers
 	$(BIN)/python -m benchmarks
 
 clean: ## remove what make has made
-	rm -rf $(VENV) demo_out build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch* demo_out build dist *.egg-info
+	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 pin: $(READY) ## requirements.txt from setup.py; keeps the pins that still fit, delete lines to renew them
 	$(BIN)/uv pip compile setup.py --all-extras --universal --python-version 3.11 --fork-strategy fewest \
@@ -74,8 +79,8 @@ $(READY): setup.py requirements.txt
 	fi
 	echo "installing into $(VENV) with $$python; the first time takes a few minutes, most of it to build fairseq"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^uv==' requirements.txt)"
-	$(UV) -r <(grep -vE '$(SOURCES)' requirements.txt)
-	# CUDA_HOME would have fairseq build kernels that nothing here uses
-	env -u CUDA_HOME $(UV) --no-build-isolation -r requirements.txt
+	$(UV) -r <($(PINS) | grep -vE '$(SOURCES)')
+	# CUDA_HOME would have fairseq build kernels that nothing here uses; the cache does not know TORCH's builds
+	env -u CUDA_HOME $(UV) --no-build-isolation $(if $(TORCH),--no-cache) -r <($(PINS))
 	$(UV) --no-build-isolation --no-deps -e .
 	touch $(READY)

@@ -7,11 +7,10 @@ from alma.errors import Parser, command
 from alma.files import make_directory
 from alma.provenance import machine, versions
 from alma.report import as_text
-from benchmarks import chunked_loss, stage_start, switch_ffn, train_speed, vision_stage
+from benchmarks import stage_start, switch_ffn, train_speed, vision_stage
 
 BENCHMARKS = {
     "switch_ffn": ("Switch FFN, forward + backward, ratios", switch_ffn.measure),
-    "chunked_loss": ("Output projection and loss, forward + backward", chunked_loss.measure),
     "stage_start": ("Start of a language-model stage, streams of random tokens", stage_start.measure),
     "vision_stage": ("A stage of MNIST at B = 500, w = 1", vision_stage.measure),
     "train_speed": ("Training by fairseq-train, whole processes", train_speed.measure),

@@ -16,7 +16,7 @@ from benchmarks.timing import spread
 from fairseq_alma.switch_layer import SwitchFFN
 
 TOKENS = 4096
-SHAPES = ((512, (4, 8, 12, 32)), (768, (4, 8, 12, 32)))  # D, and E for each
+SHAPES = ((512, (4, 8, 12, 32), 8), (768, (4, 8, 12, 32), 8))  # D, its E's, and the one of the one-hot layer
 
 
 class OneHotFFN(SwitchFFN):
@@ -42,6 +42,11 @@ def dense(dim: int) -> nn.Module:
     return nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
 
+def switch(kind: type[SwitchFFN], dim: int, experts: int) -> SwitchFFN:
+    """Capacity factor 1."""
+    return kind(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity())
+
+
 def seconds(layer: nn.Module, x: Tensor) -> float:
     """One forward and backward pass."""
     layer.zero_grad()
@@ -50,32 +55,37 @@ def seconds(layer: nn.Module, x: Tensor) -> float:
     return time.perf_counter() - started
 
 
-def paired(ours: nn.Module, peer: nn.Module, x: Tensor, repeats: int) -> list[float]:
-    """Ratios peer / ours of interleaved runs; the first pair, a warm-up, is left out."""
-    return [seconds(peer, x) / seconds(ours, x) for _ in range(repeats + 1)][1:]
-
-
 def measure(repeats: int) -> list[dict[str, Any]]:
-    """A row for each D and E."""
+    """A row for each D and E. A repeat runs the dense layer, then all others; the first is a warm-up."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows = []
-    for dim, experts in tqdm([(d, e) for d, all_e in SHAPES for e in all_e], disable=None, unit="layer"):
+    progress = tqdm(total=len(SHAPES) * (repeats + 1), disable=None, unit="repeat")
+    for dim, counts, one_hot_experts in SHAPES:
         x = torch.randn(512, TOKENS // 512, dim, requires_grad=True)
-        ours, one_hot = (
-            kind(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity()) for kind in (SwitchFFN, OneHotFFN)
-        )
-        one_hot.load_state_dict(ours.state_dict())
-        torch.testing.assert_close(ours(x), one_hot(x), atol=1e-4, rtol=1e-4)
-        rows.append(
-            {
+        kinds: dict[tuple[str, int], Any] = {("dense", 0): dense(dim)} | {
+            ("Switch", e): switch(SwitchFFN, dim, e) for e in counts
+        }
+        one_hot = kinds["one-hot", one_hot_experts] = switch(OneHotFFN, dim, one_hot_experts)
+        one_hot.load_state_dict(kinds["Switch", one_hot_experts].state_dict())
+        torch.testing.assert_close(kinds["Switch", one_hot_experts](x), one_hot(x), atol=1e-4, rtol=1e-4)
+        times = []
+        for _ in range(repeats + 1):
+            times.append({name: seconds(layer, x) for name, layer in kinds.items()})
+            progress.update()
+        for experts in counts:
+            ours = ("Switch", experts)
+            row = {
                 "D": dim,
                 "E": experts,
-                "Switch / dense": spread(paired(ours, dense(dim), x, repeats), lambda ratio: 1 / ratio),
-                "one-hot / Switch": spread(paired(ours, one_hot, x, max(3, repeats // 3))),
-                "dropped": f"{1 - ours.kept.sum().item() / TOKENS:.0%}",
+                "Switch / dense": spread([time[ours] / time["dense", 0] for time in times[1:]]),
+                "one-hot / Switch": "",
+                "dropped": f"{1 - kinds[ours].kept.sum().item() / TOKENS:.0%}",
             }
-        )
+            if experts == one_hot_experts:
+                ratios = [time["one-hot", experts] / time[ours] for time in times[1:]]
+                row["one-hot / Switch"] = spread(ratios)
+            rows.append(row)
     torch.set_num_threads(threads)
     return rows

@@ -1,7 +1,7 @@
 """Whole fairseq-train processes: tokens a second and peak memory, against fairseq's dense Transformer.
 
 The paper's base model with 8 experts, under fairseq's cross_entropy and under chunked_cross_entropy, against
-transformer_lm with as many active parameters. All train on the same blocks of random tokens: 4 sequences of
+transformer_lm with as many active parameters. All train on the same blocks of random tokens: 3 sequences of
 512 tokens an update, V = 50,264, dropout .1; fp32 on the CPU, one thread each. The peak is that of the
 process (VmHWM), Python and its libraries included.
 
@@ -31,7 +31,7 @@ from alma.lm_flops import ARCHS, Shape
 from benchmarks.stage_start import write_stream
 from benchmarks.timing import spread
 
-WARM_UP = 2  # updates; the first of them allocates Adam's state
+WARM_UP = 1  # updates; it allocates Adam's state
 LAYERS, DIM, HEADS = ARCHS["switch_gmoe_base"]
 SWITCH = Shape(LAYERS, DIM, 4 * DIM, vocabulary=50_264, positions=512, experts=8, moe_freq=2)
 DENSE = replace(SWITCH, experts=0)
@@ -47,7 +47,7 @@ MODELS = (  # --arch, its flags, what it is, --criterion
     ("switch_gmoe_base", SWITCH_FLAGS, SWITCH, "chunked_cross_entropy"),
 )
 COMMON = (
-    "--tokens-per-sample 512 --batch-size 4 --dropout 0.1 --optimizer adam --adam-betas (0.9,0.98) "
+    "--tokens-per-sample 512 --batch-size 3 --dropout 0.1 --optimizer adam --adam-betas (0.9,0.98) "
     "--adam-eps 1e-8 --lr 2e-4 --num-workers 0 --no-save --disable-validation --log-format json "
     "--log-interval 1"
 )
@@ -125,8 +125,7 @@ def turns(trainings: Sequence[Training], repeats: int) -> list[list[float]]:
 
 
 def measure(repeats: int) -> list[dict[str, Any]]:
-    """A row for each model; an update takes seconds, so there are fewer turns than `repeats`."""
-    repeats = max(3, repeats // 2)
+    """A row for each model."""
     pool = ThreadPoolExecutor(len(MODELS))
     with tempfile.TemporaryDirectory() as directory, pool, ExitStack() as stack:
         write_stream(Path(directory), tokens=10**6, item=70)  # more than will be read

@@ -20,6 +20,7 @@ from fairseq import checkpoint_utils, options, utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
+from fairseq.optim.adam import Adam
 from fairseq.trainer import Trainer
 from omegaconf import open_dict
 from torch.nn.parallel import DistributedDataParallel
@@ -27,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from alma.errors import command
 from alma.files import save_tensors
 from fairseq_alma import checkpoint, expert_parallel, growth
+from fairseq_alma.adam import FusedAdam
 from fairseq_alma.switch_layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
 
@@ -129,6 +131,25 @@ def _clip_grad_norm(original):
         return original(params, max_norm, aggregate_norm_fn)
 
     return clip_grad_norm_
+
+
+def _prepare_optimizer(trainer) -> None:
+    """Have `trainer` build its optimizer with fused Adam, and with the states of all shared out experts."""
+    if getattr(trainer.cfg.model, "moe_expert_parallel", False):
+        expert_parallel.check(trainer.cfg)
+        with open_dict(trainer.cfg):  # flat, there would be no telling which states are the experts'
+            trainer.cfg.common.fp16_no_flatten_grads = True
+    shards, build = _shards(trainer), trainer._build_optimizer
+
+    def build_optimizer() -> None:
+        build()
+        optimizer = trainer.optimizer.optimizer
+        if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
+            optimizer.__class__ = FusedAdam
+        if shards:
+            expert_parallel.whole_states(optimizer, shards)
+
+    trainer._build_optimizer = build_optimizer
 
 
 def _shards(trainer) -> expert_parallel.Shards | None:
@@ -270,8 +291,7 @@ def _load_checkpoint(original):
             for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt.*.tmp"):
                 left_by_a_kill.unlink()
         cfg = copy.deepcopy(cfg)  # the checkpoints of this run keep what the user gave
-        if getattr(trainer.cfg.model, "moe_expert_parallel", False):
-            expert_parallel.prepare(trainer, _shards(trainer))
+        _prepare_optimizer(trainer)
         growth.prepare(cfg, trainer)
         loaded = original(cfg, trainer, **kwargs)
         max_update = trainer.cfg.optimization.max_update

@@ -172,6 +172,8 @@ def _gradient_of(weight: Tensor) -> Tensor:
     malloc gives a freed block of more than 32 MB back to the kernel. To get one anew, zeroed page by page,
     costs 15% of the time of a layer with 32 experts (LOG.md).
     """
+    if torch.compiler.is_compiling():
+        return torch.empty_like(weight)
     memory = vars(weight).get("_last_gradient")
     if memory is None or torch._C._storage_Use_Count(memory._cdata) > 1:
         memory = torch.empty_like(weight).untyped_storage()

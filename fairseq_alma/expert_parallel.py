@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fairscale.nn.moe.moe_layer import _AllToAll
-from omegaconf import open_dict
 from torch import Tensor
 
 from alma.errors import UserError
@@ -86,29 +85,20 @@ def clip_grad_norm_(original, params, max_norm: float) -> Tensor:
     return norm
 
 
-def prepare(trainer, shards: Shards | None) -> None:
-    """Have the optimizer states that `trainer` saves and loads be of all experts, as the model's are.
-
-    UserError: options that do not go with expert parallelism.
-    """
-    backend = trainer.cfg.distributed_training.ddp_backend
+def check(cfg) -> None:
+    """UserError: options of a training, `cfg` is fairseq's, that do not go with expert parallelism."""
+    backend = cfg.distributed_training.ddp_backend
     if backend not in _BACKENDS:
         raise UserError(f"--moe-expert-parallel does not go with --ddp-backend {backend}: use legacy_ddp")
-    if trainer.cfg.checkpoint.no_last_checkpoints:
+    if cfg.checkpoint.no_last_checkpoints:
         # Process 0 would at times not save, while the others wait to give it their experts.
         raise UserError("--moe-expert-parallel does not go with --no-last-checkpoints")
-    with open_dict(trainer.cfg):  # flat, there would be no telling which states are the experts'
-        trainer.cfg.common.fp16_no_flatten_grads = True
-    if shards:
-        build = trainer._build_optimizer
 
-        def build_optimizer() -> None:
-            build()
-            optimizer = trainer.optimizer.optimizer
-            optimizer.register_state_dict_post_hook(partial(_gather, shards))
-            optimizer.register_load_state_dict_pre_hook(partial(_scatter, shards))
 
-        trainer._build_optimizer = build_optimizer
+def whole_states(optimizer: torch.optim.Optimizer, shards: Shards) -> None:
+    """Have the states that `optimizer` gives and takes be of all experts, as the model's are."""
+    optimizer.register_state_dict_post_hook(partial(_gather, shards))
+    optimizer.register_load_state_dict_pre_hook(partial(_scatter, shards))
 
 
 def _gather(shards: Shards, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:

@@ -127,7 +127,7 @@ class _ChunkedNLL(torch.autograd.Function):
             features, target, *weights = ctx.saved_tensors
             _, grads = _run(features, weights, target, ctx.pad, ctx.chunk, grad_loss)
         else:
-            grads = [grad * grad_loss for grad in ctx.saved_tensors]
+            grads = [grad.mul_(grad_loss) for grad in ctx.saved_tensors]  # a second backward would raise
         by_features, *by_weights = grads  # of the weights in fp32: autograd casts them
         return by_features, None, None, None, *by_weights
 
@@ -145,13 +145,14 @@ def _run(
     These are by features (S, D), in their dtype, and by each of the weights (V, D), in fp32.
     """
     nll = torch.zeros(len(target), device=target.device)
+    memory = features.new_empty(min(chunk, len(target)), len(weights[0]))  # of every chunk's logits
     by_features, by_weights = torch.zeros_like(features), []
     if scale is not None:
         by_weights = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
     sizes = [weight.size(1) for weight in weights]
     for rows in (target != pad).nonzero().squeeze(1).split(chunk):
         parts, wanted = features[rows].split(sizes, dim=1), target[rows, None]
-        log_probs = _log_probs(parts, weights)
+        log_probs = _log_probs(parts, weights, memory[: len(rows)])
         nll[rows] = -log_probs.gather(1, wanted).squeeze(1)
         if scale is not None:
             by_logits = _by_logits(log_probs, wanted, scale, features.dtype)
@@ -159,15 +160,17 @@ def _run(
             for total, part in zip(by_weights, parts, strict=True):
                 _add_product(total, by_logits.t(), part)
             del by_logits
-        del log_probs  # before the next chunk's
+        del log_probs  # before the next chunk's, in half precision
     return nll, [by_features, *by_weights]
 
 
-def _log_probs(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """Of the members' features (K, D of each): (K, V) fp32."""
-    logits = F.linear(parts[0], weights[0])
+def _log_probs(parts: Sequence[Tensor], weights: Sequence[Tensor], logits: Tensor) -> Tensor:
+    """Of the members' features (K, D of each): (K, V) fp32; `logits` (K, V) is overwritten."""
+    torch.mm(parts[0], weights[0].t(), out=logits)
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         logits.addmm_(part, weight.t())
+    if logits.dtype == torch.float32:
+        return torch.log_softmax(logits, dim=-1, out=logits)
     return F.log_softmax(logits, dim=-1, dtype=torch.float32)
 
 

@@ -5,6 +5,7 @@ fairseq's pre-LN decoder with a Switch layer in every `--moe-freq`-th block (pap
 
 from dataclasses import dataclass, field
 
+import torch
 import torch.nn.functional as F
 from fairseq.distributed import fsdp_wrap
 from fairseq.models import register_model, register_model_architecture
@@ -55,7 +56,10 @@ class SwitchLMConfig(TransformerLanguageModelConfig):
         metadata={"help": "each process holds a part of the experts, not all, and tokens go to them"},
     )
     compile: bool = field(
-        default=False, metadata={"help": "torch.compile every block: the first updates take a minute or more"}
+        default=False,
+        metadata={
+            "help": "train with torch.compile'd blocks on a GPU (slower on a CPU, where it does nothing)"
+        },
     )
     members: int = field(
         default=1, metadata={"help": "UMix: train this many models as one, their logits averaged"}
@@ -143,6 +147,15 @@ def _keep_balance_loss(layer: SwitchDecoderLayer, inputs, outputs) -> None:
     layer.balance_loss = outputs[2]
 
 
+def compile_training(layer: nn.Module) -> None:
+    """Have torch.compile'd what `layer` does in training.
+
+    Evaluation has batches of many shapes, and Switch layers that drop no token read sizes off the device.
+    """
+    eager, compiled = layer.forward, torch.compile(layer.forward)
+    layer.forward = lambda *args, **kwargs: (compiled if layer.training else eager)(*args, **kwargs)
+
+
 class SwitchDecoder(TransformerDecoder):
     """fairseq's decoder with a Switch layer in every `moe_freq`-th block: (i + 1) % moe_freq == 0."""
 
@@ -158,8 +171,8 @@ class SwitchDecoder(TransformerDecoder):
             layer = DecoderLayer(cfg, no_encoder_attn)
         else:
             layer = SwitchDecoderLayer(cfg, self.args)
-        if getattr(self.args, "compile", False):  # not in checkpoints of before
-            layer.compile()
+        if getattr(self.args, "compile", False) and torch.cuda.is_available():
+            compile_training(layer)
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)

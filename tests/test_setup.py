@@ -156,3 +156,19 @@ def test_requirements_are_pinned_and_name_no_host() -> None:
     assert "://" not in text
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert [line for line in pins if not re.match(r"[\w.-]+==[\w.]+( ;|$)", line)] == []
+
+
+def test_another_torch_brings_its_own_companions() -> None:
+    # not what a `make test TORCH=...` that runs this test has set
+    environment = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "TORCH"}}
+
+    def pins(*torch: str) -> list[str]:
+        make = ["make", "--silent", "--eval", "pins: ; $(PINS)", "pins", *torch]
+        done = subprocess.run(make, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
+        return done.stdout.splitlines()
+
+    ours, others = pins(), pins("TORCH=2.7.1")
+    assert ours == (ROOT / "requirements.txt").read_text().splitlines()
+    assert set(others) - set(ours) == {"torch==2.7.1", "torchvision", "torchaudio<=2.7.1"}
+    gone = {re.split("[-=]", line)[0] for line in set(ours) - set(others)}
+    assert gone == {"torch", "torchvision", "torchaudio", "triton", "nvidia", "cuda"}

@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
 from alma.lm_flops import Shape
+from fairseq_alma import switch_layer
 from fairseq_alma.switch_layer import switch_layers
-from fairseq_alma.switch_lm import CausalSelfAttention, SwitchLanguageModel
+from fairseq_alma.switch_lm import CausalSelfAttention, SwitchLanguageModel, compile_training
 from slurm.estimate import Machine, count_units, estimate
 from slurm.launch import read_requests
 from slurm.plan import make_plan
@@ -154,21 +155,23 @@ def test_attention_is_fairseqs_and_causal_without_a_mask(build, sample, padded, 
 
 def test_compiled_blocks_compute_the_same(build, sample, monkeypatch):
     """With dynamo and the autograd of torch.compile, without its compiler, which takes a minute."""
-    calls = []
-    compiler = functools.partial(torch.compile, backend="aot_eager")
-    monkeypatch.setattr(
-        torch, "compile", lambda *args, **kwargs: calls.append(1) or compiler(*args, **kwargs)
-    )
+    compiled = functools.partial(torch.compile, backend="aot_eager", fullgraph=True)
+    monkeypatch.setattr(torch, "compile", compiled)
+    monkeypatch.setattr(switch_layer, "best_layout", lambda x, capacity: capacity or "loop")  # of a GPU
+    graphs = torch._dynamo.utils.counters["stats"]
     results = []
-    for flags in ([], ["--compile"]):
-        _, model = build("--dropout", "0", *flags)
+    for compiling in (False, True):
+        _, model = build("--dropout", "0", "--compile")  # on a CPU it is slower, and left out
+        if compiling:
+            for layer in model.decoder.layers:
+                compile_training(layer)
         for training in (True, False):
+            before = graphs["unique_graphs"]
             model.train(training)
             logits, _ = model(**sample["net_input"])
-            balance = model.decoder.load_balancing_loss()
-            loss = logits.logsumexp(-1).mean() + balance
+            loss = logits.logsumexp(-1).mean() + model.decoder.load_balancing_loss()
             results.append((loss, torch.autograd.grad(loss, list(model.parameters()))))
-    assert len(calls) == 2
+            assert (graphs["unique_graphs"] > before) == (training and compiling)
     torch.testing.assert_close(results[0], results[2], atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(results[1], results[3], atol=1e-6, rtol=1e-4)
 

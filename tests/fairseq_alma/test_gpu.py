@@ -1,0 +1,81 @@
+"""What only a GPU can tell: `pytest -m gpu`."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fairseq_alma.switch_layer import SwitchFFN
+
+pytestmark = pytest.mark.gpu
+DIM = 64
+
+
+def on_both(dtype: torch.dtype, factor: float) -> tuple[SwitchFFN, SwitchFFN]:
+    """The same layer, its weights rounded to `dtype`: in fp32 on the CPU, in `dtype` on the GPU."""
+    torch.manual_seed(0)
+    layer = SwitchFFN(DIM, 4 * DIM, 8, factor, -1.0, F.gelu, nn.Identity()).to(dtype)
+    return copy.deepcopy(layer).float(), layer.cuda()
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.0])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)]
+)
+def test_the_layer_is_that_of_the_cpu(dtype, tolerance, factor):
+    x = torch.randn(64, 4, DIM).to(dtype)
+    results = []
+    for layer, given in zip(on_both(dtype, factor), (x.float(), x.cuda()), strict=True):
+        y = layer(given)
+        (y.float().square().mean() + layer.balance_loss).backward()
+        results.append([y, *(p.grad for p in layer.parameters())])
+    for ours, expected in zip(*reversed(results), strict=True):
+        scale = expected.abs().max().item()
+        torch.testing.assert_close(ours.float().cpu(), expected, atol=tolerance * scale, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_nothing_waits_for_the_device_where_there_is_a_capacity(dtype):
+    _, layer = on_both(dtype, 1.0)
+    x = torch.randn(64, 4, DIM, device="cuda", dtype=dtype, requires_grad=True)
+    layer(x).sum().backward()  # the first pass may set libraries up
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        (layer(x).sum() + layer.balance_loss).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--fp16",
+        "--memory-efficient-fp16",
+        "--bf16",
+        "--amp",
+        "--fp16 --checkpoint-activations",
+        "--fp16 --ddp-backend fully_sharded",
+        "--ddp-backend fully_sharded --checkpoint-activations",
+        "--fp16 --moe-expert-parallel",
+        "--bf16 --criterion chunked_cross_entropy --compile",
+    ],
+)
+def test_training_learns_what_it_does_on_the_cpu(stream, tiny, tmp_path, flags):
+    losses = []
+    for save, more in (("cpu", ["--cpu"]), ("gpu", flags.split())):
+        command = [sys.executable, "-m", "fairseq_cli.train", stream, *tiny, "--save-dir", tmp_path / save]
+        command += ["--dropout", "0", "--distributed-world-size", "1", *more]
+        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+        output = done.stdout + done.stderr
+        assert done.returncode == 0, output
+        records = [
+            line.split("train_inner | ")[1] for line in output.splitlines() if "train_inner | " in line
+        ]
+        losses.append([float(json.loads(record)["loss"]) for record in records])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-2)
