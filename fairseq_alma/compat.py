@@ -120,7 +120,7 @@ def _data_parallel(module, device_ids=None, output_device=None, **kwargs):
 def _clip_grad_norm(original):
     """The gradients of experts shared out to the processes count in the norm; fairseq only scales them.
 
-    https://github.com/facebookresearch/fairseq/blob/moe/fairseq/utils.py is where it got a part of this.
+    No upstream issue is known: of fairseq's own models only BASE layers have such experts.
     """
 
     @functools.wraps(original)

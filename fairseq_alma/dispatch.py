@@ -138,7 +138,7 @@ class _ToTokens(torch.autograd.Function):
         scale = gate.new_zeros(len(rows) + 1).scatter_(0, row.masked_fill(dropped, len(rows)), gate)[:-1]
         by_rows = grad.index_select(0, source).mul_(scale[:, None].to(grad.dtype))
         by_gate = rows.index_select(0, row).mul_(grad).sum(1, dtype=gate.dtype)
-        return by_rows, by_gate.masked_fill_(dropped, 0.0), None, None, None
+        return by_rows, by_gate, None, None, None
 
 
 class _Loop(torch.autograd.Function):

@@ -73,9 +73,8 @@ def clip_grad_norm_(original, params, max_norm: float) -> Tensor:
     """
     params = list(params)
     own = [p.grad for p in params if hasattr(p, "expert") and p.grad is not None]
-    squares = (
-        torch.stack([torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in own]).square().sum()
-    )
+    norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in own]
+    squares = torch.stack([*norms, torch.zeros((), device=params[0].device)]).square().sum()
     dist.all_reduce(squares)
     shared = original([p for p in params if not hasattr(p, "expert")], 0.0)
     norm = (shared.square() + squares).sqrt()
