@@ -1,6 +1,7 @@
 """Work-arounds for fairseq 0.12, all in one place, each with what will make it unnecessary.
 
-`install` replaces eleven functions of fairseq; the rest of the plug-in uses its public interfaces.
+`install` replaces eleven functions of fairseq, and `interrupt` one more in a process that trains; the rest of
+the plug-in uses its public interfaces.
 """
 
 import copy
@@ -27,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import command
 from alma.files import save_tensors
-from fairseq_alma import checkpoint, expert_parallel, growth
+from fairseq_alma import checkpoint, expert_parallel, growth, interrupt
 from fairseq_alma.adam import FusedAdam
 from fairseq_alma.switch_layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
@@ -43,6 +44,7 @@ def install() -> None:
     """Put the work-arounds in place; calling it again does nothing."""
     if distributed_utils.call_main.__module__ == __name__:
         return
+    interrupt.install()
     distributed_utils.call_main = _call_main(distributed_utils.call_main)
     options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)
     checkpoint_utils.load_checkpoint = _load_checkpoint(checkpoint_utils.load_checkpoint)
@@ -188,7 +190,7 @@ def _call_main(original):
     """
 
     def call_main(cfg, main, **kwargs):
-        main = functools.partial(_run_main, main)
+        main = functools.partial(_run_main, main, interrupt.shared())
         try:
             processes = _cpu_processes(cfg)
             if processes:
@@ -202,14 +204,18 @@ def _call_main(original):
             else:
                 original(cfg, main, **kwargs)
         except torch.multiprocessing.ProcessExitedException as error:
-            if error.exit_code == 2:  # the child has said why
-                sys.exit(2)
+            if error.exit_code in (2, interrupt.EXIT_CODE):  # the child has said why
+                sys.exit(error.exit_code)
+            if -error.exit_code in interrupt.SIGNALS:  # it came before the child could handle it
+                sys.exit(interrupt.EXIT_CODE)
             raise
 
     return call_main
 
 
-def _run_main(main, cfg, **kwargs) -> None:
+def _run_main(main, asked, cfg, **kwargs) -> None:
+    interrupt.watch(main, asked)
+
     def train() -> None:
         try:
             main(cfg, **kwargs)

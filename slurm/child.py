@@ -7,13 +7,16 @@ import re
 import shlex
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from alma.errors import UserError
 
 GRACE_SECONDS = 10
+_running: set[int] = set()
+"""Process ids of the children that `run` waits for."""
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # of alma.errors, and with the program's name of argparse
 _EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
@@ -23,11 +26,22 @@ class StageFailed(Exception):
     """A child ended for a reason other than the user's input; the message is one line."""
 
 
-def run(command: Sequence[str], log: Path, what: str, watch: Callable[[str], None] | None = None) -> None:
+class Saved(StageFailed):
+    """A training was asked by a signal to save and did, or had nothing to save yet; it is to be run again."""
+
+
+def run(
+    command: Sequence[str],
+    log: Path,
+    what: str,
+    watch: Callable[[str], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
     """Run `command` to its end, its output appended to `log` and each line given to `watch` as it comes.
 
-    UserError when it exits with 2 and an `error: ...` line, StageFailed (which names `what`) when it
-    fails otherwise. Whatever interrupts this function ends the child and its workers first.
+    `environment` adds to this process's. UserError when it exits with 2 and an `error: ...` line, Saved when
+    it has done what `save` asked, StageFailed (which names `what`) when it fails otherwise. Whatever
+    interrupts this function ends the child and its workers first.
     """
     problem: re.Match[str] | None = None
     with log.open("ab") as output, log.open("rb") as lines:
@@ -41,16 +55,50 @@ def run(command: Sequence[str], log: Path, what: str, watch: Callable[[str], Non
             stderr=subprocess.STDOUT,
             process_group=0,
             preexec_fn=_dies_with_parent(),
+            env={**os.environ, **(environment or {})},
         )
+        _running.add(process.pid)
         try:
             for line in _follow(lines, process):
                 problem = _USER_ERROR.match(line) or _EXCEPTION.match(line) or problem
                 if watch:
                     watch(line)
         finally:
+            _running.discard(process.pid)
             _stop(process)
+    if process.returncode in (os.EX_TEMPFAIL, -signal.SIGUSR1, -signal.SIGUSR2):
+        raise Saved(f"{what}: stopped by a signal, and saved; run the same again; log: {log}")
     if process.returncode:
         raise failure(what, process.returncode, problem, f"log: {log}")
+
+
+def save(seconds: float = 0) -> None:
+    """Ask the trainings that run for a checkpoint and their end, and wait for it, but not longer.
+
+    What a signal handler can call while `run` waits for them.
+    """
+    pids = list(_running)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGUSR1)
+    deadline = time.monotonic() + seconds
+    # Popen's own wait would not return in a handler that interrupts it.
+    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def end_all() -> None:
+    """End the children that other threads wait for in `run`."""
+    for pid in list(_running):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGTERM)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
 
 
 def failure(what: str, code: int, problem: re.Match[str] | None, where: str) -> Exception:

@@ -7,11 +7,13 @@ python -m slurm.launch experiments/table2/gmoe_w1_base.yaml --stream STREAM --si
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +23,17 @@ from alma.records import Run
 from alma.report import as_text
 from alma.stages import stages
 from alma.stream import FileInfo, Stream, is_stream
-from slurm import child
+from slurm import child, queue, resources, submit
 from slurm.estimate import check, count_units, estimate, table
 from slurm.experiments import experiment_files, is_experiment, read_experiment
 from slurm.flags import Flags, read_flags
+from slurm.local import run_side_by_side
 from slurm.machine import Machine
 from slurm.plan import LEARNERS, MEMBERS, ROUTERS, Plan, Request, make_plan, reshard_command
 from slurm.progress import say
-from slurm.stage import run_stage, run_untrained
+from slurm.resources import Resources
+from slurm.stage import collect, run_stage, run_untrained
+from slurm.unit import patiently_locked
 
 
 def parser() -> Parser:
@@ -54,7 +59,14 @@ def parser() -> Parser:
     add("--size", metavar="S", help="for experiments: a file in sizes/ beside them, such as small")
     add("--learner", choices=LEARNERS, help="sm, moe: one model; ens, gens: ensembles; umix, gmoe")
     add("--out", type=Path, metavar="RUN", help="run directory to make or to go on with")
-    add("--cluster", choices=("local",), default="local", help="where the stages run (default: here)")
+    add(
+        "--cluster",
+        choices=("local", "slurm"),
+        default="local",
+        help="where the stages run (default: here, one after the other)",
+    )
+    add("--dry-run", action="store_true", help="with --cluster slurm: print what sbatch would get")
+    add("--wait", action="store_true", help="with --cluster slurm: wait for the end, and fail if a job did")
     add("--members", type=int, metavar="N", help=f"ens, umix: how many (default: {MEMBERS})")
     add("--waiting-time", type=int, metavar="W", default=1, help="mega-batches to wait for (default: 1)")
     add("--replay", action="store_true", help="train on everything seen so far")
@@ -67,6 +79,7 @@ def parser() -> Parser:
         help="train X times --max-update (default: 1)",
     )
     add("--seed", type=int, default=0, metavar="S", help="of weights and data order (default: 0)")
+    add("--seeds", type=_seeds, metavar="A-B,C", help="a run for each, in RUN_s0 and so on")
     add("--grow-experts", metavar="N[,N...]", help="gmoe: experts to add at each growth (default: 2)")
     add("--grow-router", choices=ROUTERS, help="gmoe: how to split a router (default: preserve)")
     add("--grow-optimizer", choices=("reset", "copy"), help="gmoe: its state after growth (default: reset)")
@@ -79,7 +92,23 @@ def parser() -> Parser:
     )
     add("--stages", type=int, metavar="N", help="stop after N stages; later, more of them go on from there")
     add("--name", help="to tell the run apart in reports")
+    add(
+        "--jobs",
+        type=int,
+        metavar="N",
+        default=1,
+        help="on this machine: trainings side by side (default: 1)",
+    )
+    resources.add_flags(arguments)
     return arguments
+
+
+def _seeds(text: str) -> list[int]:
+    """`0-2,5` as [0, 1, 2, 5]."""
+    ends = [part.split("-") for part in text.split(",")]
+    if not all(len(pair) <= 2 and all(end.isdecimal() for end in pair) for pair in ends):
+        raise argparse.ArgumentTypeError(f"{text}: give seeds such as 0-2 or 0,3")
+    return list(dict.fromkeys(s for pair in ends for s in range(int(pair[0]), int(pair[-1]) + 1)))
 
 
 def read_requests(words: Sequence[str]) -> list[Request]:
@@ -90,7 +119,7 @@ def read_requests(words: Sequence[str]) -> list[Request]:
     flags = read_flags(words[split + 1 :])
     experiments = [Path(each) for each in options.what if is_experiment(Path(each))]
     if not experiments:
-        return [_request(options, flags)]
+        return _for_seeds(options, _request(options, flags))
     if len(experiments) < len(options.what):
         raise UserError("give a stream, or experiments (.yaml), whose stream is --stream; not both")
     requests: dict[Path, Request] = {}
@@ -101,10 +130,21 @@ def read_requests(words: Sequence[str]) -> list[Request]:
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
         merged.what = [merged.stream]
-        request = _request(merged, {**own_flags, **flags})
-        if requests.setdefault(request.out, request) != request:
-            raise UserError(f"{file}: another experiment goes to {request.out} too: give one at a time")
+        for request in _for_seeds(merged, _request(merged, {**own_flags, **flags})):
+            if requests.setdefault(request.out, request) != request:
+                raise UserError(f"{file}: another experiment goes to {request.out} too: give one at a time")
     return list(requests.values())
+
+
+def _for_seeds(options: argparse.Namespace, request: Request) -> list[Request]:
+    """The request, or with --seeds one for each."""
+    if options.seeds is None:
+        return [request]
+    out = request.out
+    return [
+        dataclasses.replace(request, seed=seed, out=out.with_name(f"{out.name}_s{seed}"))
+        for seed in options.seeds
+    ]
 
 
 def _request(options: argparse.Namespace, flags: Flags) -> Request:
@@ -177,18 +217,71 @@ def launch(request: Request, plan: Plan) -> None:
         run = open_run(request, plan)
         run_untrained(plan, run)
         for spec in plan.stages:
-            run_stage(spec, run, plan.max_update)
+            run_stage(plan, spec, run)
     print(summary(run))
 
 
-def announce(requests: Sequence[Request], plans: Sequence[Plan]) -> None:
-    """Say what all runs will take. UserError: what is left of one does not fit this machine."""
-    machine = Machine.here()
+def launch_side_by_side(requests: Sequence[Request], plans: Sequence[Plan], jobs: int) -> None:
+    """Run all requests to their end on this machine, `jobs` trainings at a time; print their rows."""
+    with ExitStack() as stack:
+        for plan in plans:
+            make_directory(plan.out)
+            stack.enter_context(locked(plan.out))
+        runs = [open_run(request, plan) for request, plan in zip(requests, plans, strict=True)]
+        run_side_by_side(plans, runs, jobs)
+    for run in runs:
+        print(f"\n{run.directory}\n{summary(run)}")
+
+
+def launch_on_slurm(
+    requests: Sequence[Request], plans: Sequence[Plan], wanted: Resources, dry: bool, wait: bool
+) -> None:
+    """Submit all that is not complete, and not in the queue; `dry`: print what sbatch would get instead."""
+    folder = submit.log_folder(plans)
+    if dry:
+        paper = submit.Paper()
+        submit.submit(plans, wanted, submit.to_paper(folder, paper), {})
+        print("\n".join([*paper.texts, str(paper)]))
+        return
+    for request, plan in zip(requests, plans, strict=True):
+        make_directory(plan.out)
+        with locked(plan.out):
+            open_run(request, plan)
+    outs = [plan.out for plan in plans]
+    busy = queue.live_units([out for out in outs if queue.on_cluster(out)])
+    if busy:
+        say(f"{len(busy)} units are in the queue already, {busy[0].run} {busy[0].name} among them")
+    jobs: dict[Path, str] = {}
+    free = [plan for plan in plans if plan.out not in {unit.run for unit in busy}]
+    try:
+        submit.submit(free, wanted, submit.to_slurm(folder), jobs)
+    finally:
+        submit.record(free, jobs, folder)
+    say(f"{len(jobs)} units submitted; their logs: {folder}" if jobs else "0 units submitted")
+    names = " ".join(str(out) for out in outs)
+    if not wait:
+        print(f"watch them with: python -m slurm.status --watch {names}")
+        return
+    problems = queue.wait(outs)
+    for request, plan in zip(requests, plans, strict=True):
+        with patiently_locked(plan.out):  # the last job may not have appended its rows yet
+            run = open_run(request, plan)
+            collect(plan, run)
+        print(f"\n{plan.out}\n{summary(run)}")
+    if problems:
+        raise child.StageFailed("; ".join(str(problem) for problem in problems))
+
+
+def announce(
+    requests: Sequence[Request], plans: Sequence[Plan], machine: Machine, strict: bool = True
+) -> None:
+    """Say what all runs will take. UserError: what is left of one does not fit `machine`, if `strict`."""
     estimates = [
         estimate(plan, count_units(request.stream), machine)
         for request, plan in zip(requests, plans, strict=True)
     ]
-    check(estimates)
+    if strict:
+        check(estimates)
     say(table(estimates))
 
 
@@ -211,12 +304,23 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the child and say so, as on Ctrl-C
     try:
         requests = read_requests(sys.argv[1:])
+        options = parser().parse_args(itertools.takewhile(lambda word: word != "--", sys.argv[1:]))
         plans = [make_plan(request, count_megabatches(request)) for request in requests]
-        announce(requests, plans)
-        for request, plan in zip(requests, plans, strict=True):
-            if len(requests) > 1:
-                print(f"\n{request.out}", flush=True)
-            launch(request, plan)
+        if options.cluster == "slurm":
+            wanted = resources.read(options)
+            announce(requests, plans, wanted.machine(), strict=not options.dry_run)
+            launch_on_slurm(requests, plans, wanted, options.dry_run, options.wait)
+            return
+        if options.dry_run or options.wait:
+            raise UserError("--dry-run and --wait are for --cluster slurm")
+        announce(requests, plans, Machine.here())
+        if options.jobs > 1:
+            launch_side_by_side(requests, plans, options.jobs)
+        else:
+            for request, plan in zip(requests, plans, strict=True):
+                if len(requests) > 1:
+                    print(f"\n{request.out}", flush=True)
+                launch(request, plan)
     except child.StageFailed as failed:
         print(f"error: {failed}", file=sys.stderr)
         sys.exit(1)

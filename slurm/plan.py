@@ -73,11 +73,12 @@ class Training:
     """Without --finetune-from-model: which checkpoint of `previous` is best, only its training tells."""
     previous: Path | None
     """Directory of the training that this one goes on from; None for a new model."""
+    title: str
 
 
 @dataclass(frozen=True)
 class StageSpec:
-    """One stage to run: `stage.run_stage` may be killed at any moment and simply called again."""
+    """One stage to run: all its pieces may be killed at any moment and simply run again."""
 
     stage: Stage
     directory: Path
@@ -86,6 +87,7 @@ class StageSpec:
     """Directories of the trainings whose models are evaluated, as one where there are several."""
     evaluate: tuple[str, ...]
     """Without --path, as `Training.command` is."""
+    title: str
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,8 @@ def _spec(request: Request, stage: Stage, sizes: list[str]) -> StageSpec:
     evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test"]
     evaluate += ["--out", str(directory / "result.json"), *_context(request)]
     evaluate += chosen(_passed(request.flags), _EVALUATION_FLAGS)
-    return StageSpec(stage, directory, trainings, models, _module("fairseq_alma.evaluate", *evaluate))
+    command = _module("fairseq_alma.evaluate", *evaluate)
+    return StageSpec(stage, directory, trainings, models, command, _title(stage))
 
 
 def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> Training:
@@ -210,7 +213,13 @@ def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
     train += ["--seed", str(seed), "--save-dir", str(directory)]
     train += [*_log_flags(request), *words_of(_multiplied(request))]
     previous = None if new else _directory(request, stage.index - 1) / inside
-    return Training(directory, _module("fairseq_cli.train", *train), previous)
+    of = f", member {member + 1} of {_members(request)}" if request.learner == "ens" else ""
+    return Training(directory, _module("fairseq_cli.train", *train), previous, _title(stage) + of)
+
+
+def _title(stage: Stage) -> str:
+    arrived = f"{stage.first}-{stage.last}" if stage.last > stage.first else str(stage.last)
+    return f"stage {stage.index} (mega-batch {arrived})"
 
 
 def _seed(request: Request, member: int) -> int:

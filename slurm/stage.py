@@ -1,59 +1,106 @@
-"""The restartable unit of work: train one stage, evaluate it on the test set, append its rows.
+"""The restartable pieces of work: train a model of a stage, evaluate the stage, append rows.
 
-It may be killed at any moment and simply run again. result.json, written whole and last, says that a
-stage is complete; before that, fairseq-train goes on from its last checkpoint.
+Each may be killed at any moment and simply run again. trained.json and result.json, written whole and last,
+say that one is complete; before that, fairseq-train goes on from its last checkpoint.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
+from alma.files import write_json_atomic
 from alma.records import MACHINE_FIELDS, Row, Run
 from alma.stages import Stage
 from slurm import child
 from slurm.plan import Plan, StageSpec, Training
 from slurm.progress import Progress, say
 
+UNTRAINED, TRAINED, RESULT = "untrained.json", "trained.json", "result.json"
+"""Written whole and last: in the run's directory, a training's, a stage's."""
 Result = dict[str, Any]
 """What `fairseq_alma.evaluate` measured."""
 
 
 def run_untrained(plan: Plan, run: Run) -> None:
     """Evaluate the model before it has seen any data: the row of t = 0."""
-    path = plan.out / "untrained.json"
-    if not path.exists():
-        try:
-            child.run(plan.untrained, plan.out / "untrained.log", "evaluation of the untrained model")
-        except (UserError, child.StageFailed):
-            (plan.out / "run.json").unlink()  # nothing measured yet: a mended command may start anew here
-            raise
-    _append(run, [_row(0, None, json.loads(path.read_bytes()), [])])
+    try:
+        evaluate_untrained(plan)
+    except (UserError, child.StageFailed):
+        (plan.out / "run.json").unlink()  # nothing measured yet: a mended command may start anew here
+        raise
+    collect(plan, run)
 
 
-def run_stage(spec: StageSpec, run: Run, max_update: int | None = None) -> None:
-    """Bring one stage to its end, whatever of it has been done before: checkpoints, result.json, rows."""
-    stage = spec.stage
-    arrived = f"{stage.first}-{stage.last}" if stage.last > stage.first else str(stage.last)
-    title = f"stage {stage.index} (mega-batch {arrived})"
-    path = spec.directory / "result.json"
-    if path.exists():
-        say(f"{title}: was complete")
+def run_stage(plan: Plan, spec: StageSpec, run: Run) -> None:
+    """Bring one stage to its end, whatever of it has been done before, and append its rows."""
+    if (spec.directory / RESULT).exists():
+        say(f"{spec.title}: was complete")
     else:
         for number, training in enumerate(spec.trainings, start=1):
-            member = f", member {number} of {len(spec.trainings)}" if len(spec.trainings) > 1 else ""
-            with Progress(title + member, max_update) as progress:
-                _train(training, f"training of stage {stage.index}{member}", progress)
+            with Progress(training.title, plan.max_update) as progress:
+                train(training, progress.read)
                 if number < len(spec.trainings):
                     progress.done("trained")
                     continue
                 progress.note("evaluating")
-                _evaluate(spec)
-                progress.done(f"perplexity {json.loads(path.read_bytes())['perplexity']:.2f}")
-    trained = [training.directory for training in spec.trainings]
-    new = [directory in trained for directory in spec.models]
-    _append(run, rows(stage, json.loads(path.read_bytes()), run.rows[stage.first - 1], new))
+                evaluate(spec)
+                progress.done(f"perplexity {_read(spec.directory / RESULT)['perplexity']:.2f}")
+    collect(plan, run)
+
+
+def evaluate_untrained(plan: Plan) -> None:
+    """Write untrained.json, if it is not there."""
+    if not (plan.out / UNTRAINED).exists():
+        child.run(plan.untrained, plan.out / "untrained.log", "evaluation of the untrained model")
+
+
+def train(
+    training: Training,
+    watch: Callable[[str], None] | None = None,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    log: str = "train.log",
+) -> None:
+    """Train to the end, if that is not done; more `arguments` and `environment` say what a machine needs.
+
+    Of several processes each calls it, with its own `log`; the one of train.log says when all is done.
+    """
+    if (training.directory / TRAINED).exists():
+        return
+    training.directory.mkdir(parents=True, exist_ok=True)
+    command = [*training.command, *arguments]
+    if training.previous:
+        command += ["--finetune-from-model", str(checkpoint(training.previous))]
+    child.run(command, training.directory / log, f"training of {training.title}", watch, environment)
+    if log == "train.log":
+        write_json_atomic(training.directory / TRAINED, {"checkpoint": checkpoint(training.directory).name})
+
+
+def evaluate(spec: StageSpec) -> None:
+    """Write the stage's result.json, if it is not there."""
+    if not (spec.directory / RESULT).exists():
+        command = [*spec.evaluate, "--path", ":".join(str(checkpoint(model)) for model in spec.models)]
+        child.run(command, spec.directory / "eval.log", f"evaluation of stage {spec.stage.index}")
+
+
+def collect(plan: Plan, run: Run) -> None:
+    """Append the rows of what has been evaluated, as far as nothing before it is missing."""
+    present = {row["t"] for row in run.rows}
+    if not (plan.out / UNTRAINED).exists():
+        return
+    if 0 not in present:
+        run.append(_row(0, None, _read(plan.out / UNTRAINED), []))
+    for spec in plan.stages:
+        if not (spec.directory / RESULT).exists():
+            return
+        trained = [training.directory for training in spec.trainings]
+        new = [directory in trained for directory in spec.models]
+        previous = run.rows[spec.stage.first - 1]
+        for row in rows(spec.stage, _read(spec.directory / RESULT), previous, new):
+            if row["t"] not in present:
+                run.append(row)
 
 
 def checkpoint(directory: Path) -> Path:
@@ -76,17 +123,8 @@ def rows(stage: Stage, result: Result, previous: Mapping[str, Any], new: Sequenc
     return [*waiting, _row(stage.last, stage, result, new)]
 
 
-def _train(training: Training, what: str, progress: Progress) -> None:
-    training.directory.mkdir(parents=True, exist_ok=True)
-    command = list(training.command)
-    if training.previous:
-        command += ["--finetune-from-model", str(checkpoint(training.previous))]
-    child.run(command, training.directory / "train.log", what, progress.read)
-
-
-def _evaluate(spec: StageSpec) -> None:
-    command = [*spec.evaluate, "--path", ":".join(str(checkpoint(model)) for model in spec.models)]
-    child.run(command, spec.directory / "eval.log", f"evaluation of stage {spec.stage.index}")
+def _read(path: Path) -> Result:
+    return json.loads(path.read_bytes())
 
 
 def _row(t: int, stage: Stage | None, result: Result, new: Sequence[bool]) -> Row:
@@ -112,10 +150,3 @@ def _row(t: int, stage: Stage | None, result: Result, new: Sequence[bool]) -> Ro
         peak_memory_bytes=max((each["peak_memory_bytes"] for each in trainings), default=0),
         extra=extra,
     )
-
-
-def _append(run: Run, new: list[Row]) -> None:
-    present = {row["t"] for row in run.rows}
-    for row in new:
-        if row["t"] not in present:
-            run.append(row)

@@ -26,6 +26,7 @@ def test_every_command_is_of_a_kind_that_is_tested_here():
     known = {"make", "fairseq-train", "fairseq-eval-lm", "fairseq-interactive", "fairseq-generate"}
     modules = {"data_prep", "slurm.launch", "alma.report", "vision.tsne"}
     modules |= {"fairseq_alma.combine", "fairseq_alma.export"}
+    modules |= {"slurm.sweep", "slurm.status", "slurm.cancel"}
     for words in COMMANDS:
         module = words[:2] == ["python", "-m"] and words[2] in modules
         assert words[0] in known or module or words[:2] == ["python", "vision/run.py"], words
@@ -48,6 +49,25 @@ def test_data_prep_and_launch_accept_their_commands(monkeypatch):
     for words in arguments_of("python", "-m", "slurm.launch"):
         for request in read_requests(words):
             assert make_plan(request, 4).stages
+
+
+def test_status_and_cancel_accept_their_commands():
+    from slurm import cancel, status
+
+    for words in arguments_of("python", "-m", "slurm.status"):
+        assert status.parser().parse_args(words)
+    for words in arguments_of("python", "-m", "slurm.cancel"):
+        assert cancel.parser().parse_args(words)
+
+
+def test_sweeps_accept_their_commands():
+    from slurm.part import parts
+    from slurm.sweep import parser
+
+    for words in arguments_of("python", "-m", "slurm.sweep"):
+        split = words.index("--")
+        options = parser().parse_args(words[:split])
+        assert len(parts(words[split + 1 :], options.runs_per_job, 1)) == 10
 
 
 def test_the_image_half_accepts_its_commands():

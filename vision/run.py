@@ -94,6 +94,8 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 def run_all(jobs: Sequence[Job], processes: int) -> list[str]:
     """Run the jobs, several at a time in processes of one thread each; returns the errors of those that
     failed, each a line."""
+    if not jobs:
+        return []
     if len(jobs) == 1:
         jobs[0].run()
         return []
@@ -194,6 +196,15 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--jobs", type=int, default=1, metavar="N", help="runs of a sweep at a time")
     made.add_argument(
+        "--part",
+        type=_part,
+        metavar="K/N",
+        help="of a sweep every N-th run only, from the K-th on, and no tables and figures",
+    )
+    made.add_argument(
+        "--list", action="store_true", help="run nothing: print the run directories, each on a line"
+    )
+    made.add_argument(
         "--save-interval",
         type=float,
         default=30.0,
@@ -241,6 +252,15 @@ def _numbers(text: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
+def _part(text: str) -> tuple[int, int]:
+    """ "2/10" as numbers."""
+    first, slash, count = text.partition("/")
+    numbers = first.isdecimal() and slash and count.isdecimal()
+    if not numbers or not 1 <= int(first) <= int(count):
+        raise argparse.ArgumentTypeError(f"{text!r}: K/N with K from 1 to N, such as 2/10")
+    return int(first), int(count)
+
+
 @command
 def main() -> None:
     """Entry point of `python vision/run.py`."""
@@ -250,8 +270,15 @@ def main() -> None:
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: at least 1")
     jobs = jobs_of(options)
+    if options.part:
+        first, count = options.part
+        jobs = jobs[first - 1 :: count]
+    if options.list:
+        for job in jobs:
+            print(job.out)
+        return
     failed = run_all(jobs, options.jobs)
-    if len(failed) < len(jobs):
+    if len(failed) < len(jobs) and not options.part:  # other parts may be drawing, or still be running
         summarise(options.out)
     if failed:
         several = f"{len(failed)} of {len(jobs)} runs failed: " if len(jobs) > 1 else ""

@@ -2,93 +2,21 @@
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from launcher import ESTIMATE, make, write_stream
 
-from alma.records import MACHINE_FIELDS, Run
-from alma.stream import FileInfo, Part, Stream
-
-ROOT = Path(__file__).parents[2]
-SMALL = ("--arch", "switch_gmoe_tiny")  # its checkpoints have room on any disk
-ESTIMATE = 2  # lines on stderr before anything runs
-
-
-@dataclass
-class Launcher:
-    """Starts `python -m slurm.launch` in a folder of its own, where `stream` has 4 mega-batches."""
-
-    folder: Path
-    environment: dict[str, str] = field(default_factory=dict)
-    data: str = "stream"
-    learner: str = "sm"
-
-    def start(self, *words: str, flags: tuple[str, ...] = (*SMALL, "--max-update", "2")) -> subprocess.Popen:
-        return self.start_words(self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
-
-    def start_words(self, *words: str) -> subprocess.Popen:
-        path = os.pathsep.join((str(ROOT / "tests/slurm/fake"), str(ROOT)))
-        added = {"PYTHONPATH": path, "FAKE_PIDS": str(self.pids), **self.environment}
-        return subprocess.Popen(
-            [sys.executable, "-m", "slurm.launch", *words],
-            cwd=self.folder,
-            env=os.environ | added,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, *words: str, code: int = 0, **options) -> tuple[str, str]:
-        """Launch, wait, check the exit code; what was printed to stdout and stderr."""
-        process = self.start(*words, **options)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == code, err
-        return out, err
-
-    @property
-    def pids(self) -> Path:
-        """Process ids of all fake trainings, one a line."""
-        return self.folder / "pids"
-
-    @property
-    def out(self) -> Path:
-        return self.folder / "run"
-
-    @property
-    def rows(self) -> list[dict]:
-        return [
-            {key: value for key, value in row.items() if key not in MACHINE_FIELDS}
-            for row in Run.read(self.out).rows
-        ]
+from alma.records import Run
 
 
 @pytest.fixture
 def launcher(tmp_path):
     return make(tmp_path)
-
-
-def make(folder: Path, **settings) -> Launcher:
-    (folder / "stream").mkdir(parents=True)
-    write_stream(folder / "stream", 4)
-    return Launcher(folder, **settings)
-
-
-def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
-    """stream.json of so many mega-batches, each of its own content."""
-    parts = [
-        Part(name, name, 1, 1, 1, 1, 1, {}, {f"{name}.bin": FileInfo(1, name)})
-        for name in ("valid", "test", *(f"megabatch_{k:02d}" for k in range(megabatches)))
-    ]
-    Stream(
-        folder, 1, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, {"dict.txt": FileInfo(1, dictionary)}
-    ).write()
 
 
 @pytest.fixture(scope="module")
@@ -305,10 +233,14 @@ def test_interrupted_it_stops_the_child_and_says_how_to_go_on(launcher, how):
         (
             "python",
             1,
-            "error: training of stage 0: exit code 1: RuntimeError: CUDA error: out of luck; "
+            "error: training of stage 0 (mega-batch 1): exit code 1: RuntimeError: CUDA error: out of luck; "
             "log: run/stage_00/train.log",
         ),
-        ("kill", 1, "error: training of stage 0: signal 9 (Killed); log: run/stage_00/train.log"),
+        (
+            "kill",
+            1,
+            "error: training of stage 0 (mega-batch 1): signal 9 (Killed); log: run/stage_00/train.log",
+        ),
     ],
 )
 def test_a_failing_child_is_one_line(launcher, how, code, message):
@@ -355,3 +287,39 @@ def test_bad_command_lines_are_one_line_and_exit_code_2(launcher):
     assert not launcher.out.exists()
     launcher.out.touch()
     assert "is not a folder" in launcher.run(code=2)[1]
+
+
+def test_jobs_side_by_side_give_the_same_rows(tmp_path, expected):
+    """Both learners, an ensemble's members among the jobs; the second launch finds all done."""
+    both = make(tmp_path / "x", learner="gmoe", environment={"FAKE_SLEEP": "0.05"})
+    both.run("--jobs", "3", "--seeds", "0-1")
+    first, second = (replace(both, run_name=f"run_s{seed}").rows for seed in (0, 1))
+    assert first == expected
+    assert [row["value"] for row in first] != [row["value"] for row in second]
+    trained = len(both.pids.read_text().split())
+    assert trained == 8
+    _, err = both.run("--jobs", "3", "--seeds", "0-1")
+    assert err.count("was complete") == 2 * 9
+    assert len(both.pids.read_text().split()) == trained
+
+
+def test_side_by_side_a_failure_stops_what_needs_it_and_nothing_else(tmp_path):
+    both = make(tmp_path / "x", learner="ens", environment={"FAKE_CRASH": "1:1:python"})
+    _, err = both.run("--jobs", "2", "--stages", "2", code=1)
+    assert "CUDA error: out of luck" in err.splitlines()[-1]
+    assert [row["t"] for row in both.rows] == [0, 1]
+    assert not (both.out / "stage_01" / "result.json").exists()
+    both.environment.pop("FAKE_CRASH")
+    both.run("--jobs", "2", "--stages", "2")
+    assert [row["t"] for row in both.rows] == [0, 1, 2]
+
+
+def test_side_by_side_ctrl_c_ends_all_children(tmp_path):
+    both = make(tmp_path / "x", learner="ens", environment={"FAKE_SLEEP": "5"})
+    process = both.start("--jobs", "2")
+    wait_for(lambda: both.pids.exists() and len(both.pids.read_text().split()) == 2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    for pid in both.pids.read_text().split():
+        wait_for(lambda pid=int(pid): ended(pid))

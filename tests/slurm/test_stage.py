@@ -170,3 +170,21 @@ def running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize("handler", ["signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))", ""])
+def test_asked_to_save_a_child_ends_and_is_to_be_run_again(tmp_path, handler):
+    """With its handler, or before it has one."""
+    code = f"import signal, sys, time\n{handler}\nprint('ready', flush=True)\ntime.sleep(60)"
+    began = time.monotonic()
+    with pytest.raises(child.Saved, match="training of stage 3: stopped by a signal"):
+        python(code, tmp_path / "log", lambda line: child.save(5) if line == "ready" else None)
+    assert time.monotonic() - began < 20
+    child.save(5)  # nothing runs
+
+
+def test_what_a_machine_adds_to_the_environment(tmp_path):
+    code = "import os; print(os.environ['RANK'], 'HOME' in os.environ)"
+    seen: list[str] = []
+    child.run([sys.executable, "-c", code], tmp_path / "log", "it", seen.append, {"RANK": "3"})
+    assert seen == ["3 True"]

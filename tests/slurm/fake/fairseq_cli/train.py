@@ -1,7 +1,7 @@
 """Stands for fairseq-train: a model is one number, an update hashes it, every update is a checkpoint.
 
 FAKE_CRASH=stage:update:how ends it there: how is `user`, `flag`, `python` or `kill`. FAKE_SLEEP: seconds
-an update. Its process id is kept in $FAKE_PIDS.
+an update. Its process id is kept in $FAKE_PIDS. After SIGUSR1 it ends with its update, to be run again.
 """
 
 import argparse
@@ -24,6 +24,10 @@ for name in ("--save-dir", "--finetune-from-model"):
 for name in ("--stage", "--max-update", "--moe-expert-count", "--seed"):
     parser.add_argument(name, type=int, default=0)
 args, _ = parser.parse_known_args()
+
+
+asked: list[int] = []
+signal.signal(signal.SIGUSR1, lambda number, _: asked.append(number))
 
 
 def crash(how: str) -> None:
@@ -63,4 +67,6 @@ while state["updates"] < args.max_update:
     save(state, "checkpoint_last.pt")
     stats = {"epoch": 1, "loss": "8.9", "ppl": "478", "wps": "3100", "num_updates": str(state["updates"])}
     logging.getLogger("train_inner").info(json.dumps(stats))
+    if asked and state["updates"] < args.max_update:
+        sys.exit(os.EX_TEMPFAIL)
 save(state, "checkpoint_best.pt")

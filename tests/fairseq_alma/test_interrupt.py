@@ -1,0 +1,281 @@
+"""A signal: fairseq-train saves, exits with code 75 and goes on with the same numbers when run again."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+AGAIN = 75
+
+# Loaded with --user-dir: the process named by SIGNAL_TO gets the signal in the midst of an update.
+AT_UPDATE = """
+import os, signal
+import torch
+from fairseq_alma.task import AlmaLMTask
+
+step = AlmaLMTask.train_step
+
+def train_step(self, sample, model, criterion, optimizer, update_num, **kwargs):
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    if rank == int(os.environ.get("SIGNAL_TO", 0)) and update_num + 1 == int(os.environ["SIGNAL_AT"]):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    return step(self, sample, model, criterion, optimizer, update_num, **kwargs)
+
+AlmaLMTask.train_step = train_step
+"""
+
+
+@pytest.fixture
+def at_update(tmp_path):
+    """`at_update(n, rank)`: flags and environment with which that process signals itself in update n."""
+    directory = tmp_path / "at_update"
+    directory.mkdir()
+    (directory / "__init__.py").write_text(AT_UPDATE)
+
+    def make(update: int, rank: int = 0) -> tuple[tuple, dict[str, str]]:
+        return ("--user-dir", directory), {"SIGNAL_AT": str(update), "SIGNAL_TO": str(rank)}
+
+    return make
+
+
+def load(path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+def same(first, second) -> None:
+    """The same training state in two checkpoints, bit for bit; times may differ."""
+    a, b = load(first), load(second)
+    assert a["model"].keys() == b["model"].keys()
+    assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
+    history = [state["optimizer_history"][-1]["num_updates"] for state in (a, b)]
+    assert history[0] == history[1]
+    torch.testing.assert_close(a["last_optimizer_state"], b["last_optimizer_state"], rtol=0, atol=0)
+    for name in ("best", "val_loss", "train_iterator"):
+        assert a["extra_state"][name] == b["extra_state"][name], name
+    tokens = [state["extra_state"]["AlmaLMTask"]["train_tokens"] for state in (a, b)]
+    assert tokens[0] == tokens[1]
+
+
+def position(path) -> tuple[int, dict]:
+    state = load(path)
+    return state["optimizer_history"][-1]["num_updates"], state["extra_state"]
+
+
+def has_logged(child, text: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not (child.log.exists() and text in child.log.read_text()):
+        assert time.monotonic() < deadline, child.log.read_text()
+        time.sleep(0.002)
+
+
+def stopped(finished) -> str:
+    """The one line of a process that was interrupted."""
+    assert finished.code == AGAIN, finished.output
+    assert "Traceback" not in finished.output
+    (line,) = (line for line in finished.output.splitlines() if "asked by a signal" in line)
+    return line
+
+
+def finish(child) -> str:
+    finished = child.wait()
+    assert finished.code == 0, finished.output
+    assert "asked by a signal" not in finished.output
+    return finished.output
+
+
+def test_an_interrupted_run_goes_on_with_the_same_numbers(start, stream, tiny, tmp_path):
+    flags = ("--max-update", "80", "--save-interval-updates", "25", "--log-interval", "1")
+    finish(start("train", stream, *tiny, "--save-dir", tmp_path / "whole", *flags))
+    save = tmp_path / "interrupted"
+    for update in (10, 60):
+        child = start("train", stream, *tiny, "--save-dir", save, *flags)
+        has_logged(child, f'"num_updates": "{update}"')
+        os.kill(child.pid, signal.SIGUSR1)
+        line = stopped(child.wait())
+        at, extra = position(save / "checkpoint_last.pt")
+        assert update <= at < 80
+        assert f"after update {at}," in line
+        assert ("best" in extra) == (at >= 25)
+    finish(start("train", stream, *tiny, "--save-dir", save, *flags))
+    assert {path.name for path in save.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        same(tmp_path / "whole" / name, save / name)
+
+
+def test_it_saves_what_is_not_saved_and_validates_only_when_that_is_due(
+    start, stream, tiny, tmp_path, at_update
+):
+    """Also in the middle of an epoch after a validation: the best stays the best."""
+    flags = ("--max-update", "12", "--save-interval-updates", "4", "--validate-interval-updates", "6")
+    finish(start("train", stream, *tiny, "--save-dir", tmp_path / "whole", *flags))
+    save = tmp_path / "interrupted"
+    for update, validations, saves in ((3, 0, 1), (4, 1, 1), (6, 1, 1), (7, 0, 1)):
+        more, environment = at_update(update)
+        child = start("train", stream, *tiny, "--save-dir", save, *flags, *more, environment=environment)
+        finished = child.wait()
+        assert f"after update {update}," in stopped(finished)
+        assert finished.output.count('begin validation on "valid"') == validations
+        assert finished.output.count("Finished saving") == saves
+        at, extra = position(save / "checkpoint_last.pt")
+        assert at == update
+        if update == 4:
+            best = (save / "checkpoint_best.pt").read_bytes()
+            lowest = extra["best"]
+        elif update > 4:
+            assert extra["best"] == lowest
+            assert (save / "checkpoint_best.pt").read_bytes() == best
+    finish(start("train", stream, *tiny, "--save-dir", save, *flags))
+    for name in ("checkpoint_1_4.pt", "checkpoint_1_8.pt", "checkpoint_last.pt", "checkpoint_best.pt"):
+        same(tmp_path / "whole" / name, save / name)
+
+
+def test_a_signal_in_the_last_update_changes_nothing(start, stream, tiny, tmp_path, at_update):
+    for name, flags in (("updates", ()), ("epochs", ("--max-epoch", "1", "--max-update", "0"))):
+        save = tmp_path / name
+        output = finish(start("train", stream, *tiny, "--save-dir", save, *flags))
+        last, _ = position(save / "checkpoint_last.pt")
+        assert output.count("Finished saving") == 1
+        more, environment = at_update(last)
+        again = tmp_path / f"{name}_again"
+        arguments = (stream, *tiny, "--save-dir", again, *flags, *more)
+        assert finish(start("train", *arguments, environment=environment)).count("Finished saving") == 1
+        same(save / "checkpoint_last.pt", again / "checkpoint_last.pt")
+
+
+@pytest.mark.parametrize("scheduler", ["polynomial_decay", "reduce_lr_on_plateau"])
+def test_at_the_end_of_an_epoch_it_goes_on_with_the_next(start, stream, tiny, tmp_path, at_update, scheduler):
+    """Also where the learning rate depends on the validation: it falls at every epoch here."""
+    plateau = scheduler == "reduce_lr_on_plateau"
+    if plateau:
+        at = tiny.index("--total-num-update")
+        tiny = [*tiny[:at], *tiny[at + 2 :], "--lr-scheduler", scheduler, "--maximize-best-checkpoint-metric"]
+    one_epoch = ("--max-epoch", "1", "--max-update", "0")
+    finish(start("train", stream, *tiny, "--save-dir", tmp_path / "epoch", *one_epoch))
+    last, _ = position(tmp_path / "epoch" / "checkpoint_last.pt")
+    flags = ("--max-update", str(2 * last + 5))
+    finish(start("train", stream, *tiny, "--save-dir", tmp_path / "whole", *flags))
+    save = tmp_path / "interrupted"
+    more, environment = at_update(2 * last)
+    child = start("train", stream, *tiny, "--save-dir", save, *flags, *more, environment=environment)
+    finished = child.wait()
+    assert f"after update {2 * last}," in stopped(finished)
+    assert finished.output.count("Finished saving") == (3 if plateau else 2)
+    finish(start("train", stream, *tiny, "--save-dir", save, *flags))
+    same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
+
+
+def test_without_a_last_checkpoint_it_says_that_nothing_is_saved(start, stream, tiny, tmp_path, at_update):
+    more, environment = at_update(3)
+    for flag in ("--no-last-checkpoints", "--no-save"):
+        child = start(
+            "train", stream, *tiny, "--save-dir", tmp_path / "run", flag, *more, environment=environment
+        )
+        assert f"nothing is saved ({flag})" in stopped(child.wait())
+    assert not list(tmp_path.glob("run/*"))
+
+
+def two(start, arguments, environment=None) -> list:
+    """Two gloo processes, started as torchrun starts them."""
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        port = str(server.getsockname()[1])
+    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", **(environment or {})}
+    return [start("train", *arguments, environment={**common, "RANK": rank}) for rank in ("0", "1")]
+
+
+@pytest.mark.parametrize("parallel", [(), ("--moe-expert-parallel",)], ids=["replicated", "expert-parallel"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_two_processes_stop_together_when_one_gets_the_signal(
+    start, stream, tiny, tmp_path, at_update, rank, parallel
+):
+    flags = (stream, *tiny, *parallel, "--max-update", "12", "--ddp-backend", "legacy_ddp")
+    for child in two(start, (*flags, "--save-dir", tmp_path / "whole")):
+        finish(child)
+    save = tmp_path / "interrupted"
+    more, environment = at_update(5, rank)
+    first, second = two(start, (*flags, "--save-dir", save, *more), environment)
+    assert "after update 5," in stopped(first.wait())
+    finished = second.wait()
+    assert finished.code == AGAIN, finished.output
+    assert position(save / "checkpoint_last.pt")[0] == 5
+    for child in two(start, (*flags, "--save-dir", save)):
+        finish(child)
+    same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
+
+
+@pytest.mark.parametrize("to", ["parent", "starting parent", "worker"])
+def test_spawned_processes_stop_together(start, stream, tiny, tmp_path, at_update, to):
+    flags = ("--save-dir", tmp_path / "run", "--distributed-world-size", "2", "--max-update", "3000")
+    more, environment = at_update(4, rank=1) if to == "worker" else ((), {})
+    child = start("train", stream, *tiny, *flags, "--log-interval", "1", *more, environment=environment)
+    if to != "worker":
+        has_logged(child, '"num_updates": "3"' if to == "parent" else "")  # its log exists: it is forked
+        os.kill(child.pid, signal.SIGUSR1)
+    line = stopped(child.wait())
+    updates, _ = position(tmp_path / "run" / "checkpoint_last.pt")
+    assert f"after update {updates}," in line
+    assert {"parent": updates >= 3, "starting parent": updates == 1, "worker": updates == 4}[to]
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_process_of_its_own_stops_when_its_group_gets_the_signal(stream, tiny, tmp_path, number):
+    """As the launcher starts it, and with workers that load the data."""
+    log = tmp_path / "log"
+    flags = (
+        "--save-dir",
+        tmp_path / "run",
+        "--max-update",
+        "3000",
+        "--log-interval",
+        "1",
+        "--num-workers",
+        "1",
+    )
+    command = [sys.executable, "-m", "fairseq_cli.train", stream, *tiny, *flags]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)
+        try:
+            deadline = time.monotonic() + 120
+            while '"num_updates": "3"' not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.01)
+            os.killpg(process.pid, number)
+            assert process.wait(60) == AGAIN, log.read_text()
+        finally:
+            process.kill()
+            process.wait()
+    updates, _ = position(tmp_path / "run" / "checkpoint_last.pt")
+    assert f"asked by a signal: stopped after update {updates}," in log.read_text()
+
+
+def test_a_process_that_is_done_or_evaluates_is_not_harmed(start, stream, tiny, tmp_path):
+    finish(start("train", stream, *tiny, "--save-dir", tmp_path / "run", "--max-update", "2"))
+    last = tmp_path / "run" / "checkpoint_last.pt"
+    before = last.read_bytes()
+    evaluation = (stream, "--task", "alma_lm", "--path", last, "--gen-subset", "valid")
+    for command, arguments in (
+        ("train", (stream, *tiny, "--save-dir", tmp_path / "run", "--max-update", "2")),
+        ("eval-lm", evaluation),
+        ("evaluate", (*evaluation, "--out", tmp_path / "result.json")),
+    ):
+        child = start(command, *arguments)
+        has_logged(child, "INFO")
+        os.kill(child.pid, signal.SIGUSR1)
+        finish(child)
+    assert last.read_bytes() == before
+
+
+def test_python_shutting_down_ignores_it_and_other_handlers_stay():
+    ending = "import atexit, os, signal\natexit.register(lambda: None)\n"
+    ending += "class Late:\n    def __del__(self, os=os): os.kill(os.getpid(), 10)\n"
+    code = ending + "import fairseq_alma\nfairseq_alma.late = Late()\n"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    code = "import signal\nhandler = lambda *_: None\nsignal.signal(signal.SIGUSR1, handler)\n"
+    code += "import fairseq_alma\nassert signal.getsignal(signal.SIGUSR1) is handler\n"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,80 @@
+"""`python -m slurm.launch` over fake children (tests/slurm/fake), as several tests start it."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from alma.records import MACHINE_FIELDS, Run
+from alma.stream import FileInfo, Part, Stream
+
+ROOT = Path(__file__).parents[2]
+SMALL = ("--arch", "switch_gmoe_tiny")  # its checkpoints have room on any disk
+ESTIMATE = 2  # lines on stderr before anything runs
+
+
+@dataclass
+class Launcher:
+    """Starts `python -m slurm.launch` in a folder of its own, where `stream` has 4 mega-batches."""
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    data: str = "stream"
+    learner: str = "sm"
+    run_name: str = "run"
+
+    def start(self, *words: str, flags: tuple[str, ...] = (*SMALL, "--max-update", "2")) -> subprocess.Popen:
+        return self.start_words(self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
+
+    def start_words(self, *words: str) -> subprocess.Popen:
+        path = os.pathsep.join((str(ROOT / "tests/slurm/fake"), str(ROOT)))
+        added = {"PYTHONPATH": path, "FAKE_PIDS": str(self.pids), **self.environment}
+        return subprocess.Popen(
+            [sys.executable, "-m", "slurm.launch", *words],
+            cwd=self.folder,
+            env=os.environ | added,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str, code: int = 0, **options) -> tuple[str, str]:
+        """Launch, wait, check the exit code; what was printed to stdout and stderr."""
+        process = self.start(*words, **options)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == code, err
+        return out, err
+
+    @property
+    def pids(self) -> Path:
+        """Process ids of all fake trainings, one a line."""
+        return self.folder / "pids"
+
+    @property
+    def out(self) -> Path:
+        return self.folder / self.run_name
+
+    @property
+    def rows(self) -> list[dict]:
+        return [
+            {key: value for key, value in row.items() if key not in MACHINE_FIELDS}
+            for row in Run.read(self.out).rows
+        ]
+
+
+def make(folder: Path, **settings) -> Launcher:
+    (folder / "stream").mkdir(parents=True)
+    write_stream(folder / "stream", 4)
+    return Launcher(folder, **settings)
+
+
+def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
+    """stream.json of so many mega-batches, each of its own content."""
+    parts = [
+        Part(name, name, 1, 1, 1, 1, 1, {}, {f"{name}.bin": FileInfo(1, name)})
+        for name in ("valid", "test", *(f"megabatch_{k:02d}" for k in range(megabatches)))
+    ]
+    Stream(
+        folder, 1, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, {"dict.txt": FileInfo(1, dictionary)}
+    ).write()

@@ -1,0 +1,170 @@
+"""The launcher on a real SLURM, over fake children: whatever befalls a job, the rows stay the same."""
+
+import json
+import os
+import signal
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from launcher import SMALL, Launcher, make
+
+FLAGS = (*SMALL, "--max-update", "4")
+MEMBERS = ("--members", "3", "--stages", "3")
+
+
+@dataclass
+class OnSlurm:
+    """A launcher whose jobs go to `cluster`; updates take .2 s, for something to happen in."""
+
+    cluster: object
+    launcher: Launcher
+
+    def words(self, *options: str) -> list[str]:
+        stages = MEMBERS if self.launcher.learner == "ens" else ("--stages", "3")
+        return ["--cluster", "slurm", "--wait", "--timeout-min", "30", *stages, *options]
+
+    def launch(self, *options: str, code: int = 0) -> tuple[str, str]:
+        """Start and wait for all to end."""
+        process = self.start(*options)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == code, err
+        return out, err
+
+    def start(self, *options: str) -> subprocess.Popen:
+        self.launcher.environment |= self.cluster.environment
+        return self.launcher.start(*self.words(*options), flags=FLAGS)
+
+    @contextmanager
+    def during(self, stage: int, *options: str):
+        """While the first training of `stage` runs; then wait for the end, which must be a good one."""
+        process = self.start(*options)
+        try:
+            self.cluster.until(lambda: self.updates(stage) >= 1, timeout=60)
+            yield self.job(f"stage {stage}")
+            _, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err
+        finally:
+            process.kill()
+
+    def updates(self, stage: int) -> int:
+        """Of any member, so far."""
+        logs = self.launcher.out.glob(f"stage_{stage:02d}/**/train.log")
+        return sum(log.read_text().count("num_updates") for log in logs)
+
+    def job(self, name: str) -> str:
+        units = json.loads((self.launcher.out / "jobs.json").read_text())["units"]
+        return next(unit["job"] for unit in units if unit["name"].startswith(name))
+
+    def log(self, name: str) -> str:
+        """Of the job, all its starts."""
+        units = json.loads((self.launcher.out / "jobs.json").read_text())["units"]
+        return Path(next(unit["log"] for unit in units if unit["name"].startswith(name))).read_text()
+
+    @property
+    def trainings(self) -> int:
+        """Processes that trained."""
+        return len(self.launcher.pids.read_text().split())
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> dict[str, list[dict]]:
+    """Rows of uninterrupted runs on this machine."""
+    rows = {}
+    for learner, options in (("gmoe", ()), ("ens", MEMBERS)):
+        local = make(tmp_path_factory.mktemp("local") / learner, learner=learner)
+        local.run(*(options or ("--stages", "3")), flags=FLAGS)
+        rows[learner] = local.rows
+    return rows
+
+
+def prepare(cluster, tmp_path, learner: str = "gmoe", seconds: float = 0.2) -> OnSlurm:
+    return OnSlurm(cluster, make(tmp_path / "x", learner=learner, environment={"FAKE_SLEEP": str(seconds)}))
+
+
+def test_three_stages_of_three_members_are_arrays_of_nodes(cluster, tmp_path, expected):
+    run = prepare(cluster, tmp_path, "ens", 0.0)
+    out, _ = run.launch()
+    assert run.launcher.rows == expected["ens"]
+    assert out.count("4@3") == 4
+    array, _, element = run.job("stage 1, member 3").partition("_")
+    assert element == "2"
+    assert run.job("stage 1, member 1") == f"{array}_0"
+    assert run.trainings == 9
+    _, err = run.launch()  # again: nothing is left to do
+    assert "0 units submitted" in err
+    assert run.trainings == 9
+
+
+@pytest.mark.parametrize("preempts_by_signal", [False, True])
+def test_preempted_it_goes_on(request, preempts_by_signal, tmp_path, expected):
+    cluster = request.getfixturevalue("cluster_with_signal" if preempts_by_signal else "cluster")
+    run = prepare(cluster, tmp_path, seconds=0.5)
+    with run.during(1):
+        nodes = ("--nodes", str(len(cluster.nodes)), "--exclusive")
+        above = cluster.submit("sleep 2", "--partition=high", *nodes)
+    assert run.launcher.rows == expected["gmoe"]
+    assert cluster.state(above) == "COMPLETED"
+    assert run.trainings > 3
+    assert ("waiting for SLURM" in run.log("stage 1")) != preempts_by_signal
+
+
+def test_requeued_it_goes_on(cluster, tmp_path, expected):
+    run = prepare(cluster, tmp_path)
+    with run.during(1) as job:
+        cluster.run("scontrol", "requeue", job)
+    assert run.launcher.rows == expected["gmoe"]
+    assert run.trainings == 4
+
+
+def test_out_of_time_it_saves_and_goes_on(cluster, tmp_path, expected):
+    run = prepare(cluster, tmp_path, seconds=5)
+    run.launch("--timeout-min", "1", "--signal-delay-s", "45", "--stages", "1")
+    assert run.launcher.rows == expected["gmoe"][:2]
+    assert run.trainings >= 2
+    assert "timed-out" in run.log("stage 0")
+
+
+def test_a_node_that_goes_down_costs_nothing_but_time(cluster, tmp_path, expected):
+    run = prepare(cluster, tmp_path)
+    with run.during(1) as job:
+        node = cluster.run("squeue", "-h", "-j", job, "-o", "%N").strip()
+        cluster.down(node)
+        cluster.until(lambda: cluster.state(job) != "RUNNING" or run.trainings > 2)
+        cluster.up(node)
+    assert run.launcher.rows == expected["gmoe"]
+
+
+@pytest.mark.parametrize("how", ["python", "step"])
+def test_what_fails_for_good_takes_its_dependents_along_and_a_relaunch_goes_on(
+    cluster, tmp_path, expected, how
+):
+    run = prepare(cluster, tmp_path, seconds=0.2 if how == "step" else 0.0)
+    if how == "python":
+        run.launcher.environment["FAKE_CRASH"] = "1:2:python"
+        _, err = run.launch(code=1)
+        assert "CUDA error: out of luck" in err.splitlines()[-1]
+    else:
+        process = run.start()
+        cluster.until(lambda: run.updates(1) >= 1, timeout=60)
+        os.kill(int(run.launcher.pids.read_text().split()[-1]), signal.SIGKILL)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 1
+        assert "signal 9 (Killed)" in err.splitlines()[-1]
+    assert "stage_01/train.log" in err.splitlines()[-1]
+    assert run.launcher.rows == expected["gmoe"][:2]
+    assert cluster.run("squeue", "-h") == ""
+    run.launcher.environment.pop("FAKE_CRASH", None)
+    run.launch()
+    assert run.launcher.rows == expected["gmoe"]
+
+
+def test_launched_again_while_it_runs_nothing_is_submitted_twice(cluster, tmp_path, expected):
+    run = prepare(cluster, tmp_path)
+    with run.during(0):
+        _, err = run.launch()
+        assert "in the queue already" in err
+    assert run.launcher.rows == expected["gmoe"]
+    assert run.trainings == 3

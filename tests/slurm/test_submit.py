@@ -1,0 +1,152 @@
+"""Which jobs a launch makes, in which order, without a SLURM."""
+
+import pytest
+from launcher import SMALL
+
+from alma.errors import UserError
+from slurm.launch import read_requests
+from slurm.plan import make_plan
+from slurm.resources import Resources
+from slurm.submit import Paper, submit, to_paper
+from slurm.unit import units
+
+FLAGS = (*SMALL, "--max-update", "4")
+
+
+def plans(tmp_path, *learners: str, megabatches: int = 3):
+    """Of `learner options` each, in a folder of the learner's name."""
+    made = []
+    for words in learners:
+        learner, *options = words.split()
+        out = tmp_path / words.replace(" ", "")
+        given = ["stream", "--learner", learner, "--out", str(out), *options, "--", *FLAGS]
+        made += [make_plan(request, megabatches) for request in read_requests(given)]
+    return made
+
+
+class Sent:
+    """Stands for SLURM: what was submitted."""
+
+    def __init__(self):
+        self.jobs: list[tuple[str, list[str], str | None]] = []
+
+    def __call__(self, name, pieces, resources, dependency):
+        number = len(self.jobs) + 1
+        self.jobs.append((name, [f"{unit.plan.out.name} {unit.name}" for unit in pieces], dependency))
+        return [f"{number}_{place}" for place in range(len(pieces))] if len(pieces) > 1 else [str(number)]
+
+
+def sent(made) -> list[tuple[str, list[str], str | None]]:
+    send = Sent()
+    submit(made, Resources(), send, {})
+    return send.jobs
+
+
+def finish(plan, *names: str) -> None:
+    """Mark the units of these names as complete."""
+    for unit in units(plan):
+        if unit.name in names:
+            unit.directory.mkdir(parents=True, exist_ok=True)
+            unit.marker.write_text("{}")
+
+
+def test_a_stage_is_an_array_that_follows_the_stage_before_element_by_element(tmp_path):
+    jobs = sent(plans(tmp_path, "sm", "ens --members 2"))
+    first = ["ens--members2 stage 0, member 1 of 2", "ens--members2 stage 0, member 2 of 2"]
+    assert jobs[2] == ("alma-stage0", ["sm stage 0", *first], None)
+    assert [(name, after) for name, _, after in jobs[3:5]] == [
+        ("alma-stage1", "aftercorr:3"),
+        ("alma-stage2", "aftercorr:4"),
+    ]
+    evaluations = {what[0]: after for name, what, after in jobs if name.startswith("alma-evaluate")}
+    assert evaluations["sm evaluation of stage 1"] == "afterok:4_0"
+    assert evaluations["ens--members2 evaluation of stage 2"] == "afterok:5_1:5_2"
+    assert len(jobs) == 2 + 3 + 6
+
+
+def test_one_training_a_stage_is_no_array(tmp_path):
+    jobs = sent(plans(tmp_path, "sm"))
+    assert [(name, after) for name, _, after in jobs] == [
+        ("alma-untrained", None),
+        ("alma-stage0", None),
+        ("alma-stage1", "afterok:2"),
+        ("alma-stage2", "afterok:3"),
+        ("alma-evaluate0", "afterok:2"),
+        ("alma-evaluate1", "afterok:3"),
+        ("alma-evaluate2", "afterok:4"),
+    ]
+
+
+def test_runs_with_more_stages_come_first_so_that_elements_stay_in_place(tmp_path):
+    jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "sm"))
+    arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
+    assert arrays == [
+        (["gens stage 0", "sm stage 0", "sm--waiting-time3 stage 0"], None),
+        (["gens stage 1", "sm stage 1"], "aftercorr:4"),
+        (["gens stage 2", "sm stage 2"], "aftercorr:5"),
+    ]
+    evaluations = {what[0]: after for name, what, after in jobs if name.startswith("alma-evaluate")}
+    assert evaluations["gens evaluation of stage 2"] == "afterok:4_0:5_0:6_0"
+
+
+def test_a_relaunch_submits_what_is_missing(tmp_path):
+    made = plans(tmp_path, "sm", "ens --members 2")
+    finish(made[0], "untrained", "stage 0", "evaluation of stage 0", "stage 1")
+    finish(made[1], "untrained", "stage 0, member 2 of 2")
+    jobs = sent(made)
+    arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
+    of_ens = [f"ens--members2 stage {index}, member" for index in range(3)]
+    assert arrays == [
+        ([f"{of_ens[0]} 1 of 2"], None),
+        ([f"{of_ens[1]} 1 of 2"], "afterok:1"),
+        ([f"{of_ens[2]} 1 of 2"], "afterok:2"),
+        ([f"{of_ens[1]} 2 of 2"], None),
+        ([f"{of_ens[2]} 2 of 2"], "afterok:4"),
+        (["sm stage 2"], None),
+    ]
+    evaluations = {what[0]: after for name, what, after in jobs if name.startswith("alma-evaluate")}
+    assert evaluations == {
+        "sm evaluation of stage 1": None,
+        "sm evaluation of stage 2": "afterok:6",
+        "ens--members2 evaluation of stage 0": "afterok:1",
+        "ens--members2 evaluation of stage 1": "afterok:2:4",
+        "ens--members2 evaluation of stage 2": "afterok:3:5",
+    }
+
+
+def test_nothing_is_submitted_twice_nor_when_all_is_done(tmp_path):
+    (made,) = plans(tmp_path, "ens --members 2")
+    finish(made, *(unit.name for unit in units(made)))
+    assert sent([made]) == []
+
+
+def test_paper_has_the_papers_node_and_adds_up_the_hours(tmp_path):
+    paper = Paper()
+    wanted = Resources(partition="learn", account="alma", timeout_min=60, mem_gb=400, array_parallelism=2)
+    submit(plans(tmp_path, "sm", "ens --members 2"), wanted, to_paper(tmp_path / "logs", paper), {})
+    array = next(text for text in paper.texts if "--array=0-2%2" in text)
+    for line in ("--gpus-per-node=8", "--nodes=1", "--partition=learn", "--account=alma", "--time=60"):
+        assert f"#SBATCH {line}\n" in array
+    for line in ("--requeue", "--kill-on-invalid-dep=yes", "--signal=USR2@120", "--mem=400GB"):
+        assert f"#SBATCH {line}\n" in array
+    evaluation = next(text for text in paper.texts if "alma-evaluate0" in text)
+    assert "--gpus-per-node=1\n" in evaluation
+    assert "--mem=50GB\n" in evaluation
+    assert (paper.units, paper.gpu_hours) == (9 + 2 + 6, 9 * 8 + 8)
+    assert "11 jobs and arrays with 17 units, at most 80 GPU-hours" in str(paper)
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), [("nodes", 0), ("gpus_per_node", -1), ("timeout_min", 0)])
+def test_resources_that_make_no_sense_are_refused(name, value):
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}: give"):
+        Resources(**{name: value})
+
+
+def test_seeds_are_runs_of_their_own(tmp_path):
+    made = plans(tmp_path, "sm --seeds 0-1,5")
+    assert [(plan.out.name, plan.config["seed"]) for plan in made] == [
+        ("sm--seeds0-1,5_s0", 0),
+        ("sm--seeds0-1,5_s1", 1),
+        ("sm--seeds0-1,5_s5", 5),
+    ]

@@ -1,0 +1,239 @@
+"""Sweeps of image runs as array jobs: what is submitted, and on a real SLURM what comes of it."""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from alma.records import MACHINE_FIELDS, Run
+from slurm import cancel, part, queue, status, sweep
+from vision.run import main as vision
+
+ROOT = Path(__file__).parents[2]
+TINY = ("--hidden", "2", "--megabatches", "2", "--waiting-time", "2", "--epochs", "1")
+
+
+def call(main: Callable[[], None], monkeypatch, *words: object) -> int:
+    """Run a command as its entry point does; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
+    try:
+        main()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0
+
+
+def start(folder: Path, environment: dict[str, str], *words: str) -> subprocess.Popen:
+    """`python -m slurm.sweep`, from a folder that is not the checkout."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "slurm.sweep", *words],
+        cwd=folder,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen, code: int = 0) -> tuple[str, str]:
+    """Wait, check the exit code; what was printed to stdout and stderr."""
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, err
+    return out, err
+
+
+def rows(run: Path) -> list[dict]:
+    return [
+        {key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in Run.read(run).rows
+    ]
+
+
+def test_list_names_the_runs_and_runs_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(vision, monkeypatch, "--list", "--learner", "sm,ens", "--seeds", "0-1", "--out", "x") == 0
+    names = [f"x/{learner}_w1_h32_s{seed}" for learner in ("sm", "ens") for seed in (0, 1)]
+    assert capsys.readouterr().out.splitlines() == names
+    assert call(vision, monkeypatch, "--list") == 0
+    assert capsys.readouterr().out == "runs/digits_sm\n"
+    assert call(vision, monkeypatch, "--list", "--seeds", "0-4", "--part", "2/3", "--out", "x") == 0
+    assert capsys.readouterr().out.splitlines() == ["x/sm_w1_h32_s1", "x/sm_w1_h32_s4"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_make_the_whole_and_one_without_runs_does_nothing(tmp_path, monkeypatch, capsys):
+    words = (*TINY, "--seeds", "0-1", "--out", tmp_path / "x")
+    assert call(vision, monkeypatch, *words, "--part", "2/3") == 0
+    assert [path.name for path in (tmp_path / "x").iterdir()] == ["sm_w2_h2_s1"]  # no figures either
+    assert call(vision, monkeypatch, *words, "--part", "3/3") == 0
+    assert len(list((tmp_path / "x").iterdir())) == 1
+    assert call(vision, monkeypatch, *words, "--part", "1/3") == 0
+    assert capsys.readouterr().out == ""
+    assert len(rows(tmp_path / "x/sm_w2_h2_s0")) == len(rows(tmp_path / "x/sm_w2_h2_s1")) == 3
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", "1.5/3"])
+def test_parts_that_are_none_are_refused(monkeypatch, capsys, text):
+    assert call(vision, monkeypatch, f"--part={text}") == 2
+    assert f"'{text}': K/N with K from 1 to N" in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ("--cluster", "slurm", "--dry-run", "--runs-per-job", "20", "--partition", "learn", "--")
+    assert call(sweep.main, monkeypatch, *words, "--seeds", "0-40", "--out", "x") == 0
+    said = capsys.readouterr().out
+    for line in ("--array=0-2%3", "--cpus-per-task=1", "--nodes=1", "--partition=learn", "--requeue"):
+        assert f"#SBATCH {line}\n" in said
+    assert "gpu" not in said.partition("\n1 jobs")[0]
+    assert f"# <1> {tmp_path}/x part 1 of 3, {tmp_path}/x part 2 of 3, " in said
+    assert said.endswith("1 jobs and arrays with 3 units, at most 0 GPU-hours (every job for all its time)\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_is_done_when_its_marker_is_of_these_runs_with_these_flags(tmp_path):
+    first = part.Part(tmp_path, ("--seeds", "0-1"), 1, 1, ("x/s0", "x/s1"), 1)
+    assert not first.done
+    first.marker.parent.mkdir()
+    first.marker.write_text(json.dumps(first.content))
+    assert first.done
+    assert not dataclasses.replace(first, runs=("x/s0", "x/s2")).done
+    assert not dataclasses.replace(first, flags=("--seeds", "0-1", "--epochs", "3")).done
+    first.marker.write_text("{")
+    assert not first.done
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--runs-per-job", "0"], "--runs-per-job 0: give 1 or more"),
+        (["--nodes", "2"], "a part of a sweep is one task"),
+        (["--", "--jobs", "2"], "--jobs is not for --cluster slurm"),
+        (["--", "--part=1/2"], "--part=1/2 is not for --cluster slurm"),
+        (["--", "--learner", "nobody"], "'nobody' is not one of sm"),
+        (["--cluster", "local", "--wait"], "--dry-run and --wait are for --cluster slurm"),
+        (["--seeds", "0-3"], "unrecognized arguments: --seeds"),
+    ],
+)
+def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert call(sweep.main, monkeypatch, "--cluster", "slurm", *words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_local_is_the_command_itself(tmp_path):
+    process = start(tmp_path, dict(os.environ), "--", *TINY, "--out", "x")
+    out, _ = finish(process)
+    assert "Test error (%)" in out
+    assert len(rows(tmp_path / "x")) == 3
+
+
+def test_two_hundred_runs_are_one_array_of_ten_jobs(cluster, tmp_path, monkeypatch, capsys):
+    words = ("--cluster", "slurm", "--wait", "--runs-per-job", "20", "--timeout-min", "30", "--", *TINY)
+    words += ("--seeds", "0-199", "--out", "x")
+    out, err = finish(start(tmp_path, cluster.environment, *words))
+    assert "10 parts with 200 runs submitted" in err
+    assert "python -m alma.report" in out
+    place = tmp_path / "x"
+    names = [f"sm_w2_h2_s{seed}" for seed in range(200)]
+    assert sorted(path.name for path in place.iterdir()) == sorted(["jobs.json", "slurm_jobs", *names])
+    assert {tuple(row["t"] for row in rows(place / name)) for name in names} == {(0, 1, 2)}
+    markers = sorted(f"part_{number}_of_10.json" for number in range(1, 11))
+    assert sorted(path.name for path in (place / "slurm_jobs").glob("*.json")) == markers
+    marked = [json.loads((place / "slurm_jobs" / name).read_text())["runs"] for name in markers]
+    assert sorted(run for each in marked for run in each) == sorted(f"x/{name}" for name in names)
+    (array,) = {(unit.job or "").partition("_")[0] for unit in queue.read_units(place)}
+    assert list(cluster.states(array).values()) == ["COMPLETED"] * 10
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    assert call(status.main, monkeypatch, place) == 0
+    _, *lines, total = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10  # the runs themselves are no lines
+    assert total == "10 done"
+    _, err = finish(start(tmp_path, cluster.environment, *words))
+    assert "0 parts with 0 runs submitted" in err
+
+
+@pytest.mark.parametrize("how", ["requeue", pytest.param("signal", marks=pytest.mark.slow)])
+def test_a_job_that_is_requeued_goes_on_in_the_middle(cluster, tmp_path, monkeypatch, how):
+    flags = (
+        "--hidden",
+        "2",
+        "--megabatches",
+        "4",
+        "--epochs",
+        "30",
+        "--save-interval",
+        "0",
+        "--seeds",
+        "0-2",
+    )
+    words = ("--cluster", "slurm", "--runs-per-job", "4", "--timeout-min", "30", "--", *flags, "--out", "x")
+    finish(start(tmp_path, cluster.environment, *words))
+    (unit,) = queue.read_units(tmp_path / "x")
+    assert unit.job
+    job, begun = unit.job, tmp_path / "x/sm_w1_h2_s1/results.jsonl"
+    cluster.until(lambda: begun.exists() and begun.read_text().count("\n") >= 2, timeout=60)
+    complete = (tmp_path / "x/sm_w1_h2_s0/results.jsonl").read_text()
+    if how == "requeue":
+        cluster.run("scontrol", "requeue", job)
+    else:
+        cluster.run("scancel", "--signal=USR2", job)  # what SLURM sends before it ends a job
+    cluster.until(lambda: cluster.jobs()[job]["Restarts"] == "1")
+    before = begun.read_text()
+    assert not unit.done
+    cluster.until(lambda: unit.done, timeout=90, job_ids=[job])
+    assert begun.read_text().startswith(before)
+    assert (tmp_path / "x/sm_w1_h2_s0/results.jsonl").read_text() == complete
+    monkeypatch.chdir(tmp_path)
+    assert call(vision, monkeypatch, *flags, "--part", "2/3", "--out", "y") == 0
+    assert rows(tmp_path / "x/sm_w1_h2_s1") == rows(tmp_path / "y/sm_w1_h2_s1")
+    assert len(rows(tmp_path / "x/sm_w1_h2_s2")) == 5
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_fails_its_part_only_and_a_relaunch_mends_it(cluster, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    foreign = tmp_path / "x/sm_w2_h2_s1"
+    assert call(vision, monkeypatch, *TINY, "--lr", "0.5", "--out", foreign) == 0
+    words = ("--cluster", "slurm", "--wait", "--runs-per-job", "2", "--timeout-min", "30", "--", *TINY)
+    words += ("--seeds", "0-3", "--out", "x")
+    _, err = finish(start(tmp_path, cluster.environment, *words), code=1)
+    assert "part 2 of 2" in err.splitlines()[-1]
+    assert "1 of 2 runs failed: x/sm_w2_h2_s1 holds a run with other settings" in err.splitlines()[-1]
+    assert {len(rows(tmp_path / f"x/sm_w2_h2_s{seed}")) for seed in (0, 2, 3)} == {3}
+    shutil.rmtree(foreign)
+    _, err = finish(start(tmp_path, cluster.environment, *words))
+    assert "1 parts with 2 runs submitted" in err
+    assert len(rows(foreign)) == 3
+
+
+def test_what_runs_is_not_submitted_twice_and_can_be_cancelled(cluster, tmp_path, monkeypatch, capsys):
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(part, "_outs", lambda _: ["x/sm_w1_h32_s0", "x/sm_w1_h32_s1"])  # saves seconds
+    flags = ("--epochs", "100000", "--seeds", "0-1", "--out", "x")
+    options = ("--cluster", "slurm")
+    assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0
+    jobs = [unit.job for unit in queue.read_units(Path("x"))]
+    assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0
+    assert "0 parts with 0 runs submitted" in capsys.readouterr().err
+    assert [unit.job for unit in queue.read_units(Path("x"))] == jobs
+    assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "2", "--", *flags) == 2
+    assert "part 1 of 2" in capsys.readouterr().err
+    for job in jobs:
+        cluster.wait_for(job, "RUNNING")
+    assert call(cancel.main, monkeypatch, "x") == 0
+    assert capsys.readouterr().out.endswith("cancelled 2 units\n")
+    assert set(cluster.states(*jobs).values()) <= {"CANCELLED", "COMPLETING"}
