@@ -32,7 +32,7 @@ def forked(monkeypatch, start):
     class Forked:
         kill: tuple[str, int] | None = None
 
-        def run(self, command, log, what, watch=None):
+        def run(self, command, log, what, watch=None, environment=None):
             child = start("train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:])
             if self.kill and str(log.parent).endswith(self.kill[0]) and log.name == "train.log":
                 found = f"checkpoint_*_{self.kill[1]}.pt"
