@@ -18,6 +18,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropy
 from torch import Tensor, nn
 
 from alma.errors import UserError
+from fairseq_alma.dispatch import as_autocast
 from fairseq_alma.ensemble import EnsembleDecoder
 
 
@@ -95,9 +96,7 @@ def chunked_nll(
     logits are summed. At most `chunk` tokens' logits are there at a time, and none for padding.
     """
     device = features.device.type
-    if torch.is_autocast_enabled(device):  # cast here: inside it would choose for each operation anew
-        dtype = torch.get_autocast_dtype(device)
-        features, weights = features.to(dtype), [weight.to(dtype) for weight in weights]
+    features, *weights = as_autocast(features, *weights)  # inside it would choose for each operation anew
     with torch.autocast(device, enabled=False):
         if torch.is_grad_enabled():
             return _ChunkedNLL.apply(features, target, pad, chunk, *weights)

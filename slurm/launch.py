@@ -32,8 +32,11 @@ from slurm.machine import Machine
 from slurm.plan import LEARNERS, MEMBERS, ROUTERS, Plan, Request, make_plan, reshard_command
 from slurm.progress import say
 from slurm.resources import Resources
-from slurm.stage import collect, run_stage, run_untrained
+from slurm.stage import collect, evaluate_untrained, run_stage
 from slurm.unit import patiently_locked
+
+_OF_THE_MACHINE = {"--cluster", "--dry-run", "--wait", "--jobs"}
+_OF_THE_MACHINE |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Resources)}
 
 
 def parser() -> Parser:
@@ -125,6 +128,8 @@ def read_requests(words: Sequence[str]) -> list[Request]:
     requests: dict[Path, Request] = {}
     for file in experiment_files(experiments):
         own_words, own_flags = read_experiment(file, options.size)
+        if machine := sorted(_OF_THE_MACHINE & {word.partition("=")[0] for word in own_words}):
+            raise UserError(f"{file}: {machine[0]} says where to run: give it on the command line")
         try:
             merged = parser().parse_args([*own_words, *words[:split]])  # the last of two options counts
         except UserError as error:
@@ -215,7 +220,8 @@ def launch(request: Request, plan: Plan) -> None:
     make_directory(plan.out)
     with locked(plan.out):
         run = open_run(request, plan)
-        run_untrained(plan, run)
+        evaluate_untrained(plan)
+        collect(plan, run)
         for spec in plan.stages:
             run_stage(plan, spec, run)
     print(summary(run))
@@ -243,20 +249,21 @@ def launch_on_slurm(
         submit.submit(plans, wanted, submit.to_paper(folder, paper), {})
         print("\n".join([*paper.texts, str(paper)]))
         return
-    for request, plan in zip(requests, plans, strict=True):
-        make_directory(plan.out)
-        with locked(plan.out):
-            open_run(request, plan)
     outs = [plan.out for plan in plans]
-    busy = queue.live_units([out for out in outs if queue.on_cluster(out)])
-    if busy:
-        say(f"{len(busy)} units are in the queue already, {busy[0].run} {busy[0].name} among them")
     jobs: dict[Path, str] = {}
-    free = [plan for plan in plans if plan.out not in {unit.run for unit in busy}]
-    try:
-        submit.submit(free, wanted, submit.to_slurm(folder), jobs)
-    finally:
-        submit.record(free, jobs, folder)
+    with ExitStack() as stack:  # two launches at a time would both find nothing in the queue
+        for request, plan in zip(requests, plans, strict=True):
+            make_directory(plan.out)
+            stack.enter_context(patiently_locked(plan.out))
+            open_run(request, plan)
+        busy = queue.live_units([out for out in outs if queue.on_cluster(out)])
+        if busy:
+            say(f"{len(busy)} units are in the queue already, {busy[0].run} {busy[0].name} among them")
+        free = [plan for plan in plans if plan.out not in {unit.run for unit in busy}]
+        try:
+            submit.submit(free, wanted, submit.to_slurm(folder), jobs)
+        finally:
+            submit.record(free, jobs, folder)
     say(f"{len(jobs)} units submitted; their logs: {folder}" if jobs else "0 units submitted")
     names = " ".join(str(out) for out in outs)
     if not wait:

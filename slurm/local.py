@@ -53,16 +53,15 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
 
 def _do(unit: Unit, run: Run, appending: threading.Lock) -> None:
     began, what = time.monotonic(), f"{unit.plan.out} {unit.name}"
-    if unit.marker.exists():
-        say(f"{what}: was complete")
-        return
-    say(f"{what}: started")
-    if unit.kind == "train":
-        stage.train(unit.spec.trainings[unit.member])
-    elif unit.kind == "evaluate":
-        stage.evaluate(unit.spec)
-    with appending:
+    complete = unit.marker.exists()
+    if not complete:
+        say(f"{what}: started")
         if unit.kind == "untrained":
-            stage.run_untrained(unit.plan, run)
+            stage.evaluate_untrained(unit.plan)
+        elif unit.kind == "train":
+            stage.train(unit.spec.trainings[unit.member])
+        else:
+            stage.evaluate(unit.spec)
+    with appending:  # also what was complete: a kill may have come before its rows
         stage.collect(unit.plan, run)
-    say(f"{what}: done in {time.monotonic() - began:.0f} s")
+    say(f"{what}: was complete" if complete else f"{what}: done in {time.monotonic() - began:.0f} s")

@@ -10,17 +10,19 @@ import re
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from alma.errors import UserError
+from alma.files import write_json_atomic
 from slurm.child import last_problem
 from slurm.progress import say
 
-VERSION = 1
+JOBS, VERSION = "jobs.json", 1
 MOVING = ("waiting", "queued", "requeued", "running")
 BAD = ("failed", "cancelled", "lost")
 _QUEUED = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -123,7 +125,7 @@ def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
         if not place.is_dir():
             raise UserError(f"{place} is not a folder: give run directories, or folders that hold some")
         walk = os.walk(place)
-        below = [Path(folder) for folder, _, files in walk if {"jobs.json", "run.json"} & set(files)]
+        below = [Path(folder) for folder, _, files in walk if {JOBS, "run.json"} & set(files)]
         if not below:
             raise UserError(f"no runs in {place}: no folder in it has a jobs.json or a run.json")
         launched = set(filter(on_cluster, below))
@@ -135,12 +137,17 @@ def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 def on_cluster(run: Path) -> bool:
     """Whether the run was launched on a cluster."""
-    return (run / "jobs.json").exists()
+    return (run / JOBS).exists()
+
+
+def write_units(run: Path, units: Sequence[Mapping[str, Any]]) -> None:
+    """Write jobs.json; `units` as `read_units` takes them, those that one needs before it."""
+    write_json_atomic(run / JOBS, {"version": VERSION, "units": units})
 
 
 def read_units(run: Path) -> list[Unit]:
     """The units of a run. UserError: it was not launched on a cluster, or jobs.json is damaged."""
-    path = run / "jobs.json"
+    path = run / JOBS
     units: list[Unit] = []
     try:
         content = json.loads(path.read_bytes())

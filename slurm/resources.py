@@ -65,10 +65,10 @@ class Resources:
 
     def alone(self) -> "Resources":
         """What an evaluation takes: one process, a GPU at most."""
-        few = {"nodes": 1, "tasks_per_node": 1, "gpus_per_node": min(1, self.gpus_per_node)}
+        few: dict[str, Any] = {"nodes": 1, "tasks_per_node": 1, "gpus_per_node": min(1, self.gpus_per_node)}
         if self.mem_gb:  # a process's share of a node
             few["mem_gb"] = max(1, self.mem_gb // max(1, self.gpus_per_node))
-        return Resources(**{**vars(self), **few})
+        return replace(self, **few)
 
 
 _PAPER = Resources()

@@ -23,16 +23,6 @@ Result = dict[str, Any]
 """What `fairseq_alma.evaluate` measured."""
 
 
-def run_untrained(plan: Plan, run: Run) -> None:
-    """Evaluate the model before it has seen any data: the row of t = 0."""
-    try:
-        evaluate_untrained(plan)
-    except (UserError, child.StageFailed):
-        (plan.out / "run.json").unlink()  # nothing measured yet: a mended command may start anew here
-        raise
-    collect(plan, run)
-
-
 def run_stage(plan: Plan, spec: StageSpec, run: Run) -> None:
     """Bring one stage to its end, whatever of it has been done before, and append its rows."""
     if (spec.directory / RESULT).exists():
@@ -51,9 +41,15 @@ def run_stage(plan: Plan, spec: StageSpec, run: Run) -> None:
 
 
 def evaluate_untrained(plan: Plan) -> None:
-    """Write untrained.json, if it is not there."""
-    if not (plan.out / UNTRAINED).exists():
+    """Write untrained.json, if it is not there: the model before it has seen any data, for t = 0."""
+    if (plan.out / UNTRAINED).exists():
+        return
+    try:
         child.run(plan.untrained, plan.out / "untrained.log", "evaluation of the untrained model")
+    except (UserError, child.StageFailed):
+        if not any(plan.out.glob("stage_*")):
+            (plan.out / "run.json").unlink()  # nothing trained yet: a mended command may start anew here
+        raise
 
 
 def train(

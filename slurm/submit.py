@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
-from alma.files import write_json_atomic
+from slurm import queue
 from slurm.plan import Plan
 from slurm.resources import Resources
 from slurm.unit import Restartable, Unit, needs, units
 
-JOBS = "jobs.json"
 LOGS = "slurm_jobs"
 Submit = Callable[[str, Sequence[Restartable], Resources, str | None], list[str]]
 """(name, units, resources, dependency) -> a job id for each unit: one job, or one array of several."""
@@ -162,11 +161,16 @@ def record(plans: Sequence[Plan], jobs: dict[Path, str], folder: Path) -> None:
                     "marker": os.path.relpath(unit.marker, plan.out),
                     "updates": plan.max_update if unit.kind == "train" else None,
                     "job": job,
-                    "log": str(folder / job / f"{job}_0_log.out") if job else None,
+                    "log": job_log(folder, job) if job else None,
                     "needs": [places[each.marker] for each in needs(unit, pieces)],
                 }
             )
-        write_json_atomic(plan.out / JOBS, {"version": 1, "units": entries})
+        queue.write_units(plan.out, entries)
+
+
+def job_log(folder: Path, job: str) -> str:
+    """Where submitit has the output of a job's first task go."""
+    return str(folder / job / f"{job}_0_log.out")
 
 
 def log_folder(plans: Sequence[Plan]) -> Path:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import Parser, UserError, command
-from alma.files import make_directory, write_json_atomic
+from alma.files import make_directory
 from slurm import child, queue, resources, submit
 from slurm.part import VISION, Part, parts
 from slurm.progress import say
@@ -53,7 +53,7 @@ def launch(sweep: Sequence[Part], wanted: Resources, dry: bool, wait: bool) -> N
         if missing:
             ids = submit.to_slurm(folder)("alma-sweep", missing, wanted, None)
             for part, job in zip(missing, ids, strict=True):
-                jobs[part.marker] = (job, str(folder / job / f"{job}_0_log.out"))
+                jobs[part.marker] = (job, submit.job_log(folder, job))
         _record(sweep, jobs)
     runs = sum(len(part.runs) for part in missing)
     say(f"{len(missing)} parts with {runs} runs submitted" + (f"; their logs: {folder}" if missing else ""))
@@ -83,7 +83,7 @@ def _record(sweep: Sequence[Part], jobs: dict[Path, tuple[str, str]]) -> None:
                 "needs": [],
             }
         )
-    write_json_atomic(sweep[0].out / submit.JOBS, {"version": queue.VERSION, "units": entries})
+    queue.write_units(sweep[0].out, entries)
 
 
 def parser() -> Parser:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,3 +79,13 @@ def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
     Stream(
         folder, 1, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, {"dict.txt": FileInfo(1, dictionary)}
     ).write()
+
+
+def call(main: Callable[[], None], monkeypatch, *words: object) -> int:
+    """Run a command in this process as its entry point does; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
+    try:
+        main()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0

@@ -323,3 +323,21 @@ def test_side_by_side_ctrl_c_ends_all_children(tmp_path):
     assert process.returncode == 130, err
     for pid in both.pids.read_text().split():
         wait_for(lambda pid=int(pid): ended(pid))
+
+
+def test_side_by_side_rows_that_a_kill_kept_from_being_appended_come_later(tmp_path, expected):
+    run = make(tmp_path / "x", learner="gmoe")
+    run.run()
+    path = run.out / "results.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    run.run("--jobs", "2")
+    assert run.rows == expected
+
+
+def test_experiments_do_not_say_where_to_run(launcher):
+    experiment = launcher.folder / "one.yaml"
+    experiment.write_text("learner: sm\npartition: learn\nflags:\n  max-update: 2\n")
+    process = launcher.start_words(str(experiment), "--stream", "stream")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "--partition says where to run" in err

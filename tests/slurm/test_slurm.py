@@ -29,7 +29,7 @@ class OnSlurm:
     def launch(self, *options: str, code: int = 0) -> tuple[str, str]:
         """Start and wait for all to end."""
         process = self.start(*options)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == code, err
         return out, err
 
@@ -120,8 +120,8 @@ def test_requeued_it_goes_on(cluster, tmp_path, expected):
 
 
 def test_out_of_time_it_saves_and_goes_on(cluster, tmp_path, expected):
-    run = prepare(cluster, tmp_path, seconds=5)
-    run.launch("--timeout-min", "1", "--signal-delay-s", "45", "--stages", "1")
+    run = prepare(cluster, tmp_path, seconds=12)  # SLURM looks at the time every half minute only
+    run.launch("--timeout-min", "1", "--signal-delay-s", "50", "--stages", "1")
     assert run.launcher.rows == expected["gmoe"][:2]
     assert run.trainings >= 2
     assert "timed-out" in run.log("stage 0")

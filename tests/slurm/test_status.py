@@ -2,13 +2,13 @@
 
 import json
 import os
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from launcher import call
 
 from alma.errors import UserError
 from alma.records import Run
@@ -124,16 +124,6 @@ def finish_all(run: Path) -> None:
 
 def states(run: Path) -> dict[str, str]:
     return {each.unit.name: each.state for each in queue.look([run])}
-
-
-def call(main, monkeypatch, *words: str) -> int:
-    """Run a command as its entry point does; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
-    try:
-        main()
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
-    return 0
 
 
 def test_states_of_a_chain_on_its_way(slurm, run):

@@ -1,6 +1,9 @@
 """Which jobs a launch makes, in which order, without a SLURM."""
 
+from types import SimpleNamespace
+
 import pytest
+import submitit
 from launcher import SMALL
 
 from alma.errors import UserError
@@ -150,3 +153,25 @@ def test_seeds_are_runs_of_their_own(tmp_path):
         ("sm--seeds0-1,5_s1", 1),
         ("sm--seeds0-1,5_s5", 5),
     ]
+
+
+@pytest.mark.parametrize(
+    ("spawns", "arguments", "environment"),
+    [
+        (True, ["--distributed-port", "20007"], {}),
+        (
+            False,
+            [],
+            {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "20007"},
+        ),
+    ],
+)
+def test_processes_of_several_nodes_find_each_other(tmp_path, monkeypatch, spawns, arguments, environment):
+    """fairseq starts those of a node and reads the rest from SLURM, or each task is one."""
+    job = SimpleNamespace(num_tasks=4, global_rank=3, local_rank=1, raw_job_id="7", hostnames=["a", "b"])
+    monkeypatch.setattr(submitit, "JobEnvironment", lambda: job)
+    calls = []
+    monkeypatch.setattr("slurm.stage.train", lambda *given: calls.append(given))
+    (made,) = plans(tmp_path, "sm")
+    next(unit for unit in units(made, spawns) if unit.kind == "train").work()
+    assert calls == [(made.stages[0].trainings[0], None, arguments, environment, "train.rank3.log")]

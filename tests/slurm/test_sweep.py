@@ -6,10 +6,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launcher import call
 
 from alma.records import MACHINE_FIELDS, Run
 from slurm import cancel, part, queue, status, sweep
@@ -17,16 +17,6 @@ from vision.run import main as vision
 
 ROOT = Path(__file__).parents[2]
 TINY = ("--hidden", "2", "--megabatches", "2", "--waiting-time", "2", "--epochs", "1")
-
-
-def call(main: Callable[[], None], monkeypatch, *words: object) -> int:
-    """Run a command as its entry point does; its exit code."""
-    monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
-    try:
-        main()
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0
-    return 0
 
 
 def start(folder: Path, environment: dict[str, str], *words: str) -> subprocess.Popen:
