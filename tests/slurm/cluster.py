@@ -212,7 +212,7 @@ class Cluster:
         self.until(lambda: self._node_states(node) in (["idle"], ["mix"], ["alloc"]))
 
     def crash(self, node: str) -> None:
-        """Kill slurmd and all of the node's steps and processes, as a reboot; returns with the node back."""
+        """Kill slurmd and all of the node's steps and processes, as a power cut; returns with the node back."""
         assert self._supervisor
         family = _descendants(self._supervisor.pid)
         mark = f"\0SLURMD_NODENAME={node}\0"
@@ -220,21 +220,15 @@ class Cluster:
         # A step's slurmstepd does not have the mark, but children that have. It goes first: it would report.
         parents = _parents()
         holders = {parents.get(pid, 0) for pid in there} & set(family) - {self._supervisor.pid}
-        booted = self._booted(node)
         for pid in (self._slurmd[node], *holders, *there):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(1.1)  # slurmctld compares whole seconds
-        self._start_slurmd(node, "-b")  # says that the node has booted, which fails its jobs
-        self.until(lambda: self._booted(node) != booted)
-        if self._node_states(node) == ["down"]:  # it had a job
-            self.up(node)
+        self.down(node)  # what slurmctld does by itself when a node has not answered for SlurmdTimeout
+        self._start_slurmd(node)
+        self.up(node)
 
-    def _booted(self, node: str) -> str:
-        return re.findall(r"BootTime=\S*", self.run("scontrol", "show", "node", node))[0]
-
-    def _start_slurmd(self, node: str, *flags: str) -> int:
-        self._slurmd[node] = self._spawn(f"slurmd-{node}", ["slurmd", "-D", "-N", node, *flags])
+    def _start_slurmd(self, node: str) -> int:
+        self._slurmd[node] = self._spawn(f"slurmd-{node}", ["slurmd", "-D", "-N", node])
         return self._slurmd[node]
 
     def _node_states(self, *nodes: str) -> list[str]:
