@@ -212,7 +212,7 @@ class Cluster:
         self.until(lambda: self._node_states(node) in (["idle"], ["mix"], ["alloc"]))
 
     def crash(self, node: str) -> None:
-        """Kill slurmd and all of the node's steps and processes, as a power cut; returns with the node back."""
+        """Kill slurmd and all of the node's steps and processes, as a power cut; the node then comes back."""
         assert self._supervisor
         family = _descendants(self._supervisor.pid)
         mark = f"\0SLURMD_NODENAME={node}\0"

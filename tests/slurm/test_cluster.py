@@ -86,7 +86,7 @@ def test_requeued_jobs_run_again(cluster, tmp_path):
     cluster.until(lambda: all(lines(tmp_path / f"{job}.pid") for job in jobs))
     sleeping = [int(lines(tmp_path / f"{job}.pid")[0]) for job in jobs]
     cluster.run("scontrol", "requeue", asked)
-    cluster.wait_for(asked, "PENDING")  # SLURM 22.05 loses the GPUs of a job that ends while its node goes down
+    cluster.wait_for(asked, "PENDING")  # else SLURM 22.05 loses its GPUs
     cluster.crash(cluster.nodes[1])
     assert not alive(sleeping[2])
     assert cluster.state(downed) == "RUNNING"
