@@ -54,12 +54,15 @@ if __name__ == "__main__":
             "pillow>=10",
             "matplotlib>=3.8",
             "orjson>=3.10",
+            "regex",
             "zstandard>=0.22",
             "tensorboardX>=2.6",
             "pyyaml>=6",
             "tqdm>=4.66",
         ],
         extras_require={
+            # What reads .parquet, and speaks GPT-2's BPE.
+            "corpus": ["pyarrow>=17", "tokenizers>=0.20"],
             # What loads the folders that `python -m fairseq_alma.export` writes.
             "export": ["transformers>=5"],
             "dev": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"],

@@ -1,7 +1,9 @@
 """The stream directory: B mega-batches of token ids, a validation and a test set, and stream.json.
 
-    STREAM/stream.json  dict.txt  tokenizer.model
-    STREAM/megabatch_00/train.{bin,idx} ...  valid.{bin,idx}  test.{bin,idx}      (fairseq mmap)
+    STREAM/stream.json  dict.txt  tokenizer.model (or GPT-2's encoder.json and vocab.bpe)
+    STREAM/megabatch_00/train.{bin,idx,keys} ...  valid.{bin,idx,keys}  test.{bin,idx,keys}
+
+.bin and .idx are fairseq's mmap format; .keys has the 16-byte content key of each document, ascending.
 
 data_prep writes it, fairseq_alma reads it, and this module is the only place that knows the format. An
 item is one line of text followed by eos; an item of length 1 (eos alone) ends each document. stream.json
@@ -24,7 +26,10 @@ from alma.files import atomic_write, sha256_file, write_json_atomic
 
 VERSION = 1
 FILE = "stream.json"
+SUFFIXES = (".bin", ".idx", ".keys")
+KEY_BYTES = 16
 _MAGIC = b"MMIDIDX\x00\x00"
+_BLOCK = 1 << 20  # items of an index that are written at once
 _HEADER = struct.Struct("<9sQBQ")  # magic, version 1, dtype code, number of items
 DTYPES: dict[int, type] = {4: np.int32, 8: np.uint16, 9: np.uint32}  # fairseq's codes
 _REMAKE = "make the stream again with `python -m data_prep`"
@@ -41,6 +46,15 @@ class FileInfo:
     def of(cls, path: str | os.PathLike[str]) -> "FileInfo":
         """Measure the file at `path`."""
         return cls(os.stat(path).st_size, sha256_file(path))
+
+    def problem(self, path: str | os.PathLike[str]) -> str | None:
+        """What is wrong with the file at `path`, which was this when written; None: nothing."""
+        size = os.path.getsize(path) if os.path.isfile(path) else None
+        if size is None:
+            return "missing"
+        if size < self.size:
+            return f"truncated: {size} of {self.size} bytes"
+        return "changed after writing" if size > self.size or sha256_file(path) != self.sha256 else None
 
 
 @dataclass(frozen=True)
@@ -85,9 +99,16 @@ class Stream:
     test: Part
     settings: dict[str, Any]
     files: dict[str, FileInfo]
-    """Of dict.txt and tokenizer.model."""
+    """Of dict.txt and the tokenizer: tokenizer.model, or encoder.json and vocab.bpe."""
     corpus: dict[str, Any] = field(default_factory=dict)
     """What was read: documents, words, duplicates, surplus; and the spread of the mega-batches' words."""
+    appended: tuple[dict[str, Any], ...] = ()
+    """Settings, with the number of the `first` mega-batch and the `corpus`, of each later addition."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """All splits: the mega-batches in their order, valid, test."""
+        return (*self.megabatches, self.valid, self.test)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> "Stream":
@@ -111,6 +132,7 @@ class Stream:
                 valid=Part.from_dict(record.pop("valid")),
                 test=Part.from_dict(record.pop("test")),
                 files=_files(record.pop("files")),
+                appended=tuple(record.pop("appended", ())),
                 **record,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -134,7 +156,7 @@ class Stream:
         return str(self.directory / part.prefix)
 
     def check(self, parts: Part | Iterable[Part]) -> None:
-        """Compare the files of `parts`, dict.txt and tokenizer.model with stream.json: size, then SHA-256.
+        """Compare the files of `parts`, dict.txt and the tokenizer with stream.json: size, then SHA-256.
 
         Costs one read of the files (about 1 GB/s a core). UserError names the first file that is missing,
         truncated or changed.
@@ -144,16 +166,10 @@ class Stream:
             files |= part.files
         for name, info in files.items():
             path = self.directory / name
-            size = path.stat().st_size if path.is_file() else None
-            if size is None:
-                problem = "missing"
-            elif size < info.size:
-                problem = f"truncated: {size} of {info.size} bytes"
-            elif size > info.size or sha256_file(path) != info.sha256:
-                problem = "changed after writing"
-            else:
-                continue
-            raise UserError(f"{path}: {problem}; copy it again from where the stream was made, or {_REMAKE}")
+            if problem := info.problem(path):
+                raise UserError(
+                    f"{path}: {problem}; copy it again from where the stream was made, or {_REMAKE}"
+                )
 
 
 def is_stream(directory: str | os.PathLike[str]) -> bool:
@@ -169,12 +185,16 @@ def dtype_code(dictionary_size: int) -> int:
 def write_index(path: str | os.PathLike[str], sizes: np.ndarray, dtype_code: int) -> None:
     """Write fairseq's mmap index for items of `sizes` tokens (n_items,), stored one after another."""
     width = np.dtype(DTYPES[dtype_code]).itemsize
-    pointers = np.zeros(len(sizes), np.int64)
-    np.cumsum(sizes[:-1], dtype=np.int64, out=pointers[1:])
+    blocks = [sizes[start : start + _BLOCK] for start in range(0, len(sizes), _BLOCK)]
     with atomic_write(path, "wb") as file:
         file.write(_HEADER.pack(_MAGIC, 1, dtype_code, len(sizes)))
-        file.write(sizes.astype("<i4").tobytes())
-        file.write((pointers * width).astype("<i8").tobytes())
+        for block in blocks:
+            file.write(block.astype("<i4").tobytes())
+        position = 0
+        for block in blocks:  # pointers
+            ends = np.cumsum(block, dtype=np.int64) * width + position
+            file.write((ends - block.astype(np.int64) * width).astype("<i8").tobytes())
+            position = int(ends[-1])
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
@@ -189,6 +209,11 @@ def read_index(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
                 return np.zeros(0, np.int32), code
             return np.memmap(path, "<i4", "r", _HEADER.size, (items,)), code
     raise UserError(f"{path}: not a fairseq mmap index; {_REMAKE}")
+
+
+def read_pointers(path: str | os.PathLike[str], items: int) -> np.ndarray:
+    """The byte in .bin at which each item starts (items,) int64, memory-mapped; `read_index` came first."""
+    return np.memmap(path, "<i8", "r", _HEADER.size + 4 * items, (items,)) if items else np.zeros(0, np.int64)
 
 
 def _files(record: dict[str, Any]) -> dict[str, FileInfo]:

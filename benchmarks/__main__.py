@@ -1,40 +1,71 @@
-"""`make bench`: what can be measured on a CPU in a few minutes, printed and written as CSV."""
+"""`make bench`: what can be measured on a CPU in a few minutes, printed and written as CSV.
 
-import csv
+`python -m benchmarks data_prep_scale --help`: data_prep on many gigabytes of made-up text, a benchmark that
+runs by its name only.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from alma.errors import Parser, command
 from alma.files import make_directory
 from alma.provenance import machine, versions
-from alma.report import as_text
-from benchmarks import stage_start, switch_ffn, train_speed, vision_stage
+from benchmarks.timing import Table, show
 
+# Imported when they run: data_prep's workers import this module, and their memory is measured.
 BENCHMARKS = {
-    "switch_ffn": ("Switch FFN, forward + backward, ratios", switch_ffn.measure),
-    "stage_start": ("Start of a language-model stage, streams of random tokens", stage_start.measure),
-    "vision_stage": ("A stage of MNIST at B = 500, w = 1", vision_stage.measure),
-    "train_speed": ("Training by fairseq-train, whole processes", train_speed.measure),
+    "switch_ffn": "Switch FFN, forward + backward, ratios",
+    "stage_start": "Start of a language-model stage, streams of random tokens",
+    "vision_stage": "A stage of MNIST at B = 500, w = 1",
+    "train_speed": "Training by fairseq-train, whole processes",
+    "data_prep_speed": "Text to mega-batches",
 }
+SCALE = "data_prep_scale"
+
+
+def tables(name: str, args: argparse.Namespace) -> Iterator[Table]:
+    """Run a benchmark; its tables as they come."""
+    module = importlib.import_module(f"benchmarks.{name}")
+    if name == "data_prep_speed":
+        yield from module.measure(args.repeats, args.text)
+    else:
+        yield Table(name, BENCHMARKS[name], module.measure(args.repeats))
 
 
 @command
 def main() -> None:
     """Entry point of `python -m benchmarks`."""
+    if sys.argv[1:2] == [SCALE]:
+        importlib.import_module(f"benchmarks.{SCALE}").main(sys.argv[2:])
+        return
     parser = Parser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
-    parser.add_argument("--repeats", type=int, default=7, help="paired measurements of each (default: 7)")
+    add = parser.add_argument
+    add("names", nargs="*", metavar="NAME", help=f"which ones: {' '.join(BENCHMARKS)} (default: all)")
+    add("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
+    add("--repeats", type=int, default=7, help="paired measurements of each (default: 7)")
+    add(
+        "--text",
+        nargs="+",
+        default=[],
+        metavar="CORPUS",
+        help="of data_prep_speed, as `python -m data_prep` takes it (default: installed documentation)",
+    )
     args = parser.parse_args()
+    if unknown := set(args.names) - set(BENCHMARKS):
+        parser.error(f"no benchmark {' '.join(sorted(unknown))}; there are {' '.join(BENCHMARKS)}")
+    if args.repeats < 2:
+        parser.error("--repeats is 2 or more, for quartiles")
     make_directory(args.out)
     hardware, software = machine(), versions()
     print(f"{hardware['cpu']}, {hardware['cores']} cores, 1 thread; torch {software['torch']}")
-    for name, (title, measure) in BENCHMARKS.items():
-        rows = measure(args.repeats)
-        with open(args.out / f"{name}.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        print(f"\n{title}; medians of paired runs, with their quartiles")
-        print(as_text([list(rows[0]), *([str(value) for value in row.values()] for row in rows)]))
+    for name in args.names or BENCHMARKS:
+        for table in tables(name, args):
+            show(
+                args.out, table._replace(title=f"{table.title}; medians of paired runs, with their quartiles")
+            )
 
 
 if __name__ == "__main__":

@@ -1,42 +1,37 @@
-"""Reads documents out of text, JSON lines and their compressed forms, cut into fixed units of work.
+"""Documents out of corpus files, cut into fixed units of work.
 
-A document is normalised text: lines without leading or trailing space, every run of whitespace one space,
+A document is normalised text: lines without leading or trailing space, every run of white space one space,
 no empty lines, joined by newlines.
 """
 
-import gzip
-import io
+import glob
+import html
 import os
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
-
-import orjson
-import zstandard
 
 from alma.errors import UserError
+from data_prep.blocks import Segment, Skipped, border_after
+from data_prep.formats import KNOWN, border_of, raw_documents, require_known
 
 UNIT_BYTES = 64 << 20
 """Input bytes a unit of work aims at; fixed, so that units never depend on the number of workers."""
 
-_TEXT = (".txt", ".txt.gz", ".txt.zst")
-_JSON = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-_PLAIN = (".txt", ".jsonl")
-SUFFIXES = _TEXT + _JSON
-
-
-class Segment(NamedTuple):
-    """Bytes [start, end) of a file of one source; a compressed file is always one whole segment."""
-
-    source: str
-    path: str
-    start: int
-    end: int
-
-
 Unit = tuple[Segment, ...]
+
+_ASCII_SPACES = "\t\v\f\r\x1c\x1d\x1e\x1f"
+_SPACES = (
+    _ASCII_SPACES
+    + "\x85\xa0\u1680"
+    + "".join(map(chr, range(0x2000, 0x200B)))
+    + "\u2028\u2029\u202f\u205f\u3000"
+)
+_LOOSE_LINE = re.compile(r"\n(?:[ \n]|(?<= \n))")
+_LINE = re.compile(r"[^\n]+")
+_CONTROL = re.compile("[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
@@ -44,73 +39,118 @@ class Reader:
     """How documents are cut out of text."""
 
     documents: str = "blank-line"
-    """`blank-line`: blank lines (nothing but ASCII whitespace) separate documents; `file`: one a file."""
+    """What a document of a .txt file is. `blank-line`: blank lines (nothing but ASCII white space)
+    separate them; `file`, `line`: one each; `wikiextractor`: what is between <doc id=...> and </doc>."""
     max_document_words: int = 0
     """Documents longer than this many words are split between lines; 0: never."""
+    documents_of: dict[str, str] = field(default_factory=dict)
+    """The same as `documents` for sources that differ."""
+    text_key: str = "text"
+    """The field of .jsonl and .parquet files that holds the text."""
+    on_bad_input: str = "error"
+    """`error`: raise; `skip`: report it and go on."""
+    unescape_html: bool = False
+    """Whether `&amp;` and the like become the characters they stand for."""
+    strip_control: bool = False
+    """Whether control characters (C0, C1, U+FEFF, U+FFFE, U+FFFF) are removed; white space stays."""
 
-    def read(self, unit: Unit) -> Iterator[tuple[str, str, int]]:
+    def read(
+        self, unit: Unit, skipped: Callable[[Skipped], None] | None = None
+    ) -> Iterator[tuple[str, str, int]]:
         """Yield (source, text, words) for each document with at least one word, in the unit's order.
 
-        UserError: bytes that are not UTF-8, malformed JSON, a record without `text`, a damaged archive.
+        Bad input goes to `skipped`, if it is to be skipped; else it is a UserError.
         """
         for segment in unit:
-            for raw in self._raw_documents(segment):
-                for lines, words in self._split(raw):
-                    yield segment.source, "\n".join(lines), words
+            for raw in raw_documents(segment, self.documents_in(segment.source), self.text_key):
+                if isinstance(raw, str):
+                    for text, words in self._split(self._normalise(raw)):
+                        yield segment.source, text, words
+                elif self.on_bad_input == "error":
+                    raise UserError(f"{raw}; mend or remove it, or go on without it: --on-bad-input skip")
+                elif skipped:
+                    skipped(raw)
 
-    def _split(self, raw: str) -> Iterator[tuple[list[str], int]]:
-        """Normalise a document; yield its lines and words, in several pieces if it is too long."""
-        lines: list[str] = []
-        words = 0
-        for line in raw.split("\n"):
-            tokens = line.split()
-            if not tokens:
-                continue
-            if lines and self.max_document_words and words + len(tokens) > self.max_document_words:
-                yield lines, words
-                lines, words = [], 0
-            lines.append(" ".join(tokens))
-            words += len(tokens)
-        if lines:
-            yield lines, words
+    def documents_in(self, source: str) -> str:
+        """What a document of the source's .txt files is."""
+        return self.documents_of.get(source, self.documents)
 
-    def _raw_documents(self, segment: Segment) -> Iterator[str]:
-        try:
-            with _open(segment.path) as file:
-                if _is_json(segment.path):
-                    yield from _json_documents(file, segment)
-                elif self.documents == "file":
-                    yield _decode(file.read(), segment.path, 0)
-                else:
-                    yield from _blocks(file, segment)
-        except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
-            raise UserError(f"{segment.path}: damaged or truncated ({error}); copy the file again") from error
+    def _normalise(self, text: str) -> str:
+        if self.unescape_html:
+            text = html.unescape(text)
+        if self.strip_control:
+            text = _CONTROL.sub("", text)
+        return normalise(text)
 
-    def cuttable(self, path: str) -> bool:
-        """Whether a file can be read from the middle."""
-        return path.endswith(_PLAIN) and (self.documents == "blank-line" or _is_json(path))
+    def _split(self, text: str) -> Iterator[tuple[str, int]]:
+        """A normalised document and its words, in several pieces if it is too long."""
+        words = text.count(" ") + text.count("\n") + 1 if text else 0
+        if not self.max_document_words or words <= self.max_document_words:
+            if words:
+                yield text, words
+            return
+        start = end = words = 0
+        for match in _LINE.finditer(text):
+            count = match[0].count(" ") + 1
+            if words and words + count > self.max_document_words:
+                yield text[start:end], words
+                start, words = match.start(), 0
+            words += count
+            end = match.end()
+        yield text[start:], words
+
+
+def normalise(text: str) -> str:
+    """One space for every run of white space, no space at the ends of lines, no empty lines.
+
+    What `" ".join(line.split())` gives for each line, in steps over the whole text: faster, and without a
+    list of all words, which takes gigabytes for the longest documents.
+    """
+    for space in _ASCII_SPACES if text.isascii() else _SPACES:
+        text = text.replace(space, " ")
+    while "  " in text:
+        text = text.replace("  ", " ")
+    if _LOOSE_LINE.search(text):
+        text = text.replace(" \n", "\n").replace("\n ", "\n")
+        while "\n\n" in text:
+            text = text.replace("\n\n", "\n")
+    return text.strip(" \n")
 
 
 def find_files(path: str) -> list[str]:
-    """The corpus files at `path`: itself, or all below a directory, sorted; hidden and `_*` files left out.
+    """The corpus files at `path`: a file, all below a directory, or what a glob pattern (with **) matches.
 
-    UserError: nothing there, no files in the directory, or a file of unknown suffix.
+    Sorted, each once, without hidden and `_*` files. UserError: nothing there, or an unknown kind of file.
     """
-    root = Path(path)
-    if root.is_file():
-        files = [root]
-    elif root.is_dir():
-        files = sorted(
-            file for file in root.rglob("*") if file.is_file() and not file.name.startswith((".", "_"))
-        )
+    if os.path.exists(path):
+        roots = [Path(path)]
+    elif glob.has_magic(path):
+        roots = [Path(match) for match in sorted(glob.glob(path, recursive=True))]
+        roots = [root for root in roots if not root.name.startswith("_")]
     else:
         raise UserError(f"{path}: no such file or directory")
-    for file in files:
-        if not file.name.endswith(SUFFIXES):
-            raise UserError(f"{file}: unknown suffix; known are {' '.join(SUFFIXES)}")
+    files = {str(file.absolute()) for root in roots for file in _files_below(root)}
     if not files:
-        raise UserError(f"{path}: an empty directory; expected files with {' '.join(SUFFIXES)}")
-    return [str(file.absolute()) for file in files]
+        where = "an empty directory" if os.path.isdir(path) else "matches no file"
+        raise UserError(f"{path}: {where}; expected {KNOWN}")
+    for file in sorted(files):
+        require_known(file)
+    return sorted(files)
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    def fail(error: OSError) -> None:
+        raise UserError(f"{error.filename}: unreadable ({error.strerror})")
+
+    if root.is_file():
+        yield root
+        return
+    if not root.is_dir():
+        raise UserError(f"{root}: no file or directory")
+    for folder, _, names in os.walk(root, onerror=fail):
+        for name in names:
+            if (file := Path(folder, name)).is_file() and not name.startswith((".", "_")):
+                yield file
 
 
 def make_units(sources: list[tuple[str, str]], reader: Reader, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
@@ -129,142 +169,25 @@ def make_units(sources: list[tuple[str, str]], reader: Reader, unit_bytes: int =
 
 
 def _segments(source: str, path: str, reader: Reader, unit_bytes: int) -> Iterator[Segment]:
-    size = os.path.getsize(path)
-    if not reader.cuttable(path):
-        yield Segment(source, path, 0, size)
-        return
-    start = 0
-    with open(path, "rb") as file:
-        while start < size:
-            end = _border(file, start + unit_bytes, size, _is_json(path))
-            yield Segment(source, path, start, end)
-            start = end
-
-
-def _border(file: IO[bytes], position: int, size: int, lines: bool) -> int:
-    """The first byte at or after `position` that follows a whole document."""
-    if position >= size:
-        return size
-    file.seek(position - 1)
-    file.readline()  # to the end of the line that holds the byte before `position`
-    while not lines and (line := file.readline()) and not line.isspace():
-        pass
-    return file.tell()
-
-
-def _is_json(path: str) -> bool:
-    return path.endswith(_JSON)
-
-
-def _decode(raw: bytes, path: str, offset: int) -> str:
-    """Decode UTF-8 found at `offset` of the uncompressed file; a byte order mark there at 0 is dropped."""
+    size, starts = 0, [0]
     try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: not UTF-8 at byte {offset + error.start} of the text; convert it (iconv -t UTF-8)"
-        ) from error
-    return text.removeprefix("\ufeff") if offset == 0 else text
+        size = os.path.getsize(path)
+        if path.endswith(".parquet"):  # a segment has the row groups that begin in it
+            starts = list(range(0, size, unit_bytes)) or [0]
+        elif border := border_of(path, reader.documents_in(source)):
+            with open(path, "rb") as file:
+                while (start := border_after(file, starts[-1] + unit_bytes, border)) < size:
+                    starts.append(start)
+    except OSError:  # the reader says what is wrong
+        starts = [0]
+    for start, end in zip(starts, [*starts[1:], size], strict=True):
+        yield Segment(source, path, start, end)
 
 
-def _blocks(file: IO[bytes], segment: Segment) -> Iterator[str]:
-    """The blocks of lines between blank lines."""
-    block: list[bytes] = []
-    start = position = segment.start
-    for line in _lines(file, segment):
-        position += len(line)
-        if not line.isspace():
-            block.append(line)
-            continue
-        if block:
-            yield _decode(b"".join(block), segment.path, start)
-            block = []
-        start = position
-    if block:
-        yield _decode(b"".join(block), segment.path, start)
-
-
-def _json_documents(file: IO[bytes], segment: Segment) -> Iterator[str]:
-    position = segment.start
-    for line in _lines(file, segment):
-        position += len(line)
-        if line.isspace():
-            continue
-        try:
-            text = orjson.loads(line)["text"]
-            if not isinstance(text, str):
-                raise TypeError
-        except orjson.JSONDecodeError as error:
-            problem = f"malformed JSON ({error})"
-        except (KeyError, TypeError):
-            problem = "no field `text` that holds a string"
-        else:
-            yield text
-            continue
-        where = _line_number(segment.path, position)
-        raise UserError(f"{segment.path}:{where}: {problem}; mend or remove this line")
-
-
-def _lines(file: IO[bytes], segment: Segment) -> Iterator[bytes]:
-    """The lines of the segment, which ends at the end of a line."""
-    if not segment.path.endswith(_PLAIN):
-        yield from file
-        return
-    file.seek(segment.start)
-    left = segment.end - segment.start
-    while left > 0 and (line := file.readline()):
-        yield line
-        left -= len(line)
-
-
-def _line_number(path: str, end: int) -> int:
-    """The number, from 1, of the line that ends at byte `end` of the uncompressed file."""
-    number = position = 0
-    with _open(path) as file:
-        while position < end:
-            position += len(file.readline())
-            number += 1
-    return number
-
-
-def _open(path: str) -> IO[bytes]:
-    if path.endswith(".gz"):
-        return cast(IO[bytes], gzip.open(path))
-    if path.endswith(".zst"):
-        return io.BufferedReader(_Zstd(path), 1 << 20)
-    return open(path, "rb", buffering=1 << 20)
-
-
-class _Zstd(io.RawIOBase):
-    """Reads every frame of a file; zstandard's own reader takes a truncated file for a whole one."""
-
-    def __init__(self, path: str) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115
-        self._frame: Any = None
-        self._ready = memoryview(b"")
-        self._input = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        while not self._ready:
-            self._input = self._input or self._file.read(1 << 16)
-            if not self._input:
-                if self._frame is not None:
-                    raise EOFError("the last zstd frame is incomplete")
-                return 0
-            if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-            self._ready = memoryview(self._frame.decompress(self._input))
-            self._input = b""
-            if self._frame.eof:
-                self._input, self._frame = self._frame.unused_data, None
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+def skipped_summary(skips: list[Skipped], shown: int = 3) -> str:
+    """What was skipped, for the reader of a terminal: how many for each reason, and the first of them."""
+    skips = sorted(set(skips))
+    reasons = Counter(skip.reason.split(" (")[0] for skip in skips)
+    counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))
+    more = ", ..." if len(skips) > shown else ""
+    return f"skipped bad input: {counts}; " + ", ".join(map(str, skips[:shown])) + more

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,25 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write, write_json_atomic
-from alma.stream import FileInfo, Part, write_index
+from alma.stream import KEY_BYTES, SUFFIXES, FileInfo, Part, write_index
+from data_prep.gpt2 import GPT2
 from data_prep.plan import Job, Plan, content_key
 from data_prep.shuffle import bucket_texts
-from data_prep.tokenizer import EOS, Encoder
+from data_prep.tokenizer import EOS, Encoder, SentencePiece
 
 _BLOCK_BYTES = 4 << 20
 
 
+def open_encoder(files: Mapping[str, str | Path]) -> Encoder:
+    """The encoder that these files, by their names in a stream, are of. UserError: see `Encoder`'s kinds."""
+    kind = GPT2 if files.keys() >= set(GPT2.files) else SentencePiece
+    return kind(*(files[name] for name in kind.files))
+
+
 @functools.lru_cache(maxsize=1)
-def load_encoder(model: Path) -> Encoder:
-    """The encoder of this process, whose cache of words serves all its buckets."""
-    return Encoder(model)
+def load_encoder(directory: Path) -> Encoder:
+    """The encoder of this process, of the files in `directory`; its cache of words serves all buckets."""
+    return open_encoder({path.name: path for path in directory.iterdir()})
 
 
 def encode_bucket(job: Job, bucket: int, units: int) -> None:
@@ -29,12 +37,13 @@ def encode_bucket(job: Job, bucket: int, units: int) -> None:
 
     Items are the lines of each document, each with eos, and one eos alone after the last.
     """
-    encoder = load_encoder(job.work / "tokenizer.model")
+    encoder = load_encoder(job.work)
     eos = np.array(EOS, encoder.dtype).tobytes()
     sizes: list[np.ndarray] = []
     counts = np.zeros(encoder.dictionary_size, np.int64)
     block: list[bytes] = []
-    documents = words = text_bytes = held = keys = 0
+    words = text_bytes = held = 0
+    keys: list[bytes] = []
     with atomic_write(job.file("bucket", bucket, "bin"), "wb") as file:
 
         def flush() -> None:
@@ -48,24 +57,30 @@ def encode_bucket(job: Job, bucket: int, units: int) -> None:
             items.append(eos)
             sizes.append(np.array([len(item) for item in items], np.int64) // len(eos))
             block += items
-            documents += 1
             words += text.count(b" ") + text.count(b"\n") + 1
             text_bytes += len(text) + 1
-            keys += int.from_bytes(content_key(text, job.seed)[8:16])
+            keys.append(content_key(text, job.seed)[:KEY_BYTES])
             held += len(text)
             if held >= _BLOCK_BYTES:
                 flush()
                 held = 0
         flush()
-    sums: dict[str, Any] = {"documents": documents, "words": words, "bytes": text_bytes, "keys": keys % 2**64}
+    found: dict[str, Any] = {
+        "documents": len(keys),
+        "words": words,
+        "bytes": text_bytes,
+        "keys": np.frombuffer(b"".join(keys), ">u8").reshape(-1, 2),
+        "sizes": np.concatenate([np.zeros(0, np.int64), *sizes]).astype(np.int32),
+        "counts": counts,
+    }
     with atomic_write(job.file("bucket", bucket, "npz"), "wb") as file:
-        np.savez(file, sizes=np.concatenate(sizes).astype(np.int32), counts=counts, **sums)
+        np.savez(file, **found)
 
 
 def finalise_part(
     job: Job, stream: Path, name: str, buckets: list[int], sources: dict[str, int], code: int
 ) -> None:
-    """Join the buckets of a split into its .bin and .idx, then leave its record in the work directory."""
+    """Join the buckets of a split into .bin, .idx and .keys, then leave its record in the work directory."""
     prefix = f"{name}/train" if name.startswith("megabatch") else name
     path = stream / prefix
     path.parent.mkdir(exist_ok=True)
@@ -75,13 +90,15 @@ def finalise_part(
                 shutil.copyfileobj(ids, file, 1 << 20)
     sums = {"documents": 0, "words": 0, "bytes": 0}
     sizes = []
-    for bucket in buckets:
-        with np.load(job.file("bucket", bucket, "npz")) as arrays:
-            sizes.append(arrays["sizes"])
-            sums = {key: value + int(arrays[key]) for key, value in sums.items()}
+    with atomic_write(f"{path}.keys", "wb") as file:
+        for bucket in buckets:
+            with np.load(job.file("bucket", bucket, "npz")) as arrays:
+                sizes.append(arrays["sizes"])
+                file.write(arrays["keys"].tobytes())
+                sums = {key: value + int(arrays[key]) for key, value in sums.items()}
     lengths = np.concatenate(sizes)
     write_index(f"{path}.idx", lengths, code)
-    files = {f"{prefix}{suffix}": FileInfo.of(f"{path}{suffix}") for suffix in (".bin", ".idx")}
+    files = {f"{prefix}{suffix}": FileInfo.of(f"{path}{suffix}") for suffix in SUFFIXES}
     part = Part(
         name=name,
         prefix=prefix,
@@ -107,7 +124,8 @@ def check_encode(job: Job, plan: Plan) -> None:
     """Compare documents, words and content keys of every bucket with the plan. UserError: one differs."""
     for bucket in range(len(plan.bucket_split)):
         with np.load(job.file("bucket", bucket, "npz")) as arrays:
-            found = [int(arrays[name]) for name in ("documents", "words", "keys")]
+            keys = int(arrays["keys"][:, 1].sum(dtype=np.uint64))
+            found = [int(arrays["documents"]), int(arrays["words"]), keys]
         planned = [plan.bucket_documents[bucket], plan.bucket_words[bucket], plan.bucket_keys[bucket]]
         if found != [int(value) for value in planned]:
             raise UserError(

@@ -1,24 +1,28 @@
 """The stages: scan, plan, shuffle, tokenizer, encode, finalise; a relaunch goes on where it stopped."""
 
+import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import sentencepiece
 
 from alma.errors import UserError
 from alma.files import atomic_write, locked, make_directory, sha256_file
 from alma.stream import VERSION, FileInfo, Part, Stream, is_stream
 from data_prep import documents, encode, plan, shuffle, tokenizer
-from data_prep.documents import Reader, Unit
-from data_prep.plan import Job, Plan, Wanted
+from data_prep.documents import Reader
+from data_prep.plan import Job, Wanted
 from data_prep.work import Task, Work, sweep
 
 WORK = ".work-"
+
+_SKIPS = 1000  # that stream.json lists
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,9 @@ class Settings:
     seed: int
     reader: Reader
     vocab_size: int | None
-    """Units to train; None with `tokenizer`, the path of a given model."""
-    tokenizer: str | None
+    """Units to train; None with a given `tokenizer`."""
+    tokenizer: dict[str, str]
+    """Paths of the given tokenizer's files, by their names in the stream; empty: train one."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -41,40 +46,95 @@ class Settings:
 
     def record(self) -> dict[str, Any]:
         """The settings as stream.json keeps them; `input` stands for the files' names, sizes and times."""
-        stats = [(source, path, os.stat(path)) for source, path in self.files]
+        try:
+            stats = [(source, path, os.stat(path)) for source, path in self.files]
+        except OSError as error:
+            raise UserError(
+                f"{error.filename}: {error.strerror}; run again when the input is complete"
+            ) from error
         identity = sorted((source, path, stat.st_size, stat.st_mtime_ns) for source, path, stat in stats)
         return {
             **asdict(self.wanted),
             **asdict(self.reader),
             "vocab_size": self.vocab_size,
-            "tokenizer": self.tokenizer and sha256_file(self.tokenizer),
+            "tokenizer": {name: sha256_file(path) for name, path in self.tokenizer.items()} or None,
             "sources": list(self.sources),
             "input": _digest(identity),
         }
 
 
-def make_stream(settings: Settings, out: Path, workers: int) -> tuple[Stream, dict[str, float]]:
-    """Make the stream in the directory `out`, or finish it; returns it and the seconds of each stage.
+def make_stream(settings: Settings, out: Path, work: Work) -> Stream:
+    """Make the stream in the directory `out`, or go on making it; nothing is done when it is finished.
 
-    No seconds are returned when it was finished before. UserError: a bad corpus, or `out` is taken.
+    UserError: a bad corpus, or `out` is taken.
     """
     record = settings.record()
     if is_stream(out):
-        return _finished(out, settings.seed, record), {}
+        return _finished(out, settings.seed, record)
     _require_free(out)
-    if settings.tokenizer:
-        tokenizer.Encoder(Path(settings.tokenizer))  # a bad model must fail now, not after hours of scanning
-    units = documents.make_units(settings.files, settings.reader, documents.UNIT_BYTES)
-    constants = [VERSION, documents.UNIT_BYTES, plan.BUCKET_WORDS, sentencepiece.__version__]
-    work_directory = out / (WORK + _digest([settings.seed, record, constants]))
-    work_directory.mkdir(exist_ok=True)
-    with locked(out), Work(workers) as work:
-        sweep(out, ".*.tmp")
-        job = Job(work_directory, settings.seed, settings.reader, settings.sources)
-        stream = _run(job, settings, units, out, work, record)
+    with _job(settings, record, out) as job:
+        corpus, parts, files = _run(job, settings, out, work)
+        stream = Stream(
+            directory=out,
+            version=VERSION,
+            seed=settings.seed,
+            vocab_size=len(encode.load_encoder(job.work).pieces),
+            megabatches=tuple(parts[:-2]),
+            valid=parts[-1],
+            test=parts[-2],
+            settings=record,
+            files=files,
+            corpus=corpus,
+        )
         stream.write()
+    return stream
+
+
+def append(settings: Settings, stream: Stream, work: Work) -> Stream:
+    """Add mega-batches to a finished stream, of documents that are in none of its parts.
+
+    Nothing of it is written again but stream.json. `settings.wanted.first` is the number of the first one;
+    nothing is done when they are there. UserError: a bad corpus, or a stream without .keys.
+    """
+    record = settings.record()
+    before = [each for each in stream.appended if _same(each, record)]
+    if before:
+        return stream
+    known = [stream.directory / f"{part.prefix}.keys" for part in stream.parts]
+    if missing := [path for path in known if not path.is_file()]:
+        raise UserError(
+            f"{missing[0]}: missing, so which documents the stream has is not known; make the stream again"
+        )
+    with _job(settings, record, stream.directory) as job:
+        corpus, parts, _ = _run(job, settings, stream.directory, work, known)
+        stream = dataclasses.replace(
+            stream,
+            megabatches=(*stream.megabatches, *parts),
+            appended=(*stream.appended, {**record, "corpus": corpus}),
+        )
+        stream.write()
+    return stream
+
+
+def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether these are the settings of one call of `append`, which the second time starts further on."""
+    return all(old.get(name) == value for name, value in new.items() if name != "first")
+
+
+@contextmanager
+def _job(settings: Settings, record: dict[str, Any], out: Path) -> Iterator[Job]:
+    """The work of these settings, held for this process; what killed runs left is removed at the end."""
+    if settings.tokenizer:
+        encode.open_encoder(settings.tokenizer)  # bad files must fail now, not after hours of scanning
+    constants = [VERSION, documents.UNIT_BYTES, plan.BUCKET_WORDS, sentencepiece.__version__]
+    work = out / (WORK + _digest([settings.seed, record, constants]))
+    work.mkdir(exist_ok=True)
+    with locked(out):
+        sweep(out, ".*.tmp")
+        for name, given in settings.tokenizer.items():
+            _copy(given, work / name)
+        yield Job(work, settings.seed, settings.reader, settings.sources)
         sweep(out, WORK + "*")
-    return stream, work.seconds
 
 
 def _require_free(out: Path) -> None:
@@ -92,37 +152,46 @@ def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
         raise UserError(
             f"{out}: holds a stream made with other settings ({', '.join(changed)}); choose another --out"
         )
-    sweep(out, WORK + "*")
+    with locked(out):
+        sweep(out, WORK + "*")
     return stream
 
 
 def _run(
-    job: Job, settings: Settings, units: list[Unit], out: Path, work: Work, record: dict[str, Any]
-) -> Stream:
+    job: Job, settings: Settings, out: Path, work: Work, known: list[Path] | None = None
+) -> tuple[dict[str, Any], list[Part], dict[str, FileInfo]]:
+    """All stages. Returns the corpus's totals, the parts, and the dictionary's and tokenizer's files."""
+    units = documents.make_units(settings.files, settings.reader, documents.UNIT_BYTES)
     sizes = [sum(segment.end - segment.start for segment in unit) for unit in units]
     work.run(
         "scan",
         plan.scan_unit,
         [
-            Task(job.file("scan", number, "npy"), size, (job, number, unit))
+            Task(job.file("scan", number, "bin"), size, (job, number, unit))
             for number, (unit, size) in enumerate(zip(units, sizes, strict=True))
         ],
         "B",
     )
-    with work.stage("plan"):
-        planned, corpus, firsts = _plan(job, settings, len(units))
+    firsts = plan.first_documents(job, len(units))
+    arguments = (job, settings.wanted, len(units), known or [])
+    work.run("plan", plan.plan_corpus, [Task(job.work / plan.PLAN, firsts[-1], arguments)], "document")
+    planned = plan.load_plan(job)
     work.run(
         "shuffle",
         shuffle.shuffle_unit,
         [
-            Task(job.file("spill", number, "npy"), size, (job, number, unit, first))
-            for number, (unit, size, first) in enumerate(zip(units, sizes, firsts, strict=True))
+            Task(
+                job.file("spill", number, "npy"), size, (job, number, unit, first, len(planned.bucket_split))
+            )
+            for number, (unit, size, first) in enumerate(zip(units, sizes, firsts, strict=False))
         ],
         "B",
     )
     shuffle.check_shuffle(job, planned, len(units))
-    with work.stage("tokenizer"):
-        _tokenizer(job, settings, planned, len(units))
+    if settings.vocab_size is not None:
+        # of the first mega-batch alone: nothing is known of later ones when it comes
+        task = Task(job.work / tokenizer.MODEL, 1, (job, planned.buckets(0), len(units), settings.vocab_size))
+        work.run("tokenizer", _train_tokenizer, [task], "model")
     work.run(
         "encode",
         encode.encode_bucket,
@@ -133,74 +202,45 @@ def _run(
         "word",
     )
     encode.check_encode(job, planned)
-    return _finalise(job, settings, planned, out, work, record, corpus)
+    encoder = encode.load_encoder(job.work)
+    names = settings.wanted.names
+    tasks = []
+    for number, (name, words) in enumerate(zip(names, planned.source_words.tolist(), strict=True)):
+        sources = dict(zip(job.sources, words, strict=True))
+        own = planned.buckets(number)
+        tasks.append(
+            Task(
+                job.work / f"{name}.json",
+                sum(words),
+                (job, out, name, own, sources, encoder.dtype_code),
+            )
+        )
+    work.run("finalise", encode.finalise_part, tasks, "word")
+    files = ["dict.txt", *encoder.files]
+    if not known:
+        for name in encoder.files:
+            _copy(job.work / name, out / name)
+        with atomic_write(out / "dict.txt") as file:
+            file.write(encoder.dictionary(encode.piece_counts(job, planned.buckets(0))))
+    corpus = plan.corpus_summary(planned, settings.wanted)
+    if skips := sorted(plan.skips(job, len(units))):
+        first = [str(skip) for skip in skips[:_SKIPS]]
+        corpus["skipped"] = {"summary": documents.skipped_summary(skips), "first": first}
+    parts = [Part.from_dict(json.loads(task.done.read_text())) for task in tasks]
+    return corpus, parts, {name: FileInfo.of(out / name) for name in files}
 
 
-def _plan(job: Job, settings: Settings, units: int) -> tuple[Plan, dict[str, Any], list[int]]:
-    """The plan, the corpus's totals, and the number of the first document of each unit."""
-    scans = [np.load(job.file("scan", number, "npy")) for number in range(units)]
-    records = np.concatenate([np.zeros(0, plan.RECORD), *scans])
-    if not len(records):
-        raise UserError("the corpus has no documents: every file is empty or blank")
-    planned = plan.make_plan(records, settings.wanted, job.sources)
-    with atomic_write(job.work / "bucket.npy", "wb") as file:
-        np.save(file, planned.bucket)
-    firsts = np.cumsum([0, *map(len, scans)])[:-1].tolist()
-    return planned, plan.corpus_summary(records, planned, settings.wanted), firsts
-
-
-def _tokenizer(job: Job, settings: Settings, planned: Plan, units: int) -> None:
-    """Train on the first mega-batch alone, in its hash order, or take the given model."""
-    path = job.work / "tokenizer.model"
-    if path.exists():
-        return
-    if settings.tokenizer:
-        model = Path(settings.tokenizer).read_bytes()
-    else:
-        buckets = np.flatnonzero(planned.bucket_split == 0).tolist()
-        texts = (text for bucket in buckets for text in shuffle.bucket_texts(job, bucket, units))
-        assert settings.vocab_size is not None
-        model = tokenizer.train(texts, settings.vocab_size)
-    with atomic_write(path, "wb") as file:
+def _train_tokenizer(job: Job, buckets: list[int], units: int, vocab_size: int) -> None:
+    """Train on the documents of these buckets, in their order."""
+    texts = (text for bucket in buckets for text in shuffle.bucket_texts(job, bucket, units))
+    model = tokenizer.train(texts, vocab_size)
+    with atomic_write(job.work / tokenizer.MODEL, "wb") as file:
         file.write(model)
 
 
-def _finalise(
-    job: Job,
-    settings: Settings,
-    planned: Plan,
-    out: Path,
-    work: Work,
-    record: dict[str, Any],
-    corpus: dict[str, Any],
-) -> Stream:
-    encoder = encode.load_encoder(job.work / "tokenizer.model")
-    names = settings.wanted.names
-    buckets = [np.flatnonzero(planned.bucket_split == number).tolist() for number in range(len(names))]
-    tasks = []
-    for name, own, words in zip(names, buckets, planned.source_words.tolist(), strict=True):
-        sources = dict(zip(job.sources, words, strict=True))
-        tasks.append(
-            Task(job.work / f"{name}.json", sum(words), (job, out, name, own, sources, encoder.dtype_code))
-        )
-    work.run("finalise", encode.finalise_part, tasks, "word")
-    with atomic_write(out / "tokenizer.model", "wb") as file:
-        file.write((job.work / "tokenizer.model").read_bytes())
-    with atomic_write(out / "dict.txt") as file:
-        file.write(encoder.dictionary(encode.piece_counts(job, buckets[0])))
-    parts = [Part.from_dict(json.loads(task.done.read_text())) for task in tasks]
-    return Stream(
-        directory=out,
-        version=VERSION,
-        seed=settings.seed,
-        vocab_size=len(encoder.pieces),
-        megabatches=tuple(parts[:-2]),
-        valid=parts[-1],
-        test=parts[-2],
-        settings=record,
-        files={name: FileInfo.of(out / name) for name in ("dict.txt", "tokenizer.model")},
-        corpus=corpus,
-    )
+def _copy(source: str | Path, target: Path) -> None:
+    with atomic_write(target, "wb") as file:
+        file.write(Path(source).read_bytes())
 
 
 def _digest(value: Any) -> str:

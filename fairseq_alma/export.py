@@ -7,6 +7,7 @@ what `AutoTokenizer.from_pretrained(DIR)` loads.
 Shapes: V vocabulary, D model, F hidden, E experts, P positions.
 """
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -190,17 +191,14 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def tokenizer_files(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """What transformers' fast tokenizer reads, by file name, from a stream's SentencePiece model.
+    """What transformers' fast tokenizer reads, by file name, from a stream's tokenizer.
 
     Ids are those of the stream: a newline is eos, which a stream has after every line. Text begins with
     what the model was trained to begin with. UserError: no stream, damaged, another vocabulary, not BPE.
     """
     stream = Stream.load(directory)
     stream.check([])
-    pieces = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
-    units = [pieces.id_to_piece(i) for i in range(3, pieces.get_piece_size())]
-    if any(pieces.get_score(i + 3) != -i for i in range(len(units))):  # BPE's scores are the order of merges
-        raise UserError(f"{directory}/tokenizer.model is not a BPE model: only those can be exported")
+    units, steps = (_gpt2 if "vocab.bpe" in stream.files else _sentencepiece)(directory)
     if len(units) + 4 != config["vocab_size"]:
         raise UserError(
             f"{directory} has a dictionary of {len(units) + 4:,} entries, the checkpoint of "
@@ -221,36 +219,61 @@ def tokenizer_files(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
     }
-    return {"tokenizer.json": _tokenizer(vocabulary, units, begin), "tokenizer_config.json": settings}
+    return {"tokenizer.json": _tokenizer(vocabulary, steps, begin), "tokenizer_config.json": settings}
 
 
-def _tokenizer(vocabulary: dict[str, int], units: list[str], begin: str) -> dict[str, Any]:
-    """The format of Hugging Face tokenizers; `units` in the order in which BPE made them."""
+_SPACES = (
+    {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "},
+    {"type": "Strip", "strip_left": True, "strip_right": True},
+)
+
+
+def _gpt2(directory: Path) -> tuple[list[str], dict[str, Any]]:
+    """The units by id, and the steps of the tokenizer in the format of Hugging Face tokenizers."""
+    ids = json.loads((directory / "encoder.json").read_bytes())
+    lines = (directory / "vocab.bpe").read_text("utf-8").split("\n")[1:-1]
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    return sorted(ids, key=ids.__getitem__), {
+        "normalizer": {"type": "Sequence", "normalizers": _SPACES},
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"merges": [line.split() for line in lines]},
+    }
+
+
+def _sentencepiece(directory: Path) -> tuple[list[str], dict[str, Any]]:
+    """The same of SentencePiece, whose units are in the order in which BPE made them."""
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
+    units = [pieces.id_to_piece(i) for i in range(3, pieces.get_piece_size())]
+    if any(pieces.get_score(i + 3) != -i for i in range(len(units))):  # BPE's scores are the order of merges
+        raise UserError(f"{directory}/tokenizer.model is not a BPE model: only those can be exported")
+    known = set(units)
     merges = [
         [unit[:cut], unit[cut:]]
         for unit in units
         for cut in range(1, len(unit))
-        if unit[:cut] in vocabulary and unit[cut:] in vocabulary
+        if unit[:cut] in known and unit[cut:] in known
     ]
+
+    def replace(old: str, new: str) -> dict[str, Any]:
+        return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+    there = [*_SPACES, {"type": "Prepend", "prepend": "\u2581"}, replace(" ", "\u2581")]
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    back = [replace("\u2581", " "), {"type": "Fuse"}, replace("\n ", "\n"), strip]
+    return units, {
+        "normalizer": {"type": "Sequence", "normalizers": there},
+        "pre_tokenizer": None,
+        "decoder": {"type": "Sequence", "decoders": back},
+        "model": {"unk_token": "<unk>", "fuse_unk": True, "merges": merges},
+    }
+
+
+def _tokenizer(vocabulary: dict[str, int], steps: dict[str, Any], begin: str) -> dict[str, Any]:
+    """The format of Hugging Face tokenizers."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     start = {"SpecialToken": {"id": begin, "type_id": 0}}
     text = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
-
-    def replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
-        return {"type": "Replace", "pattern": pattern, "content": content}
-
-    spaces = [
-        replace({"Regex": r"\s+"}, " "),
-        {"type": "Strip", "strip_left": True, "strip_right": True},
-        {"type": "Prepend", "prepend": "\u2581"},
-        replace({"String": " "}, "\u2581"),
-    ]
-    back = [
-        replace({"String": "\u2581"}, " "),
-        {"type": "Fuse"},
-        replace({"String": "\n "}, "\n"),
-        {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-    ]
     return {
         "version": "1.0",
         "truncation": None,
@@ -259,22 +282,14 @@ def _tokenizer(vocabulary: dict[str, int], units: list[str], begin: str) -> dict
             {"id": vocabulary[name], "content": name, **flags}
             for name in dict.fromkeys((begin, "<pad>", "\n"))
         ],
-        "normalizer": {"type": "Sequence", "normalizers": spaces},
-        "pre_tokenizer": None,
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [start, text[0]],
             "pair": [start, *text],
             "special_tokens": {begin: {"id": begin, "ids": [vocabulary[begin]], "tokens": [begin]}},
         },
-        "decoder": {"type": "Sequence", "decoders": back},
-        "model": {
-            "type": "BPE",
-            "unk_token": "<unk>",
-            "fuse_unk": True,
-            "vocab": vocabulary,
-            "merges": merges,
-        },
+        **steps,
+        "model": {"type": "BPE", "vocab": vocabulary, **steps["model"]},
     }
 
 

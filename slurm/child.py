@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from alma.errors import UserError
 GRACE_SECONDS = 10
 _running: set[int] = set()
 """Process ids of the children that `run` waits for."""
+_lent = False  # the terminal, to the child at work
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 _USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # of alma.errors, and with the program's name of argparse
 _EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
@@ -28,6 +30,17 @@ class StageFailed(Exception):
 
 class Saved(StageFailed):
     """A training was asked by a signal to save and did, or had nothing to save yet; it is to be run again."""
+
+
+def lend_terminal() -> None:
+    """From now on children, one at a time, read from the terminal, and what they print is copied to it."""
+    global _lent
+    _lent = True
+
+
+def terminal_is_lent() -> bool:
+    """Whether a child may be writing to the terminal."""
+    return _lent
 
 
 def run(
@@ -50,12 +63,12 @@ def run(
         lines.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            stdin=None if _lent else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            process_group=0,
+            process_group=None if _lent else 0,  # that of the launcher may read from the terminal
             preexec_fn=_dies_with_parent(),
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **({"PYTHONUNBUFFERED": "1"} if _lent else {}), **(environment or {})},
         )
         _running.add(process.pid)
         try:
@@ -115,6 +128,11 @@ def last_problem(output: str) -> re.Match[str] | None:
     return next(filter(None, found), None)
 
 
+def signal_at_parents_death(number: int) -> None:
+    """Have the kernel send this process that signal when the one that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
 def _dies_with_parent() -> Callable[[], None]:
     # When the launcher is killed (SIGKILL, out of memory) the kernel releases its lock on the run, and the
     # next launcher starts the same stage: an orphan still training would write the same checkpoints. Only
@@ -141,16 +159,27 @@ def _follow(log: BinaryIO, process: subprocess.Popen) -> Iterator[str]:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.1)
         ended = process.returncode is not None  # seen before the last read: nothing it wrote is missed
-        *lines, rest = (rest + log.read()).split(b"\n")
+        new = log.read()
+        if _lent:  # not by lines: a debugger's prompt is none
+            sys.stdout.buffer.write(new)
+            sys.stdout.buffer.flush()
+        *lines, rest = (rest + new).split(b"\n")
         yield from (line.decode(errors="replace") for line in (*lines, rest if ended else b"") if line)
 
 
 def _stop(process: subprocess.Popen) -> None:
     """End the child if it still runs, and its workers if they outlived it."""
+
+    def send(number: int) -> None:
+        if _lent:  # it has no group of its own
+            process.send_signal(number)
+        else:
+            os.killpg(process.pid, number)
+
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
+            send(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        os.killpg(process.pid, signal.SIGKILL)
+        send(signal.SIGKILL)
     process.wait()

@@ -1,7 +1,7 @@
 """Run a whole chain of stages of a language-model learner; the same command goes on where it stopped.
 
 python -m slurm.launch STREAM --learner gmoe --out RUN --grow-experts 2 -- --max-update 400 ...
-python -m slurm.launch experiments/table2/gmoe_w1_base.yaml --stream STREAM --size small
+python -m slurm.launch experiments/table2/gmoe_w1_base.yaml --stream STREAM --size small lr=1e-3
 """
 
 import argparse
@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from alma.stages import stages
 from alma.stream import FileInfo, Stream, is_stream
 from slurm import child, queue, resources, submit
 from slurm.estimate import check, count_units, estimate, table
-from slurm.experiments import experiment_files, is_experiment, read_experiment
+from slurm.experiments import experiment_files, is_experiment, read_experiment, read_overrides
 from slurm.flags import Flags, read_flags
 from slurm.local import run_side_by_side
 from slurm.machine import Machine
@@ -44,7 +45,7 @@ def parser() -> Parser:
     arguments = Parser(
         prog="python -m slurm.launch",
         usage="%(prog)s STREAM --learner L --out RUN [options] -- [flags of fairseq-train]\n"
-        "       %(prog)s EXPERIMENT.yaml... [--size S] [--stream STREAM] [options] [-- flags]",
+        "       %(prog)s EXPERIMENT.yaml... [key=value...] [--size S] [--stream STREAM] [options] [-- flags]",
         description="Train a language model on a stream of mega-batches, stage by stage, and evaluate it "
         "after each. After an interruption the same command goes on where it stopped; when the stream has "
         "got longer, it trains the new stages.",
@@ -56,7 +57,9 @@ def parser() -> Parser:
         nargs="+",
         metavar="STREAM|EXPERIMENT",
         help="a stream made by data_prep, or a fairseq-preprocess directory to cut up; or files (or folders "
-        "of files) with settings, see slurm/experiments.py",
+        "of files) with settings, see slurm/experiments.py, and key=value: any option by its name, or a flag "
+        "of fairseq-train that the experiments have. It holds for all of them, before what files say; --key "
+        "and what follows `--` come before it",
     )
     add("--stream", metavar="STREAM", help="for experiments: what they train on")
     add("--size", metavar="S", help="for experiments: a file in sizes/ beside them, such as small")
@@ -64,9 +67,10 @@ def parser() -> Parser:
     add("--out", type=Path, metavar="RUN", help="run directory to make or to go on with")
     add(
         "--cluster",
-        choices=("local", "slurm"),
+        choices=("local", "debug", "slurm"),
         default="local",
-        help="where the stages run (default: here, one after the other)",
+        help="where the stages run (default: here, one after the other); debug: here, with the terminal, so "
+        "that breakpoint() works in the process of fairseq-train (not in more of them: one GPU, no workers)",
     )
     add("--dry-run", action="store_true", help="with --cluster slurm: print what sbatch would get")
     add("--wait", action="store_true", help="with --cluster slurm: wait for the end, and fail if a job did")
@@ -114,26 +118,37 @@ def _seeds(text: str) -> list[int]:
     return list(dict.fromkeys(s for pair in ends for s in range(int(pair[0]), int(pair[-1]) + 1)))
 
 
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """The launcher's options: up to the first `--`; the last of two that contradict each other counts."""
+    return parser().parse_intermixed_args(list(itertools.takewhile(lambda word: word != "--", words)))
+
+
 def read_requests(words: Sequence[str]) -> list[Request]:
     """The command line as requests: launcher flags up to the first `--`, flags of fairseq-train after it."""
-    words = list(words)
-    split = words.index("--") if "--" in words else len(words)
-    options = parser().parse_args(words[:split])
-    flags = read_flags(words[split + 1 :])
+    options = parse(words)
+    flags = read_flags(list(itertools.dropwhile(lambda word: word != "--", words))[1:])
+    options.what, overrides = read_overrides(options.what)
     experiments = [Path(each) for each in options.what if is_experiment(Path(each))]
     if not experiments:
+        if overrides:
+            key = next(iter(overrides))
+            raise UserError(
+                f"{key}=: key=value is for experiments (.yaml), and none is given: give --{key}; a flag of "
+                "fairseq-train after `--`"
+            )
         return _for_seeds(options, _request(options, flags))
     if len(experiments) < len(options.what):
         raise UserError("give a stream, or experiments (.yaml), whose stream is --stream; not both")
     requests: dict[Path, Request] = {}
     for file in experiment_files(experiments):
-        own_words, own_flags = read_experiment(file, options.size)
+        own_words, own_flags = read_experiment(file, options.size, overrides)
         if machine := sorted(_OF_THE_MACHINE & {word.partition("=")[0] for word in own_words}):
-            raise UserError(f"{file}: {machine[0]} says where to run: give it on the command line")
+            raise UserError(f"{file}: {machine[0]} says where to run: give {machine[0]} on the command line")
         try:
-            merged = parser().parse_args([*own_words, *words[:split]])  # the last of two options counts
+            merged = parse([*own_words, *words])
         except UserError as error:
-            raise UserError(f"{file}: {error}") from None
+            other = "; key=value is for flags that the file has, others go after `--`" if overrides else ""
+            raise UserError(f"{file}: {error}{other}") from None
         merged.what = [merged.stream]
         for request in _for_seeds(merged, _request(merged, {**own_flags, **flags})):
             if requests.setdefault(request.out, request) != request:
@@ -219,6 +234,7 @@ def launch(request: Request, plan: Plan) -> None:
     """Run one request to its end, all stages on this machine, one after the other; print its rows."""
     make_directory(plan.out)
     with locked(plan.out):
+        _check_queue(plan)
         run = open_run(request, plan)
         evaluate_untrained(plan)
         collect(plan, run)
@@ -233,10 +249,23 @@ def launch_side_by_side(requests: Sequence[Request], plans: Sequence[Plan], jobs
         for plan in plans:
             make_directory(plan.out)
             stack.enter_context(locked(plan.out))
+            _check_queue(plan)
         runs = [open_run(request, plan) for request, plan in zip(requests, plans, strict=True)]
         run_side_by_side(plans, runs, jobs)
     for run in runs:
         print(f"\n{run.directory}\n{summary(run)}")
+
+
+def _check_queue(plan: Plan) -> None:
+    """UserError: jobs of the run are in SLURM's queue, which would train the same stages."""
+    if not queue.on_cluster(plan.out) or not shutil.which("squeue"):
+        return
+    if busy := queue.live_units([plan.out]):
+        jobs = ", ".join(dict.fromkeys(str(unit.job) for unit in busy))
+        raise UserError(
+            f"{plan.out}: jobs {jobs} of this run are in SLURM's queue: give --cluster slurm, or cancel them "
+            f"with: python -m slurm.cancel {plan.out}"
+        )
 
 
 def launch_on_slurm(
@@ -311,7 +340,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the child and say so, as on Ctrl-C
     try:
         requests = read_requests(sys.argv[1:])
-        options = parser().parse_args(itertools.takewhile(lambda word: word != "--", sys.argv[1:]))
+        options = parse(sys.argv[1:])
         plans = [make_plan(request, count_megabatches(request)) for request in requests]
         if options.cluster == "slurm":
             wanted = resources.read(options)
@@ -320,6 +349,10 @@ def main() -> None:
             return
         if options.dry_run or options.wait:
             raise UserError("--dry-run and --wait are for --cluster slurm")
+        if options.cluster == "debug":
+            if options.jobs > 1:
+                raise UserError(f"--jobs {options.jobs}: only one child can have the terminal: leave it out")
+            child.lend_terminal()
         announce(requests, plans, Machine.here())
         if options.jobs > 1:
             launch_side_by_side(requests, plans, options.jobs)

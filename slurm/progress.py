@@ -7,6 +7,8 @@ import time
 
 from tqdm import tqdm
 
+from slurm.child import terminal_is_lent
+
 tqdm.monitor_interval = 0  # no helper thread: a process with threads should not run code after a fork
 
 _TRAINING = re.compile(r".* \| train_inner \| (\{.*\})$")
@@ -23,7 +25,8 @@ class Progress:
     def __init__(self, title: str, max_update: int | None) -> None:
         self.title = title
         self.started = time.monotonic()
-        self.bar = tqdm(total=max_update, desc=title, unit="update", dynamic_ncols=True, disable=None)
+        off = terminal_is_lent() or None  # None: where there is no terminal
+        self.bar = tqdm(total=max_update, desc=title, unit="update", dynamic_ncols=True, disable=off)
         self.seen = False
         if self.bar.disable:
             say(f"{title}: training")

@@ -1,7 +1,9 @@
 """What one SLURM job does: a piece of a run that may be killed at any moment and is simply run again."""
 
 import contextlib
+import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ class Restartable:
         """Do what is not done yet. Ends the process with code 1 and a line `error: …` when it cannot."""
         ending = []
         by_submitit = signal.getsignal(signal.SIGUSR2)
+        holder = os.getppid()
 
         def end(number: int, frame) -> None:
             # SLURM sends a signal to all processes of a job: this may be the end of the training as well.
@@ -36,8 +39,14 @@ class Restartable:
             else:  # preemption without a signal of its own, scancel
                 child.save(0)
 
+        def orphaned(number: int, frame) -> None:
+            if os.getppid() != holder:
+                _requeue()
+
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, end)
+        signal.signal(signal.SIGUSR1, orphaned)
+        child.signal_at_parents_death(signal.SIGUSR1)
         try:
             self.work()
         except (UserError, child.StageFailed) as error:
@@ -139,6 +148,19 @@ class Unit(Restartable):
         make_directory(training.directory)
         with patiently_locked(training.directory):  # a job that SLURM took for dead may still be at it
             stage.train(training, None, arguments, environment)
+
+
+def _requeue() -> None:
+    """Save and requeue the job whose slurmstepd is gone: killed, as by the kernel for want of memory.
+
+    SLURM does not: its srun waits until the job's time is over, and nobody else ends this process.
+    """
+    child.save(SAVING_SECONDS)
+    print("the slurmstepd of this job is gone: requeueing the job", flush=True)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        # Another task may have done it: then this fails.
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], timeout=_REQUEUE_SECONDS)
+    sys.exit(1)
 
 
 def units(plan: Plan, spawns: bool = True) -> list[Unit]:

@@ -1,5 +1,6 @@
 """Real text, a small stream of it, and fairseq's commands run in forked children (no second import)."""
 
+import json
 import os
 import resource
 import signal
@@ -157,10 +158,40 @@ def text(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def gpt2_files(text, tmp_path_factory) -> tuple[Path, Path]:
+    """encoder.json and vocab.bpe of 1,000 units, in GPT-2's form, trained on the text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    bytes_ = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.pre_tokenizer = bytes_
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=1000, initial_alphabet=bytes_.alphabet(), show_progress=False
+    )
+    engine.train_from_iterator((file.read_text("utf-8") for file in sorted(text.iterdir())), trainer)
+    model = json.loads(engine.to_str())["model"]
+    folder = tmp_path_factory.mktemp("gpt2")
+    files = folder / "encoder.json", folder / "vocab.bpe"
+    files[0].write_text(json.dumps(model["vocab"]), "utf-8")
+    merges = "".join(f"{left} {right}\n" for left, right in model["merges"])
+    files[1].write_text(f"#version: 0.2\n{merges}", "utf-8")
+    return files
+
+
+@pytest.fixture(scope="session")
 def stream(text, tmp_path_factory) -> Path:
     """A stream of three mega-batches of 8,000 words, 1,000 units."""
-    out = tmp_path_factory.mktemp("stream") / "stream"
+    return _make_stream(text, tmp_path_factory.mktemp("stream") / "stream", "--vocab-size", "1000")
+
+
+@pytest.fixture(scope="session")
+def gpt2_stream(text, gpt2_files, tmp_path_factory) -> Path:
+    """The same text in 1,000 units of GPT-2's kind."""
+    flags = ("--bpe", "gpt2", "--gpt2-encoder-json", gpt2_files[0], "--gpt2-vocab-bpe", gpt2_files[1])
+    return _make_stream(text, tmp_path_factory.mktemp("gpt2_stream") / "stream", *flags)
+
+
+def _make_stream(text: Path, out: Path, *tokenizer: str | Path) -> Path:
     command = [sys.executable, "-m", "data_prep", f"help={text}/help.txt", f"reference={text}/reference.txt"]
-    settings = "--mega-batches 3 --words 8000 --eval-words 4000 --valid-words 2000 --vocab-size 1000 --seed 1"
-    subprocess.run([*command, "--out", out, *settings.split(), "--workers", "1"], check=True, cwd=ROOT)
+    settings = "--mega-batches 3 --words 8000 --eval-words 4000 --valid-words 2000 --seed 1 --workers 1"
+    subprocess.run([*command, "--out", out, *settings.split(), *tokenizer], check=True, cwd=ROOT)
     return out

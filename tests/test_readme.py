@@ -24,7 +24,7 @@ def arguments_of(*program: str) -> list[list[str]]:
 
 def test_every_command_is_of_a_kind_that_is_tested_here():
     known = {"make", "fairseq-train", "fairseq-eval-lm", "fairseq-interactive", "fairseq-generate"}
-    modules = {"data_prep", "slurm.launch", "alma.report", "vision.tsne"}
+    modules = {"data_prep", "data_prep.inspect", "slurm.launch", "alma.report", "vision.tsne"}
     modules |= {"fairseq_alma.combine", "fairseq_alma.export"}
     modules |= {"slurm.sweep", "slurm.status", "slurm.cancel"}
     for words in COMMANDS:
@@ -44,11 +44,18 @@ def test_data_prep_and_launch_accept_their_commands(monkeypatch):
     from slurm.plan import make_plan
 
     for words in arguments_of("python", "-m", "data_prep"):
-        assert parser().parse_args(words).mega_batches == 4
+        assert parser().parse_args(words).out.name.startswith("stream")
     monkeypatch.chdir(ROOT)
     for words in arguments_of("python", "-m", "slurm.launch"):
         for request in read_requests(words):
             assert make_plan(request, 4).stages
+
+
+def test_inspect_accepts_its_commands():
+    from data_prep.inspect import parser
+
+    for words in arguments_of("python", "-m", "data_prep.inspect"):
+        assert parser().parse_args(words).stream == "stream"
 
 
 def test_status_and_cancel_accept_their_commands():

@@ -1,12 +1,20 @@
 """A small corpus of made-up text, and a way to run the command line in this process."""
 
 import random
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fairseq.data import Dictionary
+from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from data_prep import __main__ as cli
+from data_prep import inspect
+from data_prep.documents import Reader, Segment
+
+from .small_streams import random_documents, write_stream
 
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
 
@@ -25,6 +33,35 @@ def make_documents(seed: int, number: int, longest: int = 8) -> list[str]:
         f"document{seed}x{n} " + "\n".join(line() for _ in range(rng.randint(1, longest)))
         for n in range(number)
     ]
+
+
+def check_against_fairseq_preprocess(
+    stream: Path, text: Path, units: Callable[[str], list[str]], folder: Path
+) -> None:
+    """fairseq-preprocess makes the same .bin and .idx of the units of the lines of the .txt file `text`."""
+    dictionary = Dictionary.load(str(stream / "dict.txt"))
+    by_ids = {}
+    for _, document, _ in Reader().read((Segment("text", str(text), 0, text.stat().st_size),)):
+        lines = [units(line) for line in [*document.split("\n"), ""]]
+        by_ids[tuple(dictionary.index(unit) for line in lines for unit in [*line, "</s>"])] = lines
+    flags: list[str | Path] = []
+    for split, prefix in (("train", "megabatch_00/train"), ("test", "test")):
+        ids: list[int] = []
+        found = []
+        for item in MMapIndexedDataset(str(stream / prefix)):
+            ids += item.tolist()
+            if len(item) == 1:
+                found += by_ids[tuple(ids)]
+                ids = []
+        (folder / split).write_text("".join(f"{' '.join(line)}\n" for line in found), "utf-8", newline="\n")
+        flags += [f"--{split}pref", folder / split]
+    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--workers", "1", *flags]
+    command += ["--srcdict", stream / "dict.txt", "--destdir", folder / "fairseq"]
+    subprocess.run(command, check=True, capture_output=True)
+    for name, own in (("train", "megabatch_00/train"), ("test", "test")):
+        for suffix in (".bin", ".idx"):
+            theirs = (folder / f"fairseq/{name}{suffix}").read_bytes()
+            assert theirs == (stream / f"{own}{suffix}").read_bytes()
 
 
 @pytest.fixture
@@ -54,3 +91,30 @@ def prepare(monkeypatch: pytest.MonkeyPatch):
         return out
 
     return call
+
+
+@pytest.fixture
+def inspected(monkeypatch, capsys):
+    """Call the command; returns exit code, stdout, stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        line = [str(argument) for argument in arguments]
+        monkeypatch.setattr(
+            sys, "argv", ["inspect", *line, *([] if "--workers" in line else ["--workers", "1"])]
+        )
+        capsys.readouterr()
+        try:
+            inspect.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def iid_stream(tmp_path):
+    """Three mega-batches of 200 documents, all i.i.d."""
+    sizes = (200, 200, 200, 40, 150)
+    return write_stream(tmp_path / "stream", [random_documents(i, n) for i, n in enumerate(sizes)])

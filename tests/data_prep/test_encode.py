@@ -1,7 +1,6 @@
 """Ids are SentencePiece's own, and files those of fairseq-preprocess, byte for byte."""
 
 import itertools
-import subprocess
 import sys
 
 import numpy as np
@@ -14,11 +13,10 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream, read_index
-from data_prep.documents import Reader, Segment
 from data_prep.encode import load_encoder
-from data_prep.tokenizer import Encoder, train
+from data_prep.tokenizer import SentencePiece, train
 
-from .conftest import make_documents
+from .conftest import check_against_fairseq_preprocess, make_documents
 
 ODD = [
     "a\u00a0b\u2009c\u0085d\tx \x0b y\x1cz\u3000end",
@@ -61,12 +59,12 @@ def processor_of(model):
     )
 )
 def test_ids_are_sentencepieces(model, line):
-    check_line(Encoder(model), processor_of(model), line)
+    check_line(SentencePiece(model), processor_of(model), line)
 
 
 def test_odd_text(model):
     """A literal U+2581 is SentencePiece's space, which it strips where a word ends a sentence."""
-    encoder, processor = Encoder(model), processor_of(model)
+    encoder, processor = SentencePiece(model), processor_of(model)
     short = [
         "".join(letters) for length in range(1, 6) for letters in itertools.product("b \u2581", repeat=length)
     ]
@@ -77,12 +75,13 @@ def test_odd_text(model):
 def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
     import data_prep.tokenizer as module
 
-    monkeypatch.setattr(module, "_CACHED_WORDS", 5)
-    encoder, processor = Encoder(model), processor_of(model)
+    monkeypatch.setattr(module, "_CACHE_BYTES", 500)
+    encoder, processor = SentencePiece(model), processor_of(model)
     for text in make_documents(3, 30) * 2:
         for line in text.split("\n"):
             check_line(encoder, processor, line)
-    assert len(encoder._words) == 5
+    held = sum(map(sys.getsizeof, [*encoder._words, *encoder._words.values()]))
+    assert 500 <= held < 700, "one word may be too much"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_given_models_of_any_kind(tmp_path, options):
             minloglevel=2,
             **{"model_type": "bpe", "vocab_size": 150} | options,
         )
-    encoder, processor = Encoder(tmp_path / "m.model"), processor_of(tmp_path / "m.model")
+    encoder, processor = SentencePiece(tmp_path / "m.model"), processor_of(tmp_path / "m.model")
     for line in [*lines[:300], "ba da ba", *(line for text in ODD for line in text.split("\n"))]:
         check_line(encoder, processor, line)
     (tmp_path / "dict.txt").write_text(encoder.dictionary(np.ones(encoder.dictionary_size)), "utf-8")
@@ -129,10 +128,10 @@ def test_models_that_do_not_fit_are_refused(tmp_path):
             minloglevel=2,
         )
     with pytest.raises(UserError, match="needs <unk>, <s>, </s> as ids 0, 1, 2"):
-        Encoder(tmp_path / "m.model")
+        SentencePiece(tmp_path / "m.model")
     (tmp_path / "no.model").write_bytes(b"no model")
     with pytest.raises(UserError, match="not a SentencePiece model"):
-        Encoder(tmp_path / "no.model")
+        SentencePiece(tmp_path / "no.model")
 
 
 def test_training_does_not_depend_on_chance_and_drops_no_line():
@@ -152,39 +151,7 @@ def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):
     path.write_bytes("\n\n".join(blocks).encode())
     out = prepare(path, out=tmp_path / "out", words=400, mega_batches=1, valid_words=50)
     processor = processor_of(out / "tokenizer.model")
-    flags = []
-    for split, found in _documents(out, path).items():
-        lines = [line for text in found for line in [*text.split("\n"), ""]]
-        pieces = "".join(" ".join(processor.encode(line, out_type=str)) + "\n" for line in lines)
-        (tmp_path / split).write_text(pieces, "utf-8", newline="\n")
-        flags += [f"--{split}pref", tmp_path / split]
-    command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--workers", "1", *flags]
-    command += ["--srcdict", out / "dict.txt", "--destdir", tmp_path / "fairseq"]
-    subprocess.run(command, check=True, capture_output=True)
-    for name, own in (("train", "megabatch_00/train"), ("test", "test")):
-        for suffix in (".bin", ".idx"):
-            assert (tmp_path / f"fairseq/{name}{suffix}").read_bytes() == (
-                out / f"{own}{suffix}"
-            ).read_bytes()
-
-
-def _documents(out, path):
-    """The normalised documents of train and test by split, in the order of the .bin, found by their ids."""
-    processor = processor_of(out / "tokenizer.model")
-    segment = Segment("text", str(path), 0, path.stat().st_size)
-    by_ids = {}
-    for _, text, _ in Reader().read((segment,)):
-        by_ids[tuple(i for line in text.split("\n") for i in [*own_ids(processor, line), 2])] = text
-    found = {}
-    for split, prefix in (("train", "megabatch_00/train"), ("test", "test")):
-        ids, found[split] = [], []
-        for item in MMapIndexedDataset(str(out / prefix)):
-            if len(item) > 1:
-                ids += item.tolist()
-            else:
-                found[split].append(by_ids[tuple(ids)])
-                ids = []
-    return found
+    check_against_fairseq_preprocess(out, path, lambda line: processor.encode(line, out_type=str), tmp_path)
 
 
 def test_a_large_dictionary_takes_four_bytes(corpus, prepare, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """Every mistake of the user ends with one line on stderr and exit code 2, and leaves no stream."""
 
+import bz2
 import gzip
 import json
 import os
@@ -57,33 +58,53 @@ def test_malformed_json(refused, tmp_path):
     cases = {b'{"text": "a\n': "malformed JSON", b'{"body": "a"}\n': "no field `text`", b"[1]\n": "no field"}
     cases |= {
         b'{"text": 3}\n': "no field `text` that holds a string",
+        b'{"text": null}\n': "no field `text` that holds a string",
         b'{"text": "\xff"}\n': "malformed JSON",
+        b'{"text": "\\ud800"}\n': "malformed JSON",
     }
-    cases |= {b'{"text": "\\ud800"}\n': "malformed JSON"}
     for number, (line, message) in enumerate(cases.items()):
         path = write(tmp_path / f"{number}.jsonl", good + b"\n" + good + line + good)
-        assert f"{path}:4: {message}" in refused(path)
+        found = refused(path)
+        assert found.startswith(f"error: {path}: {message}")
+        assert f" at byte {2 * len(good) + 1}; mend or remove it, or" in found
         path = write(tmp_path / f"{number}.jsonl.gz", gzip.compress(good + line))
-        assert f"{path}:2: {message}" in refused(path)
+        found = refused(path)
+        assert found.startswith(f"error: {path}: {message}")
+        assert f" at byte {len(good)}; " in found
 
 
 def test_damaged_archives(refused, tmp_path):
-    for suffix, compress in (("gz", gzip.compress), ("zst", zstandard.compress)):
+    packers = {"gz": gzip.compress, "zst": zstandard.compress, "bz2": bz2.compress}
+    for suffix, compress in packers.items():
         whole = compress(TEXT * 50)
         for number, data in enumerate((whole[:-3], b"no archive at all")):
-            path = write(tmp_path / f"{number}.txt.{suffix}", data)
-            assert f"{path}: damaged or truncated" in refused(path)
+            for flags in ({}, {"documents": "file"}):
+                path = write(tmp_path / f"{number}.txt.{suffix}", data)
+                assert f"{path}: damaged or truncated" in refused(path, **flags)
 
 
 def test_nothing_to_read(refused, tmp_path):
     assert "no documents" in refused(write(tmp_path / "blank.txt", b" \n\n\t\n"))
     assert "no documents" in refused(write(tmp_path / "empty.txt", b""))
     assert "no such file" in refused(tmp_path / "absent.txt")
+    assert "*.txt: matches no file" in refused(tmp_path / "absent" / "*.txt")
     (tmp_path / "folder").mkdir()
     assert "an empty directory" in refused(tmp_path / "folder")
     path = write(tmp_path / "folder" / "a.pdf", b"x")
-    assert f"{path}: unknown suffix" in refused(tmp_path / "folder")
-    assert f"{path}: unknown suffix" in refused(path)
+    assert f"{path}: unknown kind of file" in refused(tmp_path / "folder")
+    assert f"{path}: unknown kind of file" in refused(path)
+    assert f"{path}: unknown kind of file" in refused(tmp_path / "fold*" / "*")
+
+
+def test_a_file_of_two_sources(refused, tmp_path):
+    path = write(tmp_path / "folder" / "a.txt", TEXT)
+    assert f"{path}: is in both one and two" in refused(f"one={path}", f"two={tmp_path}/folder")
+
+
+def test_a_missing_package_is_named_at_once(refused, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = write(tmp_path / "a.parquet", b"PAR1")
+    assert refused(path) == f"error: {path}: needs pyarrow; pip install 'alma-macroscale[corpus]'"
 
 
 def test_too_small_a_corpus(refused, tmp_path):
@@ -100,11 +121,14 @@ def test_too_small_a_corpus(refused, tmp_path):
         ({"words": "1.5"}, "not a positive whole number"),
         ({"words": "many"}, "not a positive whole number"),
         ({"mega_batches": "-1"}, "--mega-batches"),
-        ({"vocab_size": None}, "one of the arguments --vocab-size --tokenizer is required"),
+        ({"vocab_size": None}, "give one of --vocab-size, --tokenizer, --bpe"),
         ({"tokenizer": "x.model"}, "not allowed with argument"),
         ({"tokenizer": "x.model", "vocab_size": None}, "x.model: no such file"),
         ({"valid_source": "other"}, "no such source; there are a"),
         ({"documents": "page"}, "invalid choice"),
+        ({"documents": "a=page"}, "invalid choice: 'a=page'"),
+        ({"documents": "b=file"}, "--documents b=: no such source; there are a"),
+        ({"on_bad_input": "ignore"}, "invalid choice"),
         ({"frobnicate": "1"}, "unrecognized arguments"),
     ],
 )

@@ -1,9 +1,11 @@
 """The stream is a function of the documents and the settings, whatever the files, workers and accidents."""
 
+import contextlib
 import errno
 import gzip
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -210,6 +212,34 @@ def test_killed_anywhere_and_run_again(corpus, prepare, tmp_path, monkeypatch):
     assert digests(out) == whole
 
 
+def test_killed_at_20_random_moments(corpus, prepare, tmp_path, monkeypatch):
+    """With two workers; whenever a relaunch comes to its end, it has made the uninterrupted stream."""
+    monkeypatch.setattr(documents, "UNIT_BYTES", 2000)
+    monkeypatch.setattr(plan, "BUCKET_WORDS", 300)
+    whole = digests(prepare(corpus, out=tmp_path / "whole"))
+    wanted = "--mega-batches 3 --words 1500 --valid-words 300 --vocab-size 120 --workers 2"
+    command = [sys.executable, "-c", COMMAND.replace("12000", "2000").replace("1000", "300"), "1000000"]
+    command += [str(corpus), *wanted.split(), "--out"]
+    rng = random.Random(0)
+    out = tmp_path / "out"
+    kills = ends = 0
+    while kills < 20 or not ends:
+        process = subprocess.Popen([*command, str(out)], stdout=subprocess.DEVNULL)
+        _wait(lambda: list(out.glob(".work-*/*")) or process.poll() is not None)  # noqa: B023
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(rng.uniform(0, 0.6) if kills < 20 else None)
+        if process.poll() is None:
+            process.kill()
+            kills += 1
+        elif process.returncode == 0:
+            assert digests(out) == whole
+            ends += 1
+            out = tmp_path / f"out{ends}"
+        process.wait()
+        assert process.returncode in (0, -signal.SIGKILL)
+    assert ends < 20, "it was hardly interrupted"
+
+
 def test_workers_end_when_the_parent_is_killed(corpus, tmp_path):
     script = (
         "import os, signal, sys, time\n"
@@ -296,3 +326,36 @@ def test_a_file_that_changes_meanwhile_is_noticed(corpus, prepare, tmp_path, mon
     with pytest.raises(SystemExit):
         prepare(corpus, out=tmp_path / "out")
     assert "web.txt: changed since it was scanned" in capsys.readouterr().err
+
+
+def test_changed_settings_start_anew(corpus, prepare, tmp_path, monkeypatch, capsys):
+    """What an interrupted run with other settings has left is neither used nor kept."""
+    whole = digests(prepare(corpus, out=tmp_path / "whole", seed=2, max_document_words=30))
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(encode, "bucket_texts", lambda *_: [])
+        with pytest.raises(SystemExit):
+            prepare(corpus, out=out, seed=1)
+    assert list(out.glob(".work-*/spill-*.bin"))
+    assert digests(prepare(corpus, out=out, seed=2, max_document_words=30)) == whole
+
+
+def test_a_document_of_500000_words_is_one_item(corpus, prepare, tmp_path):
+    """On a single line; it goes where its hash says, among the others."""
+    rng = random.Random(0)
+    giant = " ".join(rng.choices(["ba", "bebe", "dodo", "gigi", "lulu"], k=500_000))
+    (corpus / "giant.txt").write_text(f"{giant}\n\nba be", "utf-8")
+    out = prepare(corpus, out=tmp_path / "out", mega_batches=1, words=500_000, eval_words=1500, workers=2)
+    stream = Stream.load(out)
+    assert texts(out, "megabatch_00/train").count(giant) == 1
+    assert stream.megabatches[0].words >= 500_000 - 60
+
+
+def test_empty_documents_are_none(corpus, prepare, tmp_path):
+    whole = digests(prepare(corpus, out=tmp_path / "whole"))
+    (corpus / "empty.txt").write_text("")
+    (corpus / "blank.jsonl").write_text('{"text": ""}\n\n{"text": " \\n\\t "}\n')
+    (corpus / "alpha.txt").write_text(
+        "\n\n \n\n" + (corpus / "alpha.txt").read_text("utf-8") + "\n\n\t\n", "utf-8"
+    )
+    assert digests(prepare(corpus, out=tmp_path / "out")) == whole

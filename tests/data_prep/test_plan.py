@@ -1,5 +1,7 @@
 """The plan: every document in one place, cuts within half a document of their targets, no duplicates."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, reject, settings
@@ -89,23 +91,23 @@ def test_buckets_follow_the_hash_order_and_add_up(corpus, bucket_words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "BUCKET_WORDS", bucket_words)
         try:
-            planned = make_plan(records, wanted, SOURCES)
+            bucket, planned = make_plan(records, wanted, SOURCES)
         except UserError:
             return
     split, kept = assign_splits(records, wanted, SOURCES)
-    inside = np.flatnonzero(planned.bucket != LEFT_OUT)
-    assert (planned.bucket_split[planned.bucket[inside]] == split[inside]).all()
-    assert ((planned.bucket != LEFT_OUT) == (split != LEFT_OUT)).all()
+    inside = np.flatnonzero(bucket != LEFT_OUT)
+    assert (planned.bucket_split[bucket[inside]] == split[inside]).all()
+    assert ((bucket != LEFT_OUT) == (split != LEFT_OUT)).all()
     for number in range(wanted.mega_batches + 2):
         members = np.flatnonzero(split == number)
         ordered = members[np.argsort(records["high"][members])]
-        assert (np.diff(planned.bucket[ordered]) >= 0).all()
+        assert (np.diff(bucket[ordered]) >= 0).all()
         assert planned.source_words[number].sum() == records["words"][members].sum()
-    for bucket in range(len(planned.bucket_split)):
-        members = planned.bucket == bucket
-        assert planned.bucket_documents[bucket] == members.sum() > 0
-        assert planned.bucket_words[bucket] == records["words"][members].sum()
-        assert planned.bucket_keys[bucket] == sum(map(int, records["low"][members])) % 2**64
+    for number in range(len(planned.bucket_split)):
+        members = bucket == number
+        assert planned.bucket_documents[number] == members.sum() > 0
+        assert planned.bucket_words[number] == records["words"][members].sum()
+        assert planned.bucket_keys[number] == sum(map(int, records["low"][members])) % 2**64
     assert planned.duplicate_documents == len(records) - len(kept)
 
 
@@ -142,3 +144,54 @@ def test_a_document_longer_than_a_megabatch_is_refused():
     records = make_records([(0, 100, 0), (1, 100, 0), (2, 5, 1)])
     with pytest.raises(UserError, match="would be empty: the longest document has 100 words"):
         assign_splits(records, Wanted(4, 30, 30, 5, "web"), SOURCES)
+
+
+@given(corpora(), st.randoms())
+@settings(max_examples=40, deadline=None)
+def test_what_the_stream_has_is_in_no_new_megabatch(corpus, random):
+    """Planned after some documents of the stream, the others fare as if those had not been there."""
+    records, wanted = corpus
+    wanted = Wanted(wanted.mega_batches, wanted.words, 0, 0, None, first=5)
+    old = records[random.sample(range(len(records)), len(records) // 4)].copy()
+    keys = set(zip(old["high"].tolist(), old["low"].tolist(), strict=True))
+    had = np.array([(row["high"], row["low"]) in keys for row in records])
+    old["words"] = old["source"] = old["second"] = 0  # all that is known of them are their keys
+    try:
+        expected, _ = assign_splits(records[~had], wanted, SOURCES)
+    except UserError as error:
+        with pytest.raises(UserError, match=str(error).split(" ")[0]):
+            assign_splits(np.concatenate([old, records]), wanted, SOURCES, len(old))
+        return
+    split, kept = assign_splits(np.concatenate([old, records]), wanted, SOURCES, len(old))
+    assert (split[: len(old)] == LEFT_OUT).all()
+    assert (split[len(old) :][had] == LEFT_OUT).all()
+    assert (split[len(old) :][~had] == expected).all()
+    bucket, planned = make_plan(np.concatenate([old, records]), wanted, SOURCES, len(old))
+    assert len(bucket) == planned.documents == len(records)
+    assert planned.duplicate_documents == len(records) - len(kept)
+    assert wanted.names == [f"megabatch_{5 + t:02d}" for t in range(wanted.mega_batches)]
+
+
+def test_keys_that_share_their_first_half_are_different_documents():
+    records = np.zeros(40, RECORD)
+    records["high"], records["low"], records["words"] = 7, np.repeat(np.arange(20), 2)[::-1], 1
+    split, kept = assign_splits(records, Wanted(4, 5, 0, 0, None), SOURCES)
+    assert records["low"][kept].tolist() == list(range(20))
+    assert (kept % 2 == 0).all()  # the first of two
+    assert np.bincount(split[kept]).tolist() == [5] * 4
+
+
+def test_a_plan_takes_less_than_100_bytes_a_document():
+    count = 300_000
+    rng = np.random.default_rng(0)
+    records = np.zeros(count, RECORD)
+    for name in ("high", "low", "second"):
+        records[name] = rng.integers(0, 2**63, count)
+    records["words"] = rng.integers(1, 1000, count)
+    records[: count // 10] = records[count // 2 :][: count // 10]
+    size = int(records["words"].sum()) // 8
+    tracemalloc.start()
+    make_plan(records, Wanted(5, size, size, size // 9, "alpha"), SOURCES)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak / count + RECORD.itemsize < 100

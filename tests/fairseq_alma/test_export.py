@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 
 import numpy as np
 import pytest
@@ -179,7 +180,9 @@ def test_the_loss_gradients_and_too_many_tokens(load, checkpoint, sample, tmp_pa
         model(torch.cat((tokens, tokens[:, :1]), dim=1))
 
 
-def test_a_trained_model_and_its_tokenizer(start, load, transformers, stream, tiny, text, tmp_path):
+@pytest.mark.parametrize("kind", ["stream", "gpt2_stream"])
+def test_a_trained_model_and_its_tokenizer(start, load, transformers, kind, request, tiny, text, tmp_path):
+    stream = request.getfixturevalue(kind)
     run, out = tmp_path / "run", tmp_path / "hf"
     assert start("train", stream, *tiny, "--save-dir", run).wait().code == 0
     flags = ["--out", out, "--tokenizer", stream]
@@ -201,10 +204,10 @@ def test_a_trained_model_and_its_tokenizer(start, load, transformers, stream, ti
     assert batch.input_ids[:, -1].tolist() != [EOS, EOS]
     assert batch.input_ids[0, 0] == EOS, "text begins as training did"
     answers = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=8), skip_special_tokens=True)
-    assert [answer.split()[0] for answer in answers] == ["The", "A"]
+    assert [answer[:length] for answer, length in zip(answers, (9, 1), strict=True)] == ["The first", "A"]
 
 
-@pytest.mark.parametrize(
+LINES = pytest.mark.parametrize(
     "lines",
     [
         " two  spaces\tand a tab ",
@@ -215,6 +218,9 @@ def test_a_trained_model_and_its_tokenizer(start, load, transformers, stream, ti
         "no-break\xa0space and\u2009thin\x85one",
     ],
 )
+
+
+@LINES
 def test_the_tokenizer_is_sentencepiece_line_by_line(checkpoint, transformers, stream, tmp_path, lines):
     import sentencepiece
 
@@ -226,6 +232,43 @@ def test_the_tokenizer_is_sentencepiece_line_by_line(checkpoint, transformers, s
         expected += [EOS] * (i > 0)
         expected += [3 if piece == 0 else piece + 1 for piece in pieces.encode(" ".join(line.split()))]
     assert transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")(lines).input_ids == expected
+
+
+@LINES
+def test_the_tokenizer_is_gpt2s_line_by_line(checkpoint, transformers, gpt2_stream, tmp_path, lines):
+    from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+
+    path, _ = checkpoint("model.pt")
+    export(str(path), tmp_path / "hf", gpt2_stream)
+    bpe = get_encoder(str(gpt2_stream / "encoder.json"), str(gpt2_stream / "vocab.bpe"))
+    expected = [EOS]
+    for i, line in enumerate(lines.split("\n")):
+        expected += [EOS] * (i > 0)
+        expected += [unit + 4 for unit in bpe.encode(" ".join(line.split()))]
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
+    assert tokenizer(lines).input_ids == expected
+    said = "\n".join(" ".join(line.split()) for line in lines.split("\n"))
+    assert tokenizer.decode(expected[1:]) == said
+
+
+def test_fairseq_speaks_gpt2s_bpe_with_the_stream(start, gpt2_stream, tiny, tmp_path):
+    """fairseq-interactive encodes a prompt into the dictionary and decodes what is said."""
+    assert start("train", gpt2_stream, *tiny, "--save-dir", tmp_path / "run").wait().code == 0
+    (tmp_path / "input.txt").write_text("The first 漢\n", "utf-8")
+    flags = [
+        "--task",
+        "alma_lm",
+        "--path",
+        tmp_path / "run/checkpoint_last.pt",
+        "--input",
+        tmp_path / "input.txt",
+    ]
+    flags += ["--bpe", "gpt2", "--gpt2-encoder-json", gpt2_stream / "encoder.json"]
+    flags += ["--gpt2-vocab-bpe", gpt2_stream / "vocab.bpe", "--beam", 1, "--max-len-b", 20]
+    finished = start("interactive", gpt2_stream, *flags).wait()
+    assert finished.code == 0, finished.output
+    (said,) = re.findall(r"^D-0\t\S+\t(.*)$", finished.output, re.MULTILINE)
+    assert said.startswith("The first 漢"), finished.output
 
 
 @pytest.mark.parametrize(

@@ -236,12 +236,38 @@ class Cluster:
         chosen = [f"--nodes={','.join(nodes)}"] if nodes else []
         return self.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%t", *chosen).split()
 
-    def steps(self, job_id: object) -> list[int]:
-        """The slurmstepd processes of a job or element. SLURM is slow to see that one is killed."""
-        number = self.jobs()[str(job_id)]["JobId"]  # an array's elements have one each
+    def steps(self, job_id: object, step: str = "") -> list[int]:
+        """The slurmstepd processes of a job or element, or of its `step` ("batch", "0").
+
+        SLURM is slow to see that one is killed: `ask_nodes_until`.
+        """
         assert self._supervisor
-        title = f"slurmstepd: [{number}."
+        title = f"slurmstepd: [{self._number(job_id)}.{step}"
         return [pid for pid in _descendants(self._supervisor.pid) if _read(pid, "cmdline").startswith(title)]
+
+    def processes(self, job_id: object) -> list[int]:
+        """What a job or element runs, slurmstepd left out."""
+        assert self._supervisor
+        mark = f"\0SLURM_JOB_ID={self._number(job_id)}\0"
+        return [pid for pid in _descendants(self._supervisor.pid) if mark in f"\0{_read(pid, 'environ')}"]
+
+    def ask_nodes_until(self, condition: Callable[[], object]) -> None:
+        """Have slurmctld ask its nodes what they run until a condition holds; by itself it does so seldom.
+
+        It requeues a job that its node does not know and that started 11 s ago or more (BatchStartTimeout
+        and 10).
+        """
+
+        def asked() -> object:
+            self.run("scontrol", "reconfigure")
+            time.sleep(0.5)
+            return condition()
+
+        self.until(asked)
+
+    def _number(self, job_id: object) -> str:
+        """A job's own number, which an array's elements have too."""
+        return self.jobs()[str(job_id)]["JobId"]
 
     def _spawn(self, name: str, argv: list[str]) -> int:
         """Have the supervisor start a daemon that logs to NAME.out."""
@@ -333,6 +359,7 @@ class Cluster:
             PreemptType=preempt/partition_prio
             PreemptMode=REQUEUE
             JobRequeue=1
+            BatchStartTimeout=1
             KillWait=1
             InactiveLimit=0
             """.split()

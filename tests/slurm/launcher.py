@@ -28,16 +28,15 @@ class Launcher:
     def start(self, *words: str, flags: tuple[str, ...] = (*SMALL, "--max-update", "2")) -> subprocess.Popen:
         return self.start_words(self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
 
-    def start_words(self, *words: str) -> subprocess.Popen:
+    def start_words(self, *words: str, **options) -> subprocess.Popen:
+        """`options` are Popen's."""
         path = os.pathsep.join((str(ROOT / "tests/slurm/fake"), str(ROOT)))
         added = {"PYTHONPATH": path, "FAKE_PIDS": str(self.pids), **self.environment}
         return subprocess.Popen(
             [sys.executable, "-m", "slurm.launch", *words],
             cwd=self.folder,
             env=os.environ | added,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
         )
 
     def run(self, *words: str, code: int = 0, **options) -> tuple[str, str]:

@@ -87,6 +87,32 @@ def test_experiments_are_run_as_their_files_and_the_command_line_say(tmp_path, m
     }
 
 
+def test_what_key_value_says_holds_for_all_files_and_the_command_line_comes_before_it(tmp_path, monkeypatch):
+    experiments(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = ["set", "max-update=9", "replay=false", "--stages", "2", "waiting-time=3", "seed=4", "size=tiny"]
+    fixed, grown = read_requests(words)
+    for one in (fixed, grown):
+        assert (one.replay, one.waiting_time, one.seed, one.stages) == (False, 3, 4, 2)
+        assert value(one.flags, "--max-update") == "9"
+        assert one.out.name.endswith("_tiny")
+    assert grown.flags.keys() == {"--max-update", "--cpu"}
+    fixed, grown = read_requests([*words, "cpu=false", "--seed", "5", "--", "--max-update", "7"])
+    assert {(one.seed, value(one.flags, "--max-update")) for one in (fixed, grown)} == {(5, "7")}
+    assert grown.flags.keys() == {"--max-update"}
+    (one,) = read_requests(["set/fixed_big.yaml", "lr=", "max-update=3"])  # without a value: left out
+    assert one.flags.keys() == {"--max-update", "--moe-expert-count"}
+
+
+def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("lr=1").mkdir()
+    (one,) = read_requests(["lr=1", "--learner", "sm", "--out", "R"])
+    assert one.stream == "lr=1"
+    (one,) = read_requests(["lr=1:lr=2", "--learner", "sm", "--out", "R"])
+    assert one.stream == "lr=1:lr=2"
+
+
 @pytest.mark.parametrize(
     ("file", "text", "words", "message"),
     [
@@ -107,6 +133,18 @@ def test_experiments_are_run_as_their_files_and_the_command_line_say(tmp_path, m
         ("set/new", "learner: sm", ["set/none.yaml"], "set/none.yaml: no such experiment"),
         ("set/new", "learner: sm", ["stream", "set/new.yaml"], "not both"),
         ("set/new", "learner: sm", ["stream", "stream", "--learner", "sm"], "give one stream"),
+        (
+            "set/new",
+            "learner: sm",
+            ["set", "learnr=ens"],
+            "set/fixed_big.yaml: unrecognized .*: --learnr=ens",
+        ),
+        ("set/new", "learner: sm", ["set", "dropout=.1"], "--dropout=0.1.*others go after `--`"),
+        ("set/new", "learner: sm", ["set", "partition=x"], "give --partition on the command line"),
+        ("set/new", "learner: sm", ["set", "cluster=slurm"], "give --cluster on the command line"),
+        ("set/new", "learner: sm", ["set", "lr=[1"], "lr=\\[1: the value is not YAML"),
+        ("set/new", "learner: sm", ["set", "lr=[1]"], "lr: give flags as"),
+        ("set/new", "learner: sm", ["stream", "--out", "R", "lr=1"], "lr=: key=value is for experiments"),
     ],
 )
 def test_bad_experiments_are_one_clear_line(tmp_path, monkeypatch, file, text, words, message):

@@ -1,17 +1,23 @@
 """The launcher as a user runs it, over fake children: rows, relaunches, kills, failures, the lock."""
 
 import contextlib
+import fcntl
 import json
+import os
+import pty
+import select
 import signal
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launcher import ESTIMATE, make, write_stream
+from launcher import ESTIMATE, SMALL, make, write_stream
 
 from alma.records import Run
+from slurm import queue
 
 
 @pytest.fixture
@@ -176,12 +182,14 @@ def test_experiments_run_one_after_the_other(launcher):
     (launcher.folder / "set/sizes/tiny.yaml").write_text(size)
     for name, learner in (("fixed", "sm"), ("grow", "gmoe")):
         (launcher.folder / f"set/{name}_big.yaml").write_text(f"learner: {learner}\nsize: big")
-    process = launcher.start_words("set", "--size", "tiny")
+    process = launcher.start_words("set", "--size", "tiny", "max-update=2")
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert out.count("perplexity") == 2
     for name in ("fixed_tiny", "grow_tiny"):
-        assert len(Run.read(launcher.folder / "runs/set" / name).rows) == 5
+        run = Run.read(launcher.folder / "runs/set" / name)
+        assert len(run.rows) == 5
+        assert "--max-update=2" in run.config["fairseq_flags"]
     assert (
         out.splitlines()[-1]
         == "compare runs with: python -m alma.report runs/set/fixed_tiny runs/set/grow_tiny"
@@ -341,3 +349,101 @@ def test_experiments_do_not_say_where_to_run(launcher):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "--partition says where to run" in err
+
+
+class Terminal:
+    """A launcher whose controlling terminal this is, as a user has it."""
+
+    def __init__(self, launcher, *words: str):
+        self.mine, its = pty.openpty()
+        flags = ("--", *SMALL, "--max-update", "2")
+        self.process = launcher.start_words(
+            *("stream", "--learner", "gmoe", "--out", "run", *words, *flags),
+            **dict.fromkeys(("stdin", "stdout", "stderr"), its),
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(its)
+        self.seen = ""
+
+    def read_to(self, text: str) -> None:
+        """Read until `text` has been shown, or the end."""
+        deadline = time.monotonic() + 20
+        while text not in self.seen:
+            assert select.select([self.mine], [], [], deadline - time.monotonic())[0], self.seen
+            self.seen += os.read(self.mine, 4096).decode()
+
+    def type(self, keys: str) -> None:
+        os.write(self.mine, keys.encode())
+
+    def end(self) -> int:
+        """Read to the end; the exit code."""
+        with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+            self.read_to("no such text")
+        os.close(self.mine)
+        return self.process.wait(timeout=20)
+
+
+def test_debug_has_the_terminal_for_the_debugger_and_the_rows_of_local(launcher, expected):
+    launcher.environment["FAKE_CRASH"] = "1:1:breakpoint"
+    terminal = Terminal(launcher, "--cluster", "debug")
+    terminal.read_to("(Pdb) ")
+    terminal.type("p 'updates:', state['updates'] + 41\n")
+    terminal.read_to("('updates:', 42)")
+    terminal.type("c\n")
+    assert terminal.end() == 0, terminal.seen
+    assert launcher.rows == expected
+    assert "('updates:', 42)" in (launcher.out / "stage_01/train.log").read_text()
+    assert terminal.seen.count("train_inner") == 4 * 2
+    assert "update/s" not in terminal.seen  # no bar between the lines
+
+
+def test_debug_ends_at_once_by_ctrl_c_and_local_goes_on_with_the_run(launcher, expected):
+    launcher.environment["FAKE_SLEEP"] = "30"
+    terminal = Terminal(launcher, "--cluster", "debug")
+    wait_for(lambda: launcher.pids.exists() and launcher.pids.read_text())
+    began = time.monotonic()
+    terminal.type("\x03")
+    assert terminal.end() == 130
+    assert time.monotonic() - began < 5
+    assert "interrupted; the same command goes on from here" in terminal.seen
+    wait_for(lambda: ended(int(launcher.pids.read_text())))
+    launcher.environment.clear()
+    launcher.learner = "gmoe"
+    launcher.run()
+    assert launcher.rows == expected
+
+
+def test_debug_is_for_one_training_at_a_time(launcher):
+    _, err = launcher.run("--cluster", "debug", "--jobs", "2", code=2)
+    assert err.startswith("error: --jobs 2: only one child can have the terminal")
+
+
+def test_local_leaves_a_run_alone_whose_jobs_are_in_the_queue(launcher):
+    """squeue says so; that it knows of none, or is not there, is no hindrance."""
+    bin_folder = launcher.folder / "bin"
+    bin_folder.mkdir()
+    squeue = bin_folder / "squeue"
+    launcher.environment["PATH"] = str(bin_folder)
+    launcher.out.mkdir()
+    unit = {"name": "stage 0", "kind": "train", "stage": 0, "directory": "stage_00", "needs": []}
+    unit |= {"marker": "stage_00/trained.json", "updates": 2, "job": "77", "log": None}
+    queue.write_units(launcher.out, [unit])
+
+    def answer(state: str) -> None:
+        squeue.write_text(f"#!/bin/sh\necho '77|{state}|node|0|None|'\n")
+        squeue.chmod(0o755)
+
+    answer("RUNNING")
+    for options in ((), ("--jobs", "2"), ("--cluster", "debug")):
+        _, err = launcher.run(*options, code=2)
+        assert err.splitlines()[ESTIMATE:] == [
+            "error: run: jobs 77 of this run are in SLURM's queue: give --cluster slurm, or cancel them "
+            "with: python -m slurm.cancel run"
+        ]
+    assert not (launcher.out / "run.json").exists()
+    answer("COMPLETED")
+    launcher.run("--stages", "1")
+    squeue.unlink()
+    launcher.run("--jobs", "2")
+    assert len(launcher.rows) == 5

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,6 +135,31 @@ def test_a_node_that_goes_down_costs_nothing_but_time(cluster, tmp_path, expecte
         cluster.until(lambda: cluster.state(job) != "RUNNING" or run.trainings > 2)
         cluster.up(node)
     assert run.launcher.rows == expected["gmoe"]
+
+
+def test_a_killed_slurmstepd_costs_nothing_but_time(cluster, tmp_path, expected):
+    """That of the step: srun would wait for it for good."""
+    run = prepare(cluster, tmp_path)
+    with run.during(1) as job:
+        for pid in cluster.steps(job, "0"):
+            os.kill(pid, signal.SIGKILL)
+    assert run.launcher.rows == expected["gmoe"]
+    assert cluster.jobs()[job]["Restarts"] == "1"
+    assert "slurmstepd of this job is gone" in run.log("stage 1")
+    assert run.updates(1) == 4  # saved before the requeue: none is done twice
+
+
+def test_a_job_all_of_whose_processes_are_killed_costs_nothing_but_time(cluster, tmp_path, expected):
+    """Nobody is left to tell slurmctld: it asks the nodes what runs there."""
+    run = prepare(cluster, tmp_path, seconds=0.5)
+    with run.during(1) as job:
+        for pid in (*cluster.steps(job), *cluster.processes(job)):
+            with suppress(ProcessLookupError):  # it had ended with the one before
+                os.kill(pid, signal.SIGKILL)
+        cluster.ask_nodes_until(lambda: cluster.state(job) != "RUNNING")
+        assert run.updates(1) < 4
+    assert run.launcher.rows == expected["gmoe"]
+    assert cluster.jobs()[job]["Restarts"] == "1"
 
 
 @pytest.mark.parametrize("how", ["python", "step"])

@@ -1,7 +1,8 @@
 """Stands for fairseq-train: a model is one number, an update hashes it, every update is a checkpoint.
 
-FAKE_CRASH=stage:update:how ends it there: how is `user`, `flag`, `python` or `kill`. FAKE_SLEEP: seconds
-an update. Its process id is kept in $FAKE_PIDS. After SIGUSR1 it ends with its update, to be run again.
+FAKE_CRASH=stage:update:how ends it there: how is `user`, `flag`, `python` or `kill`; with `breakpoint` it
+goes on when the debugger does. FAKE_SLEEP: seconds an update. Its process id is kept in $FAKE_PIDS. After
+SIGUSR1 it ends with its update, to be run again.
 """
 
 import argparse
@@ -39,6 +40,9 @@ def crash(how: str) -> None:
         parser.error("unrecognized arguments: --nonsense")
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    if how == "breakpoint":
+        breakpoint()
+        return
     raise RuntimeError("CUDA error: out of luck")
 
 

@@ -1,0 +1,229 @@
+"""Bytes of input files, compressed or not, in blocks and in runs of whole documents, and what is bad there.
+
+Nothing here holds more than one document and one block of text, whatever the file: what is longer than
+MAX_DOCUMENT_BYTES is passed over without being read into memory.
+"""
+
+import bz2
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
+from typing import IO, Any, NamedTuple, cast
+
+import zstandard
+
+MAX_DOCUMENT_BYTES = 32 << 20
+"""Longer documents (or lines of JSON) are bad input; a book of 500,000 words has 3 MB."""
+
+PACKED = (".gz", ".zst", ".bz2")
+BLOCK = 1 << 20
+_ZSTD_INPUT = 2048  # the most its decompressor can make of it at once is 64 MiB
+_LINE_BYTES = 1 << 13
+BOM = b"\xef\xbb\xbf"
+
+
+class Skipped(NamedTuple):
+    """Bad input: from `offset`, in bytes of the uncompressed file; in records, from 0, of a .parquet file."""
+
+    path: str
+    offset: int
+    reason: str
+
+    def __str__(self) -> str:
+        unit = "record" if self.path.endswith(".parquet") else "byte"
+        return f"{self.path}: {self.reason} at {unit} {self.offset}"
+
+
+class Segment(NamedTuple):
+    """Bytes [start, end) of a file of one source; a compressed file is always one whole segment."""
+
+    source: str
+    path: str
+    start: int
+    end: int
+
+
+class Border(NamedTuple):
+    """The end of a document within lines of text."""
+
+    usual: tuple[bytes, ...]
+    """The usual ones, which are found fast."""
+    pattern: re.Pattern[bytes]
+    """All of them."""
+
+    def last(self, text: bytes) -> int:
+        """Behind a late border in `text`, the last one if need be; 0 if there is none."""
+        end = max((at + len(usual) for usual in self.usual if (at := text.rfind(usual)) >= 0), default=0)
+        if end:
+            return end
+        for match in self.pattern.finditer(text):
+            end = match.end()
+        return end
+
+
+class Damaged(Exception):
+    """The rest of the file cannot be read."""
+
+
+def border_after(file: IO[bytes], position: int, border: Border) -> int:
+    """The first byte at or after `position` that follows a whole document."""
+    file.seek(position - 1)
+    held = b""
+    while block := file.read(BLOCK):
+        held += block
+        if match := border.pattern.search(held):
+            return file.tell() - len(held) + match.end()
+        held = _tail(held)
+    return file.tell()
+
+
+class Input:
+    """The uncompressed bytes of a segment."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.position = segment.start
+        self._path = segment.path
+        self._end = None if segment.path.endswith(PACKED) else segment.end
+        self._error: Exception | None = None
+
+    @cached_property
+    def _file(self) -> IO[bytes]:
+        file = open_file(self._path)
+        if self.position:
+            file.seek(self.position)
+        return file
+
+    def close(self) -> None:
+        if "_file" in self.__dict__:
+            self._file.close()
+
+    def bad(self, offset: int, reason: str) -> Skipped:
+        """What is wrong at `offset`."""
+        return Skipped(self._path, offset, reason)
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes, fewer at the end only; all that come before a damaged place are given."""
+        if self._error:
+            raise self._error
+        left = size if self._end is None else min(size, self._end - self.position)
+        parts = []
+        try:
+            while left > 0 and (part := cast(Any, self._file).read1(left)):
+                parts.append(part)
+                left -= len(part)
+                self.position += len(part)
+        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+            if not parts:
+                raise
+            self._error = error
+        return b"".join(parts)
+
+    def readline(self) -> bytes:
+        """The next line, or the first _LINE_BYTES of it."""
+        if self._error:
+            raise self._error
+        line = self._file.readline(_LINE_BYTES)
+        self.position += len(line)
+        return line
+
+    def decode(self, raw: bytes, offset: int) -> str | Skipped:
+        """Decode UTF-8 that was found at `offset`."""
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            return self.bad(offset + error.start, "not UTF-8")
+
+    def too_long(self, offset: int) -> Skipped:
+        return self.bad(offset, f"a document longer than {MAX_DOCUMENT_BYTES:,} bytes")
+
+    def runs(self, border: Border) -> Iterator[tuple[int, bytes] | Skipped]:
+        """The text in runs of whole documents, each with its offset, without documents that are too long.
+
+        A byte order mark at the file's beginning is no text.
+        """
+        held, start, skipping = b"", self.position, False
+        while block := self.read(BLOCK if skipping else self._step(len(held))):
+            held += block
+            if start == 0:
+                held, start = (held[3:], 3) if held.startswith(BOM) else (held, 0)
+            if skipping:
+                match = border.pattern.search(held)
+                held = held[match.end() :] if match else _tail(held)
+                start, skipping = self.position - len(held), not match
+                continue
+            if end := border.last(held):
+                run, held = held[:end], held[end:]
+                yield start, run
+                start += end
+            if held[:1].isspace():  # white space before a document does not count
+                start += indent(held)
+                held = held.lstrip()
+            if len(held) > MAX_DOCUMENT_BYTES:
+                yield self.too_long(start)
+                held, skipping = _tail(held), True
+        if held and not skipping:
+            yield start, held
+
+    def _step(self, held: int) -> int:
+        """How much to read: doubled each time, so that long documents take linear time."""
+        return min(max(BLOCK, held), MAX_DOCUMENT_BYTES + 1 - held)
+
+
+def _tail(text: bytes) -> bytes:
+    """What a border may begin with at the end of `text`, which has none and is thrown away; kept short."""
+    line = text[max(text.rfind(b"\n"), 0) :]
+    if len(line) <= _LINE_BYTES:
+        return line
+    return b"\n " if line.startswith(b"\n") and line.isspace() else line[-16:]
+
+
+def indent(text: bytes) -> int:
+    return len(text) - len(text.lstrip())
+
+
+def open_file(path: str) -> IO[bytes]:
+    if path.endswith(".gz"):
+        return cast(IO[bytes], gzip.open(path))
+    if path.endswith(".bz2"):
+        return cast(IO[bytes], bz2.open(path))
+    if path.endswith(".zst"):
+        return io.BufferedReader(_Zstd(path), BLOCK)
+    return open(path, "rb", buffering=BLOCK)
+
+
+class _Zstd(io.RawIOBase):
+    """Reads every frame of a file; zstandard's own reader takes a truncated file for a whole one."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._frame: Any = None
+        self._ready = memoryview(b"")
+        self._input = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        while not self._ready:
+            self._input = self._input or self._file.read(_ZSTD_INPUT)
+            if not self._input:
+                if self._frame is not None:
+                    raise EOFError("the last zstd frame is incomplete")
+                return 0
+            if self._frame is None:
+                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+            self._ready = memoryview(self._frame.decompress(self._input))
+            self._input = b""
+            if self._frame.eof:
+                self._input, self._frame = self._frame.unused_data, None
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -1,0 +1,121 @@
+"""The made-up corpus, and both benchmarks of data_prep on little text."""
+
+import csv
+import importlib
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alma.errors import UserError
+from data_prep.documents import make_units, normalise
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Import one; among the installed packages there is another `benchmarks`."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
+
+
+@pytest.fixture
+def scale(module, monkeypatch):
+    """data_prep_scale with small units, buckets and vocabulary."""
+    scale = module("data_prep_scale")
+    monkeypatch.setattr("data_prep.documents.UNIT_BYTES", 1 << 20)
+    monkeypatch.setattr("data_prep.plan.BUCKET_WORDS", 50_000)
+    monkeypatch.setattr(scale, "UNITS", 500)
+    return scale
+
+
+def texts(corpus, units):
+    return [list(corpus.reader.read(unit)) for unit in units]
+
+
+def test_made_up_documents_are_a_function_of_their_number(scale, tmp_path):
+    corpus = scale.Corpus(12e6, tmp_path)
+    units = make_units(corpus.files, corpus.reader, 1 << 20)
+    found = texts(corpus, units)
+    scale.text_of.cache_clear()
+    assert texts(pickle.loads(pickle.dumps(corpus)), units[::-1]) == found[::-1]
+    assert len(units) == len(corpus.files) == len(found)
+    assert {len(each) for each in found} == {corpus.reader.file_documents}
+    documents = [document for each in found for document in each]
+    assert len(documents) == corpus.documents
+    assert all(words == len(text.split()) for _, text, words in documents)
+    assert all(normalise(text) == text for _, text, _ in documents)
+    words = sum(words for _, _, words in documents)
+    assert words == pytest.approx(corpus.words, rel=0.1)
+    size = sum(len(text.encode()) + 1 for _, text, _ in documents)
+    assert size / words == pytest.approx(corpus.bytes_per_word, rel=0.01)
+    assert size == pytest.approx(12e6, rel=0.15)
+    assert np.median([words for *_, words in documents]) == pytest.approx(scale.MEDIAN_WORDS, rel=0.1)
+    copies = len(documents) - len({text for _, text, _ in documents})
+    assert copies == pytest.approx(len(documents) / scale.COPIES, rel=0.5)
+    assert all(len({text for _, text, _ in each}) == len(each) for each in found[:1])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_stages_of_made_up_text_are_measured_and_nothing_is_left(scale, tmp_path, capsys, workers):
+    flags = f"--gigabytes 0.004 --out {tmp_path}/out --workers {workers} --results {tmp_path}/results"
+    scale.main([*flags.split(), "--encode-share", "0.5"])
+    with open(tmp_path / "results/data_prep_scale.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    processes = {row["stage"]: len(row["peak MB of each process"].split()) for row in rows}
+    assert processes == {"scan": workers, "plan": 1, "shuffle": workers, "tokenizer": 1, "encode": workers}
+    assert [row["tasks"] for row in rows[:4]] == ["4", "1", "4", "1"]
+    assert "4 units" in capsys.readouterr().out
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--gigabytes 1e9", "1500000000 are needed"),
+        ("--gigabytes 0", "are positive"),
+        ("--gigabytes 1 --encode-share 2", "at most 1"),
+        ("", "required: --gigabytes"),
+    ],
+)
+def test_what_cannot_be_measured_is_an_error(scale, tmp_path, flags, message):
+    with pytest.raises(UserError, match=message):
+        scale.main([*flags.split(), "--out", str(tmp_path)])
+
+
+def test_speed_on_little_text(module, monkeypatch, tmp_path):
+    speed = module("data_prep_speed")
+    small = {"UNITS": 300, "MAX_DOCUMENT_WORDS": 50, "BLOCK": 100, "SAMPLE_BYTES": 40_000, "WORKERS": (2,)}
+    once = {"LEAST_RUNS": 1, "spread": lambda values: f"{values[0]:.2f}"}
+    for name, value in (small | once).items():
+        monkeypatch.setattr(speed, name, value)
+    rng = np.random.default_rng(0)
+    words = ["".join(rng.choice(list("abcdefghéß"), 1 + i % 7)) for i in range(400)]
+    blocks = ["\n".join(" ".join(rng.choice(words, 9)) for _ in range(4)) for _ in range(400)]
+    (tmp_path / "text.txt").write_text("\n\n".join([*blocks, *blocks[:20]]), "utf-8")
+    (tmp_path / "more.txt").write_text("\n\n".join(blocks[:40]), "utf-8")
+    corpus = [f"a={tmp_path}/text.txt", str(tmp_path / "more.txt")]
+    names, _, rows = zip(*speed.measure(1, corpus), strict=True)
+    assert names == ("data_prep_stages", "data_prep_encoding", "data_prep_preprocess")
+    stages = ["scan", "plan", "shuffle", "tokenizer", "encode", "finalise", "the command"]
+    assert [(row["workers"], row["stage"]) for row in rows[0]] == [(2, stage) for stage in stages]
+    assert rows[1][0]["lines"] < 1600
+    assert len(rows[2]) == 4
+    assert float(rows[2][0]["seconds"]) > 0
+
+
+def test_a_command_that_fails_is_an_error_with_its_last_words(module):
+    speed = module("data_prep_speed")
+    with pytest.raises(UserError, match=r"code 3: no more"):
+        speed.run([sys.executable, "-c", "import sys; print('no more'); sys.exit(3)"])
+
+
+def test_the_memory_of_a_command_is_its_own(module):
+    speed = module("data_prep_speed")
+    ballast = np.ones(40_000_000)
+    small = speed.run([sys.executable, "-c", "pass"])
+    large = speed.run([sys.executable, "-c", "x = bytearray(10**8)"])
+    assert small.peak < 5e7 < 1e8 < large.peak < 2e8 < ballast.nbytes
+    assert small.cpu > 0
+    assert small.stages == {}

@@ -1,0 +1,75 @@
+"""Small streams written by hand, and damage to them that keeps the checksums of stream.json right."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import numpy as np
+
+from alma.stream import FileInfo, Part, Stream, write_index
+
+UNITS = 60
+
+
+def write_part(out: Path, name: str, documents: list[list[list[int]]], sources: dict[str, int], first: int):
+    """Documents are lists of lines of ids; their keys begin at `first` and ascend, but in valid."""
+    prefix = f"{name}/train" if name.startswith("megabatch") else name
+    (out / prefix).parent.mkdir(parents=True, exist_ok=True)
+    items = [item for document in documents for item in [*([*line, 2] for line in document), [2]]]
+    np.concatenate(items).astype(np.uint16).tofile(out / f"{prefix}.bin")
+    write_index(out / f"{prefix}.idx", np.array(list(map(len, items))), 8)
+    keys = [(i * 2**120 + first).to_bytes(16) for i in range(len(documents))]
+    (out / f"{prefix}.keys").write_bytes(b"".join(keys[::-1] if name == "valid" else keys))
+    files = {
+        f"{prefix}{suffix}": FileInfo.of(out / f"{prefix}{suffix}") for suffix in (".bin", ".idx", ".keys")
+    }
+    tokens = sum(map(len, items))
+    return Part(name, prefix, sum(sources.values()), tokens, len(documents), len(items), 1, sources, files)
+
+
+def write_stream(
+    out: Path, parts: list[list], sources: list[dict[str, int]] | None = None, files=None
+) -> Path:
+    """A stream of mega-batches, valid and test as given, in that order."""
+    out.mkdir()
+    files = {"dict.txt": "".join(f"u{i} 1\n" for i in range(UNITS)), **(files or {})}
+    for name, text in files.items():
+        (out / name).write_text(text, "utf-8")
+    names = [*(f"megabatch_{t:02d}" for t in range(len(parts) - 2)), "valid", "test"]
+    made, first = [], 1
+    for i, (name, documents) in enumerate(zip(names, parts, strict=True)):
+        made.append(write_part(out, name, documents, sources[i] if sources else {"web": 100}, first))
+        first += len(documents)
+    known = {name: FileInfo.of(out / name) for name in files}
+    units = files["dict.txt"].count("\n")
+    Stream(out, 1, 0, units, tuple(made[:-2]), made[-2], made[-1], {}, known).write()
+    return out
+
+
+def random_documents(seed: int, number: int, low: int = 4, high: int = 4 + UNITS) -> list[list[list[int]]]:
+    """Documents that repeat a few units of their own over and over, as real ones do."""
+    rng = random.Random(seed)
+    documents = []
+    for _ in range(number):
+        own = rng.choices(range(low, high), k=6)
+        documents.append([rng.choices(own, k=rng.randint(1, 12)) for _ in range(rng.randint(1, 9))])
+    return documents
+
+
+def bless(out: Path, **changes: object) -> None:
+    """Write the checksums of what is there now into stream.json, as a faulty writer would, and changes of
+    megabatch_00's record."""
+    stream = Stream.load(out)
+
+    def measured(files):
+        return {name: FileInfo.of(out / name) for name in files}
+
+    parts = [dataclasses.replace(part, files=measured(part.files)) for part in stream.parts]
+    parts[0] = dataclasses.replace(parts[0], **changes)
+    dataclasses.replace(
+        stream,
+        megabatches=tuple(parts[:-2]),
+        valid=parts[-2],
+        test=parts[-1],
+        files=measured(stream.files),
+    ).write()

@@ -1,0 +1,181 @@
+"""GPT-2's ids are those of fairseq's own encoder, and files those of its flow, byte for byte."""
+
+import json
+
+import numpy as np
+import pytest
+import regex
+from fairseq.data import Dictionary
+from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from alma.errors import UserError
+from alma.files import sha256_file
+from alma.stream import Stream
+from data_prep import gpt2
+from data_prep.gpt2 import GPT2
+
+from .conftest import check_against_fairseq_preprocess, make_documents
+
+ODD = [
+    "it's they'll we'd I've 'sx x's' '' 's 't'll \u2019s don't! 'S",
+    "a\u00a0b\u2009c\u0085d\tx \x0b y\x1cz\u3000end \x1d\x1e \x1f",
+    "  leading and trailing  \r\nsecond line\r\n\ttabs\tinside ",
+    "zero\u200bwidth \ufeff nul\x00byte \x00 \u180e x\u180e \u00ad \u2060 \u200d",
+    "12345 1a2b 3.14 ½ ² ٣٤ 十 Ⅷ x² $5.00 100% a1b2 -7",
+    "漢字 \U0001f600 mixed漢bada e\u0301 \u0301alone n\u0303 \U0001f468\u200d\U0001f469 \U0001f1e9\U0001f1ea",
+    "Ġmark Ċ <|endoftext|> <s> <pad> </s> <unk> \u2581 #version",
+    "the the" * 2000,
+]
+
+
+@pytest.fixture(scope="module")
+def pair(gpt2_files):
+    """Our encoder and fairseq's."""
+    return GPT2(*gpt2_files), get_encoder(*map(str, gpt2_files))
+
+
+@pytest.fixture
+def refused(prepare, corpus, tmp_path, capsys):
+    """Run with these flags and return the line on stderr; nothing may have been written."""
+
+    def call(**flags):
+        with pytest.raises(SystemExit) as error:
+            prepare(corpus, out=tmp_path / "out", **{"vocab_size": None} | flags)
+        assert error.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir()), "found out too late"
+        return line
+
+    return call
+
+
+def flags_of(files):
+    return {"vocab_size": None, "bpe": "gpt2", "gpt2_encoder_json": files[0], "gpt2_vocab_bpe": files[1]}
+
+
+def check_line(pair, line):
+    line = " ".join(line.split())
+    if line:
+        own, theirs = pair
+        ids = np.frombuffer(own.line(line), own.dtype)
+        assert (ids - 4).tolist() == theirs.encode(line)
+        assert own.line(line) == own._encode(line), "words are not independent"
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    line=st.text(
+        st.sampled_from("abt s'  d12\x00\x1c\u180e\u200b\ufeff漢é\u0301\u00ad\U0001f600½.,-")
+        | st.characters(codec="utf-8")
+    )
+)
+@example("a's 's ' s \x00 \x00\x00 1's")
+@example("a \u180e\u200b \ufeff b\ufeff")
+def test_ids_are_fairseqs(pair, line):
+    check_line(pair, line)
+
+
+def test_odd_text(pair):
+    for line in [*make_documents(3, 50), *ODD]:
+        for each in line.split("\n"):
+            check_line(pair, each)
+
+
+def test_what_the_pattern_takes_for_space_is_none_of_a_normalised_line(pair):
+    """This is why a token cannot lie across two words. The pattern is fairseq's."""
+    assert pair[1].pat.pattern == gpt2._TOKENS.pattern
+    spaces = [c for c in map(chr, range(0x110000)) if regex.match(r"\s", c)]
+    assert len(spaces) > 20
+    assert not "".join(spaces).split()
+
+
+def test_files_are_those_of_fairseqs_flow(prepare, gpt2_files, pair, tmp_path):
+    blocks = [text.replace("\n", "\r\n") for text in make_documents(6, 150)] + ODD
+    path = tmp_path / "text.txt"
+    path.write_bytes("\n\n".join(blocks).encode())
+    out = prepare(
+        path, out=tmp_path / "out", words=400, mega_batches=1, valid_words=50, **flags_of(gpt2_files)
+    )
+    check_against_fairseq_preprocess(out, path, lambda line: list(map(str, pair[1].encode(line))), tmp_path)
+
+
+def test_the_stream_keeps_the_files(corpus, prepare, gpt2_files, tmp_path, capsys):
+    out = prepare(corpus, out=tmp_path / "out", **flags_of(gpt2_files))
+    stream = Stream.load(out)
+    stream.check(stream.parts)
+    given = {file.name: sha256_file(file) for file in gpt2_files}
+    assert stream.settings["tokenizer"] == given
+    assert {name: info.sha256 for name, info in stream.files.items() if name != "dict.txt"} == given
+    assert not (out / "tokenizer.model").exists()
+    assert stream.vocab_size == 1000
+    assert Dictionary.load(str(out / "dict.txt")).symbols[4:] == list(map(str, range(1000)))
+    prepare(corpus, out=out, **flags_of(gpt2_files))
+    assert "nothing to do" in capsys.readouterr().err
+    swapped = json.loads(gpt2_files[0].read_text())
+    swapped["A"], swapped["B"] = swapped["B"], swapped["A"]
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(swapped))
+    with pytest.raises(SystemExit):
+        prepare(corpus, out=out, **flags_of((other, gpt2_files[1])))
+    assert "other settings (tokenizer)" in capsys.readouterr().err
+
+
+def test_flags_that_do_not_go_together(refused, gpt2_files):
+    flags = flags_of(gpt2_files)
+    together = "--bpe gpt2, --gpt2-encoder-json FILE and --gpt2-vocab-bpe FILE go together"
+    for name in ("gpt2_encoder_json", "gpt2_vocab_bpe"):
+        assert together in refused(**flags | {name: None})
+    assert "give one of --vocab-size, --tokenizer, --bpe" in refused(**flags | {"bpe": None})
+    assert together in refused(vocab_size=100, gpt2_vocab_bpe=gpt2_files[1])
+    assert "not allowed with argument" in refused(**flags | {"vocab_size": 100})
+    assert "not allowed with argument" in refused(**flags | {"tokenizer": "x.model"})
+    assert "invalid choice: 'bert'" in refused(**flags | {"bpe": "bert"})
+    assert "--gpt2-vocab-bpe none.bpe: no such file" in refused(**flags | {"gpt2_vocab_bpe": "none.bpe"})
+    swapped = {"gpt2_encoder_json": gpt2_files[1], "gpt2_vocab_bpe": gpt2_files[0]}
+    assert "vocab.bpe: not JSON" in refused(**flags | swapped)
+
+
+def without(ids, unit):
+    return {other: i - (i > ids[unit]) for other, i in ids.items() if other != unit}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ids: json.dumps(ids)[:-50], "not JSON"),
+        (lambda ids: json.dumps(list(ids)), "an object of units and their ids"),
+        (lambda ids: json.dumps(ids | {"A": "1"}), "an object of units and their ids"),
+        (lambda ids: json.dumps(ids | {"extra": 1001}), "the ids of its 1,001 units are not 0 to 1,000"),
+        (lambda ids: json.dumps(ids | {"extra": 7}), "the ids of its 1,001 units are not 0 to 1,000"),
+        (lambda ids: json.dumps(without(ids, "\u0100")), "lacks units for 1 of the 256 bytes"),
+        (lambda ids: json.dumps(without(ids, "Ġthe")), "the unit 'Ġthe' is not in encoder.json"),
+        (lambda ids: "\xff", "not JSON"),
+    ],
+)
+def test_a_bad_encoder_json(gpt2_files, tmp_path, change, message):
+    path = tmp_path / "encoder.json"
+    path.write_text(change(json.loads(gpt2_files[0].read_text("utf-8"))), "latin-1")
+    with pytest.raises(UserError, match=regex.escape(message)):
+        GPT2(path, gpt2_files[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text.removeprefix("#version: 0.2\n"), "does not begin with a line #version"),
+        (lambda text: text[:-3], "or not end with a newline"),
+        (lambda text: "", "not lines of text"),
+        (lambda text: text + "a\n", "'a' is not two units"),
+        (lambda text: text + "a b c\n", "'a b c' is not two units"),
+        (lambda text: text.replace("\n", "\n\n", 1), "vocab.bpe:2: '' is not two units"),
+        (lambda text: text + "zq qz\n", "is not in encoder.json"),
+        (lambda text: "#version\n" + "".join(reversed(text.splitlines(True)[1:])), "not made by training"),
+    ],
+)
+def test_a_bad_vocab_bpe(gpt2_files, tmp_path, change, message):
+    path = tmp_path / "vocab.bpe"
+    path.write_text(change(gpt2_files[1].read_text("utf-8")), "utf-8")
+    with pytest.raises(UserError, match=regex.escape(message)):
+        GPT2(gpt2_files[0], path)

@@ -1,0 +1,396 @@
+"""Kinds of input: what a document is in each, what is bad about it, and how much memory reading takes."""
+
+import bz2
+import gzip
+import json
+import re
+import tracemalloc
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import sentencepiece
+import zstandard
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from alma.errors import UserError
+from alma.stream import Stream
+from data_prep import __main__ as cli
+from data_prep import blocks
+from data_prep.blocks import Skipped
+from data_prep.documents import Reader, make_units, normalise, skipped_summary
+
+from .conftest import make_documents
+
+SPACES = "".join(character for character in map(chr, range(0x11000)) if character.isspace())
+PACKERS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.compress}
+
+
+def read(path, reader=None, unit_bytes=1 << 20):
+    """The texts and what was skipped, offset and reason."""
+    skips: list[Skipped] = []
+    found = [
+        text
+        for unit in make_units([("s", str(path))], reader or Reader(on_bad_input="skip"), unit_bytes)
+        for _, text, _ in (reader or Reader(on_bad_input="skip")).read(unit, skips.append)
+    ]
+    assert {skip.path for skip in skips} <= {str(path)}
+    return found, [(skip.offset, skip.reason) for skip in skips]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Documents of 20 bytes are the longest."""
+    monkeypatch.setattr(blocks, "MAX_DOCUMENT_BYTES", 20)
+
+    def block(size):
+        monkeypatch.setattr(blocks, "BLOCK", size)
+
+    return block
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(st.sampled_from(SPACES + "\n\n  \t\u200b\0ab\u00e9\u2014\U0001f600")))
+def test_normalised_text(text):
+    lines = (" ".join(line.split()) for line in text.split("\n"))
+    assert normalise(text) == "\n".join(filter(None, lines))
+
+
+def plain_reference(data: bytes, border: bytes, longest: int):
+    """Documents and offsets of those that are too long, found one by one; a border counts one byte."""
+    found, long, at = [], [], 0
+    while at < len(data):
+        at += len(data[at:]) - len(data[at:].lstrip())
+        match = re.compile(border).search(data, at)
+        end, size = (match.end(), match.end() - at - 1) if match else (len(data), len(data) - at)
+        text = data[at : match.start() if match else end].decode()
+        if size > longest:
+            long.append(at)
+        elif text := "\n".join(filter(None, (" ".join(line.split()) for line in text.split("\n")))):
+            found.append(text)
+        at = end
+    return found, long
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    parts=st.lists(
+        st.sampled_from(["\n", "\n\n", " \n", "\r\n", " " * 9, "a", "b c", "\u00a0", "\u00e9" * 9, "d" * 19])
+    ),
+    mode=st.sampled_from(["blank-line", "line"]),
+    packed=st.sampled_from(["", "", ".gz"]),
+    unit_bytes=st.integers(1, 60),
+    block=st.integers(2, 20),
+)
+def test_cuts_and_blocks_do_not_matter(tmp_path, small, parts, mode, packed, unit_bytes, block):
+    """Nor for documents that are too long, which are left out."""
+    small(block)
+    data = "".join(parts).encode()
+    path = tmp_path / f"a.txt{packed}"
+    path.write_bytes(PACKERS[packed](data))
+    found, skips = read(path, Reader(mode, on_bad_input="skip"), unit_bytes)
+    border = {"blank-line": rb"\n[ \t\r\v\f]*\n", "line": rb"\n"}[mode]
+    long = [(offset, "a document longer than 20 bytes") for offset in plain_reference(data, border, 20)[1]]
+    assert (found, skips) == (plain_reference(data, border, 20)[0], long)
+
+
+RECORDS_AND_NOISE = {
+    "a.txt": ['<doc id="1">\n', "</doc>\n", "</doc>", " </doc> \r\n", "\n", "a\n", "b" * 9, "c" * 30],
+    "a.jsonl": ['{"text": "a"}\n', " ", "\r\n", '{"text": 3}', '{"text": "' + "b" * 30 + '"}', "\n", "{"],
+}
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), unit_bytes=st.integers(1, 60), block=st.integers(2, 20))
+@pytest.mark.parametrize("name", RECORDS_AND_NOISE)
+def test_cuts_and_blocks_do_not_matter_for_records(tmp_path, small, name, data, unit_bytes, block):
+    path = tmp_path / name
+    path.write_text("".join(data.draw(st.lists(st.sampled_from(RECORDS_AND_NOISE[name])))))
+    reader = Reader("wikiextractor", on_bad_input="skip")
+    small(20)
+    whole = read(path, reader, 1000)
+    small(block)
+    assert read(path, reader, unit_bytes) == whole
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+def test_modes_of_plain_text(tmp_path, packed):
+    path = tmp_path / f"a.txt{packed}"
+    path.write_bytes(PACKERS[packed]("\ufeffone two\r\nthree\r\n\r\nfour\u2028five".encode()))
+    expected = {
+        "blank-line": ["one two\nthree", "four five"],
+        "line": ["one two", "three", "four five"],
+        "file": ["one two\nthree\nfour five"],
+    }
+    for mode, texts in expected.items():
+        assert read(path, Reader(mode)) == (texts, [])
+
+
+DOCS = (
+    '<doc id="1" url="u?curid=1" title="A &gt; B">\nA > B\n\nFirst <doc id=1>\nSecond.\n\n</doc>\n'
+    '<doc id="2" url="u" title="Empty">\n\n</doc>\n'
+    '<doc id="3" url="u" title="C">\nC\n\nText of C\n</doc>'
+)
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+@pytest.mark.parametrize("name", ["wiki_00", "all.txt"])
+def test_wikiextractor(tmp_path, name, packed):
+    path = tmp_path / (name + packed)
+    reader = Reader("wikiextractor" if name == "all.txt" else "blank-line")
+    for data in (DOCS, DOCS + "\n", DOCS.replace("\n", "\r\n")):
+        path.write_bytes(PACKERS[packed](data.encode()))
+        for unit_bytes in (1, 60, 1000):
+            assert read(path, reader, unit_bytes) == (
+                ["A > B\nFirst <doc id=1>\nSecond.", "C\nText of C"],
+                [],
+            )
+
+
+def test_wikiextractor_json(tmp_path):
+    path = tmp_path / "wiki_07"
+    path.write_text("".join(json.dumps({"id": str(n), "text": f"text {n}"}) + "\n" for n in range(9)))
+    for unit_bytes in (1, 60, 1000):
+        found = read(path, Reader("file", text_key="body"), unit_bytes)
+        assert found == ([f"text {n}" for n in range(9)], []), "its field is always `text`"
+
+
+def test_wikiextractor_that_is_broken(tmp_path):
+    skip = Reader("wikiextractor", on_bad_input="skip")
+    path = tmp_path / "a.txt"
+    pieces = ["stray\n", '<doc id="1">\nlost\n', '<doc id="2">\nkept\n</doc>\n', '<doc id="3">\ncut']
+    path.write_text("".join(pieces))
+    unclosed = "a <doc> without </doc>"
+    skips = [(0, "text outside <doc> and </doc>"), (6, unclosed), (len("".join(pieces[:3])), unclosed)]
+    assert read(path, skip) == (["kept"], skips)
+    path = tmp_path / "wiki_00"
+    path.write_text("neither")
+    assert read(path) == ([], [(0, "damaged or truncated (WikiExtractor's files begin with <doc or {)")])
+    path.write_text("")
+    assert read(path) == ([], [])
+
+
+def warc(kind: str, payload: bytes) -> bytes:
+    headers = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://a/\r\nContent-Length: {len(payload)}"
+    return headers.encode() + b"\r\n\r\n" + payload + b"\r\n\r\n"
+
+
+RECORDS = [
+    warc("warcinfo", b"Software-Info: x\r\n"),
+    warc("conversion", "Caf\u00e9\n\nmenu".encode()),
+    warc("conversion", b""),
+    warc("conversion", b"WARC/1.0\r\n\r\ntwo"),
+]
+
+
+@pytest.mark.parametrize("name", ["a.wet", "a.wet.gz", "CC-MAIN-1.warc.wet.gz", "a.warc.wet.zst"])
+def test_common_crawl_wet(tmp_path, name):
+    pack = PACKERS[next((suffix for suffix in blocks.PACKED if name.endswith(suffix)), "")]
+    path = tmp_path / name
+    path.write_bytes(b"".join(map(pack, RECORDS)))
+    assert read(path, Reader("file"), 1) == (["Café\nmenu", "WARC/1.0\ntwo"], [])
+
+
+def test_wet_that_is_broken(tmp_path, small):
+    small(7)
+    path = tmp_path / "a.wet"
+    whole = b"".join(RECORDS)
+    last = len(RECORDS[-1])
+    for cut in (5, 20, last - 30, last - 3):
+        path.write_bytes(whole[:-cut])
+        found, [(_, reason)] = read(path)
+        assert found == ["Café\nmenu"]
+        assert reason.startswith("damaged or truncated")
+    path.write_bytes(warc("conversion", b"x" * 21) + warc("conversion", b"\xff") + RECORDS[3])
+    long, bad = len(warc("conversion", b"x" * 21)), warc("conversion", b"\xff").index(b"\xff")
+    skips = [(0, "a document longer than 20 bytes"), (long + bad, "not UTF-8")]
+    assert read(path) == (["WARC/1.0\ntwo"], skips)
+    path.write_bytes(RECORDS[3] + b"garbage\n" + RECORDS[3])
+    assert read(path) == (["WARC/1.0\ntwo"], [(last + 8, "damaged or truncated (no WARC record)")])
+
+
+@pytest.mark.parametrize(
+    "kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(), "dictionary"]
+)
+def test_parquet_may_be_cut_anywhere(tmp_path, kind):
+    texts = [f"document {n}\n\nword{n % 7}" for n in range(1000)]
+    column = pyarrow.array(texts)
+    column = column.dictionary_encode() if kind == "dictionary" else column.cast(kind)
+    table = pyarrow.table({"id": range(1000), "body": column})
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(table, path, row_group_size=90)
+    for unit_bytes in (100, 3000, 1 << 30):
+        found, skips = read(path, Reader(text_key="body"), unit_bytes)
+        assert (found, skips) == ([text.replace("\n\n", "\n") for text in texts], [])
+
+
+def test_parquet_that_is_bad(tmp_path, small):
+    small(1 << 10)
+    path = tmp_path / "a.parquet"
+    broken = pyarrow.array([b"\xff"]).view(pyarrow.string())
+    column = pyarrow.chunked_array([["good", None, "x" * 21], broken, ["\x00"]])
+    pyarrow.parquet.write_table(pyarrow.table({"text": column, "n": range(5)}), path)
+    no_text, long = "no field `text` that holds a string", "a document longer than 20 bytes"
+    assert read(path) == (["good", "\x00"], [(1, no_text), (2, long), (3, "not UTF-8")])
+    for key in ("n", "absent"):
+        skips = [(0, f"no field `{key}` that holds a string")]
+        assert read(path, Reader(text_key=key, on_bad_input="skip")) == ([], skips)
+    path.write_bytes(path.read_bytes()[:-9])
+    found, [(offset, reason)] = read(path)
+    assert (found, offset) == ([], 0)
+    assert reason.startswith("damaged or truncated (")
+
+
+BAD_LINES = {
+    b'{"text": "a': "malformed JSON",
+    b'{"text": "\\ud800"}': "malformed JSON",
+    b'{"body": "a"}': "no field `text` that holds a string",
+    b"7": "no field `text` that holds a string",
+}
+
+
+def test_bad_lines_are_skipped_one_by_one(tmp_path):
+    good = [b'{"text": "one"}', b"", b'{"text": "two"}']
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join([good[0], *BAD_LINES, *good[1:]]))
+    found, skips = read(path)
+    assert found == ["one", "two"]
+    assert [reason.split(" (")[0] for _, reason in skips] == list(BAD_LINES.values())
+    assert [path.read_bytes()[offset:].split(b"\n")[0] for offset, _ in skips] == list(BAD_LINES)
+    with pytest.raises(UserError, match=f"{path}: malformed JSON .* at byte {len(good[0]) + 1}; "):
+        read(path, Reader())
+
+
+@pytest.mark.parametrize("packed", [".gz", ".bz2", ".zst"])
+def test_what_comes_before_the_damage_is_kept(tmp_path, packed):
+    path = tmp_path / f"a.txt{packed}"
+    whole = PACKERS[packed](b"one\n\ntwo\n\n"), PACKERS[packed](b"three\n\nfour\n\n")
+    path.write_bytes(whole[0] + whole[1][:-4])
+    found, [(offset, reason)] = read(path)
+    assert found[:2] == ["one", "two"]
+    assert offset >= 10
+    assert reason.startswith("damaged or truncated (")
+
+
+def test_a_file_that_is_gone(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    (unit,) = make_units([("s", str(path))], Reader())
+    path.unlink()
+    skips = []
+    assert list(Reader(on_bad_input="skip").read(unit, skips.append)) == []
+    assert skips == [(str(path), 0, "unreadable (No such file or directory)")]
+    with pytest.raises(UserError, match=f"{path}: unreadable"):
+        list(Reader().read(unit))
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.zst", "a.wet", "wiki_00", "b.txt"])
+def test_memory_is_bounded(tmp_path, monkeypatch, name):
+    """One line of 40 MB, with good text behind it, where 1 MB is the longest document."""
+    monkeypatch.setattr(blocks, "MAX_DOCUMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(blocks, "BLOCK", 1 << 16)
+    mode = "file" if name == "b.txt" else "blank-line"
+    long = b"a " * (20 << 20)
+    data = {
+        ".jsonl": b'{"text": "' + long + b'"}\n{"text": "good"}',
+        ".wet": warc("conversion", long) + warc("conversion", b"good"),
+        "": b'<doc id="1">\n' + long + b'\n</doc>\n<doc id="2">\ngood\n</doc>\n',
+    }.get(re.sub(r"^[^.]*|\.gz|\.zst", "", name), long + b"\n\ngood")
+    path = tmp_path / name
+    path.write_bytes(PACKERS[name[name.rindex(".") :] if name.endswith(blocks.PACKED) else ""](data))
+    del long, data
+    tracemalloc.start()
+    found, skips = read(path, Reader(mode, on_bad_input="skip"), 8 << 20)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == ([] if mode == "file" else ["good"])
+    assert [reason for _, reason in skips] == ["a document longer than 1,048,576 bytes"]
+    assert peak < (60 << 20 if name.endswith(".zst") else 12 << 20)
+
+
+def test_optional_normalisation(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("a&amp;b&nbsp;c &lt;&#10;\x00d\x0ce \x07 f\x85\ufeffg\x9f\n\x01", "utf-8")
+    assert read(path)[0] == ["a&amp;b&nbsp;c &lt;&#10;\x00d e \x07 f \ufeffg\x9f\n\x01"]
+    assert read(path, Reader(unescape_html=True))[0] == ["a&b c <\n\x00d e \x07 f \ufeffg\x9f\n\x01"]
+    assert read(path, Reader(strip_control=True))[0] == ["a&amp;b&nbsp;c &lt;&#10;d e f g"]
+
+
+def test_nul_is_an_ordinary_character(prepare, tmp_path):
+    documents = [text.replace("ba", "b\x00a") for text in make_documents(3, 200)]
+    path = tmp_path / "a.txt"
+    path.write_text("\n\n".join(documents), "utf-8")
+    out = prepare(path, out=tmp_path / "out", mega_batches=1, words=2000)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(out / "tokenizer.model"))
+    expected = {tuple(processor.encode(line)) for text in documents for line in text.split("\n")}
+    items = [item.tolist() for item in MMapIndexedDataset(str(out / "megabatch_00" / "train"))]
+    found = {tuple(i - 1 if i > 3 else 0 for i in ids[:-1]) for ids in items if len(ids) > 1}
+    assert found <= expected
+    assert any("\x00" in text for text in documents)
+
+
+def test_corpus_arguments(tmp_path, monkeypatch):
+    names = ["cc/1/wet/a.wet.gz", "cc/2/wet/b.wet.gz", "cc/2/wet/_log.gz", "cc/2/seg/c.txt", "one.txt.bz2"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    a, b, _, c, one = [str(tmp_path / name) for name in names]
+    assert cli.named_files([f"{tmp_path}/cc/*/wet/*.gz"]) == [("cc", a), ("cc", b)]
+    assert cli.named_files([f"web={tmp_path}/cc/**/*.wet.gz"]) == [("web", a), ("web", b)]
+    assert cli.named_files([f"{tmp_path}/cc/[2]"]) == [("cc", c), ("cc", b)]
+    (tmp_path / "link.txt.bz2").symlink_to(one)
+    twice = [
+        f"x={tmp_path}/one*",
+        f"x={tmp_path}/link.txt.bz2",
+        f"{tmp_path}/cc/",
+        f"cc={tmp_path}/*/2/**/*.txt",
+    ]
+    assert cli.named_files(twice) == [("x", one), ("cc", a), ("cc", c), ("cc", b)]
+    monkeypatch.chdir(tmp_path / "cc" / "1" / "wet")
+    assert cli.named_files(["*.gz"]) == [("wet", a)]
+    assert cli.named_path("../..") == ("cc", "../..")
+
+
+def test_modes_by_source(corpus, prepare, tmp_path):
+    """Books of a file each beside text between blank lines."""
+    whole = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "whole")
+    folder = tmp_path / "alpha"
+    folder.mkdir()
+    for number, block in enumerate((corpus / "alpha.txt").read_text("utf-8").split("\n\n")):
+        (folder / f"{number}.txt").write_text(block.replace("\n", "\n\n"), "utf-8")
+    flags = ("--documents", "line", "--documents", "web=blank-line", "--documents", "alpha=file")
+    out = prepare(folder, corpus / "web.txt", *flags, out=tmp_path / "out")
+    assert Stream.load(out).megabatches == Stream.load(whole).megabatches
+    recorded = Stream.load(out).settings
+    assert (recorded["documents"], recorded["documents_of"]) == (
+        "line",
+        {"alpha": "file", "web": "blank-line"},
+    )
+
+
+def test_a_corpus_with_bad_input(corpus, prepare, tmp_path, capsys):
+    """Skipping it gives the stream of the good text, and says what was skipped."""
+    whole = prepare(corpus, out=tmp_path / "whole")
+    capsys.readouterr()
+    good = (corpus / "web.txt").read_bytes()
+    (corpus / "web.txt").write_bytes(b"bad \xff\n\n" + good)
+    (corpus / "more.txt.gz").write_bytes(gzip.compress(b"lost " * 9)[:-1])
+    out = prepare(corpus, out=tmp_path / "out", on_bad_input="skip")
+    assert Stream.load(out).megabatches == Stream.load(whole).megabatches
+    printed = capsys.readouterr().out
+    assert "skipped bad input: 1 damaged or truncated, 1 not UTF-8; " in printed
+    assert f"{corpus}/web.txt: not UTF-8 at byte 4" in printed
+    prepare(corpus, out=out, on_bad_input="skip")
+    assert "nothing to do" in capsys.readouterr().err
+
+
+def test_the_summary_of_much_bad_input():
+    skips = [Skipped("b.parquet", n, "not UTF-8") for n in range(1200)] + [
+        Skipped("a.gz", 7, "damaged (CRC)")
+    ] * 2
+    assert skipped_summary(skips) == (
+        "skipped bad input: 1 damaged, 1,200 not UTF-8; a.gz: damaged (CRC) at byte 7, "
+        "b.parquet: not UTF-8 at record 0, b.parquet: not UTF-8 at record 1, ..."
+    )

@@ -1,0 +1,241 @@
+"""What `python -m data_prep.inspect` says of a stream is so."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import jensenshannon
+
+from alma.stream import Stream, read_index
+from data_prep import similarity
+
+from .conftest import make_documents
+from .small_streams import UNITS, random_documents, write_stream
+
+
+def cells(text: str, name: str) -> list[str]:
+    """The first row of the part `name`."""
+    return next(line.split()[1:] for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+# The table
+
+
+def test_the_table_against_a_slow_count(corpus, prepare, tmp_path, inspected, monkeypatch):
+    out = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "out")
+    monkeypatch.setattr(similarity, "_BLOCK", 97)  # documents and items over the borders of blocks
+    code, text, _ = inspected(out)
+    assert code == 0
+    stream = Stream.load(out)
+    prefix = min(part.tokens for part in stream.parts)
+    assert f"the first {prefix:,}\n" in text.replace(" tokens of", "\n")
+    for part in stream.parts:
+        ids = np.fromfile(f"{stream.path(part)}.bin", np.uint16).tolist()
+        sizes = read_index(f"{stream.path(part)}.idx")[0].tolist()
+        lengths, length = [], 0
+        for size in sizes:
+            length += size
+            if size == 1:
+                lengths.append(length)
+                length = 0
+        lengths.sort()
+        row = cells(text, part.name)
+        assert row[:4] == [
+            f"{part.words:,}",
+            f"{len(ids):,}",
+            f"{len(ids) / part.words:.3f}",
+            f"{len(lengths):,}",
+        ]
+        middle = (lengths[(len(lengths) - 1) // 2] + lengths[len(lengths) // 2]) / 2
+        assert row[4] == f"{middle:,.0f}"
+        assert sum(n <= int(row[5]) for n in lengths) == pytest.approx(0.95 * len(lengths), abs=3)
+        assert row[6] == str(lengths[-1])
+        assert row[7] == f"{len(set(ids[:prefix])) / prefix:.4f}"
+        assert row[8] == f"{ids.count(3) / len(ids):.3%}"
+        assert row[9:] == ["-", *(f"{part.sources[name] / part.words:.1%}" for name in ("alpha", "web"))]
+
+
+def test_unknown_and_byte_units_are_counted(tmp_path, inspected):
+    units = [f"<0x{i:02X}>" for i in range(256)]
+    dictionary = "".join(f"{unit} 1\n" for unit in ["a", *units, "b"])
+    document = [[[4, 5, 3, 261, 260, 4, 4, 4]]]  # with two eos 10 tokens, of which 1 unknown and 2 bytes
+    out = write_stream(tmp_path / "out", [document * 30] * 4, files={"dict.txt": dictionary})
+    assert cells(inspected(out)[1], "megabatch_01")[8:10] == ["10.000%", "20.000%"]
+
+
+def test_groups_are_equal_shares_of_whole_documents(iid_stream):
+    path = str(iid_stream / "megabatch_00/train")
+    lengths = np.diff(similarity.document_ends(read_index(f"{path}.idx")[0]), prepend=0)
+    size = 3000
+    cuts = np.unique([*similarity.group_ends(size), *similarity.group_ends(900)])
+    counts = similarity.count_part(path, UNITS + 4, cuts, 10, [0])
+    ids = np.fromfile(f"{path}.bin", np.uint16)
+    assert counts.total.tolist() == np.bincount(ids, minlength=UNITS + 4).tolist()
+    assert counts.lengths.tolist() == lengths.tolist()
+    for wanted in (size, 900):
+        groups = similarity.groups_of(counts.units, cuts, wanted)
+        assert groups.shape == (similarity.GROUPS, UNITS + 4)
+        assert abs(groups.sum(1) - wanted / similarity.GROUPS).max() <= lengths.max()
+
+
+def test_divergence_is_that_of_scipy():
+    one, other = np.random.default_rng(0).integers(0, 5, (2, 40))
+    assert similarity.divergence(one, other) == pytest.approx(jensenshannon(one, other, base=2) ** 2)
+    assert similarity.divergence(np.array([3, 0]), np.array([0, 9])) == pytest.approx(1)
+
+
+def test_any_number_of_workers(iid_stream, inspected):
+    assert inspected(iid_stream, "--workers", 3) == inspected(iid_stream)
+
+
+# Are the mega-batches i.i.d.?
+
+
+def test_a_stream_of_data_prep_is_iid(prepare, tmp_path, inspected):
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(make_documents(3, 900)), "utf-8")
+    out = prepare(path, out=tmp_path / "out", words=5000)
+    code, text, _ = inspected(out)
+    assert code == 0
+    assert "Units: as i.i.d.;" in text
+    assert "Sources: one, text." in text
+    first, *others = [
+        line.split() for line in text.splitlines() if re.match(r"(mega|test)\w* +\d\.\d\d\b", line)
+    ]
+    assert first[0] == "megabatch_01"
+    assert len(others) == 2
+    ratios = [float(cell) for row in [first, *others] for cell in row[1:]]
+    assert all(0.7 < ratio < 1.4 for ratio in ratios)
+
+
+def test_repeated_words_within_documents_are_no_difference(iid_stream, inspected):
+    """Tokens are far from independent here; only documents are."""
+    text = inspected(iid_stream)[1]
+    assert "Units: as i.i.d.;" in text
+    whole = [np.fromfile(iid_stream / f"megabatch_0{t}/train.bin", np.uint16) for t in range(2)]
+    counts = [np.bincount(ids, minlength=UNITS + 4) for ids in whole]
+    rng = np.random.default_rng(0)
+    drawn = [rng.multinomial(len(ids), sum(counts) / sum(counts).sum()) for ids in whole]
+    assert similarity.divergence(*counts) > 3 * similarity.divergence(*drawn), "as i.i.d. tokens they differ"
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_a_megabatch_of_another_vocabulary_is_named(tmp_path, inspected, odd):
+    parts = [random_documents(i, 200) for i in range(5)]
+    parts[odd] = random_documents(9, 200, low=24)
+    out = write_stream(tmp_path / "out", parts)
+    code, text, _ = inspected(out)
+    assert code == 0
+    verdict = next(line for line in text.splitlines() if line.startswith("Units:"))
+    assert "NOT i.i.d., 3 of 6 pairs differ" in verdict
+    assert f"megabatch_0{odd}" in verdict
+    assert float(re.search(r"ratio ([\d.]+)", verdict)[1]) > 2
+
+
+def test_an_odd_validation_set_is_shown_but_not_judged(tmp_path, inspected):
+    parts = [random_documents(i, 200) for i in range(5)]
+    parts[3] = random_documents(9, 200, low=24)
+    text = inspected(write_stream(tmp_path / "out", parts))[1]
+    assert "Units: as i.i.d.;" in text
+    row = [line for line in text.splitlines() if line.startswith("valid ")][1]
+    assert all(float(cell) > 2 for cell in row.split()[1:])
+
+
+def test_other_shares_of_sources_are_named(tmp_path, inspected):
+    parts = [random_documents(i, 200) for i in range(4)]
+    sources = [{"web": 5000, "wiki": 5000}, {"web": 9000, "wiki": 1000}, {"web": 9, "wiki": 1}]
+    text = inspected(write_stream(tmp_path / "out", parts, [*sources, sources[0]]))[1]
+    assert "Sources: NOT i.i.d.; farthest from the others is megabatch_01 with" in text
+
+
+def test_shares_of_iid_documents_deviate_little():
+    """Also where the documents of one source are much longer."""
+    rng = np.random.default_rng(0)
+    worst = 0.0
+    for _ in range(100):
+        of_source = rng.random((3, 1500)) < 0.01
+        lengths = np.where(of_source, 900, 30) + rng.integers(0, 50, of_source.shape)
+        shares = (lengths * of_source).sum(1) / lengths.sum(1)
+        worst = max(worst, *map(abs, similarity.share_deviation(shares.tolist(), list(lengths))))
+    assert 1.5 < worst < 4.5
+
+
+def test_too_few_documents_are_no_answer(tmp_path, inspected):
+    out = write_stream(tmp_path / "out", [random_documents(i, 3) for i in range(4)])
+    code, text, _ = inspected(out)
+    assert code == 0
+    assert "Units: cannot tell" in text
+
+
+# Samples
+
+
+def test_samples_are_documents_of_the_corpus(corpus, prepare, tmp_path, inspected):
+    out = prepare(corpus, out=tmp_path / "out")
+    code, text, _ = inspected(out, "--samples", 4)
+    assert code == 0
+    known = make_documents(1, 300) + make_documents(2, 200)
+    found = re.findall(r"^(\w+), document \d+ of \d+, \d+ tokens:\n((?:    .*\n?)+)", text, re.MULTILINE)
+    assert [name for name, _ in found] == [part.name for part in Stream.load(out).parts for _ in range(4)]
+    shown = ["\n".join(line[4:] for line in body.splitlines()) for _, body in found]
+    assert len(set(shown)) == len(shown)
+    for sample in shown:
+        assert len(sample) <= 304
+        assert any(sample == d or (d.startswith(sample[:-4]) and len(d) > 300) for d in known), sample
+    assert inspected(out, "--samples", 4)[1] == text
+    assert inspected(out, "--samples", 4, "--seed", 1)[1] != text
+
+
+def test_samples_of_gpt2_units(tmp_path, inspected):
+    """dict.txt holds GPT-2's ids; here id i spells byte i, and 256 is ` né`."""
+    from tokenizers import Tokenizer, decoders, models
+
+    printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    spelling = {byte: chr(byte) for byte in printing}
+    spelling |= {b: chr(256 + n) for n, b in enumerate(b for b in range(256) if b not in spelling)}
+    ids = {spelling[byte]: byte for byte in range(256)} | {"\u0120n\u00c3\u00a9": 256}
+    order = list(range(256, -1, -1))
+    files = {"dict.txt": "".join(f"{i} 1\n" for i in order), "encoder.json": json.dumps(ids)}
+    line = [4 + order.index(i) for i in [*"Où est".encode(), 256, *b"?"]]
+    out = write_stream(tmp_path / "out", [[[line, line]] * 20] * 4, files=files)
+    assert "tokens:\n    Où est né?\n    Où est né?\n" in inspected(out, "--samples", 1)[1]
+    peer = Tokenizer(models.BPE(ids, []))
+    peer.decoder = decoders.ByteLevel()
+    assert peer.decode([order[i - 4] for i in line]) == "Où est né?"
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere: no finished stream here"),
+        ([], "the following arguments are required: STREAM"),
+        (["nowhere", "--workers", "0"], "'0' is not a positive whole number"),
+        (["nowhere", "--samples", "-1"], "'-1' is not a positive whole number"),
+        (["nowhere", "--samples", "1", "--verify"], "not allowed with"),
+    ],
+)
+def test_wrong_arguments(inspected, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    code, text, error = inspected(*arguments)
+    assert (code, text) == (2, "")
+    assert error.startswith("error: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_no_samples_without_a_tokenizer(iid_stream, inspected):
+    code, _, error = inspected(iid_stream, "--samples", 1)
+    assert code == 2
+    assert "names no tokenizer" in error
+
+
+def test_it_starts_without_heavy_imports():
+    heavy = "{'torch', 'fairseq', 'sentencepiece', 'matplotlib', 'scipy'}"
+    code = f"import sys, data_prep.inspect; print({heavy} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

@@ -1,0 +1,106 @@
+"""data_prep's stages as arrays on a real SLURM: the stream is that of one machine."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alma.stream import Stream
+
+ROOT = Path(__file__).parents[2]
+DRIVER = """
+import sys
+from data_prep import __main__, cluster, documents
+cluster.POLL_SECONDS = 0.3
+documents.UNIT_BYTES = 20_000
+__main__.main()
+"""
+WANTED = "--mega-batches 3 --words 1500 --valid-words 300 --vocab-size 120".split()
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    """Some 100 kB of text, 40 files of 25 documents."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    for file in range(40):
+        texts = [
+            " ".join(
+                syllables[(file * 7 + n * n + k * k) % 60] + syllables[(n + k * file) % 60] for k in range(9)
+            )
+            for n in range(25)
+        ]
+        (folder / f"{file:02d}.txt").write_text("\n\n".join(texts), "utf-8")
+    return folder
+
+
+def start(cluster, corpus: Path, out: Path, *options: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", DRIVER, str(corpus), "--out", str(out), *WANTED, *options]
+    environment = (cluster.environment if cluster else dict(os.environ)) | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=environment, cwd=ROOT, text=True, stderr=subprocess.PIPE)
+
+
+def digests(out: Path) -> dict[str, str]:
+    stream = Stream.load(out)
+    stream.check(stream.parts)
+    listed = {name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()}
+    assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == {
+        *listed,
+        "stream.json",
+    }
+    return listed
+
+
+def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
+    here = start(None, corpus, tmp_path / "here", "--workers", "1")
+    assert here.wait(60) == 0
+    on_slurm = ("--cluster", "slurm", "--workers", "3")
+    before = len(cluster.jobs())
+    there = start(cluster, corpus, tmp_path / "there", *on_slurm)
+    _, err = there.communicate(timeout=120)
+    assert there.returncode == 0, err
+    assert digests(tmp_path / "there") == digests(tmp_path / "here")
+    # 3 each of scan, shuffle, encode and finalise; plan and tokenizer are one
+    assert len(cluster.jobs()) - before == 4 * 3 + 2
+
+    killed = start(cluster, corpus, tmp_path / "killed", *on_slurm)
+    work = tmp_path / "killed"
+    cluster.until(lambda: list(work.glob(".work-*/jobs.json")), timeout=60)
+    killed.kill()
+    killed.wait()
+    again = start(cluster, corpus, tmp_path / "killed", *on_slurm)
+    _, err = again.communicate(timeout=120)
+    assert again.returncode == 0, err
+    assert digests(tmp_path / "killed") == digests(tmp_path / "here")
+
+
+def test_a_share_that_fails_or_is_interrupted_leaves_no_jobs(cluster, corpus, tmp_path):
+    text = corpus / "07.txt"
+    text.write_bytes(text.read_bytes() + b"\xff\n")
+    process = start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert f"{text}: not UTF-8 at byte" in err
+    assert "; log: " in err
+    text.write_bytes(text.read_bytes()[:-2])
+
+    cluster.run("scontrol", "update", "partitionname=main", "state=down")
+    try:
+        waiting = start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2")
+        cluster.until(lambda: "PENDING" in {job["JobState"] for job in cluster.jobs().values()}, timeout=60)
+        waiting.send_signal(signal.SIGTERM)
+        assert waiting.wait(30) == 130
+        assert "PENDING" not in {job["JobState"] for job in cluster.jobs().values()}
+    finally:
+        cluster.run("scontrol", "update", "partitionname=main", "state=up")
+
+
+def test_a_share_is_one_task(cluster, corpus, tmp_path):
+    process = start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--nodes", "2")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "--nodes and --tasks-per-node: a share of a stage is one task" in err
