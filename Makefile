@@ -10,7 +10,8 @@ SHELL := /bin/bash
 VENV := .venv$(addprefix -torch,$(TORCH))
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
-JOBS ?= 2
+# more than 2 cores: many tests wait for a SLURM, or for a moment to come
+JOBS ?= 3
 UV = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 IDENTITY := import sys; print(sys.base_prefix, sys.version)
 # fairseq and fairscale come as sources and import torch while they are built
@@ -41,7 +42,8 @@ demo: $(READY) ## corpus, mega-batches, learners of text and of images, report, 
 	$(BIN)/python -m slurm.demo
 
 test: $(READY) ## the tests, without those marked slow or gpu
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		-m "not slow and not gpu"
 
 lint: $(READY) ## ruff, formatting, types
 	$(BIN)/ruff check

@@ -1,9 +1,9 @@
 """Shuffle: each input unit spills its documents in runs sorted by bucket; a bucket is then gathered of them.
 
-    spill-NNNNN.bin    the documents
-    spill-NNNNN.index  key and bytes of each (INDEX)
-    spill-NNNNN.npy    where each bucket begins in each run: (runs, buckets + 1, 2) int64, number of the
-                       document and byte, written last
+spill-NNNNN.bin    the documents
+spill-NNNNN.index  key and bytes of each (INDEX)
+spill-NNNNN.npy    where each bucket begins in each run: (runs, buckets + 1, 2) int64, number of the
+                   document and byte, written last
 """
 
 from collections.abc import Iterator

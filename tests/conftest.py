@@ -17,6 +17,23 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch: forked children must not inherit its thread pool
 ROOT = Path(__file__).parent.parent
 
+# Minutes each. They come first: a long file that comes last runs alone while the other processes are idle.
+_LONGEST = [
+    "slurm/test_slurm.py",
+    "test_learners.py",
+    "slurm/test_slurm_lm.py",
+    "test_chain.py",
+    "fairseq_alma/test_train.py",
+    "fairseq_alma/test_interrupt.py",
+    "slurm/test_sweep.py",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the longest files to the front."""
+    ranks = {ROOT / "tests" / name: rank for rank, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
 
 @dataclass
 class Finished:
