@@ -210,8 +210,8 @@ def encoding(model: Path, lines: list[str], repeats: int) -> Rows:
 
     def ours() -> bytes:
         encoder = SentencePiece(model)
-        eos = np.array(EOS, encoder.dtype).tobytes()
-        return b"".join([encoder.line(line) + eos for line in lines])
+        blocks = [lines[start : start + BLOCK] for start in range(0, len(lines), BLOCK)]
+        return b"".join([encoder.encode(["\n".join(block)])[:-1].tobytes() for block in blocks])
 
     dtype = SentencePiece(model).dtype
     pairs = []

@@ -17,7 +17,7 @@ from data_prep.plan import Job, Plan, content_key
 from data_prep.shuffle import bucket_texts
 from data_prep.tokenizer import EOS, Encoder, SentencePiece
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 17  # that are encoded together: with more, new words are looked for more often
 
 
 def open_encoder(files: Mapping[str, str | Path]) -> Encoder:
@@ -38,25 +38,22 @@ def encode_bucket(job: Job, bucket: int, units: int) -> None:
     Items are the lines of each document, each with eos, and one eos alone after the last.
     """
     encoder = load_encoder(job.work)
-    eos = np.array(EOS, encoder.dtype).tobytes()
     sizes: list[np.ndarray] = []
     counts = np.zeros(encoder.dictionary_size, np.int64)
-    block: list[bytes] = []
+    block: list[str] = []
     words = text_bytes = held = 0
     keys: list[bytes] = []
     with atomic_write(job.file("bucket", bucket, "bin"), "wb") as file:
 
         def flush() -> None:
-            data = b"".join(block)
-            file.write(data)
-            counts[:] += np.bincount(np.frombuffer(data, encoder.dtype), minlength=len(counts))
+            ids = encoder.encode(block)
+            file.write(ids)
+            counts[:] += np.bincount(ids, minlength=len(counts))
+            sizes.append(np.diff(np.flatnonzero(ids == EOS), prepend=-1).astype(np.int32))
             block.clear()
 
         for text in bucket_texts(job, bucket, units):
-            items = [encoder.line(line) + eos for line in text.decode().split("\n")]
-            items.append(eos)
-            sizes.append(np.array([len(item) for item in items], np.int64) // len(eos))
-            block += items
+            block.append(text.decode())
             words += text.count(b" ") + text.count(b"\n") + 1
             text_bytes += len(text) + 1
             keys.append(content_key(text, job.seed)[:KEY_BYTES])
@@ -70,7 +67,7 @@ def encode_bucket(job: Job, bucket: int, units: int) -> None:
         "words": words,
         "bytes": text_bytes,
         "keys": np.frombuffer(b"".join(keys), ">u8").reshape(-1, 2),
-        "sizes": np.concatenate([np.zeros(0, np.int64), *sizes]).astype(np.int32),
+        "sizes": np.concatenate([np.zeros(0, np.int32), *sizes]),
         "counts": counts,
     }
     with atomic_write(job.file("bucket", bucket, "npz"), "wb") as file:

@@ -6,7 +6,7 @@ from pathlib import Path
 import regex
 
 from alma.errors import UserError
-from data_prep.tokenizer import Encoder
+from data_prep.tokenizer import END, Encoder
 
 # fairseq's (and OpenAI's). A token holds no space but its first character, so it lies within " word": what
 # this takes for whitespace str.split() does too, and normalised text has none but single spaces.
@@ -30,9 +30,8 @@ class GPT2(Encoder):
         self._engine.pre_tokenizer = bytes_
         super().__init__([str(i) for i in range(len(ids))], range(4, len(ids) + 4))
 
-    def line(self, line: str) -> bytes:
-        """The ids of a line, which is normalised and not empty."""
-        return b"".join(map(self._words.__getitem__, line.replace(" ", "\n ").split("\n")))
+    def _cut(self, text: str) -> list[str]:
+        return text.replace("\n", END).replace(" ", "\n ").replace(END, f"\n{END}\n").split("\n")
 
     def _tokenize(self, text: str) -> list[int]:
         return self._engine.encode(_TOKENS.findall(text), is_pretokenized=True).ids

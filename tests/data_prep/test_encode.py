@@ -45,7 +45,21 @@ def own_ids(processor, line):
 def check_line(encoder, processor, line):
     line = " ".join(line.split())
     if line:
-        assert np.frombuffer(encoder.line(line), encoder.dtype).tolist() == own_ids(processor, line)
+        assert encoder.encode([line]).tolist() == [*own_ids(processor, line), 2, 2]
+
+
+def check_documents(encoder, processor, texts):
+    """Together, where new words of all of them are encoded in one call; and again, when they are known."""
+    documents = [
+        "\n".join(filter(None, (" ".join(line.split()) for line in text.split("\n")))) for text in texts
+    ]
+    expected = []
+    for document in documents:
+        for line in document.split("\n"):
+            expected += [*own_ids(processor, line), 2]
+        expected.append(2)
+    assert encoder.encode(documents).tolist() == expected
+    assert encoder.encode(documents).tolist() == expected
 
 
 def processor_of(model):
@@ -80,7 +94,7 @@ def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
     for text in make_documents(3, 30) * 2:
         for line in text.split("\n"):
             check_line(encoder, processor, line)
-    held = sum(map(sys.getsizeof, [*encoder._words, *encoder._words.values()]))
+    held = sum(map(sys.getsizeof, [*encoder._known, *encoder._known.values()]))
     assert 500 <= held < 700, "one word may be too much"
 
 
@@ -110,6 +124,8 @@ def test_given_models_of_any_kind(tmp_path, options):
     encoder, processor = SentencePiece(tmp_path / "m.model"), processor_of(tmp_path / "m.model")
     for line in [*lines[:300], "ba da ba", *(line for text in ODD for line in text.split("\n"))]:
         check_line(encoder, processor, line)
+    check_documents(SentencePiece(tmp_path / "m.model"), processor, make_documents(5, 60))
+    check_documents(SentencePiece(tmp_path / "m.model"), processor, make_documents(6, 30) + ODD)
     (tmp_path / "dict.txt").write_text(encoder.dictionary(np.ones(encoder.dictionary_size)), "utf-8")
     dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
     assert dictionary.symbols[4:] == encoder.pieces
