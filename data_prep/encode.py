@@ -17,7 +17,7 @@ from data_prep.plan import Job, Plan, content_key
 from data_prep.shuffle import bucket_texts
 from data_prep.tokenizer import EOS, Encoder, SentencePiece
 
-_BLOCK_BYTES = 1 << 17  # that are encoded together: with more, new words are looked for more often
+_BLOCK_BYTES = 1 << 20
 
 
 def open_encoder(files: Mapping[str, str | Path]) -> Encoder:

@@ -29,6 +29,7 @@ END = "\v"
 _SPACE = "\u2581"  # SentencePiece's mark for a space, which text may hold too
 _CACHE_BYTES = 160 << 20  # of words and ids: 0.3 to 1.8 million; with the dictionary 260 MB
 _CACHED_LENGTH = 64
+_BLOCK = 1 << 15  # words that are looked up together: of more, many new ones occur several times
 _ROW = 32  # words in a sentence for SentencePiece: it is fastest with about so many
 
 
@@ -106,8 +107,8 @@ class Encoder(ABC):
         for text in documents:
             words += self._cut(text)
             words += (END, END)
-        ids = np.frombuffer(b"".join(map(self._known.__getitem__, words)), self.dtype)
-        return self._fill(ids) if self._known.unknown else ids
+        blocks = (self._look_up(words[i : i + _BLOCK]) for i in range(0, len(words), _BLOCK))
+        return np.concatenate([np.zeros(0, self.dtype), *blocks])
 
     @abstractmethod
     def _cut(self, text: str) -> list[str]:
@@ -121,9 +122,12 @@ class Encoder(ABC):
         """The ids of each."""
         return [self._ids[self._tokenize(word)].tobytes() for word in words]
 
-    def _fill(self, ids: np.ndarray) -> np.ndarray:
-        """Put the ids of unknown words where they were not found."""
+    def _look_up(self, words: list[str]) -> np.ndarray:
+        """The ids of words."""
+        ids = np.frombuffer(b"".join(map(self._known.__getitem__, words)), self.dtype)
         unknown = self._known.unknown
+        if not unknown:
+            return ids
         new = list(dict.fromkeys(unknown))
         learnt = dict(zip(new, self._encode_words(new), strict=True))
         data, width = ids.tobytes(), ids.itemsize
@@ -160,11 +164,11 @@ class _Known(dict[str, bytes]):
         return self._hole
 
     def keep(self, learnt: dict[str, bytes]) -> None:
-        """Learn words."""
-        for word, ids in learnt.items():
-            if self._left > 0 and len(word) <= _CACHED_LENGTH:
-                self[word] = ids
-                self._left -= sys.getsizeof(word) + sys.getsizeof(ids)
+        """Learn words, if there is still room."""
+        if self._left > 0:
+            short = {word: ids for word, ids in learnt.items() if len(word) <= _CACHED_LENGTH}
+            self.update(short)
+            self._left -= sum(map(sys.getsizeof, itertools.chain(short, short.values())))
 
 
 class SentencePiece(Encoder):
