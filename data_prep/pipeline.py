@@ -97,8 +97,9 @@ def append(settings: Settings, stream: Stream, work: Work) -> Stream:
     nothing is done when they are there. UserError: a bad corpus, or a stream without .keys.
     """
     record = settings.record()
-    before = [each for each in stream.appended if _same(each, record)]
-    if before:
+    if any(_same(each, record) for each in stream.appended):
+        with locked(stream.directory):
+            _clean(stream.directory)
         return stream
     known = [stream.directory / f"{part.prefix}.keys" for part in stream.parts]
     if missing := [path for path in known if not path.is_file()]:
@@ -130,11 +131,16 @@ def _job(settings: Settings, record: dict[str, Any], out: Path) -> Iterator[Job]
     work = out / (WORK + _digest([settings.seed, record, constants]))
     work.mkdir(exist_ok=True)
     with locked(out):
-        sweep(out, ".*.tmp")
         for name, given in settings.tokenizer.items():
             _copy(given, work / name)
         yield Job(work, settings.seed, settings.reader, settings.sources)
-        sweep(out, WORK + "*")
+        _clean(out)
+
+
+def _clean(out: Path) -> None:
+    """Remove what runs have left; at their end, for jobs of a killed launch may still be writing before."""
+    sweep(out, WORK + "*")
+    sweep(out, ".*.tmp")
 
 
 def _require_free(out: Path) -> None:
@@ -153,7 +159,7 @@ def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
             f"{out}: holds a stream made with other settings ({', '.join(changed)}); choose another --out"
         )
     with locked(out):
-        sweep(out, WORK + "*")
+        _clean(out)
     return stream
 
 
@@ -183,7 +189,7 @@ def _run(
             Task(
                 job.file("spill", number, "npy"), size, (job, number, unit, first, len(planned.bucket_split))
             )
-            for number, (unit, size, first) in enumerate(zip(units, sizes, firsts, strict=False))
+            for number, (unit, size, first) in enumerate(zip(units, sizes, firsts[:-1], strict=True))
         ],
         "B",
     )
