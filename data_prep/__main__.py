@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import Parser, UserError, command
+from alma.report import as_text
 from alma.stream import Stream
 from data_prep import cluster
 from data_prep.documents import Reader, find_files
@@ -283,8 +284,7 @@ def summary(stream: Stream) -> str:
             + [f"{number:,}" for number in numbers]
             + [f"{part.bytes / 1e6:.1f}", *shares]
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    lines = [as_text(rows)]
     corpus = stream.appended[-1]["corpus"] if stream.appended else stream.corpus
     lines.append(
         f"read {corpus['words']:,} words in {corpus['documents']:,} documents; dropped "

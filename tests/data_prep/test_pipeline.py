@@ -359,3 +359,25 @@ def test_empty_documents_are_none(corpus, prepare, tmp_path):
         "\n\n \n\n" + (corpus / "alpha.txt").read_text("utf-8") + "\n\n\t\n", "utf-8"
     )
     assert digests(prepare(corpus, out=tmp_path / "out")) == whole
+
+
+def test_bad_input_is_left_out_of_all_stages_and_counted(corpus, prepare, tmp_path, capsys):
+    """The stream is that of the good documents; those skipped are in stream.json and on the terminal."""
+    sources = (f"text={corpus}", f"lines={tmp_path / 'more.jsonl'}")
+    good = [json.dumps({"text": text}) for text in make_documents(5, 20)]
+    (tmp_path / "more.jsonl").write_text("\n".join(good), "utf-8")
+    whole = digests(prepare(*sources, out=tmp_path / "whole"))
+    bad = '{"text": "\\ud800"}\n{"text": \n'
+    (tmp_path / "more.jsonl").write_text("\n".join([*good[:7], bad + good[7], *good[8:]]), "utf-8")
+    capsys.readouterr()
+    out = prepare(*sources, out=tmp_path / "out", on_bad_input="skip", workers=2)
+    assert digests(out) == whole
+    offset = len("\n".join(good[:7])) + 1
+    skipped = Stream.load(out).corpus["skipped"]
+    assert len(skipped["first"]) == 2
+    assert "more.jsonl: malformed JSON" in skipped["first"][0]
+    assert skipped["first"][0].endswith(f"at byte {offset}")
+    assert "skipped bad input: 2 malformed JSON" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        prepare(*sources, out=tmp_path / "error")
+    assert f"at byte {offset}" in capsys.readouterr().err
