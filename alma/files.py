@@ -13,6 +13,8 @@ from typing import IO, Any, Literal
 
 from alma.errors import UserError
 
+LOCK = ".lock"
+
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
