@@ -168,10 +168,10 @@ def test_documents_are_split_between_lines(corpus, prepare, tmp_path):
 
 def test_a_finished_stream_is_left_alone(corpus, prepare, tmp_path, capsys):
     out = prepare(corpus, out=tmp_path / "out")
-    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("[!.]*")}
     prepare(corpus, out=out, workers=2)
     assert "nothing to do" in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("[!.]*")} == before
 
 
 COMMAND = """
