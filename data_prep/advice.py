@@ -10,6 +10,7 @@ from data_prep import blocks
 from data_prep.documents import Reader
 from data_prep.formats import kind
 
+_FILES = 3  # one or two files are hardly a document each
 _PARAGRAPH = 100  # words: documents that average fewer may be paragraphs
 _BOOK = 5000  # words: files that average more may be books
 _OFF = 0.01  # of its target: a part that is farther off is mentioned
@@ -27,7 +28,7 @@ def books(files: Sequence[tuple[str, str]], reader: Reader, totals: Mapping[str,
         if (
             reader.documents_of.get(source) is None
             and reader.documents == "blank-line"
-            and len(paths) > 1
+            and len(paths) >= _FILES
             and words < _PARAGRAPH * documents
             and words > _BOOK * len(paths)
             and all(map(_could_be_a_document, paths))
