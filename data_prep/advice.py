@@ -90,7 +90,7 @@ def off_target(stream: Stream, wanted: Mapping[str, int]) -> Iterator[str]:
     off = {
         part.name: f"{part.name} {part.words / wanted[part.name] - 1:+.1%}"
         for part in stream.parts
-        if abs(part.words / wanted[part.name] - 1) > _OFF
+        if abs(part.words - wanted[part.name]) > _OFF * wanted[part.name]
     }
     if not off:
         return
