@@ -311,6 +311,7 @@ def main() -> None:
     """Make the stream and print its table."""
     arguments = parser().parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the workers or jobs, as on Ctrl-C
+    resources.check_cluster(arguments)
     wanted = resources.read(arguments, cluster.USUAL)
     on_slurm = arguments.cluster == "slurm"
     with cluster.ClusterWork(arguments.workers, wanted) if on_slurm else Work(arguments.workers) as work:

@@ -10,6 +10,7 @@ nothing, and files of different settings never mix. Hold the lock of the stream 
 
 import contextlib
 import os
+import secrets
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -51,14 +52,16 @@ def clean(out: Path, own: Path | None = None) -> None:
     """Remove all leftovers of a finished stream, and say so of work directories other than `own`."""
     for work in works(out):
         _withdraw(work, out)
-        # First, for without it nothing here counts as finished, even if this is killed halfway.
-        (work / FINISHED / FILE).unlink(missing_ok=True)
-        shutil.rmtree(work, ignore_errors=True)  # a job of a killed launch may still be writing there
         if work != own:
             print(f"{work}: left by an interrupted run with other settings; removed", file=sys.stderr)
+        # Renamed first: no run may go on with a directory that is half removed, no job write to it.
+        os.replace(work, out / f".{secrets.token_hex(6)}{work.name}.tmp")
+    fsync_directory(out)
     for path in leftovers(out):
-        if path.is_file():
-            path.unlink()
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _withdraw(work: Path, out: Path) -> None:

@@ -94,10 +94,20 @@ def append(settings_for: Callable[[Stream], Settings], out: Path, work: Work) ->
         settings = settings_for(stream)
         record = settings.record()
         if not any(_same(each, record) for each in stream.appended):
+            if missing := [path for path in _keys(stream) if not path.is_file()]:
+                raise UserError(
+                    f"{missing[0]}: missing, so which documents the stream has is not known; make the "
+                    "stream again"
+                )
             return _make(settings, record, out, work, stream)
         _nothing_to_do(out)
         install.clean(out)
         return stream
+
+
+def _keys(stream: Stream) -> list[Path]:
+    """The files that tell which documents the stream has."""
+    return [stream.directory / f"{part.prefix}.keys" for part in stream.parts]
 
 
 def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -137,14 +147,8 @@ def _make(
     job = _job(settings, record, out, before.parts if before else ())
     if is_stream(job.finished):  # killed while it was installed
         return install.install(job.work, out)
+    corpus, parts = _run(job, settings, work, _keys(before) if before else [])
     if before:
-        known = [out / f"{part.prefix}.keys" for part in before.parts]
-        if missing := [path for path in known if not path.is_file()]:
-            raise UserError(
-                f"{missing[0]}: missing, so which documents the stream has is not known; make the stream "
-                "again"
-            )
-        corpus, parts = _run(job, settings, work, known)
         stream = dataclasses.replace(
             before,
             directory=job.finished,
@@ -152,7 +156,6 @@ def _make(
             appended=(*before.appended, {**record, "corpus": corpus}),
         )
     else:
-        corpus, parts = _run(job, settings, work, [])
         stream = Stream(
             directory=job.finished,
             version=VERSION,

@@ -146,6 +146,7 @@ def test_a_stream_whose_documents_are_not_known(stream, more, prepare, capsys):
     with pytest.raises(SystemExit):
         prepare(more, "--append", out=stream, **NEW)
     assert "valid.keys: missing, so which documents the stream has is not known" in capsys.readouterr().err
+    assert not list(stream.glob(".work-*"))
 
 
 def test_nothing_to_append_to(more, prepare, tmp_path, capsys):

@@ -150,6 +150,23 @@ def test_a_finished_command_takes_back_an_addition_that_was_killed(corpus, prepa
     assert digests(out) == before
 
 
+def test_killed_while_work_directories_are_removed(mixed, monkeypatch):
+    """No run goes on with what is left of them; the same command removes it."""
+    lines, wholes, out = mixed
+
+    def kill(*_, **__):
+        raise _KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(install.shutil, "rmtree", kill)
+        with pytest.raises(_KilledError):
+            run(patch, *lines[0], out)
+    assert not install.works(out)
+    assert len(install.leftovers(out)) > 0
+    run(monkeypatch, *lines[0], out)
+    assert digests(out) == wholes[0]
+
+
 def test_installing_takes_no_disk_space(mixed, monkeypatch):
     """The files are renamed, not written again."""
     lines, _, out = mixed
