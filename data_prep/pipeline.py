@@ -235,8 +235,8 @@ def _run(job: Job, settings: Settings, work: Work, known: list[Path]) -> tuple[d
         zip(settings.wanted.names, planned.source_words.tolist(), strict=True)
     ):
         sources = dict(zip(job.sources, words, strict=True))
-        arguments = (job, name, planned.buckets(number), sources, code)
-        tasks.append(Task(job.work / f"{name}.json", sum(words), arguments))
+        own = planned.buckets(number)
+        tasks.append(Task(job.work / f"{name}.json", sum(words), (job, name, own, sources, code)))
     work.run("finalise", encode.finalise_part, tasks, "word")
     corpus = plan.corpus_summary(planned, settings.wanted)
     if skips := sorted(plan.skips(job, len(units))):
