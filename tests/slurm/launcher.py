@@ -31,7 +31,7 @@ class Launcher:
     def start_words(self, *words: str, **options) -> subprocess.Popen:
         """`options` are Popen's."""
         path = os.pathsep.join((str(ROOT / "tests/slurm/fake"), str(ROOT)))
-        added = {"PYTHONPATH": path, "FAKE_PIDS": str(self.pids), **self.environment}
+        added = {**self.environment, "PYTHONPATH": path, "FAKE_PIDS": str(self.pids)}
         return subprocess.Popen(
             [sys.executable, "-m", "slurm.launch", *words],
             cwd=self.folder,
