@@ -56,10 +56,13 @@ TEXTS = {
 }
 
 
+class Refused(Exception):
+    """What fairseq-train would not take."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"error: {message.replace('unrecognized arguments:', 'unrecognized argument')}", file=sys.stderr)
-        sys.exit(2)
+        raise Refused(message.removeprefix("argument ").replace("unrecognized arguments:", "unrecognized argument"))
 
 
 def resolve(words: list[str]) -> dict:
@@ -103,4 +106,8 @@ def resolve(words: list[str]) -> dict:
 
 
 if __name__ == "__main__":
-    print(json.dumps([resolve(words) for words in json.load(sys.stdin)]))
+    try:
+        print(json.dumps([resolve(words) for words in json.load(sys.stdin)]))
+    except Refused as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        sys.exit(2)

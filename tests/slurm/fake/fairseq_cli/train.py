@@ -55,6 +55,8 @@ def save(state: dict, name: str) -> None:
 
 with open(os.environ["FAKE_PIDS"], "a") as file:
     file.write(f"{os.getpid()}\n")
+logging.getLogger("fairseq_cli.train").info("model: SwitchLanguageModel")
+logging.getLogger("fairseq.trainer").info("begin training epoch 1")
 last = args.save_dir / "checkpoint_last.pt"
 if last.exists():
     state = json.loads(last.read_text())
