@@ -179,7 +179,6 @@ def announce(requests: Sequence[Request], plans: Sequence[Plan], machine: Machin
     UserError: what is left of one does not fit `machine`, or something was trained in its directory with other
     settings. Nothing has been written by then.
     """
-    say("planning")
     pairs = list(zip(requests, plans, strict=True))
     estimates = [estimate(plan, count_units(request.stream), machine) for request, plan in pairs]
     say(table(estimates))

@@ -89,10 +89,12 @@ class Progress:
     def trained(self, now: bool = True) -> None:
         """One more training is complete; it was before, if not `now`."""
         self.complete += 1
+        self.skipped += not now
+        if self.bar.disable or not self.updates:
+            return
         if not now:
-            self.skipped += 1
-            self.bar.initial += self.updates or 0
-        self.bar.update(max(0, self.complete * (self.updates or 0) - self.bar.n))
+            self.bar.initial += self.updates
+        self.bar.update(self.complete * self.updates - self.bar.n)
 
     def done(self, message: str) -> None:
         """A stage is complete, whose trainings have been counted."""

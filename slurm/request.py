@@ -98,8 +98,7 @@ def parser() -> Parser:
         "--jobs",
         type=int,
         metavar="N",
-        default=1,
-        help="on this machine: trainings side by side (default: 1)",
+        help="on this machine: trainings side by side (default: 1), each on GPUs of its own",
     )
     resources.add_flags(arguments)
     return arguments

@@ -53,10 +53,11 @@ def run_stage(spec: StageSpec, progress: Progress) -> None:
     progress.done(f"perplexity {_read(spec.directory / RESULT)['perplexity']:.2f}")
 
 
-def evaluate_untrained(plan: Plan) -> None:
+def evaluate_untrained(plan: Plan, environment: Mapping[str, str] | None = None) -> None:
     """Write untrained.json, if it is not there: the model before it has seen any data, for t = 0."""
     if not (plan.out / UNTRAINED).exists():
-        child.run(plan.untrained, plan.out / "untrained.log", "evaluation of the untrained model")
+        what = "evaluation of the untrained model"
+        child.run(plan.untrained, plan.out / "untrained.log", what, environment=environment)
 
 
 def train(
@@ -81,11 +82,12 @@ def train(
         write_json_atomic(training.directory / TRAINED, {"checkpoint": checkpoint(training.directory).name})
 
 
-def evaluate(spec: StageSpec) -> None:
+def evaluate(spec: StageSpec, environment: Mapping[str, str] | None = None) -> None:
     """Write the stage's result.json, if it is not there."""
     if not (spec.directory / RESULT).exists():
         command = [*spec.evaluate, "--path", ":".join(str(checkpoint(model)) for model in spec.models)]
-        child.run(command, spec.directory / "eval.log", f"evaluation of stage {spec.stage.index}")
+        what = f"evaluation of stage {spec.stage.index}"
+        child.run(command, spec.directory / "eval.log", what, environment=environment)
 
 
 def collect(plan: Plan, run: Run) -> None:

@@ -19,7 +19,7 @@ from slurm.plan import Request
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests/slurm/fake"
 SMALL = ("--arch", "switch_gmoe_tiny")  # its checkpoints have room on any disk
-ESTIMATE = 5  # lines on stderr before anything runs: two that name phases, the plan and the settings
+ESTIMATE = 4  # lines on stderr before anything runs: flags are being checked, the plan, the settings
 
 
 @dataclass
@@ -35,12 +35,14 @@ class Launcher:
     def start(self, *words: str, flags: tuple[str, ...] = (*SMALL, "--max-update", "2")) -> subprocess.Popen:
         return self.start_words(self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
 
-    def start_words(self, *words: str, **options) -> subprocess.Popen:
+    def start_words(
+        self, *words: str, program: Sequence[str] = ("-m", "slurm.launch"), **options
+    ) -> subprocess.Popen:
         """`options` are Popen's."""
         path = os.pathsep.join((str(FAKE), str(ROOT)))
         added = {"PYTHONPATH": path, "FAKE_PIDS": str(self.pids), **self.environment}
         return subprocess.Popen(
-            [sys.executable, "-m", "slurm.launch", *words],
+            [sys.executable, *program, *words],
             cwd=self.folder,
             env=os.environ | added,
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},

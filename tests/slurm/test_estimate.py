@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import slurm.launch
-from launcher import read_requests
+from launcher import ESTIMATE, read_requests
 
 from alma.errors import UserError
 from alma.stream import FileInfo, Part, Stream
@@ -334,11 +334,13 @@ def test_the_launcher_refuses_before_it_writes_anything(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("slurm.launch.signal.signal", lambda *_: None)
     monkeypatch.setattr(Machine, "here", lambda: Machine((), 10**8))
+    monkeypatch.setattr("slurm.launch.resolved", lambda requests: read_requests(sys.argv[1:]))
     monkeypatch.setattr(sys, "argv", ["launch", "stream", "--learner", "sm", "--out", "run", "--", *TINY])
     with pytest.raises(SystemExit) as ended:
         slurm.launch.main()
     out, err = capsys.readouterr()
     assert ended.value.code == 2
-    assert err.startswith("error: run: training needs about 1.0 GB of memory, and free here are 0.1 GB: ")
-    assert (err.count("\n"), out) == (1, "")
+    *_, last = err.splitlines()
+    assert last.startswith("error: run: training needs about 1.0 GB of memory, and free here are 0.1 GB: ")
+    assert (err.count("\n"), out) == (ESTIMATE + 1, "")
     assert sorted(tmp_path.rglob("*")) == before

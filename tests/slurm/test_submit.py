@@ -7,7 +7,7 @@ import submitit
 from launcher import SMALL
 
 from alma.errors import UserError
-from slurm.launch import read_requests
+
 from slurm.plan import make_plan
 from slurm.resources import Resources
 from slurm.submit import Paper, submit, to_paper
