@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import shutil
 import signal
 import threading
 import time
@@ -117,12 +116,3 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def sweep(directory: Path, pattern: str) -> None:
-    """Remove what killed runs left below `directory`: files or directories of this name pattern."""
-    for path in list(directory.rglob(pattern)):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
