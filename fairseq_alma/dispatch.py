@@ -10,12 +10,14 @@ Each expert's tokens are put in consecutive rows, in position order. The rows li
 Shapes: S tokens, E experts, C capacity, R rows, D model.
 """
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 Layout = Literal["loop", "grouped"] | int
 """Of these the last is padded: the rows of each expert, C at least."""
@@ -166,6 +168,9 @@ class _Loop(torch.autograd.Function):
         return by_x, by_weight, by_bias, None
 
 
+_last_gradients: MutableMapping[Tensor, torch.UntypedStorage] = WeakTensorKeyDictionary()
+
+
 def _gradient_of(weight: Tensor) -> Tensor:
     """Memory for the gradient of a leaf: that of its last gradient, where nothing uses it any more.
 
@@ -174,11 +179,11 @@ def _gradient_of(weight: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return torch.empty_like(weight)
-    memory = vars(weight).get("_last_gradient")
+    memory = _last_gradients.get(weight)
     if memory is None or torch._C._storage_Use_Count(memory._cdata) > 1:
         memory = torch.empty_like(weight).untyped_storage()
         if weight.is_leaf:
-            vars(weight)["_last_gradient"] = memory
+            _last_gradients[weight] = memory
     return weight.new_empty(0).set_(memory, 0, weight.shape, weight.stride())
 
 

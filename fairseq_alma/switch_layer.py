@@ -5,6 +5,7 @@ Shapes: T time, B sequences, S = B * T tokens, D model, F hidden, E experts, C c
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from fairseq_alma.expert_parallel import Shards
 
 STACKED = ("w1", "b1", "w2", "b2")
 """The experts' parameters, each (E, …)."""
+_LAST_PASS = ("padding_mask", "routing", "balance_loss", "kept", "expert_of")
+"""What a SwitchFFN keeps of its last forward pass."""
 
 
 @dataclass
@@ -32,6 +35,10 @@ class Routing:
     """(S, E) fp32 probability of every expert."""
     counts: Tensor
     """(E,) tokens that chose each expert, dropped ones included."""
+
+    def detach(self) -> "Routing":
+        """The same values without autograd's graph."""
+        return Routing(self.expert, self.gate.detach(), self.probs.detach(), self.counts)
 
 
 class Router(nn.Module):
@@ -120,8 +127,8 @@ class SwitchFFN(nn.Module):
             not depend on the batch.
         activation, activation_dropout: as in the dense FFN.
 
-    After a forward pass `routing`, `balance_loss` and `kept` (E,) describe it, and `expert_of` (B, T) holds
-    each token's expert (E for padding).
+    After a forward pass `routing` (without a graph), `balance_loss` (with one) and `kept` (E,) describe it,
+    and `expert_of` (B, T) holds each token's expert (E for padding). Copies and pickles are without them.
     """
 
     def __init__(
@@ -154,6 +161,11 @@ class SwitchFFN(nn.Module):
         self.kept: Tensor
         self.expert_of: Tensor
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the last pass: deepcopy refuses tensors that have a graph."""
+        state = super().__getstate__()
+        return {key: value for key, value in state.items() if key not in _LAST_PASS} | {"padding_mask": None}
+
     @property
     def experts(self) -> int:
         """E, the number of experts."""
@@ -171,7 +183,7 @@ class SwitchFFN(nn.Module):
         tokens = x.transpose(0, 1).reshape(-1, dim)  # batch-major: not every sequence's end is dropped
         padding = None if self.padding_mask is None else self.padding_mask.reshape(-1)
         routing = self.router(tokens, padding)
-        self.routing = routing
+        self.routing = routing.detach()
         self.balance_loss = load_balancing_loss(routing)
         # The capacity counts the padding too: it must not depend on what a later sequence holds.
         capacity = self.capacity(tokens.size(0))
