@@ -2,7 +2,7 @@
 
 The losing experts of a layer are those with the largest summed validation loss (no dropping). Each is copied
 with its router row. `copy` is the paper's: every token's gate is then divided by 1 + the copied
-probabilities. `preserve` keeps the function as it was (see Router.log_multiplicity). So does `tree`, the
+probabilities. `preserve` keeps the function as it was (see Router.copies). So does `tree`, the
 paper's section 4.2, where each split is an inner node with a gate of its own (see Router.parent). The result
 is written as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
 """
@@ -21,7 +21,7 @@ from alma.errors import UserError
 from alma.files import save_tensors
 from fairseq_alma.checkpoint import glance
 from fairseq_alma.evaluation import evaluate
-from fairseq_alma.switch_layer import STACKED, Router, Routing, SwitchFFN
+from fairseq_alma.switch_layer import STACKED, Router, Routing, SwitchFFN, upgrade_router
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +59,10 @@ def grow_model_state(
     """
     generator = torch.Generator().manual_seed(seed)
     for prefix, split in parents.items():
+        upgrade_router(state, f"{prefix}.router.")
         if router != "tree" and (state[f"{prefix}.router.parent"] >= 0).any():
             raise UserError(f"{prefix} was grown as a tree: go on with --grow-router tree")
-        for name in (*_STACKED, "router.log_multiplicity", "router.parent"):
+        for name in (*_STACKED, "router.copies", "router.parent"):
             key = f"{prefix}.{name}"
             state[key] = torch.cat([state[key], state[key][split]])
         between = torch.zeros(len(split), state[f"{prefix}.router.weight"].size(1))
@@ -76,19 +77,19 @@ def _split_router(
     state: dict[str, Tensor], prefix: str, split: list[int], router: str, between: Tensor
 ) -> None:
     """Make the last rows of a router, copies of rows `split`, those of new experts; `between` (n, D)."""
-    weight, multiplicity, parent = (f"{prefix}.{name}" for name in ("weight", "log_multiplicity", "parent"))
-    rows, logs = state[weight].float(), state[multiplicity].float()
+    weight, copies, parent = (f"{prefix}.{name}" for name in ("weight", "copies", "parent"))
+    rows = state[weight].float()
     new = list(range(len(rows) - len(split), len(rows)))
     if router == "tree":
         rows[new] = between
-        logs[new] = 0.0
+        state[copies][new] = 1
         state[parent][new] = torch.tensor(split)
     else:
         rows[split] -= between / 2
         rows[new] += between / 2
     if router == "preserve":
-        logs[split + new] += torch.log(torch.tensor(2.0))
-    state[weight], state[multiplicity] = rows.to(state[weight]), logs.to(state[multiplicity])
+        state[copies][split + new] *= 2
+    state[weight] = rows.to(state[weight])
 
 
 def grow_optimizer_state(

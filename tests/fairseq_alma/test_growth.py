@@ -37,9 +37,19 @@ def test_preserve_without_noise_leaves_logits_as_they_were_even_twice(build, sam
     torch.testing.assert_close(logits(once, sample), before, atol=1e-5, rtol=0)
     twice = grown(build, once, [4, 1, 2], "preserve")  # 4 is itself a copy of 2
     torch.testing.assert_close(logits(twice, sample), before, atol=1e-5, rtol=0)
-    assert switch_layers(twice)["1"].router.log_multiplicity.exp().tolist() == pytest.approx(
-        [2, 2, 4, 1, 4, 2, 4, 2, 4]
-    )
+    assert switch_layers(twice)["1"].router.copies.tolist() == [2, 2, 4, 1, 4, 2, 4, 2, 4]
+
+
+def test_what_an_earlier_version_has_saved_grows_as_well():
+    layer = nn.ModuleDict({"fc1": SwitchFFN(8, 16, 3, 0.0, -1.0, F.gelu, nn.Identity())})
+    new = layer.state_dict() | {"fc1.router.copies": torch.tensor([2, 1, 4])}
+    old = dict(new) | {"fc1.router.log_multiplicity": torch.tensor([2.0, 1.0, 4.0]).log().bfloat16()}
+    del old["fc1.router.copies"], old["fc1.router.parent"]
+    for state in (old, new):
+        grow_model_state(state, {"fc1": [2, 0]}, "preserve")
+    assert old["fc1.router.copies"].tolist() == [4, 1, 8, 8, 4]
+    assert old.keys() == new.keys()
+    assert all(torch.equal(old[name], new[name]) for name in new)
 
 
 def test_copy_divides_every_gate_by_one_plus_the_copied_probabilities(build, sample):
@@ -92,7 +102,7 @@ def test_tree_leaves_the_loss_of_a_model_as_it_was_even_after_preserve(build, sa
         assert after_loss.item() == pytest.approx(loss.item(), abs=1e-6)
     router = switch_layers(model)["1"].router
     assert router.parent.tolist() == [-1] * 6 + [2, 1, 6, 2, 4]
-    assert router.log_multiplicity.exp().tolist() == pytest.approx([2, 1, 2, 1, 2, 2] + [1] * 5)
+    assert router.copies.tolist() == [2, 1, 2, 1, 2, 2] + [1] * 5
 
 
 @pytest.mark.parametrize("router", ["preserve", "copy"])
