@@ -21,6 +21,7 @@ from alma.errors import UserError
 from alma.files import save_tensors
 from fairseq_alma.checkpoint import glance
 from fairseq_alma.evaluation import evaluate
+from fairseq_alma.precision import FP32, by_parameter
 from fairseq_alma.switch_layer import STACKED, Router, Routing, SwitchFFN, upgrade_router
 
 logger = logging.getLogger(__name__)
@@ -94,31 +95,22 @@ def _split_router(
 
 def grow_optimizer_state(
     optimizer: dict[str, Any], shapes: dict[str, torch.Size], parents: dict[str, list[int]]
-) -> None:
-    """Give the copies the optimizer state of their parents, in place.
+) -> dict[str, Any]:
+    """The optimizer's state dict, one state a parameter, with copies that have the states of their parents.
 
-    `shapes` are the parameters' before growing, in the model's order. fairseq's fp16 optimizer holds one
-    flat vector for all of them, the others one state a parameter.
+    `shapes` are the parameters' before growing, in the model's order. fp32 weights are left out: those of
+    the grown model are in its own state dict.
     """
-    states = optimizer["state"]
-    total = sum(shape.numel() for shape in shapes.values())
+    optimizer = by_parameter(optimizer, list(shapes.values()))
     rows = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _STACKED}
-
-    def grown(name: str, value: Tensor) -> Tensor:
-        return torch.cat([value, value[rows[name]]]) if name in rows else value
-
-    if len(states) == 1 and len(shapes) > 1:
-        (flat,) = states.values()
-        for key, value in flat.items():
-            if torch.is_tensor(value) and value.numel() == total:
-                pieces = value.view(-1).split([shape.numel() for shape in shapes.values()])
-                named = zip(shapes.items(), pieces, strict=True)
-                flat[key] = torch.cat([grown(n, piece.view(s)).reshape(-1) for (n, s), piece in named])
-        return
-    for (name, shape), index in zip(shapes.items(), sorted(states), strict=True):
-        for key, value in states[index].items():
-            if torch.is_tensor(value) and value.shape == shape:
-                states[index][key] = grown(name, value)
+    grown = {}
+    for (name, shape), index in zip(shapes.items(), sorted(optimizer["state"]), strict=True):
+        state = {key: value for key, value in optimizer["state"][index].items() if key != FP32}
+        for key, value in state.items():
+            if name in rows and torch.is_tensor(value) and value.shape == shape:
+                state[key] = torch.cat([value, value[rows[name]]])
+        grown[index] = state
+    return {**optimizer, "state": grown}
 
 
 def prepare(cfg, trainer) -> None:
@@ -221,7 +213,7 @@ def _write_grown(path: str, grown: str, trainer) -> None:
     if args.grow_optimizer == "copy":
         if "last_optimizer_state" not in state:
             raise UserError(f"{path} has no optimizer state: --grow-optimizer copy needs one, reset does not")
-        grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
+        state["last_optimizer_state"] = grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
         state["optimizer_history"][-1]["num_updates"] = 0  # the schedule restarts with every stage
     else:
         state.pop("last_optimizer_state", None)

@@ -9,6 +9,7 @@ from torch import nn
 
 from alma.errors import UserError
 from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
+from fairseq_alma.precision import FP32, by_parameter, flat
 from fairseq_alma.switch_layer import SwitchFFN, switch_layers
 
 PREFIX = "decoder.layers.1.fc1"
@@ -172,38 +173,27 @@ def test_losing_experts_are_those_of_the_largest_summed_loss():
         losing_experts(torch.ones(4), 5)
 
 
-def adam_state(model, flat: bool) -> dict:
-    values = [torch.randn(p.shape) for p in model.parameters()]
-    if flat:
-        return {"state": {0: {"step": 3, "exp_avg": torch.cat([v.reshape(-1) for v in values])}}}
-    return {"state": {i: {"step": 3, "exp_avg": v.clone()} for i, v in enumerate(values)}}
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build, flat):
+@pytest.mark.parametrize("layout", [flat, by_parameter])
+def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build, layout):
+    """In whichever layout fairseq's fp16 optimizer has saved it; its fp32 weights are not of the new model."""
     _, model = build("--moe-expert-count", "3")
-    optimizer = adam_state(model, flat)
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    old = optimizer["state"][0]["exp_avg"] if flat else None
-    before = (
-        dict(zip(shapes, old.split([s.numel() for s in shapes.values()]), strict=True))
-        if flat
-        else {name: optimizer["state"][i]["exp_avg"].clone() for i, name in enumerate(shapes)}
-    )
-    grow_optimizer_state(optimizer, shapes, {PREFIX: [1]})
+    states = {
+        i: {"step": 3, "exp_avg": torch.randn(shape), FP32: torch.randn(shape)}
+        for i, shape in enumerate(shapes.values())
+    }
+    saved = {"state": states, "param_groups": [{"lr": 0.1, "params": list(states)}], "loss_scale": 8.0}
+    found = grow_optimizer_state(layout(saved, list(shapes.values())), shapes, {PREFIX: [1]})
     _, larger = build("--moe-expert-count", "4")
-    new_shapes = {name: p.shape for name, p in larger.named_parameters()}
-    state = optimizer["state"]
-    pieces = (
-        state[0]["exp_avg"].split([s.numel() for s in new_shapes.values()])
-        if flat
-        else [state[i]["exp_avg"] for i in range(len(shapes))]
-    )
+    assert found["param_groups"] == saved["param_groups"]
+    assert found["loss_scale"] == 8.0
     stacked = 0
-    for (name, shape), piece in zip(new_shapes.items(), pieces, strict=True):
-        old_value, new_value = before[name].view(shapes[name]), piece.view(shape)
-        assert torch.equal(new_value[: len(old_value)], old_value)
-        if shape != shapes[name]:
+    for i, (name, parameter) in enumerate(larger.named_parameters()):
+        old, new = states[i]["exp_avg"], found["state"][i]["exp_avg"]
+        assert found["state"][i].keys() == {"step", "exp_avg"}
+        assert new.shape == parameter.shape
+        assert torch.equal(new[: len(old)], old)
+        if new.shape != shapes[name]:
             stacked += 1
-            assert torch.equal(new_value[-1], old_value[1])
+            assert torch.equal(new[-1], old[1])
     assert stacked == 5

@@ -107,6 +107,27 @@ def test_an_interrupted_run_goes_on_with_the_same_numbers(start, stream, tiny, t
         same(tmp_path / "whole" / name, save / name)
 
 
+@pytest.mark.parametrize("precision", ["fp16", "memory-efficient-fp16", "bf16", "amp"])
+def test_half_precisions_go_on_with_the_same_numbers_as_the_loss_scale_grows(
+    start, stream, tiny, tmp_path, at_update, precision
+):
+    """The scale doubles every 3 updates; the interruption falls between two of them."""
+    kind = "amp" if precision == "amp" else "fp16"
+    flags = (f"--{precision}", f"--{kind}-scale-window", "3", "--max-update", "10")
+    finish(start("train", stream, *tiny, "--save-dir", tmp_path / "whole", *flags))
+    save = tmp_path / "interrupted"
+    for update in (4, 8):
+        more, environment = at_update(update)
+        child = start("train", stream, *tiny, "--save-dir", save, *flags, *more, environment=environment)
+        assert f"after update {update}," in stopped(child.wait())
+    finish(start("train", stream, *tiny, "--save-dir", save, *flags))
+    last = "checkpoint_last.pt"
+    same(tmp_path / "whole" / last, save / last)
+    state = load(save / last)["last_optimizer_state"]
+    if precision != "bf16":
+        assert (state["scaler"]["scale"] if kind == "amp" else state["loss_scale"]) == 128 * 2**3
+
+
 def test_it_saves_what_is_not_saved_and_validates_only_when_that_is_due(
     start, stream, tiny, tmp_path, at_update
 ):
