@@ -60,7 +60,7 @@ class AMPOptimizer(optim.AMPOptimizer):
     trainer: Any
 
     def step(self, closure=None, scale: float = 1.0, groups=None) -> None:
-        """Update the parameters, or skip that and lower the scale; as fairseq's, none of the arguments acts."""
+        """Update the parameters, or skip that and lower the scale. Takes what others take."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
@@ -152,7 +152,7 @@ def by_parameter(state_dict: dict[str, Any], shapes: list[torch.Size]) -> dict[s
 
 
 def flat(state_dict: dict[str, Any], shapes: list[torch.Size]) -> dict[str, Any]:
-    """The inverse of `by_parameter`. What is no tensor of a parameter's shape (Adam's step) is that of all."""
+    """The inverse of `by_parameter`. What has not the parameter's shape (Adam's step) is the same for all."""
     if len(shapes) == 1 or _count(state_dict) == 1:
         return state_dict
     states = [state_dict["state"].get(index, {}) for index in range(len(shapes))]

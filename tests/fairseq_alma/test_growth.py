@@ -175,7 +175,7 @@ def test_losing_experts_are_those_of_the_largest_summed_loss():
 
 @pytest.mark.parametrize("layout", [flat, by_parameter])
 def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build, layout):
-    """In whichever layout fairseq's fp16 optimizer has saved it; its fp32 weights are not of the new model."""
+    """In whichever layout fairseq's fp16 optimizer has saved it, but for its fp32 weights."""
     _, model = build("--moe-expert-count", "3")
     shapes = {name: p.shape for name, p in model.named_parameters()}
     states = {
