@@ -105,9 +105,7 @@ class Run:
         return run
 
     @classmethod
-    def check(
-        cls, directory: str | os.PathLike[str], config: dict, growing: Collection[str] = ()
-    ) -> bool:
+    def check(cls, directory: str | os.PathLike[str], config: dict, growing: Collection[str] = ()) -> bool:
         """Whether `open` would go on with the run in `directory`, rather than start one; writes nothing.
 
         Errors are those of `open`.
@@ -281,7 +279,9 @@ def _by_flag(words: Sequence[str]) -> dict[str, str]:
     return flags
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], growing: Collection[str] = ()
+) -> list[str]:
     """How two configs differ, a text for each setting: `--lr: 4e-3 -> 2e-3`.
 
     Those of `growing` may be more than they were.

@@ -44,8 +44,10 @@ class Routing:
 class Router(nn.Module):
     """Top-1 router: softmax over all experts in fp32, then argmax (Switch Transformer, eq. 1 and 2).
 
-    `log_multiplicity` (E,) is what makes `preserve` growth exact (DESIGN.md): an expert that was split in
-    m has log m there. Its probability is that of one of m copies, its weight that of all of them.
+    `copies` (E,) is what makes `preserve` growth exact: of how many copies of one expert each is one, m if
+    it was split in m. Its probability is that of one of m copies, z - log m in the softmax, and its weight
+    that of all m, so that the softmax's sum and every weight stay as they were. An integer: half precision
+    would round log m, and all weights with it.
 
     `parent` (E,) makes the gate a tree (paper, section 4.2 and eq. 3): an expert j split from i = parent[j]
     has no part in that softmax. Its row of `weight` is the gate of the split, z_j = weight[j] . x: i keeps
@@ -57,12 +59,16 @@ class Router(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, dim))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear does
-        self.register_buffer("log_multiplicity", torch.zeros(experts))
-        self.log_multiplicity: Tensor
+        self.register_buffer("copies", torch.ones(experts, dtype=torch.int64))
+        self.copies: Tensor
         self.register_buffer("parent", torch.full((experts,), -1))
         self.parent: Tensor
         self.splits: list[tuple[int, int]] = []  # `parent` as (j, i), in order; no device to wait for
+        self.register_load_state_dict_pre_hook(Router._upgrade)
         self.register_load_state_dict_post_hook(Router._read_splits)
+
+    def _upgrade(self, state: dict[str, Any], prefix: str, *_) -> None:
+        upgrade_router(state, prefix)
 
     def _read_splits(self, _) -> None:
         self.splits = [(new, old) for new, old in enumerate(self.parent.tolist()) if old >= 0]
@@ -73,9 +79,9 @@ class Router(nn.Module):
         with torch.autocast(tokens.device.type, enabled=False):
             logits = F.linear(tokens.float(), self.weight.float())
             root = logits.masked_fill(self.parent >= 0, -math.inf) if self.splits else logits
-            probs = torch.softmax(root - self.log_multiplicity.float(), dim=-1)
+            probs = torch.softmax(root - self.copies.float().log(), dim=-1)
         expert = root.argmax(dim=-1)
-        gate = probs.gather(1, expert[:, None]).squeeze(1) * self.log_multiplicity.float().exp()[expert]
+        gate = probs.gather(1, expert[:, None]).squeeze(1) * self.copies[expert]
         if self.splits:
             expert, gate, probs = self._descend(logits, expert, gate, probs)
         if padding is not None:
@@ -103,6 +109,18 @@ class Router(nn.Module):
             expert = torch.where(here & moves[new], new, expert)
         # The product of 1 + (q - q.detach()) over the branches has this value and gradient.
         return expert, gate * (1 + (taken - taken.detach())), torch.stack(leaves, dim=1)
+
+
+def upgrade_router(state: dict[str, Any], prefix: str) -> None:
+    """Give a router that was saved by an earlier version today's buffers; in place, `prefix` ends in a dot.
+
+    First there were no trees, then the logarithm of `copies`, which half precision may have rounded.
+    """
+    weight = state.get(f"{prefix}weight")
+    if weight is not None:
+        state.setdefault(f"{prefix}parent", torch.full((len(weight),), -1))
+    if (logs := state.pop(f"{prefix}log_multiplicity", None)) is not None:
+        state[f"{prefix}copies"] = logs.float().exp().round().long()
 
 
 def load_balancing_loss(routing: Routing) -> Tensor:

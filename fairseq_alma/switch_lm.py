@@ -185,7 +185,10 @@ class SwitchDecoder(TransformerDecoder):
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
     def load_balancing_loss(self) -> Tensor | float:
-        """Sum of the Switch layers' load-balancing losses of the last forward pass; its graph is given once."""
+        """Sum of the Switch layers' load-balancing losses of the last forward pass; call it once for each.
+
+        It has the graph, the layers keep the values: what keeps a graph cannot be copied.
+        """
         layers = [layer for layer in self.modules() if isinstance(layer, SwitchDecoderLayer)]
         losses = [layer.balance_loss for layer in layers]
         for layer in layers:

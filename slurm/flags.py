@@ -99,7 +99,7 @@ def read_flags(words: Sequence[str]) -> Flags:
 
 
 def resolve(lines: Sequence[Sequence[str]]) -> list[Settings]:
-    """The settings of each command line of fairseq-train, its data first: those given, and fairseq's defaults.
+    """The settings of each command line of fairseq-train, its data first: those given, and the defaults.
 
     fairseq is imported once, in a process of its own. UserError: fairseq-train would refuse one of them.
     """

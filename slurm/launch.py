@@ -4,7 +4,6 @@ python -m slurm.launch STREAM --learner gmoe --out RUN --grow-experts 2 -- --max
 python -m slurm.launch experiments/table2/gmoe_w1_base.yaml --stream STREAM --size small lr=1e-3
 """
 
-import dataclasses
 import hashlib
 import json
 import shlex
@@ -113,9 +112,10 @@ def launch_side_by_side(requests: Sequence[Request], plans: Sequence[Plan], jobs
 
 def _check_queue(plan: Plan) -> None:
     """UserError: jobs of the run are in SLURM's queue, which would train the same stages."""
-    if queue.on_cluster(plan.out) and shutil.which("squeue"):
-        if busy := queue.live_units([plan.out]):
-            raise _in_the_queue(plan, busy, "give --cluster slurm")
+    if not queue.on_cluster(plan.out) or not shutil.which("squeue"):
+        return
+    if busy := queue.live_units([plan.out]):
+        raise _in_the_queue(plan, busy, "give --cluster slurm")
 
 
 def _in_the_queue(plan: Plan, busy: Sequence[queue.Unit], instead: str) -> UserError:

@@ -31,7 +31,9 @@ class _Parser(Parser):
         after = "put it after `--`"
         if meant is None:
             return f"if {name} is a flag of fairseq-train, {after}"
-        return f"{name} is a flag of fairseq-train: {after}" if name == meant else f"did you mean {meant}? Then {after}"
+        if name == meant:
+            return f"{name} is a flag of fairseq-train: {after}"
+        return f"did you mean {meant}? Then {after}"
 
 
 def parser() -> Parser:

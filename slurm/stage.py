@@ -21,7 +21,7 @@ UNTRAINED, TRAINED, RESULT = "untrained.json", "trained.json", "result.json"
 Result = dict[str, Any]
 """What `fairseq_alma.evaluate` measured."""
 _OF_TRAINING = ("training", "validation")
-"""What `extra` tells of the training: the numbers of each, and the FLOPs of validation, which Comp leaves out."""
+"""What `extra` tells of the training: its numbers, and the FLOPs of validation, which Comp leaves out."""
 
 
 def run_stages(plan: Plan, run: Run) -> None:

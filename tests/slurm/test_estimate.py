@@ -4,10 +4,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-import slurm.launch
 from launcher import ESTIMATE, read_requests
 
+import slurm.launch
 from alma.errors import UserError
 from alma.stream import FileInfo, Part, Stream
 from slurm.estimate import PROCESS, Estimate, check, count_units, estimate, table

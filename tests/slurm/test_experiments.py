@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-
 from launcher import read_requests
 
 from alma.errors import UserError

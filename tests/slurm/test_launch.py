@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import termios
 import time
@@ -74,7 +75,7 @@ def test_a_chain_gives_a_row_per_megabatch_and_a_table(launcher, expected):
     ]
     assert lines[0] == "checking the flags of fairseq-train"
     assert lines[ESTIMATE] == "untrained model: evaluating"
-    assert [line.rpartition(" ")[2] for line in lines if "done in" in line] == ["left"] * 3 + lines[-1].split()[-1:]
+    assert [line.endswith(" left") for line in lines if "done in" in line] == [True, True, True, False]
     assert Run.read(launcher.out).config["name"] == "mine"
     assert Run.read(launcher.out).info["stages"] == 4
     assert [row["extra"]["valid"] for row in rows] == [{"loss": 6.1, "perplexity": 400.0}] * 5
@@ -278,8 +279,8 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
     first = launcher.start()
     wait_for((launcher.out / "stage_00/train.log").exists)
     _, err = launcher.run(code=2)
-    (last,) = err.splitlines()[ESTIMATE:]
-    assert last.startswith("error: run: another process is at work here")
+    last = f"error: run: another process is at work here (pid {first.pid} on {socket.gethostname()}); "
+    assert err.splitlines()[ESTIMATE:] == [f"{last}let it end or choose another --out"]
     first.terminate()
     first.communicate(timeout=10)
 

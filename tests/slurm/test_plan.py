@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from launcher import read_requests
 
 from alma.errors import UserError
@@ -315,7 +314,10 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         ([*GMOE, "--grow-experts", "2,7,1"], "growth 2 adds 7 to 6"),
         ([*GMOE, "--grow-experts", "two"], "give a number"),
         ([*GMOE, "--grow-experts", "0"], "give a number"),
-        (["--nonsense"], "unrecognized arguments: --nonsense .if --nonsense is a flag of fairseq-train, put it"),
+        (
+            ["--nonsense"],
+            "unrecognized arguments: --nonsense .if --nonsense is a flag of fairseq-train, put it",
+        ),
         (["--arch", "switch_gmoe"], "--arch is a flag of fairseq-train: put it after `--`"),
         (["--max-updates", "4"], "did you mean --max-update. Then put it after `--`"),
         (["--waiting-tim", "4"], "did you mean --waiting-time.\\)"),

@@ -66,7 +66,9 @@ class Refused(Exception):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise Refused(message.removeprefix("argument ").replace("unrecognized arguments:", "unrecognized argument"))
+        raise Refused(
+            message.removeprefix("argument ").replace("unrecognized arguments:", "unrecognized argument")
+        )
 
 
 def resolve(words: list[str]) -> dict:
