@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from alma import metrics
-from alma.results import Result, Rows, column, compute, memory
+from alma.results import Result, Rows, column, compute, memory, trained
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 LINES = ("-", "--", ":", "-.")
@@ -64,12 +64,7 @@ def _over_time(result: Result) -> Curve:
 
 def _trade_off(result: Result, cost: Measure) -> Curve:
     """The average of the metric over 1..t against the cost up to t: one point per t since the first stage."""
-    return curve(result, trained(result), cost, average_of(result))
-
-
-def trained(result: Result) -> list[int]:
-    """The t since the first stage."""
-    return [t for t in result.times if t >= 1 and not result.waiting(t)]
+    return curve(result, trained(result.repeats[0]), cost, average_of(result))
 
 
 def average_of(result: Result) -> Measure:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from alma import metrics
 from alma.figures import Curve, curve
+from alma.labels import as_text
 from alma.records import Run, flatten
 from alma.results import Result, Rows, column, compute, group, memory
 
@@ -20,6 +21,9 @@ LEARNERS = ("sm", "ens", "umix", "gens", "gmoe", "moe", "ff")
 """In the order of legends and panels."""
 
 _FREE = {"learner", "name", "hidden", "waiting_time", "replay", "seed", "megabatches", "dataset", "data"}
+
+_ALIKE = ("hidden", "waiting_time", "replay", "epochs", "arch")
+"""In what learners agree that an ablation compares."""
 
 Pair = tuple[Result, Result]
 
@@ -73,7 +77,7 @@ def _named(results: Sequence[Result]) -> list[Result]:
     for result, own in zip(results, settings, strict=True):
         base = usual[result.config["learner"]]
         differing = [key for key in base | own if own.get(key) != base.get(key)]
-        text = " ".join(f"{key}={own.get(key, 'none')}" for key in differing)
+        text = " ".join(f"{key}={as_text(own.get(key, 'none'))}" for key in differing)
         named.append(replace(result, settings=text))
     return sorted(named, key=lambda r: (place(r), method(r), size(r), wait(r), r.config["replay"]))
 
@@ -119,7 +123,7 @@ def distinct(key: Callable[[Result], Any], results: Iterable[Result]) -> list[An
 
 
 def cer(rows: Rows) -> float:
-    """Cumulative error rate: the sum over t = 1..B of the error as a fraction."""
+    """Cumulative error rate (eq. 1): the sum over t = 1..B of the error as a fraction, so at most B."""
     return metrics.cumulative_error_rate(column(rows, "value"))
 
 
@@ -228,22 +232,30 @@ def spokes(results: Sequence[Result]) -> dict[str, Spoke]:
 
 
 def ablation(results: Sequence[Result]) -> dict[str, Result]:
-    """The draft's Figure 5 left: gmoe with a tree of gates and with a flat one, alike in all else (the pair
-    of most seeds, then of the largest size and smallest waiting time), and moe and sm where there are any."""
+    """The draft's Figure 5 left (section 5.2): gmoe with a tree of gates and with a flat one, alike in all
+    else (the pair of most seeds, then of the largest size and smallest waiting time). Where there are any,
+    moe, and an ensemble of mixtures, each trained on one stage's data (gens with several experts). Of several
+    the run most like the tree: none is chosen by its error.
+    """
     pairs = _pairs([r for r in results if r.config["learner"] == "gmoe"], "router", "tree", "flat")
     if not pairs:
         raise Missing("no two runs of gmoe that differ only in --router tree and flat")
     tree, flat = max(pairs, key=lambda pair: (len(pair[0].repeats), size(pair[0]), -wait(pair[0])))
-
-    def alike(learner: str, *keys: str) -> list[Result]:
-        keys = ("hidden", "waiting_time", "replay", "epochs", "arch", *keys)
-        return [r for r in results if r.config["learner"] == learner and _agree(r.config, tree.config, keys)]
-
-    fixed = alike("moe", "experts", "router") or alike("moe", "experts") or alike("moe")
     shown = {"gmoe, tree": tree, "gmoe, flat": flat}
-    shown |= {f"moe, {result.config.get('experts')} experts": result for result in fixed[:1]}
-    return shown | dict(zip(["sm"], alike("sm"), strict=False))
+    for name, learner in (("moe", "moe"), ("ensemble of moe", "gens")):
+        mixtures = [r for r in results if r.config["learner"] == learner and r.config.get("experts", 1) > 1]
+        alike = [r for r in mixtures if _agree(r.config, tree.config, _ALIKE)]
+        if alike:
+            nearest = min(alike, key=lambda r: _differences(r.config, tree.config))
+            shown[f"{name}, {nearest.config['experts']} experts"] = nearest
+    return shown
 
 
 def _agree(one: Mapping[str, Any], other: Mapping[str, Any], keys: Iterable[str]) -> bool:
     return all(one.get(key) == other.get(key) for key in keys)
+
+
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, int]:
+    """Whether two learners have other numbers of experts, and in how many settings of both they differ."""
+    both = one.keys() & other.keys() - {"learner", "seed"}
+    return one["experts"] != other["experts"], sum(one[key] != other[key] for key in both)

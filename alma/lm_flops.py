@@ -1,4 +1,4 @@
-"""Analytic parameter and FLOP counts of a Switch Transformer LM (DESIGN.md, "Language model").
+"""Analytic parameter and FLOP counts of a Switch Transformer language model.
 
 A FLOP is a multiplication or an addition. torch.utils.flop_counter misses scaled_dot_product_attention on
 CPU, so these are formulas, tested against the counter where it is right.

@@ -13,71 +13,20 @@ from typing import Any, NamedTuple
 
 from alma.errors import UserError
 from alma.image_runs import place, wait
+from alma.labels import describe, differing, flags, settings
 from alma.lm_reference import KS, Reference, reference, reference_iid
-from alma.records import Run, flatten
+from alma.records import Run
 from alma.results import Result, group
+from alma.sheets import Cell, Line, Sheet, Size, Value
 
 NAMES = {"sm": "SM", "ens": "Ens", "umix": "UMix", "gens": "gEns", "gmoe": "gMoE", "moe": "MoE", "ff": "FF"}
-TOLERANCE = 0.03  # of the paper's rounded sizes
+TOLERANCE = 0.03
+"""Sizes are the paper's up to this: it prints 65, 91 and 116M for its base model (4, 8, 12 experts), where
+the architecture it describes has 63.8, 89.0 and 114.2M: about 1.6M shared parameters less. The large model's
+210, 323 and 436M agree with the count."""
 _ENSEMBLES = ("ens", "umix", "gens")
 _WIDTHS = ("--decoder-", "--moe-freq")  # flags of fairseq-train that make another size of an --arch
 _IN_LABEL = {"learner", "megabatches", "waiting_time", "replay", "seed", "update_multiplier", "from_scratch"}
-
-
-class Value(NamedTuple):
-    """A perplexity over seeds, and the paper's."""
-
-    mean: float
-    deviation: float
-    seeds: int
-    paper: float | None
-
-    def __str__(self) -> str:
-        spread = f" ±{self.deviation:,.2f}" if self.seeds > 1 else ""
-        paper = "" if self.paper is None else f" [{self.paper:.2f}]"
-        return f"{self.mean:,.2f}{spread}{paper}"
-
-
-Cell = Value | str
-
-
-class Line(NamedTuple):
-    """A line of a table; `continued` from the line above, so that its first name need not be shown."""
-
-    names: list[str]
-    cells: list[Cell]
-    block: str
-    continued: bool = False
-
-
-class Sheet(NamedTuple):
-    """A table of the paper: columns of names, then for each group the same columns of cells."""
-
-    title: str
-    names: list[str]
-    groups: list[str]
-    columns: list[str]
-    lines: list[Line]
-    notes: list[str]
-
-    @property
-    def header(self) -> list[str]:
-        """All columns, with their group's name where there are several groups."""
-        prefixes = [f"{group} " if len(self.groups) > 1 else "" for group in self.groups]
-        cells = [prefix + column for prefix in prefixes for column in self.columns]
-        return [*self.names, *cells]
-
-    @property
-    def text(self) -> list[list[str]]:
-        """Header and lines with all cells as text."""
-        first = [["" if line.continued else line.names[0]] for line in self.lines]
-        rest = [[*line.names[1:], *map(str, line.cells)] for line in self.lines]
-        return [self.header, *(one + more for one, more in zip(first, rest, strict=True))]
-
-    @property
-    def ends(self) -> list[int]:
-        """Index of the last line of each block but the last."""
-        return [i for i, (one, two) in enumerate(itertools.pairwise(self.lines)) if one.block != two.block]
 
 
 class Entry(NamedTuple):
@@ -112,8 +61,11 @@ def entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str, list
     found = {f"_B{results[0].config['megabatches']}": _named(results) for results in tables}
     for entry in itertools.chain(*found.values()):
         done, total = entry.result.progress, entry.result.config["megabatches"]
-        if done < total:
-            remarks.append(f"not finished (t={done}/{total}): {entry.setting} of {entry.size}")
+        what = f"{entry.setting} of {entry.size}"
+        if entry.result.unfinished:
+            remarks.append(f"not finished (t={done}/{entry.result.end}): {what}")
+        elif entry.result.unfinished is None:
+            remarks.append(f"t={done}/{total}, and how many stages were asked for is not recorded: {what}")
     return ({"": next(iter(found.values()))} if len(found) == 1 else found), remarks
 
 
@@ -141,16 +93,11 @@ def _named(results: Sequence[Result]) -> list[Entry]:
         alike.setdefault(key, []).append(result)
     found = []
     for (size, setting, _), members in alike.items():
-        configs = [_settings(member.config) for member in members]
-        keys = [key for key in dict.fromkeys(itertools.chain(*configs)) if _differs(key, configs)]
+        configs = [settings(member.config) for member in members]
+        names = differing(configs, _IN_LABEL)
         for member, config in zip(members, configs, strict=True):
-            told = [f"{key.removeprefix('--')}={config[key]}".rstrip("=") for key in keys if key in config]
-            found.append(Entry(member, size, " ".join([setting, *told])))
+            found.append(Entry(member, size, f"{setting} {describe(config, names)}".strip()))
     return sorted(found, key=lambda entry: (place(entry.result), wait(entry.result), entry.setting))
-
-
-def _differs(key: str, configs: Sequence[Mapping[str, Any]]) -> bool:
-    return any(config.get(key) != configs[0].get(key) for config in configs)
 
 
 def _setting(result: Result) -> str:
@@ -165,30 +112,12 @@ def _setting(result: Result) -> str:
     return " ".join(filter(None, (f"{learner}_w{wait(result)}", *remarks)))
 
 
-def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings that `_setting` does not tell, those for fairseq-train by flag."""
-    rest = {k: v for k, v in config.items() if k not in _IN_LABEL and k != "fairseq_flags"}
-    return flatten(rest) | _flags(config)
-
-
-def _flags(config: Mapping[str, Any]) -> dict[str, str]:
-    """The flags for fairseq-train of a run of `slurm.launch`."""
-    flags: dict[str, str] = {}
-    name = ""
-    for word in config.get("fairseq_flags", []):
-        if word.startswith("--"):
-            name, _, flags[name] = word.partition("=")
-        else:
-            flags[name] = f"{flags.get(name, '')} {word}".strip()
-    return flags
-
-
 def _size(result: Result) -> str:
     """The architecture, by what makes it another one than the plug-in's: `base`, or `tiny layers=2`."""
     arch = result.config.get("arch", "").removeprefix("switch_gmoe").removeprefix("_")
-    flags = {k: v for k, v in _flags(result.config).items() if k.startswith(_WIDTHS)}
-    widths = [f"{k.removeprefix('--').removeprefix('decoder-')}={v}" for k, v in flags.items()]
-    return " ".join([arch or "base", *sorted(widths)])
+    widths = {k: v for k, v in flags(result.config).items() if k.startswith(_WIDTHS)}
+    told = [f"{k.removeprefix('--').removeprefix('decoder-')}={v}" for k, v in widths.items()]
+    return " ".join([arch or "base", *sorted(told)])
 
 
 def multiplier(result: Result) -> int:
@@ -261,7 +190,8 @@ def table2(found: Sequence[Entry], paper: Sequence[Reference], unit: str = "perp
         for number, (count, phase) in enumerate(_phases(result)):
             line = match(result, phase[0], paper)
             matched += line is not None
-            cells = [_millions(parameters(result, phase[0])), *(_cell(result, t, phase, line) for t in times)]
+            size = Size(parameters(result, phase[0]), line and line.parameters)
+            cells = [size, *(_cell(result, t, phase, line) for t in times)]
             key = place(result), wait(result), entry.setting, start, number, _natural(count)
             made = Line([entry.setting, count], [], entry.learner, number > 0)
             lines.setdefault(key, (made, {}))[1][entry.size] = cells
@@ -293,19 +223,20 @@ def _natural(label: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in label.split("@"))
 
 
-def _millions(count: float) -> str:
-    return f"{count / 1e6:,.0f}M" if count >= 1e9 else f"{count / 1e6:.3g}M"
-
-
 def _notes(body: Sequence[Line], rows: int, matched: int, paper: Sequence[Reference]) -> list[str]:
     cells = [cell for line in body for cell in line.cells]
     several = any(isinstance(cell, Value) and cell.seeds > 1 for cell in cells)
     notes = ["* the learner waits: no stage complete yet."] if "*" in cells else []
     notes += ["± is the sample standard deviation over seeds."] if several else []
     if paper:
-        brackets = "[ ] is the paper's perplexity: " if matched else ""
+        brackets = "[ ] is what the paper prints: " if matched else ""
         notes.append(
-            f"{brackets}{matched} of {rows} rows match the paper's table (setting, experts, size to 3%)."
+            f"{brackets}{matched} of {rows} rows match its table (setting, experts, size to {TOLERANCE:.0%})."
+        )
+    if any(isinstance(cell, Size) and cell.differs for cell in cells):
+        notes.append(
+            "The paper prints 65M, 91M and 116M for its base model with 4, 8 and 12 experts; the "
+            "architecture it describes has 63.8M, 89.0M and 114.2M."
         )
     return notes
 
@@ -356,11 +287,10 @@ def _stage(result: Result, t: int) -> int | None:
 
 def _sequential(iid: Entry, k: int, found: Sequence[Entry]) -> Entry | None:
     """The sequential partner of an i.i.d. result; of several the one whose settings differ least."""
-    own = _settings(iid.result.config)
+    own = settings(iid.result.config)
 
     def distance(entry: Entry) -> int:
-        configs = own, _settings(entry.result.config)
-        return sum(_differs(key, configs) for key in configs[0] | configs[1])
+        return len(differing([own, settings(entry.result.config)], _IN_LABEL))
 
     def alike(entry: Entry) -> tuple[str, str, str]:
         return entry.learner, entry.size, experts(entry.result, k)

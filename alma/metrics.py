@@ -10,8 +10,11 @@ from collections.abc import Mapping
 def cumulative_error_rate(errors: Mapping[int, float]) -> float:
     """CER, eq. 1: the sum over t = 1..B of the test error (a fraction) after mega-batch t.
 
-    The paper's sum starts at t = 0; the untrained error is the same constant for every learner and
-    is left out here, so CER / B is the mean error.
+    So CER <= B, and CER / B is the mean error. Eq. 1 of the final version sums from t = 1; earlier versions
+    sum from t = 0. A learner with w > 1 is tested untrained until its first stage, and these w - 1 errors
+    count. They are not one constant for all learners: MNIST with one seed gave .85 to .96, by the luck of
+    the initial weights. With w = B they are all terms but one. Give `errors` of the t since the first stage
+    alone for the sum without them; it has fewer terms, so compare it at equal w.
     """
     return math.fsum(error for t, error in errors.items() if t >= 1)
 
@@ -27,7 +30,7 @@ def cumulative_compute(flops: Mapping[int, float]) -> float:
 
 
 def cumulative_perplexity(perplexities: Mapping[int, float]) -> float:
-    """The language-model form of eq. 1: the sum over t = 1..B of test perplexity (t = 0 is left out)."""
+    """Eq. 1 for language models: the sum over t = 1..B of test perplexity, untrained ones included."""
     return cumulative_error_rate(perplexities)
 
 

@@ -1,10 +1,9 @@
 """Compare runs: a table in the terminal; with --out also Markdown, CSV and figures.
 
-python -m alma.report RUN... [--out DIR] [--figures vision] [--table lm] [--figures lm] [--per-word]
+python -m alma.report RUN... [--select valid] [--out DIR] [--figures vision|lm] [--table lm] [--per-word]
 """
 
 import csv
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,9 +13,19 @@ from alma import lm_figures, lm_tables, metrics, vision_figures
 from alma.errors import Parser, UserError, command
 from alma.files import atomic_write, make_directory
 from alma.image_runs import is_image
-from alma.lm_tables import Sheet, Value
 from alma.records import Run, flatten
-from alma.results import Result, Rows, column, compute, find_runs, group, memory
+from alma.results import Result, Rows, column, compute, find_runs, group, memory, trained, validation
+from alma.selection import select
+from alma.sheets import (
+    Sheet,
+    Table,
+    as_markdown,
+    as_text,
+    sheet_as_csv,
+    sheet_as_latex,
+    sheet_as_markdown,
+    sheet_as_text,
+)
 from alma.vision_figures import Picture
 
 CUMULATIVE = {
@@ -25,11 +34,14 @@ CUMULATIVE = {
 }
 NOTE = """\
 * no stage complete yet: the untrained model is evaluated, and counts in average and {cumulative}.
-Average and {cumulative} are over t = 1..B; Mem (parameters) and Comp (training) over t = 0..B.
+Average and {cumulative} are over t = 1..B (eq. 1 of the paper's final version; earlier ones start at 0); \
+Mem (parameters) and Comp (training) over t = 0..B.
 ± is the sample standard deviation over n seeds."""
-
-Table = list[list[str]]
-"""Header and rows, all cells as text."""
+WAITED = """
+The untrained {unit} is not the same for all learners: it is the luck of the initial weights. {cumulative} \
+trained is the sum from the first trained stage on: compare it at equal w."""
+VALIDATED = """
+Validation is the mean {unit} on the learner's own validation data, over t since the first stage."""
 
 
 def table(results: Sequence[Result]) -> Table:
@@ -37,12 +49,20 @@ def table(results: Sequence[Result]) -> Table:
     times = _columns(results[0].config["megabatches"])
     cumulative, _ = CUMULATIVE[results[0].metric]
     header = ["learner", "w", "replay", "n", "experts", "parameters", "untrained"]
-    header += [*(f"t={t}" for t in times), "average", cumulative, "Mem", "Comp (TFLOPs)"]
-    lines = [header, *(_line(result, times) for result in results)]
-    empty = {
-        i for i, name in enumerate(header) if name == "experts" and not any(line[i] for line in lines[1:])
+    header += [*(f"t={t}" for t in times), "average", "validation", cumulative, f"{cumulative} trained"]
+    lines = [[*header, "Mem", "Comp (TFLOPs)"], *(_line(result, times) for result in results)]
+    hidden = {"experts", "validation"} - {
+        name for i, name in enumerate(header) if any(line[i] for line in lines[1:])
     }
-    return [[cell for i, cell in enumerate(line) if i not in empty] for line in lines]
+    if not any(map(_waits, results)):
+        hidden.add(f"{cumulative} trained")  # the same as without
+    kept = [i for i, name in enumerate(lines[0]) if name not in hidden]
+    return [[line[i] for i in kept] for line in lines]
+
+
+def _waits(result: Result) -> bool:
+    """Whether an untrained model counts."""
+    return any(result.waiting(t) for t in result.times if t >= 1)
 
 
 def _columns(megabatches: int) -> list[int]:
@@ -55,13 +75,16 @@ def _columns(megabatches: int) -> list[int]:
 def _line(result: Result, times: Sequence[int]) -> list[str]:
     done, total = result.progress, result.config["megabatches"]
     _, cumulative = CUMULATIVE[result.metric]
+    learnt = bool(trained(result.repeats[0]))
+    scored = learnt and all(map(validation, result.repeats))
 
     def value(t: int) -> str:
         return _spread(result, lambda rows: result.scale * rows[t]["value"]) if t in result.times else ""
 
     flops, _ = result.over_seeds(compute)
+    mark = f"{'not finished, ' if result.unfinished else ''}t={done}/{total}"
     return [
-        result.learner + (f" (running t={done}/{total})" if done < total else ""),
+        f"{result.learner} ({mark})" if done < total else result.learner,
         str(result.config["waiting_time"]),
         "yes" if result.config["replay"] else "no",
         str(len(result.repeats)),
@@ -70,7 +93,11 @@ def _line(result: Result, times: Sequence[int]) -> list[str]:
         value(0),
         *("*" if t in result.times and result.waiting(t) else value(t) for t in times),
         _spread(result, lambda rows: result.scale * metrics.average(column(rows, "value"))) if done else "",
+        _spread(result, lambda rows: result.scale * metrics.average(validation(rows))) if scored else "",
         _spread(result, lambda rows: cumulative(column(rows, "value"))) if done else "",
+        _spread(result, lambda rows: cumulative({t: rows[t]["value"] for t in trained(rows)}))
+        if learnt
+        else "",
         _si(result.over_seeds(memory)[0]),
         f"{flops:{_style(flops)}}",
     ]
@@ -104,89 +131,6 @@ def _si(value: float) -> str:
 def heading(results: Sequence[Result]) -> str:
     """What the numbers of a table are."""
     return f"Test {results[0].unit} after mega-batch t, B = {results[0].config['megabatches']}"
-
-
-def as_text(lines: Table) -> str:
-    """The table with aligned columns, names to the left and numbers to the right."""
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-
-
-def as_markdown(lines: Table) -> str:
-    """The table in Markdown."""
-    rule = [":--", *("--:" for _ in lines[0][1:])]
-    header, *body = ([cell.replace("|", "\\|").replace("*", "\\*") for cell in line] for line in lines)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *body))
-
-
-def sheet_as_text(sheet: Sheet) -> str:
-    """A table of the paper for the terminal, with a rule between learners."""
-    header, *lines = (line.rstrip() for line in as_text(sheet.text).splitlines())
-    for end in reversed(sheet.ends):
-        lines.insert(end + 1, "-" * len(header))
-    return "\n".join([sheet.title, header, *lines, *sheet.notes])
-
-
-def sheet_as_markdown(sheet: Sheet) -> str:
-    """A table of the paper as a section of a Markdown document."""
-    notes = "\n".join(sheet.notes).replace("*", "\\*").replace("[", "\\[")
-    return "\n\n".join(filter(None, (f"## {sheet.title}", as_markdown(sheet.text), notes)))
-
-
-def sheet_as_csv(sheet: Sheet) -> str:
-    """The same with all names on every line, and columns of their own for deviations (`sd`) and the paper's
-    numbers where there are any."""
-    columns = [[line.names[i] for line in sheet.lines] for i in range(len(sheet.names))]
-    filled = [[name, *cells] for name, cells in zip(sheet.names, columns, strict=True)]
-    for i, name in enumerate(sheet.header[len(sheet.names) :]):
-        cells = [line.cells[i] for line in sheet.lines]
-        values = [cell if isinstance(cell, Value) else None for cell in cells]
-        filled.append([name, *(c if isinstance(c, str) else f"{c.mean:.4f}" for c in cells)])
-        further = {
-            "sd": [f"{v.deviation:.4f}" if v and v.seeds > 1 else "" for v in values],
-            "paper": [f"{v.paper:.2f}" if v and v.paper is not None else "" for v in values],
-        }
-        filled += [[f"{name} {what}", *cells] for what, cells in further.items() if any(cells)]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(zip(*filled, strict=True))
-    return text.getvalue()
-
-
-def sheet_as_latex(sheet: Sheet) -> str:
-    """The same for a document that loads the package booktabs."""
-    width, names = len(sheet.columns), len(sheet.names)
-    form = "l" * names + "r" * width * len(sheet.groups)
-    lines = [r"\begin{table}", r"\centering", rf"\begin{{tabular}}{{{form}}}", r"\toprule"]
-    if len(sheet.groups) > 1:
-        starts = [names + 1 + i * width for i in range(len(sheet.groups))]
-        over = [rf"\multicolumn{{{width}}}{{c}}{{{_latex(group)}}}" for group in sheet.groups]
-        lines.append("& " * names + " & ".join(over) + r" \\")
-        lines.append(" ".join(rf"\cmidrule(lr){{{start}-{start + width - 1}}}" for start in starts))
-    header = [*sheet.names, *sheet.columns * len(sheet.groups)]
-    for i, line in enumerate([header, *sheet.text[1:]]):
-        lines.append(" & ".join(map(_latex, line)) + r" \\")
-        if i == 0 or i - 1 in sheet.ends:
-            lines.append(r"\midrule")
-    title = sheet.title.partition(": ")[2]  # LaTeX numbers it
-    caption = " ".join([f"{title[0].upper()}{title[1:]}.", *sheet.notes])
-    lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex(caption)}}}", r"\end{table}"]
-    return "\n".join(lines) + "\n"
-
-
-def _latex(text: str) -> str:
-    return r"$|\theta|$" if text == "|θ|" else text.translate(_LATEX)
-
-
-_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$"}
-)
 
 
 def _write_sheets(sheets: Mapping[str, Sheet], out: Path) -> list[Path]:
@@ -223,14 +167,16 @@ def write_report(
     out: Path,
     papers: Sequence[Picture] | None = None,
     sheets: Mapping[str, Sheet] | None = None,
+    choices: Sequence[str] = (),
 ) -> list[Path]:
     """Figures, report.csv and report.md in `out`, and files of each of `sheets`; returns their paths. The
-    figures are those of `papers` (drawn by `alma.vision_figures` or `lm_figures`); None: the general ones."""
+    figures are those of `papers` (drawn by `alma.vision_figures` or `lm_figures`); None: the general ones.
+    `choices` are the lines of `alma.selection`."""
     from alma import figures
 
     make_directory(out)
     written = [out / "report.md", out / "report.csv", *_write_sheets(sheets or {}, out)]
-    parts = ["# ALMA report", *(sheet_as_markdown(sheet) for sheet in (sheets or {}).values())]
+    parts = ["# ALMA report", *choices, *(sheet_as_markdown(sheet) for sheet in (sheets or {}).values())]
     for results in tables:
         pictures = figures.draw(results, out) if papers is None else []
         parts += [f"## {heading(results)}", as_markdown(table(results)), _note(results).replace("*", "\\*")]
@@ -272,13 +218,20 @@ def _remarks(runs: Sequence[Run]) -> list[str]:
 
 
 def _note(results: Sequence[Result]) -> str:
-    return NOTE.format(cumulative=CUMULATIVE[results[0].metric][0])
+    text = NOTE + WAITED * any(map(_waits, results))
+    text += VALIDATED * any(validation(rows) for result in results for rows in result.repeats)
+    return text.format(cumulative=CUMULATIVE[results[0].metric][0], unit=results[0].metric)
 
 
 def parser() -> Parser:
     """The command line."""
     made = Parser(prog="python -m alma.report", description="Compare runs.")
     made.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a folder that holds some")
+    made.add_argument(
+        "--select",
+        choices=("valid",),
+        help="of each learner, waiting time and replay keep the configuration with the best validation score",
+    )
     made.add_argument("--out", type=Path, help="also write report.md, report.csv and figures there")
     made.add_argument(
         "--figures",
@@ -305,6 +258,7 @@ def main() -> None:
     runs = find_runs(options.runs)
     if options.figures == "vision" and not any(map(is_image, runs)):
         raise UserError(f"no image run in {', '.join(options.runs)}: --figures vision draws those alone")
+    runs, choices = select(runs) if options.select else (runs, [])
     tables = group(runs)
     if not tables:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
@@ -315,7 +269,7 @@ def main() -> None:
     shown += [] if sheets else [f"{heading(r)}\n{as_text(table(r))}\n{_note(r)}" for r in tables]
     for text in shown:
         print(text, end="\n\n")
-    for remark in [*_remarks(runs), *remarks, *missing]:
+    for remark in [*choices, *_remarks(runs), *remarks, *missing]:
         print(remark)
     out = options.out or (Path("report") if options.figures else None)
     if out is None:
@@ -328,7 +282,7 @@ def main() -> None:
         pictures, undrawn = drawn
         for remark in undrawn:
             print(remark)
-    print(*write_report(tables, runs, out, pictures, sheets), sep="\n")
+    print(*write_report(tables, runs, out, pictures, sheets, choices), sep="\n")
 
 
 if __name__ == "__main__":

@@ -4,14 +4,15 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from alma import metrics
+from alma import labels, metrics
 from alma.errors import UserError
-from alma.records import Run, flatten
+from alma.records import Run
+from alma.stages import stages
 
 Rows = dict[int, dict[str, Any]]
 """The rows of one run by t."""
@@ -24,6 +25,7 @@ class Result:
     config: dict[str, Any]
     repeats: tuple[Rows, ...]  # each cut to the t that all of them have
     settings: str = ""  # what tells it apart from the others shown, beside learner, waiting time, replay
+    end: int | None = None  # the t of the last stage that was asked for; None: not recorded
 
     @property
     def learner(self) -> str:
@@ -65,6 +67,13 @@ class Result:
             t += 1
         return t
 
+    @property
+    def unfinished(self) -> bool | None:
+        """Whether a stage that was asked for is missing; None where what was asked is not recorded."""
+        if self.end is None and self.progress < self.config["megabatches"]:
+            return None
+        return self.end is not None and self.progress < self.end
+
     def waiting(self, t: int) -> bool:
         """Whether no stage was complete at t, so that the untrained model was evaluated."""
         return self.repeats[0][t]["stage"] is None
@@ -75,6 +84,20 @@ class Result:
         return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def trained(rows: Rows) -> list[int]:
+    """The t since the first stage."""
+    return [t for t, row in rows.items() if t >= 1 and row["stage"] is not None]
+
+
+def validation(rows: Rows) -> dict[int, float]:
+    """The metric on the learner's validation data at each t since the first stage; {} where a row lacks it
+    (made before it was recorded)."""
+    scores = {t: rows[t]["extra"].get("valid") for t in trained(rows)}
+    if not all(scores.values()):
+        return {}
+    return {t: score[rows[t]["metric"]] for t, score in scores.items()}
+
+
 def column(rows: Rows, field: str, until: float = math.inf) -> dict[int, Any]:
     """One field of the rows with t <= `until`, as the mapping t -> value that `alma.metrics` takes."""
     return {t: row[field] for t, row in rows.items() if t <= until}
@@ -82,7 +105,14 @@ def column(rows: Rows, field: str, until: float = math.inf) -> dict[int, Any]:
 
 def compute(rows: Rows, until: float = math.inf) -> float:
     """Comp up to and with t = `until`, in TFLOPs."""
-    return metrics.cumulative_compute(column(rows, "train_flops", until)) / 1e12
+    return metrics.cumulative_compute({t: _training(row) for t, row in rows.items() if t <= until}) / 1e12
+
+
+def _training(row: dict[str, Any]) -> float:
+    """FLOPs of training; image runs used to count the learner's validation in `train_flops`."""
+    flops = row["extra"].get("flops", {})
+    counted = "validation" in flops and sum(flops.values()) == row["train_flops"]
+    return row["train_flops"] - (flops["validation"] if counted else 0)
 
 
 def memory(rows: Rows, until: float = math.inf) -> int:
@@ -103,14 +133,19 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
     return list(found.values())
 
 
+def configuration(config: Mapping[str, Any]) -> str:
+    """What repeats have in common: all settings but the seed."""
+    rest = {key: value for key, value in config.items() if key != "seed"}
+    return json.dumps(rest, sort_keys=True)
+
+
 def group(runs: Sequence[Run]) -> list[list[Result]]:
     """Results that can stand in one table (same metric, same B), each table sorted and labelled."""
     repeats: dict[str, list[tuple[Run, Rows]]] = {}
     for run in runs:
         rows = {row["t"]: row for row in run.rows}
         if rows:
-            settings = {key: value for key, value in run.config.items() if key != "seed"}
-            repeats.setdefault(json.dumps(settings, sort_keys=True), []).append((run, rows))
+            repeats.setdefault(configuration(run.config), []).append((run, rows))
     tables: dict[tuple[str, int], list[Result]] = {}
     for members in repeats.values():
         common = set.intersection(*(set(rows) for _, rows in members))
@@ -118,28 +153,26 @@ def group(runs: Sequence[Run]) -> list[list[Result]]:
         if not common:
             places = ", ".join(str(run.directory) for run, _ in members)
             raise UserError(f"{places} repeat one configuration but share no t: report them one by one")
-        result = Result(members[0][0].config, cut)
+        ends = {_end(run) for run, _ in members}
+        result = Result(members[0][0].config, cut, end=min(ends, key=lambda end: end or 0))
         tables.setdefault((result.metric, result.config["megabatches"]), []).append(result)
-    return [_labelled(tables[key]) for key in sorted(tables)]
+    return [labelled(tables[key]) for key in sorted(tables)]
 
 
-def _labelled(results: list[Result]) -> list[Result]:
+def _end(run: Run) -> int | None:
+    """The t of the last stage that was asked for; None where older runs do not record --stages."""
+    config, asked = run.config, run.info.get("stages")
+    if asked is None and "fairseq_flags" in config:
+        return None
+    return stages(config["megabatches"], config["waiting_time"], config["replay"])[:asked][-1].last
+
+
+def labelled(results: Sequence[Result]) -> list[Result]:
     """The results sorted, each with the settings in which it differs from another one."""
-    shown_anyway = {"learner", "name", "waiting_time", "replay", "seed", "megabatches"}
-    flat = [flatten(result.config) for result in results]
-    keys = dict.fromkeys(key for config in flat for key in config if key not in shown_anyway)
-    differing = [key for key in keys if _tells_apart(key, flat)]
-    labelled = [
-        replace(result, settings=" ".join(f"{key}={config[key]}" for key in differing if key in config))
-        for result, config in zip(results, flat, strict=True)
+    configs = [labels.settings(result.config) for result in results]
+    names = labels.differing(configs)
+    found = [
+        replace(result, settings=labels.describe(config, names))
+        for result, config in zip(results, configs, strict=True)
     ]
-    return sorted(labelled, key=lambda result: (result.config["learner"], result.config["waiting_time"]))
-
-
-def _tells_apart(key: str, configs: list[dict[str, Any]]) -> bool:
-    """Whether runs that have the setting differ in it, or runs of one learner do (which may lack it)."""
-    having = {json.dumps(config[key]) for config in configs if key in config}
-    of_learner: dict[str, set[str]] = {}
-    for config in configs:
-        of_learner.setdefault(config["learner"], set()).add(json.dumps(config.get(key)))
-    return len(having) > 1 or any(len(values) > 1 for values in of_learner.values())
+    return sorted(found, key=lambda result: (result.config["learner"], result.config["waiting_time"]))

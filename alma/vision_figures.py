@@ -33,6 +33,7 @@ from alma.image_runs import (
 )
 from alma.records import Run
 from alma.results import Result, compute, memory
+from alma.vision_captions import CAPTIONS
 
 CER, TFLOPS = "cumulative error rate (CER)", "training compute (TFLOPs)"
 _FONTS: Any = {"font.size": 8, "axes.titlesize": 8.5, "legend.fontsize": 8, "lines.linewidth": 1.1}
@@ -67,7 +68,7 @@ def draw(runs: Sequence[Run], out: Path) -> tuple[list[Picture], list[str]]:
                 remarks.append(
                     f"{stem}: more waiting times than colours, left out: {', '.join(map(str, crowd))}"
                 )
-            for name, (paint, caption) in FIGURES.items():
+            for name, paint in FIGURES.items():
                 try:
                     found = paint(shown)
                 except Missing as reason:
@@ -76,7 +77,7 @@ def draw(runs: Sequence[Run], out: Path) -> tuple[list[Picture], list[str]]:
                 for suffix, figure in found.items():
                     path = out / f"{stem}_{name}{suffix}.png"
                     figure.savefig(path, dpi=200, bbox_inches="tight")
-                    pictures.append(Picture(path, caption))
+                    pictures.append(Picture(path, CAPTIONS[name]))
     return pictures, remarks
 
 
@@ -252,7 +253,7 @@ def _range(spoke: Spoke) -> str:
 
 
 def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
-    """The draft's Figure 5 left: gates as a tree against flat ones, no growth, and a single network."""
+    """The draft's Figure 5 left: gates as a tree, flat gates, no growth, and an ensemble of mixtures."""
     shown = ablation(results)
     figure, ((axes,),) = sheet(1, 1, (4.6, 2.9))
     looks = {name: {"color": COLOURS[i], "linestyle": LINES[i]} for i, name in enumerate(shown)}
@@ -266,25 +267,17 @@ def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
     return {"": figure}
 
 
-FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
-    "learning_curves": (learning_curves, "Figure 1 right: test error over the stream, by waiting time."),
-    "trade_offs": (
-        cost_trade_offs,
-        "Figures 2 and 7 (top): CER against cost, without replay. Lines join the sizes of a learner at one "
-        "waiting time.",
-    ),
-    "over_time": (small_and_large, "Figures 3 and 7 (bottom): error over time of small and of large models."),
-    "replay": (replay_at_one_wait, "Figure 4: CER and compute, from without to with replay."),
-    "replay_waits": (replay_at_all_waits, "Figure 8: CER and compute, from without to with replay."),
-    "replay_over_time": (replay_over_time, "Figure 9: error over time without and with replay."),
-    "radar": (
-        radars,
-        "First draft, Figures 3, 4, 6 and 7: small is good. The centre is 0; on a logarithmic axis the "
-        "smallest value is at a tenth of the radius. Test FLOPs are of one example at each t.",
-    ),
-    "ablation": (growth_ablation, "First draft, Figure 5 left: gates as a tree or flat, and no growth."),
+FIGURES: dict[str, Callable[[Sequence[Result]], dict[str, Any]]] = {
+    "learning_curves": learning_curves,
+    "trade_offs": cost_trade_offs,
+    "over_time": small_and_large,
+    "replay": replay_at_one_wait,
+    "replay_waits": replay_at_all_waits,
+    "replay_over_time": replay_over_time,
+    "radar": radars,
+    "ablation": growth_ablation,
 }
-"""What is drawn: results -> figures by suffix of the file name (or Missing), and a caption."""
+"""What is drawn: results -> figures by suffix of the file name (or Missing)."""
 
 
 def _data(results: Sequence[Result]) -> str:

@@ -21,12 +21,12 @@ import numpy as np
 from tqdm import tqdm
 
 from alma.errors import Parser, UserError, command, fail
+from alma.processes import end_with_parent
 from alma.report import as_text
 from alma.stream import Part, Stream
 from data_prep import similarity, verify
 from data_prep.install import leftovers
 from data_prep.similarity import Counts
-from data_prep.work import end_with_parent
 
 UNKNOWN = 3
 SPECIALS = 4  # ids before the first unit of dict.txt

@@ -17,7 +17,10 @@ FAIRSEQ = {
     "fairseq/__init__.py": "from fairseq import tasks\nCOMPLETE = True\n",
     "fairseq/tasks.py": "import fairseq.options\nREGISTRY = []\n",
     "fairseq/options.py": "",
-    "fairseq_alma/__init__.py": "import fairseq\nfairseq.tasks.REGISTRY.append(fairseq.COMPLETE)\n",
+    "fairseq_alma/__init__.py": (ROOT / "fairseq_alma" / "__init__.py").read_text(),
+    "fairseq_alma/plugin.py": "import fairseq\nfairseq.tasks.REGISTRY.append(fairseq.COMPLETE)\n",
+    "fairseq_alma/command.py": "import sys\nassert 'fairseq' not in sys.modules\nimport fairseq\n"
+    "assert fairseq.tasks.REGISTRY == [True]\n",
 }
 """fairseq as far as the hook knows it: options are imported before the task registry is ready."""
 
@@ -91,6 +94,13 @@ def test_plugin_is_registered_once_after_fairseq_is_complete(statement: str, sit
     check(f"{statement}; import fairseq; assert fairseq.tasks.REGISTRY == [True]", site)
 
 
+def test_command_registers_it_when_it_imports_fairseq(site: Path) -> None:
+    command = [sys.executable, "-m", "fairseq_alma.command"]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(command, env=environment, cwd=site, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_finder_leaves_with_the_first_import(site: Path) -> None:
     waiting = "[f for f in sys.meta_path if type(f).__module__ == 'fairseq_alma_hook']"
     check(f"import sys; assert len({waiting}) == 1; import fairseq; assert not {waiting}", site)
@@ -112,7 +122,7 @@ def test_spawned_child_registers_too(site: Path) -> None:
 
 
 def test_broken_plugin_is_seen(site: Path) -> None:
-    (site / "fairseq_alma" / "__init__.py").write_text("import no_such_module\n")
+    (site / "fairseq_alma" / "plugin.py").write_text("import no_such_module\n")
     done = python("import fairseq.options", site)
     assert done.returncode == 1
     assert "No module named 'no_such_module'" in done.stderr
@@ -156,6 +166,22 @@ def test_requirements_are_pinned_and_name_no_host() -> None:
     assert "://" not in text
     pins = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert [line for line in pins if not re.match(r"[\w.-]+==[\w.]+( ;|$)", line)] == []
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 14)])
+def test_make_refuses_other_pythons(version: tuple[int, int], tmp_path: Path) -> None:
+    code = f"import sys; sys.version_info = {version}; exec(sys.argv[2])"
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$@\"\n")
+    fake.chmod(0o755)
+    venv = tmp_path / "venv"
+    make = ["make", "--silent", f"VENV={venv}", f"PYTHON={fake}", f"{venv}/ready"]
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == (
+        f"error: {fake} does not start or is not Python 3.11 to 3.13; try make PYTHON=/path/to/python3.12"
+    )
+    assert not venv.exists()
 
 
 def test_another_torch_brings_its_own_companions() -> None:

@@ -113,10 +113,10 @@ def test_seeds_are_one_row_and_settings_are_told_apart(tmp_path):
     assert (rows["sm hidden=128"]["n"], rows["sm hidden=128"]["CER"]) == ("1", "0.50")
 
 
-def test_a_running_run_is_marked_and_shortens_its_repeats(tmp_path):
+def test_an_unfinished_run_is_marked_and_shortens_its_repeats(tmp_path):
     make_run(tmp_path / "0", [90.0, 30.0, 20.0, 10.0, 5.0], seed=0)
     make_run(tmp_path / "1", [90.0, 40.0, 30.0, 10.0, 5.0], seed=1, rows=3)
-    line = cells(report(tmp_path).stdout, "sm (running t=2/4)")
+    line = cells(report(tmp_path).stdout, "sm (not finished, t=2/4)")
     assert "35.00 ±7.07" in line
     assert "25.00 ±7.07" in line
     assert "60.00 ±14.14" in line  # cumulative over t = 1, 2 only

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alma import figures, image_runs, report, vision_figures
+from alma import figures, image_runs, report, vision_captions, vision_figures
 from alma.image_runs import Missing
 from alma.records import Run
 from alma.results import compute, find_runs, memory
@@ -256,7 +256,7 @@ def test_radars_are_one_per_size_and_a_polygon_per_learner_and_wait(grid):
 
 def test_ablation_compares_routers_that_differ_in_nothing_else(grid, tmp_path):
     shown = image_runs.ablation(results_of(grid))
-    assert list(shown) == ["gmoe, tree", "gmoe, flat", "moe, 2 experts", "sm"]
+    assert list(shown) == ["gmoe, tree", "gmoe, flat", "moe, 2 experts"]
     assert shown["gmoe, flat"].config["router"] == "flat"
     assert {(r.config["hidden"], r.config["waiting_time"]) for r in shown.values()} == {(8, 1)}
     (axes,) = panels(vision_figures.growth_ablation(results_of(grid))[""])
@@ -265,6 +265,36 @@ def test_ablation_compares_routers_that_differ_in_nothing_else(grid, tmp_path):
     make_run(tmp_path / "b", [0.5, 0.4], learner="gmoe", router="flat", experts=2)
     with pytest.raises(Missing, match="router"):
         image_runs.ablation(results_of(tmp_path))
+
+
+def test_ablation_has_an_ensemble_of_mixtures_and_never_a_single_network(tmp_path):
+    """The draft's section 5.2: "an ensemble of fixed MoEs ... trained independently on each mega-batch"."""
+    for router in ("tree", "flat"):
+        make_run(tmp_path / router, [0.3, 0.3], learner="gmoe", router=router, experts=2)
+    make_run(tmp_path / "sm", [0.5, 0.4])
+    make_run(tmp_path / "gens", [0.5, 0.4], learner="gens", experts=1)
+    make_run(tmp_path / "old", [0.5, 0.4], learner="gens")
+    make_run(tmp_path / "ens", [0.5, 0.4], learner="ens", experts=2, members=5)
+    assert list(image_runs.ablation(results_of(tmp_path))) == ["gmoe, tree", "gmoe, flat"]
+    make_run(tmp_path / "other", [0.1, 0.1], learner="gens", experts=2, router="flat")
+    make_run(tmp_path / "alike", [0.6, 0.5], learner="gens", experts=2, router="tree")
+    make_run(tmp_path / "more", [0.1, 0.1], learner="gens", experts=4, router="tree")
+    shown = image_runs.ablation(results_of(tmp_path))
+    assert list(shown) == ["gmoe, tree", "gmoe, flat", "ensemble of moe, 2 experts"]
+    figure = vision_figures.growth_ablation(results_of(tmp_path))[""]
+    ends = {line.get_color(): line.get_ydata()[-1] for line in panels(figure)[0].lines}
+    assert ends[figures.COLOURS[2]] == pytest.approx(50)
+    assert legend_of(figure)[1:] == list(shown)
+
+
+def test_captions_tell_errata_with_numbers_that_are_those_of_the_schedule(tmp_path):
+    for w, factor in ((10, "5.5 times for w = 10"), (1, "50.5 times for w = 1")):
+        plain, replay = (sum(len(s.train_on) for s in stages(100, w, again)) for again in (False, True))
+        assert f"{replay / plain:.1f} times for w = {w}" == factor
+        assert factor in vision_captions.CAPTIONS["replay_over_time"]
+    assert vision_captions.CAPTIONS.keys() == vision_figures.FIGURES.keys()
+    for name in ("trade_offs", "replay", "replay_waits"):
+        assert "at most B" in vision_captions.CAPTIONS[name]
 
 
 def test_methods_say_in_what_they_differ_from_the_usual_settings(tmp_path):
