@@ -40,9 +40,11 @@ def differing(configs: Sequence[Mapping[str, Any]], told: Collection[str] = ALWA
     """
     names = [key for key in dict.fromkeys(itertools.chain(*configs)) if key not in told]
     found = [key for key in names if key not in _CHECKSUMS and _tells_apart(key, configs)]
+    shown = [*found, *(key for key in told if key != "seed")]
     for key in _CHECKSUMS:
-        if _kinds([*told, *found, key], configs) > _kinds([*told, *found], configs):
+        if _kinds([*shown, key], configs) > _kinds(shown, configs):
             found.append(key)
+            shown.append(key)
     return found
 
 

@@ -74,5 +74,5 @@ def _told(ranked: Sequence[tuple[Result, float]]) -> str:
         for config, (_, score) in zip(configs, ranked, strict=True)
     ]
     best = ranked[0][0]
-    what = replace(best, config=best.config | {"name": None}, settings=told[0]).label
-    return f"chosen by validation {best.unit}: {what}; left out: {', '.join(told[1:])}"
+    experiment = replace(best, config=best.config | {"name": None}, settings="").label
+    return f"chosen by validation {best.unit}: {experiment}: {told[0]}; left out: {', '.join(told[1:])}"
