@@ -43,7 +43,7 @@ def arguments(arch: str, stream, *flags: str):
     return convert_namespace_to_omegaconf(given).model
 
 
-# What the paper prints (Table 2), in millions: those of its base model are larger than the architecture that it
+# What the paper prints (Table 2), in millions: those of its base model are larger than the architecture it
 # describes (section 5), by 1.2M, 2.0M and 1.8M; those of its large model are the count's, rounded.
 PAPER = {
     "switch_gmoe_base": ((65, 91, 116), (0.5, 2.5)),
