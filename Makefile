@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 # more than 2 cores: many tests wait for a SLURM, or for a moment to come
 JOBS ?= 3
+# threads of each program that a test starts: `make test OMP_NUM_THREADS=2`; `OMP_NUM_THREADS=` leaves it unset
+OMP_NUM_THREADS ?= 1
 UV = $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python
 IDENTITY := import sys; print(sys.base_prefix, sys.version)
 # fairseq and fairscale come as sources and import torch while they are built
@@ -20,9 +22,9 @@ SOURCES := ^(fairseq-fixed|fairscale)==
 PINS := $(if $(TORCH),sed -E '/^(nvidia-|cuda-|triton)/d; s/^(torch==).*/\1$(TORCH)/; \
 	s/^(torchvision)==.*/\1/; s/^(torchaudio)==.*/\1<=$(TORCH)/',cat) requirements.txt
 
-# The first of these that starts and is 3.11 or newer; newer ones than 3.14 have no torch yet.
-PYTHON ?= $(shell for python in $(BIN)/python python3 python3.14 python3.13 python3.12 python3.11; do \
-	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null \
+# The first of these that starts and is 3.11 to 3.13. Newer versions are refused: nothing here was tried on them.
+PYTHON ?= $(shell for python in $(BIN)/python python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$python && break; done)
 
 # PYTHON=... on the command line rebuilds a .venv made with another Python; without it any .venv is kept.
@@ -42,7 +44,8 @@ demo: $(READY) ## corpus, mega-batches, learners of text and of images, report, 
 	$(BIN)/python -m slurm.demo
 
 test: $(READY) ## the tests, without those marked slow or gpu
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+	$(if $(OMP_NUM_THREADS),OMP_NUM_THREADS=$(OMP_NUM_THREADS),env -u OMP_NUM_THREADS) \
+		$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 		-m "not slow and not gpu"
 
 lint: $(READY) ## ruff, formatting, types
@@ -66,9 +69,9 @@ $(READY): setup.py requirements.txt
 	@rm -f $(READY)
 	fail() { echo "error: $$*" >&2; exit 2; }
 	python="$(PYTHON)"
-	[ -n "$$python" ] || fail "no Python 3.11 to 3.14 found; install one and name it: make PYTHON=/path/to/python3.12"
-	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-		fail "$$python does not start or is older than Python 3.11; try make PYTHON=/path/to/python3.12"
+	[ -n "$$python" ] || fail "no Python 3.11 to 3.13 found; install one and name it: make PYTHON=/path/to/python3.12"
+	$$python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
+		fail "$$python does not start or is not Python 3.11 to 3.13; try make PYTHON=/path/to/python3.12"
 	$$python -c 'import venv, ensurepip' 2>/dev/null ||
 		fail "$$python cannot make virtual environments (on Debian and Ubuntu: apt install python3-venv)"
 	command -v $${CXX:-c++} >/dev/null && command -v $${CC:-cc} >/dev/null ||

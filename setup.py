@@ -37,7 +37,7 @@ if __name__ == "__main__":
         version="0.1.0",
         description="Anytime learning at macroscale: learners on streams of mega-batches of text or images",
         license="MIT",
-        python_requires=">=3.11",
+        python_requires=">=3.11,<3.14",
         packages=find_packages(include=[*PACKAGES, *(f"{name}.*" for name in PACKAGES)]),
         py_modules=["fairseq_alma_hook"],
         package_data={"alma": ["reference/*"]},

@@ -15,7 +15,8 @@ class Learner(Protocol):
     """What the environment asks of a learner. FLOPs count a multiplication and an addition as two."""
 
     def train(self, stage: Stage) -> Mapping[str, float]:
-        """Train on one stage; returns the FLOPs spent on it by purpose, all of which count in Comp."""
+        """Train on one stage; returns the FLOPs spent on it by purpose, all of which count in Comp but those
+        of "validation"."""
 
     @property
     def parameters(self) -> int:
@@ -30,6 +31,10 @@ class Learner(Protocol):
         """Most memory in use so far."""
 
     @property
+    def valid(self) -> Mapping[str, float] | None:
+        """Mean loss and error on the validation data of the last stage; None before the first."""
+
+    @property
     def details(self) -> Mapping[str, Any]:
         """Further results for the record's `extra`, such as members or experts."""
 
@@ -38,13 +43,20 @@ Test = Callable[[], tuple[float, float]]
 """Test error (a fraction) of the learner as it is now, and the FLOPs that finding it took."""
 
 
-def play(run: Run, learner: Learner, schedule: Sequence[Stage], test: Test, stages_done: int = 0) -> None:
+def play(
+    run: Run,
+    learner: Learner,
+    schedule: Sequence[Stage],
+    test: Test,
+    stages_done: int = 0,
+    seconds: float = 0.0,
+) -> None:
     """Let the stream pass by: one row of `run` for every t = 0..B (section 3.1).
 
     The untrained model is tested at t = 0 and is what counts until the first stage is complete; a model
     that has not changed is not tested again. `stages_done` stages are already in the learner (it was
-    resumed). Rows that are on disk stay as they are: training goes on from a checkpoint that may be
-    older, and repeats their numbers.
+    resumed), and `seconds` were spent on the next one. Rows that are on disk stay as they are: training goes
+    on from a checkpoint that may be older, and repeats their numbers.
     """
     known = {row["t"]: row for row in run.rows}
     completing = {stage.last: stage for stage in schedule}
@@ -57,6 +69,7 @@ def play(run: Run, learner: Learner, schedule: Sequence[Stage], test: Test, stag
         if t in completing:
             latest = completing[t]
             flops |= learner.train(latest)
+            started, seconds = started - seconds, 0.0
         if t in completing or value is None:
             value, tested = test()
         if t not in known:
@@ -67,10 +80,15 @@ def play(run: Run, learner: Learner, schedule: Sequence[Stage], test: Test, stag
                 "metric": "error",
                 "value": value,
                 "parameters": learner.parameters,
-                "train_flops": sum(flops.values()),
+                "train_flops": sum(spent for purpose, spent in flops.items() if purpose != "validation"),
                 "eval_flops_per_example": learner.eval_flops_per_example,
                 "seconds": time.monotonic() - started,
                 "peak_memory_bytes": learner.peak_memory_bytes,
-                "extra": {**learner.details, "flops": flops, "test_flops": tested},
+                "extra": {
+                    **learner.details,
+                    "valid": learner.valid and dict(learner.valid),
+                    "flops": flops,
+                    "test_flops": tested,
+                },
             }
             run.append(row)

@@ -1,21 +1,22 @@
 """`python -m data_prep CORPUS... --out STREAM ...`: raw text to a stream of mega-batches."""
 
 import argparse
+import contextlib
 import dataclasses
+import functools
 import glob
 import itertools
 import os
 import re
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from alma.errors import Parser, UserError, command
-from alma.report import as_text
 from alma.stream import Stream
 from data_prep import cluster
+from data_prep.advice import summary
 from data_prep.documents import Reader, find_files
 from data_prep.formats import DOCUMENTS, KNOWN, stem
 from data_prep.gpt2 import GPT2
@@ -25,10 +26,10 @@ from data_prep.tokenizer import SentencePiece
 from data_prep.work import Work
 from slurm import resources
 
-_OF_A_NEW_STREAM = ("--mega-batches", "--words", "--valid-words", "--eval-words", "--valid-source", "--seed")
+_NEEDED = ("--mega-batches", "--words", "--valid-words")
 _TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
 _GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
-_WIDE = 0.01  # of a mega-batch: a spread worth a hint
+_NOT_TO_APPEND = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZERS, *_GPT2_FILES)
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -97,7 +98,8 @@ def _add_text_flags(add: Callable[..., Any]) -> None:
         nargs="+",
         metavar="CORPUS",
         help="PATH or NAME=PATH of a source: a file, a directory of files or a quoted pattern such as "
-        f"'cc/**/*.gz', of {KNOWN}; a name may repeat, the default is the file's or directory's",
+        f"'cc/**/*.gz', of {KNOWN}; a name may repeat, the default is the file's or directory's. Names that "
+        "begin with . or _ (.cache, _SUCCESS, _temporary) are not read, unless you name the path itself",
     )
     add(
         "--documents",
@@ -105,8 +107,8 @@ def _add_text_flags(add: Callable[..., Any]) -> None:
         action="append",
         default=[],
         metavar="[NAME=]MODE",
-        help="what a document of a .txt file is, in all sources or in NAME: a block between blank lines "
-        "(blank-line, the default), the file, a line, or what is between <doc id=...> and </doc> "
+        help="what a document of a .txt or .md file is, in all sources or in NAME: a block between blank "
+        "lines (blank-line, the default), the file, a line, or what is between <doc id=...> and </doc> "
         "(wikiextractor); may be repeated",
     )
     add(
@@ -162,17 +164,36 @@ def named_path(argument: str) -> tuple[str, str]:
     return name, path
 
 
+@contextlib.contextmanager
+def noted(problems: list[str]) -> Iterator[None]:
+    """Add a UserError of the block to `problems`, to go on and find the others."""
+    try:
+        yield
+    except UserError as error:
+        problems.append(str(error))
+
+
+def refuse(problems: list[str]) -> None:
+    """UserError of all problems, each once, if there are any."""
+    if problems:
+        raise UserError("; ".join(dict.fromkeys(problems)))
+
+
 def named_files(corpus: list[str]) -> list[tuple[str, str]]:
     """(source, path) of each file of the CORPUS arguments, each file once.
 
-    UserError: a file of two sources; see also `find_files`.
+    UserError: all arguments of which `find_files` finds no files, and files of two sources.
     """
     files: dict[str, tuple[str, str]] = {}
-    for name, path in map(named_path, corpus):
-        for file in find_files(path):
-            source, _ = files.setdefault(os.path.realpath(file), (name, file))
-            if source != name:
-                raise UserError(f"{file}: is in both {source} and {name}; name it in one CORPUS argument")
+    problems: list[str] = []
+    for argument in corpus:
+        with noted(problems):
+            name, path = named_path(argument)
+            for file in find_files(path):
+                source, _ = files.setdefault(os.path.realpath(file), (name, file))
+                if source != name:
+                    raise UserError(f"{file}: is in both {source} and {name}; name it in one CORPUS argument")
+    refuse(problems)
     return list(files.values())
 
 
@@ -180,9 +201,8 @@ def reader_of(arguments: argparse.Namespace) -> Reader:
     """The reader that the flags mean. UserError: a mode for a source that there is not."""
     modes = dict(sorted(arguments.documents))
     default = modes.pop("", Reader.documents)
-    names = sorted({name for name, _ in map(named_path, arguments.corpus)})
-    if unknown := modes.keys() - names:
-        raise UserError(f"--documents {min(unknown)}=: no such source; there are {', '.join(names)}")
+    for name in modes:
+        _require_source(arguments, f"--documents {name}=", name)
     return Reader(
         documents=default,
         max_document_words=arguments.max_document_words,
@@ -194,16 +214,29 @@ def reader_of(arguments: argparse.Namespace) -> Reader:
     )
 
 
+def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None:
+    names = sorted({name for name, _ in map(named_path, arguments.corpus)})
+    if name not in names:
+        raise UserError(f"{flag}: no such source; there are {', '.join(names)}")
+
+
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings of a new stream. UserError: flags that lack, or contradict each other or the files."""
-    if lacking := [flag for flag in _OF_A_NEW_STREAM[:3] if _given(arguments, flag) is None]:
-        raise UserError(f"give {', '.join(lacking)}; see `python -m data_prep --help`")
+    """The settings of a new stream. UserError: all flags that lack, or contradict each other or the files."""
+    problems: list[str] = []
+    with noted(problems):
+        files = named_files(arguments.corpus)
+    with noted(problems):
+        reader = reader_of(arguments)
+    if arguments.valid_source:
+        with noted(problems):
+            _require_source(arguments, f"--valid-source {arguments.valid_source}", arguments.valid_source)
+    if lacking := [flag for flag in _NEEDED if _given(arguments, flag) is None]:
+        problems.append(f"give {', '.join(lacking)}")
     if not any(_given(arguments, flag) for flag in _TOKENIZERS):
-        raise UserError(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
-    files = named_files(arguments.corpus)
-    valid_source = arguments.valid_source or files[-1][0]
-    if valid_source not in (names := sorted({name for name, _ in files})):
-        raise UserError(f"--valid-source {valid_source}: no such source; there are {', '.join(names)}")
+        problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
+    with noted(problems):
+        tokenizer = given_tokenizer(arguments)
+    refuse(problems)
     return Settings(
         files=files,
         wanted=Wanted(
@@ -211,32 +244,38 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             arguments.words,
             arguments.eval_words or arguments.words,
             arguments.valid_words,
-            valid_source,
+            arguments.valid_source or files[-1][0],
         ),
         seed=arguments.seed or 0,
-        reader=reader_of(arguments),
+        reader=reader,
         vocab_size=arguments.vocab_size,
-        tokenizer=given_tokenizer(arguments),
+        tokenizer=tokenizer,
     )
 
 
 def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> Settings:
     """The settings of an addition: what makes documents, their order and their units are the stream's.
 
-    UserError: flags that would change them.
+    UserError: all flags that would change them, or contradict the files.
     """
-    fixed = (*_OF_A_NEW_STREAM[2:], *_TOKENIZERS, *_GPT2_FILES)
-    if refused := [flag for flag in fixed if _given(arguments, flag) is not None]:
-        raise UserError(f"{refused[0]} is not for --append, which goes on with what {stream.directory} has")
-    reader = reader_of(arguments)
+    problems: list[str] = []
+    with noted(problems):
+        files = named_files(arguments.corpus)
+    if refused := [flag for flag in _NOT_TO_APPEND if _given(arguments, flag) is not None]:
+        problems.append(
+            f"{', '.join(refused)} is not for --append, which goes on with what {stream.directory} has"
+        )
+    with noted(problems):
+        reader = reader_of(arguments)
+    kept = {}
     for name in ("max_document_words", "unescape_html", "strip_control"):
-        was, now = stream.settings.get(name, getattr(Reader, name)), getattr(reader, name)
-        if now and now != was:
+        kept[name] = was = stream.settings.get(name, getattr(Reader, name))
+        if (now := getattr(arguments, name)) and now != was:
             flag = name.replace("_", "-")
-            raise UserError(f"--{flag}: the stream was made with {was or 'no'} --{flag}, which holds for all")
-        reader = dataclasses.replace(reader, **{name: was})
+            problems.append(f"--{flag}: the stream was made with {was or 'no'} --{flag}, which holds for all")
+    refuse(problems)
     return Settings(
-        files=named_files(arguments.corpus),
+        files=files,
         wanted=Wanted(
             arguments.mega_batches or 1,
             arguments.words or stream.settings["words"],
@@ -246,7 +285,7 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> Setting
             first=len(stream.megabatches),
         ),
         seed=stream.seed,
-        reader=reader,
+        reader=dataclasses.replace(reader, **kept),
         vocab_size=None,
         tokenizer={name: str(stream.directory / name) for name in stream.files if name != "dict.txt"},
     )
@@ -259,43 +298,12 @@ def _given(arguments: argparse.Namespace, flag: str) -> Any:
 def given_tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
     """`Settings.tokenizer`. UserError: a file that is missing, or flags that do not go together."""
     given = {flag: path for flag in ("--tokenizer", *_GPT2_FILES) if (path := _given(arguments, flag))}
+    problems = [f"{flag} {path}: no such file" for flag, path in given.items() if not Path(path).is_file()]
     if any((flag in given) != bool(arguments.bpe) for flag in _GPT2_FILES):
-        raise UserError(f"--bpe gpt2, {' FILE and '.join(_GPT2_FILES)} FILE go together: all three or none")
-    for flag, path in given.items():
-        if not Path(path).is_file():
-            raise UserError(f"{flag} {path}: no such file")
+        problems.append(f"--bpe gpt2, {' FILE and '.join(_GPT2_FILES)} FILE go together: all three or none")
+    refuse(problems)
     names = GPT2.files if arguments.bpe else SentencePiece.files
     return dict(zip(names, given.values(), strict=bool(given)))
-
-
-def summary(stream: Stream) -> str:
-    """The stream as a table: one row for each part."""
-    added = [each["words"] for each in stream.appended for _ in range(each["mega_batches"])]
-    wanted = stream.settings
-    targets = [wanted["words"]] * wanted["mega_batches"] + added
-    targets += [wanted["valid_words"], wanted["eval_words"]]
-    sources = sorted({name for part in stream.parts for name in part.sources})
-    rows = [["", "words", "off target", "documents", "items", "tokens", "MB", *sources]]
-    for part, target in zip(stream.parts, targets, strict=True):
-        numbers = [part.documents, part.items, part.tokens]
-        shares = [f"{part.sources.get(name, 0) / part.words:.1%}" for name in sources]
-        rows.append(
-            [part.name, f"{part.words:,}", f"{part.words / target - 1:+.3%}"]
-            + [f"{number:,}" for number in numbers]
-            + [f"{part.bytes / 1e6:.1f}", *shares]
-        )
-    lines = [as_text(rows)]
-    corpus = stream.appended[-1]["corpus"] if stream.appended else stream.corpus
-    lines.append(
-        f"read {corpus['words']:,} words in {corpus['documents']:,} documents; dropped "
-        f"{corpus['duplicate_documents']:,} duplicates ({corpus['duplicate_words']:,} words); left out "
-        f"{corpus['surplus_words']:,} surplus words; spread of the mega-batches {corpus['spread']:.3%}"
-    )
-    if "skipped" in corpus:
-        lines.append(corpus["skipped"]["summary"])
-    if corpus["spread"] > _WIDE:
-        lines.append("documents are long for mega-batches of this size; --max-document-words splits them")
-    return "\n".join(lines)
 
 
 @command
@@ -307,22 +315,17 @@ def main() -> None:
     on_slurm = arguments.cluster == "slurm"
     with cluster.ClusterWork(arguments.workers, wanted) if on_slurm else Work(arguments.workers) as work:
         if arguments.append:
-            before = Stream.load(arguments.out)
-            stream = append(settings_to_append(arguments, before), before, work)
+            stream = append(functools.partial(settings_to_append, arguments), arguments.out, work)
         else:
             stream = make_stream(settings_of(arguments), arguments.out, work)
     print(summary(stream))
-    if work.seconds:
-        for what, numbers in (
-            ("seconds", {stage: f"{seconds:.2f}" for stage, seconds in work.seconds.items()}),
-            ("CPU seconds", {stage: f"{cost.cpu:.2f}" for stage, cost in work.costs.items()}),
-            ("peak MB of a process", {stage: f"{cost.peak / 1e6:.0f}" for stage, cost in work.costs.items()}),
-        ):
+    for what, numbers in (
+        ("seconds", {stage: f"{seconds:.2f}" for stage, seconds in work.seconds.items()}),
+        ("CPU seconds", {stage: f"{cost.cpu:.2f}" for stage, cost in work.costs.items()}),
+        ("peak MB of a process", {stage: f"{cost.peak / 1e6:.0f}" for stage, cost in work.costs.items()}),
+    ):
+        if numbers:  # none where nothing was left to do
             print(f"{what}: " + "  ".join(f"{stage} {number}" for stage, number in numbers.items()))
-    else:
-        print(
-            f"{stream.directory}: was finished before with the same settings; nothing to do", file=sys.stderr
-        )
 
 
 if __name__ == "__main__":

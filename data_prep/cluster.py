@@ -71,11 +71,11 @@ class ClusterWork(Work):
             share.marker.unlink(missing_ok=True)
         folder = submit.log_folder_in(place)
         jobs = submit.to_slurm(folder)(f"alma-{stage}", shares, self._wanted, None)
-        _record(place, shares, jobs, folder)
         try:
+            _record(place, shares, jobs, folder)
             yield from _follow(place, todo)
         except BaseException:
-            queue.scancel(jobs)
+            _cancel(jobs)
             raise
         for share in shares:
             yield 0, Cost(**json.loads(share.marker.read_bytes()))
@@ -93,10 +93,19 @@ class ClusterWork(Work):
 
 def _wait_for_earlier(place: Path) -> None:
     """Wait for jobs whose launch was killed: they do what this one would."""
-    busy = queue.live_units([place]) if queue.on_cluster(place) else []
-    if busy:
-        say(f"{busy[0].name} (job {busy[0].job}) of an earlier launch is in the queue; waiting for it")
-        queue.wait([place], POLL_SECONDS)
+    told = False
+    for seen in queue.watch([place], POLL_SECONDS, patient=True) if queue.on_cluster(place) else ():
+        busy = [status.unit for status in seen if status.state in queue.MOVING]
+        if busy and not told:
+            say(f"{busy[0].name} (job {busy[0].job}) of an earlier launch is in the queue; waiting for it")
+            told = True
+
+
+def _cancel(jobs: list[str]) -> None:
+    try:
+        queue.scancel(jobs)
+    except UserError as error:  # must not hide why they are cancelled
+        say(f"warning: {error}; cancel these jobs yourself: scancel {' '.join(jobs)}")
 
 
 def _record(place: Path, shares: list[Share], jobs: list[str], folder: Path) -> None:
@@ -119,10 +128,13 @@ def _record(place: Path, shares: list[Share], jobs: list[str], folder: Path) -> 
 
 
 def _follow(place: Path, todo: list[Task]) -> Iterator[tuple[int, Cost]]:
-    """Yield the weight of each task as it is finished, until all are. UserError: a job failed."""
+    """Yield the weight of each task as it is finished, until all are. UserError: a job failed.
+
+    A SLURM that does not answer is asked again, from the first time on.
+    """
     left = {task.done.name: task.weight for task in todo}
     problems: list[queue.Status] = []
-    for seen in queue.watch([place], POLL_SECONDS):
+    for seen in queue.watch([place], POLL_SECONDS, patient=True):
         for name in left.keys() & set(os.listdir(place)):
             yield left.pop(name), Cost()
         problems = [status for status in seen if status.state in queue.BAD]

@@ -4,6 +4,7 @@ A document is normalised text: lines without leading or trailing space, every ru
 no empty lines, joined by newlines.
 """
 
+import fnmatch
 import glob
 import html
 import os
@@ -39,7 +40,7 @@ class Reader:
     """How documents are cut out of text."""
 
     documents: str = "blank-line"
-    """What a document of a .txt file is. `blank-line`: blank lines (nothing but ASCII white space)
+    """What a document of a .txt or .md file is. `blank-line`: blank lines (nothing but ASCII white space)
     separate them; `file`, `line`: one each; `wikiextractor`: what is between <doc id=...> and </doc>."""
     max_document_words: int = 0
     """Documents longer than this many words are split between lines; 0: never."""
@@ -72,7 +73,7 @@ class Reader:
                     skipped(raw)
 
     def documents_in(self, source: str) -> str:
-        """What a document of the source's .txt files is."""
+        """What a document of the source's .txt and .md files is."""
         return self.documents_of.get(source, self.documents)
 
     def _normalise(self, text: str) -> str:
@@ -120,22 +121,33 @@ def normalise(text: str) -> str:
 def find_files(path: str) -> list[str]:
     """The corpus files at `path`: a file, all below a directory, or what a glob pattern (with **) matches.
 
-    Sorted, each once, without hidden and `_*` files. UserError: nothing there, or an unknown kind of file.
+    Sorted, each once. Names that begin with . or _ are passed over, except in `path` itself. UserError:
+    nothing there, or an unknown kind of file.
     """
     if os.path.exists(path):
         roots = [Path(path)]
     elif glob.has_magic(path):
-        roots = [Path(match) for match in sorted(glob.glob(path, recursive=True))]
-        roots = [root for root in roots if not root.name.startswith("_")]
+        roots = [Path(match) for match in sorted(glob.glob(path, recursive=True)) if _named(match, path)]
     else:
         raise UserError(f"{path}: no such file or directory")
     files = {str(file.absolute()) for root in roots for file in _files_below(root)}
     if not files:
         where = "an empty directory" if os.path.isdir(path) else "matches no file"
-        raise UserError(f"{path}: {where}; expected {KNOWN}")
+        raise UserError(f"{path}: {where} (names that begin with . or _ do not count); expected {KNOWN}")
     for file in sorted(files):
         require_known(file)
     return sorted(files)
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith((".", "_"))
+
+
+def _named(match: str, pattern: str) -> bool:
+    """Whether the pattern names all parts of the match that begin with _; glob leaves out .*."""
+    named = [part for part in Path(pattern).parts if part.startswith("_")]
+    parts = [part for part in Path(match).parts if part.startswith("_")]
+    return all(any(fnmatch.fnmatchcase(part, name) for name in named) for part in parts)
 
 
 def _files_below(root: Path) -> Iterator[Path]:
@@ -147,9 +159,10 @@ def _files_below(root: Path) -> Iterator[Path]:
         return
     if not root.is_dir():
         raise UserError(f"{root}: no file or directory")
-    for folder, _, names in os.walk(root, onerror=fail):
+    for folder, below, names in os.walk(root, onerror=fail):
+        below[:] = [name for name in below if not _hidden(name)]
         for name in names:
-            if (file := Path(folder, name)).is_file() and not name.startswith((".", "_")):
+            if (file := Path(folder, name)).is_file() and not _hidden(name):
                 yield file
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from alma.errors import UserError
-from alma.files import atomic_write, write_json_atomic
+from alma.files import atomic_write, fsync_directory, write_json_atomic
 from alma.stream import KEY_BYTES, SUFFIXES, FileInfo, Part, write_index
 from data_prep.gpt2 import GPT2
 from data_prep.plan import Job, Plan, content_key
@@ -74,13 +74,13 @@ def encode_bucket(job: Job, bucket: int, units: int) -> None:
         np.savez(file, **found)
 
 
-def finalise_part(
-    job: Job, stream: Path, name: str, buckets: list[int], sources: dict[str, int], code: int
-) -> None:
+def finalise_part(job: Job, name: str, buckets: list[int], sources: dict[str, int], code: int) -> None:
     """Join the buckets of a split into .bin, .idx and .keys, then leave its record in the work directory."""
     prefix = f"{name}/train" if name.startswith("megabatch") else name
-    path = stream / prefix
-    path.parent.mkdir(exist_ok=True)
+    path = job.finished / prefix
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in (job.finished, job.work):  # the record must not outlive the folders in a power cut
+        fsync_directory(folder)
     with atomic_write(f"{path}.bin", "wb") as file:
         for bucket in buckets:
             with open(job.file("bucket", bucket, "bin"), "rb") as ids:

@@ -6,7 +6,7 @@ What cannot be read is yielded as `Skipped`.
 import importlib.util
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +19,9 @@ from data_prep import blocks
 from data_prep.blocks import BOM, PACKED, Border, Damaged, Input, Segment, Skipped, indent, open_file
 
 DOCUMENTS = ("blank-line", "file", "line", "wikiextractor")
-"""What a document of a .txt file may be."""
+"""What a document of a .txt or .md file may be."""
 
-_SUFFIXES = (".txt", ".jsonl", ".warc.wet", ".wet")
+_SUFFIXES = (".txt", ".md", ".jsonl", ".warc.wet", ".wet")
 KNOWN = f"{' '.join(_SUFFIXES)} and wiki_NN (also with {' '.join(PACKED)}), .parquet"
 """The file names that can be read, for messages."""
 
@@ -35,6 +35,9 @@ _BORDERS = {
     "json": _LINE,
     "wiki-json": _LINE,
 }
+
+_HINT = "choose one of its fields by --text-key: "
+_SHOWN = 30  # fields, and characters of a field's name
 
 _DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
 
@@ -50,10 +53,10 @@ def stem(name: str) -> str:
 
 def require_known(path: str) -> None:
     """UserError: nothing here reads files of this name, or the package that does is not installed."""
-    kind = _kind(path)
-    if not kind:
+    found = kind(path)
+    if not found:
         raise UserError(f"{path}: unknown kind of file; known are {KNOWN}")
-    if kind == "parquet" and importlib.util.find_spec("pyarrow") is None:
+    if found == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError(f"{path}: needs pyarrow; pip install 'alma-macroscale[corpus]'")
 
 
@@ -77,7 +80,7 @@ def raw_documents(segment: Segment, documents: str, text_key: str) -> Iterator[s
             elif form == "file":
                 yield from _whole(data)
             elif form in ("json", "wiki-json"):
-                yield from _json(data, text_key if form == "json" else "text")
+                yield from _json(data, text_key) if form == "json" else _json(data, "text", hint="")
             elif form == "wikiextractor":
                 yield from _doc_elements(data)
             elif form != "empty":
@@ -89,7 +92,7 @@ def raw_documents(segment: Segment, documents: str, text_key: str) -> Iterator[s
             yield data.bad(data.position, f"damaged or truncated ({error})")
 
 
-def _kind(path: str) -> str:
+def kind(path: str) -> str:
     """text, json, wiki, wet or parquet by the file's name; empty if it is none of them."""
     name = Path(path).name
     if name.endswith(".parquet"):
@@ -98,21 +101,21 @@ def _kind(path: str) -> str:
         name = name.removesuffix(suffix)
     if re.fullmatch(r"wiki_\d+", name):
         return "wiki"
-    return {".txt": "text", ".jsonl": "json", ".wet": "wet"}.get(Path(name).suffix, "")
+    return {".txt": "text", ".md": "text", ".jsonl": "json", ".wet": "wet"}.get(Path(name).suffix, "")
 
 
 def _format(path: str, documents: str) -> str:
     """How the file's documents are found; WikiExtractor's two formats differ in the first byte."""
-    kind = _kind(path)
-    if kind == "text":
+    found = kind(path)
+    if found == "text":
         return documents
-    if kind == "wiki":
+    if found == "wiki":
         with closing(open_file(path)) as file:
             first = file.read(1)
         if first not in (b"", b"<", b"{"):
             raise Damaged("WikiExtractor's files begin with <doc or {")
         return {b"": "empty", b"<": "wikiextractor", b"{": "wiki-json"}[first]
-    return kind
+    return found
 
 
 def _whole(data: Input) -> Iterator[str | Skipped]:
@@ -152,7 +155,7 @@ def _plain(data: Input, border: Border) -> Iterator[str | Skipped]:
         yield piece if isinstance(piece, Skipped) else data.decode(piece.text, piece.offset)
 
 
-def _json(data: Input, key: str) -> Iterator[str | Skipped]:
+def _json(data: Input, key: str, hint: str = _HINT) -> Iterator[str | Skipped]:
     for piece in _pieces(data, _LINE):
         if isinstance(piece, Skipped):
             yield piece
@@ -162,17 +165,25 @@ def _json(data: Input, key: str) -> Iterator[str | Skipped]:
             continue
         offset = piece.offset + indent(piece.text)
         try:
-            text = orjson.loads(line)[key]
+            record = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             yield data.bad(offset, f"malformed JSON ({error})")
-        except (KeyError, TypeError):
-            yield data.bad(offset, _no_text(key))
+            continue
+        fields = record if isinstance(record, dict) else {}
+        text = fields.get(key)
+        if isinstance(text, str):
+            yield text
         else:
-            yield text if isinstance(text, str) else data.bad(offset, _no_text(key))
+            strings = [name for name, value in fields.items() if isinstance(value, str)]
+            yield data.bad(offset, _no_text(key, strings or fields, hint))
 
 
-def _no_text(key: str) -> str:
-    return f"no field `{key}` that holds a string"
+def _no_text(key: str, fields: Iterable[str], hint: str = _HINT) -> str:
+    """`fields`: the others, of which one may hold the text."""
+    names = [f"`{name[:_SHOWN]}`" for name in fields]
+    more = ", ..." if len(names) > _SHOWN else ""
+    shown = f" ({hint}{', '.join(names[:_SHOWN])}{more})" if names and hint else ""
+    return f"no field `{key}` that holds a string{shown}"
 
 
 def _doc_elements(data: Input) -> Iterator[str | Skipped]:
@@ -237,7 +248,8 @@ def _parquet(segment: Segment, key: str, data: Input) -> Iterator[str | Skipped]
         with pyarrow.parquet.ParquetFile(segment.path, buffer_size=blocks.BLOCK, pre_buffer=False) as file:
             data.position = 0
             if key not in file.schema_arrow.names or not _is_string(file.schema_arrow.field(key).type):
-                yield data.bad(0, _no_text(key))
+                strings = [field.name for field in file.schema_arrow if _is_string(field.type)]
+                yield data.bad(0, _no_text(key, strings))
                 return
             for number in range(file.num_row_groups):
                 group = file.metadata.row_group(number)
@@ -277,7 +289,7 @@ def _parquet_text(value: Any, key: str, data: Input) -> str | Skipped:
     except UnicodeDecodeError:
         return data.bad(data.position, "not UTF-8")
     if text is None:
-        return data.bad(data.position, _no_text(key))
+        return data.bad(data.position, _no_text(key, ()))
     if 4 * len(text) > blocks.MAX_DOCUMENT_BYTES and len(text.encode()) > blocks.MAX_DOCUMENT_BYTES:
         return data.too_long(data.position)
     return text

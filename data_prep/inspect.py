@@ -21,11 +21,12 @@ import numpy as np
 from tqdm import tqdm
 
 from alma.errors import Parser, UserError, command, fail
+from alma.processes import end_with_parent
 from alma.report import as_text
 from alma.stream import Part, Stream
 from data_prep import similarity, verify
+from data_prep.install import leftovers
 from data_prep.similarity import Counts
-from data_prep.work import end_with_parent
 
 UNKNOWN = 3
 SPECIALS = 4  # ids before the first unit of dict.txt
@@ -243,7 +244,7 @@ def check(stream: Stream, pool: Executor) -> None:
     for found in run_all(pool, "parts", verify.part_problems, parts, tokens, "token"):
         problems += found
     problems += verify.key_problems(stream)
-    for path in verify.leftovers(stream.directory):
+    for path in leftovers(stream.directory):
         print(f"warning: {path}: left by an interrupted run; remove it if none is going on", file=sys.stderr)
     for problem in problems:
         print(problem)

@@ -4,8 +4,8 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,14 @@ from typing import Any
 import sentencepiece
 
 from alma.errors import UserError
-from alma.files import atomic_write, locked, make_directory, sha256_file
+from alma.files import LOCK, atomic_write, locked, make_directory, sha256_file
 from alma.stream import VERSION, FileInfo, Part, Stream, is_stream
-from data_prep import documents, encode, plan, shuffle, tokenizer
+from data_prep import advice, documents, encode, install, plan, shuffle, tokenizer
 from data_prep.documents import Reader
 from data_prep.plan import Job, Wanted
-from data_prep.work import Task, Work, sweep
+from data_prep.work import Task, Work
 
-WORK = ".work-"
-
+_LAYOUT = 2  # of the work directory: counted up when what another version left there cannot be used
 _SKIPS = 1000  # that stream.json lists
 
 
@@ -66,55 +65,39 @@ class Settings:
 def make_stream(settings: Settings, out: Path, work: Work) -> Stream:
     """Make the stream in the directory `out`, or go on making it; nothing is done when it is finished.
 
-    UserError: a bad corpus, or `out` is taken.
+    UserError: a bad corpus or tokenizer, `out` is taken, or another process is at work there.
     """
     record = settings.record()
-    if is_stream(out):
-        return _finished(out, settings.seed, record)
+    if settings.tokenizer:
+        encode.open_encoder(settings.tokenizer)  # bad files must fail now, not after hours of scanning
     _require_free(out)
-    with _job(settings, record, out) as job:
-        corpus, parts, files = _run(job, settings, out, work)
-        stream = Stream(
-            directory=out,
-            version=VERSION,
-            seed=settings.seed,
-            vocab_size=len(encode.load_encoder(job.work).pieces),
-            megabatches=tuple(parts[:-2]),
-            valid=parts[-1],
-            test=parts[-2],
-            settings=record,
-            files=files,
-            corpus=corpus,
-        )
-        stream.write()
-    return stream
-
-
-def append(settings: Settings, stream: Stream, work: Work) -> Stream:
-    """Add mega-batches to a finished stream, of documents that are in none of its parts.
-
-    Nothing of it is written again but stream.json. `settings.wanted.first` is the number of the first one;
-    nothing is done when they are there. UserError: a bad corpus, or a stream without .keys.
-    """
-    record = settings.record()
-    if any(_same(each, record) for each in stream.appended):
-        with locked(stream.directory):
-            _clean(stream.directory)
+    if is_stream(out) and not install.leftovers(out):  # nothing to write, so `out` may be read-only
+        return _finished(out, settings.seed, record)
+    with locked(out):
+        if not is_stream(out):
+            return _make(settings, record, out, work)
+        stream = _finished(out, settings.seed, record)
+        install.clean(out)
         return stream
-    known = [stream.directory / f"{part.prefix}.keys" for part in stream.parts]
-    if missing := [path for path in known if not path.is_file()]:
-        raise UserError(
-            f"{missing[0]}: missing, so which documents the stream has is not known; make the stream again"
-        )
-    with _job(settings, record, stream.directory) as job:
-        corpus, parts, _ = _run(job, settings, stream.directory, work, known)
-        stream = dataclasses.replace(
-            stream,
-            megabatches=(*stream.megabatches, *parts),
-            appended=(*stream.appended, {**record, "corpus": corpus}),
-        )
-        stream.write()
-    return stream
+
+
+def append(settings_for: Callable[[Stream], Settings], out: Path, work: Work) -> Stream:
+    """Add mega-batches to the finished stream in `out`, of documents that are in none of its parts.
+
+    Existing files stay untouched, except stream.json. `settings_for` is given the stream once it is locked,
+    `wanted.first` of its result is the number of the first new mega-batch; nothing is done when this addition
+    was made before. UserError: a bad corpus, a stream without .keys, or another process is at work there.
+    """
+    Stream.load(out)  # a UserError before there is a lock
+    with locked(out):
+        stream = Stream.load(out)
+        settings = settings_for(stream)
+        record = settings.record()
+        if not any(_same(each, record) for each in stream.appended):
+            return _make(settings, record, out, work, stream)
+        _nothing_to_do(out)
+        install.clean(out)
+        return stream
 
 
 def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -122,35 +105,16 @@ def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
     return all(old.get(name) == value for name, value in new.items() if name != "first")
 
 
-@contextmanager
-def _job(settings: Settings, record: dict[str, Any], out: Path) -> Iterator[Job]:
-    """The work of these settings, held for this process; what killed runs left is removed at the end."""
-    if settings.tokenizer:
-        encode.open_encoder(settings.tokenizer)  # bad files must fail now, not after hours of scanning
-    constants = [VERSION, documents.UNIT_BYTES, plan.BUCKET_WORDS, sentencepiece.__version__]
-    work = out / (WORK + _digest([settings.seed, record, constants]))
-    work.mkdir(exist_ok=True)
-    with locked(out):
-        for name, given in settings.tokenizer.items():
-            _copy(given, work / name)
-        yield Job(work, settings.seed, settings.reader, settings.sources)
-        _clean(out)
-
-
-def _clean(out: Path) -> None:
-    """Remove what runs have left; at their end, for jobs of a killed launch may still be writing before."""
-    sweep(out, WORK + "*")
-    sweep(out, ".*.tmp")
-
-
 def _require_free(out: Path) -> None:
-    """Refuse a directory that holds something else than an unfinished stream."""
+    """Refuse a directory that holds something else than a stream, finished or not."""
     make_directory(out)
-    if any(out.iterdir()) and not any(out.glob(WORK + "*")):
+    ours = is_stream(out) or install.works(out)
+    if not ours and any(path.name != LOCK for path in out.iterdir()):
         raise UserError(f"{out}: not empty and no stream; choose another --out")
 
 
 def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
+    """The stream in `out`. UserError: it was made with other settings."""
     stream = Stream.load(out)
     old, new = ({"seed": s, **r} for s, r in ((stream.seed, stream.settings), (seed, record)))
     changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
@@ -158,15 +122,66 @@ def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
         raise UserError(
             f"{out}: holds a stream made with other settings ({', '.join(changed)}); choose another --out"
         )
-    with locked(out):
-        _clean(out)
+    _nothing_to_do(out)
     return stream
 
 
-def _run(
-    job: Job, settings: Settings, out: Path, work: Work, known: list[Path] | None = None
-) -> tuple[dict[str, Any], list[Part], dict[str, FileInfo]]:
-    """All stages. Returns the corpus's totals, the parts, and the dictionary's and tokenizer's files."""
+def _nothing_to_do(out: Path) -> None:
+    print(f"{out}: was finished before with the same settings; nothing to do", file=sys.stderr)
+
+
+def _make(
+    settings: Settings, record: dict[str, Any], out: Path, work: Work, before: Stream | None = None
+) -> Stream:
+    """Make a new stream, or an addition to `before`, in the work directory; then install it."""
+    job = _job(settings, record, out, before.parts if before else ())
+    if is_stream(job.finished):  # killed while it was installed
+        return install.install(job.work, out)
+    if before:
+        known = [out / f"{part.prefix}.keys" for part in before.parts]
+        if missing := [path for path in known if not path.is_file()]:
+            raise UserError(
+                f"{missing[0]}: missing, so which documents the stream has is not known; make the stream "
+                "again"
+            )
+        corpus, parts = _run(job, settings, work, known)
+        stream = dataclasses.replace(
+            before,
+            directory=job.finished,
+            megabatches=(*before.megabatches, *parts),
+            appended=(*before.appended, {**record, "corpus": corpus}),
+        )
+    else:
+        corpus, parts = _run(job, settings, work, [])
+        stream = Stream(
+            directory=job.finished,
+            version=VERSION,
+            seed=settings.seed,
+            vocab_size=len(encode.load_encoder(job.work).pieces),
+            megabatches=tuple(parts[:-2]),
+            valid=parts[-1],
+            test=parts[-2],
+            settings=record,
+            files=_units(job),
+            corpus=corpus,
+        )
+    stream.write()
+    return install.install(job.work, out)
+
+
+def _job(settings: Settings, record: dict[str, Any], out: Path, before: Sequence[Part]) -> Job:
+    """The work of these settings, in a directory of its own; `before`: the parts that the stream has."""
+    had = [info.sha256 for part in before for info in part.files.values()]
+    constants = [VERSION, _LAYOUT, documents.UNIT_BYTES, plan.BUCKET_WORDS, sentencepiece.__version__, had]
+    work = out / (install.WORK + _digest([settings.seed, record, constants]))
+    work.mkdir(exist_ok=True)
+    for name, given in settings.tokenizer.items():
+        _copy(given, work / name)
+    return Job(work, settings.seed, settings.reader, settings.sources)
+
+
+def _run(job: Job, settings: Settings, work: Work, known: list[Path]) -> tuple[dict[str, Any], list[Part]]:
+    """All stages; the corpus's totals and the parts. `known`: .keys files of the documents that it has."""
     units = documents.make_units(settings.files, settings.reader, documents.UNIT_BYTES)
     sizes = [sum(segment.end - segment.start for segment in unit) for unit in units]
     work.run(
@@ -178,8 +193,11 @@ def _run(
         ],
         "B",
     )
+    totals = plan.source_totals(job, len(units))
+    if warnings := advice.books(settings.files, settings.reader, dict(zip(job.sources, totals, strict=True))):
+        print(*warnings, sep="\n", file=sys.stderr)
     firsts = plan.first_documents(job, len(units))
-    arguments = (job, settings.wanted, len(units), known or [])
+    arguments = (job, settings.wanted, len(units), known)
     work.run("plan", plan.plan_corpus, [Task(job.work / plan.PLAN, firsts[-1], arguments)], "document")
     planned = plan.load_plan(job)
     work.run(
@@ -208,32 +226,33 @@ def _run(
         "word",
     )
     encode.check_encode(job, planned)
-    encoder = encode.load_encoder(job.work)
-    names = settings.wanted.names
+    code = encode.load_encoder(job.work).dtype_code
     tasks = []
-    for number, (name, words) in enumerate(zip(names, planned.source_words.tolist(), strict=True)):
+    for number, (name, words) in enumerate(
+        zip(settings.wanted.names, planned.source_words.tolist(), strict=True)
+    ):
         sources = dict(zip(job.sources, words, strict=True))
-        own = planned.buckets(number)
-        tasks.append(
-            Task(
-                job.work / f"{name}.json",
-                sum(words),
-                (job, out, name, own, sources, encoder.dtype_code),
-            )
-        )
+        arguments = (job, name, planned.buckets(number), sources, code)
+        tasks.append(Task(job.work / f"{name}.json", sum(words), arguments))
     work.run("finalise", encode.finalise_part, tasks, "word")
-    files = ["dict.txt", *encoder.files]
-    if not known:
-        for name in encoder.files:
-            _copy(job.work / name, out / name)
-        with atomic_write(out / "dict.txt") as file:
-            file.write(encoder.dictionary(encode.piece_counts(job, planned.buckets(0))))
     corpus = plan.corpus_summary(planned, settings.wanted)
     if skips := sorted(plan.skips(job, len(units))):
         first = [str(skip) for skip in skips[:_SKIPS]]
         corpus["skipped"] = {"summary": documents.skipped_summary(skips), "first": first}
-    parts = [Part.from_dict(json.loads(task.done.read_text())) for task in tasks]
-    return corpus, parts, {name: FileInfo.of(out / name) for name in files}
+    if warnings:
+        corpus["warnings"] = warnings
+    return corpus, [Part.from_dict(json.loads(task.done.read_text())) for task in tasks]
+
+
+def _units(job: Job) -> dict[str, FileInfo]:
+    """Write the dictionary and the tokenizer's files among the finished ones."""
+    encoder = encode.load_encoder(job.work)
+    for name in encoder.files:
+        _copy(job.work / name, job.finished / name)
+    counts = encode.piece_counts(job, plan.load_plan(job).buckets(0))
+    with atomic_write(job.finished / "dict.txt") as file:
+        file.write(encoder.dictionary(counts))
+    return {name: FileInfo.of(job.finished / name) for name in ("dict.txt", *encoder.files)}
 
 
 def _train_tokenizer(job: Job, buckets: list[int], units: int, vocab_size: int) -> None:

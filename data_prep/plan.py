@@ -29,6 +29,8 @@ BUCKET_WORDS = 10_000_000
 
 LEFT_OUT = -1
 PLAN = "plan.npz"
+FINISHED = "stream"
+"""The folder of a work directory for finished files, laid out as the stream."""
 
 _BLOCK = 1 << 16  # documents whose records are written at once
 
@@ -42,6 +44,11 @@ class Job:
     reader: Reader
     sources: tuple[str, ...]
     """Names in alphabetical order; a document found in several sources counts for the first."""
+
+    @property
+    def finished(self) -> Path:
+        """The folder for finished files."""
+        return self.work / FINISHED
 
     def file(self, name: str, number: int, suffix: str) -> Path:
         """The file of a unit of work."""
@@ -86,6 +93,8 @@ class Plan:
     documents: int
     """Of the corpus."""
     words: int
+    longest: int
+    """Words of the longest document."""
 
     def buckets(self, split: int) -> list[int]:
         """The buckets of a split, in the order of the hash."""
@@ -157,6 +166,16 @@ def first_documents(job: Job, units: int) -> list[int]:
     """The number of the first document of each unit, and how many there are in all (units + 1,)."""
     sizes = (job.file("scan", number, "bin").stat().st_size for number in range(units))
     return list(itertools.accumulate((size // RECORD.itemsize for size in sizes), initial=0))
+
+
+def source_totals(job: Job, units: int) -> np.ndarray:
+    """Documents and words of each source in the scan (sources, 2)."""
+    totals = np.zeros((2, len(job.sources)), np.int64)
+    for number in range(units):
+        rows = scanned(job, number)
+        totals[0] += np.bincount(rows["source"], minlength=len(job.sources))
+        totals[1] += np.bincount(rows["source"], rows["words"], len(job.sources)).astype(np.int64)
+    return totals.T
 
 
 def load_plan(job: Job) -> Plan:
@@ -263,6 +282,7 @@ def make_plan(
         duplicate_words=read - int(records["words"][kept].sum(dtype=np.int64)),
         documents=len(records) - known,
         words=read,
+        longest=int(records["words"][known:].max()),
     )
 
 
@@ -312,4 +332,5 @@ def corpus_summary(plan: Plan, wanted: Wanted) -> dict[str, Any]:
         "duplicate_words": plan.duplicate_words,
         "surplus_words": plan.words - plan.duplicate_words - int(plan.source_words.sum()),
         "spread": float((split_words.max() - split_words.min()) / wanted.words),
+        "longest_document": plan.longest,
     }

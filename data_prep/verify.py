@@ -147,8 +147,3 @@ def _shared(columns: list[np.ndarray]) -> dict[tuple[int, int], int]:
         for pair in zip(owner[again].tolist(), owner[again + 1].tolist(), strict=True):
             shared[pair] = shared.get(pair, 0) + 1
     return shared
-
-
-def leftovers(directory: Path) -> list[Path]:
-    """What a killed run left: work directories and temporary files."""
-    return sorted([*directory.glob(".work-*"), *directory.rglob(".*.tmp")])

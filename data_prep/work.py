@@ -1,10 +1,6 @@
 """Work that survives a kill: each unit of a stage is a file, made by one of any number of workers."""
 
 import multiprocessing
-import os
-import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,6 +12,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from alma.errors import UserError
+from alma.processes import end_with_parent, peak_memory
 
 
 class Task(NamedTuple):
@@ -101,28 +98,4 @@ def _measured(function: Callable[..., None], arguments: tuple[Any, ...]) -> Cost
     """Call the function; what it took."""
     start = time.process_time()
     function(*arguments)
-    # not ru_maxrss, which a new process has from the one that started it
-    status = Path("/proc/self/status").read_text()
-    return Cost(time.process_time() - start, 1024 * int(status.split("VmHWM:")[1].split()[0]))
-
-
-def end_with_parent() -> None:
-    """Let a worker end when its parent was killed, and finish its unit when the user interrupts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def sweep(directory: Path, pattern: str) -> None:
-    """Remove what killed runs left below `directory`: files or directories of this name pattern."""
-    for path in list(directory.rglob(pattern)):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    return Cost(time.process_time() - start, peak_memory())

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import command
 from alma.files import save_tensors
-from fairseq_alma import checkpoint, expert_parallel, growth, interrupt
+from fairseq_alma import checkpoint, expert_parallel, growth, interrupt, precision
 from fairseq_alma.adam import FusedAdam
 from fairseq_alma.switch_layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
@@ -136,7 +136,7 @@ def _clip_grad_norm(original):
 
 
 def _prepare_optimizer(trainer) -> None:
-    """Have `trainer` build its optimizer with fused Adam, and with the states of all shared out experts."""
+    """Have `trainer` build its optimizer as it has to be: see `precision`, `adam`, `expert_parallel`."""
     if getattr(trainer.cfg.model, "moe_expert_parallel", False):
         expert_parallel.check(trainer.cfg)
         with open_dict(trainer.cfg):  # flat, there would be no telling which states are the experts'
@@ -145,6 +145,7 @@ def _prepare_optimizer(trainer) -> None:
 
     def build_optimizer() -> None:
         build()
+        precision.mend(trainer, shards)
         optimizer = trainer.optimizer.optimizer
         if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
             optimizer.__class__ = FusedAdam

@@ -4,18 +4,22 @@ Each expert's tokens are put in consecutive rows, in position order. The rows li
 
 * loop: the kept tokens only, a matrix product for each expert. The way of the CPU; elsewhere its sizes
   have to be waited for.
-* grouped: S rows, all experts' products in one grouped_mm, which reads its sizes on the device.
-* padded: C rows for each expert, one batched product. The way of V100 and fp16, and of expert parallelism.
+* grouped: S rows, all experts' products in one grouped_mm, which reads its sizes on the device. The way of
+  bf16 on H100 and B200 (compute capability 9 and 10).
+* padded: C rows for each expert, one batched product. The way of other GPUs and types, and of expert
+  parallelism.
 
 Shapes: S tokens, E experts, C capacity, R rows, D model.
 """
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 Layout = Literal["loop", "grouped"] | int
 """Of these the last is padded: the rows of each expert, C at least."""
@@ -27,7 +31,12 @@ def best_layout(x: Tensor, capacity: int | None) -> Layout:
     """How to lay out `x` (S, D) on its device: never with a wait for the device, if there is a capacity."""
     if x.device.type == "cpu":
         return "loop"
-    if x.dtype == torch.bfloat16 and hasattr(F, "grouped_mm") and torch.cuda.get_device_capability() >= (8,):
+    # Elsewhere grouped_mm waits for its sizes and loops (pytorch issue 186620).
+    if (
+        x.dtype == torch.bfloat16
+        and hasattr(F, "grouped_mm")
+        and torch.cuda.get_device_capability(x.device)[0] in (9, 10)
+    ):
         return "grouped"
     return "loop" if capacity is None else capacity
 
@@ -73,7 +82,7 @@ def dispatch(expert: Tensor, counts: Tensor, kept: Tensor, layout: Layout) -> Di
         groups = last.to(torch.int32)
         groups[-1] = size  # rows without token are the last expert's, to leave none undefined
     else:
-        groups = -(-layout // 8) * 8  # the sizes that half-precision tensor cores want
+        groups = -(-max(layout, 1) // 8) * 8  # the sizes that half-precision tensor cores want; never none
         size = experts * groups
         first = torch.arange(0, size, groups, device=device)
     chosen, order = torch.sort(expert, stable=True)
@@ -166,6 +175,9 @@ class _Loop(torch.autograd.Function):
         return by_x, by_weight, by_bias, None
 
 
+_last_gradients: MutableMapping[Tensor, torch.UntypedStorage] = WeakTensorKeyDictionary()
+
+
 def _gradient_of(weight: Tensor) -> Tensor:
     """Memory for the gradient of a leaf: that of its last gradient, where nothing uses it any more.
 
@@ -174,11 +186,11 @@ def _gradient_of(weight: Tensor) -> Tensor:
     """
     if torch.compiler.is_compiling():
         return torch.empty_like(weight)
-    memory = vars(weight).get("_last_gradient")
+    memory = _last_gradients.get(weight)
     if memory is None or torch._C._storage_Use_Count(memory._cdata) > 1:
         memory = torch.empty_like(weight).untyped_storage()
         if weight.is_leaf:
-            vars(weight)["_last_gradient"] = memory
+            _last_gradients[weight] = memory
     return weight.new_empty(0).set_(memory, 0, weight.shape, weight.stride())
 
 

@@ -29,6 +29,10 @@ class Shards:
     group: Any
     """torch.distributed's process group."""
 
+    def __deepcopy__(self, memo) -> "Shards":
+        """A copy of a model shares its experts out to the same processes."""
+        return self
+
     @property
     def size(self) -> int:
         """W."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
-import torch
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from safetensors.torch import save
@@ -23,6 +22,7 @@ from alma.errors import Parser, UserError, command
 from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.stream import Stream
 from fairseq_alma.checkpoint import PREFIX, glance_at, reading
+from fairseq_alma.switch_layer import upgrade_router
 from fairseq_alma.switch_lm import SwitchLanguageModel
 
 BOS, PAD, EOS, UNK = range(4)  # fairseq's
@@ -122,8 +122,8 @@ def _member(
     for name, value in weights.items():
         name = re.sub(r"^(layers\.\d+)\.fc1\.(router|w1|b1|w2|b2)\b", r"\1.ffn.\2", name)
         renamed[re.sub(r"^(layers\.\d+)\.(fc[12])\.", r"\1.ffn.\2.", name)] = value.contiguous()
-        if name.endswith(".router.weight"):  # checkpoints from before there were trees have no parents
-            renamed.setdefault(name.removesuffix("weight") + "parent", torch.full((len(value),), -1))
+    for name in [name for name in renamed if name.endswith(".router.weight")]:
+        upgrade_router(renamed, name.removesuffix("weight"))
     renamed["embed_positions.weight"] = renamed["embed_positions.weight"][PAD + 1 :].clone()
     renamed.pop("version", None)
     if tied:
@@ -178,7 +178,7 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     for name in ("self_attn_layer_norm", "final_layer_norm"):
         block |= {f"{name}.{k}": s for k, s in norm.items()}
     dense = {"fc1.weight": (f, d), "fc1.bias": (f,), "fc2.weight": (d, f), "fc2.bias": (d,)}
-    switch = {"router.weight": (e, d), "router.log_multiplicity": (e,), "router.parent": (e,)}
+    switch = {"router.weight": (e, d), "router.copies": (e,), "router.parent": (e,)}
     switch |= {"w1": (e, f, d), "b1": (e, f), "w2": (e, d, f), "b2": (e, d)}
     shapes |= {f"layer_norm.{k}": s for k, s in norm.items()}
     if not config["tie_word_embeddings"]:

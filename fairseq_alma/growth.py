@@ -2,7 +2,7 @@
 
 The losing experts of a layer are those with the largest summed validation loss (no dropping). Each is copied
 with its router row. `copy` is the paper's: every token's gate is then divided by 1 + the copied
-probabilities. `preserve` keeps the function as it was (see Router.log_multiplicity). So does `tree`, the
+probabilities. `preserve` keeps the function as it was (see Router.copies). So does `tree`, the
 paper's section 4.2, where each split is an inner node with a gate of its own (see Router.parent). The result
 is written as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
 """
@@ -21,7 +21,8 @@ from alma.errors import UserError
 from alma.files import save_tensors
 from fairseq_alma.checkpoint import glance
 from fairseq_alma.evaluation import evaluate
-from fairseq_alma.switch_layer import STACKED, Router, Routing, SwitchFFN
+from fairseq_alma.precision import FP32, by_parameter
+from fairseq_alma.switch_layer import STACKED, Router, Routing, SwitchFFN, upgrade_router
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +60,10 @@ def grow_model_state(
     """
     generator = torch.Generator().manual_seed(seed)
     for prefix, split in parents.items():
+        upgrade_router(state, f"{prefix}.router.")
         if router != "tree" and (state[f"{prefix}.router.parent"] >= 0).any():
             raise UserError(f"{prefix} was grown as a tree: go on with --grow-router tree")
-        for name in (*_STACKED, "router.log_multiplicity", "router.parent"):
+        for name in (*_STACKED, "router.copies", "router.parent"):
             key = f"{prefix}.{name}"
             state[key] = torch.cat([state[key], state[key][split]])
         between = torch.zeros(len(split), state[f"{prefix}.router.weight"].size(1))
@@ -76,48 +78,39 @@ def _split_router(
     state: dict[str, Tensor], prefix: str, split: list[int], router: str, between: Tensor
 ) -> None:
     """Make the last rows of a router, copies of rows `split`, those of new experts; `between` (n, D)."""
-    weight, multiplicity, parent = (f"{prefix}.{name}" for name in ("weight", "log_multiplicity", "parent"))
-    rows, logs = state[weight].float(), state[multiplicity].float()
+    weight, copies, parent = (f"{prefix}.{name}" for name in ("weight", "copies", "parent"))
+    rows = state[weight].float()
     new = list(range(len(rows) - len(split), len(rows)))
     if router == "tree":
         rows[new] = between
-        logs[new] = 0.0
+        state[copies][new] = 1
         state[parent][new] = torch.tensor(split)
     else:
         rows[split] -= between / 2
         rows[new] += between / 2
     if router == "preserve":
-        logs[split + new] += torch.log(torch.tensor(2.0))
-    state[weight], state[multiplicity] = rows.to(state[weight]), logs.to(state[multiplicity])
+        state[copies][split + new] *= 2
+    state[weight] = rows.to(state[weight])
 
 
 def grow_optimizer_state(
     optimizer: dict[str, Any], shapes: dict[str, torch.Size], parents: dict[str, list[int]]
-) -> None:
-    """Give the copies the optimizer state of their parents, in place.
+) -> dict[str, Any]:
+    """The optimizer's state dict, one state a parameter, with copies that have the states of their parents.
 
-    `shapes` are the parameters' before growing, in the model's order. fairseq's fp16 optimizer holds one
-    flat vector for all of them, the others one state a parameter.
+    `shapes` are the parameters' before growing, in the model's order. fp32 weights are left out: those of
+    the grown model are in its own state dict.
     """
-    states = optimizer["state"]
-    total = sum(shape.numel() for shape in shapes.values())
+    optimizer = by_parameter(optimizer, list(shapes.values()))
     rows = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _STACKED}
-
-    def grown(name: str, value: Tensor) -> Tensor:
-        return torch.cat([value, value[rows[name]]]) if name in rows else value
-
-    if len(states) == 1 and len(shapes) > 1:
-        (flat,) = states.values()
-        for key, value in flat.items():
-            if torch.is_tensor(value) and value.numel() == total:
-                pieces = value.view(-1).split([shape.numel() for shape in shapes.values()])
-                named = zip(shapes.items(), pieces, strict=True)
-                flat[key] = torch.cat([grown(n, piece.view(s)).reshape(-1) for (n, s), piece in named])
-        return
-    for (name, shape), index in zip(shapes.items(), sorted(states), strict=True):
-        for key, value in states[index].items():
-            if torch.is_tensor(value) and value.shape == shape:
-                states[index][key] = grown(name, value)
+    grown = {}
+    for (name, shape), index in zip(shapes.items(), sorted(optimizer["state"]), strict=True):
+        state = {key: value for key, value in optimizer["state"][index].items() if key != FP32}
+        for key, value in state.items():
+            if name in rows and torch.is_tensor(value) and value.shape == shape:
+                state[key] = torch.cat([value, value[rows[name]]])
+        grown[index] = state
+    return {**optimizer, "state": grown}
 
 
 def prepare(cfg, trainer) -> None:
@@ -220,7 +213,7 @@ def _write_grown(path: str, grown: str, trainer) -> None:
     if args.grow_optimizer == "copy":
         if "last_optimizer_state" not in state:
             raise UserError(f"{path} has no optimizer state: --grow-optimizer copy needs one, reset does not")
-        grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
+        state["last_optimizer_state"] = grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
         state["optimizer_history"][-1]["num_updates"] = 0  # the schedule restarts with every stage
     else:
         state.pop("last_optimizer_state", None)

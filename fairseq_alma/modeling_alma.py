@@ -85,29 +85,28 @@ class AlmaAttention(nn.Module):
 
 
 class AlmaRouter(nn.Module):
-    """Top-1 router in fp32. An expert that was split in m without a change of function has log m in
-    `log_multiplicity`. Where `parent` is not -1, the expert's row is the gate of a split instead: tokens of
-    `parent` with a negative product go on to it, and keep the weight they have.
+    """Top-1 router in fp32. An expert that was split in m without a change of function has m in `copies`.
+    Where `parent` is not -1, the expert's row is the gate of a split instead: tokens of `parent` with a
+    negative product go on to it, and keep the weight they have.
     """
 
-    log_multiplicity: Tensor
+    copies: Tensor
     parent: Tensor
 
     def __init__(self, config: AlmaConfig):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(config.num_experts, config.hidden_size))
-        self.register_buffer("log_multiplicity", torch.zeros(config.num_experts))
+        self.register_buffer("copies", torch.ones(config.num_experts, dtype=torch.int64))
         self.register_buffer("parent", torch.full((config.num_experts,), -1))
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens (S, D) -> expert (S,) and the weight of its output (S,) in fp32."""
-        log_multiplicity = self.log_multiplicity.float()
         with torch.autocast(tokens.device.type, enabled=False):
             logits = F.linear(tokens.float(), self.weight.float())
         root = logits.masked_fill(self.parent >= 0, -math.inf)
         expert = root.argmax(dim=-1)
-        probs = torch.softmax(root - log_multiplicity, dim=-1)
-        gate = probs.gather(1, expert[:, None]).squeeze(1) * log_multiplicity.exp()[expert]
+        probs = torch.softmax(root - self.copies.float().log(), dim=-1)
+        gate = probs.gather(1, expert[:, None]).squeeze(1) * self.copies[expert]
         for child, parent in enumerate(self.parent.tolist()):
             if parent >= 0:
                 moves = (expert == parent) & (logits[:, child] < 0)

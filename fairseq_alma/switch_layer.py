@@ -5,6 +5,7 @@ Shapes: T time, B sequences, S = B * T tokens, D model, F hidden, E experts, C c
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from fairseq_alma.expert_parallel import Shards
 
 STACKED = ("w1", "b1", "w2", "b2")
 """The experts' parameters, each (E, …)."""
+_LAST_PASS = ("padding_mask", "routing", "balance_loss", "kept", "expert_of")
+"""What a SwitchFFN keeps of its last forward pass."""
 
 
 @dataclass
@@ -33,12 +36,18 @@ class Routing:
     counts: Tensor
     """(E,) tokens that chose each expert, dropped ones included."""
 
+    def detach(self) -> "Routing":
+        """The same values without autograd's graph."""
+        return Routing(self.expert, self.gate.detach(), self.probs.detach(), self.counts)
+
 
 class Router(nn.Module):
     """Top-1 router: softmax over all experts in fp32, then argmax (Switch Transformer, eq. 1 and 2).
 
-    `log_multiplicity` (E,) is what makes `preserve` growth exact (DESIGN.md): an expert that was split in
-    m has log m there. Its probability is that of one of m copies, its weight that of all of them.
+    `copies` (E,) is what makes `preserve` growth exact: of how many copies of one expert each is one, m if
+    it was split in m. Its probability is that of one of m copies, z - log m in the softmax, and its weight
+    that of all m, so that the softmax's sum and every weight stay as they were. An integer: half precision
+    would round log m, and all weights with it.
 
     `parent` (E,) makes the gate a tree (paper, section 4.2 and eq. 3): an expert j split from i = parent[j]
     has no part in that softmax. Its row of `weight` is the gate of the split, z_j = weight[j] . x: i keeps
@@ -50,12 +59,16 @@ class Router(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, dim))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))  # as nn.Linear does
-        self.register_buffer("log_multiplicity", torch.zeros(experts))
-        self.log_multiplicity: Tensor
+        self.register_buffer("copies", torch.ones(experts, dtype=torch.int64))
+        self.copies: Tensor
         self.register_buffer("parent", torch.full((experts,), -1))
         self.parent: Tensor
         self.splits: list[tuple[int, int]] = []  # `parent` as (j, i), in order; no device to wait for
+        self.register_load_state_dict_pre_hook(Router._upgrade)
         self.register_load_state_dict_post_hook(Router._read_splits)
+
+    def _upgrade(self, state: dict[str, Any], prefix: str, *_) -> None:
+        upgrade_router(state, prefix)
 
     def _read_splits(self, _) -> None:
         self.splits = [(new, old) for new, old in enumerate(self.parent.tolist()) if old >= 0]
@@ -66,9 +79,9 @@ class Router(nn.Module):
         with torch.autocast(tokens.device.type, enabled=False):
             logits = F.linear(tokens.float(), self.weight.float())
             root = logits.masked_fill(self.parent >= 0, -math.inf) if self.splits else logits
-            probs = torch.softmax(root - self.log_multiplicity.float(), dim=-1)
+            probs = torch.softmax(root - self.copies.float().log(), dim=-1)
         expert = root.argmax(dim=-1)
-        gate = probs.gather(1, expert[:, None]).squeeze(1) * self.log_multiplicity.float().exp()[expert]
+        gate = probs.gather(1, expert[:, None]).squeeze(1) * self.copies[expert]
         if self.splits:
             expert, gate, probs = self._descend(logits, expert, gate, probs)
         if padding is not None:
@@ -98,6 +111,18 @@ class Router(nn.Module):
         return expert, gate * (1 + (taken - taken.detach())), torch.stack(leaves, dim=1)
 
 
+def upgrade_router(state: dict[str, Any], prefix: str) -> None:
+    """Give a router that was saved by an earlier version today's buffers; in place, `prefix` ends in a dot.
+
+    First there were no trees, then the logarithm of `copies`, which half precision may have rounded.
+    """
+    weight = state.get(f"{prefix}weight")
+    if weight is not None:
+        state.setdefault(f"{prefix}parent", torch.full((len(weight),), -1))
+    if (logs := state.pop(f"{prefix}log_multiplicity", None)) is not None:
+        state[f"{prefix}copies"] = logs.float().exp().round().long()
+
+
 def load_balancing_loss(routing: Routing) -> Tensor:
     """E * sum_e f_e P_e, which is 1 at perfect balance (Switch Transformer, eq. 4), a scalar.
 
@@ -120,8 +145,8 @@ class SwitchFFN(nn.Module):
             not depend on the batch.
         activation, activation_dropout: as in the dense FFN.
 
-    After a forward pass `routing`, `balance_loss` and `kept` (E,) describe it, and `expert_of` (B, T) holds
-    each token's expert (E for padding).
+    After a forward pass `routing` (without a graph), `balance_loss` (with one) and `kept` (E,) describe it,
+    and `expert_of` (B, T) holds each token's expert (E for padding). Copies and pickles are without them.
     """
 
     def __init__(
@@ -154,6 +179,11 @@ class SwitchFFN(nn.Module):
         self.kept: Tensor
         self.expert_of: Tensor
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the last pass: deepcopy refuses tensors that have a graph."""
+        state = super().__getstate__()
+        return {key: value for key, value in state.items() if key not in _LAST_PASS} | {"padding_mask": None}
+
     @property
     def experts(self) -> int:
         """E, the number of experts."""
@@ -171,7 +201,7 @@ class SwitchFFN(nn.Module):
         tokens = x.transpose(0, 1).reshape(-1, dim)  # batch-major: not every sequence's end is dropped
         padding = None if self.padding_mask is None else self.padding_mask.reshape(-1)
         routing = self.router(tokens, padding)
-        self.routing = routing
+        self.routing = routing.detach()
         self.balance_loss = load_balancing_loss(routing)
         # The capacity counts the padding too: it must not depend on what a later sequence holds.
         capacity = self.capacity(tokens.size(0))

@@ -4,6 +4,7 @@ fairseq's pre-LN decoder with a Switch layer in every `--moe-freq`-th block (pap
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -136,11 +137,17 @@ class SwitchDecoderLayer(DecoderLayer):
     def build_fc2(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> nn.Module:
         return nn.Identity()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the last pass's loss: deepcopy refuses tensors that have a graph."""
+        return {name: value for name, value in super().__getstate__().items() if name != "balance_loss"}
+
     def forward(self, x: Tensor, *args, self_attn_padding_mask: Tensor | None = None, **kwargs):
         """As fairseq's, `x` (T, B, D), but returns (x, attention, load-balancing loss)."""
         self.fc1.padding_mask = self_attn_padding_mask
         x, attention, _ = super().forward(x, *args, self_attn_padding_mask=self_attn_padding_mask, **kwargs)
-        return x, attention, self.fc1.balance_loss
+        balance_loss = self.fc1.balance_loss
+        self.fc1.balance_loss = balance_loss.detach()  # recomputation sets it, too: no graph is left behind
+        return x, attention, balance_loss
 
 
 def _keep_balance_loss(layer: SwitchDecoderLayer, inputs, outputs) -> None:
@@ -178,9 +185,15 @@ class SwitchDecoder(TransformerDecoder):
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
     def load_balancing_loss(self) -> Tensor | float:
-        """Sum of the Switch layers' load-balancing losses of the last forward pass."""
-        layers = (layer for layer in self.modules() if isinstance(layer, SwitchDecoderLayer))
-        return sum((layer.balance_loss for layer in layers), 0.0)
+        """Sum of the Switch layers' load-balancing losses of the last forward pass; call it once for each.
+
+        It has the graph, the layers keep the values: what keeps a graph cannot be copied.
+        """
+        layers = [layer for layer in self.modules() if isinstance(layer, SwitchDecoderLayer)]
+        losses = [layer.balance_loss for layer in layers]
+        for layer in layers:
+            layer.balance_loss = layer.balance_loss.detach()
+        return sum(losses, 0.0)
 
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)

@@ -254,7 +254,7 @@ class AlmaLMTask(LanguageModelingTask):
         model.train()
         model.set_num_updates(update_num)
         with torch.autograd.profiler.record_function("forward"):
-            with torch.autocast("cuda", enabled=isinstance(optimizer, AMPOptimizer)):
+            with torch.autocast(sample["target"].device.type, enabled=isinstance(optimizer, AMPOptimizer)):
                 loss, sample_size, logging_output = criterion(model, sample)
             balance = getattr(_unwrapped(model).decoder, "load_balancing_loss", lambda: 0.0)()
             loss = loss + self.args.moe_gate_loss_wt * sample_size * balance

@@ -28,7 +28,7 @@ from slurm import child, queue, resources, submit
 from slurm.estimate import check, count_units, estimate, table
 from slurm.experiments import experiment_files, is_experiment, read_experiment, read_overrides
 from slurm.flags import Flags, read_flags
-from slurm.local import run_side_by_side
+from slurm.local import run_side_by_side, slot
 from slurm.machine import Machine
 from slurm.plan import LEARNERS, MEMBERS, ROUTERS, Plan, Request, make_plan, reshard_command
 from slurm.progress import say
@@ -103,8 +103,7 @@ def parser() -> Parser:
         "--jobs",
         type=int,
         metavar="N",
-        default=1,
-        help="on this machine: trainings side by side (default: 1)",
+        help="on this machine: trainings side by side (default: 1), each on GPUs of its own",
     )
     resources.add_flags(arguments)
     return arguments
@@ -341,21 +340,21 @@ def main() -> None:
     try:
         requests = read_requests(sys.argv[1:])
         options = parse(sys.argv[1:])
+        resources.check_cluster(options, local=("jobs",))
         plans = [make_plan(request, count_megabatches(request)) for request in requests]
         if options.cluster == "slurm":
             wanted = resources.read(options)
             announce(requests, plans, wanted.machine(), strict=not options.dry_run)
             launch_on_slurm(requests, plans, wanted, options.dry_run, options.wait)
             return
-        if options.dry_run or options.wait:
-            raise UserError("--dry-run and --wait are for --cluster slurm")
+        jobs = 1 if options.jobs is None else options.jobs
         if options.cluster == "debug":
-            if options.jobs > 1:
-                raise UserError(f"--jobs {options.jobs}: only one child can have the terminal: leave it out")
+            if jobs > 1:
+                raise UserError(f"--jobs {jobs}: only one child can have the terminal: leave it out")
             child.lend_terminal()
-        announce(requests, plans, Machine.here())
-        if options.jobs > 1:
-            launch_side_by_side(requests, plans, options.jobs)
+        announce(requests, plans, slot(plans, jobs))
+        if jobs > 1:
+            launch_side_by_side(requests, plans, jobs)
         else:
             for request, plan in zip(requests, plans, strict=True):
                 if len(requests) > 1:

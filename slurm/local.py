@@ -2,22 +2,28 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 
+from alma.errors import UserError
 from alma.records import Run
 from slurm import child, stage
+from slurm.machine import Machine, devices
 from slurm.plan import Plan
 from slurm.progress import say
 from slurm.unit import Unit, needs, units
+
+Environment = Mapping[str, str]
 
 
 def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> None:
     """Do all units of the `plans`, up to `jobs` at a time, each after those that it needs.
 
-    When one fails, those that need it are left out and the others go on; then its error is raised.
+    Each has its share of the GPUs to itself. When one fails, those that need it are left out and the others
+    go on; then its error is raised.
     """
     records = {plan.out: run for plan, run in zip(plans, runs, strict=True)}
     waiting = {unit.marker: unit for plan in plans for unit in units(plan)}
@@ -26,6 +32,9 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
     }
     errors: list[Exception] = []
     appending = threading.Lock()
+    free: SimpleQueue[Environment] = SimpleQueue()
+    for names in devices(jobs):
+        free.put({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
     started: dict[Future, Path] = {}
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
@@ -34,7 +43,7 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
             ready = [marker for marker in waiting if not needed[marker]]
             for marker in ready[: jobs - len(started)]:
                 unit = waiting.pop(marker)
-                started[pool.submit(_do, unit, records[unit.plan.out], appending)] = marker
+                started[pool.submit(_do, unit, records[unit.plan.out], appending, free)] = marker
             if not started:
                 break  # what is left needs what failed
             done, _ = wait(started, return_when=FIRST_COMPLETED)
@@ -51,17 +60,36 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
         raise errors[0]
 
 
-def _do(unit: Unit, run: Run, appending: threading.Lock) -> None:
+def slot(plans: Sequence[Plan], jobs: int) -> Machine:
+    """What each of `jobs` trainings side by side has of this machine. UserError: no GPU of its own."""
+    if jobs < 1:
+        raise UserError(f"--jobs {jobs}: give 1 or more")
+    machine = Machine.here()
+    gpus = len(machine.gpus)
+    commands = [training.command for plan in plans for spec in plan.stages for training in spec.trainings]
+    if 0 < gpus < jobs and not all("--cpu" in command for command in commands):
+        raise UserError(
+            f"--jobs {jobs}: this machine has {gpus} GPU{'s' * (gpus > 1)}, and each training takes at least "
+            f"one to itself: give --jobs {gpus} or fewer, or --cpu after the `--`"
+        )
+    return machine.slot(jobs)
+
+
+def _do(unit: Unit, run: Run, appending: threading.Lock, free: "SimpleQueue[Environment]") -> None:
     began, what = time.monotonic(), f"{unit.plan.out} {unit.name}"
     complete = unit.marker.exists()
     if not complete:
         say(f"{what}: started")
-        if unit.kind == "untrained":
-            stage.evaluate_untrained(unit.plan)
-        elif unit.kind == "train":
-            stage.train(unit.spec.trainings[unit.member])
-        else:
-            stage.evaluate(unit.spec)
+        environment = free.get()
+        try:
+            if unit.kind == "untrained":
+                stage.evaluate_untrained(unit.plan, environment)
+            elif unit.kind == "train":
+                stage.train(unit.spec.trainings[unit.member], environment=environment)
+            else:
+                stage.evaluate(unit.spec, environment)
+        finally:
+            free.put(environment)
     with appending:  # also what was complete: a kill may have come before its rows
         stage.collect(unit.plan, run)
     say(f"{what}: was complete" if complete else f"{what}: done in {time.monotonic() - began:.0f} s")

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 
@@ -19,6 +20,19 @@ class Machine:
         """This machine, as nvidia-smi, CUDA_VISIBLE_DEVICES and /proc/meminfo tell."""
         return cls(_gpus(), _free_memory())
 
+    def slot(self, jobs: int) -> "Machine":
+        """The share of each of `jobs` trainings side by side: as many GPUs and as much memory for each."""
+        memory = None if self.memory is None else self.memory // jobs
+        return Machine(self.gpus[: len(self.gpus) // jobs], memory)
+
+
+def devices(jobs: int) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES of each of `jobs` trainings side by side; None where there are fewer GPUs."""
+    gpus = len(_gpus())
+    names = (_visible() or [str(index) for index in range(gpus)])[:gpus]
+    share = gpus // jobs
+    return [",".join(names[index * share :][:share]) or None for index in range(jobs)]
+
 
 def _gpus() -> tuple[int, ...]:
     """Bytes of each GPU; of those in CUDA_VISIBLE_DEVICES, which are taken to be alike, where it is set."""
@@ -28,10 +42,17 @@ def _gpus() -> tuple[int, ...]:
     except (OSError, subprocess.SubprocessError):
         return ()
     gpus = tuple(int(line) * 2**20 for line in answer.split() if line.isdecimal())
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return gpus
-    return gpus[: len([name for name in visible.split(",") if name.strip() not in ("", "-1")])]
+    visible = _visible()
+    return gpus if visible is None else gpus[: len(visible)]
+
+
+def _visible() -> list[str] | None:
+    """The entries of CUDA_VISIBLE_DEVICES that count, indices or UUIDs; None where it is not set."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    names = (name.strip() for name in text.split(","))
+    return list(takewhile(lambda name: name not in ("", "-1"), names))  # as CUDA does
 
 
 def _free_memory() -> int | None:

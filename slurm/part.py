@@ -70,8 +70,8 @@ class Part(Restartable):
             return
         words = [*self.flags, "--part", f"{self.number}/{self.count}", "--jobs", str(self.cpus)]
         make_directory(self.log.parent)
-        self.log.touch()
-        with patiently_locked(self.log):  # a job that SLURM took for dead may still be at it
+        # A job that SLURM took for dead may still be at it.
+        with patiently_locked(self.log.parent, f".{self.marker.stem}.lock"):
             try:
                 # The signal of `child.save` just ends it: its checkpoints are half a minute old at most.
                 child.run(

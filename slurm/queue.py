@@ -203,13 +203,14 @@ def look(runs: Sequence[Path]) -> list[Status]:
     return list(seen.values())
 
 
-def watch(runs: Sequence[Path], seconds: float) -> Iterator[list[Status]]:
+def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterator[list[Status]]:
     """`look` again and again, until all units are done or nothing moves any more.
 
-    A SLURM that falls silent (its controller restarts) is asked again.
+    A SLURM that falls silent (its controller restarts) is asked again; NoAnswer if it does not answer the
+    first time, unless `patient`.
     """
     still = silent = False
-    first = True
+    first = not patient
     while True:
         try:
             seen = look(runs)

@@ -1,7 +1,9 @@
 """What a job asks of SLURM: the flags of a launch, and submitit's names for them."""
 
 import argparse
+import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -100,6 +102,29 @@ def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: 
         default = getattr(usual, name.replace("-", "_"))
         shown = "" if default is None else f" (default: {default})"
         group.add_argument(f"--{name}", type=int, metavar="N", help=text + shown)
+
+
+def check_cluster(
+    options: argparse.Namespace,
+    slurm: Sequence[str] = ("dry_run", "wait"),
+    local: Sequence[str] = (),
+) -> None:
+    """UserError: options that --cluster rules out, or --cluster slurm where there is no SLURM.
+
+    `slurm` and `local`: the command's own options for --cluster slurm only, and for this machine only, beside
+    the fields of `Resources`. An option that is None or False was not given.
+    """
+    on_slurm = options.cluster == "slurm"
+    names = local if on_slurm else (*(field.name for field in fields(Resources)), *slurm)
+    values = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    given = [name for name, value in values.items() if value is not None and value is not False]
+    if given:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        if on_slurm:
+            raise UserError(f"{words}: not for --cluster slurm, only for this machine: leave it out")
+        raise UserError(f"{words}: only for --cluster slurm: give that too, or leave it out")
+    if on_slurm and not getattr(options, "dry_run", False) and not shutil.which("sbatch"):
+        raise UserError("no SLURM here (no sbatch): start this on a machine of the cluster")
 
 
 def read(options: argparse.Namespace, usual: Resources = _PAPER) -> Resources:

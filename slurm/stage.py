@@ -40,12 +40,13 @@ def run_stage(plan: Plan, spec: StageSpec, run: Run) -> None:
     collect(plan, run)
 
 
-def evaluate_untrained(plan: Plan) -> None:
+def evaluate_untrained(plan: Plan, environment: Mapping[str, str] | None = None) -> None:
     """Write untrained.json, if it is not there: the model before it has seen any data, for t = 0."""
     if (plan.out / UNTRAINED).exists():
         return
     try:
-        child.run(plan.untrained, plan.out / "untrained.log", "evaluation of the untrained model")
+        what = "evaluation of the untrained model"
+        child.run(plan.untrained, plan.out / "untrained.log", what, environment=environment)
     except (UserError, child.StageFailed):
         if not any(plan.out.glob("stage_*")):
             (plan.out / "run.json").unlink()  # nothing trained yet: a mended command may start anew here
@@ -74,11 +75,12 @@ def train(
         write_json_atomic(training.directory / TRAINED, {"checkpoint": checkpoint(training.directory).name})
 
 
-def evaluate(spec: StageSpec) -> None:
+def evaluate(spec: StageSpec, environment: Mapping[str, str] | None = None) -> None:
     """Write the stage's result.json, if it is not there."""
     if not (spec.directory / RESULT).exists():
         command = [*spec.evaluate, "--path", ":".join(str(checkpoint(model)) for model in spec.models)]
-        child.run(command, spec.directory / "eval.log", f"evaluation of stage {spec.stage.index}")
+        what = f"evaluation of stage {spec.stage.index}"
+        child.run(command, spec.directory / "eval.log", what, environment=environment)
 
 
 def collect(plan: Plan, run: Run) -> None:

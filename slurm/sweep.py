@@ -20,6 +20,7 @@ from slurm.progress import say
 from slurm.resources import Resources
 from slurm.unit import patiently_locked
 
+RUNS_PER_JOB = 20
 USUAL = Resources(gpus_per_node=0, cpus_per_task=1)
 _OWN = ("--part", "--list", "--jobs", "--help", "-h")  # the array's business
 
@@ -99,7 +100,10 @@ def parser() -> Parser:
         "--cluster", choices=("local", "slurm"), default="local", help="where the runs run (default: here)"
     )
     made.add_argument(
-        "--runs-per-job", type=int, default=20, metavar="N", help="at most; on SLURM (default: 20)"
+        "--runs-per-job",
+        type=int,
+        metavar="N",
+        help=f"with --cluster slurm: at most N (default: {RUNS_PER_JOB})",
     )
     made.add_argument(
         "--dry-run", action="store_true", help="with --cluster slurm: print what sbatch would get"
@@ -117,13 +121,13 @@ def main() -> None:
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     options, flags = parser().parse_args(words[:split]), words[split + 1 :]
+    resources.check_cluster(options, slurm=("runs_per_job", "dry_run", "wait"))
     if options.cluster == "local":
-        if options.dry_run or options.wait:
-            raise UserError("--dry-run and --wait are for --cluster slurm")
         os.execv(sys.executable, [sys.executable, str(VISION), *flags])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if options.runs_per_job < 1:
-        raise UserError(f"--runs-per-job {options.runs_per_job}: give 1 or more")
+    runs_per_job = RUNS_PER_JOB if options.runs_per_job is None else options.runs_per_job
+    if runs_per_job < 1:
+        raise UserError(f"--runs-per-job {runs_per_job}: give 1 or more")
     for flag in flags:
         if flag.partition("=")[0] in _OWN:
             raise UserError(f"{flag} is not for --cluster slurm, where --cpus-per-task runs go at a time")
@@ -131,7 +135,7 @@ def main() -> None:
     if wanted.nodes > 1 or wanted.tasks_per_node > 1:
         raise UserError("--nodes and --tasks-per-node: a part of a sweep is one task")
     try:
-        sweep = parts(flags, options.runs_per_job, wanted.cpus_per_task or 1)
+        sweep = parts(flags, runs_per_job, wanted.cpus_per_task or 1)
         launch(sweep, wanted, options.dry_run, options.wait)
     except child.StageFailed as failed:
         print(f"error: {failed}", file=sys.stderr)

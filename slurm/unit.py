@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from alma.errors import UserError
-from alma.files import locked, make_directory
+from alma.files import LOCK, locked, make_directory
 from alma.records import Run
 from slurm import child, stage
 from slurm.plan import Plan, StageSpec
@@ -183,13 +183,13 @@ def needs(unit: Unit, pieces: list[Unit]) -> list[Unit]:
 
 
 @contextlib.contextmanager
-def patiently_locked(directory: Path) -> Iterator[None]:
-    """Hold a run that another evaluation may be adding rows to. UserError: it takes minutes."""
+def patiently_locked(directory: Path, name: str = LOCK) -> Iterator[None]:
+    """`alma.files.locked`, waiting for others that hold the lock. UserError: it takes minutes."""
     deadline = time.monotonic() + _LOCK_SECONDS
     with contextlib.ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(locked(directory))
+                stack.enter_context(locked(directory, name))
                 break
             except UserError:
                 if time.monotonic() > deadline:

@@ -14,7 +14,16 @@ from pydoc_data.topics import topics
 
 import pytest
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before torch: forked children must not inherit its thread pool
+# nohup, a background shell and some CI ignore SIGINT. Children inherit that, and tests send it to them.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Forked children must not inherit a pool of OpenMP threads, so this process has none. The programs that
+# tests start get the number of threads of the command line (`OMP_NUM_THREADS=2 make test`).
+with pytest.MonkeyPatch.context() as one_thread:
+    one_thread.setenv("OMP_NUM_THREADS", "1")
+    import torch  # noqa: F401  reads it here
+
 ROOT = Path(__file__).parent.parent
 
 # Minutes each. They come first: a long file that comes last runs alone while the other processes are idle.

@@ -158,6 +158,22 @@ def test_requirements_are_pinned_and_name_no_host() -> None:
     assert [line for line in pins if not re.match(r"[\w.-]+==[\w.]+( ;|$)", line)] == []
 
 
+@pytest.mark.parametrize("version", [(3, 10), (3, 14)])
+def test_make_refuses_other_pythons(version: tuple[int, int], tmp_path: Path) -> None:
+    code = f"import sys; sys.version_info = {version}; exec(sys.argv[2])"
+    fake = tmp_path / "python"
+    fake.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{code}' \"$@\"\n")
+    fake.chmod(0o755)
+    venv = tmp_path / "venv"
+    make = ["make", "--silent", f"VENV={venv}", f"PYTHON={fake}", f"{venv}/ready"]
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[0] == (
+        f"error: {fake} does not start or is not Python 3.11 to 3.13; try make PYTHON=/path/to/python3.12"
+    )
+    assert not venv.exists()
+
+
 def test_another_torch_brings_its_own_companions() -> None:
     # not what a `make test TORCH=...` that runs this test has set
     environment = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "TORCH"}}

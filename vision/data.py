@@ -67,6 +67,12 @@ class Dataset:
         x = x.sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
         return Examples(x, images.labels.to(device))
 
+    @property
+    def black(self) -> Tensor:
+        """A black pixel (channels,), normalised."""
+        pixel = Images(self.train.images.new_zeros(1, self.shape[0], 1, 1), self.train.labels[:1])
+        return self.examples(pixel).images.flatten()
+
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits of all bytes: two runs with the same one saw the same data."""

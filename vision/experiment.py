@@ -1,5 +1,6 @@
 """One run: a stream, a learner and a run directory, that can be interrupted at any moment and goes on."""
 
+import gc
 import pickle
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from alma import environment
+from alma import environment, processes
 from alma.errors import UserError
 from alma.files import locked, make_directory, save_tensors
 from alma.records import Run
@@ -29,7 +30,7 @@ def run(
     waiting_time: int = 1,
     replay: bool = False,
     seed: int = 0,
-    preset: str = "paper",
+    preset: str | None = None,
     device: str = "auto",
     save_interval: float = 30.0,
     save_stages: bool = False,
@@ -37,13 +38,14 @@ def run(
 ) -> Run:
     """Let `learner` see the whole stream (Algorithm 1); returns the run, whose rows are on disk in `out`.
 
-    `settings` are fields of `presets.Settings`, such as hidden=64 or epochs=20; what is not given is the
-    paper's for the data set (or of preset="authors"). A run that was interrupted goes on from its last
-    checkpoint, written every `save_interval` seconds, with the same numbers; a complete one is returned as
-    it is. `save_stages` also keeps the model of each stage. UserError: settings out of range, or other
+    `settings` are fields of `presets.Settings`, such as hidden=64 or epochs=20; what is not given is that of
+    a preset, "paper", "draft" or "authors", for the data set. A run that was interrupted goes on from its
+    last checkpoint, written every `save_interval` seconds, with the same numbers; a complete one is returned
+    as it is. `save_stages` also keeps the model of each stage. UserError: settings out of range, or other
     settings than those of the run in `out`.
     """
-    chosen, place = resolve(stream.dataset.name, learner, preset, settings), device_of(device)
+    chosen = resolve(stream.dataset.name, learner, preset, settings, waiting_time)
+    place = device_of(device)
     schedule = stages(len(stream), waiting_time, replay)
     config = {
         "learner": learner,
@@ -60,9 +62,16 @@ def run(
     make_directory(Path(out))
     with locked(Path(out)):
         record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
-        if len(record.rows) <= len(stream):
+        rows = record.rows
+        if len(rows) <= len(stream):
+            if rows and "valid" not in rows[0]["extra"]:
+                raise UserError(
+                    f"{record.directory} was begun by an earlier version, whose numbers this one does not "
+                    "repeat: start it again in another --out"
+                )
+            reset = reset_peak_memory(place)
             subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, place)
-            player = _Player(subject, stream, schedule, record.directory, save_interval, save_stages)
+            player = _Player(subject, stream, schedule, record.directory, save_interval, save_stages, reset)
             _play(record, player, schedule, chosen.epochs)
     return record
 
@@ -82,7 +91,7 @@ def _play(record: Run, player: "_Player", schedule: list[Stage], epochs: int) ->
         leave=False,
     ) as bar:
         player.bar = bar
-        environment.play(record, player, schedule, player.test, player.done)
+        environment.play(record, player, schedule, player.test, player.done, player.seconds)
     player.save()
 
 
@@ -99,6 +108,22 @@ def device_of(name: str) -> torch.device:
     return device
 
 
+def reset_peak_memory(device: torch.device) -> bool:
+    """Have `peak_memory` count from now on; whether that can be done."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
+    gc.collect()  # a learner that has just gone is part of a cycle
+    return processes.reset_peak_memory()
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most memory in use at a time, bytes: on a GPU of its tensors, else of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return processes.peak_memory()
+
+
 class _Player:
     """A learner as the environment sees it: fed with its stages, checkpointed, tested."""
 
@@ -110,11 +135,14 @@ class _Player:
         directory: Path,
         save_interval: float,
         save_stages: bool,
+        own_memory: bool,
     ):
         self.learner, self.directory = learner, directory
         self.save_interval, self.save_stages = save_interval, save_stages
         self.bar: tqdm | None = None
         self.done = 0  # stages
+        self.seconds = 0.0  # spent on the next one before an interruption
+        self._own_memory, self._peak = own_memory, 0
         self._data = _Data(stream, schedule, learner.device)
         self._test = stream.dataset.examples(stream.dataset.test, learner.device)
         self._kept: dict[str, Any] = {}
@@ -126,6 +154,8 @@ class _Player:
         """Train on a stage, with checkpoints."""
         if self._due():  # not earlier: a checkpoint may say that a stage is done when its row is on disk
             self.save()
+        self._began = time.monotonic() - self.seconds
+        self.seconds = 0.0
         flops = self.learner.train(stage.index, self._data, self._interrupted, self)
         self._interrupted = None
         self.done = stage.index + 1
@@ -150,13 +180,18 @@ class _Player:
 
     @property
     def peak_memory_bytes(self) -> int:
+        """Of this run, before an interruption too."""
+        return max(self._peak, peak_memory(self.learner.device))
+
+    @property
+    def valid(self) -> dict[str, float] | None:
         """The learner's."""
-        return self.learner.peak_memory_bytes
+        return self.learner.valid
 
     @property
     def details(self) -> dict[str, Any]:
-        """The learner's."""
-        return self.learner.details
+        """The learner's; `memory_of` "process" where its peak is not of this run alone."""
+        return self.learner.details | ({} if self._own_memory else {"memory_of": "process"})
 
     def epoch_done(self) -> bool:
         """Move the progress bar; is a checkpoint due?"""
@@ -168,6 +203,8 @@ class _Player:
         """Write the checkpoint: stages done, the learner, and how far it is in the next stage."""
         state = {
             "done": self.done,
+            "seconds": time.monotonic() - self._began if progress else 0.0,
+            "peak_memory": self.peak_memory_bytes,
             "learner": self.learner.state(),
             "progress": progress and vars(progress),
             "kept": self._kept,
@@ -188,6 +225,7 @@ class _Player:
         state = read_checkpoint(path, self.learner.device)
         self.learner.load(state["learner"])
         self.done, self._kept = state["done"], state["kept"]
+        self.seconds, self._peak = state["seconds"], state["peak_memory"]
         if state["progress"]:
             self._interrupted = Progress(**state["progress"])
 
@@ -206,6 +244,7 @@ class _Data:
 
     def __init__(self, stream: MegaBatchStream, schedule: list[Stage], device: torch.device):
         self._stream, self._schedule, self._device = stream, schedule, device
+        self.black = stream.dataset.black.to(device)
 
     def train(self, index: int) -> Examples:
         """Training examples of a stage."""

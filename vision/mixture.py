@@ -5,7 +5,7 @@ Shapes: n examples, D inputs of a router, E experts. The experts of a layer are 
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -167,6 +167,10 @@ class Mixture(nn.Module):
         self.classifier = classifier
         self.generator: torch.Generator | None = None  # of hard gates in training
 
+    def draw_from(self, generators: Sequence[torch.Generator]) -> None:
+        """Sample hard gates from the first of them."""
+        self.generator = generators[0]
+
     @property
     def experts(self) -> int:
         """Experts of a layer, E: the same in all of them."""
@@ -262,3 +266,35 @@ class MixtureVGG(Mixture):
             found, size = layer.experts.flops(size)  # type: ignore[operator]
             experts.append(sum(found))
         return self.count(experts, head)
+
+
+class Committee(nn.Module):
+    """M mixtures side by side, each a voter; unlike the members of a stack they share no operation."""
+
+    def __init__(self, networks: Sequence[Mixture]):
+        super().__init__()
+        self.networks: Sequence[Mixture] = nn.ModuleList(networks)  # type: ignore[assignment]
+
+    @property
+    def voters(self) -> int:
+        """Number of independently trained networks, M."""
+        return len(self.networks)
+
+    def reset(self, generator: torch.Generator, member: int = 0) -> None:
+        """Draw new values for one member."""
+        self.networks[member].reset(generator)
+
+    def draw_from(self, generators: Sequence[torch.Generator]) -> None:
+        """Sample the hard gates of each member from its own generator, or all from the one there is."""
+        for network, generator in zip(self.networks, cycle(generators), strict=False):
+            network.draw_from([generator])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (n, ...) for all members, or (M, n, ...) -> logits (M, C, n)."""
+        images = x if x.dim() == 5 else [x] * self.voters
+        return torch.cat([network(part) for network, part in zip(self.networks, images, strict=True)])
+
+    @property
+    def flops(self) -> Flops:
+        """Per example, of all members."""
+        return Flops(*map(sum, zip(*(network.flops for network in self.networks), strict=True)))

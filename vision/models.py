@@ -2,6 +2,7 @@
 
 Shapes: n examples, D inputs, H units, C classes, M members, V voters. A voter is what is trained on a
 loss of its own: every member of an ensemble (V = M), or one average of all members' logits (V = 1).
+Images are (n, channels, height, width), the same for all members, or (M, n, channels, height, width).
 Activations of the MLP have the examples last, (H, n), so that the first layer of all members is one
 product (M*H, D) @ (D, n) and its result is M contiguous matrices. Convolutions are grouped by member.
 """
@@ -135,9 +136,9 @@ class MLP(Backbone):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (n, ...) of D values -> logits (V, C, n)."""
+        """Images (n, ...) of D values, or (M, n, channels, height, width) -> logits (V, C, n)."""
         layers = [(layer.weight, layer.bias) for layer in self.layers]
-        return self.vote(_activations(layers, x.flatten(1).t())[-1])
+        return self.vote(_activations(layers, _rows(x).mT)[-1])
 
     def train(self, mode: bool = True) -> "MLP":
         """Nothing to tell the layers, which do the same in training and evaluation."""
@@ -145,8 +146,8 @@ class MLP(Backbone):
         return self
 
     def gradient_writer(self) -> Callable[[Tensor, Tensor], None]:
-        """A function of images and labels (n,) that writes the gradient of the voters' summed mean
-        cross-entropies to each parameter's `grad`.
+        """A function of images and labels, (n,) or (M, n), that writes the gradient of the voters' summed
+        mean cross-entropies to each parameter's `grad`.
 
         By the formulas rather than by autograd, whose book-keeping takes longer than these small products
         (LOG.md).
@@ -157,18 +158,19 @@ class MLP(Backbone):
         share = 1 / self.members if self.joint == "mean" else 1.0
 
         def write(x: Tensor, labels: Tensor) -> None:
-            x = x.flatten(1)
-            z = _activations(layers, x.t())
-            d = self.vote(z.pop()).softmax(1).sub_((classes == labels).float()).mul_(share / len(labels))
-            d = d.expand(self.members, -1, -1)
+            x, n = _rows(x), labels.shape[-1]
+            z = _activations(layers, x.mT)
+            right = (classes == labels.unsqueeze(-2)).float()
+            d = self.vote(z.pop()).softmax(1).sub_(right).mul_(share / n).expand(self.members, -1, -1)
             for i in reversed(range(len(layers))):
                 weight_gradient, bias_gradient = gradients[i]
                 torch.sum(d, 2, keepdim=True, out=bias_gradient)
-                if i == 0:
-                    torch.mm(d.view(-1, len(x)), x, out=weight_gradient.view(-1, x.shape[1]))
-                    break
-                torch.bmm(d, z[i].transpose(1, 2), out=weight_gradient)
-                d = threshold_backward(torch.bmm(layers[i][0].transpose(1, 2), d), z[i], 0)
+                if i == 0 and x.dim() == 2:  # of all members at once
+                    torch.mm(d.view(-1, n), x, out=weight_gradient.view(-1, x.shape[1]))
+                else:
+                    torch.bmm(d, z[i].mT, out=weight_gradient)
+                if i:
+                    d = threshold_backward(torch.bmm(layers[i][0].mT, d), z[i], 0)
 
         return torch.no_grad()(write)
 
@@ -179,8 +181,14 @@ class MLP(Backbone):
         return Flops(sum(layers), 2 * sum(layers) - layers[0], sum(layers))
 
 
+def _rows(x: Tensor) -> Tensor:
+    """Images as rows: (n, ...) -> (n, D), (M, n, channels, height, width) -> (M, n, D)."""
+    return x.flatten(2 if x.dim() == 5 else 1)
+
+
 def _activations(layers: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> list[Tensor]:
-    """x (D, n), the outputs of the hidden layers after their ReLU, and the members' logits (M, C, n)."""
+    """x, (D, n) or (M, D, n), the outputs of the hidden layers after their ReLU, and the members' logits
+    (M, C, n)."""
     found = [x]
     for weight, bias in layers:
         found.append(dense(weight, bias, found[-1] if len(found) == 1 else found[-1].relu_()))
@@ -211,9 +219,12 @@ class VGG(Backbone):
         self.classifier = Dense(members, inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (n, channels, height, width) -> logits (V, C, n)."""
+        """Images (n, channels, height, width), or (M, n, ...) -> logits (V, C, n)."""
+        shared = x.dim() == 4
+        if not shared:  # the members' channels side by side, channels last in memory
+            x = x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
         for i, block in enumerate(self.blocks):
-            x = block(x, shared=i == 0)
+            x = block(x, shared and i == 0)
         return self.vote(self.classifier(pooled(x, self.members)))
 
     @property

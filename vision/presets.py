@@ -1,4 +1,5 @@
-"""Settings of a vision run: the paper's for each dataset, and where the authors' released code differs.
+"""Settings of a vision run: the paper's for each dataset, and where its first draft and the authors' released
+code differ.
 
 Each field of `Settings` is a flag of `vision/run.py` of the same name, and a line of its --help.
 """
@@ -11,7 +12,10 @@ from alma.errors import UserError
 
 LEARNERS = ("sm", "ens", "umix", "gens", "gmoe", "moe", "ff")
 DATASETS = ("digits", "mnist", "emnist", "cifar10", "cifar100", "folder")
+PRESETS = ("paper", "draft", "authors")
 _MIXTURES = ("gmoe", "moe")
+_MAYBE_MIXTURES = ("ens", "gens")
+"""Their members are mixtures where there are several `experts`."""
 
 
 def _setting(
@@ -39,8 +43,18 @@ class Settings:
     )
     patience: int = _setting(0, "end a stage after this many epochs without a better one (0: never)")
     patience_delta: float = _setting(0.0, "by how much an epoch has to be better than the best so far")
-    from_scratch: bool = _setting(False, "draw all weights anew before every stage")
+    from_scratch: bool = _setting(
+        False,
+        "draw all weights anew before every stage",
+        learners=tuple(learner for learner in LEARNERS if learner != "gens"),
+    )
     members: int = _setting(5, "networks of the ensemble", learners=("ens", "umix"))
+    member_order: str = _setting(
+        "own",
+        "minibatches and augmentation drawn for each member, or shared by all",
+        choices=("own", "shared"),
+        learners=("ens",),
+    )
     umix_average: str = _setting(
         "mean", "what joins the members' logits", choices=("mean", "sum"), learners=("umix",)
     )
@@ -51,12 +65,22 @@ class Settings:
         "probs", "what is averaged over members", choices=("probs", "logits"), learners=("gens",)
     )
     gate: str = _setting(
-        "soft", "all experts weighted, or one sampled", choices=("soft", "hard"), learners=_MIXTURES
+        "soft",
+        "all experts weighted, or one sampled",
+        choices=("soft", "hard"),
+        learners=_MIXTURES + _MAYBE_MIXTURES,
     )
     router: str = _setting(
-        "tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"), learners=_MIXTURES
+        "tree",
+        "binary tree of gates, or one flat softmax",
+        choices=("tree", "flat"),
+        learners=_MIXTURES + _MAYBE_MIXTURES,
     )
-    experts: int = _setting(1, "experts of a layer at the start", learners=_MIXTURES)
+    experts: int = _setting(
+        1,
+        "experts of a layer at the start; of each member (ens, gens)",
+        learners=_MIXTURES + _MAYBE_MIXTURES,
+    )
     grow_every: int = _setting(1, "grow before every K-th stage", learners=("gmoe", "ff"))
     grow_by: str = _setting(
         "loss",
@@ -122,39 +146,102 @@ AUTHORS: dict[str, dict[str, Any]] = {
 """Where the authors' released code differs from the paper, by learner (see README, "Two presets")."""
 
 
-def megabatches(dataset: str) -> int:
-    """The paper's B for a dataset."""
-    return _MEGABATCHES[dataset]
+_DRAFT_ONLY = ("emnist", "cifar100")
+_DRAFT_MEGABATCHES = 50
+_DRAFT_GROWTH = 5  # mega-batches
+
+
+def default_preset(dataset: str) -> str:
+    """The paper's, or for the data sets that only its first draft has, the draft's."""
+    return "draft" if dataset in _DRAFT_ONLY else "paper"
+
+
+def megabatches(dataset: str, preset: str | None = None) -> int:
+    """B for a dataset, by a preset or the default one."""
+    drafted = (preset or default_preset(dataset)) == "draft"
+    return _DRAFT_MEGABATCHES if drafted and dataset != "digits" else _MEGABATCHES[dataset]
+
+
+def draft(dataset: str, learner: str, waiting_time: int) -> dict[str, Any]:
+    """Where the paper's first draft (arXiv 2106.09563v1) differs from its final version.
+
+    Sections 5 (Models: 4 to 32 units, growth every 5 mega-batches, soft gates on CIFAR), 5.1 (w = 50 waits
+    for all), 5.2 and E (two experts at the start), C.1.1 (hard gates on MNIST and EMNIST), C.1.2 (200 epochs
+    on CIFAR). How often ff grows it does not say: as gmoe here.
+    """
+    given: dict[str, Any] = {"hidden": 32}
+    if _OF_DATASET[dataset].get("arch") == "vgg":
+        given["epochs"] = 200
+    elif learner in _MIXTURES + _MAYBE_MIXTURES:
+        given["gate"] = "hard"
+    if learner == "gmoe":
+        given["experts"] = 2
+    if learner in ("gmoe", "ff"):
+        given["grow_every"] = -(-_DRAFT_GROWTH // waiting_time)  # in stages
+    return given
 
 
 def resolve(
-    dataset: str, learner: str, preset: str = "paper", chosen: Mapping[str, Any] | None = None
+    dataset: str,
+    learner: str,
+    preset: str | None = None,
+    chosen: Mapping[str, Any] | None = None,
+    waiting_time: int = 1,
 ) -> Settings:
-    """The settings of a run: the dataset's, the preset's, then those that were `chosen`.
+    """The settings of a run: the dataset's, the preset's (that of `default_preset` where none is given), then
+    those that were `chosen`. Those of the draft depend on the waiting time.
 
     UserError for an unknown name, and for a setting that is not one of the learner's.
     """
-    for name, known in ((dataset, DATASETS), (learner, LEARNERS), (preset, ("paper", "authors"))):
+    for name, known in ((dataset, DATASETS), (learner, LEARNERS), (preset or "paper", PRESETS)):
         if name not in known:
             raise UserError(f"{name!r} is not one of {', '.join(known)}")
-    chosen = dict(chosen or {})
-    allowed = {setting.name: setting.metadata["learners"] for setting in fields(Settings)}
+    chosen, preset = dict(chosen or {}), preset or default_preset(dataset)
     for name in chosen:
-        if name not in allowed:
-            raise UserError(f"{name} is not a setting; there are {', '.join(allowed)}")
-        if learner not in allowed[name]:
-            raise UserError(
-                f"--{name.replace('_', '-')} is of {', '.join(allowed[name])}: {learner} has no such setting"
-            )
+        _require(learner, name, chosen)
     given = _OF_DATASET[dataset] | _OF_LEARNER.get(learner, {})
     if preset == "authors":
         given |= AUTHORS[learner]
+    if preset == "draft":
+        given |= draft(dataset, learner, waiting_time)
     given |= chosen
     if given.get("optimizer", "adadelta") != "sgd" and "nesterov" not in chosen:
         given["nesterov"] = False  # of SGD only
     return Settings(**given)
 
 
+def _require(learner: str, name: str, chosen: Mapping[str, Any]) -> None:
+    """UserError where `name` is no setting, or not one of the learner's."""
+    of = {setting.name: setting.metadata["learners"] for setting in fields(Settings)}
+    flag = "--" + name.replace("_", "-")
+    if name not in of:
+        raise UserError(f"{name} is not a setting; there are {', '.join(of)}")
+    if name == "from_scratch" and learner == "gens":
+        if chosen[name]:
+            raise UserError("--from-scratch: every member of gens is new in its stage; leave it out")
+    elif learner not in of[name]:
+        raise UserError(f"{flag} is of {', '.join(of[name])}: {learner} has no such setting")
+    elif not applies(name, learner, chosen):
+        raise UserError(f"{flag}: members of {learner} have gates with --experts 2 or more only")
+
+
+def applies(name: str, learner: str, chosen: Mapping[str, Any]) -> bool:
+    """Whether a learner has a setting, given the others: members without experts have no gates."""
+    mixed = learner not in _MAYBE_MIXTURES or chosen.get("experts", 1) > 1
+    of = {setting.name: setting.metadata["learners"] for setting in fields(Settings)}
+    return learner in of[name] and (mixed or name not in ("gate", "router"))
+
+
 def of_learner(settings: Settings, learner: str) -> dict[str, Any]:
-    """The settings that change this learner's results, for run.json."""
-    return {s.name: getattr(settings, s.name) for s in fields(settings) if learner in s.metadata["learners"]}
+    """The settings that change this learner's results, for run.json.
+
+    Settings that are newer than some runs are left out where they say what those runs did."""
+    values = {s.name: getattr(settings, s.name) for s in fields(settings)}
+    written = {name: value for name, value in values.items() if applies(name, learner, values)}
+    if learner in _MAYBE_MIXTURES and settings.experts == 1:
+        del written["experts"]
+    if written.get("member_order") == "shared":
+        del written["member_order"]
+    if learner == "gens":
+        written["from_scratch"] = False
+    return written

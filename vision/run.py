@@ -13,6 +13,7 @@ import itertools
 import multiprocessing
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -27,6 +28,7 @@ if __name__ == "__main__":  # a script's own folder is no place to import from; 
 
 from alma import figures, report
 from alma.errors import Parser, UserError, command
+from alma.processes import end_with_parent
 from alma.records import Run
 from alma.results import find_runs, group
 from vision import presets
@@ -40,7 +42,7 @@ class Job:
 
     out: Path
     dataset: dict[str, Any]  # arguments of data.load
-    megabatches: int | None
+    megabatches: int
     stream_seed: int
     options: dict[str, Any] = field(default_factory=dict)  # of experiment.run
 
@@ -65,14 +67,19 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         if not set(of[name]) & set(options.learner):
             takers = ", ".join(of[name])
             raise UserError(f"--{name.replace('_', '-')} is of {takers}, and none of them is in --learner")
+    megabatches = options.megabatches
+    if megabatches is None:
+        megabatches = presets.megabatches(options.dataset, options.preset)
     seeds = options.seeds or [options.seed]
     axes = list(itertools.product(options.learner, options.waiting_time, options.hidden or [None], seeds))
     jobs = []
     for learner, waiting_time, hidden, seed in axes:
-        settings = {name: value for name, value in chosen.items() if learner in of[name]}
+        settings = {name: value for name, value in chosen.items() if presets.applies(name, learner, chosen)}
         if hidden is not None:
             settings["hidden"] = hidden
-        resolved = presets.resolve(options.dataset, learner, options.preset, settings)  # fails early
+        resolved = presets.resolve(  # fails early
+            options.dataset, learner, options.preset, settings, waiting_time
+        )
         replay = "_replay" if options.replay else ""
         name = f"{learner}_w{waiting_time}_h{resolved.hidden}{replay}_s{seed}"
         run_options = {
@@ -87,13 +94,13 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         }
         out = options.out if len(axes) == 1 else options.out / name
         stream_seed = seed if options.stream_seed is None else options.stream_seed
-        jobs.append(Job(out, dataset, options.megabatches, stream_seed, run_options))
+        jobs.append(Job(out, dataset, megabatches, stream_seed, run_options))
     return jobs
 
 
-def run_all(jobs: Sequence[Job], processes: int) -> list[str]:
+def run_all(jobs: Sequence[Job], processes: int) -> list[Exception]:
     """Run the jobs, several at a time in processes of one thread each; returns the errors of those that
-    failed, each a line."""
+    failed. UserError when a process was killed."""
     if not jobs:
         return []
     if len(jobs) == 1:
@@ -101,9 +108,9 @@ def run_all(jobs: Sequence[Job], processes: int) -> list[str]:
         return []
     # A forked child would inherit a parent's thread pool, or its CUDA, and hang.
     context = multiprocessing.get_context("spawn")
-    failed: list[str] = []
+    failed: list[Exception] = []
     started = time.monotonic()
-    with ProcessPoolExecutor(processes, context, initializer=_one_thread) as pool:
+    with ProcessPoolExecutor(processes, context, initializer=_worker) as pool:
         running = {pool.submit(_timed, job): job for job in jobs}
         try:
             for done, future in enumerate(as_completed(running), start=1):
@@ -118,7 +125,8 @@ def run_all(jobs: Sequence[Job], processes: int) -> list[str]:
     return failed
 
 
-def _one_thread() -> None:
+def _worker() -> None:
+    end_with_parent()
     torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
 
 
@@ -128,13 +136,17 @@ def _timed(job: Job) -> float:
     return time.monotonic() - started
 
 
-def _outcome(future: "Future[float]", job: Job, failed: list[str]) -> str:
+def _outcome(future: "Future[float]", job: Job, failed: list[Exception]) -> str:
     try:
         return f"{job.out.name}: {future.result():.0f} s"
     except BrokenProcessPool:
         raise UserError("a process of the sweep was killed, maybe for memory: try fewer --jobs") from None
     except UserError as error:
-        failed.append(str(error))
+        failed.append(error)
+        return f"{job.out.name}: failed"
+    except Exception as error:
+        traceback.print_exception(error)
+        failed.append(RuntimeError(f"{job.out.name}: {type(error).__name__}: {error}"))
         return f"{job.out.name}: failed"
 
 
@@ -160,7 +172,11 @@ def parser() -> argparse.ArgumentParser:
         "--learner", type=_names, default=["sm"], metavar="L,...", help="of " + ", ".join(presets.LEARNERS)
     )
     made.add_argument(
-        "--megabatches", type=int, metavar="B", help="default: the paper's (MNIST 500, CIFAR 100); digits 20"
+        "--megabatches",
+        type=int,
+        metavar="B",
+        help="default: the paper's (MNIST 500, CIFAR-10 100), of EMNIST, CIFAR-100 and --preset draft 50; "
+        "digits 20",
     )
     made.add_argument(
         "--waiting-time",
@@ -183,9 +199,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--preset",
-        default="paper",
-        choices=("paper", "authors"),
-        help="settings of the paper, or of its released code",
+        choices=presets.PRESETS,
+        help="settings of the paper, of its first draft, or of its released code (default: paper; draft for "
+        "EMNIST and CIFAR-100, which only the draft has)",
     )
     made.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 ...")
     made.add_argument(
@@ -282,7 +298,10 @@ def main() -> None:
         summarise(options.out)
     if failed:
         several = f"{len(failed)} of {len(jobs)} runs failed: " if len(jobs) > 1 else ""
-        raise UserError(several + "; ".join(dict.fromkeys(failed)))
+        message = several + "; ".join(dict.fromkeys(map(str, failed)))
+        if all(isinstance(error, UserError) for error in failed):
+            raise UserError(message)
+        sys.exit("error: " + " ".join(message.split()))
 
 
 if __name__ == "__main__":

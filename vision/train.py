@@ -1,6 +1,6 @@
 """The training loop, the only one: all learners train here."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -10,78 +10,22 @@ from torch.nn import functional as F
 
 from alma.errors import UserError
 from vision import optim
-from vision.mixture import Mixture
+from vision.flat import Flat, aligned
+from vision.mixture import Committee, Mixture
 from vision.models import MLP
 from vision.presets import Settings
 
 EVALUATION_BATCH = 2000
 PADDING = 4
-BLACK = -1.9  # about what a black pixel is once normalised, in each channel of CIFAR
+DIVERGED = "training diverged: the validation loss is not a number; use a lower --lr"
 
 
 class Examples(NamedTuple):
-    """Normalised images (n, channels, height, width), channels last in memory, and labels (n,)."""
+    """Normalised images (n, channels, height, width), channels last in memory, and labels (n,). Minibatches
+    that differ between the M members of an ensemble have M in front of both."""
 
     images: Tensor
     labels: Tensor
-
-
-class Flat:
-    """A model's parameters as one vector, its gradients and its buffers too: one optimizer step is a few
-    operations however many layers there are. The model's own tensors become views of the vectors."""
-
-    def __init__(self, model: nn.Module):
-        self.parameters: list[Tensor] = list(model.parameters())
-        self.values = _flatten(self.parameters)
-        self.gradients = torch.zeros_like(self.values)
-        for p, value, gradient in zip(
-            self.parameters,
-            _views(self.values, self.parameters),
-            _views(self.gradients, self.parameters),
-            strict=True,
-        ):
-            p.data, p.grad = value, gradient
-        self._buffers = [b for b in model.buffers() if b.is_floating_point()]
-        self.buffers = _flatten(self._buffers)
-        for b, value in zip(self._buffers, _views(self.buffers, self._buffers), strict=True):
-            b.data = value
-
-    def gradient_writer(self, model: nn.Module) -> Callable[[Tensor, Tensor], None]:
-        """A function of images and labels that writes the gradient of the voters' summed losses."""
-        if isinstance(model, MLP):
-            return model.gradient_writer()
-
-        def write(images: Tensor, labels: Tensor) -> None:
-            found = torch.autograd.grad(loss_of(model(images), labels).sum(), self.parameters)
-            torch.cat([gradient.reshape(-1) for gradient in found], out=self.gradients)
-
-        return write
-
-    def snapshot(self) -> tuple[Tensor, Tensor]:
-        """Copies of parameters and buffers."""
-        return self.values.clone(), self.buffers.clone()
-
-    def keep(self, snapshot: tuple[Tensor, Tensor], voters: Tensor) -> None:
-        """Copy the values of those `voters` (V,) that are true into a snapshot.
-
-        Tensors start with the members, so a mask of V = M takes some members', one of V = 1 everything.
-        """
-        for target, now, like in (
-            (snapshot[0], self.values, self.parameters),
-            (snapshot[1], self.buffers, self._buffers),
-        ):
-            if len(voters) == 1:
-                target.copy_(now)
-                continue
-            chosen = voters.nonzero().flatten().tolist()
-            for kept, new in zip(_views(target, like), _views(now, like), strict=True):
-                for voter in chosen:
-                    kept[voter].copy_(new[voter])
-
-    def restore(self, snapshot: tuple[Tensor, Tensor]) -> None:
-        """Set parameters and buffers to those of a snapshot."""
-        self.values.copy_(snapshot[0])
-        self.buffers.copy_(snapshot[1])
 
 
 @dataclass
@@ -95,7 +39,7 @@ class Progress:
     now: tuple[Tensor, Tensor] | None = None  # parameters and buffers
     kept: tuple[Tensor, Tensor] | None = None  # those of the best epoch
     optimizer: dict[str, Tensor] = field(default_factory=dict)
-    generator: Tensor | None = None  # its state
+    generators: list[Tensor] = field(default_factory=list)  # their states
 
 
 class Watch(Protocol):
@@ -113,34 +57,39 @@ def fit(
     train: Examples,
     valid: Examples,
     settings: Settings,
-    generator: torch.Generator,
+    generators: Sequence[torch.Generator],
     progress: Progress | None = None,
     watch: Watch | None = None,
+    black: Tensor | float = 0.0,
 ) -> dict[str, float]:
     """Train `model` on `train` and leave it as it was at its best epoch on `valid` (section 5, appendix B.1).
 
     The best epoch is that of the lowest validation loss (or error, by the settings), for each voter on its
-    own; batch-normalisation statistics belong to it. Order and augmentation come from `generator`. With
-    the `progress` that `watch` was given by an interrupted call, training goes on from there. Returns
-    FLOPs by purpose: forward, backward, validation, and those of `progress.spent`.
+    own; batch-normalisation statistics belong to it. Order and augmentation come from the `generators`: one,
+    or one for each member. `black` (channels,) is what augmentation pads with. With the `progress` that
+    `watch` was given by an interrupted call, training goes on from there. Returns FLOPs by purpose: forward,
+    backward, validation, and those of `progress.spent`.
     UserError when training diverged.
     """
+    train, valid = (Examples(*map(aligned, examples)) for examples in (train, valid))
     flat, at = Flat(model), progress or Progress()
-    if isinstance(model, Mixture):
-        model.generator = generator
+    if isinstance(model, Mixture | Committee):
+        model.draw_from(generators)
     optimizer = optim.make(flat.values, settings)
     best = torch.full((model.voters,), torch.inf, device=flat.values.device)
     kept = flat.snapshot()
-    if at.best is not None and at.now and at.kept and at.generator is not None:
+    if at.best is not None and at.now and at.kept:
         best, kept = at.best, at.kept
         flat.restore(at.now)
-        optimizer.state.update(at.optimizer)
-        generator.set_state(at.generator.cpu())
-    write_gradients = flat.gradient_writer(model)
+        for name, values in at.optimizer.items():
+            optimizer.state[name].copy_(values)
+        for generator, state in zip(generators, at.generators, strict=True):
+            generator.set_state(state.cpu())
+    write_gradients = gradient_writer(model, flat)
     measure = loss_of if settings.select == "loss" else error_of
     while at.epoch < settings.epochs and not (settings.patience and at.waited >= settings.patience):
         model.train()
-        for images, labels in minibatches(train, settings, generator):
+        for images, labels in minibatches(train, settings, generators, black):
             write_gradients(images, labels)
             optimizer.step(flat.values, flat.gradients)
         score = validate(model, valid, measure)
@@ -153,23 +102,36 @@ def fit(
             at.waited = 0
         if watch and watch.epoch_done():
             at.best, at.now, at.kept = best, (flat.values, flat.buffers), kept
-            at.optimizer, at.generator = optimizer.state, generator.get_state()
+            at.optimizer = optimizer.state
+            at.generators = [generator.get_state() for generator in generators]
             watch.save(at)
     flat.restore(kept)
     if not (best.isfinite().all() and flat.values.isfinite().all()):
-        raise UserError("training diverged: the validation loss is not a number; use a lower --lr")
+        raise UserError(DIVERGED)
     for p in flat.parameters:
         p.grad = None
     flops, seen = model.flops, at.epoch * len(train.labels)
+    validation = at.epoch * len(valid.labels) * flops.inference
     return at.spent | {
         "forward": seen * flops.forward,
         "backward": seen * flops.backward,
-        "validation": at.epoch * len(valid.labels) * flops.inference,
+        "validation": at.spent.get("validation", 0.0) + validation,
     }
 
 
+def gradient_writer(model: nn.Module, flat: Flat) -> Callable[[Tensor, Tensor], None]:
+    """A function of images and labels that writes the gradient of the voters' summed losses to `flat`."""
+    if isinstance(model, MLP):
+        return model.gradient_writer()
+
+    def write(images: Tensor, labels: Tensor) -> None:
+        flat.write(torch.autograd.grad(loss_of(model(images), labels).sum(), flat.parameters))
+
+    return write
+
+
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy (nats) of each voter: logits (V, C, n), labels (n,) -> (V,)."""
+    """Mean cross-entropy (nats) of each voter: logits (V, C, n), labels (n,) or (V, n) -> (V,)."""
     if len(logits) == 1:  # one operation instead of three
         return F.cross_entropy(logits, labels[None]).view(1)
     return F.cross_entropy(logits, labels.expand(len(logits), -1), reduction="none").mean(1)
@@ -191,43 +153,47 @@ def validate(model: Any, examples: Examples, measure: Callable[[Tensor, Tensor],
     return torch.stack([measure(model(x), labels) * (len(labels) / n) for x, labels in batches]).sum(0)
 
 
-def minibatches(examples: Examples, settings: Settings, generator: torch.Generator) -> Iterator[Examples]:
-    """One epoch in random order. What fits one minibatch is used as it is; a last one of a single
-    example, which has no batch statistics, joins the one before."""
+def minibatches(
+    examples: Examples,
+    settings: Settings,
+    generators: Sequence[torch.Generator],
+    black: Tensor | float = 0.0,
+) -> Iterator[Examples]:
+    """One epoch in random order, or in M orders of M `generators`: minibatches of n examples or (M, n).
+
+    What fits one minibatch is used as it is; a last one of a single example, which has no batch statistics,
+    joins the one before."""
     n, size = len(examples.labels), settings.batch_size
-    if n <= size:
-        batches = [examples]
-    else:
-        order = torch.randperm(n, generator=generator).to(examples.labels.device)
-        pieces = list(order.split(size))
-        if len(pieces[-1]) == 1:
-            pieces[-2:] = [torch.cat(pieces[-2:])]
-        batches = (Examples(examples.images[piece], examples.labels[piece]) for piece in pieces)  # type: ignore[assignment]
-    for images, labels in batches:
-        yield Examples(augment(images, generator) if settings.augment else images, labels)
+    if n <= size and not settings.augment:
+        yield examples
+        return
+    orders = [torch.arange(n) if n <= size else torch.randperm(n, generator=g) for g in generators]
+    pieces = list(torch.stack(orders).to(examples.labels.device).split(size, 1))
+    if n > size and pieces[-1].shape[1] == 1:
+        pieces[-2:] = [torch.cat(pieces[-2:], 1)]
+    pixels = examples.images.permute(0, 2, 3, 1)  # contiguous: whole images are copied
+    rows = pixels.reshape(n, -1)
+    for piece in pieces:
+        images = rows.index_select(0, piece.flatten()).view(*piece.shape, *pixels.shape[1:])
+        if settings.augment:
+            pairs = zip(images, generators, strict=True)
+            images = torch.stack([augment(own, generator, black) for own, generator in pairs])
+        images, labels = images.permute(0, 1, 4, 2, 3), examples.labels[piece]
+        yield Examples(images, labels) if len(piece) > 1 else Examples(images[0], labels[0])
 
 
-def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Crop at random after padding each side with 4 black pixels, and flip half of the images (B.1.2)."""
-    n, _, height, width = images.shape
+def augment(images: Tensor, generator: torch.Generator, black: Tensor | float) -> Tensor:
+    """Images (n, height, width, channels), cropped at random after padding each side with 4 `black` pixels
+    (channels,), half of them flipped (B.1.2)."""
+    n, height, width, channels = images.shape
     shift = torch.randint(0, 2 * PADDING + 1, (n, 2, 1), generator=generator)
     flip = torch.rand(n, 1, generator=generator) < 0.5
     rows = torch.arange(height) + shift[:, 0]
     columns = torch.arange(width).expand(n, -1)
     columns = torch.where(flip, columns.flip(1), columns) + shift[:, 1]
-    padded = F.pad(images, [PADDING] * 4, value=BLACK)
+    padded = images.new_empty(n, height + 2 * PADDING, width + 2 * PADDING, channels)
+    padded[:] = black
+    padded[:, PADDING:-PADDING, PADDING:-PADDING] = images
     rows, columns = rows.to(images.device), columns.to(images.device)
     which = torch.arange(n, device=images.device)[:, None, None]
-    # Indexing the channels-last view gives channels-last images without another copy.
-    return padded.permute(0, 2, 3, 1)[which, rows[:, :, None], columns[:, None]].permute(0, 3, 1, 2)
-
-
-def _flatten(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors]) if tensors else torch.empty(0)
-
-
-def _views(vector: Tensor, like: list[Tensor]) -> Iterator[Tensor]:
-    start = 0
-    for tensor in like:
-        yield vector[start : start + tensor.numel()].view(tensor.shape)
-        start += tensor.numel()
+    return padded[which, rows[:, :, None], columns[:, None]]

@@ -1,11 +1,19 @@
 """Files are whole or absent."""
 
+import errno
+import fcntl
 import hashlib
 import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from alma.files import atomic_write, sha256_file, write_json_atomic
+from alma.errors import UserError
+from alma.files import atomic_write, holder, locked, sha256_file, write_json_atomic
 
 
 def write_and_crash(file, content):
@@ -50,3 +58,100 @@ def test_sha256_is_that_of_the_bytes(tmp_path):
     content = bytes(range(256)) * 5000
     (tmp_path / "file").write_bytes(content)
     assert sha256_file(tmp_path / "file") == hashlib.sha256(content).hexdigest()
+
+
+HOLD = "import sys; from pathlib import Path; from alma.files import locked\n"
+HOLD += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+NAMESPACES = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount"]
+
+
+def hold(directory: Path, *before: str) -> subprocess.Popen[str]:
+    """Another process that holds the directory until its stdin is closed; returns when it does."""
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", HOLD, str(directory)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout
+    if process.stdout.readline() != "held\n":
+        raise RuntimeError(process.communicate()[1])
+    return process
+
+
+def test_a_lock_excludes_until_its_holder_ends_however_it_ends(tmp_path):
+    process = hold(tmp_path)
+    who = f"pid {process.pid} on {socket.gethostname()}"
+    with pytest.raises(UserError, match=rf"another process is at work here \({who}\)"), locked(tmp_path):
+        pass
+    assert holder(tmp_path) == who
+    assert holder(tmp_path) == who  # looking takes nothing away
+    process.kill()
+    process.communicate()
+    assert holder(tmp_path) is None
+    with locked(tmp_path), pytest.raises(RuntimeError, match=f"pid {os.getpid()} on"):
+        hold(tmp_path)
+    hold(tmp_path).communicate()
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_it_is_a_posix_lock_on_a_regular_file_which_nfs_keeps_across_nodes(tmp_path):
+    script = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    other = [sys.executable, "-c", script, str(tmp_path / ".lock")]
+    with locked(tmp_path):
+        assert (tmp_path / ".lock").is_file()
+        assert "BlockingIOError" in subprocess.run(other, capture_output=True, text=True).stderr
+    assert subprocess.run(other).returncode == 0
+
+
+def test_a_lock_excludes_processes_that_do_not_see_each_other(tmp_path):
+    if subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode:
+        pytest.skip("no right to make namespaces")
+    process = hold(tmp_path, *NAMESPACES)
+    with pytest.raises(UserError, match="another process is at work here"), locked(tmp_path):
+        pass
+    with pytest.raises(RuntimeError, match="another process is at work here"):
+        hold(tmp_path, *NAMESPACES)
+    process.communicate()
+    hold(tmp_path, *NAMESPACES).communicate()
+
+
+def test_a_lock_excludes_threads_and_is_kept_when_one_is_refused(tmp_path):
+    elsewhere = tmp_path.with_name(f"{tmp_path.name}_link")
+    elsewhere.symlink_to(tmp_path)
+    with locked(tmp_path), locked(tmp_path, "other"):
+        for place in (tmp_path, elsewhere):
+            with pytest.raises(UserError, match=f"pid {os.getpid()}"), locked(place):
+                pass
+            assert holder(place) == f"pid {os.getpid()} on {socket.gethostname()}"
+        with pytest.raises(RuntimeError, match="another process"):
+            hold(tmp_path)
+    with locked(elsewhere):
+        pass
+
+
+def test_a_fork_does_not_have_its_parents_lock(tmp_path):
+    with locked(tmp_path):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with locked(tmp_path):
+                    pass
+            except UserError as error:
+                code = 0 if f"pid {os.getppid()}" in str(error) else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        with pytest.raises(RuntimeError, match="another process"):  # nor has it taken the lock away
+            hold(tmp_path)
+
+
+def test_without_locks_there_is_a_warning(tmp_path, monkeypatch, capsys):
+    def lockf(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    with locked(tmp_path):
+        assert "no locks here" in capsys.readouterr().err

@@ -175,13 +175,26 @@ def test_a_stream_of_other_settings(prepare, capsys, tmp_path):
     assert (out / "stream.json").read_bytes() == before
 
 
-def test_two_runs_at_once(refused, tmp_path):
-    from alma.files import locked
-
+def test_all_that_is_wrong_is_said_at_once_files_first(refused, tmp_path, capsys):
     out = tmp_path / "out"
-    (out / ".work-0").mkdir(parents=True)
-    with locked(out):
-        assert "another process is at work here" in refused(write(tmp_path / "a.txt", TEXT), out=out)
+    none = dict.fromkeys(("mega_batches", "words", "valid_words", "vocab_size"))
+    absent, other = tmp_path / "absent.txt", tmp_path / "other.txt"
+    assert refused(absent, f"b={other}", out=out, documents="c=file", valid_source="d", **none) == (
+        f"error: {absent}: no such file or directory; {other}: no such file or directory; "
+        "--documents c=: no such source; there are absent, b; "
+        "--valid-source d: no such source; there are absent, b; "
+        "give --mega-batches, --words, --valid-words; "
+        "give one of --vocab-size, --tokenizer, --bpe: the tokenizer"
+    )
+    assert not out.exists()
+    flags = {"vocab_size": None, "bpe": "gpt2", "gpt2_encoder_json": tmp_path / "e.json"}
+    line = refused(absent, **flags)
+    for part in (f"{absent}: no such", "e.json: no such file", "all three or none"):
+        assert part in line
+    path = write(tmp_path / "a.txt", TEXT)
+    flags = {"tokenizer": tmp_path / "x.model", "gpt2_vocab_bpe": path, "vocab_size": None}
+    assert "x.model: no such file; --bpe gpt2, --gpt2" in refused(path, **flags)
+    assert refused("=x", documents="c=file").count("expected PATH or NAME=PATH") == 1
 
 
 def test_errors_in_workers_are_one_line_too(tmp_path):

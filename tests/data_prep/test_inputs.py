@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import os
 import re
 import tracemalloc
 
@@ -20,7 +21,7 @@ from alma.stream import Stream
 from data_prep import __main__ as cli
 from data_prep import blocks
 from data_prep.blocks import Skipped
-from data_prep.documents import Reader, make_units, normalise, skipped_summary
+from data_prep.documents import Reader, find_files, make_units, normalise, skipped_summary
 
 from .conftest import make_documents
 
@@ -235,7 +236,8 @@ def test_parquet_that_is_bad(tmp_path, small):
     no_text, long = "no field `text` that holds a string", "a document longer than 20 bytes"
     assert read(path) == (["good", "\x00"], [(1, no_text), (2, long), (3, "not UTF-8")])
     for key in ("n", "absent"):
-        skips = [(0, f"no field `{key}` that holds a string")]
+        hint = "choose one of its fields by --text-key: `text`"
+        skips = [(0, f"no field `{key}` that holds a string ({hint})")]
         assert read(path, Reader(text_key=key, on_bad_input="skip")) == ([], skips)
     path.write_bytes(path.read_bytes()[:-9])
     found, [(offset, reason)] = read(path)
@@ -261,6 +263,63 @@ def test_bad_lines_are_skipped_one_by_one(tmp_path):
     assert [path.read_bytes()[offset:].split(b"\n")[0] for offset, _ in skips] == list(BAD_LINES)
     with pytest.raises(UserError, match=f"{path}: malformed JSON .* at byte {len(good[0]) + 1}; "):
         read(path, Reader())
+
+
+def test_the_fields_of_a_record_without_text_are_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    records = [{"id": 3, "content": "one", "url": "two"}, {"id": 3}, [1], {"text": None, "body": "three"}]
+    path.write_text("\n".join(map(json.dumps, records)))
+    hints = [
+        " (choose one of its fields by --text-key: `content`, `url`)",
+        " (choose one of its fields by --text-key: `id`)",
+        "",
+        " (choose one of its fields by --text-key: `body`)",
+    ]
+    found, skips = read(path)
+    assert found == []
+    assert [reason for _, reason in skips] == [f"no field `text` that holds a string{hint}" for hint in hints]
+    assert skipped_summary([Skipped("a", *skip) for skip in skips]).count("4 no field") == 1
+    path.write_text(json.dumps(dict.fromkeys(map(str, range(1000)), "a") | {"x" * 1000: "a"}))
+    ((_, reason),) = read(path)[1]
+    assert len(reason) < 300
+    wiki = tmp_path / "wiki_00"
+    wiki.write_text('{"body": "a"}')  # its field is always `text`
+    assert read(wiki)[1] == [(0, "no field `text` that holds a string")]
+
+
+def test_hidden_names_are_read_only_when_named(tmp_path, monkeypatch):
+    names = [
+        "a.txt",
+        "_SUCCESS",
+        ".a.txt",
+        "_b.txt",
+        ".cache/c.txt",
+        "_temporary/0/d.txt",
+        "e/.f/g.txt",
+        "e/h.md",
+    ]
+    for name in names:
+        path = tmp_path / "in" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    monkeypatch.chdir(tmp_path)
+
+    def found(path: str) -> list[str]:
+        return [os.path.relpath(file, tmp_path / "in") for file in find_files(path)]
+
+    assert found("in") == found("in/**") == found(f"{tmp_path}/in/**/*.*") == ["a.txt", "e/h.md"]
+    assert found("in/**/*.txt") == ["a.txt"]
+    assert found("in/.cache") == found("in/.cache/*") == found("in/.c*/*.txt") == [".cache/c.txt"]
+    assert found("in/_temporary") == found("in/_*/**/*.txt") == ["_temporary/0/d.txt"]
+    assert found("in/e/.f/*.txt") == ["e/.f/g.txt"]
+    assert found("in/_b.txt") == found("in/_*.txt") == ["_b.txt"]
+    assert found("in/.a.txt") == found("in/.*.txt") == [".a.txt"]
+    monkeypatch.chdir(tmp_path / "in" / ".cache")
+    assert found(".") == found("../.cache") == [".cache/c.txt"]
+    (tmp_path / "in" / "a.txt").unlink()
+    (tmp_path / "in" / "e" / "h.md").unlink()
+    with pytest.raises(UserError, match=r"an empty directory \(names that begin with . or _ do not count\)"):
+        find_files("../../in")
 
 
 @pytest.mark.parametrize("packed", [".gz", ".bz2", ".zst"])

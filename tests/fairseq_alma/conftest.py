@@ -1,6 +1,7 @@
 """Small Switch models and fairseq-train command lines."""
 
 import shutil
+import socket
 
 import pytest
 import torch
@@ -34,6 +35,33 @@ def build(stream):
         return task, task.build_model(cfg.model)
 
     return run
+
+
+@pytest.fixture
+def start_two(start):
+    """`start_two(*arguments)`: fairseq-train in two gloo processes, started as torchrun starts them."""
+
+    def run(*arguments, environment: dict[str, str] | None = None) -> list:
+        with socket.socket() as server:
+            server.bind(("localhost", 0))
+            port = str(server.getsockname()[1])
+        common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", **(environment or {})}
+        return [start("train", *arguments, environment={**common, "RANK": rank}) for rank in ("0", "1")]
+
+    return run
+
+
+@pytest.fixture
+def user_dir(tmp_path):
+    """`user_dir(code)`: the flags with which fairseq runs `code` before it trains."""
+
+    def make(code: str) -> tuple:
+        directory = tmp_path / "user_dir"
+        directory.mkdir(exist_ok=True)
+        (directory / "__init__.py").write_text(code)
+        return ("--user-dir", directory)
+
+    return make
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Exported models: transformers computes and generates what fairseq does, or there is one clear line."""
 
 import json
-import math
 import os
 import re
 
@@ -68,13 +67,13 @@ def checkpoint(stream, tiny, tmp_path):
 
 def split_without_a_change(state):
     """As `preserve` grows: two experts split in two, one of them again."""
-    state["decoder.layers.1.fc1.router.log_multiplicity"] = torch.tensor([3.0, 3.0, 2.0, 1.0]).log()
+    state["decoder.layers.1.fc1.router.copies"] = torch.tensor([3, 3, 2, 1])
 
 
 def tree(state):
     """Roots 0 and 1; 2 split from 0, then 3 from 2, 4 from 0 and 5 from 1."""
     state["decoder.layers.1.fc1.router.parent"] = torch.tensor([-1, -1, 0, 2, 0, 1])
-    state["decoder.layers.1.fc1.router.log_multiplicity"][:2] = torch.tensor([0.0, math.log(2)])
+    state["decoder.layers.1.fc1.router.copies"][:2] = torch.tensor([1, 2])
 
 
 MODELS = {
@@ -107,6 +106,19 @@ def test_logits_are_those_of_fairseq(load, checkpoint, sample, tmp_path, kind):
         torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
         loads += sum((layer.routing.counts for layer in layers), torch.zeros(1))
     assert not layers or loads.all(), "an expert that nothing tests"
+
+
+def test_what_an_earlier_version_has_saved_is_exported_as_well(load, checkpoint, tmp_path):
+    path, _ = checkpoint("model.pt", change=split_without_a_change)
+    saved, router = torch.load(path, weights_only=True), "decoder.layers.1.fc1.router"
+    saved["model"][f"{router}.log_multiplicity"] = saved["model"].pop(f"{router}.copies").float().log()
+    del saved["model"][f"{router}.parent"]
+    torch.save(saved, tmp_path / "old.pt")
+    for name in ("model", "old"):
+        export(str(tmp_path / f"{name}.pt"), tmp_path / name)
+    new, old = (load(tmp_path / name).state_dict() for name in ("model", "old"))
+    assert new.keys() == old.keys()
+    assert all(torch.equal(new[name], old[name]) for name in new)
 
 
 @pytest.mark.parametrize("average", ["probs", "logits"])

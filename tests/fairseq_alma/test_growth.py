@@ -9,6 +9,7 @@ from torch import nn
 
 from alma.errors import UserError
 from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
+from fairseq_alma.precision import FP32, by_parameter, flat
 from fairseq_alma.switch_layer import SwitchFFN, switch_layers
 
 PREFIX = "decoder.layers.1.fc1"
@@ -37,9 +38,19 @@ def test_preserve_without_noise_leaves_logits_as_they_were_even_twice(build, sam
     torch.testing.assert_close(logits(once, sample), before, atol=1e-5, rtol=0)
     twice = grown(build, once, [4, 1, 2], "preserve")  # 4 is itself a copy of 2
     torch.testing.assert_close(logits(twice, sample), before, atol=1e-5, rtol=0)
-    assert switch_layers(twice)["1"].router.log_multiplicity.exp().tolist() == pytest.approx(
-        [2, 2, 4, 1, 4, 2, 4, 2, 4]
-    )
+    assert switch_layers(twice)["1"].router.copies.tolist() == [2, 2, 4, 1, 4, 2, 4, 2, 4]
+
+
+def test_what_an_earlier_version_has_saved_grows_as_well():
+    layer = nn.ModuleDict({"fc1": SwitchFFN(8, 16, 3, 0.0, -1.0, F.gelu, nn.Identity())})
+    new = layer.state_dict() | {"fc1.router.copies": torch.tensor([2, 1, 4])}
+    old = dict(new) | {"fc1.router.log_multiplicity": torch.tensor([2.0, 1.0, 4.0]).log().bfloat16()}
+    del old["fc1.router.copies"], old["fc1.router.parent"]
+    for state in (old, new):
+        grow_model_state(state, {"fc1": [2, 0]}, "preserve")
+    assert old["fc1.router.copies"].tolist() == [4, 1, 8, 8, 4]
+    assert old.keys() == new.keys()
+    assert all(torch.equal(old[name], new[name]) for name in new)
 
 
 def test_copy_divides_every_gate_by_one_plus_the_copied_probabilities(build, sample):
@@ -92,7 +103,7 @@ def test_tree_leaves_the_loss_of_a_model_as_it_was_even_after_preserve(build, sa
         assert after_loss.item() == pytest.approx(loss.item(), abs=1e-6)
     router = switch_layers(model)["1"].router
     assert router.parent.tolist() == [-1] * 6 + [2, 1, 6, 2, 4]
-    assert router.log_multiplicity.exp().tolist() == pytest.approx([2, 1, 2, 1, 2, 2] + [1] * 5)
+    assert router.copies.tolist() == [2, 1, 2, 1, 2, 2] + [1] * 5
 
 
 @pytest.mark.parametrize("router", ["preserve", "copy"])
@@ -162,38 +173,27 @@ def test_losing_experts_are_those_of_the_largest_summed_loss():
         losing_experts(torch.ones(4), 5)
 
 
-def adam_state(model, flat: bool) -> dict:
-    values = [torch.randn(p.shape) for p in model.parameters()]
-    if flat:
-        return {"state": {0: {"step": 3, "exp_avg": torch.cat([v.reshape(-1) for v in values])}}}
-    return {"state": {i: {"step": 3, "exp_avg": v.clone()} for i, v in enumerate(values)}}
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build, flat):
+@pytest.mark.parametrize("layout", [flat, by_parameter])
+def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build, layout):
+    """In whichever layout fairseq's fp16 optimizer has saved it, but for its fp32 weights."""
     _, model = build("--moe-expert-count", "3")
-    optimizer = adam_state(model, flat)
     shapes = {name: p.shape for name, p in model.named_parameters()}
-    old = optimizer["state"][0]["exp_avg"] if flat else None
-    before = (
-        dict(zip(shapes, old.split([s.numel() for s in shapes.values()]), strict=True))
-        if flat
-        else {name: optimizer["state"][i]["exp_avg"].clone() for i, name in enumerate(shapes)}
-    )
-    grow_optimizer_state(optimizer, shapes, {PREFIX: [1]})
+    states = {
+        i: {"step": 3, "exp_avg": torch.randn(shape), FP32: torch.randn(shape)}
+        for i, shape in enumerate(shapes.values())
+    }
+    saved = {"state": states, "param_groups": [{"lr": 0.1, "params": list(states)}], "loss_scale": 8.0}
+    found = grow_optimizer_state(layout(saved, list(shapes.values())), shapes, {PREFIX: [1]})
     _, larger = build("--moe-expert-count", "4")
-    new_shapes = {name: p.shape for name, p in larger.named_parameters()}
-    state = optimizer["state"]
-    pieces = (
-        state[0]["exp_avg"].split([s.numel() for s in new_shapes.values()])
-        if flat
-        else [state[i]["exp_avg"] for i in range(len(shapes))]
-    )
+    assert found["param_groups"] == saved["param_groups"]
+    assert found["loss_scale"] == 8.0
     stacked = 0
-    for (name, shape), piece in zip(new_shapes.items(), pieces, strict=True):
-        old_value, new_value = before[name].view(shapes[name]), piece.view(shape)
-        assert torch.equal(new_value[: len(old_value)], old_value)
-        if shape != shapes[name]:
+    for i, (name, parameter) in enumerate(larger.named_parameters()):
+        old, new = states[i]["exp_avg"], found["state"][i]["exp_avg"]
+        assert found["state"][i].keys() == {"step", "exp_avg"}
+        assert new.shape == parameter.shape
+        assert torch.equal(new[: len(old)], old)
+        if new.shape != shapes[name]:
             stacked += 1
-            assert torch.equal(new_value[-1], old_value[1])
+            assert torch.equal(new[-1], old[1])
     assert stacked == 5

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,14 +30,12 @@ AlmaLMTask.train_step = train_step
 
 
 @pytest.fixture
-def at_update(tmp_path):
+def at_update(user_dir):
     """`at_update(n, rank)`: flags and environment with which that process signals itself in update n."""
-    directory = tmp_path / "at_update"
-    directory.mkdir()
-    (directory / "__init__.py").write_text(AT_UPDATE)
+    flags = user_dir(AT_UPDATE)
 
     def make(update: int, rank: int = 0) -> tuple[tuple, dict[str, str]]:
-        return ("--user-dir", directory), {"SIGNAL_AT": str(update), "SIGNAL_TO": str(rank)}
+        return flags, {"SIGNAL_AT": str(update), "SIGNAL_TO": str(rank)}
 
     return make
 
@@ -105,6 +102,27 @@ def test_an_interrupted_run_goes_on_with_the_same_numbers(start, stream, tiny, t
     assert {path.name for path in save.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         same(tmp_path / "whole" / name, save / name)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "memory-efficient-fp16", "bf16", "amp"])
+def test_half_precisions_go_on_with_the_same_numbers_as_the_loss_scale_grows(
+    start, stream, tiny, tmp_path, at_update, precision
+):
+    """The scale doubles every 3 updates; the interruption falls between two of them."""
+    kind = "amp" if precision == "amp" else "fp16"
+    flags = (f"--{precision}", f"--{kind}-scale-window", "3", "--max-update", "10")
+    finish(start("train", stream, *tiny, "--save-dir", tmp_path / "whole", *flags))
+    save = tmp_path / "interrupted"
+    for update in (4, 8):
+        more, environment = at_update(update)
+        child = start("train", stream, *tiny, "--save-dir", save, *flags, *more, environment=environment)
+        assert f"after update {update}," in stopped(child.wait())
+    finish(start("train", stream, *tiny, "--save-dir", save, *flags))
+    last = "checkpoint_last.pt"
+    same(tmp_path / "whole" / last, save / last)
+    state = load(save / last)["last_optimizer_state"]
+    if precision != "bf16":
+        assert (state["scaler"]["scale"] if kind == "amp" else state["loss_scale"]) == 128 * 2**3
 
 
 def test_it_saves_what_is_not_saved_and_validates_only_when_that_is_due(
@@ -179,31 +197,22 @@ def test_without_a_last_checkpoint_it_says_that_nothing_is_saved(start, stream, 
     assert not list(tmp_path.glob("run/*"))
 
 
-def two(start, arguments, environment=None) -> list:
-    """Two gloo processes, started as torchrun starts them."""
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        port = str(server.getsockname()[1])
-    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", **(environment or {})}
-    return [start("train", *arguments, environment={**common, "RANK": rank}) for rank in ("0", "1")]
-
-
 @pytest.mark.parametrize("parallel", [(), ("--moe-expert-parallel",)], ids=["replicated", "expert-parallel"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_two_processes_stop_together_when_one_gets_the_signal(
-    start, stream, tiny, tmp_path, at_update, rank, parallel
+    start_two, stream, tiny, tmp_path, at_update, rank, parallel
 ):
     flags = (stream, *tiny, *parallel, "--max-update", "12", "--ddp-backend", "legacy_ddp")
-    for child in two(start, (*flags, "--save-dir", tmp_path / "whole")):
+    for child in start_two(*flags, "--save-dir", tmp_path / "whole"):
         finish(child)
     save = tmp_path / "interrupted"
     more, environment = at_update(5, rank)
-    first, second = two(start, (*flags, "--save-dir", save, *more), environment)
+    first, second = start_two(*flags, "--save-dir", save, *more, environment=environment)
     assert "after update 5," in stopped(first.wait())
     finished = second.wait()
     assert finished.code == AGAIN, finished.output
     assert position(save / "checkpoint_last.pt")[0] == 5
-    for child in two(start, (*flags, "--save-dir", save)):
+    for child in start_two(*flags, "--save-dir", save):
         finish(child)
     same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
 

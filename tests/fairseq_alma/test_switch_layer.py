@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_alma import switch_layer
+from fairseq_alma.dispatch import best_layout
 from fairseq_alma.switch_layer import Router, SwitchFFN, expert_losses, routing_stats
 
 DIM, HIDDEN = 8, 16
@@ -33,7 +35,7 @@ def make(experts: int, capacity_factor: float = 1.0, eval_capacity: float = -1.0
 def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
     """The same layer by the one-hot (S, E, C) dispatch of Mesh TensorFlow; x (T, B, D), padding (B, T)."""
     tokens = x.transpose(0, 1).reshape(-1, DIM)
-    probs = torch.softmax(tokens @ layer.router.weight.T - layer.router.log_multiplicity, -1)
+    probs = torch.softmax(tokens @ layer.router.weight.T - layer.router.copies.log(), -1)
     chosen = F.one_hot((tokens @ layer.router.weight.T).argmax(-1), layer.experts)
     chosen = chosen * ~padding.reshape(-1, 1)
     position = chosen.cumsum(0) * chosen - 1
@@ -42,14 +44,14 @@ def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) 
     inputs = torch.einsum("sec,sd->ecd", slot, tokens)
     hidden = F.gelu(torch.einsum("ecd,ehd->ech", inputs, layer.w1) + layer.b1[:, None])
     outputs = torch.einsum("ech,edh->ecd", hidden, layer.w2) + layer.b2[:, None]
-    weight = (probs * layer.router.log_multiplicity.exp() * chosen).sum(-1)
+    weight = (probs * layer.router.copies * chosen).sum(-1)
     y = torch.einsum("sec,ecd->sd", slot, outputs) * weight[:, None]
     return y.view(x.size(1), x.size(0), DIM).transpose(0, 1)
 
 
 def forced(layout: str):
     """`best_layout` for a device that wants this one; padded, whose layout is a number, needs a capacity."""
-    return lambda x, capacity: (capacity or "loop") if layout == "padded" else layout
+    return lambda x, capacity: ("loop" if capacity is None else capacity) if layout == "padded" else layout
 
 
 needs_grouped_mm = pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="grouped_mm is of torch 2.10")
@@ -72,7 +74,7 @@ def test_equals_the_one_hot_reference_in_outputs_and_gradients(
     layer = make(experts, factor)
     torch.manual_seed(seed)
     if split:
-        layer.router.log_multiplicity.copy_(torch.rand(experts))
+        layer.router.copies.random_(1, 5)
     x = torch.randn(*shape, DIM, requires_grad=True)
     padding = torch.rand(shape[1], shape[0]) < 0.2
     layer.padding_mask = padding
@@ -183,15 +185,15 @@ def test_layouts_of_the_gpu_never_wait_for_a_number(layout, factor, monkeypatch)
 def make_tree(parent: list[int]) -> Router:
     router = Router(DIM, len(parent))
     nn.init.normal_(router.weight)
-    log_multiplicity = torch.rand(len(parent)).masked_fill(torch.tensor(parent) >= 0, 0.0)
-    state = {"parent": torch.tensor(parent), "log_multiplicity": log_multiplicity}
+    copies = torch.randint(1, 5, (len(parent),)).masked_fill(torch.tensor(parent) >= 0, 1)
+    state = {"parent": torch.tensor(parent), "copies": copies}
     router.load_state_dict({**router.state_dict(), **state})
     return router
 
 
 def slow_route(router: Router, token: torch.Tensor) -> tuple[int, torch.Tensor, torch.Tensor]:
     """The expert, the gate and the probabilities (E,) of one token (D,), node by node from the root."""
-    z, parent, log_m = router.weight @ token, router.parent.tolist(), router.log_multiplicity
+    z, parent, log_m = router.weight @ token, router.parent.tolist(), router.copies.log()
     roots = [e for e, old in enumerate(parent) if old == -1]
     scale = sum(torch.exp(z[e] - log_m[e]) for e in roots)
     probs = {}
@@ -266,19 +268,43 @@ def test_a_tree_outlives_copies_and_half_precision_and_goes_with_the_state_dict(
     assert half.parent.tolist() == [-1, 0, -1, 1, 0]
     torch.testing.assert_close(half(tokens).probs, expected.probs, atol=5e-3, rtol=0)
     router.load_state_dict({**router.state_dict(), "parent": torch.full((5,), -1)})
-    flat = torch.softmax(tokens @ router.weight.T - router.log_multiplicity, -1)
+    flat = torch.softmax(tokens @ router.weight.T - router.copies.log(), -1)
     torch.testing.assert_close(router(tokens).probs, flat)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rounds_no_count_of_copies(dtype):
+    """Rounded logarithms would multiply every gate of experts split in 2, 4 or 64 by up to 1.007."""
+    router = Router(DIM, 4)
+    router.copies.copy_(torch.tensor([2, 1, 4, 64]))
+    router = router.to(dtype)
+    expected = Router(DIM, 4)
+    expected.load_state_dict({**router.state_dict(), "weight": router.weight.float()})
+    tokens = torch.randn(64, DIM)
+    torch.testing.assert_close(router(tokens).gate, expected(tokens).gate, atol=1e-6, rtol=0)
+    assert router.copies.tolist() == [2, 1, 4, 64]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_routers_saved_by_earlier_versions_load(dtype):
+    router = make_tree([-1, -1, -1])
+    state = router.state_dict()
+    state["log_multiplicity"] = torch.tensor([1.0, 2.0, 64.0]).log().to(dtype)
+    del state["copies"], state["parent"]
+    router.load_state_dict(state)
+    assert router.copies.tolist() == [1, 2, 64]
+    assert router.parent.tolist() == [-1, -1, -1]
 
 
 def test_a_router_without_splits_is_one_softmax_to_the_bit():
     router = make_tree([-1] * 6)
     tokens = torch.randn(64, DIM)
     logits, routing = F.linear(tokens, router.weight), router(tokens)
-    probs = torch.softmax(logits - router.log_multiplicity, -1)
+    probs = torch.softmax(logits - router.copies.log(), -1)
     expert = logits.argmax(-1)
     assert torch.equal(routing.probs, probs)
     assert torch.equal(routing.expert, expert)
-    assert torch.equal(routing.gate, probs[range(64), expert] * router.log_multiplicity.exp()[expert])
+    assert torch.equal(routing.gate, probs[range(64), expert] * router.copies[expert])
 
 
 def test_drops_come_last_in_batch_major_order_and_only_in_training():
@@ -298,6 +324,32 @@ def test_evaluation_capacity_limits_when_asked():
     layer = make(1, eval_capacity=0.25).eval()
     layer(torch.randn(4, 4, DIM))
     assert layer.kept.tolist() == [4]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_with_a_capacity_of_zero_every_token_is_dropped(layout, monkeypatch):
+    monkeypatch.setattr(switch_layer, "best_layout", forced(layout))
+    layer = make(3, eval_capacity=0.0).eval()
+    y = layer(torch.randn(5, 2, DIM))
+    y.sum().backward()
+    assert (y == 0).all()
+    assert layer.kept.tolist() == [0, 0, 0]
+    assert (layer.w1.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("capability", "layout"),
+    [((7, 0), 16), ((8, 0), 16), ((8, 9), 16), ((9, 0), "grouped"), ((10, 3), "grouped"), ((12, 0), 16)],
+)
+def test_grouped_mm_is_used_where_it_does_not_wait_for_the_device(capability, layout, monkeypatch):
+    monkeypatch.setattr(F, "grouped_mm", None, raising=False)
+    asked = []
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: asked.append(device) or capability
+    )
+    x = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.bfloat16)
+    assert best_layout(x, 16) == layout
+    assert asked == [torch.device("cuda:1")]
 
 
 def test_padding_is_not_routed_and_takes_no_capacity():

@@ -1,6 +1,8 @@
 """The Switch Transformer: sizes, causality, incremental decoding, checkpointing, FLOPs."""
 
+import copy
 import functools
+import pickle
 from types import SimpleNamespace
 
 import pytest
@@ -8,12 +10,13 @@ import torch
 import torch.nn.functional as F
 from fairseq.data import Dictionary
 from fairseq.modules import MultiheadAttention
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
 from alma.lm_flops import Shape
 from fairseq_alma import switch_layer
-from fairseq_alma.switch_layer import switch_layers
+from fairseq_alma.switch_layer import Routing, switch_layers
 from fairseq_alma.switch_lm import CausalSelfAttention, SwitchLanguageModel, compile_training
 from slurm.estimate import Machine, count_units, estimate
 from slurm.launch import read_requests
@@ -117,6 +120,40 @@ def test_a_future_token_never_changes_earlier_logits_in_training_with_drops(buil
             after = model(changed)[0]
             torch.testing.assert_close(after[:, :position], before[:, :position], atol=1e-6, rtol=0)
             assert not torch.allclose(after[:, position], before[:, position])
+
+
+@pytest.mark.parametrize("flags", [(), ("--checkpoint-activations",), ("--members", "2")], ids=" ".join)
+def test_a_trained_model_can_be_copied_and_its_experts_pickled(build, sample, flags):
+    _, model = build("--moe-expert-count", "4", *flags)
+    model.train()
+    for balance in (True, False):  # a forward pass that nobody asks for its load-balancing loss
+        loss = model(**sample["net_input"])[0].float().square().mean()
+        (loss + model.decoder.load_balancing_loss() if balance else loss).backward()
+        twin = copy.deepcopy(model)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    with torch.no_grad():
+        outputs = [each.eval()(**sample["net_input"])[0] for each in (model, twin)]
+    assert torch.equal(*outputs)
+    weights = next(iter(switch_layers(model).values())).w1
+    weights.grad = None
+    assert len(pickle.dumps(weights)) < 1.1 * weights.nbytes + 1000
+
+
+@pytest.mark.parametrize("flags", [(), ("--checkpoint-activations",)], ids=" ".join)
+def test_no_graph_outlives_an_update(build, sample, flags):
+    """Its tensors would take memory until the next forward pass."""
+    _, model = build("--moe-expert-count", "4", *flags)
+    model.train()
+    loss = model(**sample["net_input"])[0].float().square().mean()
+    (loss + model.decoder.load_balancing_loss()).backward()
+    left = [
+        f"{name}.{key}"
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        for tensor in tree_leaves(vars(value) if isinstance(value, Routing) else value)
+        if torch.is_tensor(tensor) and not tensor.is_leaf
+    ]
+    assert not left
 
 
 def test_earlier_sequences_of_a_batch_do_not_depend_on_later_ones(build, sample):

@@ -1,14 +1,20 @@
 """data_prep's stages as arrays on a real SLURM: the stream is that of one machine."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+import data_prep.cluster
+from alma.errors import UserError
+from alma.files import LOCK
 from alma.stream import Stream
+from slurm import queue
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """
@@ -38,9 +44,10 @@ def corpus(tmp_path) -> Path:
     return folder
 
 
-def start(cluster, corpus: Path, out: Path, *options: str) -> subprocess.Popen:
+def start(cluster, corpus: Path, out: Path, *options: str, **variables: str) -> subprocess.Popen:
     command = [sys.executable, "-c", DRIVER, str(corpus), "--out", str(out), *WANTED, *options]
-    environment = (cluster.environment if cluster else dict(os.environ)) | {"PYTHONPATH": str(ROOT)}
+    environment = cluster.environment if cluster else dict(os.environ)
+    environment = environment | {"PYTHONPATH": str(ROOT)} | variables
     return subprocess.Popen(command, env=environment, cwd=ROOT, text=True, stderr=subprocess.PIPE)
 
 
@@ -48,10 +55,8 @@ def digests(out: Path) -> dict[str, str]:
     stream = Stream.load(out)
     stream.check(stream.parts)
     listed = {name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()}
-    assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == {
-        *listed,
-        "stream.json",
-    }
+    found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert found - {LOCK} == {*listed, "stream.json"}
     return listed
 
 
@@ -104,3 +109,48 @@ def test_a_share_is_one_task(cluster, corpus, tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "--nodes and --tasks-per-node: a share of a stage is one task" in err
+
+
+def test_a_squeue_that_does_not_answer_is_asked_again(cluster, corpus, tmp_path):
+    """The first time of every stage, too: no job is cancelled, and the stream is made."""
+    calls = tmp_path / "calls"
+    calls.mkdir()
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    # Fails, then answers, then fails, ...
+    squeue.write_text(
+        f"#!/bin/sh\nif rmdir {calls} 2>/dev/null; then\n"
+        "  echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\nfi\n"
+        f'mkdir {calls}\nexec {shutil.which("squeue", path=cluster.environment["PATH"])} "$@"\n'
+    )
+    squeue.chmod(0o755)
+    before = set(cluster.jobs())
+    path = f"{squeue.parent}:{cluster.environment['PATH']}"
+    process = start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2", PATH=path)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "Unable to contact slurm controller; asking again" in err
+    digests(tmp_path / "out")
+    made = {name: job["JobState"] for name, job in cluster.jobs().items() if name not in before}
+    assert set(made.values()) == {"COMPLETED"}
+
+
+def test_why_a_stage_ended_is_said_when_its_jobs_cannot_be_cancelled(tmp_path, monkeypatch, capsys):
+    class Task(NamedTuple):
+        done: Path
+        weight: int = 1
+        arguments: tuple = ()
+
+    def refuse(jobs):
+        raise queue.NoAnswer("scancel: no answer for 60 s")
+
+    def fail(*_):
+        raise UserError("7: no memory")
+
+    monkeypatch.setattr(data_prep.cluster.submit, "to_slurm", lambda folder: lambda *_: ["7"])
+    monkeypatch.setattr(queue, "scancel", refuse)
+    monkeypatch.setattr(data_prep.cluster, "_follow", fail)
+    work = data_prep.cluster.ClusterWork(1, data_prep.cluster.USUAL)
+    with pytest.raises(UserError, match="7: no memory"):
+        work.run("scan", print, [Task(tmp_path / "done")], "B")
+    assert "scancel: no answer for 60 s; cancel these jobs yourself: scancel 7" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import termios
 import time
 from collections.abc import Callable
@@ -263,8 +264,8 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
     first = launcher.start()
     wait_for((launcher.out / "stage_00/train.log").exists)
     _, err = launcher.run(code=2)
-    last = "error: run: another process is at work here; let it end or choose another --out"
-    assert err.splitlines()[ESTIMATE:] == [last]
+    last = f"error: run: another process is at work here (pid {first.pid} on {socket.gethostname()}); "
+    assert err.splitlines()[ESTIMATE:] == [f"{last}let it end or choose another --out"]
     first.terminate()
     first.communicate(timeout=10)
 

@@ -106,17 +106,33 @@ def test_a_part_is_done_when_its_marker_is_of_these_runs_with_these_flags(tmp_pa
         (["--", "--jobs", "2"], "--jobs is not for --cluster slurm"),
         (["--", "--part=1/2"], "--part=1/2 is not for --cluster slurm"),
         (["--", "--learner", "nobody"], "'nobody' is not one of sm"),
-        (["--cluster", "local", "--wait"], "--dry-run and --wait are for --cluster slurm"),
+        (["--cluster", "local", "--wait"], "--wait: only for --cluster slurm"),
+        (["--cluster", "local", "--partition", "learn"], "--partition: only for --cluster slurm"),
+        (
+            ["--cluster", "local", "--gpus-per-node", "0", "--runs-per-job", "20"],
+            "--gpus-per-node, --runs-per-job: only for --cluster slurm",
+        ),
         (["--seeds", "0-3"], "unrecognized arguments: --seeds"),
     ],
 )
 def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("slurm.resources.shutil.which", lambda name: f"/bin/{name}")
     assert call(sweep.main, monkeypatch, "--cluster", "slurm", *words) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert message in said
     assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_slurm_nothing_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert call(sweep.main, monkeypatch, "--cluster", "slurm", "--", *TINY, "--out", "x") == 2
+    said = capsys.readouterr().err
+    assert said == "error: no SLURM here (no sbatch): start this on a machine of the cluster\n"
+    assert call(sweep.main, monkeypatch, "--cluster", "slurm", "--dry-run", "--", *TINY, "--out", "x") == 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -7,10 +7,20 @@ import pytest
 import torch
 
 from alma.errors import UserError
+from vision.flat import Flat
 from vision.mixture import MixtureMLP
 from vision.models import MLP, VGG, vgg_widths
 from vision.presets import Settings
-from vision.train import Examples, Flat, augment, error_of, fit, loss_of, minibatches, validate
+from vision.train import (
+    Examples,
+    augment,
+    error_of,
+    fit,
+    gradient_writer,
+    loss_of,
+    minibatches,
+    validate,
+)
 
 
 def drawn(seed):
@@ -42,7 +52,7 @@ def vgg(members=1, seed=0, size=4):
 
 def train(model, settings=None, n=50, seed=0, progress=None, watch=None, valid=None):
     chosen = Settings(**{"epochs": 5, "batch_size": 16, "lr": 0.5} | (settings or {}))
-    return fit(model, examples(n, 1), valid or examples(20, 2), chosen, drawn(seed), progress, watch)
+    return fit(model, examples(n, 1), valid or examples(20, 2), chosen, [drawn(seed)], progress, watch)
 
 
 class Watching:
@@ -100,7 +110,7 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
             model.double()
             data = [Examples(part.images.double(), part.labels) for part in data]
         watching = Watching(model)
-        fit(model, *data, chosen, drawn(0), None, watching)
+        fit(model, *data, chosen, [drawn(0)], None, watching)
         assert watching.saved[-1].epoch * 4 == 20
         return watching
 
@@ -119,8 +129,7 @@ def test_members_of_a_joint_stack_are_trained_on_one_loss():
     model = mlp(3, "mean")
     separate = mlp(3)
     for m in (model, separate):
-        flat = Flat(m)
-        flat.gradient_writer(m)(x, y)
+        gradient_writer(m, Flat(m))(x, y)
     assert not torch.allclose(model.layers[0].weight.grad * 3, separate.layers[0].weight.grad)
 
 
@@ -181,7 +190,7 @@ def test_divergence_is_one_clear_line(make, select):
 
 def test_one_epoch_is_every_example_once_in_random_order():
     data = examples(50, 1)
-    seen = [batch.images for batch in minibatches(data, Settings(batch_size=16), drawn(0))]
+    seen = [batch.images for batch in minibatches(data, Settings(batch_size=16), [drawn(0)])]
     assert [len(batch) for batch in seen] == [16, 16, 16, 2]
     together = torch.cat(seen)
     assert not torch.equal(together, data.images)
@@ -192,7 +201,7 @@ def test_one_epoch_is_every_example_once_in_random_order():
     ("n", "sizes"), [(1, [1]), (16, [16]), (17, [17]), (33, [16, 17]), (34, [16, 16, 2])]
 )
 def test_no_minibatch_of_a_single_example_is_left_over(n, sizes):
-    found = minibatches(examples(n, 1), Settings(batch_size=16), drawn(0))
+    found = minibatches(examples(n, 1), Settings(batch_size=16), [drawn(0)])
     assert [len(batch.labels) for batch in found] == sizes
 
 
@@ -204,17 +213,19 @@ def test_validation_in_several_parts_is_the_whole(monkeypatch):
 
 
 def test_augmented_images_are_shifted_and_flipped_ones():
-    images = torch.arange(1, 26.0).view(1, 1, 5, 5).expand(200, 2, 5, 5)
-    found = augment(images.contiguous(memory_format=torch.channels_last), drawn(0))
+    """What comes in from outside is black, which each channel has its own value for."""
+    black = torch.tensor([-1.9, 0.3])
+    images = torch.arange(1, 26.0).view(1, 5, 5, 1).expand(200, 5, 5, 2).contiguous()
+    found = augment(images, drawn(0), black)
     assert found.shape == images.shape
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    padded = torch.nn.functional.pad(images[0], [4] * 4, value=-1.9)
+    padded = black.expand(13, 13, 2).clone()
+    padded[4:9, 4:9] = images[0]
     possible = {
         tuple(crop.flatten().tolist())
-        for view in (padded, padded.flip(2))
+        for view in (padded, padded.flip(1))
         for row in range(9)
         for column in range(9)
-        for crop in [view[:, row : row + 5, column : column + 5]]
+        for crop in [view[row : row + 5, column : column + 5]]
     }
     got = {tuple(image.flatten().tolist()) for image in found}
     assert got <= possible

@@ -1,20 +1,27 @@
 """What all learners are: a model that every stage trains further, maybe after it has grown."""
 
 import hashlib
-import resource
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from alma.errors import UserError
+from vision.flat import align, aligned
+from vision.mixture import Mixture, MixtureMLP, MixtureVGG
 from vision.models import MLP, VGG, Backbone, mlp_widths, vgg_widths
 from vision.presets import Settings
-from vision.train import EVALUATION_BATCH, Examples, Progress, Watch, fit
+from vision.train import DIVERGED, EVALUATION_BATCH, Examples, Progress, Watch, fit
 
 
 class StageData(Protocol):
     """Where a learner gets its data: it has received those of stages 0..`index` when it trains on one."""
+
+    black: Tensor
+    """A black pixel (channels,), normalised."""
 
     def train(self, index: int) -> Examples:
         """Training examples of a stage."""
@@ -31,13 +38,16 @@ class Learner:
     """
 
     grows = False
+    orders = 1
+    """Networks that see an order of minibatches, and augmentation, of their own."""
 
     def __init__(
         self, shape: Sequence[int], classes: int, settings: Settings, seed: int, device: torch.device
     ):
         self.shape, self.classes, self.settings = tuple(shape), classes, settings
         self.seed, self.device = seed, device
-        self.generator = self.drawing("order")
+        self.generators = [self.drawing("order", *([m] if m else [])) for m in range(self.orders)]
+        self.valid: dict[str, float] | None = None
         self.model = self.build({}).to(device)
         self.reset(0)
 
@@ -54,39 +64,67 @@ class Learner:
         """What `build` needs to make a model of the size this one has now."""
         return {}
 
-    def grow(self, index: int, data: StageData) -> float:
-        """Grow the model before stage `index`; returns the FLOPs of choosing where."""
+    def grow(self, index: int, data: StageData) -> dict[str, float]:
+        """Grow the model before stage `index`; returns the FLOPs of choosing where ("growth"), and of
+        measuring what it changed ("validation")."""
         raise NotImplementedError
 
     def train(
         self, index: int, data: StageData, resumed: Progress | None = None, watch: Watch | None = None
     ) -> dict[str, float]:
-        """Train on stage `index`; returns FLOPs by purpose. `resumed` is what an interrupted call gave to
-        `watch`."""
+        """Train on stage `index`, and set `valid`, the mean loss and the error on its validation examples;
+        returns FLOPs by purpose. `resumed` is what an interrupted call gave to `watch`."""
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
-        return fit(self.model, train, valid, self.settings, self.generator, progress, watch)
+        flops = fit(self.model, train, valid, self.settings, self.generators, progress, watch, data.black)
+        self.finish()
+        self.valid = self.assess(valid)
+        flops["validation"] += len(valid.labels) * self.eval_flops_per_example
+        return flops
 
     def prepare(self, index: int, data: StageData) -> dict[str, float]:
         """Before training: growth between stages, new weights where they are wanted."""
         flops = {}
         if self.grows and index and index % self.settings.grow_every == 0:
-            flops["growth"] = self.grow(index, data)
+            flops = self.grow(index, data)
         if self.settings.from_scratch:
             self.reset(index)
         return flops
+
+    def finish(self) -> None:
+        """After training, before the learner is tested."""
 
     @torch.no_grad()
     def predict(self, images: Tensor, kept: dict[str, Any]) -> tuple[Tensor, float]:
         """Predicted classes (n,), and the FLOPs they took. `kept` is a dict that comes back at the next call
         with the same images: a place for what will not change."""
         self.model.eval()
-        chosen = [self.scores(self.model(part)).argmax(0) for part in images.split(EVALUATION_BATCH)]
+        align(self.model)
+        chosen = [self.scores(self.votes(part)).argmax(0) for part in aligned(images).split(EVALUATION_BATCH)]
         return torch.cat(chosen), len(images) * self.eval_flops_per_example
+
+    @torch.no_grad()
+    def assess(self, examples: Examples) -> dict[str, float]:
+        """Mean cross-entropy and error of the learner as it is deployed. UserError: not a number."""
+        self.model.eval()
+        parts = [self.log_probabilities(self.votes(part)) for part in examples.images.split(EVALUATION_BATCH)]
+        found = torch.cat(parts, 1)
+        loss = float(F.nll_loss(found.t(), examples.labels))
+        if not math.isfinite(loss):
+            raise UserError(DIVERGED)
+        return {"loss": loss, "error": float((found.argmax(0) != examples.labels).double().mean())}
+
+    def votes(self, images: Tensor) -> Tensor:
+        """Logits (V, C, n) of all that are averaged in the end."""
+        return self.model(images)
 
     def scores(self, logits: Tensor) -> Tensor:
         """Voters' logits (V, C, n) -> the mean of their probabilities (C, n)."""
         return logits.softmax(1).mean(0) if len(logits) > 1 else logits[0]
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        """Voters' logits (V, C, n) -> the logarithm of the mean of their probabilities (C, n)."""
+        return logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
 
     @property
     def parameters(self) -> int:
@@ -99,13 +137,6 @@ class Learner:
         return self.model.flops.inference
 
     @property
-    def peak_memory_bytes(self) -> int:
-        """Most memory in use so far: on the device if that is a GPU, else of the process."""
-        if self.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.device)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    @property
     def details(self) -> dict[str, Any]:
         """Further results for the record."""
         return {}
@@ -115,14 +146,17 @@ class Learner:
         return {
             "structure": self.structure,
             "model": self.model.state_dict(),
-            "generator": self.generator.get_state(),
+            "generators": [generator.get_state() for generator in self.generators],
+            "valid": self.valid,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         """Become the learner that gave `state`."""
         self.model = self.build(state["structure"]).to(self.device)
         self.model.load_state_dict(state["model"])
-        self.generator.set_state(state["generator"].cpu())
+        for generator, values in zip(self.generators, state["generators"], strict=True):
+            generator.set_state(values.cpu())
+        self.valid = state["valid"]
 
     def drawing(self, *purpose: str | int) -> torch.Generator:
         """A new generator for one purpose, from the run's seed."""
@@ -136,3 +170,11 @@ class Learner:
             widths = vgg_widths(self.settings.hidden)
             return VGG(self.shape, widths, self.classes, members, joint)
         return MLP(mlp_widths(self.shape, self.settings.hidden, self.classes), members, joint)
+
+    def mixture(self, experts: int) -> Mixture:
+        """A mixture of those networks' layers."""
+        chosen = self.settings
+        options = experts, chosen.router == "tree", chosen.gate == "hard"
+        if chosen.arch == "vgg":
+            return MixtureVGG(self.shape, chosen.hidden, self.classes, *options)
+        return MixtureMLP(mlp_widths(self.shape, chosen.hidden, self.classes), *options)

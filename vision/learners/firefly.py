@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vision.firefly import Choice, Overgrown
+from vision.flat import align, aligned
 from vision.learners.base import Learner, StageData
 from vision.models import MLP, VGG, Backbone
 from vision.train import EVALUATION_BATCH, Examples, loss_of, minibatches
@@ -36,25 +37,26 @@ class Firefly(Learner):
         """The widths."""
         return {"widths": list(self.model.widths)}
 
-    def grow(self, index: int, data: StageData) -> float:
+    def grow(self, index: int, data: StageData) -> dict[str, float]:
         """Over-grow, tune and score the candidates on the training data of the new stage, plant the best.
 
         Each hidden layer gets as many candidates for new neurons as would use up the budget if all were
         planted, and none split."""
-        train, valid = data.train(index), data.valid(index)
+        train, valid = (Examples(*map(aligned, part(index))) for part in (data.train, data.valid))
+        align(self.model)
         generator = self.drawing("growth", index)
         new = math.ceil(self.settings.ff_rate * self.settings.hidden)
         network = Overgrown(self.model, new, self.settings.ff_depth, generator)
         flops = network.measure(train.images)
-        flops += network.tune(minibatches(train, self.settings, generator))
-        scores, more = network.scores(minibatches(train, self.settings, generator))
+        flops += network.tune(minibatches(train, self.settings, [generator], data.black))
+        scores, more = network.scores(minibatches(train, self.settings, [generator], data.black))
         choices = network.select(scores, self.budget)
         grown = self.build({"widths": network.widths(choices)}).to(self.device)
         network.plant(choices, grown)  # type: ignore[arg-type]
         self.growth = self._compare(grown, choices, valid)
-        flops += more + len(valid.labels) * (self.model.flops.inference + grown.flops.inference)
+        compared = len(valid.labels) * (self.model.flops.inference + grown.flops.inference)
         self.model = grown
-        return flops
+        return {"growth": flops + more, "validation": compared}
 
     def _compare(self, grown: Backbone, choices: list[Choice], examples: Examples) -> dict[str, float]:
         """What the growth changed, for the record; losses and logits on `examples`."""

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vision.flat import align, aligned
 from vision.learners.base import Learner, StageData
-from vision.mixture import Mixture, MixtureMLP, MixtureVGG
-from vision.models import mlp_widths
+from vision.mixture import Mixture
 from vision.train import EVALUATION_BATCH, Examples
 
 
@@ -20,11 +20,7 @@ class MoE(Learner):
 
     def build(self, structure: dict[str, Any]) -> Mixture:
         """A mixture of structure["experts"] experts in each layer."""
-        chosen = self.settings
-        options = structure.get("experts", chosen.experts), chosen.router == "tree", chosen.gate == "hard"
-        if chosen.arch == "vgg":
-            return MixtureVGG(self.shape, chosen.hidden, self.classes, *options)
-        return MixtureMLP(mlp_widths(self.shape, chosen.hidden, self.classes), *options)
+        return self.mixture(structure.get("experts", self.settings.experts))
 
     @property
     def structure(self) -> dict[str, Any]:
@@ -42,7 +38,7 @@ class GMoE(MoE):
 
     grows = True
 
-    def grow(self, index: int, data: StageData) -> float:
+    def grow(self, index: int, data: StageData) -> dict[str, float]:
         """Split the expert of each layer that has most loss (or usage) on the validation data of the stage
         just finished, or of the new one. The function stays the same."""
         examples = data.valid(index - 1 if self.settings.grow_on == "finished" else index)
@@ -50,15 +46,17 @@ class GMoE(MoE):
         generator = self.drawing("growth", index)
         for layer, blame in zip(self.model.layers, self.blame(examples), strict=True):
             layer.split(int(blame.argmax()), generator)
-        return flops
+        return {"growth": flops}
 
     @torch.no_grad()
     def blame(self, examples: Examples) -> list[Tensor]:
         """For each layer, (E,): the validation loss routed through each expert, gate values times losses
         summed over the examples; or with `grow_by` "usage" the gate values alone."""
         self.model.eval()
+        align(self.model)
         found: list[Any] = [0] * len(self.model.layers)
-        for images, labels in zip(*(tensor.split(EVALUATION_BATCH) for tensor in examples), strict=True):
+        parts = (aligned(tensor).split(EVALUATION_BATCH) for tensor in examples)
+        for images, labels in zip(*parts, strict=True):
             logits, gates = self.model.routed(images)
             losses = F.cross_entropy(logits[0].t(), labels, reduction="none")
             weight = losses if self.settings.grow_by == "loss" else torch.ones_like(losses)

@@ -7,7 +7,9 @@ from vision.models import Backbone
 
 
 class UMix(Ens):
-    """A uniform mixture: one voter of all members."""
+    """A uniform mixture: one voter of all members, trained as one network."""
+
+    orders = 1
 
     def build(self, structure: dict[str, Any]) -> Backbone:
         """A stack of networks with one output."""

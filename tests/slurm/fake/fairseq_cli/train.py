@@ -55,6 +55,7 @@ def save(state: dict, name: str) -> None:
 
 with open(os.environ["FAKE_PIDS"], "a") as file:
     file.write(f"{os.getpid()}\n")
+print(f"GPUs: {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
 last = args.save_dir / "checkpoint_last.pt"
 if last.exists():
     state = json.loads(last.read_text())

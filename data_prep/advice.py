@@ -1,0 +1,116 @@
+"""The table of a stream, and advice: on documents that are paragraphs, and on parts off their target."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from alma.report import as_text
+from alma.stream import Stream
+from data_prep import blocks
+from data_prep.documents import Reader
+from data_prep.formats import kind
+
+_FILES = 3  # one or two files are hardly a document each
+_PARAGRAPH = 100  # words: documents that average fewer may be paragraphs
+_BOOK = 5000  # words: files that average more may be books
+_OFF = 0.01  # of its target: a part that is farther off is mentioned
+
+
+def books(files: Sequence[tuple[str, str]], reader: Reader, totals: Mapping[str, Sequence[int]]) -> list[str]:
+    """A warning for each source whose .txt files seem to be one document each, but are cut at blank lines.
+
+    `files`: (source, path) of each; `totals`: documents and words of each source. Sources for which
+    `--documents SOURCE=blank-line` was given, or with a file too long for a document, are left out.
+    """
+    found = []
+    for source, (documents, words) in totals.items():
+        paths = [path for name, path in files if name == source]
+        if (
+            reader.documents_of.get(source) is None
+            and reader.documents == "blank-line"
+            and len(paths) >= _FILES
+            and words < _PARAGRAPH * documents
+            and words > _BOOK * len(paths)
+            and all(map(_could_be_a_document, paths))
+        ):
+            found.append(
+                f"warning: {source}: cut at blank lines, {len(paths):,} files gave {documents:,} documents "
+                f"of {words / documents:.0f} words on average; if each file is one document, such as a book, "
+                f"use --documents {source}=file"
+            )
+    return found
+
+
+def _could_be_a_document(path: str) -> bool:
+    return kind(path) == "text" and os.path.getsize(path) <= blocks.MAX_DOCUMENT_BYTES
+
+
+def summary(stream: Stream) -> str:
+    """The stream as a table: one row for each part."""
+    wanted = targets(stream)
+    sources = sorted({name for part in stream.parts for name in part.sources})
+    rows = [["", "words", "off target", "documents", "items", "tokens", "MB", *sources]]
+    for part in stream.parts:
+        numbers = [part.documents, part.items, part.tokens]
+        shares = [f"{part.sources.get(name, 0) / part.words:.1%}" for name in sources]
+        rows.append(
+            [part.name, f"{part.words:,}", f"{part.words / wanted[part.name] - 1:+.3%}"]
+            + [f"{number:,}" for number in numbers]
+            + [f"{part.bytes / 1e6:.1f}", *shares]
+        )
+    lines = [as_text(rows)]
+    corpus = stream.appended[-1]["corpus"] if stream.appended else stream.corpus
+    lines.append(
+        f"read {corpus['words']:,} words in {corpus['documents']:,} documents; dropped "
+        f"{corpus['duplicate_documents']:,} duplicates ({corpus['duplicate_words']:,} words); left out "
+        f"{corpus['surplus_words']:,} surplus words; spread of the mega-batches {corpus['spread']:.3%}"
+    )
+    if "skipped" in corpus:
+        lines.append(corpus["skipped"]["summary"])
+    lines += corpus.get("warnings", [])
+    lines += off_target(stream, wanted)
+    return "\n".join(lines)
+
+
+def targets(stream: Stream) -> dict[str, int]:
+    """The words that were asked for, of each part."""
+    wanted = stream.settings
+    sizes = [wanted["words"]] * wanted["mega_batches"]
+    for each in stream.appended:
+        sizes += [each["words"]] * each["mega_batches"]
+    names = [part.name for part in stream.megabatches]
+    return dict(zip(names, sizes, strict=True)) | {
+        "valid": wanted["valid_words"],
+        "test": wanted["eval_words"],
+    }
+
+
+def off_target(stream: Stream, wanted: Mapping[str, int]) -> Iterator[str]:
+    """A line on the parts that are more than 1% off, with the cause, and what helps if anything does."""
+    off = {
+        part.name: f"{part.name} {part.words / wanted[part.name] - 1:+.1%}"
+        for part in stream.parts
+        if abs(part.words - wanted[part.name]) > _OFF * wanted[part.name]
+    }
+    if not off:
+        return
+    longest = max(_longest(each) for each in (stream.corpus, *(each["corpus"] for each in stream.appended)))
+    given = stream.settings.get("max_document_words", 0)
+    enough = _rounded(_OFF * min(wanted[name] for name in off))
+    size = f" of up to {longest:,} words" if longest else ""
+    if given and (longest > given or given <= enough):
+        cause = f"parts end between lines{size}; only more words for each part bring them nearer"
+    else:
+        instead = f" instead of {given}" if given else ""
+        cause = f"parts end between documents{size}; --max-document-words {enough}{instead} splits them"
+    yield f"off target: {', '.join(off.values())}: {cause}"
+
+
+def _longest(corpus: Mapping[str, Any]) -> int:
+    return int(corpus.get("longest_document", 0))
+
+
+def _rounded(number: float) -> int:
+    """Down to one digit, at least 1."""
+    scale = 10 ** max(0, len(str(int(number))) - 1)
+    return max(1, int(number) // scale * scale)

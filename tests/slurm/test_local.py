@@ -1,0 +1,97 @@
+"""Trainings side by side on one machine: each has its share of the GPUs and of the memory."""
+
+import re
+
+import pytest
+from launcher import SMALL, make
+
+from slurm.machine import Machine, devices
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    """An nvidia-smi of so many GPUs of 32 GiB, first on PATH; nothing in CUDA_VISIBLE_DEVICES."""
+
+    def has(count: int) -> str:
+        tool = tmp_path / "bin" / "nvidia-smi"
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text("#!/bin/sh\n" + "echo 32768\n" * count)
+        tool.chmod(0o755)
+        return str(tool.parent)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return has
+
+
+@pytest.mark.parametrize(
+    ("count", "jobs", "visible", "expected"),
+    [
+        (4, 2, None, ["0,1", "2,3"]),
+        (4, 1, None, ["0,1,2,3"]),
+        (5, 2, None, ["0,1", "2,3"]),
+        (8, 2, "6,3", ["6", "3"]),
+        (8, 2, "GPU-8a,GPU-9b, GPU-7c,GPU-6d", ["GPU-8a,GPU-9b", "GPU-7c,GPU-6d"]),
+        (8, 2, "1,2,-1,3,4", ["1", "2"]),
+        (1, 2, None, [None, None]),
+        (4, 2, "", [None, None]),
+        (0, 2, None, [None, None]),
+    ],
+)
+def test_slots_share_the_visible_gpus_evenly(gpus, monkeypatch, count, jobs, visible, expected):
+    monkeypatch.setenv("PATH", gpus(count))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert devices(jobs) == expected
+    share = len((expected[0] or "").split(",")) if expected[0] else 0
+    assert Machine.here().slot(jobs).gpus == (2**35,) * share
+
+
+def test_a_slot_has_its_share_of_the_memory():
+    assert Machine((), 10**10).slot(4) == Machine((), 10**10 // 4)
+    assert Machine((5, 5, 5), None).slot(2) == Machine((5,), None)
+
+
+def test_each_training_sees_the_gpus_of_its_slot_alone(gpus, tmp_path, monkeypatch):
+    run = make(tmp_path / "x", learner="ens", environment={"FAKE_SLEEP": "0.3"})
+    monkeypatch.setenv("PATH", gpus(4), prepend=":")
+    run.run("--jobs", "2", "--stages", "1")
+    logs = [(run.out / f"stage_00/member_{k}/train.log").read_text() for k in (0, 1)]
+    assert sorted(re.findall("GPUs: (.*)", "".join(logs))) == ["0,1", "2,3"]
+    assert "GPUs: None" in make_alone(tmp_path / "y")
+
+
+def make_alone(folder) -> str:
+    """The log of a training that has the machine for itself."""
+    run = make(folder)
+    run.run("--stages", "1")
+    return (run.out / "stage_00/train.log").read_text()
+
+
+def test_more_jobs_than_gpus_are_refused_before_anything_is_made(gpus, tmp_path, monkeypatch):
+    run = make(tmp_path / "x")
+    monkeypatch.setenv("PATH", gpus(2), prepend=":")
+    _, err = run.run("--jobs", "3", code=2)
+    assert err == (
+        "error: --jobs 3: this machine has 2 GPUs, and each training takes at least one to itself: "
+        "give --jobs 2 or fewer, or --cpu after the `--`\n"
+    )
+    assert not run.out.exists()
+    run.run("--jobs", "3", "--stages", "1", flags=(*SMALL, "--max-update", "2", "--cpu"))
+    assert len(run.rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--jobs", "0"], "--jobs 0: give 1 or more"),
+        (["--cluster", "slurm", "--jobs", "1"], "--jobs: not for --cluster slurm, only for this machine"),
+        (["--qos", "high", "--wait"], "--qos, --wait: only for --cluster slurm: give that too"),
+        (["--cluster", "debug", "--timeout-min", "5"], "--timeout-min: only for --cluster slurm"),
+    ],
+)
+def test_options_that_do_not_apply_are_refused(tmp_path, words, message):
+    run = make(tmp_path / "x")
+    _, err = run.run(*words, code=2)
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+    assert not run.out.exists()
