@@ -1,11 +1,13 @@
 """One way to end on bad input: a single clear line and exit code 2."""
 
 import argparse
+import difflib
 import errno
 import functools
+import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
@@ -16,10 +18,36 @@ class UserError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without its page of usage: a wrong command line is a UserError."""
+    """argparse without its page of usage: a wrong command line is a UserError, which names what was meant."""
+
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args=None, namespace=None):
+        """As argparse's."""
+        self._words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see `{self.prog} --help`")
+        unrecognized = message.partition("unrecognized arguments: ")[2].split()
+        # What is missing may be there, misspelt.
+        words = unrecognized or (self._words if "arguments are required" in message else ())
+        names = (word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", words))
+        hints = [self.suggest(name) for name in dict.fromkeys(names) if name.startswith("--")]
+        hint = " ".join(filter(None, hints))
+        raise UserError(f"{message}{hint and f' ({hint})'}; see `{self.prog} --help`")
+
+    def suggest(self, name: str) -> str:
+        """A hint for an option that may be misspelt; empty where there is none."""
+        known = self._option_string_actions
+        if name in known or (self.allow_abbrev and any(each.startswith(name) for each in known)):
+            return ""
+        meant = closest(name, known)
+        return f"did you mean {meant}?" if meant else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The one of `known` that `word` is most likely a misspelling of; None where all are far from it."""
+    return next(iter(difflib.get_close_matches(word, known, 1, cutoff=0.75)), None)
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:

@@ -8,7 +8,8 @@ import errno
 import json
 import math
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +23,8 @@ CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
 METRICS = ("perplexity", "error")
 MACHINE_FIELDS = frozenset({"seconds", "peak_memory_bytes"})
 """Fields that measure the machine: leave them out when asking whether two runs gave the same results."""
+_ABSENT = "not given"
+_SHORT = 40  # characters of a value that are shown
 
 
 class Row(TypedDict):
@@ -72,6 +75,7 @@ class Run:
         config: dict,
         seeds: dict | None = None,
         growing: Collection[str] = (),
+        untrained: Collection[str] = (),
     ) -> "Run":
         """Start a run in `directory`, or go on with the one that is there.
 
@@ -79,8 +83,9 @@ class Run:
         (JSON values, no output paths): runs whose configs differ only in `seed` count as repeats.
         `seeds` are those derived from it, for the record. The settings of `growing` may be more than
         they were when the run was started (a larger number, a list with more at its end), and are then
-        recorded anew. UserError if the directory holds a run with another config; ValueError if
-        `config` lacks one of CONFIG_KEYS.
+        recorded anew. A run with another config in which nothing was trained is started anew: its rows
+        are removed, and the files `untrained`, which measure its untrained model. UserError if something
+        was trained with another config; ValueError if `config` lacks one of CONFIG_KEYS.
         """
         missing = [key for key in CONFIG_KEYS if key not in config]
         if missing:
@@ -88,18 +93,31 @@ class Run:
         config = json.loads(json.dumps(config, allow_nan=False))  # as it is read back: tuples become lists
         path = Path(directory)
         make_directory(path)
-        if (path / "run.json").exists():
-            run = cls(path, cls.read(path).info, writable=True)
-            _require_same_config(run, config, growing)
-            if run.config != config:
-                run.info["config"] = config
-                write_json_atomic(path / "run.json", run.info)
-        else:
+        if not (path / "run.json").exists():
             if (path / "results.jsonl").exists():
                 raise UserError(f"{path} has results.jsonl but not its run.json: choose another --out")
-            run = cls(path, _describe(config, seeds or {}), writable=True)
+            return cls._start(path, config, seeds)
+        run = cls(path, cls.read(path).info, writable=True)
+        if differing := differences(run.config, config, growing):
+            if run.trained:
+                raise UserError(
+                    f"{path} holds a run with other settings ({'; '.join(differing)}): choose another --out, "
+                    "or give the settings of that run to go on with it"
+                )
+            for name in ("results.jsonl", *untrained):  # before run.json: they are of the settings it has
+                (path / name).unlink(missing_ok=True)
+            return cls._start(path, config, seeds)
+        if run.config != config:
+            run.info["config"] = config
             write_json_atomic(path / "run.json", run.info)
         run._drop_partial_line()
+        return run
+
+    @classmethod
+    def _start(cls, path: Path, config: dict, seeds: dict | None) -> "Run":
+        """A run without rows."""
+        run = cls(path, _describe(config, seeds or {}), writable=True)
+        write_json_atomic(path / "run.json", run.info)
         return run
 
     @classmethod
@@ -121,6 +139,18 @@ class Run:
     def config(self) -> dict[str, Any]:
         """The resolved settings this run was started with."""
         return self.info["config"]
+
+    @property
+    def trained(self) -> bool:
+        """Whether anything was trained: a row has a stage, or a checkpoint is there."""
+        stages = (row["stage"] is not None for row in self.rows)
+        return any(stages) or any(self.directory.rglob("*.pt"))
+
+    def note(self, **facts: Any) -> None:
+        """Record in run.json what may change from one start of the run to the next."""
+        if any(self.info.get(name) != fact for name, fact in facts.items()):
+            self.info.update(facts)
+            write_json_atomic(self.directory / "run.json", self.info)
 
     @property
     def results(self) -> Path:
@@ -215,14 +245,60 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings as one level: {"model": {"layers": 2}} is {"model.layers": 2}."""
+    """Nested settings as one level: {"model": {"layers": 2}} is {"model.layers": 2}.
+
+    The words of a command line are taken flag by flag: {"flags": ["--lr", "1e-3"]} is {"--lr": "1e-3"}.
+    """
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
             flat |= {f"{key}.{inner}": deep for inner, deep in flatten(value).items()}
+        elif isinstance(value, list) and value and str(value[0]).startswith("--"):
+            flat |= _by_flag(value)
         else:
             flat[key] = value
     return flat
+
+
+def _by_flag(words: Sequence[str]) -> dict[str, str]:
+    """The flags of a command line with their values, "" for none; of two that are the same the last one."""
+    flags: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if re.match("--?[A-Za-z]", word):
+            name, _, flags[name] = word.partition("=")
+        else:
+            flags[name] = f"{flags[name]} {word}".strip()
+    return flags
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
+    """How two configs differ, a text for each setting: `--lr: 4e-3 -> 2e-3`.
+
+    Those of `growing` may be more than they were.
+    """
+    recorded, given = flatten(before), flatten(now)
+    return [
+        _difference(key, recorded.get(key, _ABSENT), given.get(key, _ABSENT))
+        for key in sorted(recorded.keys() | given.keys())
+        if recorded.get(key, _ABSENT) != given.get(key, _ABSENT)
+        and not (key in growing and key in recorded and _is_more(given.get(key), recorded[key]))
+    ]
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    """Of long lists the first place where they differ."""
+    if isinstance(before, list) and isinstance(now, list) and max(map(len, map(str, (before, now)))) > _SHORT:
+        place = next((i for i, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), None)
+        if place is None:
+            return f"{key}: {len(before)} values -> {len(now)}"
+        key, before, now = f"{key}[{place}]", before[place], now[place]
+    return f"{key}: {_shown(before)} -> {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    text = (value or "given") if isinstance(value, str) else json.dumps(value)  # "": a flag without a value
+    return text if len(text) <= _SHORT else f"{text[:12]}…"
 
 
 def _describe(config: dict, seeds: dict) -> dict[str, Any]:
@@ -241,20 +317,3 @@ def _is_more(now: Any, before: Any) -> bool:
     if isinstance(before, list):
         return isinstance(now, list) and now[: len(before)] == before
     return isinstance(before, int) and isinstance(now, int) and now > before
-
-
-def _require_same_config(run: Run, config: dict, growing: Collection[str]) -> None:
-    recorded, now = flatten(run.config), flatten(config)
-    differing = [
-        f"{key} was {json.dumps(recorded[key]) if key in recorded else 'absent'}"
-        f" and is now {json.dumps(now[key]) if key in now else 'absent'}"
-        for key in sorted(recorded.keys() | now.keys())
-        if key not in recorded
-        or key not in now
-        or not (recorded[key] == now[key] or (key in growing and _is_more(now[key], recorded[key])))
-    ]
-    if differing:
-        raise UserError(
-            f"{run.directory} holds a run with other settings: {'; '.join(differing)}; "
-            "choose another --out, or give the recorded values to go on with it"
-        )

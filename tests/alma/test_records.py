@@ -60,16 +60,56 @@ def test_tuples_in_a_config_do_not_count_as_a_change(tmp_path):
 
 def test_another_config_is_refused_with_both_values(tmp_path):
     run = Run.open(tmp_path, CONFIG | {"old": 1})
-    run.append(row(0))
+    run.append(row(1))
     with pytest.raises(UserError) as caught:
         Run.open(tmp_path, CONFIG | {"model": {"d": 16}, "new": None})
     message = str(caught.value)
-    assert "model.d was 8 and is now 16" in message
-    assert "old was 1 and is now absent" in message
-    assert "new was absent and is now null" in message
+    assert "model.d: 8 -> 16; new: not given -> null; old: 1 -> not given" in message
     assert "another --out" in message
     assert "learner" not in message
     assert len(Run.read(tmp_path).rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (["--lr", "4e-3", "--cpu"], ["--cpu", "--lr=2e-3"], ["--lr: 4e-3 -> 2e-3"]),
+        (["--lr", "1e-3", "--lr", "2e-3"], ["--lr=2e-3"], []),
+        (["--cpu"], ["--clip-norm", "-1"], ["--clip-norm: not given -> -1", "--cpu: given -> not given"]),
+        (["--adam-betas", "(0.9,", "0.98)"], ["--adam-betas=(0.9, 0.98)"], []),
+        ([2, 2, 4], [2, 4, 4], ["list: [2, 2, 4] -> [2, 4, 4]"]),
+        (["a" * 64, "b" * 64], ["a" * 64, "c" * 64, "d"], [f"list[1]: {'b' * 12}… -> {'c' * 12}…"]),
+        (["a" * 64, "b" * 64], ["a" * 64], ["list: 2 values -> 1"]),
+    ],
+)
+def test_differences_are_told_and_nothing_else(before, now, expected):
+    assert records.differences(CONFIG | {"list": before}, CONFIG | {"list": now}) == expected
+
+
+def test_a_run_in_which_nothing_was_trained_is_started_anew(tmp_path):
+    """Its measurements of another untrained model go, its logs stay; a checkpoint is something trained."""
+    before = Run.open(tmp_path, CONFIG)
+    before.append(row(0))
+    for name in ("untrained.json", "untrained.log"):
+        (tmp_path / name).touch()
+    run = Run.open(tmp_path, CONFIG | {"seed": 1}, untrained=["untrained.json", "none.json"])
+    assert (run.config["seed"], run.rows, before.rows) == (1, [], [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "untrained.log"]
+    run.append(row(0))
+    (tmp_path / "stage_00").mkdir()
+    (tmp_path / "stage_00/checkpoint_last.pt").touch()
+    with pytest.raises(UserError, match="seed: 1 -> 2"):
+        Run.open(tmp_path, CONFIG | {"seed": 2})
+    assert len(Run.open(tmp_path, CONFIG | {"seed": 1}).rows) == 1
+
+
+def test_notes_are_kept_in_run_json(tmp_path):
+    run = Run.open(tmp_path, CONFIG)
+    run.note(stages=2)
+    before = (tmp_path / "run.json").stat().st_ino
+    run.note(stages=2)
+    assert (tmp_path / "run.json").stat().st_ino == before
+    assert Run.open(tmp_path, CONFIG).info["stages"] == 2
 
 
 @pytest.mark.parametrize("key", records.CONFIG_KEYS)
@@ -293,14 +333,16 @@ def test_the_commit_is_unknown_outside_the_projects_own_checkout(tmp_path, monke
 
 def test_settings_that_may_grow_are_recorded_anew_when_they_did(tmp_path):
     start = CONFIG | {"parts": [1, 2], "layers": 3}
-    created = Run.open(tmp_path, start).info["created"]
+    first = Run.open(tmp_path, start)
+    first.append(row(1))
+    created = first.info["created"]
     grown = start | {"parts": [1, 2, 5], "megabatches": CONFIG["megabatches"] + 1}
-    with pytest.raises(UserError, match="megabatches was"):
+    with pytest.raises(UserError, match="megabatches: 4 -> 5"):
         Run.open(tmp_path, grown, growing=["parts"])
     assert Run.read(tmp_path).config == start
     run = Run.open(tmp_path, grown, growing=["parts", "megabatches", "layers"])
     assert run.config == Run.read(tmp_path).config == grown
     assert Run.read(tmp_path).info["created"] == created
     for name, value in (("parts", [1, 3, 5, 6]), ("parts", [1, 2]), ("layers", 2), ("parts", 9)):
-        with pytest.raises(UserError, match=f"{name} was"):
+        with pytest.raises(UserError, match=f"{name}: "):
             Run.open(tmp_path, grown | {name: value}, growing=["parts", "megabatches", "layers"])

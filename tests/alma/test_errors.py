@@ -1,0 +1,45 @@
+"""Bad input is one line, which names what was probably meant."""
+
+import pytest
+
+from alma.errors import Parser, UserError, closest
+
+
+def parser(**settings) -> Parser:
+    made = Parser(prog="it", **settings)
+    made.add_argument("files", nargs="*")
+    made.add_argument("--out", required=True)
+    made.add_argument("--mega-batches", type=int)
+    made.add_argument("--workers", type=int)
+    return made
+
+
+@pytest.mark.parametrize("method", ["parse_args", "parse_intermixed_args"])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "a --out b --mega-batchs 4",
+            "unrecognized arguments: --mega-batchs 4 (did you mean --mega-batches?); see `it --help`",
+        ),
+        ("a --out b --mega-batchs=4", "unrecognized arguments: --mega-batchs=4 (did you mean --mega-batches?)"),
+        ("a --ot b --worker 3", "the following arguments are required: --out (did you mean --out?); see"),
+        ("a --out b --nothing-like-it", "unrecognized arguments: --nothing-like-it; see"),
+        ("a -- --ot", "the following arguments are required: --out; see"),
+        ("--out b --worker x", "argument --workers: invalid int value: 'x'; see"),
+    ],
+)
+def test_a_misspelt_option_is_named(method, words, message):
+    with pytest.raises(UserError) as refused:
+        getattr(parser(), method)(words.split())
+    assert str(refused.value).startswith(message)
+
+
+def test_every_misspelt_option_has_its_hint():
+    with pytest.raises(UserError, match=r"\(did you mean --workers\? did you mean --mega-batches\?\)"):
+        parser(allow_abbrev=False).parse_args("--out x --worker 1 --megabatches 2".split())
+
+
+def test_the_closest_of_some_words_or_none():
+    assert closest("switch_gmo", ["switch_gmoe", "transformer_lm"]) == "switch_gmoe"
+    assert closest("vgg", ["switch_gmoe", "transformer_lm"]) is None
