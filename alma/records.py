@@ -272,7 +272,9 @@ def _by_flag(words: Sequence[str]) -> dict[str, str]:
     return flags
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], growing: Collection[str] = ()
+) -> list[str]:
     """How two configs differ, a text for each setting: `--lr: 4e-3 -> 2e-3`.
 
     Those of `growing` may be more than they were.

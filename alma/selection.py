@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from alma import labels
 from alma.errors import UserError
-from alma.records import Run
+from alma.records import Run, flatten
 from alma.results import Result, configuration, group, trained, validation
 
 _PROTOCOL = (
@@ -67,7 +67,7 @@ def _ranked(candidates: Sequence[Result]) -> list[tuple[Result, float]]:
 
 def _told(ranked: Sequence[tuple[Result, float]]) -> str:
     """The line for a choice: what was chosen, what was left out, and the scores."""
-    configs = [labels.settings(result.config) for result, _ in ranked]
+    configs = [flatten(result.config) for result, _ in ranked]
     names = labels.differing(configs, labels.ALWAYS_SHOWN - {"name"})
     told = [
         f"{labels.describe(config, names)} ({'no stage complete' if score == math.inf else f'{score:.2f}'})"

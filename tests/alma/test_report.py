@@ -216,6 +216,12 @@ def test_the_learner_column_says_only_what_differs_and_flag_by_flag(tmp_path):
     ]
 
 
+def test_a_run_without_flags_beside_one_with_some(tmp_path):
+    make_run(tmp_path / "a", [90.0, 20.0], fairseq_flags=[])
+    make_run(tmp_path / "b", [90.0, 20.0], fairseq_flags=["--lr", "1e-3"])
+    assert names(report(tmp_path).stdout) == ["sm", "sm lr=1e-3"]
+
+
 def test_checksums_are_told_where_nothing_else_tells_data_apart(tmp_path):
     for name, stream, digest in (("a", "wiki", "1"), ("b", "wiki", "2")):
         make_run(tmp_path / name, [90.0, 20.0], stream=stream, stream_sha256=digest * 64, seed=int(digest))
