@@ -28,10 +28,14 @@ class _Finder:
         execute = loader.exec_module
 
         def execute_and_register(module):
+            import warnings
+
+            # fairscale, which fairseq imports, uses names that torch has deprecated; nobody here can mend it.
+            warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                __import__("fairseq_alma")
+                __import__("fairseq_alma.plugin")
 
         loader.exec_module = execute_and_register
 

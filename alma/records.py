@@ -87,26 +87,17 @@ class Run:
         are removed, and the files `untrained`, which measure its untrained model. UserError if something
         was trained with another config; ValueError if `config` lacks one of CONFIG_KEYS.
         """
-        missing = [key for key in CONFIG_KEYS if key not in config]
-        if missing:
-            raise ValueError(f"config lacks {', '.join(missing)}")
-        config = json.loads(json.dumps(config, allow_nan=False))  # as it is read back: tuples become lists
         path = Path(directory)
+        goes_on = cls.check(path, config, growing)
+        config = _as_read_back(config)
         make_directory(path)
-        if not (path / "run.json").exists():
-            if (path / "results.jsonl").exists():
-                raise UserError(f"{path} has results.jsonl but not its run.json: choose another --out")
-            return cls._start(path, config, seeds)
-        run = cls(path, cls.read(path).info, writable=True)
-        if differing := differences(run.config, config, growing):
-            if run.trained:
-                raise UserError(
-                    f"{path} holds a run with other settings ({'; '.join(differing)}): choose another --out, "
-                    "or give the settings of that run to go on with it"
-                )
-            for name in ("results.jsonl", *untrained):  # before run.json: they are of the settings it has
+        if not goes_on:
+            for name in ("results.jsonl", *untrained):  # before run.json, whose settings they are of
                 (path / name).unlink(missing_ok=True)
-            return cls._start(path, config, seeds)
+            run = cls(path, _describe(config, seeds or {}), writable=True)
+            write_json_atomic(path / "run.json", run.info)
+            return run
+        run = cls(path, cls.read(path).info, writable=True)
         if run.config != config:
             run.info["config"] = config
             write_json_atomic(path / "run.json", run.info)
@@ -114,11 +105,27 @@ class Run:
         return run
 
     @classmethod
-    def _start(cls, path: Path, config: dict, seeds: dict | None) -> "Run":
-        """A run without rows."""
-        run = cls(path, _describe(config, seeds or {}), writable=True)
-        write_json_atomic(path / "run.json", run.info)
-        return run
+    def check(cls, directory: str | os.PathLike[str], config: dict, growing: Collection[str] = ()) -> bool:
+        """Whether `open` would go on with the run in `directory`, rather than start one; writes nothing.
+
+        Errors are those of `open`.
+        """
+        missing = [key for key in CONFIG_KEYS if key not in config]
+        if missing:
+            raise ValueError(f"config lacks {', '.join(missing)}")
+        path = Path(directory)
+        if not (path / "run.json").exists():
+            if (path / "results.jsonl").exists():
+                raise UserError(f"{path} has results.jsonl but not its run.json: choose another --out")
+            return False
+        run = cls.read(path)
+        differing = differences(run.config, _as_read_back(config), growing)
+        if differing and run.trained:
+            raise UserError(
+                f"{path} holds a run with other settings ({'; '.join(differing)}): choose another --out, "
+                "or give the settings of that run to go on with it"
+            )
+        return not differing
 
     @classmethod
     def read(cls, directory: str | os.PathLike[str]) -> "Run":
@@ -301,6 +308,11 @@ def _difference(key: str, before: Any, now: Any) -> str:
 def _shown(value: Any) -> str:
     text = (value or "given") if isinstance(value, str) else json.dumps(value)  # "": a flag without a value
     return text if len(text) <= _SHORT else f"{text[:12]}…"
+
+
+def _as_read_back(config: dict) -> dict[str, Any]:
+    """As JSON gives it back: tuples become lists."""
+    return json.loads(json.dumps(config, allow_nan=False))
 
 
 def _describe(config: dict, seeds: dict) -> dict[str, Any]:

@@ -26,9 +26,9 @@ from fairseq.trainer import Trainer
 from omegaconf import open_dict
 from torch.nn.parallel import DistributedDataParallel
 
-from alma.errors import command
+from alma.errors import UserError, command, fail
 from alma.files import save_tensors
-from fairseq_alma import checkpoint, expert_parallel, growth, interrupt, precision
+from fairseq_alma import checkpoint, command_line, expert_parallel, growth, interrupt, precision
 from fairseq_alma.adam import FusedAdam
 from fairseq_alma.switch_layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
@@ -40,13 +40,23 @@ class TrainingComplete(Exception):
     """Raised after loading a checkpoint that has had all its updates."""
 
 
+def at_entry(original):
+    """`original`, options.get_parser, is the first that all of fairseq's commands call: `install` before it."""
+
+    @functools.wraps(original)
+    def get_parser(*args, **kwargs):
+        install()
+        return original(*args, **kwargs)
+
+    return get_parser
+
+
 def install() -> None:
     """Put the work-arounds in place; calling it again does nothing."""
     if distributed_utils.call_main.__module__ == __name__:
         return
-    interrupt.install()
     distributed_utils.call_main = _call_main(distributed_utils.call_main)
-    options.parse_args_and_arch = _bf16_without_tpu(options.parse_args_and_arch)
+    options.parse_args_and_arch = _parse(options.parse_args_and_arch)
     checkpoint_utils.load_checkpoint = _load_checkpoint(checkpoint_utils.load_checkpoint)
     checkpoint_utils.load_checkpoint_to_cpu = _readable(checkpoint_utils.load_checkpoint_to_cpu)
     checkpoint_utils.load_model_ensemble_and_task = _each_path(checkpoint_utils.load_model_ensemble_and_task)
@@ -166,16 +176,27 @@ def _on_all_processes(trainer) -> bool:
     return sharded or _shards(trainer) is not None
 
 
-def _bf16_without_tpu(original):
-    """--bf16 on a GPU or a CPU: fairseq takes it to ask for a TPU, which its hydra commands do not.
+def _parse(original):
+    """`--task alma_lm` has defaults, and errors of one line (see command_line).
 
-    No upstream issue is known.
+    And --bf16 on a GPU or a CPU: fairseq takes it to ask for a TPU, which its hydra commands do not. No
+    upstream issue is known.
     """
 
     @functools.wraps(original)
-    def parse_args_and_arch(*args, **kwargs):
-        parsed = original(*args, **kwargs)
-        given = parsed[0] if isinstance(parsed, tuple) else parsed
+    def parse_args_and_arch(
+        parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
+    ):
+        words = sys.argv[1:] if input_args is None else [str(word) for word in input_args]
+        if suppress_defaults or not command_line.is_ours(parser, words):
+            parsed = original(parser, input_args, parse_known, suppress_defaults, modify_parser)
+            given = parsed[0] if parse_known else parsed
+        else:
+            try:
+                given, unknown = command_line.parse(original, parser, words, modify_parser)
+            except UserError as error:
+                fail(str(error))
+            parsed = (given, unknown) if parse_known else given
         if given.tpu and importlib.util.find_spec("torch_xla") is None:
             given.tpu = False
         return parsed
@@ -191,6 +212,7 @@ def _call_main(original):
     """
 
     def call_main(cfg, main, **kwargs):
+        interrupt.install()
         main = functools.partial(_run_main, main, interrupt.shared())
         try:
             processes = _cpu_processes(cfg)
@@ -215,6 +237,8 @@ def _call_main(original):
 
 
 def _run_main(main, asked, cfg, **kwargs) -> None:
+    install()  # a spawned process has only imported fairseq
+    interrupt.install()
     interrupt.watch(main, asked)
 
     def train() -> None:

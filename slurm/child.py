@@ -85,6 +85,16 @@ def run(
         raise failure(what, process.returncode, problem, f"log: {log}")
 
 
+def ask(command: Sequence[str], what: str, given: str | None = None) -> str:
+    """What `command`, a short one, prints when it is `given` a text to read; failures as of `run`."""
+    done = subprocess.run(
+        command, input=given, stdin=None if given else subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise failure(what, done.returncode, last_problem(done.stderr), f"command: {shlex.join(command)}")
+    return done.stdout
+
+
 def save(seconds: float = 0) -> None:
     """Ask the trainings that run for a checkpoint and their end, and wait for it, but not longer.
 

@@ -1,10 +1,9 @@
 """What a run will take, told before it starts: parameters, updates, tokens, FLOPs, memory, checkpoints.
 
-All of it follows from the commands of a plan; neither torch nor fairseq is imported. None stands for what
-the flags do not tell (a dense --arch, no --max-update, no batch size), and is shown as "?".
+All of it follows from the settings of a plan; neither torch nor fairseq is imported. None stands for what
+they do not tell (another --arch than the plug-in's or transformer_lm, no --max-update), and is shown as "?".
 """
 
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,9 +11,10 @@ from functools import cached_property
 from pathlib import Path
 
 from alma.errors import UserError
-from alma.lm_flops import ARCHS, Shape
+from alma.lm_flops import Shape
 from alma.report import as_text
 from alma.stream import Stream, is_stream
+from slurm.flags import Settings
 from slurm.machine import Machine
 from slurm.plan import Plan
 
@@ -22,9 +22,8 @@ SPECIALS = 4  # that fairseq's dictionary adds to the lines of dict.txt: bos, pa
 PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
 MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}  # fp32 numbers a parameter; others: 2, as Adam
 CHECKPOINTS = 3  # files that a training leaves: best, last and one at an interval, if none is a link
-_ALIASES = {"-a": "--arch", "--max-sentences": "--batch-size"}
-_EFFICIENT = {"--memory-efficient-fp16", "--memory-efficient-bf16"}
-_HALF = {"--fp16", "--bf16", *_EFFICIENT}
+_EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
+_HALF = ("--fp16", "--bf16", *_EFFICIENT)
 _GB = 1e9
 
 
@@ -35,7 +34,7 @@ class Cost:
     directory: Path
     result: Path
     """The file that says that the stage is complete."""
-    flags: dict[str, str]
+    settings: Settings
     units: int | None
     """Lines of dict.txt."""
     machine: Machine
@@ -43,61 +42,76 @@ class Cost:
     @property
     def on_gpu(self) -> bool:
         """Whether fairseq-train takes the GPUs; without any it trains on the CPU."""
-        return bool(self.machine.gpus) and "--cpu" not in self.flags
+        return bool(self.machine.gpus) and not self.settings["--cpu"]
 
     @property
     def processes(self) -> int:
         """Processes of data parallelism."""
         here = len(self.machine.gpus) if self.on_gpu else 1
-        return self._number("--distributed-world-size") or here
+        return self.settings["--distributed-world-size"] or here
 
     @cached_property
     def shape(self) -> Shape | None:
-        """Of the model; None for an --arch that is not the plug-in's."""
-        arch = ARCHS.get(self.flags.get("--arch", ""))
-        if arch is None or self.units is None:
+        """Of the model; None for an --arch that is neither the plug-in's nor a transformer_lm."""
+        settings = self.settings
+        switch = settings["--arch"].startswith("switch_")
+        if self.units is None or not (switch or settings["--arch"].startswith("transformer_lm")):
             return None
-        dim = self._number("--decoder-embed-dim", arch.dim)
-        numbers = (
-            self._number("--decoder-layers", arch.layers),
-            dim,
-            self._number("--decoder-ffn-embed-dim", 4 * (dim or 0)),
+        experts = (settings["--moe-expert-count"], settings["--moe-freq"]) if switch else (0, 1)
+        if experts[1] < 1:  # fairseq-train will refuse it
+            return None
+        return Shape(
+            settings["--decoder-layers"],
+            settings["--decoder-embed-dim"],
+            settings["--decoder-ffn-embed-dim"],
             self.units + SPECIALS,
-            self._number("--max-target-positions", self._length),
-            self._number("--moe-expert-count", 4),
-            self._number("--moe-freq", 2),
-            self._number("--members", 1),
+            settings["--max-target-positions"] or self._length,
+            *experts,
+            settings["--members"],
         )
-        known = [number for number in numbers if number]
-        return Shape(*known) if len(known) == len(numbers) else None
+
+    @property
+    def parameters(self) -> int | None:
+        """Of the model, all members."""
+        if self.shape is None:
+            return None
+        shape, settings = self.shape, self.settings
+        own_output = 0 if settings["--share-decoder-input-output-embed"] else shape.vocabulary
+        no_positions = 0 if settings["--decoder-learned-pos"] else shape.positions + 2
+        return shape.parameters + shape.members * shape.dim * (own_output - no_positions)
 
     @property
     def batch(self) -> int | None:
         """Tokens of one forward pass in one process: full sequences, as many as fairseq takes."""
-        length = self._length
-        limits = [self._number("--batch-size"), (self._number("--max-tokens") or 0) // (length or 1)]
+        settings = self.settings
+        limits = [settings["--batch-size"], (settings["--max-tokens"] or 0) // self._length]
         sequences = min((limit for limit in limits if limit), default=None)
-        multiple = self._number("--required-batch-size-multiple", 8)
-        if not length or not sequences or not multiple:
+        multiple = settings["--required-batch-size-multiple"]
+        if not sequences:
             return None
         # fairseq makes batches of 8 of --batch-size 12, and of 16 of 20.
-        return length * max(sequences // multiple * multiple, sequences % multiple)
+        return self._length * max(sequences // multiple * multiple, sequences % multiple)
 
     @property
     def updates(self) -> int | None:
         """Of the whole training."""
-        return self._number("--max-update")
+        return self.settings["--max-update"] or None
 
     @property
     def tokens(self) -> int | None:
         """Of the whole training, all batches taken as full (the last one of an epoch may be smaller)."""
-        factors = (self.batch, self._number("--update-freq", 1), self.processes, self.updates)
+        factors = (self.batch, self.update_freq, self.processes, self.updates)
         product = 1
         for factor in factors:
             if factor is None:
                 return None
             product *= factor
         return product
+
+    @property
+    def update_freq(self) -> int:
+        """Forward passes of a process for an update; the first epoch's, where epochs have their own."""
+        return self.settings["--update-freq"][0]
 
     @property
     def flops(self) -> int | None:
@@ -109,7 +123,7 @@ class Cost:
     @property
     def checkpoints(self) -> int:
         """Bytes on disk: fp32 weights and the state of the optimizer. 0 where the model is not known."""
-        return CHECKPOINTS * 4 * (1 + self._moments) * self.shape.parameters if self.shape else 0
+        return CHECKPOINTS * 4 * (1 + self._moments) * (self.parameters or 0)
 
     @property
     def memory(self) -> int | None:
@@ -120,24 +134,22 @@ class Cost:
         of its gradient in DistributedDataParallel's buckets. With --moe-expert-parallel a process has a part
         of the experts. `_activations` and `_logits` have the rest.
         """
-        if self.shape is None or self.batch is None:
+        if self.shape is None or self.parameters is None or self.batch is None:
             return None
         width, shape = self._width, self.shape
-        master = 8 if width == 2 and not _EFFICIENT & self.flags.keys() else 0
+        master = 8 if width == 2 and not self._any(_EFFICIENT) else 0
         buckets = width if self.processes > 1 else 0
         elsewhere = 0
-        if "--moe-expert-parallel" in self.flags:
+        if self._any(["--moe-expert-parallel"]):
             elsewhere = shape.members * (shape.experts - shape.experts // self.processes) * shape.per_expert
-        state = (shape.parameters - elsewhere) * (2 * width + master + 4 * self._moments + buckets)
+        state = (self.parameters - elsewhere) * (2 * width + master + 4 * self._moments + buckets)
         return int(PROCESS) + state + self.batch * self._activations + self._tokens_of_logits * self._logits
 
     @property
     def _tokens_of_logits(self) -> int:
         """Tokens whose logits are there at a time."""
         batch = self.batch or 0
-        if self.flags.get("--criterion") != "chunked_cross_entropy":
-            return batch
-        return min(batch, self._number("--loss-chunk-tokens", 1024) or batch)
+        return min(batch, self.settings.get("--loss-chunk-tokens") or batch)
 
     @property
     def _activations(self) -> int:
@@ -154,11 +166,11 @@ class Cost:
         dim, hidden, width = self.shape.dim, self.shape.hidden, self._width
         mask = 1 if self.on_gpu else 4  # bytes an element: torch's dropout keeps floats on a CPU
         layer = (8 * dim + hidden) * width + 4 * hidden + 2 * dim * mask
-        if not self.on_gpu and self.flags.get("--attention-dropout", "").strip("0."):
-            layer += (self._heads or 0) * (self._length or 0) * (2 * width + mask)
+        if not self.on_gpu and self.settings["--attention-dropout"]:
+            layer += self.settings["--decoder-attention-heads"] * self._length * (2 * width + mask)
         switch = 4 * dim * width
         layers, switch_layers = self.shape.layers, self.shape.switch_layers
-        if "--checkpoint-activations" in self.flags:
+        if self.settings["--checkpoint-activations"]:
             return self.shape.members * layers * dim * width + layer + switch
         return self.shape.members * (layers * layer + switch_layers * switch)
 
@@ -172,28 +184,21 @@ class Cost:
         return (12 if self.shape.members == 1 else 16) * self.shape.vocabulary
 
     @property
-    def _heads(self) -> int | None:
-        return self._number("--decoder-attention-heads", ARCHS[self.flags["--arch"]].heads)
-
-    @property
-    def _length(self) -> int | None:
-        return self._number("--tokens-per-sample", 512)
+    def _length(self) -> int:
+        return self.settings["--tokens-per-sample"]
 
     @property
     def _width(self) -> int:
         """Bytes of a weight or an activation."""
-        return 2 if _HALF & self.flags.keys() else 4
+        return 2 if self._any(_HALF) else 4
 
     @property
     def _moments(self) -> int:
-        return MOMENTS.get(self.flags.get("--optimizer", "adam"), 2)
+        return MOMENTS.get(self.settings["--optimizer"], 2)
 
-    def _number(self, name: str, default: int | None = None) -> int | None:
-        """A positive whole number; None where something else is given, which fairseq will judge."""
-        text = self.flags.get(name)
-        if text is None:
-            return default
-        return int(text) or None if text.isdecimal() else None
+    def _any(self, flags: Iterable[str]) -> bool:
+        """Whether one of them is on."""
+        return any(self.settings.get(flag) for flag in flags)
 
 
 @dataclass(frozen=True)
@@ -210,7 +215,7 @@ class Estimate:
     @property
     def parameters(self) -> int | None:
         """Of the model that is deployed at the end, all members."""
-        return _sum(cost.shape.parameters if cost.shape else None for cost in self.deployed)
+        return _sum(cost.parameters for cost in self.deployed)
 
     @property
     def updates(self) -> int | None:
@@ -236,8 +241,8 @@ class Estimate:
     def experts(self) -> str:
         """At the first and the last stage, and the members: 4->12, 4@2; - for a dense model."""
         ends = (self.costs[0], self.deployed[-1])
-        counts = dict.fromkeys(cost.flags.get("--moe-expert-count", "-") for cost in ends)
-        members = max(len(self.deployed), int(self.deployed[0].flags.get("--members", 1)))
+        counts = dict.fromkeys(str(cost.settings["--moe-expert-count"] or "-") for cost in ends)
+        members = max(len(self.deployed), self.deployed[0].settings["--members"])
         return "->".join(counts) + (f"@{members}" if members > 1 else "")
 
 
@@ -245,7 +250,7 @@ def estimate(plan: Plan, units: int | None, machine: Machine) -> Estimate:
     """What `plan` takes on `machine`, for a dict.txt of so many `units`."""
     costs = {
         training.directory: Cost(
-            training.directory, spec.directory / "result.json", _flags(training.command), units, machine
+            training.directory, spec.directory / "result.json", spec.settings, units, machine
         )
         for spec in plan.stages
         for training in spec.trainings
@@ -288,12 +293,12 @@ def check(estimates: Sequence[Estimate]) -> None:
 
 def _check_gpus(out: Path, cost: Cost) -> None:
     gpus = len(cost.machine.gpus)
-    if "--fp16" in cost.flags and not gpus:
+    if cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"] and not gpus:
         raise UserError(
             f"{out}: --fp16 needs a GPU, and this machine has none: `-- --fp16=false` takes it away"
         )
     if cost.on_gpu and cost.processes > gpus:
-        batches = cost.processes * (cost._number("--update-freq", 1) or 1)
+        batches = cost.processes * cost.update_freq
         fewer = max(number for number in range(1, gpus + 1) if batches % number == 0)
         raise UserError(
             f"{out}: --distributed-world-size {cost.processes}, but this machine has {gpus} GPU"
@@ -333,20 +338,6 @@ def _check_disk(left: dict[Path, list[Cost]]) -> None:
                 f"{out}: checkpoints need about {need[disk] / _GB:,.1f} GB of disk, and {place} has "
                 f"{free / _GB:,.1f} GB free: make room, choose another --out, or run fewer --stages"
             )
-
-
-def _flags(command: Sequence[str]) -> dict[str, str]:
-    """The flags of a command with their values, "" for none; the last of two counts, as in fairseq."""
-    flags: dict[str, str] = {}
-    name = ""
-    for word in command:
-        if re.match(r"--?[A-Za-z]", word):
-            name, _, flag_value = word.partition("=")
-            name = _ALIASES.get(name, name)
-            flags[name] = flag_value
-        elif name:
-            flags[name] = word
-    return flags
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:

@@ -6,18 +6,17 @@ plain data and independent of where they run.
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
 from alma.stages import Stage, stages
-from slurm.flags import Flags, chosen, flag, number, value, words_of
+from slurm.flags import Flags, Settings, chosen, flag, words_of
 
 LEARNERS = ("sm", "moe", "ens", "umix", "gens", "gmoe")
 ROUTERS = ("preserve", "copy", "tree")
 MEMBERS = 2  # of ens and umix, as in most rows of the paper's Table 2
-EXPERTS = 4  # of the first stage, as in the paper's Table 2
 SEED_STEP = 1000  # between the members of an ensemble; the first has the seed that sm would have
 _OF_LEARNERS = {
     "members": ("ens", "umix"),
@@ -62,6 +61,8 @@ class Request:
     context_window: int = 0
     stages: int | None = None
     name: str | None = None
+    settings: Settings = field(default_factory=dict)
+    """What fairseq-train makes of `flags`; a plan needs it."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class StageSpec:
     evaluate: tuple[str, ...]
     """Without --path, as `Training.command` is."""
     title: str
+    settings: Settings
+    """Of its trainings: the request's, with what this stage has of its own."""
 
 
 @dataclass(frozen=True)
@@ -99,46 +102,45 @@ class Plan:
     seeds: dict[str, int]  # of the members, for the same
     untrained: tuple[str, ...]
     stages: tuple[StageSpec, ...]
-    max_update: int | None  # of each training, where the flags tell
+    max_update: int | None  # of each training; None: no limit
 
 
 def make_plan(request: Request, megabatches: int) -> Plan:
     """The plan for a stream of B = `megabatches`. UserError: settings that contradict each other."""
     _check(request)
     schedule = stages(megabatches, request.waiting_time, request.replay)
-    arch = _arch(request)
-    experts = _experts(request, arch)
+    experts = request.settings.get("--moe-expert-count")  # of the first stage; None: a dense model
     growth = _growth(request, len(schedule) - 1, experts)
-    config = _config(request, megabatches, arch, experts, growth)
     specs = []
     for stage in schedule[: request.stages]:
         count = None if experts is None else experts + sum(growth[: stage.index])
-        sizes = ["--arch", arch, *flag("--moe-expert-count", count), *flag("--members", _jointly(request))]
+        sizes = ["--arch", _arch(request), *flag("--moe-expert-count", count)]
+        sizes += flag("--members", _jointly(request))
         if growth and stage.index and not request.from_scratch:
             sizes += _grow_flags(request, growth[stage.index - 1])
-        specs.append(_spec(request, stage, sizes))
+        specs.append(_spec(request, stage, sizes, count))
     first = specs[0].trainings
     seeds = [_seed(request, k) for k in range(len(first))]
     untrained = _module("fairseq_alma.evaluate", "--untrained", "--seeds", ",".join(map(str, seeds)))
-    untrained += (*_context(request), "--out", str(request.out / "untrained.json"))
+    untrained += ("--valid", *_context(request), "--out", str(request.out / "untrained.json"))
     return Plan(
         request.out,
-        config,
+        _config(request, megabatches, growth),
         {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {},
         (*untrained, *first[0].command[3:]),
         tuple(specs),
-        (number(request.flags, "--max-update") or 0) * request.update_multiplier or None,  # 0: no limit
+        _updates(request) or None,
     )
 
 
 def reshard_command(request: Request) -> list[str]:
     """What tells into how many mega-batches the flags cut an ordinary fairseq-preprocess directory."""
-    if not request.flags.keys() & {"--megabatch-words", "--megabatch-tokens"}:
+    if not (request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]):
         raise UserError(
             f"{request.stream}: no finished stream here; make one with `python -m data_prep`, or cut a "
             f"fairseq-preprocess directory with --megabatch-words N after the `--`"
         )
-    return list(_module("fairseq_alma.reshard", request.stream, *chosen(request.flags, _CUT_FLAGS)))
+    return list(_module("fairseq_alma.reshard", request.stream, *chosen(request.settings, _CUT_FLAGS)))
 
 
 def _check(request: Request) -> None:
@@ -155,15 +157,13 @@ def _check(request: Request) -> None:
             raise UserError(f"--{setting.replace('_', '-')} {given}: give {least} or more")
     if request.from_scratch and request.learner == "gens":
         raise UserError("--from-scratch: every member of gens is new in its stage; leave it out")
-    if request.learner == "umix" and not _arch(request).startswith("switch_"):
-        raise UserError(f"--arch {_arch(request)}: umix is made of Switch Transformers, --arch switch_gmoe")
-    if request.update_multiplier > 1 and not number(request.flags, "--max-update"):
+    if request.learner in ("umix", "moe", "gmoe") and not _arch(request).startswith("switch_"):
+        raise UserError(f"--arch {_arch(request)}: {request.learner} is made of experts: --arch switch_gmoe")
+    if request.update_multiplier > 1 and not request.settings["--max-update"]:
         raise UserError("--update-multiplier multiplies --max-update: give that after the `--`")
 
 
-def _config(
-    request: Request, megabatches: int, arch: str, experts: int | None, growth: list[int]
-) -> dict[str, Any]:
+def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, Any]:
     """Every setting that changes results; those that were left as they are only where they always count."""
     config: dict[str, Any] = {
         "learner": request.learner,
@@ -171,8 +171,8 @@ def _config(
         "waiting_time": request.waiting_time,
         "replay": request.replay,
         "seed": request.seed,
-        "arch": arch,
-        "moe_expert_count": experts,
+        "arch": _arch(request),
+        "moe_expert_count": request.settings.get("--moe-expert-count"),
         "fairseq_flags": words_of(_passed(request.flags)),
     }
     if request.learner in _OF_LEARNERS["members"]:
@@ -188,18 +188,21 @@ def _config(
     return config
 
 
-def _spec(request: Request, stage: Stage, sizes: list[str]) -> StageSpec:
+def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None) -> StageSpec:
     directory = _directory(request, stage.index)
     members = _members(request) if request.learner == "ens" else 1
     trainings = tuple(_training(request, stage, k, sizes) for k in range(members))
     models = tuple(training.directory for training in trainings)
     if request.learner == "gens":
         models = tuple(_directory(request, index) for index in range(stage.index + 1))
-    evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test"]
+    evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     evaluate += ["--out", str(directory / "result.json"), *_context(request)]
-    evaluate += chosen(_passed(request.flags), _EVALUATION_FLAGS)
+    evaluate += chosen(request.settings, _EVALUATION_FLAGS)
     command = _module("fairseq_alma.evaluate", *evaluate)
-    return StageSpec(stage, directory, trainings, models, command, _title(stage))
+    own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
+    own["--max-update"] = _updates(request)
+    settings = {**request.settings, **own}
+    return StageSpec(stage, directory, trainings, models, command, _title(stage), settings)
 
 
 def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> Training:
@@ -237,17 +240,12 @@ def _jointly(request: Request) -> int | None:
 
 
 def _arch(request: Request) -> str:
-    return value(request.flags, "--arch") or "switch_gmoe"
+    return request.settings["--arch"]
 
 
-def _experts(request: Request, arch: str) -> int | None:
-    """Of the first stage; None for a dense model."""
-    experts = number(request.flags, "--moe-expert-count")
-    if experts is None and (request.learner in ("gmoe", "moe") or arch.startswith("switch_")):
-        experts = EXPERTS
-    if experts and not arch.startswith("switch_"):
-        raise UserError(f"--arch {arch} has no experts: use a switch_gmoe arch, or another --learner")
-    return experts
+def _updates(request: Request) -> int:
+    """Of a stage; 0: no limit."""
+    return request.settings["--max-update"] * request.update_multiplier
 
 
 def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
@@ -283,11 +281,16 @@ def _grow_flags(request: Request, more: int) -> list[str]:
 
 
 def _multiplied(request: Request) -> Flags:
-    """The flags that are passed on, with --update-multiplier times the updates, and the schedule as long."""
+    """The flags that are passed on, with --update-multiplier times the updates, and the schedule as long.
+
+    Without --total-num-update the schedule is as long as the training.
+    """
     flags = dict(_passed(request.flags))
-    for name in ("--max-update", "--total-num-update"):
-        if request.update_multiplier > 1 and name in flags:
-            flags[name] = flag(name, (number(flags, name) or 0) * request.update_multiplier)
+    if request.update_multiplier > 1:
+        flags["--max-update"] = flag("--max-update", _updates(request))
+        if "--total-num-update" in flags:
+            total = int(request.settings["--total-num-update"]) * request.update_multiplier
+            flags["--total-num-update"] = flag("--total-num-update", total)
     return flags
 
 
@@ -298,8 +301,8 @@ def _passed(flags: Flags) -> Flags:
 
 def _log_flags(request: Request) -> list[str]:
     """fairseq's log as `slurm.progress` reads it, a line for every 5% of a stage or more often."""
-    updates = (number(request.flags, "--max-update") or 2000) * request.update_multiplier
-    wanted = {"--log-format": "json", "--log-interval": min(100, max(1, updates // 20))}
+    interval = min(100, max(1, (_updates(request) or 2000) // 20))
+    wanted = {"--log-format": "json", "--log-interval": interval}
     return [word for name, each in wanted.items() if name not in request.flags for word in flag(name, each)]
 
 

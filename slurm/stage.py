@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from alma.errors import UserError
 from alma.files import write_json_atomic
 from alma.records import MACHINE_FIELDS, Row, Run
 from alma.stages import Stage
@@ -21,36 +20,44 @@ UNTRAINED, TRAINED, RESULT = "untrained.json", "trained.json", "result.json"
 """Written whole and last: in the run's directory, a training's, a stage's."""
 Result = dict[str, Any]
 """What `fairseq_alma.evaluate` measured."""
+_OF_TRAINING = ("training", "validation")
+"""What `extra` tells of the training: its numbers, and the FLOPs of validation, which Comp leaves out."""
 
 
-def run_stage(plan: Plan, spec: StageSpec, run: Run) -> None:
-    """Bring one stage to its end, whatever of it has been done before, and append its rows."""
-    if (spec.directory / RESULT).exists():
+def run_stages(plan: Plan, run: Run) -> None:
+    """Bring a run to its end here, one thing after the other, whatever of it has been done before."""
+    with Progress(sum(len(spec.trainings) for spec in plan.stages), plan.max_update) as progress:
+        if not (plan.out / UNTRAINED).exists():
+            progress.start("untrained model", "evaluating")
+            evaluate_untrained(plan)
+        collect(plan, run)
+        for spec in plan.stages:
+            run_stage(spec, progress)
+            collect(plan, run)
+
+
+def run_stage(spec: StageSpec, progress: Progress) -> None:
+    """Bring one stage to its end."""
+    complete = (spec.directory / RESULT).exists()
+    for training in spec.trainings:
+        there = complete or (training.directory / TRAINED).exists()
+        if not there:
+            progress.start(training.title, resumed=(training.directory / "checkpoint_last.pt").exists())
+            train(training, progress.read)
+        progress.trained(now=not there)
+    if complete:
         say(f"{spec.title}: was complete")
-    else:
-        for number, training in enumerate(spec.trainings, start=1):
-            with Progress(training.title, plan.max_update) as progress:
-                train(training, progress.read)
-                if number < len(spec.trainings):
-                    progress.done("trained")
-                    continue
-                progress.note("evaluating")
-                evaluate(spec)
-                progress.done(f"perplexity {_read(spec.directory / RESULT)['perplexity']:.2f}")
-    collect(plan, run)
+        return
+    progress.start(spec.title, "evaluating")
+    evaluate(spec)
+    progress.done(f"perplexity {_read(spec.directory / RESULT)['perplexity']:.2f}")
 
 
 def evaluate_untrained(plan: Plan, environment: Mapping[str, str] | None = None) -> None:
     """Write untrained.json, if it is not there: the model before it has seen any data, for t = 0."""
-    if (plan.out / UNTRAINED).exists():
-        return
-    try:
+    if not (plan.out / UNTRAINED).exists():
         what = "evaluation of the untrained model"
         child.run(plan.untrained, plan.out / "untrained.log", what, environment=environment)
-    except (UserError, child.StageFailed):
-        if not any(plan.out.glob("stage_*")):
-            (plan.out / "run.json").unlink()  # nothing trained yet: a mended command may start anew here
-        raise
 
 
 def train(
@@ -113,7 +120,7 @@ def rows(stage: Stage, result: Result, previous: Mapping[str, Any], new: Sequenc
     `new` says of each model that was evaluated whether this stage trained it.
     """
     unchanged = dict.fromkeys(("train_flops", *MACHINE_FIELDS), 0)
-    extra = {key: value for key, value in previous["extra"].items() if key != "training"}
+    extra = {key: value for key, value in previous["extra"].items() if key not in _OF_TRAINING}
     waiting = [
         Row(**{**previous, **unchanged, "t": t, "extra": extra})  # type: ignore[typeddict-item]
         for t in range(stage.first, stage.last)
@@ -132,6 +139,7 @@ def _row(t: int, stage: Stage | None, result: Result, new: Sequence[bool]) -> Ro
     if result["expert_count"]:
         extra |= {"experts": result["expert_count"], "expert_layers": result["experts"]}
     if trainings:
+        extra["validation"] = sum(each.get("validation_flops", 0) for each in trainings)
         extra["training"] = [
             {key: value for key, value in each.items() if key not in MACHINE_FIELDS} for each in trainings
         ]

@@ -7,6 +7,7 @@ fails for good takes what needs it along (kill-on-invalid-dep).
 
 import os
 import shlex
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -22,6 +23,7 @@ from slurm.resources import Resources
 from slurm.unit import Restartable, Unit, needs, units
 
 LOGS = "slurm_jobs"
+_LATER = ("Requested nodes are busy", "Required node not available")
 Submit = Callable[[str, Sequence[Restartable], Resources, str | None], list[str]]
 """(name, units, resources, dependency) -> a job id for each unit: one job, or one array of several."""
 
@@ -181,3 +183,15 @@ def log_folder(plans: Sequence[Plan]) -> Path:
 def log_folder_in(place: Path) -> Path:
     """A new one for a launch whose runs are in `place`."""
     return place / LOGS / time.strftime("%Y%m%d-%H%M%S")
+
+
+def check(resources: Resources) -> None:
+    """UserError: sbatch would refuse a training with these resources, or its evaluation; submits nothing."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    for name, each in (("training", resources), ("evaluation", resources.alone())):
+        text = _make_sbatch_string("true", Path(LOGS), **parameters(name, each, None))
+        answer = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
+        # A full or reserved cluster fails this test, but takes jobs for later.
+        if answer.returncode and not any(reason in answer.stderr for reason in _LATER):
+            raise UserError(f"sbatch would refuse the {name}: {' '.join(answer.stderr.split())}")

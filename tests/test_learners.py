@@ -9,8 +9,9 @@ import pytest
 
 from alma.records import MACHINE_FIELDS, Run
 from slurm import stage as slurm_stage
-from slurm.launch import count_megabatches, launch, read_requests
+from slurm.launch import count_megabatches, launch
 from slurm.plan import LEARNERS, make_plan
+from slurm.request import read_requests
 
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2

@@ -1,5 +1,6 @@
 """The README's commands are accepted by what they call, and its file tree is that of the repository."""
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -40,15 +41,15 @@ def test_make_targets_exist():
 
 def test_data_prep_and_launch_accept_their_commands(monkeypatch):
     from data_prep.__main__ import parser
-    from slurm.launch import read_requests
     from slurm.plan import make_plan
+    from slurm.request import read_requests, resolved
 
     for words in arguments_of("python", "-m", "data_prep"):
         assert parser().parse_args(words).out.name.startswith("stream")
     monkeypatch.chdir(ROOT)
-    for words in arguments_of("python", "-m", "slurm.launch"):
-        for request in read_requests(words):
-            assert make_plan(request, 4).stages
+    requests = [read_requests(words) for words in arguments_of("python", "-m", "slurm.launch")]
+    for request in resolved(list(itertools.chain(*requests))):
+        assert make_plan(request, 4).stages
 
 
 def test_inspect_accepts_its_commands():

@@ -17,7 +17,10 @@ FAIRSEQ = {
     "fairseq/__init__.py": "from fairseq import tasks\nCOMPLETE = True\n",
     "fairseq/tasks.py": "import fairseq.options\nREGISTRY = []\n",
     "fairseq/options.py": "",
-    "fairseq_alma/__init__.py": "import fairseq\nfairseq.tasks.REGISTRY.append(fairseq.COMPLETE)\n",
+    "fairseq_alma/__init__.py": (ROOT / "fairseq_alma" / "__init__.py").read_text(),
+    "fairseq_alma/plugin.py": "import fairseq\nfairseq.tasks.REGISTRY.append(fairseq.COMPLETE)\n",
+    "fairseq_alma/command.py": "import sys\nassert 'fairseq' not in sys.modules\nimport fairseq\n"
+    "assert fairseq.tasks.REGISTRY == [True]\n",
 }
 """fairseq as far as the hook knows it: options are imported before the task registry is ready."""
 
@@ -91,6 +94,13 @@ def test_plugin_is_registered_once_after_fairseq_is_complete(statement: str, sit
     check(f"{statement}; import fairseq; assert fairseq.tasks.REGISTRY == [True]", site)
 
 
+def test_command_registers_it_when_it_imports_fairseq(site: Path) -> None:
+    command = [sys.executable, "-m", "fairseq_alma.command"]
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(command, env=environment, cwd=site, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_finder_leaves_with_the_first_import(site: Path) -> None:
     waiting = "[f for f in sys.meta_path if type(f).__module__ == 'fairseq_alma_hook']"
     check(f"import sys; assert len({waiting}) == 1; import fairseq; assert not {waiting}", site)
@@ -112,7 +122,7 @@ def test_spawned_child_registers_too(site: Path) -> None:
 
 
 def test_broken_plugin_is_seen(site: Path) -> None:
-    (site / "fairseq_alma" / "__init__.py").write_text("import no_such_module\n")
+    (site / "fairseq_alma" / "plugin.py").write_text("import no_such_module\n")
     done = python("import fairseq.options", site)
     assert done.returncode == 1
     assert "No module named 'no_such_module'" in done.stderr

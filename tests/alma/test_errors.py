@@ -22,7 +22,10 @@ def parser(**settings) -> Parser:
             "a --out b --mega-batchs 4",
             "unrecognized arguments: --mega-batchs 4 (did you mean --mega-batches?); see `it --help`",
         ),
-        ("a --out b --mega-batchs=4", "unrecognized arguments: --mega-batchs=4 (did you mean --mega-batches?)"),
+        (
+            "a --out b --mega-batchs=4",
+            "unrecognized arguments: --mega-batchs=4 (did you mean --mega-batches?)",
+        ),
         ("a --ot b --worker 3", "the following arguments are required: --out (did you mean --out?); see"),
         ("a --out b --nothing-like-it", "unrecognized arguments: --nothing-like-it; see"),
         ("a -- --ot", "the following arguments are required: --out; see"),

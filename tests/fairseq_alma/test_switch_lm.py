@@ -19,8 +19,8 @@ from fairseq_alma import switch_layer
 from fairseq_alma.switch_layer import Routing, switch_layers
 from fairseq_alma.switch_lm import CausalSelfAttention, SwitchLanguageModel, compile_training
 from slurm.estimate import Machine, count_units, estimate
-from slurm.launch import read_requests
 from slurm.plan import make_plan
+from slurm.request import read_requests, resolved
 
 # Millions of parameters counted by hand: shared, per expert, then all with E = 4, 8, 12 experts.
 SIZES = {
@@ -83,7 +83,7 @@ def test_the_launchers_estimate_has_the_parameters_of_the_real_model(learner, fl
     changed = ["--moe-expert-count", "3", "--moe-freq", "1", "--decoder-ffn-embed-dim", "48"]
     words = [str(stream), "--out", "R", "--learner", learner, *flags, "--"]
     words += tiny[2:-2]  # --task and --seed are the launcher's
-    (request,) = read_requests([*words, *changed])
+    (request,) = resolved(read_requests([*words, *changed]))
     estimated = estimate(make_plan(request, 1), count_units(str(stream)), Machine((), None))
     _, model = build(*changed, *flags)
     assert estimated.parameters == sum(p.numel() for p in model.parameters())

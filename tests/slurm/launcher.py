@@ -1,18 +1,25 @@
 """`python -m slurm.launch` over fake children (tests/slurm/fake), as several tests start it."""
 
+import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
+from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from alma.stream import FileInfo, Part, Stream
+from slurm import request
+from slurm.plan import Request
 
 ROOT = Path(__file__).parents[2]
+FAKE = ROOT / "tests/slurm/fake"
 SMALL = ("--arch", "switch_gmoe_tiny")  # its checkpoints have room on any disk
-ESTIMATE = 2  # lines on stderr before anything runs
+ESTIMATE = 4  # lines on stderr before anything runs: flags are being checked, the plan, the settings
 
 
 @dataclass
@@ -28,12 +35,14 @@ class Launcher:
     def start(self, *words: str, flags: tuple[str, ...] = (*SMALL, "--max-update", "2")) -> subprocess.Popen:
         return self.start_words(self.data, "--learner", self.learner, "--out", "run", *words, "--", *flags)
 
-    def start_words(self, *words: str, **options) -> subprocess.Popen:
+    def start_words(
+        self, *words: str, program: Sequence[str] = ("-m", "slurm.launch"), **options
+    ) -> subprocess.Popen:
         """`options` are Popen's."""
-        path = os.pathsep.join((str(ROOT / "tests/slurm/fake"), str(ROOT)))
+        path = os.pathsep.join((str(FAKE), str(ROOT)))
         added = {"PYTHONPATH": path, "FAKE_PIDS": str(self.pids), **self.environment}
         return subprocess.Popen(
-            [sys.executable, "-m", "slurm.launch", *words],
+            [sys.executable, *program, *words],
             cwd=self.folder,
             env=os.environ | added,
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options},
@@ -78,6 +87,26 @@ def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
     Stream(
         folder, 1, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, {"dict.txt": FileInfo(1, dictionary)}
     ).write()
+
+
+def read_requests(words: Sequence[str]) -> list[Request]:
+    """Requests with their settings, by fairseq's stand-in. UserError: it refuses the flags."""
+    spec = importlib.util.spec_from_file_location("fake_check", FAKE / "fairseq_alma/check.py")
+    assert spec
+    assert spec.loader
+    fake = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fake)
+
+    def resolve(lines: Sequence[Sequence[str]]) -> list[dict]:
+        try:
+            found = [fake.resolve(list(line)) for line in lines]
+        except fake.Refused as refused:
+            raise UserError(str(refused)) from None
+        return [each["settings"] | {"--arch": each["arch"]} for each in found]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(request, "resolve", resolve)
+        return request.resolved(request.read_requests(words))
 
 
 def call(main: Callable[[], None], monkeypatch, *words: object) -> int:

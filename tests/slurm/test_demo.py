@@ -4,10 +4,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from launcher import read_requests
 
 from data_prep.__main__ import parser
 from slurm import demo
-from slurm.launch import read_requests
 from slurm.plan import make_plan
 from vision.run import jobs_of
 from vision.run import parser as vision_parser

@@ -4,12 +4,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from launcher import ESTIMATE, read_requests
 
 import slurm.launch
 from alma.errors import UserError
 from alma.stream import FileInfo, Part, Stream
 from slurm.estimate import PROCESS, Estimate, check, count_units, estimate, table
-from slurm.launch import read_requests
 from slurm.machine import Machine
 from slurm.plan import make_plan
 
@@ -103,18 +103,34 @@ def test_processes(flags, gpus, processes):
     assert made.tokens == processes * 5120
 
 
-def test_what_the_flags_do_not_tell_is_a_question_mark_and_no_error():
+def test_what_the_settings_do_not_tell_is_a_question_mark_and_no_error():
     unknown = Machine((), 1)
-    dense = estimated(flags="--arch transformer_lm", machine=unknown)
-    assert table([dense]).splitlines()[1].split() == ["R", "sm", "-", "?", "40", "0.0M", "?", "?"]
+    other = estimated(flags="--arch lstm_lm", machine=unknown)
+    assert table([other]).splitlines()[1].split() == ["R", "sm", "-", "?", "40", "0.0M", "?", "?"]
     shapeless = (estimated(units=None, machine=unknown), estimated(flags="--moe-freq 0", machine=unknown))
     endless = estimated(flags="--max-update 0")
-    batchless = estimated(flags="--batch-size 0")
     assert (endless.updates, endless.tokens, endless.flops) == (None, None, None)
-    assert (batchless.updates, batchless.tokens, batchless.memory) == (40, None, None)
-    assert [each.parameters for each in (dense, *shapeless)] == [None] * 3
-    check([dense, *shapeless, batchless])
-    assert table([dense, endless]).splitlines()[-1].split() == ["total", "?", "?", "?"]
+    assert [each.parameters for each in (other, *shapeless)] == [None] * 3
+    check([other, *shapeless])
+    assert table([other, endless]).splitlines()[-1].split() == ["total", "?", "?", "?"]
+
+
+def test_without_flags_the_defaults_are_counted():
+    (request,) = read_requests(["S", "--learner", "sm", "--out", "R"])
+    made = estimate(make_plan(request, 1), 50_260, CPU)
+    assert (made.updates, made.tokens) == (120_000, 120_000 * 3 * 8 * 512)
+    assert "?" not in table([made])
+
+
+def test_a_dense_model_is_counted_by_hand():
+    """L 6, D 512, F 2048, V 10 + 4: without learned positions, and with an output of its own or not."""
+    layers = 6 * (4 * (512**2 + 512) + 2 * 512 * 2048 + 2048 + 512 + 4 * 512)
+    for flags, own in (("", 2), ("--share-decoder-input-output-embed", 1)):
+        words = ["S", "--learner", "sm", "--out", "R", "--", "--arch", "transformer_lm", *flags.split()]
+        (request,) = read_requests(words)
+        made = estimate(make_plan(request, 1), 10, CPU)
+        assert made.parameters == layers + own * 14 * 512 + 2 * 512
+        assert (made.experts, made.costs[0].shape.switch_layers) == ("-", 0)
 
 
 def test_the_table_is_aligned_and_has_totals():
@@ -317,11 +333,13 @@ def test_the_launcher_refuses_before_it_writes_anything(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("slurm.launch.signal.signal", lambda *_: None)
     monkeypatch.setattr(Machine, "here", lambda: Machine((), 10**8))
+    monkeypatch.setattr("slurm.launch.resolved", lambda requests: read_requests(sys.argv[1:]))
     monkeypatch.setattr(sys, "argv", ["launch", "stream", "--learner", "sm", "--out", "run", "--", *TINY])
     with pytest.raises(SystemExit) as ended:
         slurm.launch.main()
     out, err = capsys.readouterr()
     assert ended.value.code == 2
-    assert err.startswith("error: run: training needs about 1.0 GB of memory, and free here are 0.1 GB: ")
-    assert (err.count("\n"), out) == (1, "")
+    *_, last = err.splitlines()
+    assert last.startswith("error: run: training needs about 1.0 GB of memory, and free here are 0.1 GB: ")
+    assert (err.count("\n"), out) == (ESTIMATE + 1, "")
     assert sorted(tmp_path.rglob("*")) == before

@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
+from launcher import read_requests
 
 from alma.errors import UserError
 from alma.lm_reference import reference
-from slurm.flags import number, value
-from slurm.launch import read_requests
 from slurm.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +15,7 @@ FILES = sorted((ROOT / "experiments/table2").glob("*.yaml"))
 
 def setting(request) -> tuple[str, int, int, str]:
     """Learner, waiting time, update multiplier and the experts of the first stage, as in the table."""
-    experts = str(number(request.flags, "--moe-expert-count"))
+    experts = str(request.settings["--moe-expert-count"])
     members = {"ens": f"@{request.members}", "gens": "@1"}.get(request.learner, "")
     return request.learner, request.waiting_time, request.update_multiplier, experts + members
 
@@ -33,7 +32,7 @@ def test_there_is_a_file_for_every_row_of_the_papers_table(monkeypatch, size):
     for request in requests:
         made = make_plan(request, 4)
         last = made.stages[-1]
-        assert value(request.flags, "--arch") == f"switch_gmoe_{size}"
+        assert request.settings["--arch"] == f"switch_gmoe_{size}"
         if request.learner == "gmoe":
             words = [" ".join(spec.trainings[0].command) for spec in made.stages]
             for experts, command in zip((4, 6, 8, 12), words, strict=True):
@@ -41,7 +40,7 @@ def test_there_is_a_file_for_every_row_of_the_papers_table(monkeypatch, size):
             assert "--grow-router copy" in words[-1]
         if request.waiting_time == 3:
             assert last.stage.last == 3  # the paper has nothing at the fourth mega-batch
-        assert (number(request.flags, "--batch-size") or 0) * 3 * 8 == 192
+        assert request.settings["--batch-size"] * 3 * 8 == 192
 
 
 def test_small_is_the_same_rows(monkeypatch):
@@ -51,7 +50,7 @@ def test_small_is_the_same_rows(monkeypatch):
     base = read_requests([str(file) for file in FILES if file.stem.endswith("_base")])
     assert [setting(request) for request in small] == [setting(request) for request in base]
     assert {str(request.out).rpartition("_")[2] for request in small} == {"small"}
-    assert {value(request.flags, "--arch") for request in small} == {"switch_gmoe_tiny"}
+    assert {request.settings["--arch"] for request in small} == {"switch_gmoe_tiny"}
 
 
 def experiments(folder: Path) -> None:
@@ -94,11 +93,11 @@ def test_what_key_value_says_holds_for_all_files_and_the_command_line_comes_befo
     fixed, grown = read_requests(words)
     for one in (fixed, grown):
         assert (one.replay, one.waiting_time, one.seed, one.stages) == (False, 3, 4, 2)
-        assert value(one.flags, "--max-update") == "9"
+        assert one.settings["--max-update"] == 9
         assert one.out.name.endswith("_tiny")
     assert grown.flags.keys() == {"--max-update", "--cpu"}
     fixed, grown = read_requests([*words, "cpu=false", "--seed", "5", "--", "--max-update", "7"])
-    assert {(one.seed, value(one.flags, "--max-update")) for one in (fixed, grown)} == {(5, "7")}
+    assert {(one.seed, one.settings["--max-update"]) for one in (fixed, grown)} == {(5, 7)}
     assert grown.flags.keys() == {"--max-update"}
     (one,) = read_requests(["set/fixed_big.yaml", "lr=", "max-update=3"])  # without a value: left out
     assert one.flags.keys() == {"--max-update", "--moe-expert-count"}

@@ -8,6 +8,7 @@ import pty
 import select
 import signal
 import socket
+import subprocess
 import termios
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launcher import ESTIMATE, SMALL, make, write_stream
+from launcher import ESTIMATE, ROOT, SMALL, make, write_stream
 
 from alma.records import Run
 from slurm import queue
@@ -64,8 +65,21 @@ def test_a_chain_gives_a_row_per_megabatch_and_a_table(launcher, expected):
     assert header.split() == ["t", "stage", "experts", "parameters", "perplexity", "TFLOPs", "seconds"]
     assert table[0].split()[:5] == ["0", "-", "4", "4,000", "5,000.00"]
     assert table[4].split()[:4] == ["4", "3", "10", "10,000"]
-    assert err.count("training") == err.count("done in") == 4
+    lines = err.splitlines()
+    assert [line for line in lines if "stage 1" in line] == [
+        "stage 1 (mega-batch 2): starting fairseq",
+        "stage 1 (mega-batch 2): loading data",
+        "stage 1 (mega-batch 2): training",
+        "stage 1 (mega-batch 2): evaluating",
+        *(line for line in lines if line.startswith("stage 1 (mega-batch 2): done in ")),
+    ]
+    assert lines[0] == "checking the flags of fairseq-train"
+    assert lines[ESTIMATE] == "untrained model: evaluating"
+    assert [line.endswith(" left") for line in lines if "done in" in line] == [True, True, True, False]
     assert Run.read(launcher.out).config["name"] == "mine"
+    assert Run.read(launcher.out).info["stages"] == 4
+    assert [row["extra"]["valid"] for row in rows] == [{"loss": 6.1, "perplexity": 400.0}] * 5
+    assert [row["extra"].get("validation") for row in rows] == [None, *[5e8] * 4]
     assert (
         "--finetune-from-model run/stage_00/checkpoint_best.pt"
         in (launcher.out / "stage_01/train.log").read_text()
@@ -89,7 +103,8 @@ def test_waiting_rows_carry_the_unchanged_model(launcher):
     assert rows[1] == rows[0] | {"t": 1}
     launcher.data = "missing"
     _, err = launcher.run(code=2, flags=("--megabatch-words", "9"))
-    assert err == "error: missing: no such directory\n"
+    assert err.splitlines()[-1] == "error: missing: no such directory"
+    assert err.count("\n") == 3
 
 
 def test_an_ensemble_trains_every_member_at_every_stage(launcher):
@@ -99,7 +114,7 @@ def test_an_ensemble_trains_every_member_at_every_stage(launcher):
     assert [row["extra"]["members"] for row in rows] == [3] * 5
     assert [row["parameters"] for row in rows] == [12000] * 5
     assert [row["train_flops"] for row in rows] == [0, *[3 * 2.001e12] * 4]
-    assert err.count("done in") == 12
+    assert err.count("done in") == 4
     assert "stage 1 (mega-batch 2), member 2 of 3: training" in err
     assert out.splitlines()[1].split()[2] == "4@3"
     log = (launcher.out / "stage_01/member_2/train.log").read_text()
@@ -146,7 +161,7 @@ def test_a_finished_run_goes_on_when_its_stream_has_got_longer(launcher, learner
     assert launcher.rows == at_once.rows
     assert Run.read(launcher.out).config == Run.read(at_once.out).config
     write_stream(launcher.folder / "stream", 4)
-    assert "megabatches was 5 and is now 4" in launcher.run(code=2)[1]
+    assert "megabatch_sha256: 5 values -> 4; megabatches: 5 -> 4" in launcher.run(code=2)[1]
 
 
 def test_a_longer_stream_with_other_beginnings_is_refused(launcher):
@@ -155,7 +170,7 @@ def test_a_longer_stream_with_other_beginnings_is_refused(launcher):
     record = json.loads((launcher.folder / "stream/stream.json").read_text())
     record["megabatches"].reverse()
     (launcher.folder / "stream/stream.json").write_text(json.dumps(record))
-    assert "megabatch_sha256 was" in launcher.run(code=2)[1]
+    assert "megabatch_sha256[0]: " in launcher.run(code=2)[1]
 
 
 def test_a_stage_cut_short_by_the_end_of_the_stream_is_not_mixed_with_a_longer_one(launcher):
@@ -256,7 +271,7 @@ def test_a_failing_child_is_one_line(launcher, how, code, message):
     launcher.environment["FAKE_CRASH"] = f"0:1:{how}"
     _, err = launcher.run(code=code)
     assert err.splitlines()[-1] == message
-    assert err.count("\n") == ESTIMATE + 2
+    assert err.splitlines()[ESTIMATE:-1][-1] == "stage 0 (mega-batch 1): training"
 
 
 def test_a_second_launcher_on_the_same_run_is_refused(launcher):
@@ -270,29 +285,130 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
     first.communicate(timeout=10)
 
 
-def test_other_settings_on_the_same_run_are_refused(launcher):
-    launcher.environment["FAKE_CRASH"] = "0:0:user"
+def test_other_settings_are_refused_where_something_was_trained(launcher):
+    """And a half-trained stage was: its checkpoint would go on with other settings."""
+    launcher.environment["FAKE_CRASH"] = "0:1:user"
     launcher.run(code=2)
-    _, err = launcher.run("--seed", "3", code=2)
-    assert "seed was 0 and is now 3" in err
-    assert err.count("\n") == ESTIMATE + 1
+    for options in ((), ("--dry-run",), ("--jobs", "2")):
+        _, err = launcher.run("--seed", "3", *options, code=2, flags=("--max-update", "3", *SMALL))
+        assert err.splitlines()[ESTIMATE:] == [
+            "error: run holds a run with other settings (--max-update: 2 -> 3; seed: 0 -> 3): choose another "
+            "--out, or give the settings of that run to go on with it"
+        ]
     write_stream(launcher.folder / "stream", 4, dictionary="other")
     _, err = launcher.run(code=2)
-    assert "stream_sha256 was" in err
-
-
-def test_a_command_whose_first_child_refused_it_may_be_mended(launcher):
-    _, err = launcher.run(code=2, flags=("--max-update", "1", "--nonsense"))
-    assert err.splitlines()[ESTIMATE:] == ["error: unrecognized arguments: --nonsense"]
-    launcher.run(flags=("--max-update", "1"))
+    assert "(stream_sha256: " in err
+    del launcher.environment["FAKE_CRASH"]
+    write_stream(launcher.folder / "stream", 4)
+    launcher.run(flags=("--max-update=2", *SMALL))  # the same flags, otherwise written
     assert len(launcher.rows) == 5
 
 
+@pytest.mark.parametrize("left", ["untrained", "first update", "evaluated"])
+def test_where_nothing_was_trained_a_mended_command_starts_anew(launcher, left):
+    if left == "untrained":
+        launcher.environment["FAKE_UNTRAINED"] = "user"
+    else:
+        launcher.environment["FAKE_CRASH"] = "0:0:user"
+    launcher.run(code=2)
+    assert (launcher.out / "run.json").exists()
+    launcher.environment.clear()
+    launcher.run("--seed", "3")
+    assert Run.read(launcher.out).config["seed"] == 3
+    plain = make(launcher.folder / "plain")
+    plain.run("--seed", "3")
+    assert launcher.rows == plain.rows
+
+
+def test_a_preempted_evaluation_of_the_untrained_model_deletes_nothing(launcher):
+    """As a job does it: killed, requeued, done; then other settings are as welcome as in any run."""
+    job = f"""
+import os, sys
+sys.path[:0] = {[str(ROOT / "tests/slurm"), str(ROOT)]!r}
+from launcher import read_requests
+from slurm.launch import open_run
+from slurm.plan import make_plan
+from slurm.unit import Unit
+(request,) = read_requests(sys.argv[1:])
+plan = make_plan(request, 4)
+plan.out.mkdir(exist_ok=True)
+open_run(request, plan)
+Unit(plan, "untrained")()
+"""
+    words = ("stream", "--learner", "sm", "--out", "run", "--", *SMALL, "--max-update", "2")
+
+    def start() -> subprocess.Popen:
+        return launcher.start_words(*words, program=["-c", job], start_new_session=True)
+
+    launcher.environment["FAKE_UNTRAINED"] = "60"
+    first = start()
+    log = launcher.out / "untrained.log"
+    wait_for(lambda: log.exists() and "evaluating" in log.read_text().split())
+    os.killpg(first.pid, signal.SIGTERM)
+    assert first.stdout.readline() == "waiting for SLURM to end or to requeue this job\n"
+    first.kill()
+    first.communicate()
+    assert Run.read(launcher.out).rows == []
+    launcher.environment["FAKE_UNTRAINED"] = "0"
+    again = start()
+    _, err = again.communicate(timeout=60)
+    assert again.returncode == 0, err
+    assert [row["t"] for row in launcher.rows] == [0]
+    launcher.run("--seed", "1", "--stages", "1")  # nothing was trained
+    assert "seed: 1 -> 0" in launcher.run(code=2)[1]
+    assert [row["t"] for row in launcher.rows] == [0, 1]
+
+
+def test_flags_are_refused_before_anything_is_made(launcher):
+    for flags, message in (
+        (("--max-tokns", "1"), "error: unrecognized argument --max-tokns 1"),
+        (("--arch", "switch_gmo"), "error: --arch/-a: invalid choice: 'switch_gmo'"),
+    ):
+        for options in ((), ("--dry-run",), ("--cluster", "slurm", "--dry-run")):
+            _, err = launcher.run(*options, code=2, flags=flags)
+            first, last = err.splitlines()
+            assert first == "checking the flags of fairseq-train"
+            assert last.startswith(message)
+    assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
+
+
+def test_all_flags_are_checked_at_once(launcher):
+    """Those of several runs in one process, the same ones once."""
+    calls = launcher.folder / "calls"
+    launcher.environment["FAKE_CHECKS"] = str(calls)
+    launcher.run("--seeds", "0-2", "--dry-run")
+    (lines,) = calls.read_text().splitlines()
+    assert json.loads(lines) == [["stream", "--task", "alma_lm", *SMALL, "--max-update", "2"]]
+
+
+def test_a_dry_run_shows_a_short_plan_and_makes_nothing(launcher):
+    for options, printed in (((), 0), (("--cluster", "slurm"), 1 + 4 + 4 + 1)):
+        out, err = launcher.run("--dry-run", *options)
+        assert (len(err.splitlines()), len(out.splitlines())) == (ESTIMATE, printed)
+        assert "--lr 0.001 --lr-scheduler polynomial_decay" in err.splitlines()[-1]
+        more, longer = launcher.run("--dry-run", "--verbose", *options)
+        assert "\n  --adam-betas (0.9,0.98)\n" in longer
+        assert "-m fairseq_alma.evaluate stream" in longer
+        assert ("#SBATCH" in more) == bool(options)
+    assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
+
+
+def test_options_of_a_cluster_are_refused_elsewhere(launcher):
+    for options in (("--partition", "learn"), ("--wait",), ("--mem-gb", "8", "--cluster", "debug")):
+        _, err = launcher.run(*options, code=2)
+        assert err.startswith(f"error: {options[0]}: only for --cluster slurm")
+        assert err.count("\n") == 1
+    launcher.environment["PATH"] = str(launcher.folder)  # no sbatch
+    assert "no SLURM here" in launcher.run("--cluster", "slurm", code=2)[1]
+    assert not launcher.out.exists()
+
+
 def test_bad_command_lines_are_one_line_and_exit_code_2(launcher):
-    for words, flags in ((("--grow-experts", "2"), ()), ((), ("--save-dir", "x")), (("--seed", "x"), ())):
+    for words, flags in ((("--seed", "x"), ()), ((), ("--save-dir", "x")), (("--max-updates", "1"), ())):
         _, err = launcher.run(*words, code=2, flags=flags)
         assert err.startswith("error: ")
         assert err.count("\n") == 1
+    assert launcher.run("--grow-experts", "2", code=2)[1].count("\n") == 2
     assert not launcher.out.exists()
     launcher.out.touch()
     assert "is not a folder" in launcher.run(code=2)[1]

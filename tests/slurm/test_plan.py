@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from launcher import read_requests
 
 from alma.errors import UserError
 from slurm.flags import read_flags
-from slurm.launch import read_requests
 from slurm.plan import Plan, make_plan, reshard_command
 
 GMOE = ["--learner", "gmoe"]
@@ -40,9 +40,11 @@ def test_commands_of_a_plain_chain_word_for_word():
     ]  # fmt: skip
     assert list(second.evaluate) == [
         sys.executable, "-m", "fairseq_alma.evaluate", "S", "--task", "alma_lm", "--gen-subset", "test",
-        "--out", "R/stage_01/result.json", "--cpu",
+        "--valid", "--out", "R/stage_01/result.json", "--cpu", "--num-workers", "1", "--batch-size", "8",
+        "--required-batch-size-multiple", "8", "--tokens-per-sample", "512", "--sample-break-mode", "none",
+        "--megabatch-words", "0", "--megabatch-tokens", "0", "--megabatch-seed", "1",
     ]  # fmt: skip
-    ours = ("fairseq_alma.evaluate", "--untrained", "--seeds", "7", "--out", "R/untrained.json")
+    ours = ("fairseq_alma.evaluate", "--untrained", "--seeds", "7", "--valid", "--out", "R/untrained.json")
     assert made.untrained[2:] == (*ours, *first.trainings[0].command[3:])
     assert [training.previous for spec in (first, second) for training in spec.trainings] == [
         None,
@@ -166,6 +168,20 @@ def test_the_update_multiplier_lengthens_every_stage_and_its_schedule():
     assert made.config["fairseq_flags"] == flags
 
 
+def test_the_update_multiplier_multiplies_the_default_too():
+    assert values(plan("--update-multiplier", "4"), "--max-update") == ["480000"] * 4
+    assert values(plan("--update-multiplier", "4"), "--total-num-update") == [None] * 4  # as many by default
+
+
+def test_settings_of_a_stage_have_its_experts_members_and_updates():
+    made = plan(*GMOE, "--update-multiplier", "2", "--", "--max-update", "5", "--max-sentences", "4")
+    assert [spec.settings["--moe-expert-count"] for spec in made.stages] == [4, 6, 8, 10]
+    assert {spec.settings["--max-update"] for spec in made.stages} == {10}
+    assert {spec.settings["--batch-size"] for spec in made.stages} == {4}
+    assert plan(learner="umix").stages[0].settings["--members"] == 2
+    assert made.stages[0].settings["--distributed-world-size"] is None  # as many as where it runs
+
+
 def test_context_is_for_evaluation_only():
     made = plan("--context-window", "8")
     assert {value(spec.evaluate, "--context-window") for spec in made.stages} == {"8"}
@@ -231,6 +247,8 @@ def test_evaluation_takes_over_what_it_needs():
         "--megabatch-words",
         "9",
     ]
+    aliased = plan("--", "--max-sentences", "4", "--max-sentences=2").stages[0].evaluate
+    assert value(aliased, "--batch-size") == "2"
     evaluate = plan("--", *flags).stages[0].evaluate
     assert (value(evaluate, "--max-tokens"), value(evaluate, "--tokens-per-sample")) == ("4096", "256")
     assert value(evaluate, "--megabatch-words") == "9"
@@ -242,7 +260,8 @@ def test_ordinary_data_are_cut_by_the_plug_in():
     (request,) = read_requests(
         ["D", "--learner", "sm", "--out", "R", "--", "--megabatch-tokens", "9", "--megabatch-seed=3", "--cpu"]
     )
-    wanted = ["fairseq_alma.reshard", "D", "--megabatch-tokens", "9", "--megabatch-seed=3"]
+    wanted = ["fairseq_alma.reshard", "D", "--megabatch-words", "0", "--megabatch-tokens", "9"]
+    wanted += ["--megabatch-seed", "3"]
     assert reshard_command(request) == [sys.executable, "-m", *wanted]
     with pytest.raises(UserError, match="--megabatch-words"):
         reshard_command(*read_requests(["D", "--learner", "sm", "--out", "R"]))
@@ -271,8 +290,9 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         (["--", "--grow-router", "copy"], "give --grow-router before"),
         (["--", "--grow-optimizer", "copy"], "give --grow-optimizer before"),
         (["--", "stray"], "flags of fairseq-train"),
-        (["--", "--max-update", "many"], "--max-update needs a whole number"),
-        (["--", "--moe-expert-count"], "--moe-expert-count needs"),
+        (["--", "--max-update", "many"], "--max-update: invalid int value: 'many'"),
+        (["--", "--moe-expert-count"], "--moe-expert-count: expected one argument"),
+        (["--", "--moe-expert-count", "4", "--arch", "transformer_lm"], "unrecognized argument"),
         (["--waiting-time", "5"], "longer than the stream"),
         (["--waiting-time", "0"], "waiting time 0"),
         (["--grow-experts", "2"], "--grow-experts is of --learner gmoe, not of sm"),
@@ -280,9 +300,9 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         (["--members", "2"], "--members is of --learner ens or umix, not of sm"),
         (["--learner", "ens", "--members", "0"], "--members 0: give 1 or more"),
         (["--learner", "gens", "--from-scratch"], "every member of gens is new"),
-        (["--learner", "umix", "--", "--arch", "transformer_lm"], "umix is made of Switch Transformers"),
-        (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm has no experts"),
-        (["--update-multiplier", "2"], "multiplies --max-update"),
+        (["--learner", "umix", "--", "--arch", "transformer_lm"], "transformer_lm: umix is made of experts"),
+        (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm: moe is made of experts"),
+        (["--update-multiplier", "2", "--", "--max-update", "0"], "multiplies --max-update"),
         (["--update-multiplier", "0"], "give 1 or more"),
         (["--context-window", "-1"], "give 0 or more"),
         (["--stages", "0"], "give 1 or more"),
@@ -294,7 +314,13 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         ([*GMOE, "--grow-experts", "2,7,1"], "growth 2 adds 7 to 6"),
         ([*GMOE, "--grow-experts", "two"], "give a number"),
         ([*GMOE, "--grow-experts", "0"], "give a number"),
-        (["--nonsense"], "--nonsense"),
+        (
+            ["--nonsense"],
+            "unrecognized arguments: --nonsense .if --nonsense is a flag of fairseq-train, put it",
+        ),
+        (["--arch", "switch_gmoe"], "--arch is a flag of fairseq-train: put it after `--`"),
+        (["--max-updates", "4"], "did you mean --max-update. Then put it after `--`"),
+        (["--waiting-tim", "4"], "did you mean --waiting-time.\\)"),
         (["--learner", "nonsense"], "nonsense"),
     ],
 )

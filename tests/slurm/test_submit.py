@@ -4,10 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import submitit
-from launcher import SMALL
+from launcher import SMALL, read_requests
 
 from alma.errors import UserError
-from slurm.launch import read_requests
 from slurm.plan import make_plan
 from slurm.resources import Resources
 from slurm.submit import Paper, submit, to_paper

@@ -1,7 +1,12 @@
-"""Stands for the evaluation: the perplexity is the mean of the first digits of the fake models."""
+"""Stands for the evaluation: the perplexity is the mean of the first digits of the fake models.
+
+FAKE_UNTRAINED=user: that of the untrained model ends in an error; a number: it takes so many seconds.
+"""
 
 import argparse
 import json
+import os
+import sys
 import time
 from pathlib import Path
 
@@ -11,9 +16,14 @@ parser.add_argument("--path", default="")
 parser.add_argument("--seeds", default="0")
 parser.add_argument("--out", type=Path)
 parser.add_argument("--moe-expert-count", type=int)
-args, unknown = parser.parse_known_args()
-if "--nonsense" in unknown:
-    parser.error("unrecognized arguments: --nonsense")
+parser.add_argument("--valid", action="store_true")
+args, _ = parser.parse_known_args()
+if args.untrained and (how := os.environ.get("FAKE_UNTRAINED")):
+    if how == "user":
+        print("error: stream/test.bin: truncated; copy it again", file=sys.stderr)
+        sys.exit(2)
+    print("evaluating", flush=True)
+    time.sleep(float(how))
 
 states = [json.loads(Path(path).read_text()) for path in args.path.split(":") if path]
 experts = states[0]["experts"] if states else args.moe_expert_count
@@ -24,6 +34,7 @@ training = [
         "tokens": 100 * state["updates"],
         "flops": 1e12 * state["updates"],
         "growth_flops": 1e9,
+        "validation_flops": 5e8,
         "seconds": time.time(),
         "peak_memory_bytes": 1000,
     }
@@ -44,6 +55,7 @@ result = {
     "members": members,
     "expert_count": experts,
     "training": training,
+    **({"valid": {"loss": 6.1, "perplexity": 400.0}} if args.valid else {}),
 }
 temporary = args.out.with_suffix(".temporary")
 temporary.write_text(json.dumps(result))

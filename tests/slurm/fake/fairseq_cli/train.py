@@ -55,6 +55,8 @@ def save(state: dict, name: str) -> None:
 
 with open(os.environ["FAKE_PIDS"], "a") as file:
     file.write(f"{os.getpid()}\n")
+logging.getLogger("fairseq_cli.train").info("model: SwitchLanguageModel")
+logging.getLogger("fairseq.trainer").info("begin training epoch 1")
 print(f"GPUs: {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
 last = args.save_dir / "checkpoint_last.pt"
 if last.exists():

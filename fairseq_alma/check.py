@@ -1,0 +1,76 @@
+"""What fairseq-train would make of command lines: python -m fairseq_alma.check < LINES.json
+
+Standard input is a JSON list of command lines, each the list of words that follow `fairseq-train`. Standard
+output is a JSON list with an object for each: its `arch` and its `settings`, all flags of fairseq, of the task
+and of the arch with the values that they have, null where they have none. The first command line that
+fairseq-train would refuse ends it: exit code 2 and one line. Nothing is built and no data are read.
+"""
+
+import json
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+from alma.errors import Parser, UserError, command
+
+
+class _Unused(ModuleType):
+    """Stands for a module of which nothing is called."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+def read(text: str) -> list[list[str]]:
+    """The command lines in a JSON text. UserError: it has another form."""
+    try:
+        lines = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"standard input is not JSON: {error}") from None
+    words = (
+        [word for line in lines for word in line] if _is_list(lines) and all(map(_is_list, lines)) else [0]
+    )
+    if not all(isinstance(word, str) for word in words):
+        raise UserError("standard input: give a JSON list of command lines, each a list of words")
+    return lines
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def resolve(words: list[str]) -> dict[str, Any]:
+    """The arch and all settings of a command line. UserError: fairseq-train would refuse it."""
+    from fairseq import options
+    from fairseq.models import ARCH_MODEL_REGISTRY
+
+    parser = options.get_training_parser(default_task="alma_lm")
+    args = options.parse_args_and_arch(parser, words)
+    fields = getattr(ARCH_MODEL_REGISTRY[args.arch], "__dataclass").__dataclass_fields__  # noqa: B009  mangled
+    settings = {}
+    for action in parser._actions:
+        if action.option_strings and action.dest != "help":
+            default = fields[action.dest].default if action.dest in fields else None
+            settings[action.option_strings[0]] = getattr(args, action.dest, default)
+    return {"arch": args.arch, "settings": settings}
+
+
+@command
+def main() -> None:
+    """Entry point of `python -m fairseq_alma.check`."""
+    prog = "python -m fairseq_alma.check"
+    Parser(prog=prog, description="Resolve command lines of fairseq-train, given as JSON.").parse_args()
+    lines = read(sys.stdin.read())
+    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # a second of fairseq's import
+        sys.modules[name] = _Unused(name)
+    import fairseq  # noqa: F401  the plug-in registers with it
+
+    logging.disable()
+    print(json.dumps([resolve(words) for words in lines]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""fairseq's command lines for `--task alma_lm`: defaults, and one clear line for what fairseq does not know."""
+
+import argparse
+import ast
+import contextlib
+import difflib
+import itertools
+import logging
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from fairseq.tasks import TASK_REGISTRY
+
+from alma.errors import UserError
+from fairseq_alma import defaults
+
+logger = logging.getLogger(__name__)
+
+TASK = "alma_lm"
+_SHOWN = 12  # choices that an error message lists
+
+
+def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
+    """Whether a command line is for `--task alma_lm`, or for a task that does not exist."""
+    task = parser.get_default("task")
+    for word, following in itertools.pairwise([*words, ""]):
+        name, _, value = word.partition("=")
+        if name == "--task":
+            task = value or following
+    return task == TASK or task not in TASK_REGISTRY
+
+
+def parse(
+    original: Callable, parser: argparse.ArgumentParser, words: Sequence[str], modify: Callable | None
+) -> tuple[argparse.Namespace, list[str]]:
+    """As `original`, fairseq's parse_args_and_arch with parse_known, but with our defaults and errors.
+
+    UserError: a flag, choice or value that fairseq does not take.
+    """
+    training = "--max-update" in parser._option_string_actions
+    given: set[str] = set()
+
+    def prepare(parser: argparse.ArgumentParser) -> None:
+        # fairseq calls this twice: before the flags of arch, task, optimizer and scheduler are known, and after.
+        if modify:
+            modify(parser)
+        for action in parser._actions:
+            _check_values(action)
+        given.update(_given(parser, words))
+        if training:
+            for flag, value in defaults.chosen(given).items():
+                if flag in parser._option_string_actions:
+                    parser.set_defaults(**{parser._option_string_actions[flag].dest: value})
+
+    def run(words: Sequence[str]):
+        return original(parser, words, parse_known=True, modify_parser=prepare)
+
+    setattr(parser, "error", lambda message: _refuse(parser, message))  # noqa: B010  mypy
+    if training:
+        parser.epilog = f"Defaults of --task {TASK}: {_shown(defaults.TRAINING)} --warmup-updates "
+        parser.epilog += f"{defaults.WARMUP} (at most a tenth of --max-update) --total-num-update MAX_UPDATE."
+    if asking := {"-h", "--help"}.intersection(words):
+        with contextlib.suppress(UserError):  # no matter what else is wrong: now the parser has all flags
+            run([word for word in words if word not in asking])
+        parser.print_help()
+        sys.exit()
+    args, unknown = run(words)
+    _refuse_unknown(parser, unknown)
+    if training:
+        _fill_schedule(args, given)
+        used = {flag: value for flag, value in defaults.chosen(given).items() if _has(args, flag)}
+        logger.info(f"defaults of --task {TASK}: {_shown(used)}")
+    return args, unknown
+
+
+def _given(parser: argparse.ArgumentParser, words: Sequence[str]) -> set[str]:
+    """The flags in `words` by the first of their names."""
+    known = parser._option_string_actions
+    names = (word.partition("=")[0] for word in words)
+    return {known[name].option_strings[0] for name in names if name in known}
+
+
+def _has(args: argparse.Namespace, flag: str) -> bool:
+    return hasattr(args, flag[2:].replace("-", "_"))
+
+
+def _shown(values: dict[str, object]) -> str:
+    return " ".join(flag if value is True else f"{flag} {value}" for flag, value in values.items())
+
+
+def _fill_schedule(args: argparse.Namespace, given: set[str]) -> None:
+    """The length of polynomial_decay and of its warm-up, where they are not given."""
+    if args.lr_scheduler != defaults.SCHEDULER:
+        return
+    if "--total-num-update" not in given:
+        args.total_num_update = args.max_update or defaults.TRAINING["--max-update"]
+    if "--warmup-updates" not in given:
+        args.warmup_updates = defaults.warmup(args.total_num_update)
+
+
+def _check_values(action: argparse.Action) -> None:
+    """Have argparse report what fairseq only meets later, as a traceback: lists and tuples of numbers."""
+    convert, default = action.type, action.default
+    tuple_as_text = convert is str and isinstance(default, (tuple, list))
+    if convert is None or (isinstance(convert, type) and not tuple_as_text) or hasattr(convert, "checked"):
+        return
+
+    def checked(text: str) -> Any:
+        try:
+            if tuple_as_text and len(ast.literal_eval(text)) != len(default):
+                raise ValueError
+            return convert(text)  # type: ignore[operator]
+        except argparse.ArgumentTypeError:
+            raise
+        except Exception as error:  # fairseq evaluates the text
+            raise argparse.ArgumentTypeError(f"invalid value: {text!r}") from error
+
+    checked.checked = True  # type: ignore[attr-defined]
+    action.type = checked
+
+
+def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """argparse's `message` as a UserError."""
+    if choice := re.match(r"argument (\S+?)(?:/\S+)?: invalid choice: (['\"])(.*?)\2 \(", message):
+        flag, value = choice[1], choice[3]
+        names = [str(each) for each in parser._option_string_actions[flag].choices or ()]
+        if meant := _closest(value, names):
+            raise UserError(f"{flag} {value}: no such choice; did you mean {meant}?")
+        listed = ", ".join(names[:_SHOWN]) + (" and more" if len(names) > _SHOWN else "")
+        raise UserError(f"{flag} {value}: no such choice; choose from {listed}")
+    if message == "the following arguments are required: data":
+        raise UserError("no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`")
+    raise UserError(message.removeprefix("argument "))
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
+    """UserError that names what is in a command line that fairseq does not know, if there is any."""
+    flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    problems = []
+    for flag in flags or unknown:
+        meant = _closest(flag, parser._option_string_actions)
+        problems.append(f"unrecognized argument {flag}" + (f": did you mean {meant}?" if meant else ""))
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def _closest(word: str, known) -> str | None:
+    return next(iter(difflib.get_close_matches(word, known, 1, cutoff=0.75)), None)

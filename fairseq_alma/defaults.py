@@ -1,0 +1,48 @@
+"""Defaults of `--task alma_lm`: the paper's training (section 5 and appendix B.2), for a GPU of 32 GB.
+
+What the command line gives wins. fairseq's own defaults hold for all other flags and tasks.
+"""
+
+from collections.abc import Collection
+
+TRAINING: dict[str, object] = {
+    "--arch": "switch_gmoe",
+    "--batch-size": 8,
+    "--update-freq": "3",
+    "--max-update": 120_000,
+    "--optimizer": "adam",
+    "--adam-betas": "(0.9,0.98)",
+    "--adam-eps": 1e-8,
+    "--lr": "1e-3",
+    "--lr-scheduler": "polynomial_decay",
+    "--clip-norm": 1.0,
+    "--save-interval-updates": 5000,
+    "--keep-interval-updates": 1,
+    "--no-epoch-checkpoints": True,
+}
+"""As in experiments/table2/sizes/base.yaml. Without its --fp16, which a CPU has no use for."""
+
+UNLESS = {
+    "--batch-size": ("--max-tokens",),
+    "--update-freq": ("--max-tokens", "--batch-size"),
+    "--no-epoch-checkpoints": ("--save-interval", "--keep-last-epochs", "--keep-best-checkpoints"),
+}
+"""Defaults that other flags replace."""
+
+SCHEDULER = "polynomial_decay"
+WARMUP = 500
+"""Updates of linear warm-up, at most a tenth of all; then the learning rate falls linearly to 0."""
+
+
+def chosen(given: Collection[str]) -> dict[str, object]:
+    """The defaults that hold for a command line with the flags `given`."""
+    return {
+        flag: value
+        for flag, value in TRAINING.items()
+        if flag not in given and not set(given).intersection(UNLESS.get(flag, ()))
+    }
+
+
+def warmup(updates: float) -> int:
+    """Updates of warm-up in a schedule of `updates`."""
+    return min(WARMUP, int(updates) // 10)

@@ -1,0 +1,123 @@
+"""Stands for what fairseq makes of flags: those that the tests give, with fairseq's defaults or alma_lm's.
+
+What it is asked is added to $FAKE_CHECKS, a line each time.
+"""
+
+import argparse
+import json
+import os
+import sys
+from typing import NoReturn
+
+ARCHS = {
+    "switch_gmoe": (6, 512, 8),
+    "switch_gmoe_base": (6, 512, 8),
+    "switch_gmoe_large": (12, 768, 12),
+    "switch_gmoe_tiny": (4, 128, 4),
+    "transformer_lm": (6, 512, 8),
+    "lstm_lm": (1, 512, 0),
+}
+ON = (
+    "cpu fp16 bf16 memory-efficient-fp16 memory-efficient-bf16 add-bos-token no-epoch-checkpoints "
+    "checkpoint-activations moe-expert-parallel share-decoder-input-output-embed decoder-learned-pos"
+).split()
+NUMBERS = {
+    "max-update": 120_000,
+    "tokens-per-sample": 512,
+    "max-tokens": None,
+    "batch-size": None,
+    "required-batch-size-multiple": 8,
+    "decoder-layers": None,
+    "decoder-embed-dim": None,
+    "decoder-ffn-embed-dim": None,
+    "decoder-attention-heads": None,
+    "max-target-positions": None,
+    "distributed-world-size": 1,
+    "warmup-updates": 500,
+    "total-num-update": None,
+    "megabatch-words": 0,
+    "megabatch-tokens": 0,
+    "megabatch-seed": 1,
+    "num-workers": 1,
+    "log-interval": 100,
+    "save-interval-updates": 5000,
+    "keep-interval-updates": 1,
+}
+TEXTS = {
+    "optimizer": "adam",
+    "lr": "1e-3",
+    "lr-scheduler": "polynomial_decay",
+    "adam-betas": "(0.9,0.98)",
+    "adam-eps": "1e-8",
+    "clip-norm": "1.0",
+    "dropout": "0.1",
+    "attention-dropout": "0.0",
+    "criterion": "cross_entropy",
+    "sample-break-mode": "none",
+    "log-format": None,
+    "update-freq": None,
+    "weight-decay": "0.0",
+}
+
+
+class Refused(Exception):
+    """What fairseq-train would not take."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(
+            message.removeprefix("argument ").replace("unrecognized arguments:", "unrecognized argument")
+        )
+
+
+def resolve(words: list[str]) -> dict:
+    """Arch and settings, as `python -m fairseq_alma.check` prints them."""
+    parser = _Parser(allow_abbrev=False)
+    add = parser.add_argument
+    add("data")
+    add("--task", required=True)
+    add("--arch", "-a", default="switch_gmoe", choices=ARCHS)
+    for name in ON:
+        add(f"--{name}", action="store_true")
+    for name, default in NUMBERS.items():
+        add(f"--{name}", *(["--max-sentences"] if name == "batch-size" else []), type=int, default=default)
+    for name, default in TEXTS.items():
+        add(f"--{name}", default=default)
+    args, rest = parser.parse_known_args(words)
+    own = _Parser(allow_abbrev=False)
+    switch = args.arch.startswith("switch_")
+    if switch:
+        for name, default in (("moe-expert-count", 4), ("moe-freq", 2), ("members", 1)):
+            own.add_argument(f"--{name}", type=int, default=default)
+    if args.criterion == "chunked_cross_entropy":
+        own.add_argument("--loss-chunk-tokens", type=int, default=1024)
+    given = vars(args) | vars(own.parse_args(rest))
+    layers, dim, heads = ARCHS[args.arch]
+    given["decoder_layers"] = given["decoder_layers"] or layers
+    given["decoder_embed_dim"] = given["decoder_embed_dim"] or dim
+    given["decoder_attention_heads"] = given["decoder_attention_heads"] or heads
+    ffn = 4 * given["decoder_embed_dim"] if switch else 2048
+    given["decoder_ffn_embed_dim"] = given["decoder_ffn_embed_dim"] or ffn
+    if switch:
+        given |= {"decoder_learned_pos": True, "share_decoder_input_output_embed": True}
+    if given["batch_size"] is None and given["max_tokens"] is None:
+        given["batch_size"], given["update_freq"] = 8, given["update_freq"] or "3"
+    given["total_num_update"] = given["total_num_update"] or given["max_update"]
+    given["update_freq"] = [int(each) for each in (given["update_freq"] or "1").split(",")]
+    for name in ("lr", "attention_dropout", "dropout"):
+        given[name] = [float(given[name])] if name == "lr" else float(given[name])
+    settings = {f"--{name.replace('_', '-')}": value for name, value in given.items() if name != "data"}
+    return {"arch": args.arch, "settings": settings}
+
+
+if __name__ == "__main__":
+    given = sys.stdin.read()
+    if calls := os.environ.get("FAKE_CHECKS"):
+        with open(calls, "a") as file:
+            file.write(f"{given}\n")
+    try:
+        print(json.dumps([resolve(words) for words in json.loads(given)]))
+    except Refused as refused:
+        print(f"error: {refused}", file=sys.stderr)
+        sys.exit(2)
