@@ -60,10 +60,14 @@ def _named(name: str, value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A setting as typed: a list with commas, once if it repeats one value; of a checksum 8 digits."""
+    """A setting as typed: a list with commas, once if it repeats one value, and as 2*50,4*49 where it is long;
+    of a checksum 8 digits."""
     if isinstance(value, list):
         texts = [as_text(each) for each in value]
-        return texts[0] if texts and len(set(texts)) == 1 else ",".join(texts)
+        if len(set(texts)) == 1:
+            return texts[0]
+        runs = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
+        return ",".join(f"{text}*{count}" for text, count in runs) if len(texts) > 8 else ",".join(texts)
     if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32,}", value):
         return value[:8]
     return str(value)

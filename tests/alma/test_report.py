@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import alma.report
-from alma import figures, results
+from alma import figures, labels, results
 from alma.records import Run
 from alma.stages import stage_at, stages
 
@@ -214,6 +214,18 @@ def test_the_learner_column_says_only_what_differs_and_flag_by_flag(tmp_path):
         "sm lr=1e-3",
         "sm lr=2e-3 fp16",
     ]
+
+
+def test_settings_are_short():
+    shown = {
+        "a": [2] * 99,
+        "b": [2] * 50 + [4] * 49,
+        "c": [2, 2, 4],
+        "--lr": "2e-3",
+        "--fp16": "",
+        "d": "0f" * 32,
+    }
+    assert labels.describe(shown, shown) == "a=2 b=2*50,4*49 c=2,2,4 lr=2e-3 fp16 d=0f0f0f0f"
 
 
 def test_a_run_without_flags_beside_one_with_some(tmp_path):
