@@ -60,8 +60,8 @@ def _named(name: str, value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A setting as typed: a list with commas, once if it repeats one value, as 2*50,4*49 where it is long; of a
-    checksum 8 digits."""
+    """A setting as typed: a list with commas, once if it repeats one value, as 2*50,4*49 where it is long; 8
+    digits of a checksum."""
     if isinstance(value, list):
         texts = [as_text(each) for each in value]
         if len(set(texts)) == 1:
