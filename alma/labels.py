@@ -14,35 +14,25 @@ _OPTIONAL = ("from_scratch", "update_multiplier", "context_window")  # absent: t
 _CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data")
 
 
-def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a run by name: nested ones as `model.layers`, those for fairseq-train as `--lr`."""
-    own = {key: value for key, value in config.items() if key != "fairseq_flags"}
-    return flatten(own) | flags(config)
-
-
 def flags(config: Mapping[str, Any]) -> dict[str, str]:
-    """The flags for fairseq-train of a run of `slurm.launch`, with their values ("" where there is none)."""
-    found: dict[str, str] = {}
-    name = ""
-    for word in config.get("fairseq_flags", []):
-        if word.startswith("--"):
-            name, _, found[name] = word.partition("=")
-        else:
-            found[name] = f"{found.get(name, '')} {word}".strip()
-    return found
+    """A run's flags for fairseq-train and their values ("" for none), such as `--lr`."""
+    return {name: value for name, value in flatten(config).items() if name.startswith("--")}
 
 
 def differing(configs: Sequence[Mapping[str, Any]], told: Collection[str] = ALWAYS_SHOWN) -> list[str]:
-    """Names of the `settings` in which configurations differ, without those that were `told` already.
+    """Names of the settings in which flattened configurations differ, without those that were `told` already.
 
     A setting that only some learners have counts where two that have it differ, or two of one learner;
     a checksum where nothing else tells two configurations apart.
     """
-    names = [key for key in dict.fromkeys(itertools.chain(*configs)) if key not in told]
+    empty = "fairseq_flags"  # as `flatten` leaves a run without any
+    names = [key for key in dict.fromkeys(itertools.chain(*configs)) if key not in {*told, empty}]
     found = [key for key in names if key not in _CHECKSUMS and _tells_apart(key, configs)]
+    shown = [*found, *(key for key in told if key != "seed")]
     for key in _CHECKSUMS:
-        if _kinds([*told, *found, key], configs) > _kinds([*told, *found], configs):
+        if _kinds([*shown, key], configs) > _kinds(shown, configs):
             found.append(key)
+            shown.append(key)
     return found
 
 
@@ -61,7 +51,7 @@ def _kinds(keys: Iterable[str], configs: Sequence[Mapping[str, Any]]) -> int:
 
 
 def describe(config: Mapping[str, Any], names: Iterable[str]) -> str:
-    """The named `settings` that a configuration has: `experts=2 lr=2e-3 fp16`."""
+    """The named settings that a flattened configuration has: `experts=2 lr=2e-3 fp16`."""
     return " ".join(_named(name, config[name]) for name in names if name in config)
 
 
@@ -70,10 +60,14 @@ def _named(name: str, value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A setting as typed: a list with commas, once if it repeats one value; of a checksum 8 digits."""
+    """A setting as typed: a list with commas, once if it repeats one value, as 2*50,4*49 where it is long; 8
+    digits of a checksum."""
     if isinstance(value, list):
         texts = [as_text(each) for each in value]
-        return texts[0] if texts and len(set(texts)) == 1 else ",".join(texts)
+        if len(set(texts)) == 1:
+            return texts[0]
+        runs = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
+        return ",".join(f"{text}*{count}" for text, count in runs) if len(texts) > 8 else ",".join(texts)
     if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32,}", value):
         return value[:8]
     return str(value)

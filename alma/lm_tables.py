@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from alma.errors import UserError
 from alma.image_runs import place, wait
-from alma.labels import describe, differing, flags, settings
+from alma.labels import describe, differing, flags
 from alma.lm_reference import KS, Reference, reference, reference_iid
-from alma.records import Run
+from alma.records import Run, flatten
 from alma.results import Result, group
 from alma.sheets import Cell, Line, Sheet, Size, Value
 
@@ -93,7 +93,7 @@ def _named(results: Sequence[Result]) -> list[Entry]:
         alike.setdefault(key, []).append(result)
     found = []
     for (size, setting, _), members in alike.items():
-        configs = [settings(member.config) for member in members]
+        configs = [flatten(member.config) for member in members]
         names = differing(configs, _IN_LABEL)
         for member, config in zip(members, configs, strict=True):
             found.append(Entry(member, size, f"{setting} {describe(config, names)}".strip()))
@@ -287,10 +287,10 @@ def _stage(result: Result, t: int) -> int | None:
 
 def _sequential(iid: Entry, k: int, found: Sequence[Entry]) -> Entry | None:
     """The sequential partner of an i.i.d. result; of several the one whose settings differ least."""
-    own = settings(iid.result.config)
+    own = flatten(iid.result.config)
 
     def distance(entry: Entry) -> int:
-        return len(differing([own, settings(entry.result.config)], _IN_LABEL))
+        return len(differing([own, flatten(entry.result.config)], _IN_LABEL))
 
     def alike(entry: Entry) -> tuple[str, str, str]:
         return entry.learner, entry.size, experts(entry.result, k)

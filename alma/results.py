@@ -11,7 +11,7 @@ from typing import Any
 
 from alma import labels, metrics
 from alma.errors import UserError
-from alma.records import Run
+from alma.records import Run, flatten
 from alma.stages import stages
 
 Rows = dict[int, dict[str, Any]]
@@ -169,7 +169,7 @@ def _end(run: Run) -> int | None:
 
 def labelled(results: Sequence[Result]) -> list[Result]:
     """The results sorted, each with the settings in which it differs from another one."""
-    configs = [labels.settings(result.config) for result in results]
+    configs = [flatten(result.config) for result in results]
     names = labels.differing(configs)
     found = [
         replace(result, settings=labels.describe(config, names))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from alma import labels
 from alma.errors import UserError
-from alma.records import Run
+from alma.records import Run, flatten
 from alma.results import Result, configuration, group, trained, validation
 
 _PROTOCOL = (
@@ -67,12 +67,12 @@ def _ranked(candidates: Sequence[Result]) -> list[tuple[Result, float]]:
 
 def _told(ranked: Sequence[tuple[Result, float]]) -> str:
     """The line for a choice: what was chosen, what was left out, and the scores."""
-    configs = [labels.settings(result.config) for result, _ in ranked]
+    configs = [flatten(result.config) for result, _ in ranked]
     names = labels.differing(configs, labels.ALWAYS_SHOWN - {"name"})
     told = [
         f"{labels.describe(config, names)} ({'no stage complete' if score == math.inf else f'{score:.2f}'})"
         for config, (_, score) in zip(configs, ranked, strict=True)
     ]
     best = ranked[0][0]
-    what = replace(best, config=best.config | {"name": None}, settings=told[0]).label
-    return f"chosen by validation {best.unit}: {what}; left out: {', '.join(told[1:])}"
+    experiment = replace(best, config=best.config | {"name": None}, settings="").label
+    return f"chosen by validation {best.unit}: {experiment}: {told[0]}; left out: {', '.join(told[1:])}"

@@ -6,7 +6,7 @@ import json
 import pytest
 from matplotlib import colors
 
-from alma import figures, lm_figures, lm_reference, lm_tables
+from alma import figures, lm_figures, lm_flops, lm_reference, lm_tables
 from alma.records import Run
 from alma.results import find_runs
 from alma.stages import stage_at, stages
@@ -15,9 +15,11 @@ PAPER = lm_reference.reference()
 RED = colors.to_rgba("#CC0000")
 
 
-def make_run(directory, values, learner="sm", w=1, millions=64, experts=4, members=None, **config):
+def make_run(
+    directory, values, learner="sm", w=1, millions=64, experts=4, members=None, flops=1e15, **config
+):
     """A run of B = len(values) mega-batches: perplexity 5e4 while untrained, then values[t-1]; a stage costs
-    1e15 FLOPs. `millions` of parameters, `experts` and `members` are numbers, or lists over t = 1..B."""
+    `flops`. `millions` of parameters, `experts` and `members` are numbers, or lists over t = 1..B."""
     at = {"millions": millions, "experts": experts, "members": members}
     lists = {k: v if isinstance(v, list) else [v] * len(values) for k, v in at.items()}
     plan = stages(len(values), w)
@@ -35,7 +37,7 @@ def make_run(directory, values, learner="sm", w=1, millions=64, experts=4, membe
             "metric": "perplexity",
             "value": values[t - 1] if stage else 5e4,
             "parameters": round(1e6 * now.pop("millions")),
-            "train_flops": 1e15 if stage and stage.last == t else 0,
+            "train_flops": flops if stage and stage.last == t else 0,
             "eval_flops_per_example": 1.0,
             "seconds": 1.0,
             "peak_memory_bytes": 1,
@@ -95,18 +97,38 @@ def test_the_papers_line_has_its_averages_sizes_and_derived_compute(tmp_path):
         for key in (("sm", 64), ("ens", 130), ("gens", 64), ("gmoe", 210))
     )
     assert sm.y == pytest.approx([28.57, 28.01, 27.6433, 27.365], abs=1e-4)
-    stage = 120_000 * 192 * 3 * 42e9 / 1e12
-    assert sm.x[0] == pytest.approx([stage, 2 * stage, 3 * stage, 4 * stage])
+    stage = 120_000 * 192 * 3 * 45.7e9 / 1e12  # not the 42 GFLOPs that the paper prints
+    assert sm.x[0] == pytest.approx([stage, 2 * stage, 3 * stage, 4 * stage], rel=1e-3)
     assert sm.x[1:] == ([65e6] * 4, [4] * 4)
-    assert ens.x[0] == pytest.approx([2 * x for x in sm.x[0]])
+    assert ens.x[0] == pytest.approx([2 * x for x in sm.x[0]])  # 4 experts each, as sm
     assert ens.x[2] == [8] * 4
     assert gens.x[0] == pytest.approx(sm.x[0])
     assert gens.x[1:] == ([65e6, 130e6, 195e6, 260e6], [4, 8, 12, 16])
     assert gens.y == pytest.approx([28.57, 27.42, 26.75, 26.315])
-    assert gmoe.x[0] == pytest.approx([3 * stage, 6 * stage])  # up to the size that is not the paper's
+    large = 120_000 * 192 * 3 * 126.5e9 / 1e12
+    assert gmoe.x[0] == pytest.approx([large, 2 * large], rel=1e-3)  # up to the size that is not the paper's
     assert gmoe.y == pytest.approx([22.47, 21.845])
     assert lm_figures.paper_trajectory(of["sm", 500], PAPER) is None
     assert lm_figures.paper_trajectory(of["moe", 64], PAPER) is None
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_equal_work_is_at_equal_compute_as_the_papers(tmp_path, size):
+    """A run of the paper's architecture and updates is drawn above or below the paper's point, not beside."""
+    arch = lm_flops.ARCHS[f"switch_gmoe_{size}"]
+    shape = lm_flops.Shape(arch.layers, arch.dim, 4 * arch.dim, 50_264, 512, experts=8, moe_freq=2)
+    flops = shape.training_flops(120_000 * 192 * 512)
+    make_run(
+        tmp_path,
+        [30.0] * 4,
+        millions=shape.parameters / 1e6,
+        experts=8,
+        flops=flops,
+        arch=f"switch_gmoe_{size}",
+    )
+    (entry,) = entries(tmp_path)
+    ours, paper = lm_figures.trajectory(entry.result), lm_figures.paper_trajectory(entry.result, PAPER)
+    assert ours.x[0] == pytest.approx(paper.x[0])
 
 
 def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(tmp_path):
@@ -175,6 +197,7 @@ def test_draw_writes_a_picture_and_names_what_is_left_out(tmp_path):
     assert path == tmp_path / "figure5.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "Grey: the paper" in caption
+    assert "45.7 GFLOPs an input of 512 tokens for base" in caption
     assert remarks == [
         "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch): SM_w4 of base",
         "Figure 5: 1 of 1 runs have a counterpart in the paper",

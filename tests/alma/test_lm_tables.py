@@ -177,13 +177,25 @@ def test_table_2_of_the_papers_runs_has_the_papers_layout_and_numbers(paper_runs
         numbers = list(reference.values())[4:]
         for cell, number in zip(line[2:], numbers, strict=True):
             if number.endswith("M"):
-                assert float(cell[:-1]) == pytest.approx(float(number[:-1]), rel=0.03)
+                ours = cell.removesuffix(f" [{number}]")
+                assert ours != cell
+                assert float(ours[:-1]) == pytest.approx(float(number[:-1]), rel=0.03)
             elif number in ("", "*"):  # after its last stage the paper's w = 3 stops; ours trains on the rest
                 assert cell in (number, "100.00")
             else:
                 assert cell == f"{float(number) + 1:.2f} [{number}]"
     assert sheet.ends == [6, 12, 16]
-    assert "42 of 42 rows match" in sheet.notes[-1]
+    *_, matched, base = sheet.notes
+    assert "42 of 42 rows match" in matched
+    assert "prints 65M, 91M and 116M for its base model" in base
+    assert "has 63.8M, 89.0M and 114.2M" in base
+
+
+def test_the_large_models_sizes_are_the_papers_but_for_rounding(tmp_path):
+    make_run(tmp_path, [30.0], size=LARGE)
+    sheet = sheets(tmp_path)[0]["table2"]
+    assert sheet.text[1][2] == "209M [210M]"
+    assert not any("base model" in note for note in sheet.notes)
 
 
 def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
@@ -201,18 +213,18 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
     tiny_cells = [[*line[:2], *line[6:]] for line in found["table2"].text[1:]]
     assert tiny_cells == [
         ["SM_w1", "dense", "", "", "", ""],
-        ["SM_w1", "4", "63.8M", "31.00 ±1.00 [28.57]", "28.00 ±0.00 [27.45]", "26.00 ±0.00 [26.91]"],
+        ["SM_w1", "4", "63.8M [65M]", "31.00 ±1.00 [28.57]", "28.00 ±0.00 [27.45]", "26.00 ±0.00 [26.91]"],
         ["Ens_w1", "4@3", "191M", "29.00", "27.00", "25.00"],
         ["UMix_w2", "4@2", "128M", "*", "27.50", "25.50"],
-        ["gEns_w1", "4@1", "63.8M", "31.00 [28.57]", "", ""],
-        ["", "4@2", "128M", "", "30.00 [26.27]", ""],
-        ["", "4@3", "191M", "", "", "29.00 [25.41]"],
+        ["gEns_w1", "4@1", "63.8M [65M]", "31.00 [28.57]", "", ""],
+        ["", "4@2", "128M [130M]", "", "30.00 [26.27]", ""],
+        ["", "4@3", "191M [195M]", "", "", "29.00 [25.41]"],
         ["gMoE_w2", "4", "63.8M", "*", "33.00", ""],
         ["", "6", "76.4M", "", "", "31.00"],
         ["MoE_w1 (from scratch)", "8", "89M", "1,234.50", "33.50", "33.25"],
     ]
     assert found["table2"].text[1][2:6] == ["38.6M", "40.00", "39.00", "38.00"]
-    star, spread, matched = found["table2"].notes
+    star, spread, matched, _ = found["table2"].notes
     assert star.startswith("* the learner waits")
     assert spread.startswith("± is the sample standard deviation")
     assert "4 of 10 rows match" in matched
@@ -237,9 +249,9 @@ def test_runs_called_the_same_say_in_what_they_differ(tmp_path):
         ["SM_w1 lr=2e-3", "4"],
     ]
     assert [line[:2] for line in found["table2_B2"].text[1:]] == [
-        ["gMoE_w1 grow_experts=[2]", "4"],
+        ["gMoE_w1 grow_experts=2", "4"],
         ["", "6"],
-        ["gMoE_w1 grow_experts=[4]", "4"],
+        ["gMoE_w1 grow_experts=4", "4"],
         ["", "8"],
     ]
 
@@ -316,7 +328,7 @@ def test_csv_has_plain_numbers_and_the_paper_in_a_column_of_its_own(tmp_path):
     text = report.sheet_as_csv(sheets(tmp_path)[0]["table2"])
     one, waits, grown, after = csv.DictReader(io.StringIO(text))
     assert one == {
-        **{"setting": "SM_w1", "# experts": "4", "|θ|": "63.8M"},
+        **{"setting": "SM_w1", "# experts": "4", "|θ|": "63.8M", "|θ| paper": "65M"},
         **{"t=1": "30.5000", "t=1 sd": "0.7071", "t=1 paper": "28.57"},
         **{"t=2": "29.0000", "t=2 sd": "0.0000", "t=2 paper": "27.45"},
     }
@@ -350,7 +362,7 @@ def test_latex_is_balanced_escaped_and_rectangular(paper_runs, tmp_path):
     assert [set(block) for block in blocks] == [{"SM"}, {"Ens"}, {"gEns"}, {"gMoE"}]
     assert r"\multicolumn{5}{c}{base} & \multicolumn{5}{c}{large}" in body
     assert r"\cmidrule(lr){3-7} \cmidrule(lr){8-12}" in body
-    assert r"SM\_w1 & 8 & 89M & 27.29 [26.29]" in body
+    assert r"SM\_w1 & 8 & 89M [91M] & 27.29 [26.29]" in body
     assert r"$|\theta|$" in body
     assert not re.search(r"(?<!\\)[_#%~^]", text.replace(r"\textasciitilde{}", ""))
     assert text.isascii()
@@ -370,16 +382,27 @@ def test_per_word_uses_the_rows_that_have_it_and_not_the_paper(tmp_path):
         lm_tables.entries([bare], per_word=True)
 
 
-def test_unfinished_and_other_runs_are_named(tmp_path):
-    make_run(tmp_path / "a", [30.0, 20.0], rows=2)
+@pytest.mark.parametrize(
+    ("asked", "remarks"),
+    [
+        ({"stages": 2}, ["not finished (t=3/4): SM_w3 of base"]),
+        ({"stages": 1}, []),
+        ({}, ["t=3/4, and how many stages were asked for is not recorded: SM_w3 of base"]),
+    ],
+)
+def test_a_run_is_finished_when_the_stages_asked_for_are(tmp_path, asked, remarks):
+    run = make_run(tmp_path / "a", [0, 0, 20.0, 19.0], w=3, rows=4)
+    (run.directory / "run.json").write_text(json.dumps(run.info | asked))
+    found, told, _ = sheets(tmp_path)
+    assert found["table2"].text[1][3:] == ["*", "*", "20.00", ""]
+    assert told == remarks
+
+
+def test_other_runs_are_named(tmp_path):
+    make_run(tmp_path / "a", [30.0, 20.0])
     other = make_run(tmp_path / "b", [0.3, 0.2], dataset="digits")
     other.results.write_text(other.results.read_text().replace("perplexity", "error"))
-    found, remarks, _ = sheets(tmp_path)
-    assert found["table2"].text[1][3:] == ["30.00 [28.57]", ""]
-    assert remarks == [
-        f"not a perplexity run, left out: {other.directory}",
-        "not finished (t=1/2): SM_w1 of base",
-    ]
+    assert sheets(tmp_path)[1] == [f"not a perplexity run, left out: {other.directory}"]
 
 
 def test_command_prints_and_writes_the_tables(paper_runs, tmp_path):
@@ -387,14 +410,14 @@ def test_command_prints_and_writes_the_tables(paper_runs, tmp_path):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "Table 2: test perplexity after mega-batch t, B = 4"
-    assert re.split(r" {2,}", lines[2])[:4] == ["SM_w1", "4", "63.8M", "29.57 [28.57]"]
+    assert re.split(r" {2,}", lines[2])[:4] == ["SM_w1", "4", "63.8M [65M]", "29.57 [28.57]"]
     after = [below.split()[0] for line, below in itertools.pairwise(lines) if set(line) == {"-"}]
     assert after == ["Ens_w1", "gEns_w1", "gMoE_w1", "base"]  # Table 2, then Table 1
     assert "Test perplexity after" not in done.stdout  # instead of the general table
     written = [f"table{n}{suffix}" for n in (1, 2) for suffix in (".csv", ".md", ".tex")]
     assert sorted(path.name for path in (tmp_path / "out").glob("table*")) == written
     markdown = (tmp_path / "out/table2.md").read_text()
-    assert "| SM_w3 | 8 | 89M | \\* | \\* | 26.18 [25.18] |" in markdown
+    assert "| SM_w3 | 8 | 89M [91M] | \\* | \\* | 26.18 [25.18] |" in markdown
     assert "base \\|θ\\|" in markdown
     assert markdown.strip() in (tmp_path / "out/report.md").read_text()
 
