@@ -41,7 +41,8 @@ def test_a_run_leaves_its_record_and_is_not_run_again(tmp_path, monkeypatch):
     trained = [row for row in rows if row["t"] in (3, 6, 7)]
     for row in rows:
         flops = row["extra"]["flops"]
-        assert row["train_flops"] == sum(flops.values())
+        assert row["train_flops"] == flops.get("forward", 0) + flops.get("backward", 0)
+        assert (row["extra"]["valid"] is None) == (row["stage"] is None)
         assert set(flops) == ({"forward", "backward", "validation"} if row in trained else set())
         assert row["extra"]["test_flops"] == (
             360 * row["eval_flops_per_example"] if row in [rows[0], *trained] else 0
