@@ -214,14 +214,14 @@ class Kills:
                 raise Killed
 
 
-def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills):
+def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epochs):
     """An uninterrupted run, and one that is killed that many times and in which every tensor that comes from
     a file or a data set lies elsewhere: the same rows and the same state."""
     name, options = KINDS[kind]
-    options = {"epochs": 8, "batch_size": 64} | options | BACKBONES[backbone] | OPTIMIZERS[optimizer]
+    options = {"epochs": epochs, "batch_size": 64} | options | BACKBONES[backbone] | OPTIMIZERS[optimizer]
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
-    death = Kills(kills, 24 + 2, f"{kind} {backbone} {optimizer} {gate}")
+    death = Kills(kills, 3 * epochs + 2, f"{kind} {backbone} {optimizer} {gate}")
     save, load, examples = _Player.save, Learner.load, _Data._examples
 
     def save_and_maybe_die(player, progress=None):
@@ -276,11 +276,11 @@ FEW = [  # every kind; the optimizers in turn; of the VGGs some
 
 
 @pytest.mark.parametrize("which", FEW, ids=str)
-def test_runs_killed_twenty_times_are_the_uninterrupted_one(tmp_path, monkeypatch, which):
-    resumes(tmp_path, monkeypatch, *which, kills=20)
+def test_runs_killed_again_and_again_are_the_uninterrupted_one(tmp_path, monkeypatch, which):
+    resumes(tmp_path, monkeypatch, *which, kills=7, epochs=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ALL, ids=str)
 def test_all_runs_killed_twenty_times_are_the_uninterrupted_one(tmp_path, monkeypatch, which):
-    resumes(tmp_path, monkeypatch, *which, kills=20)
+    resumes(tmp_path, monkeypatch, *which, kills=20, epochs=8)
