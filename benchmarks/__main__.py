@@ -19,7 +19,7 @@ from benchmarks.timing import Table, show
 BENCHMARKS = {
     "switch_ffn": "Switch FFN, forward + backward, ratios",
     "stage_start": "Start of a language-model stage, streams of random tokens",
-    "vision_stage": "A stage of MNIST at B = 500, w = 1",
+    "vision_stage": "A stage of MNIST at B = 500",
     "train_speed": "Training by fairseq-train, whole processes",
     "data_prep_speed": "Text to mega-batches",
 }

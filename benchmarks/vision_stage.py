@@ -1,13 +1,16 @@
 """A stage of the vision half against plain PyTorch, and ensembles in one stack against one by one.
 
-MNIST's shape at B = 500, w = 1: 108 images for training, 12 for validation, 100 epochs of one minibatch, with
-the best epoch kept. Random pixels: only time is measured. fp32, one thread. The peer is the loop that one
-would write: nn.Sequential, DataLoader, autograd, torch.optim.Adadelta.
+MNIST's shape at B = 500: 108 images for training and 12 for validation at w = 1, 100 epochs of one minibatch,
+with the best epoch kept; at w = 25 as many times more images, and 4 epochs of 22 minibatches. Random pixels:
+only time is measured. fp32, one thread. The peer is the loop that one would write: nn.Sequential, DataLoader,
+autograd, torch.optim.Adadelta. Members of the ensemble have an order of minibatches each, or share one.
 """
 
 import copy
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,12 +22,12 @@ from tqdm import tqdm
 
 from benchmarks.timing import spread
 from vision.models import MLP, mlp_widths
-from vision.presets import resolve
+from vision.presets import Settings, resolve
 from vision.train import Examples, fit
 
-SIZES = (4, 8, 32, 64)
+SIZES = ((4, 1), (8, 1), (32, 1), (64, 1), (4, 25), (64, 25))
+"""Hidden units and waiting times."""
 TRAIN, VALID, MEMBERS = 108, 12, 5
-SETTINGS = resolve("mnist", "sm")
 
 
 def examples(n: int, generator: torch.Generator) -> Examples:
@@ -32,18 +35,18 @@ def examples(n: int, generator: torch.Generator) -> Examples:
     return Examples(torch.randn(n, 1, 28, 28, generator=generator), torch.arange(n) % 10)
 
 
-def plain(hidden: int, train: Examples, valid: Examples) -> None:
+def plain(hidden: int, train: Examples, valid: Examples, settings: Settings) -> None:
     """One stage by the book."""
     sizes = mlp_widths((1, 28, 28), hidden, 10)
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     model = nn.Sequential(*layers[:-1])
-    optimizer = torch.optim.Adadelta(model.parameters(), lr=SETTINGS.lr)
+    optimizer = torch.optim.Adadelta(model.parameters(), lr=settings.lr)
     best, kept = torch.inf, copy.deepcopy(model.state_dict())
-    loader = DataLoader(TensorDataset(*train), SETTINGS.batch_size, shuffle=True)
-    validation = DataLoader(TensorDataset(*valid), SETTINGS.batch_size)
-    for _ in range(SETTINGS.epochs):
+    loader = DataLoader(TensorDataset(*train), settings.batch_size, shuffle=True)
+    validation = DataLoader(TensorDataset(*valid), settings.batch_size)
+    for _ in range(settings.epochs):
         for images, labels in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(images), labels).backward()
@@ -55,19 +58,21 @@ def plain(hidden: int, train: Examples, valid: Examples) -> None:
     model.load_state_dict(kept)
 
 
-def ours(hidden: int, members: int, train: Examples, valid: Examples) -> None:
+def ours(
+    hidden: int, members: int, orders: int, train: Examples, valid: Examples, settings: Settings
+) -> None:
     """One stage of `members` networks in one stack."""
     model = MLP(mlp_widths((1, 28, 28), hidden, 10), members)
-    generator = torch.Generator().manual_seed(0)
-    for member in range(members):
+    generators = [torch.Generator().manual_seed(member) for member in range(members)]
+    for member, generator in enumerate(generators):
         model.reset(generator, member)
-    fit(model, train, valid, SETTINGS, generator)
+    fit(model, train, valid, settings, generators[:orders])
 
 
-def one_by_one(hidden: int, train: Examples, valid: Examples) -> None:
+def one_by_one(hidden: int, *stage: Any) -> None:
     """One stage of each member after the other."""
     for _ in range(MEMBERS):
-        ours(hidden, 1, train, valid)
+        ours(hidden, 1, 1, *stage)
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -78,27 +83,31 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def measure(repeats: int) -> list[dict[str, Any]]:
-    """A row for each width; the four kinds take turns, the first turn is a warm-up."""
+    """A row for each width and waiting time; the kinds take turns, the first turn is a warm-up."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
-    train, valid = examples(TRAIN, generator), examples(VALID, generator)
     rows = []
-    for hidden in tqdm(SIZES, disable=None, unit="width"):
+    for hidden, wait in tqdm(SIZES, disable=None, unit="size"):
+        settings = replace(resolve("mnist", "sm"), epochs=100 // wait)
+        stage = examples(wait * TRAIN, generator), examples(wait * VALID, generator), settings
         kinds: dict[str, Callable[[], Any]] = {
-            "plain": lambda h=hidden: plain(h, train, valid),  # type: ignore[misc]
-            "sm": lambda h=hidden: ours(h, 1, train, valid),  # type: ignore[misc]
-            "ens": lambda h=hidden: ours(h, MEMBERS, train, valid),  # type: ignore[misc]
-            "loop": lambda h=hidden: one_by_one(h, train, valid),  # type: ignore[misc]
+            "plain": partial(plain, hidden, *stage),
+            "sm": partial(ours, hidden, 1, 1, *stage),
+            "own": partial(ours, hidden, MEMBERS, MEMBERS, *stage),
+            "shared": partial(ours, hidden, MEMBERS, 1, *stage),
+            "loop": partial(one_by_one, hidden, *stage),
         }
         turns = [{name: seconds(work) for name, work in kinds.items()} for _ in range(repeats + 1)][1:]
         rows.append(
             {
                 "h": hidden,
-                "sm, ms a stage": spread([1000 * turn["sm"] for turn in turns]),
+                "w": wait,
+                "sm, ms": spread([1000 * turn["sm"] for turn in turns]),
                 "plain PyTorch / sm": spread([turn["plain"] / turn["sm"] for turn in turns]),
-                "ens of 5 / sm": spread([turn["ens"] / turn["sm"] for turn in turns]),
-                "one by one / ens": spread([turn["loop"] / turn["ens"] for turn in turns]),
+                "ens of 5 / sm": spread([turn["own"] / turn["sm"] for turn in turns]),
+                "shared order / sm": spread([turn["shared"] / turn["sm"] for turn in turns]),
+                "one by one / ens": spread([turn["loop"] / turn["own"] for turn in turns]),
             }
         )
     torch.set_num_threads(threads)

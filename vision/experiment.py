@@ -1,6 +1,5 @@
 """One run: a stream, a learner and a run directory, that can be interrupted at any moment and goes on."""
 
-import gc
 import pickle
 import time
 from pathlib import Path
@@ -113,7 +112,6 @@ def reset_peak_memory(device: torch.device) -> bool:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return True
-    gc.collect()  # a learner that has just gone is part of a cycle
     return processes.reset_peak_memory()
 
 
@@ -152,7 +150,9 @@ class _Player:
 
     def train(self, stage: Stage) -> dict[str, float]:
         """Train on a stage, with checkpoints."""
-        if self._due():  # not earlier: a checkpoint may say that a stage is done when its row is on disk
+        # Not earlier: a checkpoint may say that a stage is done when its row is on disk. And not of a learner
+        # in the middle of a stage, which is what it resumes.
+        if not self._interrupted and self._due():
             self.save()
         self._began = time.monotonic() - self.seconds
         self.seconds = 0.0

@@ -198,7 +198,7 @@ def resolve(
             raise UserError(f"{name!r} is not one of {', '.join(known)}")
     chosen, preset = dict(chosen or {}), preset or default_preset(dataset)
     for name in chosen:
-        _require(learner, name, chosen)
+        require(learner, name, chosen)
     given = _OF_DATASET[dataset] | _OF_LEARNER.get(learner, {})
     if preset == "authors":
         given |= AUTHORS[learner]
@@ -210,7 +210,7 @@ def resolve(
     return Settings(**given)
 
 
-def _require(learner: str, name: str, chosen: Mapping[str, Any]) -> None:
+def require(learner: str, name: str, chosen: Mapping[str, Any]) -> None:
     """UserError where `name` is no setting, or not one of the learner's."""
     of = {setting.name: setting.metadata["learners"] for setting in fields(Settings)}
     flag = "--" + name.replace("_", "-")

@@ -64,9 +64,12 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     chosen = {name: value for name, value in chosen.items() if value is not None}
     of = {s.name: s.metadata["learners"] for s in fields(presets.Settings)}
     for name in chosen:
-        if not set(of[name]) & set(options.learner):
-            takers = ", ".join(of[name])
-            raise UserError(f"--{name.replace('_', '-')} is of {takers}, and none of them is in --learner")
+        takers = [learner for learner in options.learner if learner in of[name]]
+        if not takers and name != "from_scratch":
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} is of {', '.join(of[name])}, and none of them is in --learner")
+        if not any(presets.applies(name, learner, chosen) for learner in options.learner):
+            presets.require((takers or options.learner)[0], name, chosen)
     megabatches = options.megabatches
     if megabatches is None:
         megabatches = presets.megabatches(options.dataset, options.preset)

@@ -27,6 +27,10 @@ class Examples(NamedTuple):
     images: Tensor
     labels: Tensor
 
+    def aligned(self) -> "Examples":
+        """The same, copied if they do not start at multiples of 64 bytes."""
+        return Examples(*map(aligned, self))
+
 
 @dataclass
 class Progress:
@@ -71,7 +75,7 @@ def fit(
     backward, validation, and those of `progress.spent`.
     UserError when training diverged.
     """
-    train, valid = (Examples(*map(aligned, examples)) for examples in (train, valid))
+    train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
     if isinstance(model, Mixture | Committee):
         model.draw_from(generators)

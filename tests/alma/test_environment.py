@@ -20,7 +20,7 @@ class Fake:
     def train(self, stage):
         self.trained.append(stage)
         self.done += 1
-        return {"forward": 10.0, "growth": 1.0}
+        return {"forward": 10.0, "growth": 1.0, "validation": 5.0}
 
     def test(self):
         self.tested += 1
@@ -29,6 +29,7 @@ class Fake:
     parameters = property(lambda self: 100 * (1 + self.done))
     eval_flops_per_example = 3.0
     peak_memory_bytes = 5
+    valid = property(lambda self: {"loss": 1.0, "error": 1 / (1 + self.done)} if self.done else None)
     details = property(lambda self: {"experts": self.done})
 
 
@@ -62,6 +63,10 @@ def test_one_row_per_megabatch_and_one_test_per_model(tmp_path_factory, data):
         assert row["value"] == (1 / (2 + stage.index) if stage else 1.0)
         completes = stage is not None and stage.last == row["t"]
         assert row["train_flops"] == (11.0 if completes else 0)
+        assert row["extra"]["flops"].get("validation", 0) == (5.0 if completes else 0)  # not of Comp
+        assert row["extra"]["valid"] == (
+            {"loss": 1.0, "error": 1 / (2 + stage.index)} if stage else None
+        )  # also of rows that wait
         assert row["extra"]["test_flops"] == (7.0 if completes or row["t"] == 0 else 0)
     comp = metrics.cumulative_compute({row["t"]: row["train_flops"] for row in rows})
     assert comp == 11 * len(schedule)
@@ -87,6 +92,12 @@ def test_goes_on_from_a_learner_that_has_done_some_stages(tmp_path, rows_kept):
     assert numbers(part) == numbers(whole)
 
 
+def test_seconds_before_an_interruption_count_in_the_row_of_their_stage(tmp_path):
+    run, schedule = start(tmp_path, 4, 2)
+    environment.play(run, learner := Fake(), schedule, learner.test, seconds=1000.0)
+    assert [row["seconds"] >= 1000 for row in run.rows] == [False, False, True, False, False]
+
+
 def test_a_failure_in_training_leaves_the_rows_before_it(tmp_path):
     run, schedule = start(tmp_path, 3)
     learner = Fake()
@@ -95,6 +106,7 @@ def test_a_failure_in_training_leaves_the_rows_before_it(tmp_path):
         parameters=1,
         eval_flops_per_example=1.0,
         peak_memory_bytes=1,
+        valid=None,
         details={},
     )
     with pytest.raises(ZeroDivisionError):

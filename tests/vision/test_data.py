@@ -497,3 +497,12 @@ def test_gray_and_palette_images_become_colour(tmp_path):
     found = data.load("folder", str(tmp_path))
     assert found.shape == (3, 2, 2)
     assert found.train.images[:, :, 1, 1].tolist() == [[40, 40, 40], [10, 20, 30], [1, 2, 3]]
+
+
+def test_black_is_what_a_black_pixel_becomes():
+    images = torch.randint(0, 256, (20, 3, 4, 4), dtype=torch.uint8)
+    images[0, :, 0, 0] = 0
+    dataset = make_dataset("folder", Images(images, torch.arange(20)), Images(images, torch.arange(20)))
+    assert torch.equal(dataset.black, dataset.examples(dataset.train).images[0, :, 0, 0])
+    expected = [-mean / std for mean, std in zip(dataset.mean, dataset.std, strict=True)]
+    assert dataset.black.tolist() == pytest.approx(expected)

@@ -3,13 +3,14 @@
 import json
 import resource
 import signal
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from alma import metrics
+from alma import metrics, processes
 from alma.errors import UserError, command
 from alma.files import locked
 from alma.records import MACHINE_FIELDS, Run
@@ -41,7 +42,8 @@ def test_a_run_leaves_its_record_and_is_not_run_again(tmp_path, monkeypatch):
     trained = [row for row in rows if row["t"] in (3, 6, 7)]
     for row in rows:
         flops = row["extra"]["flops"]
-        assert row["train_flops"] == sum(flops.values())
+        assert row["train_flops"] == flops.get("forward", 0) + flops.get("backward", 0)
+        assert (row["extra"]["valid"] is None) == (row["stage"] is None)
         assert set(flops) == ({"forward", "backward", "validation"} if row in trained else set())
         assert row["extra"]["test_flops"] == (
             360 * row["eval_flops_per_example"] if row in [rows[0], *trained] else 0
@@ -104,6 +106,59 @@ def test_resumed_runs_are_bit_for_bit_the_uninterrupted_one(tmp_path, monkeypatc
     states = [torch.load(tmp_path / name / CHECKPOINT, weights_only=True) for name in ("whole", "part")]
     for name, value in states[0]["learner"]["model"].items():
         assert torch.equal(value, states[1]["learner"]["model"][name])
+
+
+def test_seconds_of_a_stage_are_summed_over_interruptions(tmp_path, monkeypatch):
+    def stop(player):
+        time.sleep(1)
+        return True
+
+    def save_and_stop(player, progress=None):
+        save(player, progress)
+        if progress:
+            raise Stop
+
+    save = _Player.save
+    with monkeypatch.context() as patch:
+        patch.setattr(_Player, "epoch_done", stop)
+        patch.setattr(_Player, "save", save_and_stop)
+        for _ in range(2):
+            with pytest.raises(Stop):
+                play(tmp_path / "run", waiting_time=7, epochs=4)
+    rows = play(tmp_path / "run", waiting_time=7, epochs=4).rows
+    assert rows[7]["seconds"] > 2
+    assert sum(row["seconds"] for row in rows[:7]) < rows[7]["seconds"]
+
+
+def test_the_peak_of_memory_is_that_of_the_run(tmp_path, child, monkeypatch):
+    """Not of what the process did before; where the system cannot tell, the rows say so."""
+
+    def after_a_large_one():
+        torch.ones(200_000_000).sum()
+        (tmp_path / "before").write_text(str(processes.peak_memory()))
+        play(tmp_path / "run")
+
+    child(tmp_path / "log", after_a_large_one).wait()
+    before = int((tmp_path / "before").read_text())
+    row = Run.read(tmp_path / "run").rows[-1]
+    if processes.reset_peak_memory():
+        assert 10**6 < row["peak_memory_bytes"] < before - 400_000_000
+        assert "memory_of" not in row["extra"]
+    monkeypatch.setattr(processes, "reset_peak_memory", lambda: False)
+    assert play(tmp_path / "other").rows[-1]["extra"]["memory_of"] == "process"
+
+
+def test_a_run_that_an_earlier_version_began_is_refused_and_a_complete_one_is_read(tmp_path):
+    whole = play(tmp_path / "run")
+    rows = whole.rows
+    for row in rows:
+        del row["extra"]["valid"]
+    lines = [json.dumps(row) + "\n" for row in rows]
+    whole.results.write_text("".join(lines))
+    assert play(tmp_path / "run").rows == rows
+    whole.results.write_text("".join(lines[:4]))
+    with pytest.raises(UserError, match="begun by an earlier version.*another --out"):
+        play(tmp_path / "run")
 
 
 def test_a_run_without_checkpoint_starts_again_and_keeps_its_rows(tmp_path):

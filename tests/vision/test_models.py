@@ -6,8 +6,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from vision.flat import Flat
 from vision.models import MLP, VGG, mlp_widths, vgg_widths
-from vision.train import Flat, loss_of
+from vision.train import loss_of
 
 
 def drawn(seed):
@@ -106,18 +107,33 @@ def test_joint_members_have_one_vote(kind, joint):
     torch.testing.assert_close(model(x)[0], expected)
 
 
-@pytest.mark.parametrize("members", [1, 4])
+@pytest.mark.parametrize(("members", "own"), [(1, False), (4, False), (4, True)])
 @pytest.mark.parametrize("joint", [None, "mean", "sum"])
-def test_the_formulas_of_the_mlps_gradient_are_right(members, joint):
+def test_the_formulas_of_the_mlps_gradient_are_right(members, own, joint):
+    if own and joint:
+        return  # one loss has one order of minibatches
     model, (x, y) = stack("mlp", members, joint), batch("mlp")
+    if own:
+        x, y = (torch.stack([values.roll(m, 0) for m in range(members)]) for values in (x, y))
     flat = Flat(model)
-    flat.gradients.fill_(float("nan"))
+    for gradient in flat.parameters:
+        gradient.grad.fill_(float("nan"))
     model.gradient_writer()(x, y)
-    by_formula = flat.gradients.clone()
+    by_formula = [p.grad.clone() for p in flat.parameters]
     logits = model(x)
-    loss = sum(F.cross_entropy(voter.t(), y) for voter in logits)
-    by_autograd = torch.cat([g.flatten() for g in torch.autograd.grad(loss, flat.parameters)])
-    torch.testing.assert_close(by_formula, by_autograd, rtol=1e-5, atol=1e-7)
+    labels = y if own else [y] * len(logits)
+    loss = sum(F.cross_entropy(voter.t(), own) for voter, own in zip(logits, labels, strict=True))
+    for formula, autograd in zip(by_formula, torch.autograd.grad(loss, flat.parameters), strict=True):
+        torch.testing.assert_close(formula, autograd, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "vgg"])
+def test_members_may_see_images_of_their_own(kind):
+    model, (x, _) = stack(kind, 3).eval(), batch(kind)
+    own = torch.stack([x.roll(m, 0) for m in range(3)])
+    together = model(own)
+    for member in range(3):
+        torch.testing.assert_close(together[member], model(own[member])[member])
 
 
 @pytest.mark.parametrize(("kind", "members"), [("mlp", 1), ("mlp", 3), ("vgg", 1), ("vgg", 3)])

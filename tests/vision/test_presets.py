@@ -19,13 +19,7 @@ def test_the_papers_settings_for_mnist_and_cifar():
             0,
             "loss",
         )
-    assert [megabatches(name) for name in ("mnist", "emnist", "cifar10", "cifar100", "digits")] == [
-        500,
-        500,
-        100,
-        100,
-        20,
-    ]
+    assert [megabatches(name) for name in ("mnist", "cifar10", "digits")] == [500, 100, 20]
     assert resolve("mnist", "ens").members == resolve("mnist", "umix").members == 5
     assert resolve("cifar10", "ff").ff_rate == 0.25
     gmoe = resolve("mnist", "gmoe")
@@ -86,6 +80,45 @@ def test_the_authors_preset_differs_in_these_named_settings_alone(learner, diffe
     for name, value in differences.items():
         assert getattr(resolve("cifar10", learner, "paper", {name: value}), name) == value
         assert getattr(resolve("cifar10", learner, "authors", {name: paper[name]}), name) == paper[name]
+
+
+def test_the_drafts_settings():
+    """First draft, section 5 (Models), 5.1, 5.2, C.1; EMNIST and CIFAR-100 are in no other version."""
+    for name in ("mnist", "cifar10", "emnist", "cifar100"):
+        assert megabatches(name, "draft") == 50
+        sm = resolve(name, "sm", "draft")
+        assert (sm.hidden, sm.batch_size, sm.select) == (32, 128, "loss")
+        assert sm.epochs == (200 if "cifar" in name else 100)
+        for learner, experts in (("gmoe", 2), ("moe", 2)):
+            mixture = resolve(name, learner, "draft")
+            assert (mixture.experts, mixture.gate) == (experts, "soft" if "cifar" in name else "hard")
+        # every 5 mega-batches, counted in stages
+        assert [resolve(name, "gmoe", "draft", {}, w).grow_every for w in (1, 5, 50)] == [5, 1, 1]
+    for name in ("emnist", "cifar100"):
+        assert megabatches(name) == 50
+        assert resolve(name, "gmoe") == resolve(name, "gmoe", "draft")
+    assert resolve("emnist", "sm", "paper") == resolve("mnist", "sm")
+    assert resolve("cifar100", "sm", "paper") == resolve("cifar10", "sm")
+
+
+def test_members_have_gates_if_they_are_mixtures_only():
+    assert resolve("mnist", "gens", chosen={"experts": 2, "gate": "hard"}).gate == "hard"
+    with pytest.raises(UserError, match="--gate: members of gens have gates with --experts 2 or more only"):
+        resolve("mnist", "gens", chosen={"gate": "hard"})
+    assert not {"experts", "gate", "router"} & of_learner(Settings(), "gens").keys()
+    assert {"experts", "gate", "router"} <= of_learner(Settings(experts=2), "ens").keys()
+
+
+def test_gens_is_always_from_scratch():
+    with pytest.raises(UserError, match="--from-scratch: every member of gens is new"):
+        resolve("mnist", "gens", chosen={"from_scratch": True})
+
+
+def test_runs_made_before_a_setting_are_those_of_what_was_done_then():
+    """Configs are compared: members shared one order, gens had from_scratch written down."""
+    assert "member_order" not in of_learner(Settings(member_order="shared"), "ens")
+    assert of_learner(Settings(), "ens")["member_order"] == "own"
+    assert of_learner(Settings(), "gens")["from_scratch"] is False
 
 
 @pytest.mark.parametrize("dataset", DATASETS)

@@ -1,8 +1,12 @@
 """The command line: one run, sweeps, resuming, and what it says of wrong input."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +127,56 @@ def test_a_sweep_in_processes_skips_what_is_done_and_equals_single_runs(tmp_path
     assert numbers(tmp_path / "one") == numbers(tmp_path / "sweep/ens_w1_h5_s1")
 
 
+def test_a_run_that_fails_leaves_the_others_of_its_sweep(tmp_path, monkeypatch, capsys):
+    """Whatever it fails with; the exit code is not that of wrong input then."""
+    sweep = ["--megabatches", 3, "--epochs", 1, "--learner", "sm,umix", "--part", "1/1"]
+    planned = jobs_of(parser().parse_args([*map(str, sweep), "--out", str(tmp_path)]))
+    planned[0] = replace(planned[0], dataset={"name": "digits", "nonsense": 1})  # a TypeError
+    monkeypatch.setattr(sys.modules["vision.run"], "jobs_of", lambda options: planned)
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, *sweep, "--out", tmp_path)
+    assert stop.value.code.startswith("error: 1 of 2 runs failed: sm_w1_h32_s0: TypeError: load() got")
+    said = capsys.readouterr()
+    assert "sm_w1_h32_s0: failed" in said.out
+    assert "Traceback" in said.err
+    assert len(Run.read(tmp_path / "umix_w1_h32_s0").rows) == 4
+
+
+def test_no_worker_outlives_a_killed_sweep(tmp_path):
+    words = ["--learner", "sm,umix", "--epochs", 10**6, "--jobs", 2, "--out", tmp_path]
+    sweep = subprocess.Popen(
+        [sys.executable, ROOT / "vision/run.py", *map(str, words)], start_new_session=True
+    )
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("*/results.jsonl"))) == 2)
+        workers = [pid for pid in pids() if os.getpgid(pid) == sweep.pid and pid != sweep.pid]
+        assert len(workers) >= 2
+        sweep.kill()
+        sweep.wait()
+        wait_until(lambda: not set(workers) & set(pids()))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(sweep.pid, signal.SIGKILL)
+        sweep.wait()
+
+
+def pids():
+    """Of the processes that are alive."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+def wait_until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_the_package_gives_the_function_whatever_was_imported_before():
     code = "import vision.run, vision; from vision import run; assert callable(run) and callable(vision.run)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -137,12 +191,25 @@ def test_lists_and_ranges_make_every_combination():
     assert {job.options.get("gate") for job in found if job.options["learner"] == "sm"} == {None}
     assert {job.options["gate"] for job in found if job.options["learner"] == "gmoe"} == {"hard"}
     assert [job.stream_seed for job in found[:3]] == [0, 1, 2]
+    assert {job.megabatches for job in found} == {20}
+    assert jobs("--dataset", "mnist", "--preset", "draft")[0].megabatches == 50
+    assert jobs("--dataset", "emnist")[0].megabatches == 50
     single = jobs("--seed", 3, "--stream-seed", 432)
     assert [(job.out, job.stream_seed, job.options["seed"]) for job in single] == [(Path("there"), 432, 3)]
 
 
-def test_every_learner_and_both_presets_are_on_the_command_line(tmp_path, monkeypatch):
-    for preset in ("paper", "authors"):
+def test_settings_go_to_the_learners_that_have_them():
+    options = {job.options["learner"]: job.options for job in jobs("--learner", "ens,gmoe", "--gate", "hard")}
+    assert "gate" not in options["ens"]  # without experts
+    words = "--learner", "sm,ens,gens", "--gate", "hard", "--experts", 2, "--from-scratch"
+    options = {job.options["learner"]: job.options for job in jobs(*words)}
+    assert options["ens"]["gate"] == options["gens"]["gate"] == "hard"
+    assert "experts" not in options["sm"]
+    assert "from_scratch" not in options["gens"]
+
+
+def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeypatch):
+    for preset in ("paper", "draft", "authors"):
         for learner in LEARNERS:
             out = tmp_path / f"{preset}_{learner}"
             command(
@@ -179,6 +246,8 @@ def test_every_learner_and_both_presets_are_on_the_command_line(tmp_path, monkey
         (["--jobs", "0"], "--jobs 0: at least 1"),
         (["--epochs", "0"], "--epochs 0: at least 1"),
         (["--optimizer", "sgd", "--lr", "1e30"], "training diverged"),
+        (["--learner", "gens", "--from-scratch"], "--from-scratch"),
+        (["--learner", "gens", "--gate", "hard"], "--gate"),
         (["--nonsense"], "--nonsense"),
     ],
 )

@@ -107,6 +107,7 @@ class Learner:
     def assess(self, examples: Examples) -> dict[str, float]:
         """Mean cross-entropy and error of the learner as it is deployed. UserError: not a number."""
         self.model.eval()
+        examples = examples.aligned()
         parts = [self.log_probabilities(self.votes(part)) for part in examples.images.split(EVALUATION_BATCH)]
         found = torch.cat(parts, 1)
         loss = float(F.nll_loss(found.t(), examples.labels))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vision.firefly import Choice, Overgrown
-from vision.flat import align, aligned
+from vision.flat import align
 from vision.learners.base import Learner, StageData
 from vision.models import MLP, VGG, Backbone
 from vision.train import EVALUATION_BATCH, Examples, loss_of, minibatches
@@ -42,7 +42,7 @@ class Firefly(Learner):
 
         Each hidden layer gets as many candidates for new neurons as would use up the budget if all were
         planted, and none split."""
-        train, valid = (Examples(*map(aligned, part(index))) for part in (data.train, data.valid))
+        train, valid = data.train(index).aligned(), data.valid(index).aligned()
         align(self.model)
         generator = self.drawing("growth", index)
         new = math.ceil(self.settings.ff_rate * self.settings.hidden)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vision.flat import align, aligned
+from vision.flat import align
 from vision.learners.base import Learner, StageData
 from vision.mixture import Mixture
 from vision.train import EVALUATION_BATCH, Examples
@@ -55,7 +55,7 @@ class GMoE(MoE):
         self.model.eval()
         align(self.model)
         found: list[Any] = [0] * len(self.model.layers)
-        parts = (aligned(tensor).split(EVALUATION_BATCH) for tensor in examples)
+        parts = (tensor.split(EVALUATION_BATCH) for tensor in examples.aligned())
         for images, labels in zip(*parts, strict=True):
             logits, gates = self.model.routed(images)
             losses = F.cross_entropy(logits[0].t(), labels, reduction="none")

@@ -1,0 +1,286 @@
+"""Results do not hang on where tensors lie, nor on interruptions.
+
+Products are made to depend on the addresses of their operands, as they do on some CPUs, on every machine.
+"""
+
+import contextlib
+import random
+from itertools import chain, cycle, product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from alma.records import MACHINE_FIELDS
+from vision import MegaBatchStream, experiment, run
+from vision.data import make_dataset
+from vision.experiment import CHECKPOINT, _Data, _Player
+from vision.flat import Flat
+from vision.learners import LEARNERS, Learner
+from vision.presets import resolve
+from vision.train import Examples
+
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "convolution_backward")
+BACKBONES = {"mlp": {"arch": "mlp", "hidden": 5}, "vgg": {"arch": "vgg", "hidden": 2}}
+OPTIMIZERS = {
+    "adadelta": {"optimizer": "adadelta", "weight_decay": 1e-3},
+    "sgd": {"optimizer": "sgd", "lr": 0.05},
+    "momentum": {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-3},
+    "nesterov": {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "nesterov": True},
+}
+KINDS = {
+    "sm": ("sm", {"augment": True}),
+    "ens": ("ens", {"members": 2, "augment": True}),
+    "ens, shared order": ("ens", {"members": 3, "member_order": "shared"}),
+    "ens of mixtures": ("ens", {"members": 2, "experts": 2}),
+    "umix": ("umix", {"members": 2}),
+    "gens": ("gens", {}),
+    "gens of mixtures": ("gens", {"experts": 3, "router": "flat"}),
+    "gmoe": ("gmoe", {}),
+    "gmoe, flat": ("gmoe", {"router": "flat", "grow_every": 2}),
+    "moe": ("moe", {"experts": 3}),
+    "ff": ("ff", {}),
+}
+GATED = ("ens of mixtures", "gens of mixtures", "gmoe", "gmoe, flat", "moe")
+
+
+def digits():
+    """Eleven mega-batches of 31 digits; a test set of 50."""
+    whole = MegaBatchStream("digits", 46).dataset
+    test = type(whole.test)(whole.test.images[:50], whole.test.labels[:50])
+    parts = np.array_split(np.arange(341), 11)
+    return MegaBatchStream(make_dataset("digits", whole.train, test), parts=parts)
+
+
+STREAM = digits()
+
+
+class ByAddress(TorchDispatchMode):
+    """Has products off by some last bits for operands that do not start at multiples of 64 bytes."""
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # it would take most of the time
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if function.overloadpacket.__name__ in PRODUCTS:
+            place = sum(t.data_ptr() % 64 for t in tree_leaves((args, kwargs)) if floats(t))
+            for result in tree_leaves(found) if place else []:
+                if floats(result):
+                    result.mul_(1 + place * 2.0**-22)
+        return found
+
+
+def floats(value):
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def moved(value, elements=1):
+    """The same values and strides, that many elements after a multiple of 64 bytes."""
+    if not isinstance(value, torch.Tensor) or value.dtype == torch.uint8:
+        return value
+    place = torch.empty(value.numel() + 32, dtype=value.dtype)
+    start = -place.data_ptr() % 64 // value.element_size() + elements
+    found = place.as_strided(value.size(), value.stride(), start).copy_(value.detach())
+    assert not value.numel() or found.data_ptr() % 64 == elements * value.element_size() % 64
+    return found
+
+
+def move(model, elements=1):
+    for tensor in chain(model.parameters(), model.buffers()):
+        tensor.data = moved(tensor.data, elements)
+
+
+def learner(kind, backbone, **chosen):
+    name, options = KINDS[kind]
+    chosen = options | BACKBONES[backbone] | {"epochs": 2, "batch_size": 16} | chosen
+    dataset = STREAM.dataset
+    found = resolve("digits", name, chosen=chosen)
+    return LEARNERS[name](dataset.shape, dataset.classes, found, 0, torch.device("cpu"))
+
+
+def state_of(subject):
+    return [t for t in tree_leaves(subject.state()) if isinstance(t, torch.Tensor)]
+
+
+def same(one, other):
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_tensor_is_aligned_in_training_after_growth_and_after_loading(kind, backbone, monkeypatch):
+    """Of training, of what is tested, of checkpoints."""
+    flats = []
+    init = Flat.__init__
+    monkeypatch.setattr(Flat, "__init__", lambda self, model: (init(self, model), flats.append(model))[0])
+    subject = learner(kind, backbone, epochs=1)
+    data = _Data(STREAM, experiment.stages(11, 4), torch.device("cpu"))
+    for index in range(2):
+        subject.train(index, data)
+    again = learner(kind, backbone)
+    again.load(subject.state())
+    for model in (subject.model, again.model, *flats, *getattr(again, "members", [])):
+        for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+            assert not floats(tensor) or tensor.data_ptr() % 64 == 0, name
+            assert tensor.grad is None
+
+
+@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(BACKBONES)), st.data())
+def test_bits_do_not_hang_on_where_tensors_lie(kind, backbone, data):
+    """Parameters, buffers, optimizer state and data at any offset: training, validation, growth and testing
+    give the same bits."""
+    optimizer = OPTIMIZERS[data.draw(st.sampled_from(sorted(OPTIMIZERS)))]
+    offset = st.integers(1, 15)
+
+    class Moved(_Data):
+        def _examples(self, index, part):
+            images, labels = super()._examples(index, part)
+            return Examples(moved(images, data.draw(offset)), moved(labels, data.draw(offset)))
+
+    class Stop(Exception):
+        pass
+
+    class Watch:
+        """Keeps the state after the first epoch of the second stage, at other places."""
+
+        def epoch_done(self):
+            return True
+
+        def save(self, progress):
+            self.progress = tree_map(lambda t: moved(t, data.draw(offset)), dict(vars(progress)))
+            raise Stop
+
+    schedule, device = experiment.stages(11, 4), torch.device("cpu")
+    plain, other = _Data(STREAM, schedule, device), Moved(STREAM, schedule, device)
+    images = plain.valid(0).images
+    with ByAddress():
+        one, two = learner(kind, backbone, **optimizer), learner(kind, backbone, **optimizer)
+        move(two.model, data.draw(offset))
+        for index, resumed in ((0, False), (1, True)):
+            one.train(index, plain)
+            progress = None
+            if resumed:
+                watch = Watch()
+                move(two.model, data.draw(offset))
+                with pytest.raises(Stop):
+                    two.train(index, other, None, watch)
+                progress = experiment.Progress(**watch.progress)
+            two.train(index, other, progress)
+            assert one.valid == two.valid
+            assert one.details == two.details
+            predicted = two.predict(moved(images, data.draw(offset)), {})
+            assert same(predicted[:1], one.predict(images, {})[:1])
+        assert same(state_of(one), state_of(two))
+
+
+class Killed(BaseException):
+    """Nothing in between may handle it."""
+
+
+class Kills:
+    """Interrupts a run again and again: at each of some points, counted in chances to save, it has a
+    checkpoint written, and ends the run at that chance or one of the next two."""
+
+    def __init__(self, number, chances, seed):
+        self.random = random.Random(seed)
+        points = sorted(self.random.sample(range(1, chances + 1), number))
+        self.gaps = [after - before for before, after in zip([0, *points], points, strict=False)]
+        self.left = 0
+        self.until_end = None
+
+    def next_life(self):
+        self.left, self.until_end = self.gaps.pop(0) if self.gaps else -1, None
+
+    def due(self, player):
+        if self.until_end is not None:
+            self.until_end -= 1
+            if self.until_end <= 0:
+                raise Killed
+            return False
+        self.left -= 1
+        return self.left == 0
+
+    def saved(self):
+        if self.left == 0 and self.until_end is None:
+            self.until_end = self.random.randrange(3)
+            if not self.until_end:
+                raise Killed
+
+
+def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epochs):
+    """An uninterrupted run, and one that is killed that many times and in which every tensor that comes from
+    a file or a data set lies elsewhere: the same rows and the same state."""
+    name, options = KINDS[kind]
+    options = {"epochs": epochs, "batch_size": 64} | options | BACKBONES[backbone] | OPTIMIZERS[optimizer]
+    options |= {"gate": gate} if gate else {}
+    play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
+    death = Kills(kills, 3 * epochs + 2, f"{kind} {backbone} {optimizer} {gate}")
+    save, load, examples = _Player.save, Learner.load, _Data._examples
+
+    def save_and_maybe_die(player, progress=None):
+        save(player, progress)
+        death.saved()
+
+    def load_elsewhere(subject, state):
+        load(subject, state)
+        move(subject.model)
+
+    def examples_elsewhere(data, index, part):
+        return Examples(*map(moved, examples(data, index, part)))
+
+    lives = 0
+    with ByAddress():
+        whole = run(out=tmp_path / "whole", **play)
+        with monkeypatch.context() as patch:
+            patch.setattr(_Player, "_due", lambda player: death.due(player))
+            patch.setattr(_Player, "save", save_and_maybe_die)
+            patch.setattr(Learner, "load", load_elsewhere)
+            patch.setattr(_Data, "_examples", examples_elsewhere)
+            read = experiment.read_checkpoint
+            patch.setattr(experiment, "read_checkpoint", lambda *a: tree_map(moved, read(*a)))
+            part = None
+            while part is None:
+                death.next_life()
+                lives += 1
+                with contextlib.suppress(Killed):
+                    part = run(out=tmp_path / "part", **play)
+    assert lives == kills + 1
+    assert numbers(part) == numbers(whole)
+    states = [torch.load(tmp_path / which / CHECKPOINT, weights_only=True) for which in ("whole", "part")]
+    leaves = [[t for t in tree_leaves(state) if isinstance(t, torch.Tensor)] for state in states]
+    assert same(*leaves)
+
+
+def numbers(record):
+    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in record.rows]
+
+
+def combinations():
+    for kind, backbone, optimizer in product(KINDS, BACKBONES, OPTIMIZERS):
+        for gate in ("soft", "hard") if kind in GATED else (None,):
+            yield kind, backbone, optimizer, gate
+
+
+ALL = list(combinations())
+FEW = [  # every kind; the optimizers in turn; of the VGGs some
+    (kind, "vgg" if kind in ("ens", "gmoe", "ff") else "mlp", optimizer, "hard" if kind in GATED else None)
+    for kind, optimizer in zip(KINDS, cycle(OPTIMIZERS), strict=False)
+]
+
+
+@pytest.mark.parametrize("which", FEW, ids=str)
+def test_runs_killed_again_and_again_are_the_uninterrupted_one(tmp_path, monkeypatch, which):
+    resumes(tmp_path, monkeypatch, *which, kills=7, epochs=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ALL, ids=str)
+def test_all_runs_killed_twenty_times_are_the_uninterrupted_one(tmp_path, monkeypatch, which):
+    resumes(tmp_path, monkeypatch, *which, kills=20, epochs=8)
