@@ -70,6 +70,40 @@ def test_an_overflow_in_one_processs_expert_is_one_of_all(
     assert tries == [(0, 1024), (1, 1024), (2, 1024), (2, 512), (3, 512)]
 
 
+AGREEMENTS = """
+from fairseq_alma.expert_parallel import Shards
+from fairseq_alma.task import AlmaLMTask
+
+largest, step, valid_step = Shards.largest, AlmaLMTask.train_step, AlmaLMTask.valid_step
+waits = []
+
+def count(self, number):
+    waits.append(number)
+    return largest(self, number)
+
+def train_step(self, *args, **kwargs):
+    waits.clear()
+    result = step(self, *args, **kwargs)
+    print("waits", len(waits))
+    return result
+
+Shards.largest, AlmaLMTask.train_step = count, train_step
+"""
+
+
+@pytest.mark.parametrize("checkpointing", [(), ("--checkpoint-activations",)], ids=["", "recomputed"])
+def test_an_update_waits_once_for_the_other_process(
+    start_two, stream, tiny, tmp_path, user_dir, checkpointing
+):
+    """Not once in each of its three Switch layers, and in their recomputation again."""
+    flags = ("--max-update", "2", "--moe-expert-parallel", "--ddp-backend", "legacy_ddp", "--moe-freq", "1")
+    flags += ("--decoder-layers", "3", *checkpointing, *user_dir(AGREEMENTS))
+    for process in start_two(stream, *tiny, "--save-dir", tmp_path / "run", *flags):
+        finished = process.wait()
+        assert finished.code == 0, finished.output
+        assert [line for line in finished.output.splitlines() if line.startswith("waits")] == ["waits 1"] * 2
+
+
 # fairseq's fp32 weights and states are flat where there is a GPU and no expert parallelism.
 FLAT = """
 import torch
