@@ -1,10 +1,17 @@
 """Growing a Switch Transformer between stages: split the losing experts (paper, section 5 and App. A).
 
 The losing experts of a layer are those with the largest summed validation loss (no dropping). Each is copied
-with its router row. `copy` is the paper's: every token's gate is then divided by 1 + the copied
-probabilities. `preserve` keeps the function as it was (see Router.copies). So does `tree`, the
-paper's section 4.2, where each split is an inner node with a gate of its own (see Router.parent). The result
-is written as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
+with its router row:
+
+* copy: as the paper's language models (section 5). Every token's gate is divided by 1 + the copied
+  probabilities.
+* preserve: the function stays as it was (see Router.copies).
+* tree: so it does (section 4.2); each split is an inner node with a gate of its own (see Router.parent).
+
+Equal rows are a tie, in which argmax takes the first, the parent (but for rounding): its copy would get
+hardly any token. So noise, which the paper does not mention, sets the two apart. `--grow-router copy
+--grow-noise 0` is the plain copy.
+The result is written as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
 """
 
 import logging

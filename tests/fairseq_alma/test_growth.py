@@ -64,6 +64,17 @@ def test_copy_divides_every_gate_by_one_plus_the_copied_probabilities(build, sam
     torch.testing.assert_close(new.gate, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("size", [0.0, 0.1])
+def test_copies_are_plain_without_noise_and_evenly_set_apart_with_it(build, size):
+    _, model = build("--moe-expert-count", "4")
+    larger = grown(build, model, [2, 0], "copy", noise=size, mean_tokens={PREFIX: torch.randn(4, 32)})
+    old, new = (switch_layers(each)["1"].router.weight for each in (model, larger))
+    assert torch.equal(new[[1, 3]], old[[1, 3]])
+    assert torch.equal(new[4:], old[[2, 0]]) == torch.equal(new[[2, 0]], old[[2, 0]]) == (size == 0)
+    torch.testing.assert_close(new[4:] - old[[2, 0]], old[[2, 0]] - new[[2, 0]], atol=1e-6, rtol=0)
+    assert (new[4:] - new[[2, 0]]).std().item() == pytest.approx(size, rel=0.3)
+
+
 def noise(experts: int, dim: int = 32) -> dict:
     """Arguments of grow_model_state; the mean tokens may be any where the function is to stay as it was."""
     return {"noise": 0.5, "mean_tokens": {PREFIX: torch.randn(experts, dim)}}
