@@ -59,9 +59,9 @@ class AlmaLMConfig(LanguageModelingConfig):
     grow_router: ChoiceEnum(["preserve", "copy", "tree"]) = field(  # type: ignore[valid-type]
         default="preserve",
         metadata={
-            "help": "preserve: splits leave the model's function as it was but for --grow-noise; copy: copies "
-            "of experts and router rows (the paper's language models), set apart by --grow-noise; tree: each "
-            "split gets a gate of its own (its section 4.2), function as it was"
+            "help": "preserve: splits leave the model's function as it was but for --grow-noise; copy: "
+            "copies of experts and router rows (the paper's language models), set apart by --grow-noise; "
+            "tree: each split gets a gate of its own (its section 4.2), function as it was"
         },
     )
     grow_noise: float = field(
