@@ -22,12 +22,14 @@ from alma.errors import UserError
 _BACKENDS = ("pytorch_ddp", "c10d", "legacy_ddp", "no_c10d")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Shards:
     """The processes that share out the experts: each has E / W, in order."""
 
     group: Any
     """torch.distributed's process group."""
+    tokens: int = 0
+    """Those of the largest batch that any process has in this forward pass; see `agree`."""
 
     def __deepcopy__(self, memo) -> "Shards":
         """A copy of a model shares its experts out to the same processes."""
@@ -50,8 +52,16 @@ class Shards:
         dist.gather(part, parts, dst=0, group=self.group)
         return torch.cat([each.cpu() for each in parts]) if parts else part
 
+    def agree(self, tokens: int, device: torch.device) -> None:
+        """Find the largest batch of this forward pass, this process's has `tokens`. All call it, once a pass.
+
+        Each Switch layer knows from it how many rows all have where there is a capacity, without another
+        wait for the device, and so does its recomputation.
+        """
+        self.tokens = self.largest(torch.tensor(tokens, device=device))
+
     def largest(self, number: Tensor) -> int:
-        """The largest `number` (a scalar) that any process has. All call it."""
+        """The largest `number` (a scalar) that any process has; waits for the device. All call it."""
         number = number.clone()
         dist.all_reduce(number, dist.ReduceOp.MAX, group=self.group)
         return int(number)
@@ -96,6 +106,8 @@ def check(cfg) -> None:
     if cfg.checkpoint.no_last_checkpoints:
         # Process 0 would at times not save, while the others wait to give it their experts.
         raise UserError("--moe-expert-parallel does not go with --no-last-checkpoints")
+    if cfg.ema.store_ema:  # it averages state dicts, which have all experts on process 0 alone
+        raise UserError("--moe-expert-parallel does not go with --store-ema")
 
 
 def whole_states(optimizer: torch.optim.Optimizer, shards: Shards) -> None:

@@ -1,10 +1,17 @@
 """Growing a Switch Transformer between stages: split the losing experts (paper, section 5 and App. A).
 
 The losing experts of a layer are those with the largest summed validation loss (no dropping). Each is copied
-with its router row. `copy` is the paper's: every token's gate is then divided by 1 + the copied
-probabilities. `preserve` keeps the function as it was (see Router.copies). So does `tree`, the
-paper's section 4.2, where each split is an inner node with a gate of its own (see Router.parent). The result
-is written as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
+with its router row:
+
+* copy: as the paper's language models (section 5). Every token's gate is divided by 1 + the copied
+  probabilities.
+* preserve: the function stays as it was (see Router.copies).
+* tree: so it does (section 4.2); each split is an inner node with a gate of its own (see Router.parent).
+
+Equal rows are a tie, in which argmax takes the first, the parent (but for rounding): its copy would get
+hardly any token. So noise, which the paper does not mention, sets the two apart. `--grow-router copy
+--grow-noise 0` is the plain copy.
+The result is written as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
 """
 
 import logging
@@ -22,7 +29,7 @@ from alma.files import save_tensors
 from fairseq_alma.checkpoint import glance
 from fairseq_alma.evaluation import evaluate
 from fairseq_alma.precision import FP32, by_parameter
-from fairseq_alma.switch_layer import STACKED, Router, Routing, SwitchFFN, upgrade_router
+from fairseq_alma.switch_layer import STACKED, Router, Routing, SwitchFFN, switch_layers, upgrade_router
 
 logger = logging.getLogger(__name__)
 
@@ -147,10 +154,7 @@ def prepare(cfg, trainer) -> None:
         raise UserError(_count_mismatch(path, before, grow_by, experts))
     if grow_by:
         grown = os.path.join(cfg.save_dir, GROWN)
-        if distributed_utils.get_global_rank() == 0:
-            _write_grown(path, grown, trainer)
-        if torch.distributed.is_initialized():
-            torch.distributed.barrier()
+        _write_grown(path, grown, trainer)
         if task.grow_optimizer == "copy":
             cfg.finetune_from_model, cfg.restore_file = None, grown
             cfg.reset_lr_scheduler = cfg.reset_meters = cfg.reset_dataloader = True
@@ -180,35 +184,75 @@ def _count_mismatch(path: str, before: int | None, grow_by: int, experts: int) -
 
 
 def _write_grown(path: str, grown: str, trainer) -> None:
-    """Grow the checkpoint at `path` by its losing experts on the validation set, into `grown`."""
-    task, args = trainer.task, trainer.task.args
-    (model,), _ = checkpoint_utils.load_model_ensemble([path], task=task)
-    model = model.to(trainer.device)
+    """Grow the checkpoint at `path` by its losing experts on the validation set, into `grown`; all call it.
+
+    Every process evaluates its share, so that none waits for long. The first one chooses and writes; what
+    it refuses, all refuse.
+    """
+    (model,), _ = checkpoint_utils.load_model_ensemble([path], task=trainer.task)
+    losses, means = _evaluate(model.to(trainer.device), trainer)
+    refused: list[UserError | None] = [None]
+    if distributed_utils.get_global_rank() == 0:
+        shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+        try:
+            save_tensors(grown, _grown_state(path, trainer, losses, means, shapes))
+        except UserError as error:
+            refused = [error]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(refused, src=0, device=trainer.device)
+    if refused[0]:
+        raise refused[0]
+
+
+def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """By Switch layer, over the validation set: each expert's loss (E,) and the sum of its tokens (E, D)."""
+    task, dataset = trainer.task, trainer.cfg.dataset
     if "valid" not in task.datasets:
         task.load_dataset("valid")
     with numpy_seed(trainer.cfg.common.seed):
         batches = task.eval_lm_dataloader(
             task.dataset("valid"),
-            max_tokens=trainer.cfg.dataset.max_tokens_valid,
-            batch_size=trainer.cfg.dataset.batch_size_valid,
+            max_tokens=dataset.max_tokens_valid,
+            batch_size=dataset.batch_size_valid,
             max_positions=model.max_positions(),
+            num_shards=trainer.data_parallel_world_size,
+            shard_id=trainer.data_parallel_rank,
             num_workers=0,
         )
-    prefixes = [name for name, module in model.named_modules() if isinstance(module, SwitchFFN)]
-    sums = {prefix: _sum_tokens(model.get_submodule(f"{prefix}.router")) for prefix in prefixes}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, SwitchFFN)}
+    sums = {name: _sum_tokens(layer.router) for name, layer in layers.items()}
     result = evaluate(model, batches, task.dictionary.pad())
-    task.growth_tokens = result.tokens
-    parents = {
-        prefix: losing_experts(losses, args.grow_experts)
-        for prefix, losses in zip(prefixes, result.expert_loss.values(), strict=True)
-    }
+    task.growth_tokens = int(_over_processes(torch.tensor(result.tokens), trainer))
+    losses = {}
+    for (name, layer), number in zip(layers.items(), switch_layers(model), strict=True):
+        nothing = torch.zeros(layer.experts, dtype=torch.float64)  # more processes than batches
+        losses[name] = _over_processes(result.expert_loss.get(number, nothing), trainer)
+    # The length of a mean is of no matter, so the sums do.
+    return losses, {name: _over_processes(total, trainer) for name, total in sums.items()}
+
+
+def _over_processes(value: Tensor, trainer) -> Tensor:
+    """The sum of all processes' `value`, on the CPU. All call it."""
+    if trainer.data_parallel_world_size > 1:
+        value = value.to(trainer.device)
+        torch.distributed.all_reduce(value, group=trainer.data_parallel_process_group)
+    return value.cpu()
+
+
+def _grown_state(
+    path: str,
+    trainer,
+    losses: dict[str, Tensor],
+    means: dict[str, Tensor],
+    shapes: dict[str, torch.Size],
+) -> dict[str, Any]:
+    """The checkpoint at `path`, grown. UserError: too few experts, a tree, no optimizer state to copy."""
+    args = trainer.task.args
+    parents = {prefix: losing_experts(sums, args.grow_experts) for prefix, sums in losses.items()}
     for prefix, split in parents.items():
         logger.info(f"growing {prefix}: experts {split} have the largest validation loss and are split")
-    shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     seed = trainer.cfg.common.seed + args.stage
-    # The length of a mean is of no matter, so the sums do.
-    means = {prefix: total.cpu() for prefix, total in sums.items()}
     grow_model_state(state["model"], parents, args.grow_router, args.grow_noise, means, seed)
     if args.grow_optimizer == "copy":
         if "last_optimizer_state" not in state:
@@ -219,7 +263,7 @@ def _write_grown(path: str, grown: str, trainer) -> None:
         state.pop("last_optimizer_state", None)
     state["cfg"] = None  # that of the parent; who loads grown.pt has its own
     state["growth"] = parents
-    save_tensors(grown, state)
+    return state
 
 
 def _sum_tokens(router: Router) -> Tensor:

@@ -210,8 +210,8 @@ class SwitchFFN(nn.Module):
         tokens, *weights = as_autocast(tokens, self.w1, self.b1, self.w2, self.b2)
         layout = best_layout(tokens, capacity)
         if self.shards:  # as many rows as any process wants
-            wanted = routing.counts.max() if capacity is None else routing.counts.new_tensor(capacity)
-            layout = self.shards.largest(wanted)
+            most = self.capacity(self.shards.tokens)
+            layout = self.shards.largest(routing.counts.max()) if most is None else most
         way = dispatch(routing.expert, routing.counts, self.kept, layout)
         rows = self._experts(way.rows(tokens), way.groups, *weights)
         return way.tokens(rows, routing.gate).view(batch, time, dim).transpose(0, 1)

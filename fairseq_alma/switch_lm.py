@@ -184,6 +184,13 @@ class SwitchDecoder(TransformerDecoder):
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
+    def extract_features_scriptable(self, prev_output_tokens: Tensor, *args, **kwargs):
+        """As fairseq's; processes that share out the experts agree on the size of their batches."""
+        shards = next((module.shards for module in self.modules() if isinstance(module, SwitchFFN)), None)
+        if shards:
+            shards.agree(prev_output_tokens.numel(), prev_output_tokens.device)
+        return super().extract_features_scriptable(prev_output_tokens, *args, **kwargs)
+
     def load_balancing_loss(self) -> Tensor | float:
         """Sum of the Switch layers' load-balancing losses of the last forward pass; call it once for each.
 

@@ -59,13 +59,17 @@ class AlmaLMConfig(LanguageModelingConfig):
     grow_router: ChoiceEnum(["preserve", "copy", "tree"]) = field(  # type: ignore[valid-type]
         default="preserve",
         metadata={
-            "help": "preserve: splits leave the model's function as it was; copy: plain copies (the paper's "
-            "language models); tree: each split gets a gate of its own (its section 4.2), function as it was"
+            "help": "preserve: splits leave the model's function as it was but for --grow-noise; copy: "
+            "copies of experts and router rows (the paper's language models), set apart by --grow-noise; "
+            "tree: each split gets a gate of its own (its section 4.2), function as it was"
         },
     )
     grow_noise: float = field(
         default=0.1,
-        metadata={"help": "standard deviation of the noise between the router rows of parent and copy"},
+        metadata={
+            "help": "standard deviation of the noise between the router rows of parent and copy, half on "
+            "each; the paper mentions none. 0: plain copies, a tie, in which argmax takes the parent"
+        },
     )
     grow_optimizer: ChoiceEnum(["reset", "copy"]) = field(  # type: ignore[valid-type]
         default="reset", metadata={"help": "optimizer state after growing: start anew, or copy the parents'"}

@@ -18,13 +18,18 @@ def test_experts_have_to_be_a_multiple_of_the_processes(build, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("backend", "no_last", "words"),
-    [("fully_sharded", False, "use legacy_ddp"), ("legacy_ddp", True, "--no-last-checkpoints")],
+    ("backend", "no_last", "average", "words"),
+    [
+        ("fully_sharded", False, False, "use legacy_ddp"),
+        ("legacy_ddp", True, False, "--no-last-checkpoints"),
+        ("legacy_ddp", False, True, "--store-ema"),
+    ],
 )
-def test_options_that_do_not_go_with_it_are_refused(backend, no_last, words):
+def test_options_that_do_not_go_with_it_are_refused(backend, no_last, average, words):
     cfg = SimpleNamespace(
         distributed_training=SimpleNamespace(ddp_backend=backend),
         checkpoint=SimpleNamespace(no_last_checkpoints=no_last),
+        ema=SimpleNamespace(store_ema=average),
     )
     with pytest.raises(UserError, match=words):
         check(cfg)
@@ -68,6 +73,40 @@ def test_an_overflow_in_one_processs_expert_is_one_of_all(
     assert outputs[0] == outputs[1]
     tries = [(int(words[1]), float(words[3])) for words in outputs[0]]
     assert tries == [(0, 1024), (1, 1024), (2, 1024), (2, 512), (3, 512)]
+
+
+AGREEMENTS = """
+from fairseq_alma.expert_parallel import Shards
+from fairseq_alma.task import AlmaLMTask
+
+largest, step, valid_step = Shards.largest, AlmaLMTask.train_step, AlmaLMTask.valid_step
+waits = []
+
+def count(self, number):
+    waits.append(number)
+    return largest(self, number)
+
+def train_step(self, *args, **kwargs):
+    waits.clear()
+    result = step(self, *args, **kwargs)
+    print("waits", len(waits))
+    return result
+
+Shards.largest, AlmaLMTask.train_step = count, train_step
+"""
+
+
+@pytest.mark.parametrize("checkpointing", [(), ("--checkpoint-activations",)], ids=["", "recomputed"])
+def test_an_update_waits_once_for_the_other_process(
+    start_two, stream, tiny, tmp_path, user_dir, checkpointing
+):
+    """Not once in each of its three Switch layers, and in their recomputation again."""
+    flags = ("--max-update", "2", "--moe-expert-parallel", "--ddp-backend", "legacy_ddp", "--moe-freq", "1")
+    flags += ("--decoder-layers", "3", *checkpointing, *user_dir(AGREEMENTS))
+    for process in start_two(stream, *tiny, "--save-dir", tmp_path / "run", *flags):
+        finished = process.wait()
+        assert finished.code == 0, finished.output
+        assert [line for line in finished.output.splitlines() if line.startswith("waits")] == ["waits 1"] * 2
 
 
 # fairseq's fp32 weights and states are flat where there is a GPU and no expert parallelism.

@@ -51,6 +51,16 @@ def test_nothing_waits_for_the_device_where_there_is_a_capacity(dtype):
         torch.cuda.set_sync_debug_mode("default")
 
 
+def train(arguments: list) -> list[float]:
+    """The losses that fairseq-train logs."""
+    command = [sys.executable, "-m", "fairseq_cli.train", *map(str, arguments), "--dropout", "0"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    records = [line.split("train_inner | ")[1] for line in output.splitlines() if "train_inner | " in line]
+    return [float(json.loads(record)["loss"]) for record in records]
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -69,13 +79,28 @@ def test_nothing_waits_for_the_device_where_there_is_a_capacity(dtype):
 def test_training_learns_what_it_does_on_the_cpu(stream, tiny, tmp_path, flags):
     losses = []
     for save, more in (("cpu", ["--cpu"]), ("gpu", flags.split())):
-        command = [sys.executable, "-m", "fairseq_cli.train", stream, *tiny, "--save-dir", tmp_path / save]
-        command += ["--dropout", "0", "--distributed-world-size", "1", *more]
-        done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-        output = done.stdout + done.stderr
-        assert done.returncode == 0, output
-        records = [
-            line.split("train_inner | ")[1] for line in output.splitlines() if "train_inner | " in line
-        ]
-        losses.append([float(json.loads(record)["loss"]) for record in records])
+        command = [stream, *tiny, "--save-dir", tmp_path / save, "--distributed-world-size", "1", *more]
+        losses.append(train(command))
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--moe-capacity-factor 0",
+        "--checkpoint-activations",
+        "--fp16",
+        "--amp --fp16-init-scale 65536",
+        "--bf16 --ddp-backend pytorch_ddp",
+    ],
+)
+def test_two_gpus_that_share_out_the_experts_train_as_one_that_accumulates(stream, tiny, tmp_path, flags):
+    """And its checkpoint, of fp16's states too, goes on where each GPU has all experts."""
+    base = [stream, *tiny, "--ddp-backend", "legacy_ddp", *flags.split()]
+    one = ["--save-dir", tmp_path / "one", "--distributed-world-size", "1", "--update-freq", "2"]
+    two = ["--save-dir", tmp_path / "two", "--distributed-world-size", "2"]
+    expected = train([*base, *one])
+    assert train([*base, *two, "--moe-expert-parallel"]) == pytest.approx(expected, rel=1e-2)
+    train([*base, *two, "--max-update", "22"])

@@ -64,6 +64,17 @@ def test_copy_divides_every_gate_by_one_plus_the_copied_probabilities(build, sam
     torch.testing.assert_close(new.gate, expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("size", [0.0, 0.1])
+def test_copies_are_plain_without_noise_and_evenly_set_apart_with_it(build, size):
+    _, model = build("--moe-expert-count", "4")
+    larger = grown(build, model, [2, 0], "copy", noise=size, mean_tokens={PREFIX: torch.randn(4, 32)})
+    old, new = (switch_layers(each)["1"].router.weight for each in (model, larger))
+    assert torch.equal(new[[1, 3]], old[[1, 3]])
+    assert torch.equal(new[4:], old[[2, 0]]) == torch.equal(new[[2, 0]], old[[2, 0]]) == (size == 0)
+    torch.testing.assert_close(new[4:] - old[[2, 0]], old[[2, 0]] - new[[2, 0]], atol=1e-6, rtol=0)
+    assert (new[4:] - new[[2, 0]]).std().item() == pytest.approx(size, rel=0.3)
+
+
 def noise(experts: int, dim: int = 32) -> dict:
     """Arguments of grow_model_state; the mean tokens may be any where the function is to stay as it was."""
     return {"noise": 0.5, "mean_tokens": {PREFIX: torch.randn(experts, dim)}}
@@ -171,6 +182,58 @@ def test_losing_experts_are_those_of_the_largest_summed_loss():
     assert losing_experts(torch.tensor([3.0, 9.0, 1.0, 7.0]), 2) == [1, 3]
     with pytest.raises(UserError, match="each of the 4 experts at most once"):
         losing_experts(torch.ones(4), 5)
+
+
+# Processes may be 10 s apart; to evaluate all batches takes longer than that.
+SLOW = """
+import datetime, functools, time
+import torch
+from fairseq_alma import growth
+
+init, evaluate = torch.distributed.init_process_group, growth.evaluate
+torch.distributed.init_process_group = functools.partial(init, timeout=datetime.timedelta(seconds=10))
+
+def slowly(model, batches, pad):
+    batches = [batch for batch in batches if batch]
+    print("share", len(batches))
+    time.sleep(0.3 * len(batches))
+    return evaluate(model, batches, pad)
+
+growth.evaluate = slowly
+"""
+
+
+def test_two_processes_evaluate_half_of_the_validation_set_each(
+    start, start_two, stream, tiny, tmp_path, user_dir
+):
+    """What one process waits for the other is a part of the time-out of their collectives."""
+    previous, sizes = tmp_path / "stage_00", ("--max-tokens-valid", "64")
+    assert start("train", stream, *tiny, "--save-dir", previous, "--max-update", "2").wait().code == 0
+    growing = ("--grow-experts", "2", "--moe-expert-count", "6", "--stage", "1", "--max-update", "1", *sizes)
+    flags = (stream, *tiny, *growing, "--finetune-from-model", previous / "checkpoint_last.pt")
+    one = start("train", *flags, "--save-dir", tmp_path / "one").wait()
+    assert one.code == 0, one.output
+    shares = []
+    for process in start_two(*flags, "--save-dir", tmp_path / "two", *user_dir(SLOW)):
+        finished = process.wait()
+        assert finished.code == 0, finished.output
+        shares += [int(line.split()[1]) for line in finished.output.splitlines() if line.startswith("share")]
+    assert len(shares) == 2
+    assert 0.3 * sum(shares) > 10 > 0.3 * max(shares)
+    a, b = (torch.load(tmp_path / name / GROWN, weights_only=True) for name in ("one", "two"))
+    assert a["growth"] == b["growth"]
+    torch.testing.assert_close(a["model"], b["model"], atol=1e-6, rtol=1e-5)
+
+
+def test_what_the_first_process_refuses_all_refuse(start, start_two, stream, tiny, tmp_path):
+    previous = tmp_path / "stage_00"
+    flags = ("--save-dir", previous, "--max-update", "1", "--no-save-optimizer-state")
+    assert start("train", stream, *tiny, *flags).wait().code == 0
+    growing = ("--grow-experts", "2", "--moe-expert-count", "6", "--grow-optimizer", "copy")
+    flags = (*growing, "--stage", "1", "--finetune-from-model", previous / "checkpoint_last.pt")
+    for process in start_two(stream, *tiny, "--save-dir", tmp_path / "two", *flags):
+        assert "has no optimizer state" in process.wait().error
+    assert not (tmp_path / "two" / GROWN).exists()
 
 
 @pytest.mark.parametrize("layout", [flat, by_parameter])

@@ -38,6 +38,7 @@ def test_there_is_a_file_for_every_row_of_the_papers_table(monkeypatch, size):
             for experts, command in zip((4, 6, 8, 12), words, strict=True):
                 assert f"--moe-expert-count {experts} " in command
             assert "--grow-router copy" in words[-1]
+            assert "--grow-noise=0.1" in words[-1]
         if request.waiting_time == 3:
             assert last.stage.last == 3  # the paper has nothing at the fourth mega-batch
         assert request.settings["--batch-size"] * 3 * 8 == 192
