@@ -34,7 +34,7 @@ def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dic
         }
     }
     own = {"ema", "ema_fp32_params"}  # of the first member's weights
-    extra = {key: value for key, value in states[0]["extra_state"].items() if key not in own}
+    extra = {key: value for key, value in states[0].get("extra_state", {}).items() if key not in own}
     return states[0] | {"cfg": config, "model": model, "extra_state": extra, "last_optimizer_state": None}
 
 

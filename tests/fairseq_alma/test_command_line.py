@@ -87,6 +87,7 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
         ("S --task alma_ml", "--task alma_ml: no such choice; did you mean alma_lm?"),
         ("S --grow-router keep", "--grow-router keep: no such choice; choose from preserve, copy, tree"),
         ("S --max-update ten", "--max-update: invalid int value: 'ten'"),
+        ("S --total-num-update x", "--total-num-update: invalid float value: 'x'"),
         ("S --lr high", "--lr: invalid value: 'high'"),
         ("S --update-freq [1,", "--update-freq: invalid value: '[1,'"),
         ("S --adam-betas none", "--adam-betas: invalid value: 'none'"),
@@ -107,7 +108,16 @@ def test_fairseq_train_refuses_a_misspelt_flag_and_makes_nothing(start, stream, 
 
 
 def test_the_literal_command_trains(start, stream, tmp_path):
-    flags = ("--task", "alma_lm", "--arch", "switch_gmoe_tiny", "--max-update", "2", "--tokens-per-sample", "64")
+    flags = (
+        "--task",
+        "alma_lm",
+        "--arch",
+        "switch_gmoe_tiny",
+        "--max-update",
+        "2",
+        "--tokens-per-sample",
+        "64",
+    )
     done = start("train", stream, *flags, "--save-dir", tmp_path).wait()
     assert done.code == 0, done.output
     assert "defaults of --task alma_lm: --batch-size 8 --update-freq 3 --optimizer adam" in done.output
@@ -118,8 +128,8 @@ def test_help_has_the_flags_of_the_task_and_its_defaults(start):
     done = start("train", "--task", "alma_lm", "--help").wait()
     assert done.code == 0
     assert all(flag in done.output for flag in ("--grow-router", "--moe-expert-count", "--adam-betas"))
-    epilog = " ".join(done.output[done.output.index("Defaults of --task") :].split())
-    assert all(f"{flag} {value}" in epilog for flag, value in defaults.TRAINING.items() if value is not True)
+    shown = done.output.partition("defaults of --task alma_lm:")[2]
+    assert all(f"{flag} {value}" in shown for flag, value in defaults.TRAINING.items() if value is not True)
 
 
 def run(command: str, *words: str, path: Path = ROOT, text: str = "") -> subprocess.CompletedProcess[str]:
@@ -141,7 +151,10 @@ def test_our_commands_read_their_command_line_before_torch_and_fairseq(command, 
 
 
 def test_check_resolves_command_lines_and_warns_of_nothing():
-    lines = [["S", "--arch", "switch_gmoe_tiny"], ["S", "--arch", "switch_gmoe_tiny", "--moe-expert-count", "6"]]
+    lines = [
+        ["S", "--arch", "switch_gmoe_tiny"],
+        ["S", "--arch", "switch_gmoe_tiny", "--moe-expert-count", "6"],
+    ]
     done = run("check", text=json.dumps(lines))
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
