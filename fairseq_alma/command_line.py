@@ -1,4 +1,4 @@
-"""fairseq's command lines for `--task alma_lm`: defaults, and one clear line for what fairseq does not know."""
+"""fairseq's command lines for `--task alma_lm`: defaults, and one clear line for what fairseq refuses."""
 
 import argparse
 import ast
@@ -43,7 +43,7 @@ def parse(
     given: set[str] = set()
 
     def prepare(parser: argparse.ArgumentParser) -> None:
-        # fairseq calls this twice: before the flags of arch, task, optimizer and scheduler are known, and after.
+        # Called before the flags of arch, task, optimizer and scheduler are added to the parser, and after.
         if modify:
             modify(parser)
         for action in parser._actions:
@@ -59,8 +59,8 @@ def parse(
 
     setattr(parser, "error", lambda message: _refuse(parser, message))  # noqa: B010  mypy
     if training:
-        parser.epilog = f"Defaults of --task {TASK}: {_shown(defaults.TRAINING)} --warmup-updates "
-        parser.epilog += f"{defaults.WARMUP} (at most a tenth of --max-update) --total-num-update MAX_UPDATE."
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        parser.epilog = _epilog()
     if asking := {"-h", "--help"}.intersection(words):
         with contextlib.suppress(UserError):  # no matter what else is wrong: now the parser has all flags
             run([word for word in words if word not in asking])
@@ -90,6 +90,15 @@ def _shown(values: dict[str, object]) -> str:
     return " ".join(flag if value is True else f"{flag} {value}" for flag, value in values.items())
 
 
+def _epilog() -> str:
+    schedule = {
+        "--warmup-updates": f"{defaults.WARMUP}, at most a tenth of --total-num-update",
+        "--total-num-update": "that of --max-update",
+    }
+    lines = (f"  {_shown({flag: value})}" for flag, value in (defaults.TRAINING | schedule).items())
+    return "\n".join((f"defaults of --task {TASK}:", *lines))
+
+
 def _fill_schedule(args: argparse.Namespace, given: set[str]) -> None:
     """The length of polynomial_decay and of its warm-up, where they are not given."""
     if args.lr_scheduler != defaults.SCHEDULER:
@@ -102,6 +111,8 @@ def _fill_schedule(args: argparse.Namespace, given: set[str]) -> None:
 
 def _check_values(action: argparse.Action) -> None:
     """Have argparse report what fairseq only meets later, as a traceback: lists and tuples of numbers."""
+    if action.dest == "total_num_update":
+        action.type = float  # fairseq gives it none, for its default is another flag's value
     convert, default = action.type, action.default
     tuple_as_text = convert is str and isinstance(default, (tuple, list))
     if convert is None or (isinstance(convert, type) and not tuple_as_text) or hasattr(convert, "checked"):

@@ -140,6 +140,20 @@ def test_processes_without_fairseq_import_nothing_more() -> None:
     assert not {"torch", "numpy", "fairseq", "fairseq_alma", "alma"} & set(before)
 
 
+def test_importing_fairseq_registers_names_and_changes_nothing_else() -> None:
+    check(
+        "import signal, fairseq, fairseq.trainer\n"
+        "from fairseq import checkpoint_utils, models, options, tasks\n"
+        "from fairseq.distributed import utils as distributed\n"
+        "assert 'alma_lm' in tasks.TASK_REGISTRY and 'switch_gmoe' in models.ARCH_MODEL_REGISTRY\n"
+        "for number in (signal.SIGUSR1, signal.SIGUSR2):\n"
+        "    assert signal.getsignal(number) == signal.SIG_DFL\n"
+        "parse, load = options.parse_args_and_arch, checkpoint_utils.load_checkpoint\n"
+        "for function in (parse, load, distributed.call_main):\n"
+        "    assert function.__code__.co_filename.startswith(fairseq.__path__[0]), function\n"
+    )
+
+
 @pytest.mark.parametrize("options", [[], ["--user-dir", "fairseq_alma"]])
 def test_literal_command_knows_task_and_arch(options: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", str(tmp_path), *options]

@@ -12,7 +12,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from fairseq_alma.combine import combine
-from fairseq_alma.export import export
+from fairseq_alma.hugging_face import export
 from fairseq_alma.switch_layer import switch_layers
 
 DENSE = "--arch transformer_lm --decoder-normalize-before --decoder-learned-pos".split()
@@ -322,7 +322,7 @@ def test_bad_input_is_one_clear_line(start, checkpoint, stream, tmp_path):
 
     assert "absent.pt: no such checkpoint" in error(tmp_path / "absent.pt")
     (tmp_path / "half.pt").write_bytes(path.read_bytes()[:2000])
-    assert "half.pt: truncated" in error(tmp_path / "half.pt")
+    assert "half.pt: is truncated" in error(tmp_path / "half.pt")
     other = changed("o.pt", lambda state: state["model"].update(encoder=torch.zeros(1)))
     assert "o.pt is not the checkpoint of a decoder-only language model" in error(other)
     arch = changed("l.pt", lambda state: state["cfg"]["model"].update(_name="lightconv_lm"))
@@ -330,7 +330,7 @@ def test_bad_input_is_one_clear_line(start, checkpoint, stream, tmp_path):
     less = changed("m.pt", lambda state: state["model"].pop("decoder.layers.1.fc1.b1"))
     assert "m.pt: layers.1.ffn.b1 is absent, expected (4, 128)" in error(less)
     none = changed("n.pt", lambda state: state["model"].pop("decoder.embed_tokens.weight"))
-    assert "n.pt: truncated or not a fairseq checkpoint" in error(none)
+    assert "n.pt: not a fairseq checkpoint" in error(none)
     extra = changed("x.pt", lambda state: state["model"].update({"decoder.gain": torch.zeros(1)}))
     assert "x.pt: gain is (1,), expected no such weight" in error(extra)
     assert "no finished stream here" in error(path, "--tokenizer", tmp_path)

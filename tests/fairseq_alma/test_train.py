@@ -104,6 +104,30 @@ def test_killed_training_goes_on_with_the_same_numbers(start, stream, tiny, tmp_
         load(tmp_path / d / "checkpoint_last.pt")["extra_state"]["AlmaLMTask"] for d in ("whole", "killed")
     ]
     assert tokens[0]["train_tokens"] == tokens[1]["train_tokens"]
+    assert tokens[0]["valid_tokens"] == tokens[1]["valid_tokens"]
+
+
+def test_the_validation_score_and_the_cost_of_validation_are_recorded(start, stream, tiny, tmp_path):
+    output = train(start, stream, tiny, tmp_path / "run", "--save-interval-updates", "8")
+    best = tmp_path / "run" / "checkpoint_best.pt"
+
+    def evaluate(*flags) -> dict:
+        out = tmp_path / "result.json"
+        assert start("evaluate", stream, *flags, "--out", out).wait().code == 0
+        return json.loads(out.read_text())
+
+    record = evaluate("--path", best, "--valid")
+    of_valid = evaluate("--path", best, "--gen-subset", "valid")
+    assert of_valid["valid"] is None
+    assert record["valid"] == {key: of_valid[name] for key, name in (("loss", "nll"), ("perplexity",) * 2)}
+    assert record["perplexity"] != record["valid"]["perplexity"]
+    untrained = evaluate("--untrained", *tiny, "--valid")
+    assert untrained["valid"]["loss"] == pytest.approx(math.log(1000), rel=0.1)
+    (training,) = record["training"]
+    times = len(logged(output, "valid"))
+    assert times >= 3
+    per_token = training["flops"] / training["tokens"] / 3
+    assert training["validation_flops"] == times * Stream.load(stream).valid.tokens * per_token
 
 
 def test_a_finished_stage_started_again_changes_nothing(start, stream, tiny, stage0):
@@ -291,7 +315,16 @@ def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_
     shutil.copytree(stream, damaged)
     cut_short(damaged / "megabatch_00" / "train.bin")
     assert "train.bin: truncated" in error(data=damaged)
-    assert "stages 0 to 2" in error("--stage", "3")
+    late = start("train", stream, *tiny, "--save-dir", tmp_path / "late", "--stage", "3").wait()
+    assert "stages 0 to 2" in late.error
+    assert "SwitchLanguageModel" not in late.output
+    wrong = tmp_path / "wrong"
+    shutil.copytree(stream, wrong)
+    (wrong / "dict.txt").write_text("a b c\n" * 3)
+    assert "dict.txt is not a dictionary: Incorrect dictionary format" in error(data=wrong, save="late")
+    (wrong / "dict.txt").write_bytes(b"\xff\xfe 1\n")
+    assert "wrong/dict.txt is not a dictionary" in error(data=wrong, save="late")
+    assert not (tmp_path / "late").exists()
     assert "waiting time 9 is longer" in error("--waiting-time", "9")
     growing = ("--grow-experts", "2", "--moe-expert-count", "6")
     assert "--finetune-from-model" in error(*growing)
@@ -303,6 +336,6 @@ def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_
     assert "at most once" in error(*previous, "--moe-expert-count", "9", "--grow-experts", "5")
     assert "experts are never taken away" in error("--moe-expert-count", "2", save="stage_00")
     cut_short(stage0)
-    assert "truncated or not a fairseq checkpoint" in error(*previous)
-    assert "truncated or not a fairseq checkpoint" in error(save="stage_00")
+    assert "checkpoint_last.pt: is truncated; delete it" in error(*previous)
+    assert "checkpoint_last.pt: is truncated; delete it" in error(save="stage_00")
     assert not list(tmp_path.glob("bad/*.pt"))
