@@ -176,8 +176,8 @@ def show_jobs(plans: Sequence[Plan], wanted: Resources, verbose: bool) -> None:
 def announce(requests: Sequence[Request], plans: Sequence[Plan], machine: Machine, verbose: bool) -> None:
     """Say what all runs will take, and with which settings.
 
-    UserError: what is left of one does not fit `machine`, or its directory has something that was trained with
-    other settings. Nothing has been written by then.
+    UserError: what is left of one does not fit `machine`, or its directory has a training with other
+    settings. Nothing has been written by then.
     """
     pairs = list(zip(requests, plans, strict=True))
     estimates = [estimate(plan, count_units(request.stream), machine) for request, plan in pairs]
