@@ -132,25 +132,25 @@ def launch_on_slurm(
     """Submit all that is not complete, and not in the queue."""
     folder = submit.log_folder(plans)
     outs = [plan.out for plan in plans]
-    jobs: dict[Path, str] = {}
     with ExitStack() as stack:  # two launches at a time would both find nothing in the queue
-        for plan in plans:
-            make_directory(plan.out)
-            stack.enter_context(patiently_locked(plan.out))
-        busy = queue.live_units([out for out in outs if queue.on_cluster(out)])
+        for out in outs:
+            make_directory(out)
+            stack.enter_context(patiently_locked(out))
+        busy = submit.in_queue(outs)
         if busy:
             say(f"{len(busy)} units are in the queue already, {busy[0].run} {busy[0].name} among them")
-        taken = {unit.run for unit in busy}
         for request, plan in zip(requests, plans, strict=True):
-            if plan.out in taken and not Run.check(plan.out, *run_config(request, plan)):
+            taken = any(unit.run == plan.out for unit in busy)
+            if taken and not Run.check(plan.out, *run_config(request, plan)):
                 raise _in_the_queue(plan, busy, "wait for them")
             open_run(request, plan)
-        free = [plan for plan in plans if plan.out not in taken]
+        jobs = {unit.marker: str(unit.job) for unit in busy}
         try:
-            submit.submit(free, wanted, submit.to_slurm(folder), jobs)
+            submit.submit(plans, wanted, submit.to_slurm(folder), jobs)
         finally:
-            submit.record(free, jobs, folder)
-    say(f"{len(jobs)} units submitted; their logs: {folder}" if jobs else "0 units submitted")
+            submit.record(plans, jobs, folder, busy)
+    new = len(jobs) - len(busy)
+    say(f"{new} units submitted" + (f"; their logs: {folder}" if new else ""))
     names = " ".join(str(out) for out in outs)
     if not wait:
         print(f"watch them with: python -m slurm.status --watch {names}")

@@ -1,17 +1,19 @@
-"""Runs to SLURM jobs: one array for each stage, all submitted up front.
+"""Runs to SLURM jobs: all that is missing is submitted at once, each after what it `needs` and nothing else.
 
-An element of an array is one training: run x seed x ensemble member. A stage's array follows the one before
-by `aftercorr`, element by element; the evaluation of a run's stage follows its members by `afterok`. What
-fails for good takes what needs it along (kill-on-invalid-dep).
+The trainings of a stage (run x seed x ensemble member) are elements of an array, and so are evaluations. An
+array whose elements need those in their own places of other arrays follows them by `aftercorr`; a unit with
+other needs is a job of its own, by `afterok`. When one fails for good SLURM cancels what depends on it, and
+nothing else (kill-on-invalid-dep).
 """
 
+import itertools
 import os
 import shlex
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,62 +26,83 @@ from slurm.unit import Restartable, Unit, needs, units
 
 LOGS = "slurm_jobs"
 _LATER = ("Requested nodes are busy", "Required node not available")
+_KINDS = ("untrained", "train", "evaluate")  # in this order they are submitted
 Submit = Callable[[str, Sequence[Restartable], Resources, str | None], list[str]]
 """(name, units, resources, dependency) -> a job id for each unit: one job, or one array of several."""
 
 
-def submit(plans: Sequence[Plan], resources: Resources, send: Submit, jobs: dict[Path, str]) -> None:
-    """Give `send` all that is not complete, in an order in which it can run.
+def in_queue(runs: Sequence[Path]) -> list[queue.Unit]:
+    """The units of the runs that are in SLURM's queue and can still run. UserError and NoAnswer as of `ask`.
 
-    `jobs` gets the job of each unit, by its marker, as soon as there is one.
+    Those whose needs are neither there nor complete are cancelled, as SLURM is about to do.
+    """
+    there = queue.live_units([run for run in runs if queue.on_cluster(run)])
+    able: list[queue.Unit] = []
+    for unit in there:  # what a unit needs comes before it
+        if all(need.done or need in able for need in unit.needs):
+            able.append(unit)
+    if stuck := [str(unit.job) for unit in there if unit not in able]:
+        queue.scancel(stuck)
+    return able
+
+
+def submit(plans: Sequence[Plan], resources: Resources, send: Submit, jobs: dict[Path, str]) -> None:
+    """Give `send` all that is neither complete nor in `jobs`, each unit after those that it needs.
+
+    `jobs` has the jobs of the units that are in the queue, by their markers; those of new ones are added.
     """
     spawns = resources.tasks_per_node == 1 and resources.gpus_per_node > 1
-    pieces = {plan.out: units(plan, spawns) for plan in plans}
-    missing = [unit for each in pieces.values() for unit in each if not unit.marker.exists()]
-
-    def hand_over(name: str, some: Sequence[Unit], each: Resources, after: str | None) -> None:
-        ids = send(f"alma-{name}", some, each, after)
-        jobs.update(zip((unit.marker for unit in some), ids, strict=True))
-
-    for unit in missing:
-        if unit.kind == "untrained":
-            hand_over("untrained", [unit], resources.alone(), None)
-    for chains in _alike(missing):
-        before: list[str] = []
-        for index in range(chains[0][0].index, chains[0][-1].index + 1):
-            now = [unit for chain in chains for unit in chain if unit.index == index]
-            hand_over(f"stage{index}", now, resources, _after(before, len(now)))
-            before = [jobs[unit.marker] for unit in now]
-    for unit in missing:
-        if unit.kind == "evaluate":
-            needed = [each.marker for each in needs(unit, pieces[unit.plan.out])]
-            waits = [jobs[marker] for marker in needed if marker in jobs]
-            after = ":".join(["afterok", *waits]) if waits else None
-            hand_over(f"evaluate{unit.index}", [unit], resources.alone(), after)
+    needed: dict[Path, list[Path]] = {}
+    missing: list[Unit] = []
+    for pieces in (units(plan, spawns) for plan in plans):
+        missing += [unit for unit in pieces if unit.marker not in jobs and not unit.marker.exists()]
+        needed |= {unit.marker: [each.marker for each in needs(unit, pieces)] for unit in pieces}
+    groups: dict[tuple[int, int], list[Unit]] = defaultdict(list)
+    for unit in _in_places(missing, needed):
+        groups[_KINDS.index(unit.kind), unit.index].append(unit)
+    for (kind, index), group in sorted(groups.items()):
+        name = ("alma-untrained", f"alma-stage{index}", f"alma-evaluate{index}")[kind]
+        each = resources if _KINDS[kind] == "train" else resources.alone()
+        waits = [[jobs[marker] for marker in needed[unit.marker] if marker in jobs] for unit in group]
+        for array, dependency in _arrays(group, waits):
+            ids = send(name, array, each, dependency)
+            jobs.update(zip((unit.marker for unit in array), ids, strict=True))
 
 
-def _alike(missing: Sequence[Unit]) -> list[list[list[Unit]]]:
-    """Chains of trainings (of a member, stage by stage), those that begin alike together, long ones first.
+def _in_places(missing: Sequence[Unit], needed: Mapping[Path, Sequence[Path]]) -> list[Unit]:
+    """The units in the order that they have in arrays: so that an element follows that in its own place.
 
-    The arrays of their stages then have the same elements in the same places, as aftercorr wants it.
+    First those with the longest chain of trainings after them; of these, models that are evaluated alone.
     """
-    chains: dict[tuple[Path, int], list[Unit]] = defaultdict(list)
-    for unit in missing:
+    following: dict[Path, int] = {}
+    for unit in reversed(missing):
         if unit.kind == "train":
-            chains[unit.plan.out, unit.member].append(unit)
-    by_start: dict[int, list[list[Unit]]] = defaultdict(list)
-    for chain in sorted(chains.values(), key=len, reverse=True):
-        by_start[chain[0].index].append(chain)
-    return list(by_start.values())
+            following |= dict.fromkeys(needed[unit.marker], 1 + following.get(unit.marker, 0))
+    return sorted(missing, key=lambda unit: (-following.get(unit.marker, 0), len(unit.spec.models)))
 
 
-def _after(before: Sequence[str], count: int) -> str | None:
-    """The dependency of `count` trainings on as many or more of the stage before."""
-    if not before:
-        return None
-    if count == 1:
-        return f"afterok:{before[0]}"
-    return f"aftercorr:{before[0].split('_')[0]}"
+def _arrays(group: Sequence[Unit], waits: Sequence[Sequence[str]]) -> Iterator[tuple[list[Unit], str | None]]:
+    """A group as arrays and single jobs, each with its dependency; `waits`: the jobs that each unit needs."""
+    free: list[Unit] = []
+    corresponding: dict[tuple[str, ...], dict[int, tuple[Unit, str]]] = defaultdict(dict)
+    for unit, jobs in zip(group, waits, strict=True):
+        arrays = tuple(job.partition("_")[0] for job in jobs)
+        places = {job.partition("_")[2] for job in jobs}
+        after = ":".join(("afterok", *jobs))
+        if not jobs:
+            free.append(unit)
+        elif len(places) == 1 and places != {""} and len(set(arrays)) == len(arrays):
+            corresponding[arrays][int(places.pop())] = unit, after
+        else:
+            yield [unit], after
+    if free:
+        yield free, None
+    for arrays, placed in corresponding.items():
+        same = next(place for place in itertools.count() if place not in placed)
+        if same > 1:
+            yield [placed.pop(place)[0] for place in range(same)], ":".join(("aftercorr", *arrays))
+        for unit, after in placed.values():
+            yield [unit], after
 
 
 def to_slurm(folder: Path) -> Submit:
@@ -146,27 +169,34 @@ def parameters(name: str, resources: Resources, dependency: str | None) -> dict[
     return {**resources.parameters(), **after, "job_name": name, "additional_parameters": more}
 
 
-def record(plans: Sequence[Plan], jobs: dict[Path, str], folder: Path) -> None:
-    """Write each run's jobs.json, which slurm.status and slurm.cancel read."""
+def record(
+    plans: Sequence[Plan], jobs: Mapping[Path, str], folder: Path, before: Sequence[queue.Unit] = ()
+) -> None:
+    """Write each run's jobs.json, which slurm.status and slurm.cancel read.
+
+    `before`: units that were in the queue already; those that the plans no longer have stay recorded.
+    """
+    logs = {marker: job_log(folder, job) for marker, job in jobs.items()}
+    logs |= {unit.marker: str(unit.log) for unit in before}
     for plan in plans:
         pieces = units(plan)
-        places = {unit.marker: place for place, unit in enumerate(pieces)}
-        entries = []
-        for unit in pieces:
-            job = jobs.get(unit.marker)
-            entries.append(
-                {
-                    "name": unit.name,
-                    "kind": unit.kind,
-                    "stage": None if unit.kind == "untrained" else unit.index,
-                    "directory": os.path.relpath(unit.directory, plan.out),
-                    "marker": os.path.relpath(unit.marker, plan.out),
-                    "updates": plan.max_update if unit.kind == "train" else None,
-                    "job": job,
-                    "log": job_log(folder, job) if job else None,
-                    "needs": [places[each.marker] for each in needs(unit, pieces)],
-                }
-            )
+        needed = {unit.marker: [each.marker for each in needs(unit, pieces)] for unit in pieces}
+        old = [unit for unit in before if unit.run == plan.out and unit.marker not in needed]
+        needed |= {unit.marker: [each.marker for each in unit.needs] for unit in old}
+        places = {marker: place for place, marker in enumerate(needed)}
+        entries = [
+            {
+                "name": unit.name,
+                "kind": unit.kind,
+                "directory": os.path.relpath(unit.directory, plan.out),
+                "marker": os.path.relpath(unit.marker, plan.out),
+                "updates": plan.max_update if unit.kind == "train" else None,
+                "job": jobs.get(unit.marker),
+                "log": logs.get(unit.marker),
+                "needs": [places[marker] for marker in needed[unit.marker] if marker in places],
+            }
+            for unit in (*pieces, *old)
+        ]
         queue.write_units(plan.out, entries)
 
 

@@ -40,7 +40,7 @@ class Launcher:
     ) -> subprocess.Popen:
         """`options` are Popen's."""
         path = os.pathsep.join((str(FAKE), str(ROOT)))
-        added = {"PYTHONPATH": path, "FAKE_PIDS": str(self.pids), **self.environment}
+        added = {**self.environment, "PYTHONPATH": path, "FAKE_PIDS": str(self.pids)}
         return subprocess.Popen(
             [sys.executable, *program, *words],
             cwd=self.folder,

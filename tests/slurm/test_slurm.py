@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from launcher import SMALL, Launcher, make
 
+from slurm import queue
+
 FLAGS = (*SMALL, "--max-update", "4")
 MEMBERS = ("--members", "3", "--stages", "3")
 
@@ -193,3 +195,56 @@ def test_launched_again_while_it_runs_nothing_is_submitted_twice(cluster, tmp_pa
         assert "in the queue already" in err
     assert run.launcher.rows == expected["gmoe"]
     assert run.trainings == 3
+
+
+@pytest.fixture(scope="module")
+def expected_gens(tmp_path_factory) -> list[dict]:
+    """Rows of an uninterrupted gens run on this machine."""
+    local = make(tmp_path_factory.mktemp("local") / "gens", learner="gens")
+    local.run("--stages", "3", flags=FLAGS)
+    return local.rows
+
+
+def test_a_member_that_fails_stops_what_needs_it_and_nothing_else(cluster, tmp_path, expected_gens):
+    run = prepare(cluster, tmp_path, "gens", 0.0)
+    run.launcher.environment["FAKE_CRASH"] = "1:2:python"
+    run.launch(code=1)
+    done = {unit.name for unit in queue.read_units(run.launcher.out) if unit.done}
+    assert done == {"untrained", "stage 0", "stage 2", "evaluation of stage 0"}
+    states = cluster.states(*(run.job(f"{of}stage {k}") for of in ("", "evaluation of ") for k in range(3)))
+    assert sorted(states.values()) == ["CANCELLED"] * 2 + ["COMPLETED"] * 3 + ["FAILED"]
+    run.launcher.environment.pop("FAKE_CRASH")
+    _, err = run.launch()
+    assert "\n3 units submitted" in err
+    assert run.launcher.rows == expected_gens
+    assert run.trainings == 4
+
+
+def test_what_failed_is_submitted_again_while_the_rest_of_the_run_is_at_work(
+    cluster, tmp_path, expected_gens
+):
+    run = prepare(cluster, tmp_path, "gens", 2.0)
+    run.launcher.environment["FAKE_CRASH"] = "1:0:python"
+    process = run.start()
+    cluster.until(lambda: run.updates(0) >= 1 and run.updates(2) >= 1, timeout=60)
+    cluster.wait_for(run.job("stage 1"), "FAILED")
+    before = {name: run.job(name) for name in ("stage 0", "stage 2", "evaluation of stage 0")}
+    run.launcher.environment.pop("FAKE_CRASH")
+    _, err = run.launch()
+    process.communicate(timeout=60)
+    assert "3 units are in the queue already" in err
+    assert "\n3 units submitted" in err
+    assert {name: run.job(name) for name in before} == before
+    assert run.launcher.rows == expected_gens
+    assert run.trainings == 4
+
+
+def test_runs_of_several_seeds_are_arrays_and_so_are_their_evaluations(cluster, tmp_path, expected_gens):
+    run = prepare(cluster, tmp_path, "gens", 0.0)
+    run.launch("--seeds", "0-1")
+    run.launcher.run_name = "run_s0"
+    assert run.launcher.rows == expected_gens
+    first = {unit.name: unit.job or "" for unit in queue.read_units(run.launcher.out)}
+    second = {unit.name: unit.job or "" for unit in queue.read_units(run.launcher.folder / "run_s1")}
+    assert {job.partition("_")[2] for job in first.values()} == {"0"}
+    assert second == {name: job.replace("_0", "_1") for name, job in first.items()}

@@ -1,5 +1,6 @@
 """Which jobs a launch makes, in which order, without a SLURM."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +8,10 @@ import submitit
 from launcher import SMALL, read_requests
 
 from alma.errors import UserError
+from slurm import queue
 from slurm.plan import make_plan
 from slurm.resources import Resources
-from slurm.submit import Paper, submit, to_paper
+from slurm.submit import Paper, record, submit, to_paper
 from slurm.unit import units
 
 FLAGS = (*SMALL, "--max-update", "4")
@@ -38,9 +40,9 @@ class Sent:
         return [f"{number}_{place}" for place in range(len(pieces))] if len(pieces) > 1 else [str(number)]
 
 
-def sent(made) -> list[tuple[str, list[str], str | None]]:
+def sent(made, jobs: dict | None = None) -> list[tuple[str, list[str], str | None]]:
     send = Sent()
-    submit(made, Resources(), send, {})
+    submit(made, Resources(), send, {} if jobs is None else jobs)
     return send.jobs
 
 
@@ -54,16 +56,17 @@ def finish(plan, *names: str) -> None:
 
 def test_a_stage_is_an_array_that_follows_the_stage_before_element_by_element(tmp_path):
     jobs = sent(plans(tmp_path, "sm", "ens --members 2"))
+    assert jobs[0] == ("alma-untrained", ["sm untrained", "ens--members2 untrained"], None)
     first = ["ens--members2 stage 0, member 1 of 2", "ens--members2 stage 0, member 2 of 2"]
-    assert jobs[2] == ("alma-stage0", ["sm stage 0", *first], None)
-    assert [(name, after) for name, _, after in jobs[3:5]] == [
-        ("alma-stage1", "aftercorr:3"),
-        ("alma-stage2", "aftercorr:4"),
+    assert jobs[1] == ("alma-stage0", ["sm stage 0", *first], None)
+    assert [(name, after) for name, _, after in jobs[2:4]] == [
+        ("alma-stage1", "aftercorr:2"),
+        ("alma-stage2", "aftercorr:3"),
     ]
     evaluations = {what[0]: after for name, what, after in jobs if name.startswith("alma-evaluate")}
-    assert evaluations["sm evaluation of stage 1"] == "afterok:4_0"
-    assert evaluations["ens--members2 evaluation of stage 2"] == "afterok:5_1:5_2"
-    assert len(jobs) == 2 + 3 + 6
+    assert evaluations["sm evaluation of stage 1"] == "afterok:3_0"
+    assert evaluations["ens--members2 evaluation of stage 2"] == "afterok:4_1:4_2"
+    assert len(jobs) == 1 + 3 + 6
 
 
 def test_one_training_a_stage_is_no_array(tmp_path):
@@ -79,16 +82,57 @@ def test_one_training_a_stage_is_no_array(tmp_path):
     ]
 
 
-def test_runs_with_more_stages_come_first_so_that_elements_stay_in_place(tmp_path):
-    jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "sm"))
-    arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
-    assert arrays == [
-        (["gens stage 0", "sm stage 0", "sm--waiting-time3 stage 0"], None),
-        (["gens stage 1", "sm stage 1"], "aftercorr:4"),
-        (["gens stage 2", "sm stage 2"], "aftercorr:5"),
+@pytest.mark.parametrize("words", ["gens --seeds 0-1", "sm --from-scratch --seeds 0-1"])
+def test_trainings_that_need_no_other_wait_for_none(tmp_path, words):
+    made = plans(tmp_path, words)
+    names = [plan.out.name for plan in made]
+    jobs = sent(made)
+    of_gens = [f"aftercorr:{':'.join('234'[: stage + 1])}" for stage in range(3)]
+    of_sm = [f"aftercorr:{stage + 2}" for stage in range(3)]
+    assert jobs == [
+        ("alma-untrained", [f"{name} untrained" for name in names], None),
+        *((f"alma-stage{k}", [f"{name} stage {k}" for name in names], None) for k in range(3)),
+        *(
+            (f"alma-evaluate{k}", [f"{name} evaluation of stage {k}" for name in names], after)
+            for k, after in enumerate(of_gens if words.startswith("gens") else of_sm)
+        ),
     ]
-    evaluations = {what[0]: after for name, what, after in jobs if name.startswith("alma-evaluate")}
-    assert evaluations["gens evaluation of stage 2"] == "afterok:4_0:5_0:6_0"
+
+
+def test_from_scratch_members_of_an_ensemble_wait_for_none(tmp_path):
+    jobs = sent(plans(tmp_path, "ens --members 2 --from-scratch"))
+    assert [after for name, _, after in jobs if name.startswith("alma-stage")] == [None] * 3
+    evaluations = [after for name, _, after in jobs if name.startswith("alma-evaluate")]
+    assert evaluations == ["afterok:2_0:2_1", "afterok:3_0:3_1", "afterok:4_0:4_1"]
+
+
+def test_elements_of_a_chain_stay_in_their_place(tmp_path):
+    """Of runs with fewer stages, of gens, and in every order of the runs."""
+    jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "ens --members 2", "sm"))
+    places = {unit: (f"{number}_{place}", after) for number, (_, what, after) in enumerate(jobs, 1)
+              for place, unit in enumerate(what)}  # fmt: skip
+    arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
+    of_ens = [f"ens--members2 stage {index}, member" for index in range(3)]
+    assert arrays == [
+        (
+            [
+                "sm stage 0",
+                f"{of_ens[0]} 1 of 2",
+                f"{of_ens[0]} 2 of 2",
+                "sm--waiting-time3 stage 0",
+                "gens stage 0",
+            ],
+            None,
+        ),
+        (["gens stage 1"], None),
+        (["sm stage 1", f"{of_ens[1]} 1 of 2", f"{of_ens[1]} 2 of 2"], "aftercorr:2"),
+        (["gens stage 2"], None),
+        (["sm stage 2", f"{of_ens[2]} 1 of 2", f"{of_ens[2]} 2 of 2"], "aftercorr:4"),
+    ]
+    for unit, (_, after) in places.items():
+        if "evaluation of" in unit and "gens" not in unit and "ens" not in unit:
+            assert after == f"afterok:{places[unit.replace('evaluation of ', '')][0]}"
+    assert places["gens evaluation of stage 2"][1] == "afterok:2_4:3:5"
 
 
 def test_a_relaunch_submits_what_is_missing(tmp_path):
@@ -101,9 +145,9 @@ def test_a_relaunch_submits_what_is_missing(tmp_path):
     assert arrays == [
         ([f"{of_ens[0]} 1 of 2"], None),
         ([f"{of_ens[1]} 1 of 2"], "afterok:1"),
-        ([f"{of_ens[2]} 1 of 2"], "afterok:2"),
         ([f"{of_ens[1]} 2 of 2"], None),
-        ([f"{of_ens[2]} 2 of 2"], "afterok:4"),
+        ([f"{of_ens[2]} 1 of 2"], "afterok:2"),
+        ([f"{of_ens[2]} 2 of 2"], "afterok:3"),
         (["sm stage 2"], None),
     ]
     evaluations = {what[0]: after for name, what, after in jobs if name.startswith("alma-evaluate")}
@@ -111,9 +155,46 @@ def test_a_relaunch_submits_what_is_missing(tmp_path):
         "sm evaluation of stage 1": None,
         "sm evaluation of stage 2": "afterok:6",
         "ens--members2 evaluation of stage 0": "afterok:1",
-        "ens--members2 evaluation of stage 1": "afterok:2:4",
-        "ens--members2 evaluation of stage 2": "afterok:3:5",
+        "ens--members2 evaluation of stage 1": "afterok:2:3",
+        "ens--members2 evaluation of stage 2": "afterok:4:5",
     }
+
+
+def test_what_is_in_the_queue_is_left_out_and_the_rest_follows_it(tmp_path):
+    (made,) = plans(tmp_path, "ens --members 2")
+    finish(made, "untrained")
+    names = {unit.name: unit.marker for unit in units(made)}
+    of = [f"stage {index}, member" for index in range(3)]
+    jobs = {names[f"{of[0]} 1 of 2"]: "71_0", names[f"{of[1]} 1 of 2"]: "72_0"}
+    there = [(what, after) for _, what, after in sent([made], jobs)]
+    out = "ens--members2 "
+    assert sorted(there) == [
+        ([f"{out}evaluation of stage 0"], "afterok:71_0:1"),
+        ([f"{out}evaluation of stage 1"], "afterok:72_0:2"),
+        ([f"{out}evaluation of stage 2"], "afterok:4:3"),
+        ([f"{out}{of[0]} 2 of 2"], None),
+        ([f"{out}{of[1]} 2 of 2"], "afterok:1"),
+        ([f"{out}{of[2]} 1 of 2"], "afterok:72_0"),
+        ([f"{out}{of[2]} 2 of 2"], "afterok:2"),
+    ]
+    assert jobs[names["evaluation of stage 2"]] == "7"
+
+
+def test_units_in_the_queue_stay_recorded_when_a_launch_asks_for_fewer_stages(tmp_path):
+    long, short = plans(tmp_path, "sm", "sm --stages 1")
+    short = dataclasses.replace(short, out=long.out, stages=long.stages[:1])
+    long.out.mkdir()
+    jobs = {unit.marker: str(number) for number, unit in enumerate(units(long), start=11)}
+    record([long], jobs, tmp_path / "old")
+    before = queue.read_units(long.out)
+    kept = [unit for unit in before if unit.name in ("stage 1", "evaluation of stage 1")]
+    record([short], {unit.marker: unit.job for unit in kept}, tmp_path / "new", kept)
+    now = {unit.name: unit for unit in queue.read_units(long.out)}
+    assert list(now) == ["untrained", "stage 0", "evaluation of stage 0", "stage 1", "evaluation of stage 1"]
+    assert [unit.name for unit in now["stage 1"].needs] == ["stage 0"]
+    assert [unit.name for unit in now["evaluation of stage 1"].needs] == ["stage 1"]
+    assert (now["stage 0"].job, now["stage 1"].job) == (None, "14")
+    assert now["stage 1"].log == tmp_path / "old/14/14_0_log.out"
 
 
 def test_nothing_is_submitted_twice_nor_when_all_is_done(tmp_path):
@@ -135,7 +216,7 @@ def test_paper_has_the_papers_node_and_adds_up_the_hours(tmp_path):
     assert "--gpus-per-node=1\n" in evaluation
     assert "--mem=50GB\n" in evaluation
     assert (paper.units, paper.gpu_hours) == (9 + 2 + 6, 9 * 8 + 8)
-    assert "11 jobs and arrays with 17 units, at most 80 GPU-hours" in str(paper)
+    assert "10 jobs and arrays with 17 units, at most 80 GPU-hours" in str(paper)
     assert not (tmp_path / "logs").exists()
 
 
