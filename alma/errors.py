@@ -50,6 +50,21 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, known, 1, cutoff=0.75)), None)
 
 
+def number_list(text: str) -> list[int]:
+    """A `type` of argparse: "0-2,5" is [0, 1, 2, 5], each number once."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise argparse.ArgumentTypeError(
+                f"{part!r}: give a whole number, a list such as 1,5 or a range such as 0-2"
+            )
+        if dash and int(last) < int(first):
+            raise argparse.ArgumentTypeError(f"{part}: a range goes up: give {last}-{first}")
+        found += range(int(first), int(last or first) + 1)
+    return list(dict.fromkeys(found))
+
+
 def command(main: Callable[[], None]) -> Callable[[], None]:
     """Turn `main` into a command: user errors and a full disk become one line and exit code 2."""
 

@@ -139,9 +139,9 @@ def launch_on_slurm(
         busy = submit.in_queue(outs)
         if busy:
             say(f"{len(busy)} units are in the queue already, {busy[0].run} {busy[0].name} among them")
+        taken = {unit.run for unit in busy}
         for request, plan in zip(requests, plans, strict=True):
-            taken = any(unit.run == plan.out for unit in busy)
-            if taken and not Run.check(plan.out, *run_config(request, plan)):
+            if plan.out in taken and not Run.check(plan.out, *run_config(request, plan)):
                 raise _in_the_queue(plan, busy, "wait for them")
             open_run(request, plan)
         jobs = {unit.marker: str(unit.job) for unit in busy}

@@ -24,7 +24,7 @@ from slurm.progress import say
 
 JOBS, VERSION = "jobs.json", 1
 MOVING = ("waiting", "queued", "requeued", "running")
-BAD = ("failed", "cancelled", "lost")
+BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 _QUEUED = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 _RUNNING = {
     "RUNNING",
@@ -37,6 +37,7 @@ _RUNNING = {
     "SUSPENDED",
 }
 _WHICH = {"failed": "which failed", "cancelled": "which was cancelled", "lost": "which is lost"}
+_WHICH["never submitted"] = "which was never submitted"
 _SECONDS = 60  # for an answer of SLURM
 _TAIL = 256 * 1024  # bytes of a log that are read
 _NOT_OURS = ("srun: ", "slurmstepd: ")  # the last lines of a job's log: that a task failed, not why
@@ -52,14 +53,14 @@ class Unit:
 
     run: Path
     name: str
-    kind: str  # untrained, train, evaluate or sweep
+    kind: str  # untrained, train, evaluate, sweep, data_prep; run: all of a local run
     directory: Path
     marker: Path
     """The file that says that the unit is complete."""
     updates: int | None
     """Of its whole training."""
     job: str | None
-    """None: it was complete when the run was launched."""
+    """None: it was complete when the run was launched, or could not be submitted."""
     log: Path | None
     """What its job prints."""
     needs: tuple["Unit", ...]
@@ -74,11 +75,12 @@ class Unit:
             return False
 
     @property
-    def own_log(self) -> Path:
-        """What its children print, of all jobs that ever worked at this unit."""
+    def own_log(self) -> Path | None:
+        """What its children print, of all jobs that ever worked at this unit; None: there is only `log`."""
         if self.kind == "sweep":
             return self.marker.with_suffix(".log")
-        return self.directory / {"train": "train.log", "evaluate": "eval.log"}.get(self.kind, "untrained.log")
+        names = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
+        return self.directory / names[self.kind] if self.kind in names else None
 
 
 @dataclass(frozen=True)
@@ -288,6 +290,8 @@ def tail(log: Path) -> str:
 def _judge(unit: Unit, job: Job | None, needs: Sequence[Status]) -> Status:
     if unit.done:
         return Status(unit, "done", job.node if job else "")
+    if unit.job is None:
+        return Status(unit, "never submitted")
     if job and job.state in _RUNNING:
         return Status(unit, "running", job.node)
     if job and not job.live and job.state != "CANCELLED":

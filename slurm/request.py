@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from alma.errors import Parser, UserError, closest
+from alma.errors import Parser, UserError, closest, number_list
 from slurm import resources
 from slurm.experiments import experiment_files, is_experiment, read_experiment, read_overrides
 from slurm.flags import COMMON, Flags, read_flags, resolve, words_of
@@ -83,7 +83,7 @@ def parser() -> Parser:
         help="train X times --max-update (default: 1)",
     )
     add("--seed", type=int, default=0, metavar="S", help="of weights and data order (default: 0)")
-    add("--seeds", type=_seeds, metavar="A-B,C", help="a run for each, in RUN_s0 and so on")
+    add("--seeds", type=number_list, metavar="A-B,C", help="a run for each, in RUN_s0 and so on")
     add("--grow-experts", metavar="N[,N...]", help="gmoe: experts to add at each growth (default: 2)")
     add("--grow-router", choices=ROUTERS, help="gmoe: how to split a router (default: preserve)")
     add("--grow-optimizer", choices=("reset", "copy"), help="gmoe: its state after growth (default: reset)")
@@ -104,14 +104,6 @@ def parser() -> Parser:
     )
     resources.add_flags(arguments)
     return arguments
-
-
-def _seeds(text: str) -> list[int]:
-    """`0-2,5` as [0, 1, 2, 5]."""
-    ends = [part.split("-") for part in text.split(",")]
-    if not all(len(pair) <= 2 and all(end.isdecimal() for end in pair) for pair in ends):
-        raise argparse.ArgumentTypeError(f"{text}: give seeds such as 0-2 or 0,3")
-    return list(dict.fromkeys(s for pair in ends for s in range(int(pair[0]), int(pair[-1]) + 1)))
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

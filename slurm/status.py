@@ -1,8 +1,20 @@
-"""Where runs on a cluster are: a line for each of their units.
+"""Where runs are: a line for each unit of those on a cluster, and for each local run.
 
 python -m slurm.status RUN... [--watch [SECONDS]]
 
-Exit code 0: all is done or on its way; 1: a unit failed, was cancelled or is lost.
+state            a unit of a run on a cluster             a local run
+done             its marker is there                      all stages asked for have their rows
+running          SLURM says so                            a process holds its lock
+queued           waits for resources                      -
+waiting          waits for a unit that it needs           -
+requeued         ran before, and is in the queue again    -
+failed           its job ended without its marker         its last log ends with an error
+stopped          -                                        none of the others: killed, or Ctrl-C
+cancelled        by somebody, or what it needs failed     -
+lost             SLURM does not know its job any more     -
+never submitted  it has no job                            -
+
+Exit code 0: all is done or on its way (down to `requeued`); 1: something is not.
 """
 
 import json
@@ -11,7 +23,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+import time
+from argparse import RawDescriptionHelpFormatter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +34,8 @@ from tqdm import tqdm
 from alma.errors import Parser, UserError, command
 from alma.records import Run
 from alma.report import as_text
-from slurm.queue import BAD, Status, Unit, count, find, look, on_cluster, tail, watch
+from slurm.here import state_of
+from slurm.queue import BAD, MOVING, Status, Unit, count, find, look, on_cluster, tail, watch
 
 SECONDS = 10.0  # between two looks of --watch
 HEADER = ["run", "unit", "state", "job", "node", "updates", "perplexity", "ETA"]
@@ -69,7 +84,7 @@ def lines(seen: Sequence[Status]) -> list[Line]:
     for status in seen:
         unit = status.unit
         training = unit.kind == "train" and status.state != "waiting"
-        progress = Progress.read(unit.own_log) if training else Progress()
+        progress = Progress.read(unit.own_log) if training and unit.own_log else Progress()
         updates = "" if progress.updates is None else f"{progress.updates}/{unit.updates or '?'}"
         eta = progress.eta(unit.updates) if status.state == "running" else ""
         perplexity = progress.perplexity if training else _result(unit)
@@ -87,16 +102,6 @@ def lines(seen: Sequence[Status]) -> list[Line]:
     return made
 
 
-def local_line(directory: Path) -> Line:
-    """Of a run that was not launched on a cluster: as far as its rows go."""
-    run = Run.read(directory)
-    last = run.rows[-1] if run.rows else None
-    t, end = last["t"] if last else 0, run.config["megabatches"]
-    perplexity = f"{last['value']:,.2f}" if last and last["metric"] == "perplexity" else ""
-    state, remark = ("done", "") if t == end else ("unknown", "a local run: it may have stopped")
-    return [str(directory), f"mega-batch {t} of {end}", state, "", "", "", perplexity, ""], remark
-
-
 def table(made: Sequence[Line]) -> str:
     """The table for a terminal."""
     columns = list(zip(HEADER, *(cells for cells, _ in made), strict=True))
@@ -110,7 +115,9 @@ def table(made: Sequence[Line]) -> str:
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="python -m slurm.status", description="Where runs on a cluster are.")
+    made = Parser(
+        prog="python -m slurm.status", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+    )
     made.add_argument("runs", nargs="*", metavar="RUN", help="a run directory, or a folder that holds some")
     made.add_argument(
         "--watch",
@@ -123,7 +130,10 @@ def parser() -> Parser:
 
 
 def _result(unit: Unit) -> str:
-    """The perplexity that an evaluation measured."""
+    """The perplexity that an evaluation measured, or the last of a local run."""
+    if unit.kind == "run":
+        last = Run.read(unit.run).rows[-1:]
+        return f"{last[0]['value']:,.2f}" if last and last[0]["metric"] == "perplexity" else ""
     try:
         return f"{json.loads(unit.marker.read_bytes())['perplexity']:,.2f}"
     except (OSError, ValueError, KeyError, TypeError):
@@ -133,7 +143,7 @@ def _result(unit: Unit) -> str:
 def _remark(status: Status) -> str:
     """The log and what went wrong; of what has not started yet, what it waits for."""
     unit = status.unit
-    log = status.log or (unit.own_log if status.state in ("running", "done") else None)
+    log = status.log or ((unit.own_log or unit.log) if status.state in ("running", "done") else None)
     return ": ".join(filter(None, (_short(log) if log else "", status.why)))
 
 
@@ -142,13 +152,24 @@ def _short(path: Path) -> str:
     return min(str(path), os.path.relpath(path), key=len)
 
 
-def _show(seen: Sequence[Status], local: Sequence[Line]) -> str:
+def _show(seen: Sequence[Status]) -> str:
     """The table and a line that counts; of the finished units no more than a terminal has room for."""
-    made = [*lines(seen), *local]
+    made = lines(seen)
     room = shutil.get_terminal_size().lines - 4 if sys.stdout.isatty() else len(made)
     if len(made) > room:
         made = [line for line in made if line[0][HEADER.index("state")] != "done"]
-    return "\n".join(filter(None, (table(made), count(seen))))
+    return f"{table(made)}\n{count(seen)}"
+
+
+def _looks(launched: Sequence[Path], local: Sequence[Path], seconds: float) -> Iterator[list[Status]]:
+    """What `watch` sees, with the local runs; goes on while one of these is running."""
+    for seen in watch(launched, seconds):
+        here = [state_of(run) for run in local]
+        yield [*seen, *here]
+    while any(status.state in MOVING for status in here):
+        time.sleep(seconds)
+        here = [state_of(run) for run in local]
+        yield [*seen, *here]
 
 
 def _read_words() -> tuple[list[str], float | None]:
@@ -172,16 +193,16 @@ def main() -> None:
     words, seconds = _read_words()
     runs = find(words)
     launched = [run for run in runs if on_cluster(run)]
-    local = [local_line(run) for run in runs if not on_cluster(run)]
+    local = [run for run in runs if not on_cluster(run)]
     seen: list[Status] = []
     if seconds is None:
-        seen = look(launched)
-        print(_show(seen, local))
+        seen = [*look(launched), *map(state_of, local)]
+        print(_show(seen))
     else:
         before = ""
         try:
-            for seen in watch(launched, seconds):
-                now = _show(seen, local)
+            for seen in _looks(launched, local, seconds):
+                now = _show(seen)
                 if sys.stdout.isatty():
                     print(f"\x1b[H\x1b[2J{now}", flush=True)  # from the top of an empty screen
                 elif now != before:

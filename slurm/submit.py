@@ -25,8 +25,8 @@ from slurm.resources import Resources
 from slurm.unit import Restartable, Unit, needs, units
 
 LOGS = "slurm_jobs"
-_LATER = ("Requested nodes are busy", "Required node not available")
 _KINDS = ("untrained", "train", "evaluate")  # in this order they are submitted
+_LATER = ("Requested nodes are busy", "Required node not available")
 Submit = Callable[[str, Sequence[Restartable], Resources, str | None], list[str]]
 """(name, units, resources, dependency) -> a job id for each unit: one job, or one array of several."""
 
@@ -184,6 +184,7 @@ def record(
         old = [unit for unit in before if unit.run == plan.out and unit.marker not in needed]
         needed |= {unit.marker: [each.marker for each in unit.needs] for unit in old}
         places = {marker: place for place, marker in enumerate(needed)}
+        both: list[Unit | queue.Unit] = [*pieces, *old]
         entries = [
             {
                 "name": unit.name,
@@ -195,7 +196,7 @@ def record(
                 "log": logs.get(unit.marker),
                 "needs": [places[marker] for marker in needed[unit.marker] if marker in places],
             }
-            for unit in (*pieces, *old)
+            for unit in both
         ]
         queue.write_units(plan.out, entries)
 

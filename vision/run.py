@@ -27,7 +27,7 @@ if __name__ == "__main__":  # a script's own folder is no place to import from; 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from alma import figures, report
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, UserError, command, number_list
 from alma.processes import end_with_parent
 from alma.records import Run
 from alma.results import find_runs, group
@@ -180,7 +180,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--waiting-time",
-        type=_numbers,
+        type=number_list,
         default=[1],
         metavar="W,...",
         help="mega-batches of a stage (default: 1)",
@@ -188,12 +188,12 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--replay", action="store_true", help="train on all mega-batches seen so far")
     made.add_argument(
         "--hidden",
-        type=_numbers,
+        type=number_list,
         metavar="H,...",
         help="units of a hidden layer, or channels of a convolution",
     )
     made.add_argument("--seed", type=int, default=0, help="of weights, order and partition (default: 0)")
-    made.add_argument("--seeds", type=_numbers, metavar="0-2", help="several of them: a range or a list")
+    made.add_argument("--seeds", type=number_list, metavar="0-2", help="several of them: a range or a list")
     made.add_argument(
         "--stream-seed", type=int, metavar="S", help="of the partition alone (the authors' is 432)"
     )
@@ -250,21 +250,6 @@ def _names(text: str) -> list[str]:
     for name in found:
         if name not in presets.LEARNERS:
             raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(presets.LEARNERS)}")
-    return list(dict.fromkeys(found))
-
-
-def _numbers(text: str) -> list[int]:
-    """ "1,5,10" and "0-2" as numbers."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise argparse.ArgumentTypeError(
-                f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2"
-            )
-        found += range(int(first), int(last or first) + 1)
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} names no number")
     return list(dict.fromkeys(found))
 
 

@@ -1,8 +1,10 @@
 """Bad input is one line, which names what was probably meant."""
 
+import argparse
+
 import pytest
 
-from alma.errors import Parser, UserError, closest
+from alma.errors import Parser, UserError, closest, number_list
 
 
 def parser(**settings) -> Parser:
@@ -46,3 +48,14 @@ def test_every_misspelt_option_has_its_hint():
 def test_the_closest_of_some_words_or_none():
     assert closest("switch_gmo", ["switch_gmoe", "transformer_lm"]) == "switch_gmoe"
     assert closest("vgg", ["switch_gmoe", "transformer_lm"]) is None
+
+
+def test_lists_of_numbers():
+    assert number_list("0-2,5,1") == [0, 1, 2, 5]
+    assert number_list("3-3") == [3]
+
+
+@pytest.mark.parametrize("text", ["2-0", "0,2-0", "", "1,", "a", "-1", "1-", "0-1-2", "1.5"])
+def test_lists_of_no_numbers_are_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="give"):
+        number_list(text)

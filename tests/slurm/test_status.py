@@ -3,14 +3,16 @@
 import json
 import os
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from launcher import call
+from launcher import call, make
 
 from alma.errors import UserError
+from alma.files import locked
 from alma.records import Run
 from slurm import cancel, queue, status
 
@@ -319,7 +321,7 @@ def test_exit_code_0_when_done(slurm, run, monkeypatch, capsys):
 
 def test_units_that_were_complete_at_launch_have_no_job(slurm, run, monkeypatch, capsys):
     write(run, [unit("untrained", None, ".", "untrained.json", None, [])])
-    assert states(run) == {"untrained": "lost"}
+    assert states(run) == {"untrained": "never submitted"}
     finish(run, "untrained.json")
     assert call(status.main, monkeypatch, run) == 0
     assert slurm.calls("squeue") == []
@@ -366,22 +368,118 @@ def test_a_first_look_that_fails_ends_watch(slurm, run, monkeypatch):
         next(queue.watch([run], 0.01))
 
 
-def test_local_run_is_shown_from_its_rows(slurm, tmp_path, monkeypatch, capsys):
-    config = {"learner": "sm", "megabatches": 1, "waiting_time": 1, "replay": False, "seed": 0}
-    local = Run.open(tmp_path / "local", config)
-    row = {"t": 0, "stage": None, "trained_on": [], "metric": "perplexity", "value": 9.5, "parameters": 1}
-    row |= {"train_flops": 0, "eval_flops_per_example": 0, "seconds": 0, "peak_memory_bytes": 0, "extra": {}}
-    local.append(row)
-    assert call(status.main, monkeypatch, tmp_path / "local") == 0
-    line = capsys.readouterr().out.splitlines()[1]
-    assert "mega-batch 0 of 1" in line
-    assert "unknown" in line
-    assert "9.50" in line
-    local.append(row | {"t": 1, "stage": 0, "trained_on": [1]})
-    call(status.main, monkeypatch, tmp_path / "local")
-    assert " done " in capsys.readouterr().out
-    assert call(cancel.main, monkeypatch, tmp_path / "local") == 2
+def test_what_could_not_be_submitted_was_never_submitted(slurm, run, monkeypatch, capsys):
+    """sbatch refused the second stage: what was sent before goes on, and nothing is lost."""
+    units = json.loads((run / "jobs.json").read_text())["units"]
+    write(run, [each | ({"job": None, "log": None} if each["stage"] == 1 else {}) for each in units])
+    finish(run, "untrained.json")
+    slurm.has(squeue="7_0|RUNNING|n1|0|None|\n7_1|RUNNING|n1|0|None|\n20|PENDING||0|Dependency|\n")
+    assert call(status.main, monkeypatch, run) == 1
+    total = capsys.readouterr().out.splitlines()[-1]
+    assert total == "1 done, 2 running, 1 waiting, 3 never submitted"
+
+
+def test_the_log_of_units_of_data_prep_is_that_of_their_job(slurm, run, monkeypatch, capsys):
+    each = unit("scan 0", 0, ".", "share-scan-00000.json", "7_0", []) | {"kind": "data_prep"}
+    write(run, [each])
+    slurm.has(squeue="7_0|RUNNING|n1|0|None|\n")
+    call(status.main, monkeypatch, run)
+    assert capsys.readouterr().out.splitlines()[1].endswith("  jobs/7_0.out")
+
+
+@pytest.fixture
+def local(slurm, tmp_path, monkeypatch) -> Run:
+    """A run of 4 stages, with the row of the untrained model."""
+    monkeypatch.chdir(tmp_path)
+    config = {"learner": "sm", "megabatches": 4, "waiting_time": 1, "replay": False, "seed": 0}
+    made = Run.open("local", config)
+    made.append(ROW)
+    (made.directory / "untrained.json").touch()
+    (made.directory / "untrained.log").touch()
+    return made
+
+
+ROW = {"t": 0, "stage": None, "trained_on": [], "metric": "perplexity", "value": 9.5, "parameters": 1}
+ROW |= {"train_flops": 0, "eval_flops_per_example": 0, "seconds": 0, "peak_memory_bytes": 0, "extra": {}}
+
+
+def local_state(monkeypatch, capsys, code: int) -> str:
+    """The line of the local run, blanks as one."""
+    assert call(status.main, monkeypatch, "local") == code
+    _, line, _ = capsys.readouterr().out.splitlines()
+    return " ".join(line.split())
+
+
+def train(run: Run, stage: int, text: str, *markers: str) -> None:
+    folder = run.directory / f"stage_{stage:02d}"
+    folder.mkdir(exist_ok=True)
+    (folder / "train.log").write_text(text)
+    for marker in markers:
+        (folder / marker).touch()
+
+
+def test_a_local_run_at_work_is_running(local, monkeypatch, capsys):
+    train(local, 0, "\n$ fairseq-train\nRuntimeError: of a worker, caught\n")
+    with locked(local.directory):
+        line = local_state(monkeypatch, capsys, 0)
+    assert line.startswith("local mega-batch 0 of 4 running 9.50 local/stage_00/train.log: pid ")
+
+
+def test_a_local_run_whose_stages_are_complete_is_done(local, monkeypatch, capsys):
+    local.note(stages=2)
+    train(local, 0, "", "trained.json", "result.json")
+    local.append(ROW | {"t": 1, "stage": 0, "trained_on": [1]})
+    assert " stopped " in local_state(monkeypatch, capsys, 1)  # killed between two stages
+    local.append(ROW | {"t": 2, "stage": 1, "trained_on": [2]})
+    assert local_state(monkeypatch, capsys, 0) == "local mega-batch 2 of 4 done 9.50 2 of 4 stages asked for"
+    for t in (3, 4):
+        local.append(ROW | {"t": t, "stage": t - 1, "trained_on": [t]})
+    assert local_state(monkeypatch, capsys, 0) == "local mega-batch 4 of 4 done 9.50"
+    assert call(cancel.main, monkeypatch, "local") == 2
     assert "not launched on a cluster" in capsys.readouterr().err
+
+
+def test_a_local_run_that_failed_says_why(local, monkeypatch, capsys):
+    train(local, 0, "\n$ fairseq-train\nRuntimeError: CUDA error: out of luck\n")
+    line = local_state(monkeypatch, capsys, 1)
+    assert line.endswith(" failed 9.50 local/stage_00/train.log: RuntimeError: CUDA error: out of luck")
+    (local.directory / "stage_00/train.log").write_text(
+        "\n$ fairseq-train\nRuntimeError: old\n\n$ fairseq-train\n"
+    )
+    assert " stopped " in local_state(monkeypatch, capsys, 1)
+
+
+def test_watch_goes_on_while_a_local_run_is_at_work(local, monkeypatch, capsys):
+    with locked(local.directory):
+        looks = status._looks([], [local.directory], 0.01)
+        assert next(looks)[0].state == next(looks)[0].state == "running"
+    assert [seen[0].state for seen in looks] == ["stopped"]
+
+
+def test_the_command_itself_leaves_such_runs(tmp_path, monkeypatch, capsys):
+    """`--stages 1`, an error, a kill: as the launcher leaves them."""
+    monkeypatch.chdir(tmp_path)
+    asked, failed, killed = (make(tmp_path / name) for name in ("asked", "failed", "killed"))
+    asked.run("--stages", "1")
+    failed.environment["FAKE_CRASH"] = "1:1:python"
+    failed.run(code=1)
+    killed.environment["FAKE_SLEEP"] = "60"
+    process = killed.start()
+    deadline = time.monotonic() + 60
+    while not killed.pids.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert call(status.main, monkeypatch, "killed") == 0
+    assert " running " in capsys.readouterr().out
+    process.kill()
+    process.communicate()
+    assert call(status.main, monkeypatch, "asked/run", "failed/run", "killed/run") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].endswith("1 of 4 stages asked for")
+    assert " failed " in lines[2]
+    assert lines[2].endswith("stage_01/train.log: RuntimeError: CUDA error: out of luck")
+    assert " stopped " in lines[3]
+    assert lines[4] == "1 done, 1 failed, 1 stopped"
 
 
 def test_watch_ends_when_all_is_done(slurm, run, monkeypatch, capsys):

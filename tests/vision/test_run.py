@@ -170,7 +170,7 @@ def test_every_learner_and_both_presets_are_on_the_command_line(tmp_path, monkey
         (["--learner", "sm", "--members", "3"], "--members is of ens, umix"),
         (["--waiting-time", "x"], "'x': a whole number"),
         (["--waiting-time", "30"], "waiting time 30 is longer"),
-        (["--seeds", "2-0"], "names no number"),
+        (["--seeds", "2-0"], "2-0: a range goes up: give 0-2"),
         (["--megabatches", "2000"], "2000 mega-batches of 1437 training images"),
         (["--dataset", "mnist", "--data-root", "nowhere"], "--data-root, or --download"),
         (["--dataset", "folder", "--data-root", "nowhere"], "has no folder train"),
