@@ -1,14 +1,15 @@
 """What fairseq-train would make of command lines: python -m fairseq_alma.check < LINES.json
 
-Standard input is a JSON list of command lines, each the list of words that follow `fairseq-train`. Standard
-output is a JSON list with an object for each: its `arch` and its `settings`, all flags of fairseq, of the task
-and of the arch with the values that they have, null where they have none. The first command line that
-fairseq-train would refuse ends it: exit code 2 and one line. Nothing is built and no data are read.
+Standard input is a JSON list of command lines, each a list of the words that follow `fairseq-train`. Standard
+output is a JSON list with an object for each: its `arch`, and `settings` with the value of every flag, null
+for a flag without one. A command line that fairseq-train would refuse is one line on standard error and exit
+code 2. Nothing is built and no data are read.
 """
 
 import json
 import logging
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,8 +18,6 @@ from alma.errors import Parser, UserError, command
 
 class _Unused(ModuleType):
     """Stands for a module of which nothing is called."""
-
-    __path__: list[str] = []
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -30,16 +29,13 @@ def read(text: str) -> list[list[str]]:
         lines = json.loads(text)
     except ValueError as error:
         raise UserError(f"standard input is not JSON: {error}") from None
-    words = (
-        [word for line in lines for word in line] if _is_list(lines) and all(map(_is_list, lines)) else [0]
-    )
-    if not all(isinstance(word, str) for word in words):
+    if not _is_list(lines, lambda line: _is_list(line, lambda word: isinstance(word, str))):
         raise UserError("standard input: give a JSON list of command lines, each a list of words")
     return lines
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)
+def _is_list(value: Any, of: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(of, value))
 
 
 def resolve(words: list[str]) -> dict[str, Any]:
@@ -49,7 +45,8 @@ def resolve(words: list[str]) -> dict[str, Any]:
 
     parser = options.get_training_parser(default_task="alma_lm")
     args = options.parse_args_and_arch(parser, words)
-    fields = getattr(ARCH_MODEL_REGISTRY[args.arch], "__dataclass").__dataclass_fields__  # noqa: B009  mangled
+    config = getattr(ARCH_MODEL_REGISTRY[args.arch], "__dataclass", None)
+    fields = config.__dataclass_fields__ if config else {}
     settings = {}
     for action in parser._actions:
         if action.option_strings and action.dest != "help":

@@ -1,6 +1,10 @@
-"""Reading fairseq checkpoints: nothing is unpickled but tensors, and damage is one clear line."""
+"""Reading fairseq checkpoints: nothing is unpickled but tensors, and what goes wrong is one clear line."""
 
+import errno
 import pickle
+import re
+import struct
+import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,38 +14,94 @@ import torch
 from alma.errors import UserError
 
 PREFIX = "decoder."
-"""What the parameters of a decoder-only language model are called by fairseq, all of them."""
+"""Prefix of every parameter name of a decoder-only language model."""
+_ZIP = b"PK\x03\x04"
+_DELETE = (
+    "delete it and run again: training goes on from an earlier one, if one is left as checkpoint_last.pt"
+)
 
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Turn what reading a missing, truncated or foreign checkpoint raises into a UserError."""
+    """Turn what reading a missing, unreadable, damaged or foreign checkpoint raises into a UserError.
+
+    It advises to delete only what has been found to be damaged.
+    """
     try:
         yield
-    except FileNotFoundError as error:
-        raise UserError(f"{path}: no such checkpoint") from error
-    except (RuntimeError, ValueError, KeyError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise UserError(
-            f"{path}: truncated or not a fairseq checkpoint ({type(error).__name__}); delete it and run "
-            "again: training goes on from an earlier one, if one is left as checkpoint_last.pt"
-        ) from error
+    except OSError as error:
+        raise UserError(f"{path}: {_unreadable(path, error)}") from error
+    except (RuntimeError, ValueError, KeyError, EOFError, struct.error, pickle.UnpicklingError) as error:
+        raise UserError(f"{path}: {_diagnosis(path, error)}") from error
+
+
+def _unreadable(path: str, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "no such checkpoint"
+    if isinstance(error, IsADirectoryError):
+        return f"is a directory; give a checkpoint, such as {path}/checkpoint_best.pt"
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    return f"cannot be read: {error.strerror or error} ({name}); the checkpoint may be whole: try again"
+
+
+def _diagnosis(path: str, error: Exception) -> str:
+    """What is wrong with a file that torch has refused with `error`."""
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    try:
+        with open(path, "rb") as file:
+            head = file.read(len(_ZIP))
+        if not head:
+            return f"is empty; {_DELETE}"
+        if head == _ZIP:
+            with zipfile.ZipFile(path) as archive:
+                if damaged := archive.testzip():
+                    return f"is damaged, {damaged} in it has a wrong checksum; {_DELETE}"
+    except zipfile.BadZipFile:
+        return f"is truncated; {_DELETE}"
+    except OSError as unreadable:
+        return _unreadable(path, unreadable)
+    if found := re.search(r"GLOBAL (\S+)", str(error)):
+        return (
+            f"holds Python objects ({found[1]}), as those of old fairseq versions do: loading them could run "
+            "any code; if you trust it, load it with weights_only=False and save it without them"
+        )
+    if head == _ZIP:
+        return f"not a fairseq checkpoint ({what})"
+    return f"not a fairseq checkpoint, or one in torch's old format of which a part is missing ({what})"
 
 
 def glance(path: str) -> dict[str, Any]:
-    """The checkpoint with its tensors left on disk (memory-mapped): cheap, whatever its size."""
+    """The checkpoint with its tensors left on disk (memory-mapped): cheap, whatever its size.
+
+    Those in torch's old format, from before 1.6, are read into memory.
+    """
     with reading(path):
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        with open(path, "rb") as file:
+            mapped = file.read(len(_ZIP)) == _ZIP
+        state = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
         if "model" not in state:
             raise KeyError("model")
         return state
 
 
-def glance_at(paths: Sequence[str]) -> list[dict[str, Any]]:
-    """A glance at language models; several are to be one ensemble.
+def averaged(path: str, state: dict[str, Any]) -> dict[str, Any]:
+    """`state`, read from `path`, with the average of its weights as its model. UserError: it has none."""
+    average = (state.get("extra_state") or {}).get("ema")
+    if average is None:
+        raise UserError(
+            f"{path} has no average of its weights: train with --store-ema, or leave --weights out"
+        )
+    return state | {"model": average}
 
-    UserError: one is missing, damaged or no language model, or they do not fit each other.
+
+def glance_at(paths: Sequence[str], weights: str = "trained") -> list[dict[str, Any]]:
+    """Memory-map language models that can form an ensemble, with their `weights` (see defaults.WEIGHTS).
+
+    UserError: one is missing, damaged, without such weights or no language model, or they do not fit.
     """
     states = [glance(path) for path in paths]
+    if weights == "average":
+        states = [averaged(path, state) for path, state in zip(paths, states, strict=True)]
     for path, state in zip(paths, states, strict=True):
         if not (state.get("cfg") and all(name.startswith(PREFIX) for name in state["model"])):
             raise UserError(f"{path} is not the checkpoint of a decoder-only language model of this fairseq")

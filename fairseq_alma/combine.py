@@ -10,13 +10,14 @@ from typing import Any
 
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory, save_tensors
-from fairseq_alma.checkpoint import PREFIX, glance_at
-from fairseq_alma.ensemble import AVERAGES
+from fairseq_alma.defaults import AVERAGES, WEIGHTS
 
 
-def combine(paths: Sequence[str], average: str) -> dict[str, Any]:
+def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dict[str, Any]:
     """The checkpoint of the ensemble. UserError: members that do not fit."""
-    states = glance_at(paths)
+    from fairseq_alma.checkpoint import PREFIX, glance_at  # and torch: seconds
+
+    states = glance_at(paths, weights)
     for path, state in zip(paths, states, strict=True):
         if state["cfg"]["model"]["_name"] == "alma_ensemble":
             raise UserError(f"{path} is an ensemble already: give the checkpoints of its members")
@@ -32,7 +33,9 @@ def combine(paths: Sequence[str], average: str) -> dict[str, Any]:
             "average": average,
         }
     }
-    return states[0] | {"cfg": config, "model": model, "last_optimizer_state": None}
+    own = {"ema", "ema_fp32_params"}  # of the first member's weights
+    extra = {key: value for key, value in states[0]["extra_state"].items() if key not in own}
+    return states[0] | {"cfg": config, "model": model, "extra_state": extra, "last_optimizer_state": None}
 
 
 @command
@@ -42,8 +45,11 @@ def main() -> None:
     parser.add_argument("checkpoints", nargs="+", metavar="CKPT", help="of language models of one dictionary")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
     parser.add_argument("--average", choices=AVERAGES, default="probs", help="over members (default: probs)")
+    parser.add_argument(
+        "--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: those of --store-ema"
+    )
     options = parser.parse_args()
-    state = combine(options.checkpoints, options.average)
+    state = combine(options.checkpoints, options.average, options.weights)
     make_directory(options.out.parent)
     save_tensors(options.out, state)
     print(f"{options.out}: {len(options.checkpoints)} members, {options.average} averaged")

@@ -1,4 +1,4 @@
-"""fairseq's command lines for `--task alma_lm`: defaults, and one clear line for what fairseq does not know."""
+"""fairseq's command lines for `--task alma_lm`: defaults, and one clear line for what fairseq refuses."""
 
 import argparse
 import ast
@@ -43,7 +43,7 @@ def parse(
     given: set[str] = set()
 
     def prepare(parser: argparse.ArgumentParser) -> None:
-        # fairseq calls this twice: before the flags of arch, task, optimizer and scheduler are known, and after.
+        # Called before the flags of arch, task, optimizer and scheduler are added to the parser, and after.
         if modify:
             modify(parser)
         for action in parser._actions:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, options, utils
+from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, command, fail
 from alma.files import save_tensors
-from fairseq_alma import checkpoint, command_line, expert_parallel, growth, interrupt, precision
+from fairseq_alma import average, checkpoint, command_line, expert_parallel, growth, interrupt, precision
 from fairseq_alma.adam import FusedAdam
 from fairseq_alma.switch_layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
@@ -41,7 +41,7 @@ class TrainingComplete(Exception):
 
 
 def at_entry(original):
-    """`original`, options.get_parser, is the first that all of fairseq's commands call: `install` before it."""
+    """`install` before `original`: options.get_parser, which every command of fairseq calls first."""
 
     @functools.wraps(original)
     def get_parser(*args, **kwargs):
@@ -212,7 +212,9 @@ def _call_main(original):
     """
 
     def call_main(cfg, main, **kwargs):
-        interrupt.install()
+        if _trains_us(main, cfg):
+            interrupt.install()
+            command(functools.partial(_check_data, cfg))()
         main = functools.partial(_run_main, main, interrupt.shared())
         try:
             processes = _cpu_processes(cfg)
@@ -236,9 +238,21 @@ def _call_main(original):
     return call_main
 
 
+def _trains_us(main, cfg) -> bool:
+    """Whether `main` is fairseq-train's, and the task ours."""
+    trains = "validate_and_save" in getattr(main, "__globals__", {})
+    return trains and getattr(cfg.task, "_name", None) == command_line.TASK
+
+
+def _check_data(cfg) -> None:
+    """UserError: no such data or stage; fairseq makes --save-dir and prints the model before it looks."""
+    tasks.setup_task(cfg.task)
+
+
 def _run_main(main, asked, cfg, **kwargs) -> None:
     install()  # a spawned process has only imported fairseq
-    interrupt.install()
+    if _trains_us(main, cfg):
+        interrupt.install()
     interrupt.watch(main, asked)
 
     def train() -> None:
@@ -324,7 +338,9 @@ def _load_checkpoint(original):
         cfg = copy.deepcopy(cfg)  # the checkpoints of this run keep what the user gave
         _prepare_optimizer(trainer)
         growth.prepare(cfg, trainer)
-        loaded = original(cfg, trainer, **kwargs)
+        with average.postponed(trainer):
+            loaded = original(cfg, trainer, **kwargs)
+        average.begin(trainer, loaded[0])
         max_update = trainer.cfg.optimization.max_update
         if max_update and trainer.get_num_updates() >= max_update:
             raise TrainingComplete

@@ -1,9 +1,16 @@
-"""Defaults of `--task alma_lm`: the paper's training (section 5 and appendix B.2), for a GPU of 32 GB.
+"""Choices of our commands, and the defaults of `--task alma_lm`: the paper's training, for GPUs of 32 GB.
 
-What the command line gives wins. fairseq's own defaults hold for all other flags and tasks.
+It imports nothing: command lines are read before torch and fairseq, which take seconds. The defaults are from
+the paper's section 5 and appendix B.2. The command line overrides them; fairseq's own hold for all other
+flags and tasks.
 """
 
 from collections.abc import Collection
+
+AVERAGES = ("probs", "logits")
+"""What is averaged over the members of an ensemble."""
+WEIGHTS = ("trained", "average")
+"""Of a checkpoint: as trained, or their exponential moving average (fairseq's --store-ema)."""
 
 TRAINING: dict[str, object] = {
     "--arch": "switch_gmoe",

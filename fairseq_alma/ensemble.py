@@ -15,8 +15,7 @@ from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel, regi
 from torch import Tensor, nn
 
 from alma.errors import UserError
-
-AVERAGES = ("probs", "logits")
+from fairseq_alma.defaults import AVERAGES
 
 
 @dataclass

@@ -3,7 +3,6 @@
 import json
 
 from alma.errors import Parser, UserError, command
-from fairseq_alma.task import AlmaLMConfig, AlmaLMTask
 
 
 @command
@@ -17,9 +16,10 @@ def main() -> None:
     given = parser.parse_args()
     if not (given.megabatch_words or given.megabatch_tokens):
         raise UserError("give --megabatch-words or --megabatch-tokens")
-    task = AlmaLMTask.setup_task(AlmaLMConfig(dataset_impl=None, **vars(given)))
-    parts = task.cut()
-    print(json.dumps({"megabatches": len(parts), "items": [len(part) for part in parts]}))
+    from fairseq_alma.plugin import task  # and fairseq: seconds
+
+    cut = task.AlmaLMTask.setup_task(task.AlmaLMConfig(dataset_impl=None, **vars(given))).megabatches
+    print(json.dumps({"megabatches": len(cut), "items": [len(items) for items in cut]}))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The fairseq task `alma_lm`: train on one stage of a mega-batch stream (paper, section 3, Algorithm 1)."""
 
+import functools
 import logging
 import resource
 import time
@@ -29,7 +30,13 @@ from fairseq_alma.switch_layer import expert_losses, routing_stats, switch_layer
 
 logger = logging.getLogger(__name__)
 
-_KEPT = ("train_tokens", "growth_tokens", "seconds", "peak_memory")  # of this stage, kept in checkpoints
+_KEPT = (
+    "train_tokens",
+    "valid_tokens",
+    "growth_tokens",
+    "seconds",
+    "peak_memory",
+)  # of this stage, kept in checkpoints
 
 
 @dataclass
@@ -84,7 +91,10 @@ class AlmaLMTask(LanguageModelingTask):
     def __init__(self, args, dictionary, output_dictionary=None, targets=None):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = Stream.load(args.data) if is_stream(args.data) else None
+        if self.stream:
+            self.plan(len(self.stream.megabatches))
         self.train_tokens = 0
+        self.valid_tokens = 0
         self.growth_tokens = 0
         self.seconds = 0.0  # before this process
         self.started = time.monotonic()
@@ -93,7 +103,7 @@ class AlmaLMTask(LanguageModelingTask):
 
     @classmethod
     def setup_dictionary(cls, args, **kwargs):
-        """As fairseq's. UserError when the data or its dict.txt are missing."""
+        """As fairseq's. UserError when the data or its dict.txt are missing, or dict.txt is none."""
         if not args.data:
             raise UserError("no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`")
         first = Path(args.data.split(":")[0])
@@ -103,13 +113,18 @@ class AlmaLMTask(LanguageModelingTask):
             raise UserError(
                 f"{first}: dict.txt is missing; is this a stream or fairseq-preprocess directory?"
             )
-        return super().setup_dictionary(args, **kwargs)
+        try:
+            return super().setup_dictionary(args, **kwargs)
+        except Exception as error:  # fairseq raises that of a wrong encoding
+            raise UserError(f"{first}/dict.txt is not a dictionary: {error}; make the data again") from error
 
     def build_model(self, args, from_checkpoint: bool = False):
         """fairseq's; with --moe-expert-parallel the model to train has this process's experts only.
 
-        UserError: the experts cannot be shared out evenly.
+        UserError: no such stage, experts that cannot be shared out evenly.
         """
+        if self._is_cut() and (self.args.stage or self.args.waiting_time != 1) and not from_checkpoint:
+            self.plan(len(self.megabatches))  # before a model is built and printed
         model = super().build_model(args, from_checkpoint)
         processes = distributed_utils.get_data_parallel_world_size()
         if getattr(args, "moe_expert_parallel", False) and processes > 1 and not from_checkpoint:
@@ -162,23 +177,27 @@ class AlmaLMTask(LanguageModelingTask):
     def _preprocessed_items(self, split: str) -> tuple[list[str], NDArray[np.int64] | None]:
         if split != "train":
             return self._checked([f"{self.args.data.split(':')[0]}/{split}"]), None
-        if not (self.args.megabatch_words or self.args.megabatch_tokens):
+        if not self._is_cut():
             if self.args.stage or self.args.waiting_time != 1:
                 raise UserError(
                     f"{self.args.data} is not a stream (no stream.json): give --megabatch-words or "
                     "--megabatch-tokens to cut it into mega-batches"
                 )
             return self._checked(self._train_prefixes()), None
-        megabatches = self.cut()
-        stage = self.plan(len(megabatches))
+        stage = self.plan(len(self.megabatches))
         numbers = ", ".join(str(t) for t in stage.train_on)
-        logger.info(f"{len(megabatches)} mega-batches; stage {stage.index}: {numbers}")
-        return self._train_prefixes(), np.concatenate([megabatches[t - 1] for t in stage.train_on])
+        logger.info(f"{len(self.megabatches)} mega-batches; stage {stage.index}: {numbers}")
+        return self._train_prefixes(), np.concatenate([self.megabatches[t - 1] for t in stage.train_on])
 
     def _train_prefixes(self) -> list[str]:
         return [f"{directory}/train" for directory in self.args.data.split(":")]
 
-    def cut(self) -> list[NDArray[np.int64]]:
+    def _is_cut(self) -> bool:
+        """Whether DATA is a fairseq-preprocess directory to be cut into mega-batches."""
+        return not self.stream and bool(self.args.megabatch_words or self.args.megabatch_tokens)
+
+    @functools.cached_property
+    def megabatches(self) -> list[NDArray[np.int64]]:
         """Item numbers of every mega-batch that a fairseq-preprocess directory is cut into."""
         prefixes, words = self._checked(self._train_prefixes()), self.args.megabatch_words
         sizes = np.concatenate([read_index(f"{prefix}.idx")[0] for prefix in prefixes])
@@ -292,8 +311,11 @@ class AlmaLMTask(LanguageModelingTask):
     def reduce_metrics(self, logging_outputs, criterion) -> None:
         """Log fairseq's metrics and each Switch layer's (layer numbers from 0, as in the parameter names)."""
         super().reduce_metrics(logging_outputs, criterion)
+        tokens = int(sum(log.get("ntokens", 0) for log in logging_outputs))
         if criterion.training:
-            self.train_tokens += int(sum(log.get("ntokens", 0) for log in logging_outputs))
+            self.train_tokens += tokens
+        else:
+            self.valid_tokens += tokens
         names = {key for log in logging_outputs for key in log if key.startswith("moe_l")}
         for prefix in sorted({name.rsplit("_", 1)[0] for name in names}):
             total = {
@@ -315,9 +337,9 @@ class AlmaLMTask(LanguageModelingTask):
         return {type(self).__name__: state}
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
-        """Undo of `get_checkpoint_dict`."""
+        """Undo of `get_checkpoint_dict`; earlier versions did not count the tokens of validation."""
         for name in _KEPT:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, 0))
 
 
 def _unwrapped(model):

@@ -57,8 +57,8 @@ class Cost:
         switch = settings["--arch"].startswith("switch_")
         if self.units is None or not (switch or settings["--arch"].startswith("transformer_lm")):
             return None
-        experts = (settings["--moe-expert-count"], settings["--moe-freq"]) if switch else (0, 1)
-        if experts[1] < 1:  # fairseq-train will refuse it
+        experts, freq = (settings["--moe-expert-count"], settings["--moe-freq"]) if switch else (0, 1)
+        if freq < 1:  # fairseq-train will refuse it
             return None
         return Shape(
             settings["--decoder-layers"],
@@ -66,7 +66,8 @@ class Cost:
             settings["--decoder-ffn-embed-dim"],
             self.units + SPECIALS,
             settings["--max-target-positions"] or self._length,
-            *experts,
+            experts,
+            freq,
             settings["--members"],
         )
 

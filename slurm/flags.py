@@ -48,7 +48,7 @@ MAIN = (
     "--max-epoch",
 )
 """What tells most of a training."""
-_NOTHING = (None, False, 0, "", [])
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [])
 COMMON = (
     *MAIN,
     "--max-sentences",

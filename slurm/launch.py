@@ -176,7 +176,7 @@ def show_jobs(plans: Sequence[Plan], wanted: Resources, verbose: bool) -> None:
 def announce(requests: Sequence[Request], plans: Sequence[Plan], machine: Machine, verbose: bool) -> None:
     """Say what all runs will take, and with which settings.
 
-    UserError: what is left of one does not fit `machine`, or something was trained in its directory with other
+    UserError: what is left of one does not fit `machine`, or its directory has a training with other
     settings. Nothing has been written by then.
     """
     pairs = list(zip(requests, plans, strict=True))
@@ -230,6 +230,8 @@ def main() -> None:
         options = parse(sys.argv[1:])
         resources.check_cluster(options, slurm=("wait",), local=("jobs",))
         wanted, jobs = resources.read(options), 1 if options.jobs is None else options.jobs
+        if jobs < 1:
+            raise UserError(f"--jobs {jobs}: give 1 or more")
         if options.cluster == "debug" and jobs > 1:
             raise UserError(f"--jobs {jobs}: only one child can have the terminal: leave it out")
         say("checking the flags of fairseq-train")

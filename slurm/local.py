@@ -62,8 +62,6 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
 
 def slot(plans: Sequence[Plan], jobs: int) -> Machine:
     """What each of `jobs` trainings side by side has of this machine. UserError: no GPU of its own."""
-    if jobs < 1:
-        raise UserError(f"--jobs {jobs}: give 1 or more")
     machine = Machine.here()
     gpus = len(machine.gpus)
     commands = [training.command for plan in plans for spec in plan.stages for training in spec.trainings]

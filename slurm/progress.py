@@ -65,8 +65,8 @@ class Progress:
 
     def read(self, line: str) -> None:
         """Take one line of fairseq's log; those that tell of no phase and no update are passed over."""
-        if found := next((phase for mark, phase in _PHASES.items() if mark in line), None):
-            self.phase(found)
+        if phase := next((phase for mark, phase in _PHASES.items() if mark in line), None):
+            self.phase(phase)
         found = _TRAINING.match(line)
         try:
             stats = json.loads(found[1]) if found else {}

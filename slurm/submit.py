@@ -184,7 +184,7 @@ def record(
         old = [unit for unit in before if unit.run == plan.out and unit.marker not in needed]
         needed |= {unit.marker: [each.marker for each in unit.needs] for unit in old}
         places = {marker: place for place, marker in enumerate(needed)}
-        recorded: list[Unit | queue.Unit] = [*pieces, *old]
+        both: list[Unit | queue.Unit] = [*pieces, *old]
         entries = [
             {
                 "name": unit.name,
@@ -196,7 +196,7 @@ def record(
                 "log": logs.get(unit.marker),
                 "needs": [places[marker] for marker in needed[unit.marker] if marker in places],
             }
-            for unit in recorded
+            for unit in both
         ]
         queue.write_units(plan.out, entries)
 

@@ -152,7 +152,7 @@ def start(tmp_path):
     import fairseq_cli.train  # noqa: F401  imported once, before forking
     import torch._dynamo  # noqa: F401  as every optimizer does: seconds
 
-    import fairseq_alma.evaluate  # noqa: F401
+    import fairseq_alma.stage_record  # noqa: F401
 
     count = 0
 

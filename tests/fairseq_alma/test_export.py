@@ -12,7 +12,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from omegaconf import OmegaConf
 
 from fairseq_alma.combine import combine
-from fairseq_alma.export import export
+from fairseq_alma.hugging_face import export
 from fairseq_alma.switch_layer import switch_layers
 
 DENSE = "--arch transformer_lm --decoder-normalize-before --decoder-learned-pos".split()

@@ -65,7 +65,7 @@ def test_valid_and_test_are_the_streams(build, stream):
 def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(build, preprocessed):
     task, _ = build("--megabatch-words", "12000", data=preprocessed)
     corpus = whole(preprocessed)
-    parts = task.cut()
+    parts = task.megabatches
     words = count_words([f"{shard}/train" for shard in preprocessed.split(":")], task.dictionary)
     assert len(parts) == round(words.sum() / 12000) > 3
     items = np.concatenate(parts)
@@ -92,7 +92,7 @@ def test_stages_of_a_preprocessed_directory_partition_it(build, preprocessed):
     seen: list[int] = []
     task, _ = build("--megabatch-words", "20000", data=preprocessed)
     corpus = whole(preprocessed)
-    count = len(task.cut())
+    count = len(task.megabatches)
     for stage in range(count):
         task, _ = build("--megabatch-words", "20000", "--stage", str(stage), *LOADED, data=preprocessed)
         task.load_dataset("train")
@@ -128,7 +128,7 @@ def test_blocks_of_whole_items_are_fairseqs(build, preprocessed, mode):
     task.load_dataset("train")
     dataset = task.dataset("train")
     assert {int(dataset[i]["target"][-1]) for i in range(len(dataset))} == {task.dictionary.eos()}
-    corpus, items = whole(preprocessed), task.cut()[0]
+    corpus, items = whole(preprocessed), task.megabatches[0]
     kept = items if mode != "complete_doc" else items[corpus.sizes[items] > 1]
     assert sorted(tokens_of(task, "train")) == sorted(torch.cat([corpus[i] for i in kept]).tolist())
 
@@ -136,7 +136,7 @@ def test_blocks_of_whole_items_are_fairseqs(build, preprocessed, mode):
 def test_one_directory_is_cut_as_well_as_several(build, preprocessed):
     shard = preprocessed.split(":")[0]
     task, _ = build("--megabatch-words", "10000", data=shard)
-    parts = task.cut()
+    parts = task.megabatches
     assert len(parts) > 1
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(whole(shard))))
 
@@ -144,7 +144,7 @@ def test_one_directory_is_cut_as_well_as_several(build, preprocessed):
 def test_the_cut_depends_on_its_seed_only(build, preprocessed):
     def cut(*flags):
         task, _ = build("--megabatch-words", "12000", *flags, data=preprocessed)
-        return [part.tolist() for part in task.cut()]
+        return [part.tolist() for part in task.megabatches]
 
     assert cut() == cut("--seed", "99")
     assert cut() != cut("--megabatch-seed", "2")

@@ -303,6 +303,6 @@ def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_
     assert "at most once" in error(*previous, "--moe-expert-count", "9", "--grow-experts", "5")
     assert "experts are never taken away" in error("--moe-expert-count", "2", save="stage_00")
     cut_short(stage0)
-    assert "truncated or not a fairseq checkpoint" in error(*previous)
+    assert "checkpoint_last.pt: is truncated; delete it" in error(*previous)
     assert "truncated or not a fairseq checkpoint" in error(save="stage_00")
     assert not list(tmp_path.glob("bad/*.pt"))

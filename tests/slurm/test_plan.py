@@ -316,7 +316,7 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         ([*GMOE, "--grow-experts", "0"], "give a number"),
         (
             ["--nonsense"],
-            "unrecognized arguments: --nonsense .if --nonsense is a flag of fairseq-train, put it",
+            "if --nonsense is a flag of fairseq-train, put it after",
         ),
         (["--arch", "switch_gmoe"], "--arch is a flag of fairseq-train: put it after `--`"),
         (["--max-updates", "4"], "did you mean --max-update. Then put it after `--`"),

@@ -17,6 +17,7 @@ RESULT = {
     "nll": 3.0,
     "perplexity": 20.5,
     "bits_per_byte": None,
+    "valid": {"loss": 2.9, "perplexity": 18.2},
     "parameters": 60,
     "eval_flops_per_example": 2.0,
     "experts": {"1": {"share": [0.5, 0.5], "loss": [3.0, 3.0]}},
@@ -27,6 +28,7 @@ RESULT = {
             "tokens": 90,
             "flops": 100.0,
             "growth_flops": 5.0,
+            "validation_flops": 3.0,
             "seconds": 7.0,
             "peak_memory_bytes": 8,
         }
@@ -43,7 +45,7 @@ PREVIOUS = {
     "eval_flops_per_example": 1.0,
     "seconds": 3.0,
     "peak_memory_bytes": 4,
-    "extra": {"experts": 1, "training": [{"updates": 9}]},
+    "extra": {"experts": 1, "valid": {"loss": 3.0}, "validation": 7.0, "training": [{"updates": 9}]},
 }
 
 
@@ -55,8 +57,8 @@ def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
     waited, last = rows(Stage(1, 3, 4, (3, 4)), RESULT, PREVIOUS, [True])
     for row in (waited, last):
         check_row(row, 4)
-    unchanged = {"t": 3, "train_flops": 0, "seconds": 0, "peak_memory_bytes": 0, "extra": {"experts": 1}}
-    assert waited == PREVIOUS | unchanged
+    unchanged = {"t": 3, "train_flops": 0, "seconds": 0, "peak_memory_bytes": 0}
+    assert waited == PREVIOUS | unchanged | {"extra": {"experts": 1, "valid": {"loss": 3.0}}}
     assert (last["t"], last["stage"], last["trained_on"]) == (4, 1, [3, 4])
     assert (last["value"], last["parameters"], last["train_flops"]) == (20.5, 60, 105.0)
     assert (last["seconds"], last["peak_memory_bytes"]) == (7.0, 8)
@@ -65,7 +67,11 @@ def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
         "bits_per_byte": None,
         "experts": 2,
         "expert_layers": RESULT["experts"],
-        "training": [{"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0}],
+        "valid": {"loss": 2.9, "perplexity": 18.2},
+        "validation": 3.0,
+        "training": [
+            {"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0, "validation_flops": 3.0}
+        ],
     }
 
 
@@ -75,6 +81,15 @@ def test_a_row_counts_what_its_stage_has_trained_and_not_frozen_members():
     (row,) = rows(Stage(1, 3, 3, (3,)), result, PREVIOUS, [False, True, True])
     assert (row["train_flops"], row["seconds"], row["peak_memory_bytes"]) == (210.0, 8.0, 8)
     assert [each["flops"] for each in row["extra"]["training"]] == [100.0, 100.0]
+
+
+def test_what_older_versions_measured_still_makes_rows():
+    """Without validation."""
+    (one,) = RESULT["training"]
+    old = {key: value for key, value in RESULT.items() if key != "valid"}
+    old["training"] = [{key: value for key, value in one.items() if key != "validation_flops"}]
+    (row,) = rows(Stage(1, 3, 3, (3,)), old, PREVIOUS, [True])
+    assert (row["train_flops"], row["extra"]["validation"], "valid" in row["extra"]) == (105.0, 0, False)
 
 
 def test_the_best_checkpoint_is_handed_on_where_there_is_one(tmp_path):
@@ -143,25 +158,67 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
         python(code, tmp_path / "log", interrupt)
 
 
-def test_progress_reads_fairseq_json_and_passes_over_the_rest(monkeypatch, capsys):
+def log_line(updates: int) -> str:
+    """Of fairseq's log, after so many updates."""
+    stats = {"loss": "8.9", "ppl": "478", "wps": "3100", "num_updates": str(updates)}
+    return f"2026-11-21 07:00:00 | INFO | train_inner | {json.dumps(stats)}"
+
+
+def test_on_a_terminal_one_bar_goes_over_all_trainings(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress.Progress("stage 0", 400) as shown:
+    with progress.Progress(3, 400) as shown:
+        shown.trained(now=False)
+        assert (shown.bar.n, shown.bar.total) == (400, 1200)
+        shown.start("stage 1", resumed=True)
         for line in ('2026 | INFO | train_inner | {"lo', "2026 | INFO | valid | {}", "loss 3", ""):
             shown.read(line)
-        assert shown.bar.n == 0
-        stats = {"loss": "8.9", "ppl": "478", "wps": "3100", "num_updates": "100"}
-        shown.read(f"2026-11-21 07:00:00 | INFO | train_inner | {json.dumps(stats)}")
-        assert (shown.bar.n, shown.bar.initial) == (100, 100)  # resumed: not counted as speed
-        shown.read(f"2026-11-21 07:00:09 | INFO | train_inner | {json.dumps(stats | {'num_updates': '250'})}")
-        assert (shown.bar.n, shown.bar.initial) == (250, 100)
-        assert shown.bar.postfix == "loss 8.9, ppl 478, wps 3100"
-    assert "250/400" in capsys.readouterr().err
-
-
-def test_without_a_terminal_there_is_a_line_at_start_and_end(capsys):
-    with progress.Progress("stage 0", None) as shown:
+        assert (shown.bar.n, shown.bar.desc) == (400, "stage 1: starting fairseq")
+        shown.read("2026 | INFO | fairseq_cli.train | model: SwitchLanguageModel")
+        assert shown.bar.desc == "stage 1: loading data"
+        shown.read(log_line(100))
+        assert (shown.bar.n, shown.bar.initial) == (500, 500)  # those before are not counted as speed
+        shown.read(log_line(250))
+        assert (shown.bar.n, shown.bar.initial) == (650, 500)
+        assert (shown.bar.desc, shown.bar.postfix) == ("stage 1: training", "loss 8.9, ppl 478, wps 3100")
+        shown.trained()
+        assert shown.bar.n == 800
+        shown.start("stage 1", "evaluating")
         shown.done("perplexity 9.00")
-    assert capsys.readouterr().err == "stage 0: training\nstage 0: done in 0 s, perplexity 9.00\n"
+        shown.start("stage 2")
+        shown.read(log_line(50))
+        assert (shown.bar.n, shown.bar.initial) == (850, 500)
+    printed = capsys.readouterr().err
+    assert "850/1200" in printed
+    assert "stage 1: evaluating" in printed
+    assert "stage 1: done in 0 s, perplexity 9.00\n" in printed
+
+
+def test_without_a_terminal_there_is_a_line_for_each_phase_and_one_a_minute(monkeypatch, capsys):
+    clock = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with progress.Progress(2, None) as shown:
+        shown.start("stage 0")
+        for updates in (1, 2, 3):
+            shown.read("x | INFO | fairseq.trainer | begin training epoch 1")
+            shown.read(log_line(updates))
+            shown.read('x | INFO | fairseq_cli.train | begin validation on "valid" subset')
+            clock[0] += 45
+        shown.trained()
+        shown.start("stage 0", "evaluating")
+        shown.done("perplexity 9.00")
+        shown.start("stage 1")
+        shown.trained()
+        shown.done("perplexity 8.00")
+    assert capsys.readouterr().err.splitlines() == [
+        "stage 0: starting fairseq",
+        "stage 0: training",
+        "stage 0: validating",
+        "stage 0: 3 of ? updates, loss 8.9, ppl 478, wps 3100",
+        "stage 0: evaluating",
+        "stage 0: done in 135 s, perplexity 9.00; about 02:15 left",
+        "stage 1: starting fairseq",
+        "stage 1: done in 0 s, perplexity 8.00",
+    ]
 
 
 def running(pid: int) -> bool:

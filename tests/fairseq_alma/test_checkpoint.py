@@ -1,0 +1,90 @@
+"""What is said of a checkpoint that cannot be read: only what is found to be damaged may be deleted."""
+
+import argparse
+import errno
+import zipfile
+
+import pytest
+import torch
+
+from alma.errors import UserError
+from fairseq_alma.checkpoint import glance
+
+STATE = {"model": {"decoder.weight": torch.ones(1000)}}
+DELETE = "delete it and run again"
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A whole checkpoint."""
+    torch.save(STATE, tmp_path / "checkpoint.pt")
+    return tmp_path / "checkpoint.pt"
+
+
+def said(path) -> str:
+    with pytest.raises(UserError) as error:
+        glance(str(path))
+    assert str(error.value).startswith(f"{path}: ")
+    return str(error.value)
+
+
+def test_damage_that_is_found_may_be_deleted(path):
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert "is truncated; " + DELETE in said(path)
+    path.write_bytes(b"")
+    assert "is empty; " + DELETE in said(path)
+    pickled = whole.index(b"decoder.weight")
+    path.write_bytes(whole[:pickled] + b"\xff" * 60 + whole[pickled + 60 :])
+    assert "has a wrong checksum; " + DELETE in said(path)
+
+
+def test_torchs_old_format_is_read_where_it_is_whole(path):
+    torch.save(STATE, path, _use_new_zipfile_serialization=False)
+    assert torch.equal(glance(str(path))["model"]["decoder.weight"], torch.ones(1000))
+    whole = path.read_bytes()
+    for size in (30, len(whole) // 2):
+        path.write_bytes(whole[:size])
+        assert "torch's old format of which a part is missing" in said(path)
+        assert DELETE not in said(path)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_python_objects_are_named_and_not_loaded(path, zipped):
+    old = STATE | {"args": argparse.Namespace(arch="lm")}
+    torch.save(old, path, _use_new_zipfile_serialization=zipped)
+    assert "holds Python objects (argparse.Namespace)" in said(path)
+    assert DELETE not in said(path)
+
+
+def test_other_files_are_no_checkpoints(path, tmp_path):
+    assert "no such checkpoint" in said(tmp_path / "none.pt")
+    assert f"is a directory; give a checkpoint, such as {tmp_path}/" in said(tmp_path)
+    path.write_text("no checkpoint\n" * 10)
+    assert "not a fairseq checkpoint" in said(path)
+    assert DELETE not in said(path)
+    torch.save({"weights": 1}, path)
+    assert "not a fairseq checkpoint (KeyError: 'model')" in said(path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a", "b")
+    assert "not a fairseq checkpoint" in said(path)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_an_error_of_the_file_system_is_no_damage(path, monkeypatch, number):
+    def load(*args, **kwargs):
+        raise OSError(number, "not now", str(path))
+
+    monkeypatch.setattr(torch, "load", load)
+    assert f"cannot be read: not now ({errno.errorcode[number]})" in said(path)
+    assert "try again" in said(path)
+    assert DELETE not in said(path)
+
+
+def test_a_whole_file_that_torch_cannot_load_is_not_called_damaged(path, monkeypatch):
+    def load(*args, **kwargs):
+        raise RuntimeError("unable to mmap 4 bytes: Cannot allocate memory (12)")
+
+    monkeypatch.setattr(torch, "load", load)
+    assert "Cannot allocate memory" in said(path)
+    assert DELETE not in said(path)

@@ -1,0 +1,158 @@
+"""Command lines for `--task alma_lm`: the defaults, what is refused, and how fast our own are answered."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fairseq_alma import check, defaults
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ("check", "combine", "evaluate", "export", "reshard")
+
+
+def settings(*words: str) -> dict:
+    """What fairseq makes of `STREAM words`."""
+    return check.resolve(["STREAM", *words])["settings"]
+
+
+def refused(capsys, *words: str) -> str:
+    """The one line that `words` are answered with."""
+    with pytest.raises(SystemExit, match="2"):
+        check.resolve(list(words))
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    return line.removeprefix("error: ")
+
+
+def test_the_literal_command_trains_as_the_paper_does():
+    ours = settings("--task", "alma_lm")
+    sheet = yaml.safe_load((ROOT / "experiments/table2/sizes/base.yaml").read_text())["flags"]
+    # of the file and not of the task: the number of GPUs, precision, data loading
+    for flag in sheet.keys() - {"arch", "distributed-world-size", "fp16", "num-workers", "warmup-updates"}:
+        value = sheet[flag]
+        if flag in ("lr", "update-freq"):
+            value = [float(value)]
+        elif flag == "adam-eps":
+            value = float(value)
+        assert ours[f"--{flag}"] == value, flag
+    assert check.resolve(["STREAM"])["arch"] == "switch_gmoe"
+    assert (ours["--decoder-embed-dim"], ours["--decoder-layers"]) == (512, 6)
+    assert (ours["--warmup-updates"], ours["--total-num-update"]) == (500, 120_000)
+    assert ours["--batch-size-valid"] == 8
+
+
+def test_what_is_given_wins():
+    given = {"--arch": "switch_gmoe_tiny", "--optimizer": "adamax", "--lr": "2", "--clip-norm": "0"}
+    found = settings(*(word for pair in given.items() for word in pair), "--max-sentences=4")
+    assert {flag: found[flag] for flag in given} == given | {"--lr": [2.0], "--clip-norm": 0.0}
+    assert (found["--batch-size"], found["--update-freq"]) == (4, [1])
+    found = settings("--max-tokens", "512", "--keep-last-epochs", "2")
+    assert (found["--batch-size"], found["--update-freq"], found["--max-tokens"]) == (None, [1], 512)
+    assert not found["--no-epoch-checkpoints"]
+
+
+def test_the_schedule_follows_the_number_of_updates():
+    found = settings("--max-update", "400")
+    assert (found["--total-num-update"], found["--warmup-updates"]) == (400, 40)
+    found = settings("--max-update", "400", "--warmup-updates", "300", "--total-num-update", "1000")
+    assert (found["--total-num-update"], found["--warmup-updates"]) == (1000.0, 300)
+    assert settings("--lr-scheduler", "inverse_sqrt")["--warmup-updates"] == 4000  # fairseq's
+
+
+def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
+    other = ("--task", "language_modeling", "--arch", "transformer_lm", "--max-tokens", "512")
+    found = settings(*other)
+    assert (found["--optimizer"], found["--lr"], found["--max-update"]) == (None, [0.25], 0)
+    with pytest.raises(SystemExit, match="2"):
+        settings(*other, "--max-tokns", "1")
+    assert capsys.readouterr().err.startswith("usage: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("S --max-tokns 1", "unrecognized argument --max-tokns: did you mean --max-tokens?"),
+        ("--max-tokns=1 S", "unrecognized argument --max-tokns: did you mean --max-tokens?"),
+        ("S --max_tokens 1", "unrecognized argument --max_tokens: did you mean --max-tokens?"),
+        ("S --max-updates 3", "unrecognized argument --max-updates: did you mean --max-update?"),
+        ("S --zzz 1", "unrecognized argument --zzz"),
+        ("S T", "unrecognized argument T"),
+        ("S --arch switch_gmo", "--arch switch_gmo: no such choice; did you mean switch_gmoe?"),
+        ("S --task alma_ml", "--task alma_ml: no such choice; did you mean alma_lm?"),
+        ("S --grow-router keep", "--grow-router keep: no such choice; choose from preserve, copy, tree"),
+        ("S --max-update ten", "--max-update: invalid int value: 'ten'"),
+        ("S --lr high", "--lr: invalid value: 'high'"),
+        ("S --update-freq [1,", "--update-freq: invalid value: '[1,'"),
+        ("S --adam-betas none", "--adam-betas: invalid value: 'none'"),
+        ("S --adam-betas 1", "--adam-betas: invalid value: '1'"),
+        ("S --max-update", "--max-update: expected one argument"),
+        ("--max-update 3", "no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`"),
+    ],
+)
+def test_what_fairseq_does_not_take_is_one_line(capsys, words, line):
+    assert refused(capsys, *words.split()) == line
+
+
+def test_fairseq_train_refuses_a_misspelt_flag_and_makes_nothing(start, stream, tiny, tmp_path):
+    done = start("train", stream, *tiny, "--max-tokns", "1", "--save-dir", tmp_path / "run").wait()
+    assert done.code == 2
+    assert done.output.strip() == "error: unrecognized argument --max-tokns: did you mean --max-tokens?"
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_literal_command_trains(start, stream, tmp_path):
+    flags = ("--task", "alma_lm", "--arch", "switch_gmoe_tiny", "--max-update", "2", "--tokens-per-sample", "64")
+    done = start("train", stream, *flags, "--save-dir", tmp_path).wait()
+    assert done.code == 0, done.output
+    assert "defaults of --task alma_lm: --batch-size 8 --update-freq 3 --optimizer adam" in done.output
+    assert {path.name for path in tmp_path.glob("*.pt")} == {"checkpoint_best.pt", "checkpoint_last.pt"}
+
+
+def test_help_has_the_flags_of_the_task_and_its_defaults(start):
+    done = start("train", "--task", "alma_lm", "--help").wait()
+    assert done.code == 0
+    assert all(flag in done.output for flag in ("--grow-router", "--moe-expert-count", "--adam-betas"))
+    epilog = " ".join(done.output[done.output.index("Defaults of --task") :].split())
+    assert all(f"{flag} {value}" in epilog for flag, value in defaults.TRAINING.items() if value is not True)
+
+
+def run(command: str, *words: str, path: Path = ROOT, text: str = "") -> subprocess.CompletedProcess[str]:
+    """`python -m fairseq_alma.COMMAND`; modules in `path` come first."""
+    environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
+    words = (sys.executable, "-m", f"fairseq_alma.{command}", *words)
+    return subprocess.run(words, env=environment, cwd=ROOT, input=text, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_our_commands_read_their_command_line_before_torch_and_fairseq(command, tmp_path):
+    for name in ("torch", "fairseq", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} is imported')")
+    helped = run(command, "--help", path=tmp_path)
+    assert (helped.returncode, helped.stderr) == (0, "")
+    wrong = run(command, *(["--out"] if command == "evaluate" else ["--wrong"]), path=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: ")
+
+
+def test_check_resolves_command_lines_and_warns_of_nothing():
+    lines = [["S", "--arch", "switch_gmoe_tiny"], ["S", "--arch", "switch_gmoe_tiny", "--moe-expert-count", "6"]]
+    done = run("check", text=json.dumps(lines))
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert [each["arch"] for each in found] == ["switch_gmoe_tiny"] * 2
+    assert [each["settings"]["--moe-expert-count"] for each in found] == [4, 6]
+    assert found[0]["settings"]["--decoder-embed-dim"] == 128
+    assert found[0]["settings"]["--max-tokens"] is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "[[1]]"])
+def test_check_refuses_what_is_no_list_of_command_lines(text):
+    done = run("check", text=text)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: standard input")
