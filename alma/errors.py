@@ -57,7 +57,7 @@ def number_list(text: str) -> list[int]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise argparse.ArgumentTypeError(
-                f"{part!r}: give a whole number, a list such as 1,5 or a range such as 0-2"
+                f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2"
             )
         if dash and int(last) < int(first):
             raise argparse.ArgumentTypeError(f"{part}: a range goes up: give {last}-{first}")

@@ -220,23 +220,24 @@ def test_a_member_that_fails_stops_what_needs_it_and_nothing_else(cluster, tmp_p
     assert run.trainings == 4
 
 
-def test_what_failed_is_submitted_again_while_the_rest_of_the_run_is_at_work(
-    cluster, tmp_path, expected_gens
-):
-    run = prepare(cluster, tmp_path, "gens", 2.0)
-    run.launcher.environment["FAKE_CRASH"] = "1:0:python"
-    process = run.start()
-    cluster.until(lambda: run.updates(0) >= 1 and run.updates(2) >= 1, timeout=60)
-    cluster.wait_for(run.job("stage 1"), "FAILED")
+def test_what_failed_is_submitted_again_while_the_rest_of_the_run_is_at_work(cluster, tmp_path):
+    run = prepare(cluster, tmp_path, "gens", 600.0)
+    run.launcher.environment |= cluster.environment | {"FAKE_CRASH": "1:0:python"}
+    words = ("--cluster", "slurm", "--stages", "3")
+    run.launcher.run(*words, flags=FLAGS)
+    cluster.wait_for(run.job("stage 1"), "FAILED", timeout=60)
     before = {name: run.job(name) for name in ("stage 0", "stage 2", "evaluation of stage 0")}
+    failed = run.job("stage 1")
     run.launcher.environment.pop("FAKE_CRASH")
-    _, err = run.launch()
-    process.communicate(timeout=60)
+    _, err = run.launcher.run(*words, flags=FLAGS)
     assert "3 units are in the queue already" in err
     assert "\n3 units submitted" in err
     assert {name: run.job(name) for name in before} == before
-    assert run.launcher.rows == expected_gens
-    assert run.trainings == 4
+    new = [run.job(name) for name in ("stage 1", "evaluation of stage 1", "evaluation of stage 2")]
+    assert failed not in new
+    waits = cluster.jobs()[new[2]]["Dependency"]
+    assert all(f"afterok:{job}(" in waits for job in (before["stage 0"], new[0], before["stage 2"]))
+    cluster.run("scancel", *before.values(), *new)
 
 
 def test_runs_of_several_seeds_are_arrays_and_so_are_their_evaluations(cluster, tmp_path, expected_gens):

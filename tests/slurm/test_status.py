@@ -443,9 +443,7 @@ def test_a_local_run_that_failed_says_why(local, monkeypatch, capsys):
     train(local, 0, "\n$ fairseq-train\nRuntimeError: CUDA error: out of luck\n")
     line = local_state(monkeypatch, capsys, 1)
     assert line.endswith(" failed 9.50 local/stage_00/train.log: RuntimeError: CUDA error: out of luck")
-    (local.directory / "stage_00/train.log").write_text(
-        "\n$ fairseq-train\nRuntimeError: old\n\n$ fairseq-train\n"
-    )
+    train(local, 0, "\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
     assert " stopped " in local_state(monkeypatch, capsys, 1)
 
 
