@@ -108,8 +108,17 @@ class Cost:
 
     @property
     def checkpoints(self) -> int:
-        """Bytes on disk: fp32 weights and the state of the optimizer. 0 where the model is not known."""
-        return CHECKPOINTS * 4 * (1 + self._moments) * self.shape.parameters if self.shape else 0
+        """Bytes on disk: fp32 weights (those of FP16Optimizer twice) and the state of the optimizer.
+
+        0 where the model is not known.
+        """
+        numbers = 1 + self._has_master + self._moments
+        return CHECKPOINTS * 4 * numbers * self.shape.parameters if self.shape else 0
+
+    @property
+    def _has_master(self) -> bool:
+        """Whether FP16Optimizer has fp32 weights beside the model's."""
+        return self._width == 2 and not _EFFICIENT & self.flags.keys()
 
     @property
     def memory(self) -> int | None:
@@ -123,7 +132,7 @@ class Cost:
         if self.shape is None or self.batch is None:
             return None
         width, shape = self._width, self.shape
-        master = 8 if width == 2 and not _EFFICIENT & self.flags.keys() else 0
+        master = 8 if self._has_master else 0
         buckets = width if self.processes > 1 else 0
         elsewhere = 0
         if "--moe-expert-parallel" in self.flags:
