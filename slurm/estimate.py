@@ -123,8 +123,17 @@ class Cost:
 
     @property
     def checkpoints(self) -> int:
-        """Bytes on disk: fp32 weights and the state of the optimizer. 0 where the model is not known."""
-        return CHECKPOINTS * 4 * (1 + self._moments) * (self.parameters or 0)
+        """Bytes on disk: fp32 weights (those of FP16Optimizer twice) and the state of the optimizer.
+
+        0 where the model is not known.
+        """
+        numbers = 1 + self._has_master + self._moments
+        return CHECKPOINTS * 4 * numbers * (self.parameters or 0)
+
+    @property
+    def _has_master(self) -> bool:
+        """Whether FP16Optimizer has fp32 weights beside the model's."""
+        return self._width == 2 and not self._any(_EFFICIENT)
 
     @property
     def memory(self) -> int | None:
@@ -138,7 +147,7 @@ class Cost:
         if self.shape is None or self.parameters is None or self.batch is None:
             return None
         width, shape = self._width, self.shape
-        master = 8 if width == 2 and not self._any(_EFFICIENT) else 0
+        master = 8 if self._has_master else 0
         buckets = width if self.processes > 1 else 0
         elsewhere = 0
         if self._any(["--moe-expert-parallel"]):

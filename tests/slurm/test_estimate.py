@@ -272,6 +272,14 @@ def disk(monkeypatch, free: int) -> None:
     monkeypatch.setattr("slurm.estimate.shutil.disk_usage", lambda place: usage)
 
 
+def test_checkpoints_of_half_precision_have_the_fp32_weights_too():
+    plain, *others = (
+        estimated(flags=flags).costs[0].checkpoints
+        for flags in ("", "--fp16", "--bf16", "--fp16 --memory-efficient-fp16")
+    )
+    assert others == [plain * 16 // 12, plain * 16 // 12, plain]
+
+
 def test_checkpoints_need_room_once(monkeypatch, tmp_path):
     """Of 4 trainings, 3 files of 12 bytes a parameter; what is there already needs none."""
     need = 4 * 3 * 12 * 3704
