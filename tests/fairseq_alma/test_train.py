@@ -108,7 +108,8 @@ def test_killed_training_goes_on_with_the_same_numbers(start, stream, tiny, tmp_
 
 
 def test_the_validation_score_and_the_cost_of_validation_are_recorded(start, stream, tiny, tmp_path):
-    output = train(start, stream, tiny, tmp_path / "run", "--save-interval-updates", "8")
+    flags = ("--save-interval-updates", "8", "--required-batch-size-multiple", "1")  # else some are left out
+    output = train(start, stream, tiny, tmp_path / "run", *flags)
     best = tmp_path / "run" / "checkpoint_best.pt"
 
     def evaluate(*flags) -> dict:
