@@ -131,7 +131,7 @@ def test_every_tensor_is_aligned_in_training_after_growth_and_after_loading(kind
             assert tensor.grad is None
 
 
-@settings(max_examples=10, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(BACKBONES)), st.data())
 def test_bits_do_not_hang_on_where_tensors_lie(kind, backbone, data):
     """Parameters, buffers, optimizer state and data at any offset: training, validation, growth and testing
