@@ -107,7 +107,16 @@ def test_fairseq_train_refuses_a_misspelt_flag_and_makes_nothing(start, stream, 
 
 
 def test_the_literal_command_trains(start, stream, tmp_path):
-    flags = ("--task", "alma_lm", "--arch", "switch_gmoe_tiny", "--max-update", "2", "--tokens-per-sample", "64")
+    flags = (
+        "--task",
+        "alma_lm",
+        "--arch",
+        "switch_gmoe_tiny",
+        "--max-update",
+        "2",
+        "--tokens-per-sample",
+        "64",
+    )
     done = start("train", stream, *flags, "--save-dir", tmp_path).wait()
     assert done.code == 0, done.output
     assert "defaults of --task alma_lm: --batch-size 8 --update-freq 3 --optimizer adam" in done.output
@@ -141,7 +150,10 @@ def test_our_commands_read_their_command_line_before_torch_and_fairseq(command, 
 
 
 def test_check_resolves_command_lines_and_warns_of_nothing():
-    lines = [["S", "--arch", "switch_gmoe_tiny"], ["S", "--arch", "switch_gmoe_tiny", "--moe-expert-count", "6"]]
+    lines = [
+        ["S", "--arch", "switch_gmoe_tiny"],
+        ["S", "--arch", "switch_gmoe_tiny", "--moe-expert-count", "6"],
+    ]
     done = run("check", text=json.dumps(lines))
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout)
