@@ -26,7 +26,11 @@ from slurm.unit import Restartable, Unit, needs, units
 
 LOGS = "slurm_jobs"
 _KINDS = ("untrained", "train", "evaluate")  # in this order they are submitted
-_LATER = ("Requested nodes are busy", "Required node not available")
+_LATER = (
+    "Requested nodes are busy",
+    "Required node not available",
+    "Requested node configuration is not available",
+)
 Submit = Callable[[str, Sequence[Restartable], Resources, str | None], list[str]]
 """(name, units, resources, dependency) -> a job id for each unit: one job, or one array of several."""
 
@@ -223,6 +227,6 @@ def check(resources: Resources) -> None:
     for name, each in (("training", resources), ("evaluation", resources.alone())):
         text = _make_sbatch_string("true", Path(LOGS), **parameters(name, each, None))
         answer = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
-        # A full or reserved cluster fails this test, but takes jobs for later.
+        # A full, drained or reserved cluster fails this test, but takes jobs for later.
         if answer.returncode and not any(reason in answer.stderr for reason in _LATER):
             raise UserError(f"sbatch would refuse the {name}: {' '.join(answer.stderr.split())}")

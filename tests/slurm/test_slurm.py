@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from contextlib import contextmanager, suppress
@@ -249,3 +250,21 @@ def test_runs_of_several_seeds_are_arrays_and_so_are_their_evaluations(cluster, 
     second = {unit.name: unit.job or "" for unit in queue.read_units(run.launcher.folder / "run_s1")}
     assert {job.partition("_")[2] for job in first.values()} == {"0"}
     assert second == {name: job.replace("_0", "_1") for name, job in first.items()}
+
+
+def test_what_sbatch_would_refuse_is_refused_before_anything_is_made(cluster, tmp_path):
+    run = make(tmp_path / "x", environment=cluster.environment)
+    _, err = run.run("--cluster", "slurm", "--partition", "nowhere", code=2, flags=FLAGS)
+    assert re.search("^error: sbatch would refuse the training: .*invalid partition", err.splitlines()[-1]), (
+        err
+    )
+    assert sorted(path.name for path in run.folder.iterdir()) == ["stream"]
+    cluster.run("scontrol", "update", f"nodename={','.join(cluster.nodes)}", "state=drain", "reason=test")
+    try:  # jobs may wait for better days
+        run.run("--cluster", "slurm", flags=FLAGS)
+    finally:
+        cluster.run("scontrol", "update", f"nodename={','.join(cluster.nodes)}", "state=resume")
+        jobs = [unit.job for unit in queue.read_units(run.out)] if queue.on_cluster(run.out) else []
+        queue_jobs = [job for job in jobs if job]
+        if queue_jobs:
+            cluster.run("scancel", *queue_jobs)

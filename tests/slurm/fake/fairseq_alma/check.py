@@ -107,6 +107,9 @@ def resolve(words: list[str]) -> dict:
     given["update_freq"] = [int(each) for each in (given["update_freq"] or "1").split(",")]
     for name in ("lr", "attention_dropout", "dropout"):
         given[name] = [float(given[name])] if name == "lr" else float(given[name])
+    given["no_epoch_checkpoints"] = True
+    if not switch:
+        given["moe_expert_parallel"] = None
     settings = {f"--{name.replace('_', '-')}": value for name, value in given.items() if name != "data"}
     return {"arch": args.arch, "settings": settings}
 

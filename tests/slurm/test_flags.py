@@ -1,0 +1,61 @@
+"""fairseq's own answers: what the launcher reads of them, and that the tests' stand-in gives the same."""
+
+import importlib.util
+import shlex
+
+import pytest
+from launcher import FAKE
+
+from alma.errors import UserError
+from slurm.flags import described, resolve
+
+LINES = [
+    "S --task alma_lm",
+    "S --task alma_lm --arch switch_gmoe_tiny --max-sentences 4 --update-freq 2 --max-update 9 --lr=2e-3",
+    "S --task alma_lm --arch switch_gmoe_base --decoder-embed-dim 64 --max-tokens 99 --moe-expert-count 8 --cpu",
+    "S --task alma_lm --arch transformer_lm --share-decoder-input-output-embed --attention-dropout 0.1",
+    "S --task alma_lm --criterion chunked_cross_entropy --batch-size 2 --sample-break-mode complete_doc",
+]
+
+
+@pytest.fixture(scope="module")
+def real() -> list:
+    return resolve([shlex.split(line) for line in (*LINES, LINES[0])])
+
+
+def test_the_stand_in_of_the_tests_answers_as_fairseq_does(real):
+    spec = importlib.util.spec_from_file_location("fake_check", FAKE / "fairseq_alma/check.py")
+    fake = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(fake)
+    for line, theirs in zip(LINES, real, strict=False):
+        ours = fake.resolve(shlex.split(line))["settings"]
+        told = {name: theirs.get(name) for name in ours}
+        for name in ("--adam-eps", "--clip-norm", "--weight-decay", "--total-num-update", "--warmup-updates"):
+            ours.pop(name), told.pop(name)  # the launcher reads none of them
+        assert ours == told, line
+
+
+def test_the_same_line_is_answered_alike(real):
+    assert real[-1] == real[0]
+
+
+def test_the_settings_that_tell_most_are_a_command_line(real):
+    assert described(real[1], whole=False) == (
+        "fairseq-train --arch switch_gmoe_tiny --optimizer adam --lr 0.002 --lr-scheduler polynomial_decay "
+        "--tokens-per-sample 512 --batch-size 4 --update-freq 2 --max-update 9"
+    )
+    assert "\n  --adam-betas (0.9,0.98)\n" in described(real[0], whole=True)
+    assert "--save-dir" not in described(real[0], whole=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--max-tokns 1", "--max-tokns: did you mean --max-tokens"),
+        ("--arch switch_gmo", "switch_gmo: no such choice; did you mean switch_gmoe"),
+        ("--max-update many", "--max-update.*many"),
+    ],
+)
+def test_what_fairseq_refuses_is_a_user_error(flags, message):
+    with pytest.raises(UserError, match=message):
+        resolve([["S", "--task", "alma_lm", *flags.split()]])
