@@ -3,7 +3,6 @@
 import argparse
 import ast
 import contextlib
-import difflib
 import itertools
 import logging
 import re
@@ -13,7 +12,7 @@ from typing import Any, NoReturn
 
 from fairseq.tasks import TASK_REGISTRY
 
-from alma.errors import UserError
+from alma.errors import UserError, closest
 from fairseq_alma import defaults
 
 logger = logging.getLogger(__name__)
@@ -137,7 +136,7 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     if choice := re.match(r"argument (\S+?)(?:/\S+)?: invalid choice: (['\"])(.*?)\2 \(", message):
         flag, value = choice[1], choice[3]
         names = [str(each) for each in parser._option_string_actions[flag].choices or ()]
-        if meant := _closest(value, names):
+        if meant := closest(value, names):
             raise UserError(f"{flag} {value}: no such choice; did you mean {meant}?")
         listed = ", ".join(names[:_SHOWN]) + (" and more" if len(names) > _SHOWN else "")
         raise UserError(f"{flag} {value}: no such choice; choose from {listed}")
@@ -151,11 +150,7 @@ def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> 
     flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     problems = []
     for flag in flags or unknown:
-        meant = _closest(flag, parser._option_string_actions)
+        meant = closest(flag, parser._option_string_actions)
         problems.append(f"unrecognized argument {flag}" + (f": did you mean {meant}?" if meant else ""))
     if problems:
         raise UserError("; ".join(problems))
-
-
-def _closest(word: str, known) -> str | None:
-    return next(iter(difflib.get_close_matches(word, known, 1, cutoff=0.75)), None)
