@@ -221,7 +221,7 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     options = {"epochs": epochs, "batch_size": 64} | options | BACKBONES[backbone] | OPTIMIZERS[optimizer]
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
-    death = Kills(kills, 3 * epochs + 2, f"{kind} {backbone} {optimizer} {gate}")
+    death = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
     save, load, examples = _Player.save, Learner.load, _Data._examples
 
     def save_and_maybe_die(player, progress=None):
