@@ -51,18 +51,18 @@ def _diagnosis(path: str, error: Exception) -> str:
         with open(path, "rb") as file:
             head = file.read(len(_ZIP))
         if not head:
-            return f"is empty; {_DELETE}"
+            return f"empty; {_DELETE}"
         if head == _ZIP:
             with zipfile.ZipFile(path) as archive:
                 if damaged := archive.testzip():
-                    return f"is damaged, {damaged} in it has a wrong checksum; {_DELETE}"
+                    return f"damaged, {damaged} in it has a wrong checksum; {_DELETE}"
     except zipfile.BadZipFile:
-        return f"is truncated; {_DELETE}"
+        return f"truncated; {_DELETE}"
     except OSError as unreadable:
         return _unreadable(path, unreadable)
     if found := re.search(r"GLOBAL (\S+)", str(error)):
         return (
-            f"holds Python objects ({found[1]}), as those of old fairseq versions do: loading them could run "
+            f"contains Python objects ({found[1]}), as those of old fairseq versions do: loading them could run "
             "any code; if you trust it, load it with weights_only=False and save it without them"
         )
     if head == _ZIP:

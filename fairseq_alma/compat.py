@@ -55,6 +55,7 @@ def install() -> None:
     """Put the work-arounds in place; calling it again does nothing."""
     if distributed_utils.call_main.__module__ == __name__:
         return
+    interrupt.install()
     distributed_utils.call_main = _call_main(distributed_utils.call_main)
     options.parse_args_and_arch = _parse(options.parse_args_and_arch)
     checkpoint_utils.load_checkpoint = _load_checkpoint(checkpoint_utils.load_checkpoint)
@@ -213,7 +214,6 @@ def _call_main(original):
 
     def call_main(cfg, main, **kwargs):
         if _trains_us(main, cfg):
-            interrupt.install()
             command(functools.partial(_check_data, cfg))()
         main = functools.partial(_run_main, main, interrupt.shared())
         try:
@@ -251,8 +251,6 @@ def _check_data(cfg) -> None:
 
 def _run_main(main, asked, cfg, **kwargs) -> None:
     install()  # a spawned process has only imported fairseq
-    if _trains_us(main, cfg):
-        interrupt.install()
     interrupt.watch(main, asked)
 
     def train() -> None:

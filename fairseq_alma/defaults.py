@@ -29,10 +29,21 @@ TRAINING: dict[str, object] = {
 }
 """As in experiments/table2/sizes/base.yaml. Without its --fp16, which a CPU has no use for."""
 
+_SAVING = (
+    "--save-interval",
+    "--save-interval-updates",
+    "--keep-interval-updates",
+    "--keep-last-epochs",
+    "--keep-best-checkpoints",
+    "--no-epoch-checkpoints",
+)
+
 UNLESS = {
     "--batch-size": ("--max-tokens",),
     "--update-freq": ("--max-tokens", "--batch-size"),
-    "--no-epoch-checkpoints": ("--save-interval", "--keep-last-epochs", "--keep-best-checkpoints"),
+    "--save-interval-updates": _SAVING,
+    "--keep-interval-updates": _SAVING,
+    "--no-epoch-checkpoints": _SAVING,
 }
 """Defaults that other flags replace."""
 

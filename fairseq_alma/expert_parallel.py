@@ -106,8 +106,6 @@ def check(cfg) -> None:
     if cfg.checkpoint.no_last_checkpoints:
         # Process 0 would at times not save, while the others wait to give it their experts.
         raise UserError("--moe-expert-parallel does not go with --no-last-checkpoints")
-    if cfg.ema.store_ema:  # it averages state dicts, which have all experts on process 0 alone
-        raise UserError("--moe-expert-parallel does not go with --store-ema")
 
 
 def whole_states(optimizer: torch.optim.Optimizer, shards: Shards) -> None:

@@ -8,10 +8,11 @@ import itertools
 import pytest
 
 from alma.records import MACHINE_FIELDS, Run
+from slurm import request as slurm_request
 from slurm import stage as slurm_stage
 from slurm.launch import count_megabatches, launch
 from slurm.plan import LEARNERS, make_plan
-from slurm.request import read_requests
+from slurm.request import read_requests, resolved
 
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
@@ -45,12 +46,21 @@ def forked(monkeypatch, start):
 
     made = Forked()
     monkeypatch.setattr(slurm_stage.child, "run", made.run)
+    monkeypatch.setattr(slurm_request, "resolve", _resolve)
     return made
+
+
+def _resolve(lines) -> list[dict]:
+    """What `python -m fairseq_alma.check` answers."""
+    from fairseq_alma.check import resolve
+
+    return [resolve(list(line))["settings"] for line in lines]
 
 
 def run(stream, out, *options, flags=()) -> list[dict]:
     """Launch in this process; the rows without what belongs to the machine."""
-    (request,) = read_requests([str(word) for word in (stream, "--out", out, *options, "--", *FLAGS, *flags)])
+    words = [str(word) for word in (stream, "--out", out, *options, "--", *FLAGS, *flags)]
+    (request,) = resolved(read_requests(words))
     launch(request, make_plan(request, count_megabatches(request)))
     return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(out).rows]
 

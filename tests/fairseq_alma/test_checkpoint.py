@@ -31,9 +31,9 @@ def said(path) -> str:
 def test_damage_that_is_found_may_be_deleted(path):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    assert "is truncated; " + DELETE in said(path)
+    assert "truncated; " + DELETE in said(path)
     path.write_bytes(b"")
-    assert "is empty; " + DELETE in said(path)
+    assert "empty; " + DELETE in said(path)
     pickled = whole.index(b"decoder.weight")
     path.write_bytes(whole[:pickled] + b"\xff" * 60 + whole[pickled + 60 :])
     assert "has a wrong checksum; " + DELETE in said(path)
@@ -53,7 +53,7 @@ def test_torchs_old_format_is_read_where_it_is_whole(path):
 def test_python_objects_are_named_and_not_loaded(path, zipped):
     old = STATE | {"args": argparse.Namespace(arch="lm")}
     torch.save(old, path, _use_new_zipfile_serialization=zipped)
-    assert "holds Python objects (argparse.Namespace)" in said(path)
+    assert "contains Python objects (argparse.Namespace)" in said(path)
     assert DELETE not in said(path)
 
 

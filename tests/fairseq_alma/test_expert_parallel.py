@@ -18,18 +18,13 @@ def test_experts_have_to_be_a_multiple_of_the_processes(build, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("backend", "no_last", "average", "words"),
-    [
-        ("fully_sharded", False, False, "use legacy_ddp"),
-        ("legacy_ddp", True, False, "--no-last-checkpoints"),
-        ("legacy_ddp", False, True, "--store-ema"),
-    ],
+    ("backend", "no_last", "words"),
+    [("fully_sharded", False, "use legacy_ddp"), ("legacy_ddp", True, "--no-last-checkpoints")],
 )
-def test_options_that_do_not_go_with_it_are_refused(backend, no_last, average, words):
+def test_options_that_do_not_go_with_it_are_refused(backend, no_last, words):
     cfg = SimpleNamespace(
         distributed_training=SimpleNamespace(ddp_backend=backend),
         checkpoint=SimpleNamespace(no_last_checkpoints=no_last),
-        ema=SimpleNamespace(store_ema=average),
     )
     with pytest.raises(UserError, match=words):
         check(cfg)

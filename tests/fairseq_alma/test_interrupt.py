@@ -283,8 +283,8 @@ def test_a_process_that_is_done_or_evaluates_is_not_harmed(start, stream, tiny, 
 def test_python_shutting_down_ignores_it_and_other_handlers_stay():
     ending = "import atexit, os, signal\natexit.register(lambda: None)\n"
     ending += "class Late:\n    def __del__(self, os=os): os.kill(os.getpid(), 10)\n"
-    code = ending + "import fairseq_alma\nfairseq_alma.late = Late()\n"
+    code = ending + "from fairseq_alma import interrupt\ninterrupt.install()\ninterrupt.late = Late()\n"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     code = "import signal\nhandler = lambda *_: None\nsignal.signal(signal.SIGUSR1, handler)\n"
-    code += "import fairseq_alma\nassert signal.getsignal(signal.SIGUSR1) is handler\n"
+    code += "from fairseq_alma import interrupt\ninterrupt.install()\nassert signal.getsignal(signal.SIGUSR1) is handler\n"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
