@@ -82,7 +82,11 @@ def run(
     if process.returncode in (os.EX_TEMPFAIL, -signal.SIGUSR1, -signal.SIGUSR2):
         raise Saved(f"{what}: stopped by a signal, and saved; run the same again; log: {log}")
     if process.returncode:
-        raise failure(what, process.returncode, problem, f"log: {log}")
+        error = failure(what, process.returncode, problem, f"log: {log}")
+        if process.returncode < 0:  # killed: it could not say so itself
+            with log.open("a") as output:
+                output.write(f"error: {error}\n")
+        raise error
 
 
 def ask(command: Sequence[str], what: str, given: str | None = None) -> str:

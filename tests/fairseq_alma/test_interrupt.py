@@ -223,7 +223,7 @@ def test_spawned_processes_stop_together(start, stream, tiny, tmp_path, at_updat
     more, environment = at_update(4, rank=1) if to == "worker" else ((), {})
     child = start("train", stream, *tiny, *flags, "--log-interval", "1", *more, environment=environment)
     if to != "worker":
-        has_logged(child, '"num_updates": "3"' if to == "parent" else "")  # its log exists: it is forked
+        has_logged(child, '"num_updates": "3"' if to == "parent" else "defaults of --task")
         os.kill(child.pid, signal.SIGUSR1)
     line = stopped(child.wait())
     updates, _ = position(tmp_path / "run" / "checkpoint_last.pt")
@@ -286,5 +286,6 @@ def test_python_shutting_down_ignores_it_and_other_handlers_stay():
     code = ending + "from fairseq_alma import interrupt\ninterrupt.install()\ninterrupt.late = Late()\n"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     code = "import signal\nhandler = lambda *_: None\nsignal.signal(signal.SIGUSR1, handler)\n"
-    code += "from fairseq_alma import interrupt\ninterrupt.install()\nassert signal.getsignal(signal.SIGUSR1) is handler\n"
+    code += "from fairseq_alma import interrupt\ninterrupt.install()\n"
+    code += "assert signal.getsignal(signal.SIGUSR1) is handler\n"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

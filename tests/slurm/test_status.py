@@ -457,10 +457,12 @@ def test_watch_goes_on_while_a_local_run_is_at_work(local, monkeypatch, capsys):
 def test_the_command_itself_leaves_such_runs(tmp_path, monkeypatch, capsys):
     """`--stages 1`, an error, a kill: as the launcher leaves them."""
     monkeypatch.chdir(tmp_path)
-    asked, failed, killed = (make(tmp_path / name) for name in ("asked", "failed", "killed"))
+    asked, failed, ended, killed = (make(tmp_path / name) for name in ("asked", "failed", "ended", "killed"))
     asked.run("--stages", "1")
     failed.environment["FAKE_CRASH"] = "1:1:python"
     failed.run(code=1)
+    ended.environment["FAKE_CRASH"] = "1:1:kill"  # as the kernel does where memory is short
+    ended.run(code=1)
     killed.environment["FAKE_SLEEP"] = "60"
     process = killed.start()
     deadline = time.monotonic() + 60
@@ -471,13 +473,15 @@ def test_the_command_itself_leaves_such_runs(tmp_path, monkeypatch, capsys):
     assert " running " in capsys.readouterr().out
     process.kill()
     process.communicate()
-    assert call(status.main, monkeypatch, "asked/run", "failed/run", "killed/run") == 1
+    assert call(status.main, monkeypatch, "asked/run", "failed/run", "ended/run", "killed/run") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].endswith("1 of 4 stages asked for")
     assert " failed " in lines[2]
     assert lines[2].endswith("stage_01/train.log: RuntimeError: CUDA error: out of luck")
-    assert " stopped " in lines[3]
-    assert lines[4] == "1 done, 1 failed, 1 stopped"
+    assert " failed " in lines[3]
+    assert "signal 9 (Killed)" in lines[3]
+    assert " stopped " in lines[4]
+    assert lines[5] == "1 done, 2 failed, 1 stopped"
 
 
 def test_watch_ends_when_all_is_done(slurm, run, monkeypatch, capsys):
