@@ -62,8 +62,8 @@ def _diagnosis(path: str, error: Exception) -> str:
         return _unreadable(path, unreadable)
     if found := re.search(r"GLOBAL (\S+)", str(error)):
         return (
-            f"contains Python objects ({found[1]}), as those of old fairseq versions do: loading them could run "
-            "any code; if you trust it, load it with weights_only=False and save it without them"
+            f"contains Python objects ({found[1]}), as those of old fairseq versions do: loading them could "
+            "run any code; if you trust it, load it with weights_only=False and save it without them"
         )
     if head == _ZIP:
         return f"not a fairseq checkpoint ({what})"
