@@ -322,7 +322,7 @@ def test_bad_input_is_one_clear_line(start, checkpoint, stream, tmp_path):
 
     assert "absent.pt: no such checkpoint" in error(tmp_path / "absent.pt")
     (tmp_path / "half.pt").write_bytes(path.read_bytes()[:2000])
-    assert "half.pt: is truncated" in error(tmp_path / "half.pt")
+    assert "half.pt: truncated" in error(tmp_path / "half.pt")
     other = changed("o.pt", lambda state: state["model"].update(encoder=torch.zeros(1)))
     assert "o.pt is not the checkpoint of a decoder-only language model" in error(other)
     arch = changed("l.pt", lambda state: state["cfg"]["model"].update(_name="lightconv_lm"))

@@ -57,6 +57,7 @@ TEXTS = {
     "log-format": None,
     "update-freq": None,
     "weight-decay": "0.0",
+    "grow-noise": "0.1",
 }
 
 
@@ -105,7 +106,7 @@ def resolve(words: list[str]) -> dict:
         given["batch_size"], given["update_freq"] = 8, given["update_freq"] or "3"
     given["total_num_update"] = given["total_num_update"] or given["max_update"]
     given["update_freq"] = [int(each) for each in (given["update_freq"] or "1").split(",")]
-    for name in ("lr", "attention_dropout", "dropout"):
+    for name in ("lr", "attention_dropout", "dropout", "grow_noise"):
         given[name] = [float(given[name])] if name == "lr" else float(given[name])
     given["no_epoch_checkpoints"] = True
     if not switch:
