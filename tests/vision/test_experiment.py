@@ -199,7 +199,7 @@ def test_other_settings_data_or_partition_in_the_same_place_are_refused(tmp_path
     images = STREAM.dataset.train.images.clone()
     images[0, 0, 0, 0] += 1
     other = replace(STREAM.dataset, train=Images(images, STREAM.dataset.train.labels))
-    with pytest.raises(UserError, match="data was"):
+    with pytest.raises(UserError, match="data: "):
         play(tmp_path / "run", stream=MegaBatchStream(other, 7))
 
 
