@@ -52,7 +52,7 @@ def at_entry(original):
 
 
 def install() -> None:
-    """Put the work-arounds in place; calling it again does nothing."""
+    """Put the work-arounds and the signal handlers in place; calling it again does nothing."""
     if distributed_utils.call_main.__module__ == __name__:
         return
     interrupt.install()
