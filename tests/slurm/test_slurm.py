@@ -32,7 +32,7 @@ class OnSlurm:
     def launch(self, *options: str, code: int = 0) -> tuple[str, str]:
         """Start and wait for all to end."""
         process = self.start(*options)
-        out, err = process.communicate(timeout=6000)
+        out, err = process.communicate(timeout=1200)
         assert process.returncode == code, err
         return out, err
 
@@ -124,7 +124,7 @@ def test_requeued_it_goes_on(cluster, tmp_path, expected):
 
 def test_out_of_time_it_saves_and_goes_on(cluster, tmp_path, expected):
     run = prepare(cluster, tmp_path, seconds=12)  # SLURM looks at the time every half minute only
-    run.launch("--timeout-min", "1", "--signal-delay-s", "50", "--stages", "1")
+    run.launch("--timeout-min", "1", "--signal-delay-s", "30", "--stages", "1")
     assert run.launcher.rows == expected["gmoe"][:2]
     assert run.trainings >= 2
     assert "timed-out" in run.log("stage 0")
