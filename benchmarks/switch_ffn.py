@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks.timing import spread
-from fairseq_alma.switch_layer import SwitchFFN
+from fairseq_alma.moe.layer import SwitchFFN
 
 TOKENS = 4096
 SHAPES = ((512, (4, 8, 12, 32), 8), (768, (4, 8, 12, 32), 8))  # D, its E's, and the one of the one-hot layer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from alma.report import as_text
+from alma.report.tables import as_text
 
 Rows = list[dict[str, Any]]
 

@@ -27,7 +27,7 @@ from typing import Any
 from tqdm import tqdm
 
 from alma.errors import UserError
-from alma.lm_flops import ARCHS, Shape
+from alma.flops import ARCHS, Shape
 from benchmarks.stage_start import write_stream
 from benchmarks.timing import spread
 

@@ -24,7 +24,7 @@ from data_prep.pipeline import Settings, append, make_stream
 from data_prep.plan import Wanted
 from data_prep.tokenizer import SentencePiece
 from data_prep.work import Work
-from slurm import resources
+from slurm.engine import resources
 
 _NEEDED = ("--mega-batches", "--words", "--valid-words")
 _TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from alma.report import as_text
+from alma.report.tables import as_text
 from alma.stream import Stream
 from data_prep import blocks
 from data_prep.documents import Reader

@@ -10,10 +10,11 @@ from typing import Any
 from alma.errors import UserError
 from alma.files import write_json_atomic
 from data_prep.work import Cost, Task, Work
-from slurm import queue, submit
-from slurm.progress import say
-from slurm.resources import Resources
-from slurm.unit import Restartable
+from slurm.engine import queue
+from slurm.engine import submission as submit
+from slurm.engine.jobs import Restartable
+from slurm.engine.resources import Resources
+from slurm.lm.progress import say
 
 USUAL = Resources(gpus_per_node=0, cpus_per_task=1, mem_gb=4)
 

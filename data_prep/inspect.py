@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from alma.errors import Parser, UserError, command, fail
 from alma.processes import end_with_parent
-from alma.report import as_text
+from alma.report.tables import as_text
 from alma.stream import Part, Stream
 from data_prep import similarity, verify
 from data_prep.install import leftovers

@@ -28,10 +28,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, command, fail
 from alma.files import save_tensors
-from fairseq_alma import average, checkpoint, command_line, expert_parallel, growth, interrupt, precision
-from fairseq_alma.adam import FusedAdam
-from fairseq_alma.switch_layer import switch_layers
+from fairseq_alma import checkpoint, command_line
+from fairseq_alma.moe import expert_parallel, growth
+from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
+from fairseq_alma.training import average, interrupt, precision
+from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
 

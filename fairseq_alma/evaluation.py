@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_alma.switch_layer import expert_losses, switch_layers
+from fairseq_alma.moe.layer import expert_losses, switch_layers
 
 
 @dataclass

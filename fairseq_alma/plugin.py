@@ -5,7 +5,8 @@ A script that only imports fairseq gets the names and nothing else.
 
 from fairseq import options
 
-from fairseq_alma import compat, ensemble, loss, switch_lm, task
+from fairseq_alma import compat, ensemble, switch_lm, task
+from fairseq_alma.training import loss
 
 __all__ = ["ensemble", "loss", "switch_lm", "task"]
 

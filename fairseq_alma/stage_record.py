@@ -14,7 +14,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import progress_bar
 
 from alma.errors import UserError
-from alma.lm_flops import Shape
+from alma.flops import Shape
 from alma.metrics import bits_per_byte, perplexity
 from fairseq_alma.checkpoint import averaged, glance, glance_at
 from fairseq_alma.ensemble import EnsembleLanguageModel

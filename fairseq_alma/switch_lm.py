@@ -23,9 +23,9 @@ from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from alma.errors import UserError
-from alma.lm_flops import ARCHS, Arch
+from alma.flops import ARCHS, Arch
 from fairseq_alma.ensemble import EnsembleDecoder
-from fairseq_alma.switch_layer import SwitchFFN
+from fairseq_alma.moe.layer import SwitchFFN
 
 _NOT_SUPPORTED = (
     "adaptive_input",

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from alma.errors import UserError
 from alma.stages import Stage, stages
 from alma.stream import Stream, is_stream, read_index
-from fairseq_alma import blocks, preprocessed
+from fairseq_alma.data import blocks, preprocessed
 from fairseq_alma.evaluation import token_nll
-from fairseq_alma.expert_parallel import Shards
-from fairseq_alma.loss import ChunkedCrossEntropyCriterion
-from fairseq_alma.switch_layer import expert_losses, routing_stats, switch_layers
+from fairseq_alma.moe.expert_parallel import Shards
+from fairseq_alma.moe.layer import expert_losses, routing_stats, switch_layers
+from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
 

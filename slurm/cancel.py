@@ -6,7 +6,7 @@ The command that launched a run goes on with it later, where it was cancelled.
 """
 
 from alma.errors import Parser, UserError, command
-from slurm.queue import find, live_units, on_cluster, scancel
+from slurm.engine.queue import find, live_units, on_cluster, scancel
 
 
 def parser() -> Parser:

@@ -18,20 +18,22 @@ from typing import Any
 from alma.errors import UserError, command
 from alma.files import locked, make_directory
 from alma.records import Run
-from alma.report import as_text
+from alma.report.tables import as_text
 from alma.stages import stages
 from alma.stream import FileInfo, Stream, is_stream
-from slurm import child, queue, resources, submit
-from slurm.estimate import check, count_units, estimate, table
-from slurm.flags import described
-from slurm.local import run_side_by_side, slot
-from slurm.machine import Machine
-from slurm.plan import Plan, Request, make_plan, reshard_command
-from slurm.progress import say
-from slurm.request import parse, read_requests, resolved
-from slurm.resources import Resources
-from slurm.stage import UNTRAINED, collect, run_stages
-from slurm.unit import patiently_locked
+from slurm.engine import children as child
+from slurm.engine import queue, resources
+from slurm.engine import submission as submit
+from slurm.engine.jobs import patiently_locked
+from slurm.engine.machine import Machine
+from slurm.engine.resources import Resources
+from slurm.lm.estimate import check, count_units, estimate, table
+from slurm.lm.flags import described
+from slurm.lm.local import run_side_by_side, slot
+from slurm.lm.plan import Plan, Request, make_plan, reshard_command
+from slurm.lm.progress import say
+from slurm.lm.request import parse, read_requests, resolved
+from slurm.lm.stage import UNTRAINED, collect, run_stages
 
 
 def count_megabatches(request: Request) -> int:

@@ -33,9 +33,9 @@ from tqdm import tqdm
 
 from alma.errors import Parser, UserError, command
 from alma.records import Run
-from alma.report import as_text
-from slurm.here import state_of
-from slurm.queue import BAD, MOVING, Status, Unit, count, find, look, on_cluster, tail, watch
+from alma.report.tables import as_text
+from slurm.engine.queue import BAD, MOVING, Status, Unit, count, find, look, on_cluster, tail, watch
+from slurm.lm.here import state_of
 
 SECONDS = 10.0  # between two looks of --watch
 HEADER = ["run", "unit", "state", "job", "node", "updates", "perplexity", "ETA"]

@@ -14,11 +14,13 @@ from typing import Any
 
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory
-from slurm import child, queue, resources, submit
-from slurm.part import VISION, Part, parts
-from slurm.progress import say
-from slurm.resources import Resources
-from slurm.unit import patiently_locked
+from slurm.engine import children as child
+from slurm.engine import queue, resources
+from slurm.engine import submission as submit
+from slurm.engine.jobs import patiently_locked
+from slurm.engine.resources import Resources
+from slurm.lm.progress import say
+from slurm.vision.part import VISION, Part, parts
 
 RUNS_PER_JOB = 20
 USUAL = Resources(gpus_per_node=0, cpus_per_task=1)

@@ -8,11 +8,11 @@ import itertools
 import pytest
 
 from alma.records import MACHINE_FIELDS, Run
-from slurm import request as slurm_request
-from slurm import stage as slurm_stage
 from slurm.launch import count_megabatches, launch
-from slurm.plan import LEARNERS, make_plan
-from slurm.request import read_requests, resolved
+from slurm.lm import request as slurm_request
+from slurm.lm import stage as slurm_stage
+from slurm.lm.plan import LEARNERS, make_plan
+from slurm.lm.request import read_requests, resolved
 
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
@@ -66,7 +66,7 @@ def run(stream, out, *options, flags=()) -> list[dict]:
 
 
 def test_every_learner_waits_and_replays_and_the_report_prints_both_tables(forked, stream, tmp_path, capsys):
-    from alma.report import main
+    from alma.report.__main__ import main
 
     values = {}
     for learner, wait, replay in itertools.product(LEARNERS, ("1", "2"), (False, True)):

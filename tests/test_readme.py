@@ -41,8 +41,8 @@ def test_make_targets_exist():
 
 def test_data_prep_and_launch_accept_their_commands(monkeypatch):
     from data_prep.__main__ import parser
-    from slurm.plan import make_plan
-    from slurm.request import read_requests, resolved
+    from slurm.lm.plan import make_plan
+    from slurm.lm.request import read_requests, resolved
 
     for words in arguments_of("python", "-m", "data_prep"):
         assert parser().parse_args(words).out.name.startswith("stream")
@@ -69,8 +69,8 @@ def test_status_and_cancel_accept_their_commands():
 
 
 def test_sweeps_accept_their_commands():
-    from slurm.part import parts
     from slurm.sweep import parser
+    from slurm.vision.part import parts
 
     for words in arguments_of("python", "-m", "slurm.sweep"):
         split = words.index("--")
@@ -90,7 +90,7 @@ def test_the_image_half_accepts_its_commands():
 
 
 def test_reports_accept_their_commands():
-    from alma.report import parser
+    from alma.report.__main__ import parser
 
     for words in arguments_of("python", "-m", "alma.report"):
         assert parser().parse_args(words).runs

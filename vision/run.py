@@ -26,11 +26,12 @@ import torch
 if __name__ == "__main__":  # a script's own folder is no place to import from; the checkout is
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from alma import figures, report
 from alma.errors import Parser, UserError, command, number_list
 from alma.processes import end_with_parent
 from alma.records import Run
-from alma.results import find_runs, group
+from alma.report import __main__ as report
+from alma.report import figures
+from alma.report.results import find_runs, group
 from vision import presets
 from vision.data import MegaBatchStream, load
 from vision.experiment import run

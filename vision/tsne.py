@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from alma.errors import Parser, UserError, command
-from alma.figures import COLOURS, sheet
 from alma.files import make_directory
 from alma.records import Run
+from alma.report.figures import COLOURS, sheet
 from alma.stages import stages
 from vision import data, presets
 from vision.experiment import read_checkpoint

@@ -6,9 +6,13 @@ import json
 import pytest
 from matplotlib import colors
 
-from alma import figures, lm_figures, lm_flops, lm_reference, lm_tables
+from alma import flops as lm_flops
 from alma.records import Run
-from alma.results import find_runs
+from alma.report import figures
+from alma.report.lm import figures as lm_figures
+from alma.report.lm import reference as lm_reference
+from alma.report.lm import tables as lm_tables
+from alma.report.results import find_runs
 from alma.stages import stage_at, stages
 
 PAPER = lm_reference.reference()

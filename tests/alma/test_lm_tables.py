@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from alma import lm_reference, lm_tables, report
 from alma.errors import UserError
-from alma.lm_tables import Sheet
 from alma.records import Run
-from alma.results import find_runs
+from alma.report import __main__ as report
+from alma.report.lm import reference as lm_reference
+from alma.report.lm import tables as lm_tables
+from alma.report.lm.tables import Sheet
+from alma.report.results import find_runs
 from alma.stages import stage_at, stages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,10 +152,9 @@ def test_table_1_of_the_paper_is_part_of_its_table_2():
     ],
 )
 def test_a_damaged_reference_is_named_with_its_line(tmp_path, monkeypatch, before, after, complaint):
-    text = (ROOT / "alma/reference/table2.csv").read_text()
+    text = (ROOT / "alma/report/lm/table2.csv").read_text()
     assert text.count(before) == 1
-    (tmp_path / "reference").mkdir()
-    (tmp_path / "reference/table2.csv").write_text(text.replace(before, after))
+    (tmp_path / "table2.csv").write_text(text.replace(before, after))
     monkeypatch.setattr(lm_reference, "files", lambda package: tmp_path)
     with pytest.raises(UserError, match=re.escape(complaint)):
         lm_reference.reference()
@@ -167,7 +168,7 @@ def test_table_2_of_the_papers_runs_has_the_papers_layout_and_numbers(paper_runs
     assert sheet.header[:4] == ["setting", "# experts", "base |θ|", "base t=1"]
     assert sheet.header[-1] == "large t=4"
     lines = sheet.text[1:]
-    with open(ROOT / "alma/reference/table2.csv") as file:
+    with open(ROOT / "alma/report/lm/table2.csv") as file:
         expected = list(csv.DictReader(file))
     assert [line[1] for line in lines] == [line["experts"] for line in expected]
     assert [line[0] for line in lines][:3] == ["SM_w1"] * 3

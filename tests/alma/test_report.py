@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import alma.report
-from alma import figures, labels, results
 from alma.records import Run
+from alma.report import __main__ as report_module
+from alma.report import figures, labels, results
 from alma.stages import stage_at, stages
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -427,7 +427,7 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path, case):
     ],
 )
 def test_parameters_have_three_digits_and_a_unit(count, shown):
-    assert alma.report._si(count) == shown
+    assert report_module._si(count) == shown
 
 
 def test_spread_is_the_sample_standard_deviation(tmp_path):

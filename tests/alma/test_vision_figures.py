@@ -9,10 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from alma import figures, image_runs, report, vision_captions, vision_figures
-from alma.image_runs import Missing
 from alma.records import Run
-from alma.results import compute, find_runs, memory
+from alma.report import __main__ as report
+from alma.report import figures
+from alma.report.results import compute, find_runs, memory
+from alma.report.vision import captions as vision_captions
+from alma.report.vision import entries as image_runs
+from alma.report.vision import figures as vision_figures
+from alma.report.vision.entries import Missing
 from alma.stages import stage_at, stages
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from fairseq.optim.adam import Adam
 
-from fairseq_alma.adam import FusedAdam
+from fairseq_alma.training.adam import FusedAdam
 
 
 def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:

@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from alma.stream import write_index
-from fairseq_alma import preprocessed
-from fairseq_alma.blocks import TokenBlocks, Tokens, batch_iterator, equal_blocks
+from fairseq_alma.data import preprocessed
+from fairseq_alma.data.blocks import TokenBlocks, Tokens, batch_iterator, equal_blocks
 
 DICTIONARY = Dictionary()
 for unit in range(100):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_alma.ensemble import EnsembleDecoder
-from fairseq_alma.switch_layer import switch_layers
+from fairseq_alma.moe.layer import switch_layers
 
 SEEDS = ("1", "1001", "2001")
 

@@ -7,7 +7,7 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 
 from alma.errors import UserError
-from fairseq_alma.expert_parallel import check
+from fairseq_alma.moe.expert_parallel import check
 
 
 def test_experts_have_to_be_a_multiple_of_the_processes(build, monkeypatch):
@@ -71,7 +71,7 @@ def test_an_overflow_in_one_processs_expert_is_one_of_all(
 
 
 AGREEMENTS = """
-from fairseq_alma.expert_parallel import Shards
+from fairseq_alma.moe.expert_parallel import Shards
 from fairseq_alma.task import AlmaLMTask
 
 largest, step, valid_step = Shards.largest, AlmaLMTask.train_step, AlmaLMTask.valid_step

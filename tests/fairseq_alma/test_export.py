@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.combine import combine
 from fairseq_alma.hugging_face import export
-from fairseq_alma.switch_layer import switch_layers
+from fairseq_alma.moe.layer import switch_layers
 
 DENSE = "--arch transformer_lm --decoder-normalize-before --decoder-learned-pos".split()
 SIZES = "--decoder-output-dim 32 --decoder-input-dim 32 --decoder-ffn-embed-dim 64".split()

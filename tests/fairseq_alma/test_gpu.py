@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fairseq_alma.switch_layer import SwitchFFN
+from fairseq_alma.moe.layer import SwitchFFN
 
 pytestmark = pytest.mark.gpu
 DIM = 64

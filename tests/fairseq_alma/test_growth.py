@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from alma.errors import UserError
-from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
-from fairseq_alma.precision import FP32, by_parameter, flat
-from fairseq_alma.switch_layer import SwitchFFN, switch_layers
+from fairseq_alma.moe.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
+from fairseq_alma.moe.layer import SwitchFFN, switch_layers
+from fairseq_alma.training.precision import FP32, by_parameter, flat
 
 PREFIX = "decoder.layers.1.fc1"
 
@@ -188,7 +188,7 @@ def test_losing_experts_are_those_of_the_largest_summed_loss():
 SLOW = """
 import datetime, functools, time
 import torch
-from fairseq_alma import growth
+from fairseq_alma.moe import growth
 
 init, evaluate = torch.distributed.init_process_group, growth.evaluate
 torch.distributed.init_process_group = functools.partial(init, timeout=datetime.timedelta(seconds=10))

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
 from fairseq_alma.ensemble import EnsembleLanguageModel
-from fairseq_alma.loss import ChunkedCrossEntropyCriterion, chunked_nll
+from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion, chunked_nll
 
 PAD = 1
 

@@ -10,8 +10,8 @@ import torch
 from fairseq import optim
 from omegaconf import OmegaConf
 
-from fairseq_alma import precision
-from fairseq_alma.precision import FP32, by_parameter, flat
+from fairseq_alma.training import precision
+from fairseq_alma.training.precision import FP32, by_parameter, flat
 
 SHAPES = [torch.Size(shape) for shape in ((3, 5), (5,), (2, 4, 4))]
 

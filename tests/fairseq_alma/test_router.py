@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fairseq_alma.switch_layer import Router, SwitchFFN
+from fairseq_alma.moe.layer import Router, SwitchFFN
 
 DIM = 8
 

@@ -17,9 +17,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_alma import switch_layer
-from fairseq_alma.dispatch import best_layout
-from fairseq_alma.switch_layer import SwitchFFN, expert_losses, routing_stats
+from fairseq_alma.moe import layer as switch_layer
+from fairseq_alma.moe.dispatch import best_layout
+from fairseq_alma.moe.layer import SwitchFFN, expert_losses, routing_stats
 
 DIM, HIDDEN = 8, 16
 

@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
-from alma.lm_flops import Shape
-from fairseq_alma import switch_layer
-from fairseq_alma.switch_layer import Routing, switch_layers
+from alma.flops import Shape
+from fairseq_alma.moe import layer as switch_layer
+from fairseq_alma.moe.layer import Routing, switch_layers
 from fairseq_alma.switch_lm import CausalSelfAttention, SwitchLanguageModel, compile_training
-from slurm.estimate import Machine, count_units, estimate
-from slurm.plan import make_plan
-from slurm.request import read_requests, resolved
+from slurm.lm.estimate import Machine, count_units, estimate
+from slurm.lm.plan import make_plan
+from slurm.lm.request import read_requests, resolved
 
 # Millions of parameters counted by hand: shared, per expert, then all with E = 4, 8, 12 experts.
 SIZES = {

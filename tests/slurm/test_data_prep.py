@@ -14,7 +14,7 @@ import data_prep.cluster
 from alma.errors import UserError
 from alma.files import LOCK
 from alma.stream import Stream
-from slurm import queue
+from slurm.engine import queue
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """

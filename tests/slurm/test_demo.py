@@ -8,7 +8,7 @@ from launcher import read_requests
 
 from data_prep.__main__ import parser
 from slurm import demo
-from slurm.plan import make_plan
+from slurm.lm.plan import make_plan
 from vision.run import jobs_of
 from vision.run import parser as vision_parser
 

@@ -9,9 +9,9 @@ from launcher import ESTIMATE, read_requests
 import slurm.launch
 from alma.errors import UserError
 from alma.stream import FileInfo, Part, Stream
-from slurm.estimate import PROCESS, Estimate, check, count_units, estimate, table
-from slurm.machine import Machine
-from slurm.plan import make_plan
+from slurm.engine.machine import Machine
+from slurm.lm.estimate import PROCESS, Estimate, check, count_units, estimate, table
+from slurm.lm.plan import make_plan
 
 TABLE2 = Path(__file__).parents[2] / "experiments/table2"
 CPU = Machine((), 10**12)
@@ -269,7 +269,7 @@ def test_the_same_fits_where_there_is_room():
 def disk(monkeypatch, free: int) -> None:
     """A disk with so many bytes free."""
     usage = type("Usage", (), {"free": free})
-    monkeypatch.setattr("slurm.estimate.shutil.disk_usage", lambda place: usage)
+    monkeypatch.setattr("slurm.lm.estimate.shutil.disk_usage", lambda place: usage)
 
 
 def test_checkpoints_of_half_precision_have_the_fp32_weights_too():

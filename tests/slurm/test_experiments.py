@@ -6,8 +6,8 @@ import pytest
 from launcher import read_requests
 
 from alma.errors import UserError
-from alma.lm_reference import reference
-from slurm.plan import make_plan
+from alma.report.lm.reference import reference
+from slurm.lm.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/table2").glob("*.yaml"))

@@ -7,7 +7,7 @@ import pytest
 from launcher import FAKE
 
 from alma.errors import UserError
-from slurm.flags import described, resolve
+from slurm.lm.flags import described, resolve
 
 LINES = [
     "S --task alma_lm",

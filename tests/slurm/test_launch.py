@@ -19,7 +19,7 @@ import pytest
 from launcher import ESTIMATE, ROOT, SMALL, make, write_stream
 
 from alma.records import Run
-from slurm import queue
+from slurm.engine import queue
 
 
 @pytest.fixture
@@ -327,8 +327,8 @@ import os, sys
 sys.path[:0] = {[str(ROOT / "tests/slurm"), str(ROOT)]!r}
 from launcher import read_requests
 from slurm.launch import open_run
-from slurm.plan import make_plan
-from slurm.unit import Unit
+from slurm.lm.plan import make_plan
+from slurm.engine.jobs import Unit
 (request,) = read_requests(sys.argv[1:])
 plan = make_plan(request, 4)
 plan.out.mkdir(exist_ok=True)

@@ -5,7 +5,7 @@ import re
 import pytest
 from launcher import SMALL, make
 
-from slurm.machine import Machine, devices
+from slurm.engine.machine import Machine, devices
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from launcher import read_requests
 
 from alma.errors import UserError
-from slurm.flags import read_flags
-from slurm.plan import Plan, make_plan, reshard_command
+from slurm.lm.flags import read_flags
+from slurm.lm.plan import Plan, make_plan, reshard_command
 
 GMOE = ["--learner", "gmoe"]
 

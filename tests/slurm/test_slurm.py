@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launcher import SMALL, Launcher, make
 
-from slurm import queue
+from slurm.engine import queue
 
 FLAGS = (*SMALL, "--max-update", "4")
 MEMBERS = ("--members", "3", "--stages", "3")

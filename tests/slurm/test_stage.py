@@ -10,8 +10,9 @@ import pytest
 from alma.errors import UserError
 from alma.records import check_row
 from alma.stages import Stage
-from slurm import child, progress
-from slurm.stage import checkpoint, rows
+from slurm.engine import children as child
+from slurm.lm import progress
+from slurm.lm.stage import checkpoint, rows
 
 RESULT = {
     "nll": 3.0,

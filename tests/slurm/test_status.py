@@ -14,7 +14,8 @@ from launcher import call, make
 from alma.errors import UserError
 from alma.files import locked
 from alma.records import Run
-from slurm import cancel, queue, status
+from slurm import cancel, status
+from slurm.engine import queue
 
 STUB = """#!/bin/sh
 f="{folder}/${{0##*/}}"

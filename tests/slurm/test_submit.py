@@ -8,11 +8,11 @@ import submitit
 from launcher import SMALL, read_requests
 
 from alma.errors import UserError
-from slurm import queue
-from slurm.plan import make_plan
-from slurm.resources import Resources
-from slurm.submit import Paper, record, submit, to_paper
-from slurm.unit import units
+from slurm.engine import queue
+from slurm.engine.jobs import units
+from slurm.engine.resources import Resources
+from slurm.engine.submission import Paper, record, submit, to_paper
+from slurm.lm.plan import make_plan
 
 FLAGS = (*SMALL, "--max-update", "4")
 
@@ -251,7 +251,7 @@ def test_processes_of_several_nodes_find_each_other(tmp_path, monkeypatch, spawn
     job = SimpleNamespace(num_tasks=4, global_rank=3, local_rank=1, raw_job_id="7", hostnames=["a", "b"])
     monkeypatch.setattr(submitit, "JobEnvironment", lambda: job)
     calls = []
-    monkeypatch.setattr("slurm.stage.train", lambda *given: calls.append(given))
+    monkeypatch.setattr("slurm.lm.stage.train", lambda *given: calls.append(given))
     (made,) = plans(tmp_path, "sm")
     next(unit for unit in units(made, spawns) if unit.kind == "train").work()
     assert calls == [(made.stages[0].trainings[0], None, arguments, environment, "train.rank3.log")]

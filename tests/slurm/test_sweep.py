@@ -12,7 +12,9 @@ import pytest
 from launcher import call
 
 from alma.records import MACHINE_FIELDS, Run
-from slurm import cancel, part, queue, status, sweep
+from slurm import cancel, status, sweep
+from slurm.engine import queue
+from slurm.vision import part
 from vision.run import main as vision
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +119,7 @@ def test_a_part_is_done_when_its_marker_is_of_these_runs_with_these_flags(tmp_pa
 )
 def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("slurm.resources.shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("slurm.engine.resources.shutil.which", lambda name: f"/bin/{name}")
     assert call(sweep.main, monkeypatch, "--cluster", "slurm", *words) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")

@@ -1,0 +1,1 @@
+"""Reports of language models: the paper's tables and figures."""

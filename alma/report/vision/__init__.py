@@ -1,0 +1,1 @@
+"""Reports of image runs: the paper's figures."""

@@ -1,0 +1,1 @@
+"""What a stage trains on: blocks of tokens."""

@@ -1,0 +1,1 @@
+"""The Switch layer: router, experts, dispatch, expert parallelism, growth."""

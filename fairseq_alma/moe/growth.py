@@ -1,0 +1,279 @@
+"""Growing a Switch Transformer between stages: split the losing experts (paper, section 5 and App. A).
+
+The losing experts of a layer are those with the largest summed validation loss (no dropping). Each is copied
+with its router row:
+
+* copy: as the paper's language models (section 5). Every token's gate is divided by 1 + the copied
+  probabilities.
+* preserve: the function stays as it was (see Router.copies).
+* tree: so it does (section 4.2); each split is an inner node with a gate of its own (see Router.parent).
+
+Equal rows are a tie, in which argmax takes the first, the parent (but for rounding): its copy would get
+hardly any token. So noise, which the paper does not mention, sets the two apart. `--grow-router copy
+--grow-noise 0` is the plain copy.
+The result is written as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
+"""
+
+import logging
+import os
+from typing import Any
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.data.data_utils import numpy_seed
+from fairseq.distributed import utils as distributed_utils
+from torch import Tensor
+
+from alma.errors import UserError
+from alma.files import save_tensors
+from fairseq_alma.checkpoint import glance
+from fairseq_alma.evaluation import evaluate
+from fairseq_alma.moe.layer import STACKED, Router, Routing, SwitchFFN, switch_layers, upgrade_router
+from fairseq_alma.training.precision import FP32, by_parameter
+
+logger = logging.getLogger(__name__)
+
+GROWN = "grown.pt"
+_STACKED = (*STACKED, "router.weight")  # one row an expert
+
+
+def losing_experts(losses: Tensor, count: int) -> list[int]:
+    """The `count` experts with the largest summed loss, largest first; `losses` (E,).
+
+    UserError when `count` > E: an expert is split in two at most once a growth.
+    """
+    if count > losses.numel():
+        raise UserError(
+            f"--grow-experts {count}: a growth splits each of the {losses.numel()} experts at most once"
+        )
+    return torch.topk(losses, count).indices.tolist()
+
+
+def grow_model_state(
+    state: dict[str, Tensor],
+    parents: dict[str, list[int]],
+    router: str,
+    noise: float = 0.0,
+    mean_tokens: dict[str, Tensor] | None = None,
+    seed: int = 1,
+) -> None:
+    """Add a copy of each of `parents[prefix]` to the Switch layers of a model's state dict, in place.
+
+    `prefix` names a Switch layer (`decoder.layers.1.fc1`). Without noise, argmax sends every token of a
+    parent to the same one of the two. Gaussian noise of standard deviation `noise` between their router rows
+    (half of it on each, so that the gates change least; in a tree it is the gate of the split) shares them
+    out: evenly, because its component along the parent's mean token, `mean_tokens[prefix]` (E, D), is taken
+    out. With it left in, most or all tokens go one way (LOG.md). UserError: another `router` after a tree.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for prefix, split in parents.items():
+        upgrade_router(state, f"{prefix}.router.")
+        if router != "tree" and (state[f"{prefix}.router.parent"] >= 0).any():
+            raise UserError(f"{prefix} was grown as a tree: go on with --grow-router tree")
+        for name in (*_STACKED, "router.copies", "router.parent"):
+            key = f"{prefix}.{name}"
+            state[key] = torch.cat([state[key], state[key][split]])
+        between = torch.zeros(len(split), state[f"{prefix}.router.weight"].size(1))
+        if noise and mean_tokens:
+            mean = torch.nn.functional.normalize(mean_tokens[prefix][split].float(), dim=-1)
+            between = noise * torch.randn(mean.shape, generator=generator)
+            between -= (between * mean).sum(-1, keepdim=True) * mean
+        _split_router(state, f"{prefix}.router", split, router, between)
+
+
+def _split_router(
+    state: dict[str, Tensor], prefix: str, split: list[int], router: str, between: Tensor
+) -> None:
+    """Make the last rows of a router, copies of rows `split`, those of new experts; `between` (n, D)."""
+    weight, copies, parent = (f"{prefix}.{name}" for name in ("weight", "copies", "parent"))
+    rows = state[weight].float()
+    new = list(range(len(rows) - len(split), len(rows)))
+    if router == "tree":
+        rows[new] = between
+        state[copies][new] = 1
+        state[parent][new] = torch.tensor(split)
+    else:
+        rows[split] -= between / 2
+        rows[new] += between / 2
+    if router == "preserve":
+        state[copies][split + new] *= 2
+    state[weight] = rows.to(state[weight])
+
+
+def grow_optimizer_state(
+    optimizer: dict[str, Any], shapes: dict[str, torch.Size], parents: dict[str, list[int]]
+) -> dict[str, Any]:
+    """The optimizer's state dict, one state a parameter, with copies that have the states of their parents.
+
+    `shapes` are the parameters' before growing, in the model's order. fp32 weights are left out: those of
+    the grown model are in its own state dict.
+    """
+    optimizer = by_parameter(optimizer, list(shapes.values()))
+    rows = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _STACKED}
+    grown = {}
+    for (name, shape), index in zip(shapes.items(), sorted(optimizer["state"]), strict=True):
+        state = {key: value for key, value in optimizer["state"][index].items() if key != FP32}
+        for key, value in state.items():
+            if name in rows and torch.is_tensor(value) and value.shape == shape:
+                state[key] = torch.cat([value, value[rows[name]]])
+        grown[index] = state
+    return {**optimizer, "state": grown}
+
+
+def prepare(cfg, trainer) -> None:
+    """Check --moe-expert-count against the checkpoint that will be loaded, and grow it when asked to.
+
+    `cfg` is fairseq's checkpoint config (a copy: it is changed to load what was grown), `trainer` has the
+    model built and nothing loaded. UserError: no previous stage to grow from, or counts that do not fit.
+    """
+    task, experts = trainer.task.args, getattr(trainer.cfg.model, "moe_expert_count", None)
+    path = os.path.join(cfg.save_dir, cfg.restore_file)
+    if cfg.restore_file != "checkpoint_last.pt":
+        path = cfg.restore_file
+    fresh = not os.path.exists(path)
+    if fresh and cfg.finetune_from_model:
+        path = cfg.finetune_from_model
+        if not os.path.exists(path):
+            raise UserError(
+                f"--finetune-from-model {path}: no such checkpoint; train the previous stage first"
+            )
+    elif fresh:
+        if task.grow_experts:
+            raise UserError(
+                f"--grow-experts {task.grow_experts} needs the previous stage: give its checkpoint as "
+                "--finetune-from-model, or leave the flag out in stage 0"
+            )
+        return
+    if experts is None:
+        if task.grow_experts:
+            raise UserError("--grow-experts needs an arch with experts: --arch switch_gmoe")
+        return
+    before = expert_count(path)
+    grow_by = task.grow_experts if fresh else 0
+    if before is None or before + grow_by != experts:
+        raise UserError(_count_mismatch(path, before, grow_by, experts))
+    if grow_by:
+        grown = os.path.join(cfg.save_dir, GROWN)
+        _write_grown(path, grown, trainer)
+        if task.grow_optimizer == "copy":
+            cfg.finetune_from_model, cfg.restore_file = None, grown
+            cfg.reset_lr_scheduler = cfg.reset_meters = cfg.reset_dataloader = True
+        else:
+            cfg.finetune_from_model = grown
+
+
+def expert_count(path: str) -> int | None:
+    """Experts of each Switch layer of the checkpoint at `path`; None if it is of another model."""
+    state = glance(path)
+    counts = {value.size(0) for key, value in state["model"].items() if key.endswith(".fc1.router.weight")}
+    return counts.pop() if counts else None
+
+
+def _count_mismatch(path: str, before: int | None, grow_by: int, experts: int) -> str:
+    if before is None:
+        return f"{path} has no Switch layers: it cannot go on as --arch switch_gmoe"
+    if before > experts:
+        return f"{path} has {before} experts, --moe-expert-count is {experts}: experts are never taken away"
+    if grow_by:
+        fit = f"with --grow-experts {grow_by} use --moe-expert-count {before + grow_by}"
+        return f"{path} has {before} experts: {fit}"
+    return (
+        f"{path} has {before} experts: use --moe-expert-count {before}, or --grow-experts {experts - before} "
+        "to split its losing experts"
+    )
+
+
+def _write_grown(path: str, grown: str, trainer) -> None:
+    """Grow the checkpoint at `path` by its losing experts on the validation set, into `grown`; all call it.
+
+    Every process evaluates its share, so that none waits for long. The first one chooses and writes; what
+    it refuses, all refuse.
+    """
+    (model,), _ = checkpoint_utils.load_model_ensemble([path], task=trainer.task)
+    losses, means = _evaluate(model.to(trainer.device), trainer)
+    refused: list[UserError | None] = [None]
+    if distributed_utils.get_global_rank() == 0:
+        shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
+        try:
+            save_tensors(grown, _grown_state(path, trainer, losses, means, shapes))
+        except UserError as error:
+            refused = [error]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(refused, src=0, device=trainer.device)
+    if refused[0]:
+        raise refused[0]
+
+
+def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """By Switch layer, over the validation set: each expert's loss (E,) and the sum of its tokens (E, D)."""
+    task, dataset = trainer.task, trainer.cfg.dataset
+    if "valid" not in task.datasets:
+        task.load_dataset("valid")
+    with numpy_seed(trainer.cfg.common.seed):
+        batches = task.eval_lm_dataloader(
+            task.dataset("valid"),
+            max_tokens=dataset.max_tokens_valid,
+            batch_size=dataset.batch_size_valid,
+            max_positions=model.max_positions(),
+            num_shards=trainer.data_parallel_world_size,
+            shard_id=trainer.data_parallel_rank,
+            num_workers=0,
+        )
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, SwitchFFN)}
+    sums = {name: _sum_tokens(layer.router) for name, layer in layers.items()}
+    result = evaluate(model, batches, task.dictionary.pad())
+    task.growth_tokens = int(_over_processes(torch.tensor(result.tokens), trainer))
+    losses = {}
+    for (name, layer), number in zip(layers.items(), switch_layers(model), strict=True):
+        nothing = torch.zeros(layer.experts, dtype=torch.float64)  # more processes than batches
+        losses[name] = _over_processes(result.expert_loss.get(number, nothing), trainer)
+    # The length of a mean is of no matter, so the sums do.
+    return losses, {name: _over_processes(total, trainer) for name, total in sums.items()}
+
+
+def _over_processes(value: Tensor, trainer) -> Tensor:
+    """The sum of all processes' `value`, on the CPU. All call it."""
+    if trainer.data_parallel_world_size > 1:
+        value = value.to(trainer.device)
+        torch.distributed.all_reduce(value, group=trainer.data_parallel_process_group)
+    return value.cpu()
+
+
+def _grown_state(
+    path: str,
+    trainer,
+    losses: dict[str, Tensor],
+    means: dict[str, Tensor],
+    shapes: dict[str, torch.Size],
+) -> dict[str, Any]:
+    """The checkpoint at `path`, grown. UserError: too few experts, a tree, no optimizer state to copy."""
+    args = trainer.task.args
+    parents = {prefix: losing_experts(sums, args.grow_experts) for prefix, sums in losses.items()}
+    for prefix, split in parents.items():
+        logger.info(f"growing {prefix}: experts {split} have the largest validation loss and are split")
+    state = checkpoint_utils.load_checkpoint_to_cpu(path)
+    seed = trainer.cfg.common.seed + args.stage
+    grow_model_state(state["model"], parents, args.grow_router, args.grow_noise, means, seed)
+    if args.grow_optimizer == "copy":
+        if "last_optimizer_state" not in state:
+            raise UserError(f"{path} has no optimizer state: --grow-optimizer copy needs one, reset does not")
+        state["last_optimizer_state"] = grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
+        state["optimizer_history"][-1]["num_updates"] = 0  # the schedule restarts with every stage
+    else:
+        state.pop("last_optimizer_state", None)
+    state["cfg"] = None  # that of the parent; who loads grown.pt has its own
+    state["growth"] = parents
+    return state
+
+
+def _sum_tokens(router: Router) -> Tensor:
+    """Keep adding the tokens that choose each expert to the tensor returned, (E, D)."""
+    experts, dim = router.weight.shape
+    sums = torch.zeros(experts, dim, device=router.weight.device)
+
+    def add(module: Router, inputs: tuple[Tensor, ...], routing: Routing) -> None:
+        real = routing.expert < experts
+        sums.index_add_(0, routing.expert[real], inputs[0][real].float())
+
+    router.register_forward_hook(add)
+    return sums

@@ -1,0 +1,1 @@
+"""How a stage trains: optimizer, loss, precision, averages, signals."""

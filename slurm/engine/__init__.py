@@ -1,0 +1,1 @@
+"""Jobs on this machine and on SLURM; knows no learner."""
