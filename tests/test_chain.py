@@ -58,25 +58,13 @@ def test_a_grown_chain_improves_with_every_megabatch_and_reports(grown, tmp_path
     assert list((tmp_path / "report").glob("*.png"))
 
 
-def test_sm_that_waits_keeps_its_model_until_the_stage_ends(stream, tmp_path):
-    out = tmp_path / "sm"
-    subprocess.run(
-        command(stream, out, "--learner", "sm", "--waiting-time", "2", "--replay"), check=True, cwd=ROOT
-    )
-    rows = Run.read(out).rows
-    assert [row["stage"] for row in rows] == [None, None, 0, 1]
-    assert [row["trained_on"] for row in rows] == [[], [], [1, 2], [1, 2, 3]]
-    assert rows[0]["value"] == rows[1]["value"] > rows[2]["value"] > rows[3]["value"]
-    assert [row["train_flops"] > 0 for row in rows] == [False, False, True, True]
-
-
 def kill_when(stream, out, happened) -> None:
     """Start the gmoe chain and SIGKILL the launcher once `happened(out)` is true."""
     options = ("--learner", "gmoe", "--grow-experts", "2")
     launcher = subprocess.Popen(
         command(stream, out, *options), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not happened(out):
         assert launcher.poll() is None, "ended before it could be killed"
         assert time.monotonic() < deadline
@@ -88,26 +76,19 @@ def kill_when(stream, out, happened) -> None:
 def test_killing_the_chain_at_any_moment_changes_no_result(stream, grown, tmp_path):
     out = tmp_path / "killed"
     moments = [
-        lambda o: (o / "run.json").exists(),
         lambda o: any(o.glob("stage_00/checkpoint_*_6.pt")),
         lambda o: (
             any(o.glob("stage_00/checkpoint_*_18.pt.tmp")) or any(o.glob("stage_00/checkpoint_*_18.pt"))
         ),
         lambda o: (o / "stage_00/eval.log").exists(),
         lambda o: (o / "stage_01/grown.pt").exists(),
-        lambda o: "num_updates" in _text(o / "stage_01/train.log"),
         lambda o: (o / "stage_01/result.json").exists(),
-        lambda o: any(o.glob("stage_02/checkpoint_*_12.pt")),
     ]
     for happened in moments:
         kill_when(stream, out, happened)
     options = ("--learner", "gmoe", "--grow-experts", "2")
     subprocess.run(command(stream, out, *options), check=True, cwd=ROOT)
     assert comparable(out) == comparable(grown)
-
-
-def _text(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
 
 
 def test_relaunching_a_finished_run_trains_nothing_and_other_settings_are_refused(stream, grown):

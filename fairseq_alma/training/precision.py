@@ -11,7 +11,6 @@ import torch
 from fairseq import optim
 from fairseq.distributed import utils as distributed_utils
 from torch import Tensor
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from fairseq_alma.moe.expert_parallel import Shards
 
@@ -49,6 +48,8 @@ def _grad_scaler(common, device: str) -> torch.amp.GradScaler:
         options["growth_interval"] = common.amp_scale_window
     if distributed_utils.get_data_parallel_world_size() == 1:
         return torch.amp.GradScaler(device, **options)
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # a second of imports
+
     # A gradient that overflows in one process alone is of an expert, or a shard, that only this one has.
     group = distributed_utils.get_data_parallel_group()
     return ShardedGradScaler(device, process_group=group, **options)

@@ -66,7 +66,7 @@ def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     on_slurm = ("--cluster", "slurm", "--workers", "3")
     before = len(cluster.jobs())
     there = start(cluster, corpus, tmp_path / "there", *on_slurm)
-    _, err = there.communicate(timeout=120)
+    _, err = there.communicate(timeout=600)
     assert there.returncode == 0, err
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
     # 3 each of scan, shuffle, encode and finalise; plan and tokenizer are one
@@ -78,7 +78,7 @@ def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     killed.kill()
     killed.wait()
     again = start(cluster, corpus, tmp_path / "killed", *on_slurm)
-    _, err = again.communicate(timeout=120)
+    _, err = again.communicate(timeout=600)
     assert again.returncode == 0, err
     assert digests(tmp_path / "killed") == digests(tmp_path / "here")
 
@@ -127,7 +127,7 @@ def test_a_squeue_that_does_not_answer_is_asked_again(cluster, corpus, tmp_path)
     before = set(cluster.jobs())
     path = f"{squeue.parent}:{cluster.environment['PATH']}"
     process = start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2", PATH=path)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert "Unable to contact slurm controller; asking again" in err
     digests(tmp_path / "out")

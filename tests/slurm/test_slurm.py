@@ -32,7 +32,7 @@ class OnSlurm:
     def launch(self, *options: str, code: int = 0) -> tuple[str, str]:
         """Start and wait for all to end."""
         process = self.start(*options)
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=6000)
         assert process.returncode == code, err
         return out, err
 
@@ -47,7 +47,7 @@ class OnSlurm:
         try:
             self.cluster.until(lambda: self.updates(stage) >= 1, timeout=60)
             yield self.job(f"stage {stage}")
-            _, err = process.communicate(timeout=120)
+            _, err = process.communicate(timeout=600)
             assert process.returncode == 0, err
         finally:
             process.kill()
@@ -178,7 +178,7 @@ def test_what_fails_for_good_takes_its_dependents_along_and_a_relaunch_goes_on(
         process = run.start()
         cluster.until(lambda: run.updates(1) >= 1, timeout=60)
         os.kill(int(run.launcher.pids.read_text().split()[-1]), signal.SIGKILL)
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=600)
         assert process.returncode == 1
         assert "signal 9 (Killed)" in err.splitlines()[-1]
     assert "stage_01/train.log" in err.splitlines()[-1]

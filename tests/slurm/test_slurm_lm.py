@@ -38,14 +38,14 @@ def losses(out) -> list[tuple[str, str]]:
 
 
 def test_a_chain_of_ensembles_is_what_it_is_on_one_machine(cluster, stream, tmp_path):
-    options = ("--learner", "ens", "--members", "3", "--stages", "3")
+    options = ("--learner", "ens", "--members", "2", "--stages", "2")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     here = command(stream, tmp_path / "here", *options, updates=3)
     subprocess.run([*here[:4], "--jobs", "2", *here[4:]], check=True, env=environment, cwd=ROOT)
     there = command(stream, tmp_path / "there", *options, "--cluster", "slurm", "--wait", updates=3)
     subprocess.run(there, check=True, env=on(cluster), cwd=ROOT)
     assert comparable(tmp_path / "there") == comparable(tmp_path / "here")
-    assert [row["t"] for row in comparable(tmp_path / "there")] == [0, 1, 2, 3]
+    assert [row["t"] for row in comparable(tmp_path / "there")] == [0, 1, 2]
 
 
 def test_two_tasks_go_on_after_a_requeue_with_the_same_losses(cluster, stream, tmp_path):
@@ -61,7 +61,7 @@ def test_two_tasks_go_on_after_a_requeue_with_the_same_losses(cluster, stream, t
     units = json.loads((cut / "jobs.json").read_text())["units"]
     job = next(unit["job"] for unit in units if unit["kind"] == "train")
     cluster.run("scancel", "--signal=USR2", job)  # what SLURM sends before it preempts or stops a job
-    assert process.wait(timeout=180) == 0
+    assert process.wait(timeout=900) == 0
     assert comparable(cut) == comparable(whole)
     assert losses(cut) == losses(whole)
     assert len(losses(cut)) == 60

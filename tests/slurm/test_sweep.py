@@ -35,7 +35,7 @@ def start(folder: Path, environment: dict[str, str], *words: str) -> subprocess.
 
 def finish(process: subprocess.Popen, code: int = 0) -> tuple[str, str]:
     """Wait, check the exit code; what was printed to stdout and stderr."""
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=1200)
     assert process.returncode == code, err
     return out, err
 
