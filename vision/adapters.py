@@ -32,10 +32,9 @@ def from_continuum(train: Iterable[Any], test: Any, name: str = "folder", seed: 
 
 
 def to_continuum(stream: MegaBatchStream, part: str = "train") -> list[Any]:
-    """One Continuum TaskSet per mega-batch t, with task label t - 1 and normalised images.
-
-    `part` selects the "train", "valid" or "all" images of each, or the "test" set as the only TaskSet.
-    UserError for another part, or if Continuum cannot be imported."""
+    """One Continuum TaskSet per mega-batch t, with task label t - 1 and normalised images. `part` selects the
+    "train", "valid" or "all" images of each, or the "test" set as the only TaskSet. UserError for another
+    part, or if Continuum cannot be imported."""
     from torchvision.transforms import Compose, Normalize, ToTensor
 
     if part not in PARTS:

@@ -221,7 +221,7 @@ def make_dataset(name: str, train: Images, test: Images, statistics: Any = None)
 
 
 def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of each channel, from counts of the 256 values; pixels as doubles take 8 times the room."""
+    """Mean and std of each channel, from counts of the 256 values: doubles take 8 times the memory."""
     counts = torch.stack(
         [images[:, c].flatten().bincount(minlength=256) for c in range(images.shape[1])]
     ).double()
@@ -301,9 +301,6 @@ class MegaBatchStream(Sequence[MegaBatch]):
             return [self[i] for i in range(*index.indices(len(self)))]
         t = range(1, len(self) + 1)[index]
         return MegaBatch(t, *(self.images(indices) for indices in self.split(t)))
-
-    def __iter__(self) -> Iterator[MegaBatch]:
-        return (self[i] for i in range(len(self)))
 
     def split(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the training and validation images of mega-batch t = 1..B."""

@@ -80,14 +80,8 @@ def _play(record: Run, trainer: "_Trainer", schedule: list[Stage], epochs: int) 
         raise UserError(
             f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
         )
-    with tqdm(
-        total=len(schedule) * epochs,
-        initial=done * epochs,
-        unit="epoch",
-        disable=None,
-        desc=record.directory.name,
-        leave=False,
-    ) as bar:
+    name, total = record.directory.name, len(schedule) * epochs
+    with tqdm(desc=name, total=total, initial=done * epochs, unit="epoch", disable=None, leave=False) as bar:
         trainer.bar = bar
         environment.play(record, trainer, schedule, trainer.test, done, trainer.seconds)
     trainer.save()

@@ -143,10 +143,8 @@ class Candidates:
 
 
 class Overgrown:
-    """An MLP or VGG (M = 1) in evaluation mode with candidates in each hidden layer.
-
-    Candidates are a split of every neuron, `new` neurons and, if `depth`, a layer unless pooling follows.
-    """
+    """An MLP or VGG (M = 1) in evaluation mode with candidates in each hidden layer. Candidates are a split
+    of every neuron, `new` neurons and, if `depth`, a layer unless pooling follows."""
 
     def __init__(self, model: MLP | VGG, new: int, depth: bool, generator: torch.Generator):
         self.model, (*hidden, self.classifier) = model, layers_of(model)
@@ -180,11 +178,9 @@ class Overgrown:
         return list(torch.autograd.grad(loss, self.perturbations, materialize_grads=True))
 
     def tune(self, batches: Iterable[Examples]) -> float:
-        """Turn the perturbations to where the loss falls and keep their norms; returns the FLOPs.
-
-        Meanwhile they are divided by the number of layers: all of them at full size would move a deep network
-        too far for its gradient to describe the effect of a few.
-        """
+        """Turn the perturbations to where the loss falls and keep their norms; returns the FLOPs. Meanwhile
+        they are divided by the number of layers: all of them at full size would move a deep network too far
+        for its gradient to describe the effect of a few."""
         self._resize(1 / len(self.candidates))
         seen = 0
         for images, labels in batches:
@@ -201,11 +197,9 @@ class Overgrown:
             p.data *= factor
 
     def scores(self, batches: Iterable[Examples]) -> tuple[list[Tensor], float]:
-        """Scores (candidates,) for each tensor of `perturbations`, and the FLOPs.
-
-        A score is the derivative of the mean loss by a factor epsilon of the candidate, at epsilon = 1 as in
-        the authors' code. At 0, that of a split is 0 and that of a layer ignores how soon it overshoots.
-        """
+        """Scores (candidates,) for each tensor of `perturbations`, and the FLOPs. A score is the derivative
+        of the mean loss by a factor epsilon of the candidate, at epsilon = 1 as in the authors' code. At 0,
+        that of a split is 0 and that of a layer ignores how soon it overshoots."""
         total, seen = [torch.zeros_like(p) for p in self.perturbations], 0
         for images, labels in batches:
             for sums, gradient in zip(total, self.gradients(images, labels), strict=True):
@@ -228,11 +222,9 @@ class Overgrown:
         return forward + head, 2 * forward + head - images
 
     def select(self, scores: Sequence[Tensor], budget: float) -> list[Choice]:
-        """Select candidates by decrease of loss per added parameter, until about `budget` are added.
-
-        A candidate is skipped if the total is nearer to the budget without it; one at least is selected. The
-        order uses the parameters that each candidate adds alone, the total those that all add together.
-        """
+        """Select candidates by decrease of loss per added parameter, until about `budget` are added. A
+        candidate is skipped if the total is nearer to the budget without it; one at least is selected. The
+        order uses the parameters that each candidate adds alone, the total those that all add together."""
         counts = [[0, 0, 0] for _ in self.candidates]  # splits, new neurons and layers of each hidden layer
         present = self.parameters(counts)
         order = []

@@ -29,11 +29,9 @@ def align(model: nn.Module) -> None:
 
 
 class Flat:
-    """Vectors of a model's parameters, their gradients and its buffers.
-
-    The model's tensors become views of the vectors; zeros between them keep each one aligned. A step of the
-    optimizer then takes a few operations, whatever the number of layers.
-    """
+    """Vectors of a model's parameters, their gradients and its buffers. The model's tensors become views of
+    the vectors; zeros between them keep each one aligned. A step of the optimizer then takes a few
+    operations, whatever the number of layers."""
 
     def __init__(self, model: nn.Module):
         self.parameters: list[Tensor] = list(model.parameters())
@@ -58,11 +56,9 @@ class Flat:
         return self.values.clone(), self.buffers.clone()
 
     def keep(self, snapshot: tuple[Tensor, Tensor], voters: Tensor) -> None:
-        """Copy the values of the voters selected by the mask `voters` (V,) into a snapshot.
-
-        With V = 1 that is everything. A tensor of a `Committee` belongs to one voter; in a stack, dimension 0
-        of every tensor is the voter.
-        """
+        """Copy the values of the voters selected by the mask `voters` (V,) into a snapshot. With V = 1 that
+        is everything. A tensor of a `Committee` belongs to one voter; in a stack, dimension 0 of every tensor
+        is the voter."""
         if len(voters) == 1:
             snapshot[0].copy_(self.values)
             snapshot[1].copy_(self.buffers)

@@ -18,11 +18,9 @@ POOLED = 4  # height and width to which images are averaged before gating, as in
 
 
 class Gating(nn.Module):
-    """The gating function g(j | z) of E experts.
-
-    A tree has E - 1 inner nodes with two branches each; the gate value of a leaf is the product of the
-    branch probabilities on its path (eq. 3). Flat gating is one softmax over the experts.
-    """
+    """The gating function g(j | z) of E experts. A tree has E - 1 inner nodes with two branches each; the
+    gate value of a leaf is the product of the branch probabilities on its path (eq. 3). Flat gating is one
+    softmax over the experts."""
 
     paths: Tensor  # (E, 2 (E - 1)): 1 for the branches on the path to each leaf; empty if flat
 
@@ -45,11 +43,9 @@ class Gating(nn.Module):
         return torch.mm(self.paths, branches).exp()
 
     def choose(self, z: Tensor) -> Tensor:
-        """Inputs (D, n) -> the expert (n,) reached by the more probable branch of each node.
-
-        A split divides the examples of its leaf and leaves all others in place. The argmax of the gate values
-        would not: a split lowers those of its leaf.
-        """
+        """Inputs (D, n) -> the expert (n,) reached by the more probable branch of each node. A split divides
+        the examples of its leaf and leaves all others in place. The argmax of the gate values would not: a
+        split lowers those of its leaf."""
         logits = torch.addmm(self.bias, self.weight, z)
         if not self.tree:
             return logits.argmax(0)
@@ -93,21 +89,17 @@ class Gating(nn.Module):
 
 
 class MixtureLayer(nn.Module):
-    """Experts h and their gating function g: the sum over j of g(j | z) h(z | j).
-
-    Hard gates are one-hot in the forward pass; in the backward pass the gradient goes to the gate
-    probabilities (straight-through estimator).
-    """
+    """Experts h and their gating function g: the sum over j of g(j | z) h(z | j). Hard gates are one-hot in
+    the forward pass; in the backward pass the gradient goes to the gate probabilities (straight-through
+    estimator)."""
 
     def __init__(self, experts: Dense | ConvBlock, router: Gating, hard: bool):
         super().__init__()
         self.experts, self.router, self.hard = experts, router, hard
 
     def forward(self, z: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Layer inputs -> layer outputs and gate values (E, n).
-
-        In training, `generator` samples hard gates; in evaluation, only the chosen expert is computed.
-        """
+        """Layer inputs -> layer outputs and gate values (E, n). In training, `generator` samples hard gates;
+        in evaluation, only the chosen expert is computed."""
         if self.hard and not self.training:
             chosen = self.router.choose(self.features(z))
             return self._dispatch(z, chosen), F.one_hot(chosen, self.size).T.to(z.dtype)
@@ -211,9 +203,7 @@ class Mixture(nn.Module):
 
     def count(self, experts: Sequence[float], head: Sequence[float] = ()) -> Flops:
         """FLOPs per example, given those of the experts of each layer and of the `head`, the layers before.
-
-        The backward pass costs twice the forward pass, less the gradients of the images and of the paths.
-        """
+        The backward pass costs twice the forward pass, less the gradients of the images and of the paths."""
         routers = [layer.router.flops for layer in self.layers]
         paths = [layer.router.path_flops for layer in self.layers]
         forward = sum(head) + sum(experts) + sum(routers) + self.classifier.flops

@@ -146,11 +146,9 @@ class MLP(Backbone):
         return self
 
     def gradient_writer(self) -> Callable[[Tensor, Tensor], None]:
-        """A function of images and labels, (n,) or (M, n), that writes each parameter's `grad`.
-
-        The loss is the sum of the voters' mean cross-entropies. Formulas replace autograd, whose overhead
-        exceeds the cost of products this small (LOG.md).
-        """
+        """A function of images and labels, (n,) or (M, n), that writes each parameter's `grad`. The loss is
+        the sum of the voters' mean cross-entropies. Formulas replace autograd, whose overhead exceeds the
+        cost of products this small (LOG.md)."""
         layers = [(layer.weight.data, layer.bias.data) for layer in self.layers]
         gradients: list[Any] = [(layer.weight.grad, layer.bias.grad) for layer in self.layers]
         classes = torch.arange(self.widths[-1], device=layers[0][0].device)[:, None]
@@ -194,11 +192,8 @@ def _activations(layers: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> list[Ten
 
 
 class VGG(Backbone):
-    """The reduced VGG19 of section 5; `widths` are the channels of each convolution by block.
-
-    Each block ends with 2x2 max-pooling unless the image is one pixel high or wide; the last feature map is
-    averaged.
-    """
+    """The reduced VGG19 of section 5; `widths` are the channels of each convolution by block. Each block ends
+    with 2x2 max-pooling unless the image is one pixel high or wide; the last feature map is averaged."""
 
     def __init__(
         self,

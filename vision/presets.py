@@ -22,10 +22,8 @@ def setting(
     at_least: float = 0,
     above: float | None = None,
 ) -> Any:
-    """A dataclass field: its default (the paper's), its help text, and its range.
-
-    A string takes one of `choices`; a number is `at_least` a bound or strictly `above` one.
-    """
+    """A dataclass field: its default (the paper's), its help text, and its range. A string takes one of
+    `choices`; a number is `at_least` a bound or strictly `above` one."""
     limits = {"choices": choices, "at_least": at_least, "above": above}
     return field(default=default, metadata={"help": text, **limits})
 
@@ -37,10 +35,8 @@ def flag_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that all learners share. A learner with further ones subclasses this as a dataclass.
-
-    UserError for a value out of range.
-    """
+    """Settings that all learners share. A learner with further ones subclasses this as a dataclass. UserError
+    for a value out of range."""
 
     authors: ClassVar[dict[str, Any]] = {"select": "error", "patience": 25, "patience_delta": 0.001}
     """Where the authors' released code differs from the paper."""

@@ -55,16 +55,10 @@ class Job:
 
 
 def jobs_of(options: argparse.Namespace) -> list[Job]:
-    """One job for every combination of the comma lists.
-
-    A setting goes to those learners that take it. UserError: no learner takes it, or a value is out of range.
-    """
-    dataset = {
-        "name": options.dataset,
-        "root": options.data_root,
-        "download": options.download,
-        "image_size": options.image_size,
-    }
+    """One job for every combination of the comma lists. A setting goes to those learners that take it.
+    UserError: no learner takes it, or a value is out of range."""
+    dataset = {"name": options.dataset, "root": options.data_root, "download": options.download}
+    dataset["image_size"] = options.image_size
     chosen = {name: getattr(options, name) for name in all_settings() if name != "hidden"}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     for name in chosen:
@@ -173,58 +167,33 @@ def _add_data_flags(group: Any) -> None:
     add("--data-root", default="data", metavar="DIR", help="folder of the data set (default: data)")
     add("--download", action="store_true", help="download missing files with torchvision")
     add("--image-size", type=int, metavar="S", help="scale images to S x S (--dataset folder)")
-    add(
-        "--megabatches",
-        type=int,
-        metavar="B",
-        help="default: MNIST 500, CIFAR-10 and folder 100, digits 20; 50 for EMNIST, CIFAR-100 and with "
-        "--preset draft",
-    )
+    defaults = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"
+    add("--megabatches", type=int, metavar="B", help=f"mega-batches of the stream (default: {defaults})")
     add("--stream-seed", type=int, metavar="S", help="seed of the partition (default: --seed; authors: 432)")
 
 
 def _add_run_flags(group: Any) -> None:
     add = group.add_argument
     add("--learner", type=_learners, default=["sm"], metavar="L,...", help="any of " + ", ".join(LEARNERS))
-    add(
-        "--waiting-time",
-        type=number_list,
-        default=[1],
-        metavar="W,...",
-        help="mega-batches per stage (default: 1)",
-    )
+    add("--waiting-time", type=number_list, default=[1], metavar="W,...", help="mega-batches per stage")
     add("--replay", action="store_true", help="train on all mega-batches received so far")
     add("--hidden", type=number_list, metavar="H,...", help=all_settings()["hidden"].metadata["help"])
     add("--seed", type=int, default=0, help="seed of weights, order and partition (default: 0)")
     add("--seeds", type=number_list, metavar="0-2", help="several seeds: a range or a list")
-    add(
-        "--preset",
-        choices=presets.PRESETS,
-        help="settings of the paper, of its first draft, or of the authors' code (default: paper; for EMNIST "
-        "and CIFAR-100, which only the draft uses, draft)",
-    )
+    source = "of the paper, its first draft or the authors' code (default: paper; EMNIST, CIFAR-100: draft)"
+    add("--preset", choices=presets.PRESETS, help=f"settings {source}")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
-    add(
-        "--out",
-        type=Path,
-        metavar="RUN",
-        help="run directory; in a sweep, the folder of all runs (default: runs/DATASET_LEARNER)",
-    )
+    folder = "run directory; of a sweep, the folder of its runs (default: runs/DATASET_LEARNER)"
+    add("--out", type=Path, metavar="RUN", help=folder)
     add("--jobs", type=int, default=1, metavar="N", help="runs of a sweep at a time (default: 1)")
     add(
         "--part",
         type=_part,
         metavar="K/N",
-        help="only every N-th run of the sweep from the K-th on, without tables and figures",
+        help="every N-th run from the K-th on, without tables and figures",
     )
     add("--list", action="store_true", help="print the run directories, one per line, and exit")
-    add(
-        "--save-interval",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="time between checkpoints (default: 30)",
-    )
+    add("--save-interval", type=float, default=30.0, metavar="SECONDS", help="between checkpoints (30)")
     add("--save-stages", action="store_true", help="keep the model of every stage (for vision.tsne)")
 
 

@@ -21,10 +21,8 @@ DIVERGED = "training diverged: the validation loss is not finite; use a lower --
 
 
 class Examples(NamedTuple):
-    """Normalised images (n, channels, height, width), channels last in memory, and labels (n,).
-
-    In minibatches that differ between the M members of an ensemble, both have M as their first dimension.
-    """
+    """Normalised images (n, channels, height, width), channels last in memory, and labels (n,). In
+    minibatches that differ between the M members of an ensemble, both have M as their first dimension."""
 
     images: Tensor
     labels: Tensor
@@ -174,11 +172,9 @@ def minibatches(
     generators: Sequence[torch.Generator],
     black: Tensor | float = 0.0,
 ) -> Iterator[Examples]:
-    """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n).
-
-    If one minibatch holds all examples, their order is kept. A last minibatch of one example would have no
-    batch statistics, so it joins the one before.
-    """
+    """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n). If
+    one minibatch holds all examples, their order is kept. A last minibatch of one example would have no batch
+    statistics, so it joins the one before."""
     n, size = len(examples.labels), settings.batch_size
     if n <= size and not settings.augment:
         yield examples

@@ -117,8 +117,8 @@ def load_data(config: Mapping[str, Any], root: str, image_size: int | None = Non
     dataset = data.load(config["dataset"], root, image_size=image_size)
     if dataset.fingerprint != config["data"]:
         raise UserError(
-            f"{config['dataset']} in {root} is not the run's data (its fingerprint is {dataset.fingerprint}, the "
-            f"run's {config['data']}): give the run's data with --data-root"
+            f"{config['dataset']} in {root} is not the run's data (fingerprint {dataset.fingerprint}, not "
+            f"{config['data']}): give the run's data with --data-root"
         )
     return dataset
 

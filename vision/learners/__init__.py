@@ -55,11 +55,9 @@ def resolve(
     chosen: Mapping[str, Any] | None = None,
     waiting_time: int = 1,
 ) -> Settings:
-    """The settings of a run: defaults, then those of the data set, of the preset, and `chosen`.
-
-    `preset` None is `presets.default_preset`; `waiting_time` counts mega-batches per stage.
-    UserError: unknown names, values out of range, a chosen setting that the learner does not take.
-    """
+    """The settings of a run: defaults, then those of the data set, of the preset, and `chosen`. `preset` None
+    is `presets.default_preset`; `waiting_time` counts mega-batches per stage. UserError: unknown names,
+    values out of range, a chosen setting that the learner does not take."""
     preset = preset or presets.default_preset(dataset)
     for name, known in ((dataset, presets.DATASETS), (learner, LEARNERS), (preset, presets.PRESETS)):
         if name not in known:

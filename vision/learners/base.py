@@ -74,10 +74,8 @@ class Learner:
     def train(
         self, index: int, data: StageData, resumed: Progress | None = None, callback: Callback | None = None
     ) -> dict[str, float]:
-        """Train on stage `index` and set `valid` to mean loss and error on its validation examples.
-
-        `resumed` is the progress that an interrupted call passed to `callback`. Returns FLOPs by purpose.
-        """
+        """Train on stage `index` and set `valid` to mean loss and error on its validation examples. `resumed`
+        is the progress that an interrupted call passed to `callback`. Returns FLOPs by purpose."""
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
         flops = fit(self.model, train, valid, self.settings, self.generators, progress, callback, data.black)
@@ -186,10 +184,8 @@ class GrowingLearner(Learner):
     settings: GrowthSettings
 
     def grow(self, index: int, data: StageData) -> dict[str, float]:
-        """Grow the model before stage `index`.
-
-        Returns FLOPs by purpose: "growth" selects what grows, "validation" only measures its effect.
-        """
+        """Grow the model before stage `index`. Returns FLOPs by purpose: "growth" selects what grows,
+        "validation" only measures its effect."""
         raise NotImplementedError
 
     def prepare(self, index: int, data: StageData) -> dict[str, float]:

@@ -57,10 +57,8 @@ class Firefly(GrowingLearner):
         return {"widths": list(self.model.widths)}
 
     def grow(self, index: int, data: StageData) -> dict[str, float]:
-        """Over-grow, tune and score the candidates on the training data of the new stage, keep the best.
-
-        Each hidden layer gets enough candidates for new neurons to spend the whole budget on them.
-        """
+        """Over-grow, tune and score the candidates on the training data of the new stage, keep the best. Each
+        hidden layer gets enough candidates for new neurons to spend the whole budget on them."""
         train, valid = data.train(index).aligned(), data.valid(index).aligned()
         align(self.model)
         generator = self.generator_for("growth", index)
