@@ -21,16 +21,14 @@ import torch
 from torch import Tensor
 
 from alma.errors import UserError
+from alma.stages import Stage
 from vision import presets
 from vision.train import Examples
 
 VALIDATION = 0.1
 """Share of each mega-batch used for validation (appendix B.1)."""
 
-_KNOWN = {
-    "mnist": ((0.1307,), (0.3081,)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-}
+_KNOWN = {"mnist": ((0.1307,), (0.3081,)), "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))}
 _DAMAGED = (
     *(RuntimeError, OSError, EOFError, ValueError, KeyError, AssertionError),
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
@@ -111,12 +109,7 @@ def load(name: str, root: str = "data", download: bool = False, image_size: int 
 def _torchvision(name: str, root: str, download: bool) -> Dataset:
     from torchvision import datasets
 
-    make: Callable[..., Any] = {
-        "mnist": datasets.MNIST,
-        "emnist": datasets.EMNIST,
-        "cifar10": datasets.CIFAR10,
-        "cifar100": datasets.CIFAR100,
-    }[name]
+    make: Callable[..., Any] = getattr(datasets, name.upper())
     options = {"split": "balanced"} if name == "emnist" else {}
     parts = []
     with _unpacked(Path(root), make.__name__) as place:
@@ -317,3 +310,23 @@ class MegaBatchStream(Sequence[MegaBatch]):
         """Images of the training set by index."""
         chosen = torch.from_numpy(indices)
         return Images(self.dataset.train.images[chosen], self.dataset.train.labels[chosen])
+
+
+class StageData:
+    """Training and validation examples of the stages of a `schedule`, normalised anew at every call."""
+
+    def __init__(self, stream: MegaBatchStream, schedule: Sequence[Stage], device: torch.device):
+        self._stream, self._schedule, self._device = stream, schedule, device
+        self.black = stream.dataset.black.to(device)
+
+    def train(self, index: int) -> Examples:
+        """Training examples of stage `index`."""
+        return self._examples(index, 0)
+
+    def valid(self, index: int) -> Examples:
+        """Validation examples of stage `index`."""
+        return self._examples(index, 1)
+
+    def _examples(self, index: int, part: int) -> Examples:
+        indices = self._stream.indices(self._schedule[index].train_on)[part]
+        return self._stream.dataset.examples(self._stream.images(indices), self._device)

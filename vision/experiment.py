@@ -13,9 +13,9 @@ from alma.errors import UserError
 from alma.files import locked, make_directory, save_tensors
 from alma.records import Run
 from alma.stages import Stage, stages
-from vision.data import MegaBatchStream
+from vision.data import MegaBatchStream, StageData
 from vision.learners import LEARNERS, Learner, resolve
-from vision.train import Examples, Progress
+from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -134,7 +134,7 @@ class _Trainer:
         self.done = 0  # completed stages
         self.seconds = 0.0  # spent on the current stage before an interruption
         self._own_memory, self._peak = own_memory, 0
-        self._data = _StreamData(stream, schedule, learner.device)
+        self._data = StageData(stream, schedule, learner.device)
         self._test = stream.dataset.examples(stream.dataset.test, learner.device)
         self._cache: dict[str, Any] = {}
         self._interrupted: Progress | None = None
@@ -227,23 +227,3 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path} is damaged ({reason}): delete it, and the run starts again") from None
-
-
-class _StreamData:
-    """The `StageData` of a stream: normalised examples, made anew at every call."""
-
-    def __init__(self, stream: MegaBatchStream, schedule: list[Stage], device: torch.device):
-        self._stream, self._schedule, self._device = stream, schedule, device
-        self.black = stream.dataset.black.to(device)
-
-    def train(self, index: int) -> Examples:
-        """Training examples of stage `index`."""
-        return self._examples(index, 0)
-
-    def valid(self, index: int) -> Examples:
-        """Validation examples of stage `index`."""
-        return self._examples(index, 1)
-
-    def _examples(self, index: int, part: int) -> Examples:
-        stream, stage = self._stream, self._schedule[index]
-        return stream.dataset.examples(stream.images(stream.indices(stage.train_on)[part]), self._device)

@@ -4,21 +4,10 @@ They match torch.optim bit for bit (tests/vision/test_optim.py). On a small netw
 step is overhead, and torch.optim imports torch's compiler (LOG.md).
 """
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from vision.presets import Settings
-
-
-class Optimizer(Protocol):
-    """An optimizer of one parameter vector. `state` holds its vectors, which checkpoints save."""
-
-    state: dict[str, Tensor]
-
-    def step(self, values: Tensor, gradients: Tensor) -> None:
-        """Update `values` in place; may overwrite `gradients`, a vector of the same size."""
 
 
 class Adadelta:
@@ -58,6 +47,10 @@ class SGD:
             velocity = self.state["velocity"].mul_(self.momentum).add_(gradients)
             gradients = gradients.add_(velocity, alpha=self.momentum) if self.nesterov else velocity
         values.add_(gradients, alpha=-self.lr)
+
+
+Optimizer = Adadelta | SGD
+"""`state` holds vectors that checkpoints save; `step` updates the parameters."""
 
 
 def make(values: Tensor, settings: Settings) -> Optimizer:

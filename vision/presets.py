@@ -15,15 +15,10 @@ PRESETS = ("paper", "draft", "authors")
 
 
 def setting(
-    default: Any,
-    text: str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    at_least: float = 0,
-    above: float | None = None,
+    default: Any, text: str, *, choices: tuple | None = None, at_least: float = 0, above: float | None = None
 ) -> Any:
-    """A dataclass field: its default (the paper's), its help text, and its range. A string takes one of
-    `choices`; a number is `at_least` a bound or strictly `above` one."""
+    """A dataclass field with a default (the paper's), a help text, and a range: `choices` of a string; for a
+    number, the least value or a bound that it must be `above`."""
     limits = {"choices": choices, "at_least": at_least, "above": above}
     return field(default=default, metadata={"help": text, **limits})
 
@@ -35,13 +30,15 @@ def flag_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that all learners share. A learner with further ones subclasses this as a dataclass. UserError
-    for a value out of range."""
+    """Settings that all learners share; a learner with further ones adds them in a subclass.
+
+    UserError for a value out of range.
+    """
 
     authors: ClassVar[dict[str, Any]] = {"select": "error", "patience": 25, "patience_delta": 0.001}
     """Where the authors' released code differs from the paper."""
     draft: ClassVar[dict[str, Any]] = {}
-    """Where the first draft differs for this learner alone; `draft` has the differences common to all."""
+    """Where the first draft differs for this learner; the function `draft` adds the general differences."""
 
     arch: str = setting("mlp", "backbone", choices=("mlp", "vgg"))
     hidden: int = setting(64, "units of a hidden layer, or channels of a convolution", at_least=1)
@@ -87,14 +84,7 @@ class Settings:
         return dict(vars(self))
 
 
-_VGG = {
-    "arch": "vgg",
-    "optimizer": "sgd",
-    "lr": 0.01,
-    "momentum": 0.9,
-    "weight_decay": 1e-4,
-    "augment": True,
-}
+_VGG = {"arch": "vgg", "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "augment": True}
 _MEGABATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100, "folder": 100}
 OF_DATASET: dict[str, dict[str, Any]] = {
     "digits": {"hidden": 32},
@@ -106,20 +96,16 @@ OF_DATASET: dict[str, dict[str, Any]] = {
 }
 """Settings of each data set that differ from the defaults (appendix B.1)."""
 
-_DRAFT_ONLY = ("emnist", "cifar100")
-_DRAFT_MEGABATCHES = 50
-_DRAFT_GROWTH = 5  # mega-batches
-
 
 def default_preset(dataset: str) -> str:
     """The preset of a data set if none is chosen: paper, or draft for those that only the draft has."""
-    return "draft" if dataset in _DRAFT_ONLY else "paper"
+    return "draft" if dataset in ("emnist", "cifar100") else "paper"
 
 
 def megabatches(dataset: str, preset: str | None = None) -> int:
     """Number of mega-batches B of a data set under a preset (None: its default preset)."""
     drafted = (preset or default_preset(dataset)) == "draft"
-    return _DRAFT_MEGABATCHES if drafted and dataset != "digits" else _MEGABATCHES[dataset]
+    return 50 if drafted and dataset != "digits" else _MEGABATCHES[dataset]
 
 
 def draft(dataset: str, kind: type[Settings], waiting_time: int) -> dict[str, Any]:
@@ -135,5 +121,5 @@ def draft(dataset: str, kind: type[Settings], waiting_time: int) -> dict[str, An
     elif "gate" in kind.names():
         given["gate"] = "hard"
     if "grow_every" in kind.names():
-        given["grow_every"] = -(-_DRAFT_GROWTH // waiting_time)  # in stages, rounded up
+        given["grow_every"] = -(-5 // waiting_time)  # 5 mega-batches in stages, rounded up
     return given

@@ -11,6 +11,7 @@ and resumes interrupted ones.
 import argparse
 import itertools
 import multiprocessing
+import re
 import sys
 import time
 import traceback
@@ -190,7 +191,7 @@ def _add_run_flags(group: Any) -> None:
         "--part",
         type=_part,
         metavar="K/N",
-        help="every N-th run from the K-th on, without tables and figures",
+        help="every N-th run from the K-th on; no tables and figures",
     )
     add("--list", action="store_true", help="print the run directories, one per line, and exit")
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help="between checkpoints (30)")
@@ -219,11 +220,10 @@ def _learners(text: str) -> list[str]:
 
 def _part(text: str) -> tuple[int, int]:
     """Parse "2/10" as (2, 10)."""
-    first, slash, count = text.partition("/")
-    numbers = first.isdecimal() and slash and count.isdecimal()
-    if not numbers or not 1 <= int(first) <= int(count):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise argparse.ArgumentTypeError(f"{text!r}: K/N with K from 1 to N, such as 2/10")
-    return int(first), int(count)
+    return int(match[1]), int(match[2])
 
 
 @command

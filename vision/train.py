@@ -167,10 +167,7 @@ def validate(model: Any, examples: Examples, measure: Callable[[Tensor, Tensor],
 
 
 def minibatches(
-    examples: Examples,
-    settings: Settings,
-    generators: Sequence[torch.Generator],
-    black: Tensor | float = 0.0,
+    examples: Examples, settings: Settings, generators: Sequence[torch.Generator], black: Tensor | float = 0.0
 ) -> Iterator[Examples]:
     """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n). If
     one minibatch holds all examples, their order is kept. A last minibatch of one example would have no batch

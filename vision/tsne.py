@@ -5,7 +5,6 @@ python -m vision.tsne RUN [--data-root DIR] [--out FILE.png] [--layer 1] [--exam
 Shapes: n examples, E experts.
 """
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, UserError, command, number_list
 from alma.files import make_directory
 from alma.records import Run
 from alma.report.figures import COLOURS, sheet
@@ -197,13 +196,6 @@ def _draw_tree(axes: Any, tree: Tree, places: Mapping[int, np.ndarray]) -> None:
             axes.text(x, y, str(node), ha="center", va="center_baseline", **style)
 
 
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: stage numbers with commas, such as 1,2,3") from None
-
-
 @command
 def main() -> None:
     """Entry point of `python -m vision.tsne`."""
@@ -215,7 +207,7 @@ def main() -> None:
     add("--out", type=Path, help="output file (default: RUN/tsne.png)")
     add("--layer", type=int, default=1, help="mixture layer, from 1")
     add("--examples", type=int, default=5000, help="size of the random subset of test images (default: 5000)")
-    add("--stages", type=_numbers, help="such as 1,2,3 (default: those with 2, 3 and 4 experts)")
+    add("--stages", type=number_list, help="such as 1,2,3 (default: those with 2, 3 and 4 experts)")
     options = parser.parse_args()
     if options.examples < 5:
         raise UserError(f"--examples {options.examples}: at least 5")

@@ -27,8 +27,11 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def all_settings() -> dict[str, Field]:
-    """The settings of all learners by name."""
-    return {each.name: each for kind in LEARNERS.values() for each in fields(kind.settings_class)}
+    """The settings of all learners by name, as the first learner with each of them defines it."""
+    found: dict[str, Field] = {}
+    for kind in LEARNERS.values():
+        found |= {each.name: each for each in fields(kind.settings_class) if each.name not in found}
+    return found
 
 
 def owners(setting: str) -> list[str]:
@@ -55,9 +58,11 @@ def resolve(
     chosen: Mapping[str, Any] | None = None,
     waiting_time: int = 1,
 ) -> Settings:
-    """The settings of a run: defaults, then those of the data set, of the preset, and `chosen`. `preset` None
-    is `presets.default_preset`; `waiting_time` counts mega-batches per stage. UserError: unknown names,
-    values out of range, a chosen setting that the learner does not take."""
+    """The settings of a run: the learner's defaults, then those of the data set, the preset, and `chosen`.
+
+    `preset` None is that of `presets.default_preset`. UserError: an unknown name, a value out of range, or a
+    chosen setting that the learner does not take.
+    """
     preset = preset or presets.default_preset(dataset)
     for name, known in ((dataset, presets.DATASETS), (learner, LEARNERS), (preset, presets.PRESETS)):
         if name not in known:

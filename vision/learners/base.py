@@ -4,31 +4,19 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from alma.errors import UserError
+from vision.data import StageData
 from vision.flat import align, aligned
 from vision.mixture import Mixture, MixtureMLP, MixtureVGG
 from vision.models import MLP, VGG, Backbone, mlp_widths, vgg_widths
 from vision.presets import Settings, setting
 from vision.train import DIVERGED, EVALUATION_BATCH, Callback, Examples, Progress, fit
-
-
-class StageData(Protocol):
-    """Training and validation examples by stage; a learner may use those of stages it has received."""
-
-    black: Tensor
-    """A normalised black pixel (channels,)."""
-
-    def train(self, index: int) -> Examples:
-        """Training examples of stage `index`."""
-
-    def valid(self, index: int) -> Examples:
-        """Validation examples of stage `index`."""
 
 
 class Learner:

@@ -13,7 +13,7 @@ from vision.presets import Settings, setting
 class MemberSettings(Settings):
     """Settings of ensembles of a fixed number of networks."""
 
-    authors: ClassVar[dict[str, Any]] = {"select": "error", "patience": 100, "members": 3}
+    authors: ClassVar = {"select": "error", "patience": 100, "members": 3}
 
     members: int = setting(5, "networks of the ensemble", at_least=1)
 

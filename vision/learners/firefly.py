@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vision.data import StageData
 from vision.firefly import Choice, Overgrown
 from vision.flat import align
-from vision.learners.base import GrowingLearner, GrowthSettings, StageData
+from vision.learners.base import GrowingLearner, GrowthSettings
 from vision.models import MLP, VGG, Backbone
 from vision.presets import Settings, setting
 from vision.train import EVALUATION_BATCH, Examples, loss_of, minibatches
@@ -19,11 +20,7 @@ from vision.train import EVALUATION_BATCH, Examples, loss_of, minibatches
 class FireflySettings(GrowthSettings):
     """Settings of `Firefly`."""
 
-    authors: ClassVar[dict[str, Any]] = Settings.authors | {
-        "nesterov": True,
-        "ff_rate": 0.6,
-        "ff_depth": False,
-    }
+    authors = Settings.authors | {"nesterov": True, "ff_rate": 0.6, "ff_depth": False}
 
     ff_rate: float = setting(0.25, "parameters per growth, as a share of the initial number", above=0)
     ff_depth: bool = setting(True, "also grow new layers")

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from vision.data import StageData
 from vision.flat import aligned
-from vision.learners.base import MemberMixtureSettings, MixtureLearner, StageData
+from vision.learners.base import MemberMixtureSettings, MixtureLearner
 from vision.mixture import Mixture
 from vision.models import Backbone
 from vision.presets import Settings, setting
@@ -19,7 +20,7 @@ from vision.train import EVALUATION_BATCH
 class GEnsSettings(MemberMixtureSettings):
     """Settings of `GEns`."""
 
-    authors: ClassVar[dict[str, Any]] = Settings.authors | {"gens_init": "copy", "gens_average": "logits"}
+    authors = Settings.authors | {"gens_init": "copy", "gens_average": "logits"}
 
     gens_init: str = setting(
         "new", "initial weights of a member: new, or the last one's", choices=("new", "copy")

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vision.data import StageData
 from vision.flat import align
-from vision.learners.base import GrowingLearner, GrowthSettings, MixtureLearner, MixtureSettings, StageData
+from vision.learners.base import GrowingLearner, GrowthSettings, MixtureLearner, MixtureSettings
 from vision.mixture import Mixture
 from vision.presets import Settings, setting
 from vision.train import EVALUATION_BATCH, Examples
@@ -47,21 +48,14 @@ class MoE(MixtureLearner):
 class GMoESettings(GrowthSettings, MixtureSettings):
     """Settings of `GMoE`."""
 
-    authors: ClassVar[dict[str, Any]] = Settings.authors | {
-        "nesterov": True,
-        "experts": 2,
-        "grow_by": "usage",
-        "grow_on": "new",
-    }
-    draft: ClassVar[dict[str, Any]] = {"experts": 2}
+    authors = Settings.authors | {"nesterov": True, "experts": 2, "grow_by": "usage", "grow_on": "new"}
+    draft: ClassVar = {"experts": 2}
 
     grow_by: str = setting(
         "loss", "split the expert with the largest validation loss, or usage", choices=("loss", "usage")
     )
     grow_on: str = setting(
-        "finished",
-        "validation data that selects the expert: of the finished stage, or of the new one",
-        choices=("finished", "new"),
+        "finished", "stage whose validation data selects the expert", choices=("finished", "new")
     )
 
 

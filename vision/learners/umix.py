@@ -1,7 +1,7 @@
 """UMix: a uniform mixture of networks that averages their logits (section 4.1)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from vision.learners.base import Learner
 from vision.learners.ens import MemberSettings
@@ -13,7 +13,7 @@ from vision.presets import setting
 class UMixSettings(MemberSettings):
     """Settings of `UMix`."""
 
-    authors: ClassVar[dict[str, Any]] = MemberSettings.authors | {"umix_average": "sum"}
+    authors = MemberSettings.authors | {"umix_average": "sum"}
 
     umix_average: str = setting("mean", "how the members' logits are combined", choices=("mean", "sum"))
 
