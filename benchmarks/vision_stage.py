@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from benchmarks.timing import spread
+from vision.learners import resolve
 from vision.models import MLP, mlp_widths
-from vision.presets import Settings, resolve
+from vision.presets import Settings
 from vision.train import Examples, fit
 
 SIZES = ((4, 1), (8, 1), (32, 1), (64, 1), (4, 25), (64, 25))

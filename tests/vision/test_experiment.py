@@ -16,7 +16,7 @@ from alma.files import locked
 from alma.records import MACHINE_FIELDS, Run
 from vision import MegaBatchStream, run
 from vision.data import Images
-from vision.experiment import CHECKPOINT, _Player
+from vision.experiment import CHECKPOINT, _Trainer
 from vision.learners import LEARNERS
 
 STREAM = MegaBatchStream("digits", 7)
@@ -93,10 +93,10 @@ def test_resumed_runs_are_bit_for_bit_the_uninterrupted_one(tmp_path, monkeypatc
             raise Stop
         return train(player, stage)
 
-    train = _Player.train
+    train = _Trainer.train
     with monkeypatch.context() as patch:
-        patch.setattr(_Player, "epoch_done", stop_in_a_stage)
-        patch.setattr(_Player, "train", stop_between)
+        patch.setattr(_Trainer, "epoch_done", stop_in_a_stage)
+        patch.setattr(_Trainer, "train", stop_between)
         with pytest.raises(Stop):
             play(tmp_path / "part", learner, waiting_time=2, save_interval=1e9)
     assert 0 < len(Run.read(tmp_path / "part").rows) < 8
@@ -118,10 +118,10 @@ def test_seconds_of_a_stage_are_summed_over_interruptions(tmp_path, monkeypatch)
         if progress:
             raise Stop
 
-    save = _Player.save
+    save = _Trainer.save
     with monkeypatch.context() as patch:
-        patch.setattr(_Player, "epoch_done", stop)
-        patch.setattr(_Player, "save", save_and_stop)
+        patch.setattr(_Trainer, "epoch_done", stop)
+        patch.setattr(_Trainer, "save", save_and_stop)
         for _ in range(2):
             with pytest.raises(Stop):
                 play(tmp_path / "run", waiting_time=7, epochs=4)
@@ -157,7 +157,7 @@ def test_a_run_that_an_earlier_version_began_is_refused_and_a_complete_one_is_re
     whole.results.write_text("".join(lines))
     assert play(tmp_path / "run").rows == rows
     whole.results.write_text("".join(lines[:4]))
-    with pytest.raises(UserError, match="begun by an earlier version.*another --out"):
+    with pytest.raises(UserError, match="started by an earlier version.*another --out"):
         play(tmp_path / "run")
 
 
@@ -174,7 +174,7 @@ def test_a_longer_life_of_the_checkpoint_than_of_its_rows_is_an_error(tmp_path):
     whole = play(tmp_path / "run")
     lines = whole.results.read_bytes().splitlines(keepends=True)
     whole.results.write_bytes(b"".join(lines[:4]))
-    with pytest.raises(UserError, match=r"lacks rows.*delete the checkpoint"):
+    with pytest.raises(UserError, match=r"lacks rows of completed stages: delete checkpoint\.pt"):
         play(tmp_path / "run")
 
 
@@ -261,8 +261,8 @@ def test_waiting_costs_less_compute_than_replay_and_errors_fall(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learner": "nobody"}, "'nobody' is not one of sm, ens"),
-        ({"learner": "sm", "members": 3}, "--members is of ens, umix"),
+        ({"learner": "nobody"}, "'nobody': choose from sm, ens"),
+        ({"learner": "sm", "members": 3}, "--members does not apply to sm: it is a setting of ens, umix"),
         ({"waiting_time": 8}, "waiting time 8 is longer"),
         ({"epochs": 0}, "--epochs 0: at least 1"),
         ({"lr": 0}, "--lr 0: more than 0"),

@@ -11,9 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vision import MegaBatchStream, run, train
 from vision.firefly import Overgrown
-from vision.learners.firefly import Firefly
+from vision.learners.firefly import Firefly, FireflySettings
 from vision.models import MLP, VGG
-from vision.presets import Settings
 from vision.train import Examples, loss_of
 
 CLASSES = 7
@@ -43,7 +42,7 @@ def learner(shape: tuple[int, ...] = SHAPE, seed: int = 0, **options) -> Firefly
     options = {"arch": "mlp", "hidden": 8, "epochs": 3, "batch_size": 32} | options
     if options["arch"] == "vgg":
         options = {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9} | options
-    return Firefly(shape, CLASSES, Settings(**options), seed, CPU)
+    return Firefly(shape, CLASSES, FireflySettings(**options), seed, CPU)
 
 
 def trained(arch: str, **options) -> Firefly:
@@ -70,7 +69,7 @@ def overgrown(arch: str, history: int = 10) -> tuple[Overgrown, MLP | VGG, torch
 def planted(network: Overgrown, choices) -> MLP | VGG:
     widths = network.widths(choices)
     model = MLP(widths) if isinstance(network.model, MLP) else VGG(SHAPE, widths, CLASSES)
-    network.plant(choices, model)
+    network.write(choices, model)
     return model.eval()
 
 
@@ -81,12 +80,12 @@ def size(model: torch.nn.Module) -> int:
 def everything(network: Overgrown, kinds: str):
     """Choices of all candidates of some kinds: s(plits), n(ew neurons), l(ayers)."""
     scores = []
-    for sprouts in network.sprouts:
-        for kind, p in zip("snl", sprouts.perturbations, strict=True):
+    for candidates in network.candidates:
+        for kind, p in zip("snl", candidates.perturbations, strict=True):
             scores.append(torch.full((len(p),), -1.0 if kind in kinds else 1.0))
     counts = [
         [len(p) if kind in kinds else 0 for kind, p in zip("snl", s.perturbations, strict=True)]
-        for s in network.sprouts
+        for s in network.candidates
     ]
     budget = network.parameters(counts) - size(network.model)
     return network.select(scores, budget), budget
@@ -169,7 +168,7 @@ def test_tuning_turns_perturbations_to_less_loss_and_keeps_their_norm(arch):
     losses = []
     for found in (before, [p.detach().clone() for p in network.perturbations]):
         for p, value in zip(network.perturbations, found, strict=True):
-            p.data = value / len(network.sprouts)
+            p.data = value / len(network.candidates)
         losses.append(torch.nn.functional.cross_entropy(network(data.train(1).images), data.train(1).labels))
         for p, value in zip(network.perturbations, found, strict=True):
             p.data = value

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision.mixture import MixtureMLP, MixtureVGG, Router
+from vision.mixture import Gating, MixtureMLP, MixtureVGG
 from vision.train import loss_of
 
 KINDS = ["mlp", "vgg"]
@@ -31,7 +31,7 @@ def images(kind, n=40):
 @pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize("experts", [1, 2, 3, 6])
 def test_gates_are_a_distribution_over_the_experts(tree, experts):
-    router = Router(8, experts, tree)
+    router = Gating(8, experts, tree)
     router.reset(drawn(0))
     for expert in (0, experts - 1):
         router.split(expert, drawn(5))
@@ -42,7 +42,7 @@ def test_gates_are_a_distribution_over_the_experts(tree, experts):
 
 
 def test_a_leafs_gate_is_the_product_of_the_gates_on_its_path():
-    router = Router(8, 1, tree=True)
+    router = Gating(8, 1, tree=True)
     for leaf in (0, 1, 0):  # ((0, 3), (1, 2))
         router.split(leaf, drawn(leaf))
     z = torch.randn(8, 30, generator=drawn(1))

@@ -17,11 +17,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from alma.records import MACHINE_FIELDS
 from vision import MegaBatchStream, experiment, run
-from vision.data import make_dataset
-from vision.experiment import CHECKPOINT, _Data, _Player
+from vision.data import StageData, make_dataset
+from vision.experiment import CHECKPOINT, _Trainer
 from vision.flat import Flat
-from vision.learners import LEARNERS, Learner
-from vision.presets import resolve
+from vision.learners import LEARNERS, Learner, resolve
 from vision.train import Examples
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "convolution_backward")
@@ -120,7 +119,7 @@ def test_every_tensor_is_aligned_in_training_after_growth_and_after_loading(kind
     init = Flat.__init__
     monkeypatch.setattr(Flat, "__init__", lambda self, model: (init(self, model), flats.append(model))[0])
     subject = learner(kind, backbone, epochs=1)
-    data = _Data(STREAM, experiment.stages(11, 4), torch.device("cpu"))
+    data = StageData(STREAM, experiment.stages(11, 4), torch.device("cpu"))
     for index in range(2):
         subject.train(index, data)
     again = learner(kind, backbone)
@@ -139,7 +138,7 @@ def test_bits_do_not_hang_on_where_tensors_lie(kind, backbone, data):
     optimizer = OPTIMIZERS[data.draw(st.sampled_from(sorted(OPTIMIZERS)))]
     offset = st.integers(1, 15)
 
-    class Moved(_Data):
+    class Moved(StageData):
         def _examples(self, index, part):
             images, labels = super()._examples(index, part)
             return Examples(moved(images, data.draw(offset)), moved(labels, data.draw(offset)))
@@ -158,7 +157,7 @@ def test_bits_do_not_hang_on_where_tensors_lie(kind, backbone, data):
             raise Stop
 
     schedule, device = experiment.stages(11, 4), torch.device("cpu")
-    plain, other = _Data(STREAM, schedule, device), Moved(STREAM, schedule, device)
+    plain, other = StageData(STREAM, schedule, device), Moved(STREAM, schedule, device)
     images = plain.valid(0).images
     with ByAddress():
         one, two = learner(kind, backbone, **optimizer), learner(kind, backbone, **optimizer)
@@ -222,7 +221,7 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
     death = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
-    save, load, examples = _Player.save, Learner.load, _Data._examples
+    save, load, examples = _Trainer.save, Learner.load, StageData._examples
 
     def save_and_maybe_die(player, progress=None):
         save(player, progress)
@@ -239,10 +238,10 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     with ByAddress():
         whole = run(out=tmp_path / "whole", **play)
         with monkeypatch.context() as patch:
-            patch.setattr(_Player, "_due", lambda player: death.due(player))
-            patch.setattr(_Player, "save", save_and_maybe_die)
+            patch.setattr(_Trainer, "_due", lambda player: death.due(player))
+            patch.setattr(_Trainer, "save", save_and_maybe_die)
             patch.setattr(Learner, "load", load_elsewhere)
-            patch.setattr(_Data, "_examples", examples_elsewhere)
+            patch.setattr(StageData, "_examples", examples_elsewhere)
             read = experiment.read_checkpoint
             patch.setattr(experiment, "read_checkpoint", lambda *a: tree_map(moved, read(*a)))
             part = None

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alma.records import MACHINE_FIELDS, Run
-from vision.presets import LEARNERS
+from vision.learners import LEARNERS
 from vision.run import jobs_of, main, parser
 
 ROOT = Path(__file__).parent.parent.parent
@@ -233,15 +233,18 @@ def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--learner", "nobody"], "'nobody' is not one of sm"),
-        (["--learner", "sm", "--members", "3"], "--members is of ens, umix"),
+        (["--learner", "nobody"], "'nobody': choose from sm"),
+        (
+            ["--learner", "sm", "--members", "3"],
+            "--members does not apply to sm: it is a setting of ens, umix",
+        ),
         (["--waiting-time", "x"], "'x': a whole number"),
         (["--waiting-time", "30"], "waiting time 30 is longer"),
         (["--seeds", "2-0"], "2-0: a range goes up: give 0-2"),
         (["--megabatches", "2000"], "2000 mega-batches of 1437 training images"),
-        (["--dataset", "mnist", "--data-root", "nowhere"], "--data-root, or --download"),
+        (["--dataset", "mnist", "--data-root", "nowhere"], "--data-root, or use --download"),
         (["--dataset", "folder", "--data-root", "nowhere"], "has no folder train"),
-        (["--image-size", "8"], "--image-size is for --dataset folder"),
+        (["--image-size", "8"], "--image-size needs --dataset folder"),
         (["--device", "cuda:99"], "--device cuda:99 cannot be used"),
         (["--jobs", "0"], "--jobs 0: at least 1"),
         (["--epochs", "0"], "--epochs 0: at least 1"),

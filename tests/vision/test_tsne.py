@@ -11,7 +11,7 @@ import torch
 from alma.errors import UserError
 from vision import MegaBatchStream, data, run, tsne
 from vision.experiment import read_checkpoint
-from vision.mixture import Router
+from vision.mixture import Gating
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def place(tmp_path_factory):
 
 def grown(*splits, tree=True):
     """A router that started with one expert and was split at these."""
-    router = Router(2, 1, tree)
+    router = Gating(2, 1, tree)
     for expert in splits:
         router.split(expert, torch.Generator().manual_seed(0))
     return router
@@ -168,9 +168,9 @@ def bad(place, tmp_path):
         ("no stages", "--save-stages"),
         ("no gates", "sm, which has no gates"),
         ("no data", "give its folder with --data-root"),
-        ("other data", "not what the run saw"),
+        ("other data", "not the run's data"),
         ("no stage", "--stages 7"),
-        ("no numbers", "stage numbers with commas"),
+        ("no numbers", "a list such as 1,5"),
         ("no layer", "layers 1 to 2"),
         ("other model", "another version"),
     ],
