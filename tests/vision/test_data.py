@@ -1,4 +1,4 @@
-"""The stream's partition, and data sets read from small files in their real formats."""
+"""Data sets, read from small files in their real formats."""
 
 import gzip
 import pickle
@@ -17,11 +17,8 @@ RNG = np.random.RandomState
 
 
 @pytest.fixture(autouse=True)
-def _nothing_kept():
+def _empty_cache():
     data.load.cache_clear()
-
-
-# Data sets
 
 
 def test_digits():
@@ -69,7 +66,7 @@ def test_examples_on_a_gpu():
     assert torch.equal(there.labels.cpu(), here.labels)
 
 
-def test_statistics_are_those_of_the_pixels():
+def test_mean_and_std_of_the_pixels():
     images = torch.from_numpy(RNG(0).randint(0, 256, (7, 3, 5, 4)).astype(np.uint8))
     images[:, 2] = 9
     pictures = Images(images, torch.tensor([0, 1, 2, 0, 1, 2, 6]))
@@ -77,7 +74,7 @@ def test_statistics_are_those_of_the_pixels():
     pixels = images.double().transpose(0, 1).flatten(1) / 255
     assert made.mean == pytest.approx(pixels.mean(1).tolist())
     assert made.std[:2] == pytest.approx(pixels.std(1).tolist()[:2])
-    assert made.std[2] > 0, "a channel of one value can be divided by it"
+    assert made.std[2] > 0, "a constant channel has a positive std"
     assert made.classes == 7
 
 
@@ -106,11 +103,11 @@ def test_unknown_names_and_sizes(refused):
     assert "--image-size 0" in refused(data.load, "folder", image_size=0)
 
 
-# What torchvision reads
+# Data sets of torchvision
 
 
 def write_idx(path: Path, array: np.ndarray, packed: bool = False) -> None:
-    """The format of MNIST: type and number of dimensions, sizes, bytes."""
+    """Write an array in the format of MNIST: type and number of dimensions, sizes, bytes."""
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
     content = header + array.astype(np.uint8).tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +120,7 @@ def write_idx(path: Path, array: np.ndarray, packed: bool = False) -> None:
 def write_mnist(
     root: Path, packed: bool = False, name: str = "mnist"
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """12 and 6 images in the four files of MNIST or EMNIST."""
+    """Write 12 training and 6 test images as the four files of MNIST or EMNIST."""
     written = {}
     classes = {"mnist": 10, "emnist": 47}[name]
     for part, n in (("train", 12), ("test", 6)):
@@ -140,7 +137,7 @@ def write_mnist(
 
 
 def check(found: Dataset, written: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """The data set has what was written, images as (n, channels, height, width) bytes."""
+    """Check that a data set equals what was written, with images (n, channels, height, width) as bytes."""
     for part, (images, labels) in written.items():
         read = getattr(found, part)
         assert read.images.dtype == torch.uint8
@@ -164,7 +161,7 @@ def test_mnist_and_emnist(tmp_path, name, packed):
         assert found.mean == pytest.approx([written["train"][0].mean() / 255])
 
 
-def test_packed_files_are_unpacked_elsewhere(tmp_path):
+def test_packed_files_are_unpacked_outside_a_read_only_root(tmp_path):
     def everything():
         return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
 
@@ -190,7 +187,7 @@ def test_some_files_packed_and_others_not(tmp_path):
 
 
 def test_a_root_of_several_data_sets(tmp_path, cifar):
-    """Packed MNIST files must not hide what lies beside them."""
+    """Packed MNIST files do not hide the data sets beside them."""
     write_mnist(tmp_path, packed=True)
     emnist, ten = write_mnist(tmp_path, name="emnist"), cifar(tmp_path, "cifar10")
     check(data.load("emnist", str(tmp_path)), emnist)
@@ -199,7 +196,7 @@ def test_a_root_of_several_data_sets(tmp_path, cifar):
 
 @pytest.fixture
 def cifar(monkeypatch):
-    """Write a few images as CIFAR-10 or CIFAR-100; torchvision wants the MD5 of the real files."""
+    """Write a few images as CIFAR-10 or CIFAR-100, and disable torchvision's check of the MD5 sum."""
     import torchvision.datasets.cifar
 
     monkeypatch.setattr(
@@ -268,15 +265,18 @@ def test_truncated_files_are_one_line(tmp_path, refused):
 def test_packed_files_damaged_anywhere_are_one_line(tmp_path, refused):
     write_mnist(tmp_path, packed=True)
     path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
-    write_idx(path.with_suffix(""), RNG(0).randint(0, 3, (12, 28, 28)), packed=True)  # can be compressed
+    write_idx(path.with_suffix(""), RNG(0).randint(0, 3, (12, 28, 28)), packed=True)  # compressible
     whole = path.read_bytes()
-    for position in (0, *range(10 + len(path.stem), len(whole) - 4, len(whole) // 40)):  # not its own name
+    for position in (
+        0,
+        *range(10 + len(path.stem), len(whole) - 4, len(whole) // 40),
+    ):  # not the name
         for damaged in (whole[:position], whole[:position] + b"\xff\x00\xff\x00" + whole[position + 4 :]):
             path.write_bytes(damaged)
             assert "cannot read mnist" in refused(data.load, "mnist", str(tmp_path)), position
 
 
-def test_images_and_labels_of_different_number(tmp_path, refused):
+def test_different_numbers_of_images_and_labels_are_refused(tmp_path, refused):
     write_mnist(tmp_path)
     write_idx(tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte", np.zeros(11))
     assert "12 images, but 11 labels" in refused(data.load, "mnist", str(tmp_path))
@@ -295,14 +295,14 @@ def test_damaged_cifar_is_one_line(tmp_path, cifar, refused):
 
 
 def picture(path: Path, pixels: np.ndarray) -> None:
-    """A lossless PNG."""
+    """Write a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
 
 
 @pytest.fixture
 def tree(tmp_path) -> Path:
-    """70 + 4 images of 6 x 4 pixels, of two classes; more than are decoded at a time."""
+    """70 + 4 images of 6 x 4 pixels in two classes, more than one chunk of the decoder."""
     for part, n in (("train", 35), ("test", 2)):
         for label, name in enumerate(("cat", "dog")):
             for i in range(n):
@@ -387,7 +387,7 @@ def test_gray_and_palette_images_become_colour(tmp_path):
     assert found.train.images[:, :, 1, 1].tolist() == [[40, 40, 40], [10, 20, 30], [1, 2, 3]]
 
 
-def test_black_is_what_a_black_pixel_becomes():
+def test_black_is_a_normalised_black_pixel():
     images = torch.randint(0, 256, (20, 3, 4, 4), dtype=torch.uint8)
     images[0, :, 0, 0] = 0
     dataset = make_dataset("folder", Images(images, torch.arange(20)), Images(images, torch.arange(20)))

@@ -1,4 +1,4 @@
-"""The command line: one run, sweeps, resuming, and what it says of wrong input."""
+"""The command line: single runs, sweeps, resuming, and errors."""
 
 import contextlib
 import os
@@ -29,7 +29,7 @@ def jobs(*words):
 
 
 def error_of(monkeypatch, capsys, *words):
-    """The one line that it prints before it exits with 2."""
+    """The line that the command prints before it exits with 2."""
     with pytest.raises(SystemExit) as stop:
         command(monkeypatch, *words)
     assert stop.value.code == 2
@@ -40,7 +40,7 @@ def error_of(monkeypatch, capsys, *words):
 
 
 def test_without_arguments_as_a_script_from_anywhere(tmp_path):
-    """The first command of a new user; the script's own folder is not on the path."""
+    """The first command of a new user."""
     done = subprocess.run(
         [sys.executable, ROOT / "vision/run.py"],
         cwd=tmp_path,
@@ -60,7 +60,7 @@ def test_without_arguments_as_a_script_from_anywhere(tmp_path):
     assert done.stderr == ""
 
 
-def test_a_sweep_in_processes_skips_what_is_done_and_equals_single_runs(tmp_path, monkeypatch, capsys):
+def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(tmp_path, monkeypatch, capsys):
     settings = ["--megabatches", 4, "--epochs", 3, "--hidden", "4,5"]
     command(
         monkeypatch,
@@ -83,7 +83,7 @@ def test_a_sweep_in_processes_skips_what_is_done_and_equals_single_runs(tmp_path
     said = capsys.readouterr().out
     assert "8/8" in said
     lines = [line.split() for line in said.splitlines() if line.startswith(("sm ", "ens "))]
-    assert len(lines) == 4  # seeds are repeats: one line for each learner and size
+    assert len(lines) == 4  # seeds are repeats: one line per learner and size
     assert all("2" in line for line in lines)
 
     def run_here(jobs, processes):
@@ -127,8 +127,8 @@ def test_a_sweep_in_processes_skips_what_is_done_and_equals_single_runs(tmp_path
     assert numbers(tmp_path / "one") == numbers(tmp_path / "sweep/ens_w1_h5_s1")
 
 
-def test_a_run_that_fails_leaves_the_others_of_its_sweep(tmp_path, monkeypatch, capsys):
-    """Whatever it fails with; the exit code is not that of wrong input then."""
+def test_a_failed_run_does_not_end_its_sweep(tmp_path, monkeypatch, capsys):
+    """After an unexpected exception, the exit code is not that of wrong input."""
     sweep = ["--megabatches", 3, "--epochs", 1, "--learner", "sm,umix", "--part", "1/1"]
     planned = jobs_of(parser().parse_args([*map(str, sweep), "--out", str(tmp_path)]))
     planned[0] = replace(planned[0], dataset={"name": "digits", "nonsense": 1})  # a TypeError
@@ -161,7 +161,7 @@ def test_no_worker_outlives_a_killed_sweep(tmp_path):
 
 
 def pids():
-    """Of the processes that are alive."""
+    """PIDs of all living processes."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -177,7 +177,7 @@ def wait_until(condition, seconds=120):
         time.sleep(0.05)
 
 
-def test_the_package_gives_the_function_whatever_was_imported_before():
+def test_vision_run_is_the_function_after_any_import():
     code = "import vision.run, vision; from vision import run; assert callable(run) and callable(vision.run)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
@@ -198,7 +198,7 @@ def test_lists_and_ranges_make_every_combination():
     assert [(job.out, job.stream_seed, job.options["seed"]) for job in single] == [(Path("there"), 432, 3)]
 
 
-def test_settings_go_to_the_learners_that_have_them():
+def test_settings_go_to_the_learners_that_take_them():
     options = {job.options["learner"]: job.options for job in jobs("--learner", "ens,gmoe", "--gate", "hard")}
     assert "gate" not in options["ens"]  # without experts
     words = "--learner", "sm,ens,gens", "--gate", "hard", "--experts", 2, "--from-scratch"
@@ -234,10 +234,7 @@ def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeyp
     ("words", "message"),
     [
         (["--learner", "nobody"], "'nobody': choose from sm"),
-        (
-            ["--learner", "sm", "--members", "3"],
-            "--members does not apply to sm: it is a setting of ens, umix",
-        ),
+        (["--members", "3"], "--members does not apply to sm: it is a setting of ens, umix"),
         (["--waiting-time", "x"], "'x': a whole number"),
         (["--waiting-time", "30"], "waiting time 30 is longer"),
         (["--seeds", "2-0"], "2-0: a range goes up: give 0-2"),

@@ -10,16 +10,16 @@ from vision.data import Dataset, Images, MegaBatchStream
 
 
 def numbered(n: int, name: str = "digits") -> Dataset:
-    """n training images of 1 x 1, the i-th of label i: indices can be read from a stream."""
+    """n training images of 1 x 1 pixel; image i has label i, so labels show the indices of a stream."""
     images = Images(torch.zeros(n, 1, 1, 1, dtype=torch.uint8), torch.arange(n))
     return Dataset(name, images, images, n, (0.0,), (1.0,))
 
 
 @pytest.mark.parametrize(("n", "megabatches"), [(60000, 500), (50000, 100), (1007, 13)])
-def test_partition_is_that_of_the_authors(n, megabatches):
+def test_the_partition_equals_that_of_the_authors(n, megabatches):
     state = np.random.get_state()  # noqa: NPY002
     try:
-        np.random.seed(432)  # noqa: NPY002  what their code does
+        np.random.seed(432)  # noqa: NPY002  as in their code
         expected = np.array_split(np.random.permutation(n), megabatches)  # noqa: NPY002
     finally:
         np.random.set_state(state)  # noqa: NPY002
@@ -29,7 +29,7 @@ def test_partition_is_that_of_the_authors(n, megabatches):
         assert torch.cat([megabatch.train.labels, megabatch.valid.labels]).tolist() == chunk.tolist()
 
 
-def test_seeds_differ_and_global_random_states_are_left_alone():
+def test_seeds_differ_and_global_random_states_are_not_used():
     before = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     one, same, other = (MegaBatchStream(numbered(100), 5, seed=seed) for seed in (1, 1, 2))
     list(one)
