@@ -79,13 +79,8 @@ class Gating(nn.Module):
 
     @property
     def flops(self) -> float:
-        """FLOPs per example."""
-        return 2.0 * self.weight.numel() + self.path_flops
-
-    @property
-    def path_flops(self) -> float:
-        """FLOPs per example of the sums along the paths."""
-        return 2.0 * self.paths.numel()
+        """FLOPs per example: logits, and sums along the paths."""
+        return 2.0 * (self.weight.numel() + self.paths.numel())
 
 
 class MixtureLayer(nn.Module):
@@ -205,7 +200,7 @@ class Mixture(nn.Module):
         """FLOPs per example, given those of the experts of each layer and of the `head`, the layers before.
         The backward pass costs twice the forward pass, less the gradients of the images and of the paths."""
         routers = [layer.router.flops for layer in self.layers]
-        paths = [layer.router.path_flops for layer in self.layers]
+        paths = [2.0 * layer.router.paths.numel() for layer in self.layers]
         forward = sum(head) + sum(experts) + sum(routers) + self.classifier.flops
         first = head[0] if head else experts[0] + routers[0] - paths[0]
         unused = sum(experts) * (1 - 1 / self.experts) if self.layers[0].hard else 0.0

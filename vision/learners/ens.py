@@ -20,8 +20,6 @@ class MemberSettings(Settings):
 
 @dataclass(frozen=True)
 class EnsSettings(MemberMixtureSettings, MemberSettings):
-    """Settings of `Ens`."""
-
     member_order: str = setting(
         "own", "order of minibatches and augmentation: one per member, or shared", choices=("own", "shared")
     )

@@ -18,8 +18,6 @@ from vision.train import EVALUATION_BATCH, Examples, loss_of, minibatches
 
 @dataclass(frozen=True)
 class FireflySettings(GrowthSettings):
-    """Settings of `Firefly`."""
-
     authors = Settings.authors | {"nesterov": True, "ff_rate": 0.6, "ff_depth": False}
 
     ff_rate: float = setting(0.25, "parameters per growth, as a share of the initial number", above=0)

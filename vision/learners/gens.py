@@ -18,8 +18,6 @@ from vision.train import EVALUATION_BATCH
 
 @dataclass(frozen=True)
 class GEnsSettings(MemberMixtureSettings):
-    """Settings of `GEns`."""
-
     authors = Settings.authors | {"gens_init": "copy", "gens_average": "logits"}
 
     gens_init: str = setting(

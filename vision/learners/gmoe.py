@@ -18,8 +18,6 @@ from vision.train import EVALUATION_BATCH, Examples
 
 @dataclass(frozen=True)
 class MoESettings(MixtureSettings):
-    """Settings of `MoE`."""
-
     experts: int = setting(2, "experts per layer", at_least=1)
 
 
@@ -46,8 +44,6 @@ class MoE(MixtureLearner):
 
 @dataclass(frozen=True)
 class GMoESettings(GrowthSettings, MixtureSettings):
-    """Settings of `GMoE`."""
-
     authors = Settings.authors | {"nesterov": True, "experts": 2, "grow_by": "usage", "grow_on": "new"}
     draft: ClassVar = {"experts": 2}
 

@@ -11,8 +11,6 @@ from vision.presets import setting
 
 @dataclass(frozen=True)
 class UMixSettings(MemberSettings):
-    """Settings of `UMix`."""
-
     authors = MemberSettings.authors | {"umix_average": "sum"}
 
     umix_average: str = setting("mean", "how the members' logits are combined", choices=("mean", "sum"))
