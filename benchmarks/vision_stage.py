@@ -2,8 +2,8 @@
 
 Images have MNIST's shape and random pixels. At w = 1 (B = 500) a stage has 108 training and 12 validation
 images and 100 epochs of one minibatch; at w = 25 it has 25 times the images and 4 epochs of 22 minibatches.
-The best epoch is kept. fp32, one thread. The peer is a plain loop with nn.Sequential, DataLoader, autograd and
-torch.optim.Adadelta. Members of an ensemble have separate orders of minibatches, or share one.
+The best epoch is kept. fp32, one thread. The peer is a plain loop with nn.Sequential, DataLoader, autograd
+and torch.optim.Adadelta. Members of an ensemble have separate orders of minibatches, or share one.
 """
 
 import copy

@@ -66,9 +66,8 @@ def run(
                 f"{record.directory} was started by an earlier version, whose numbers this one does not "
                 "reproduce: choose another --out"
             )
-        own = reset_peak_memory(target)
-        trained = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, target)
-        trainer = _Trainer(trained, stream, schedule, record.directory, save_interval, save_stages, own)
+        subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, target)
+        trainer = _Trainer(subject, stream, schedule, record.directory, save_interval, save_stages)
         _play(record, trainer, schedule, chosen.epochs)
     return record
 
@@ -126,14 +125,13 @@ class _Trainer:
         directory: Path,
         save_interval: float,
         save_stages: bool,
-        own_memory: bool,
     ):
         self.learner, self.directory = learner, directory
         self.save_interval, self.save_stages = save_interval, save_stages
         self.bar: tqdm | None = None
         self.done = 0  # completed stages
         self.seconds = 0.0  # spent on the current stage before an interruption
-        self._own_memory, self._peak = own_memory, 0
+        self._own_memory, self._peak = reset_peak_memory(learner.device), 0
         self._data = StageData(stream, schedule, learner.device)
         self._test = stream.dataset.examples(stream.dataset.test, learner.device)
         self._cache: dict[str, Any] = {}

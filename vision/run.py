@@ -176,7 +176,8 @@ def _add_data_flags(group: Any) -> None:
 def _add_run_flags(group: Any) -> None:
     add = group.add_argument
     add("--learner", type=_learners, default=["sm"], metavar="L,...", help="any of " + ", ".join(LEARNERS))
-    add("--waiting-time", type=number_list, default=[1], metavar="W,...", help="mega-batches per stage")
+    wait = "mega-batches per stage (default: 1)"
+    add("--waiting-time", type=number_list, default=[1], metavar="W,...", help=wait)
     add("--replay", action="store_true", help="train on all mega-batches received so far")
     add("--hidden", type=number_list, metavar="H,...", help=all_settings()["hidden"].metadata["help"])
     add("--seed", type=int, default=0, help="seed of weights, order and partition (default: 0)")
@@ -194,7 +195,8 @@ def _add_run_flags(group: Any) -> None:
         help="every N-th run from the K-th on; no tables and figures",
     )
     add("--list", action="store_true", help="print the run directories, one per line, and exit")
-    add("--save-interval", type=float, default=30.0, metavar="SECONDS", help="between checkpoints (30)")
+    interval = "time between checkpoints (default: 30)"
+    add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=interval)
     add("--save-stages", action="store_true", help="keep the model of every stage (for vision.tsne)")
 
 
