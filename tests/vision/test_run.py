@@ -60,22 +60,14 @@ def test_without_arguments_as_a_script_from_anywhere(tmp_path):
     assert done.stderr == ""
 
 
+def numbers(place):
+    return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(place).rows]
+
+
 def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(tmp_path, monkeypatch, capsys):
-    settings = ["--megabatches", 4, "--epochs", 3, "--hidden", "4,5"]
-    command(
-        monkeypatch,
-        *settings,
-        "--learner",
-        "sm,ens",
-        "--seeds",
-        "0-1",
-        "--members",
-        2,
-        "--jobs",
-        2,
-        "--out",
-        tmp_path / "sweep",
-    )
+    common = "--megabatches 4 --epochs 3 --members 2".split()
+    sweep = [*common, *"--learner sm,ens --hidden 4,5 --seeds 0-1 --out".split(), tmp_path / "sweep"]
+    command(monkeypatch, *sweep, "--jobs", 2)
     names = sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     assert names == sorted(
         f"{learner}_w1_h{h}_s{s}" for learner in ("sm", "ens") for h in (4, 5) for s in (0, 1)
@@ -93,37 +85,10 @@ def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(tmp_pat
 
     before = {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("results.jsonl")}
     monkeypatch.setattr(sys.modules["vision.run"], "run_all", run_here)
-    command(
-        monkeypatch,
-        *settings,
-        "--learner",
-        "sm,ens",
-        "--seeds",
-        "0-1",
-        "--members",
-        2,
-        "--out",
-        tmp_path / "sweep",
-    )
+    command(monkeypatch, *sweep)
     assert {path: path.read_bytes() for path in before} == before
-    command(
-        monkeypatch,
-        *settings[:4],
-        "--hidden",
-        5,
-        "--learner",
-        "ens",
-        "--seed",
-        1,
-        "--members",
-        2,
-        "--out",
-        tmp_path / "one",
-    )
-
-    def numbers(place):
-        return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(place).rows]
-
+    single = "--learner ens --hidden 5 --seed 1 --out".split()
+    command(monkeypatch, *common, *single, tmp_path / "one")
     assert numbers(tmp_path / "one") == numbers(tmp_path / "sweep/ens_w1_h5_s1")
 
 
@@ -212,21 +177,8 @@ def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeyp
     for preset in ("paper", "draft", "authors"):
         for learner in LEARNERS:
             out = tmp_path / f"{preset}_{learner}"
-            command(
-                monkeypatch,
-                "--learner",
-                learner,
-                "--preset",
-                preset,
-                "--megabatches",
-                3,
-                "--epochs",
-                2,
-                "--hidden",
-                3,
-                "--out",
-                out,
-            )
+            words = f"--learner {learner} --preset {preset} --megabatches 3 --epochs 2 --hidden 3 --out"
+            command(monkeypatch, *words.split(), out)
             assert len(Run.read(out).rows) == 4
 
 
