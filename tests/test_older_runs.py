@@ -181,7 +181,8 @@ def main(commit: str, place: Path) -> None:
 
     from vision import MegaBatchStream, experiment, run
 
-    train, runs = experiment._Player.train, {}
+    trainer = getattr(experiment, "_Trainer", None) or experiment._Player  # its name at the recorded commit
+    train, runs = trainer.train, {}
 
     def interrupted(player, stage):
         if stage.index == 2:  # in its second epoch, whose first is in the checkpoint
@@ -191,11 +192,11 @@ def main(commit: str, place: Path) -> None:
         return train(player, stage)
 
     for learner in LEARNERS:
-        experiment._Player.train = interrupted
+        trainer.train = interrupted
         out = place / "interrupted" / learner
         with contextlib.suppress(KeyboardInterrupt):
             run(MegaBatchStream("digits", 4), learner, out, save_interval=0, **IMAGES)
-        experiment._Player.train = train
+        trainer.train = train
         rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
         state = torch.load(out / "checkpoint.pt", weights_only=True)
         before = {

@@ -106,11 +106,12 @@ def test_the_library_example_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_table_of_presets_names_every_difference():
-    from vision.presets import AUTHORS
+    from vision.learners import LEARNERS
 
     table = README.split("### Two presets")[1].split("\n## ")[0]
     named = set(re.findall(r"`--([a-z-]+)`", table)) - {"preset", "stream-seed"}
-    assert named == {name.replace("_", "-") for settings in AUTHORS.values() for name in settings}
+    presets = [kind.settings_class.authors for kind in LEARNERS.values()]
+    assert named == {name.replace("_", "-") for settings in presets for name in settings}
 
 
 @pytest.mark.parametrize("command", ["train", "eval-lm", "interactive", "generate"])

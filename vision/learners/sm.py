@@ -1,4 +1,4 @@
-"""SM: one model, trained further at every stage (section 4.1)."""
+"""SM: a single model (section 4.1)."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from vision.models import Backbone
 
 
 class SM(Learner):
-    """A single model."""
+    """One network, fine-tuned at every stage."""
 
     def build(self, structure: dict[str, Any]) -> Backbone:
         """One network."""
