@@ -153,7 +153,7 @@ def test_the_average_is_evaluated_combined_and_exported(start, stream, averaged,
     combining = ("--out", both, "--weights", "average")
     assert start("combine", averaged, averaged, *combining).wait().code == 0
     assert nll(both) == pytest.approx(found, rel=1e-5)
-    assert "has no average" in start("combine", both, averaged, *combining).wait().error
+    assert "has no weight average" in start("combine", both, averaged, *combining).wait().error
     assert start("export", averaged, "--out", tmp_path / "hf", "--weights", "average").wait().code == 0
     exported = load_file(tmp_path / "hf" / "model.safetensors")
     key = "layers.0.self_attn.k_proj.weight"
@@ -169,7 +169,7 @@ def test_a_checkpoint_without_an_average_is_one_clear_line(start, stream, averag
     for command in (("evaluate", stream, "--path", plain), ("combine", plain), ("export", plain)):
         error = start(*command, *average).wait().error
         assert (
-            error == f"{plain} has no average of its weights: train with --store-ema, or leave --weights out"
+            error == f"{plain} has no weight average: train with --store-ema, or leave --weights out"
         )
     untrained = ("--untrained", "--arch", "switch_gmoe_tiny")
     assert "an untrained model has no average" in start("evaluate", stream, *untrained, *average).wait().error

@@ -45,7 +45,7 @@ def test_torchs_old_format_is_read_where_it_is_whole(path):
     whole = path.read_bytes()
     for size in (30, len(whole) // 2):
         path.write_bytes(whole[:size])
-        assert "torch's old format of which a part is missing" in said(path)
+        assert "a truncated one in torch's old format" in said(path)
         assert DELETE not in said(path)
 
 
@@ -59,7 +59,7 @@ def test_python_objects_are_named_and_not_loaded(path, zipped):
 
 def test_other_files_are_no_checkpoints(path, tmp_path):
     assert "no such checkpoint" in said(tmp_path / "none.pt")
-    assert f"is a directory; give a checkpoint, such as {tmp_path}/" in said(tmp_path)
+    assert f"is a directory; give a checkpoint in it, such as {tmp_path}/" in said(tmp_path)
     path.write_text("no checkpoint\n" * 10)
     assert "not a fairseq checkpoint" in said(path)
     assert DELETE not in said(path)

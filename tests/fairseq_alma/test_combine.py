@@ -137,7 +137,7 @@ def test_members_that_do_not_fit_are_one_clear_line_and_nothing_is_written(start
     (tmp_path / "half.pt").write_bytes(first.read_bytes()[:2000])
     assert "half.pt: truncated" in error(first, tmp_path / "half.pt")
     other = changed(second, tmp_path / "o.pt", lambda state: state["model"].update(encoder=torch.zeros(1)))
-    assert "o.pt is not the checkpoint of a decoder-only" in error(first, other)
+    assert "o.pt is not a checkpoint of a decoder-only" in error(first, other)
     nested = combine(start, [first, second], tmp_path / "ens.pt")
     assert "ens.pt is an ensemble already" in error(first, nested)
 

@@ -74,14 +74,14 @@ def stopped(finished) -> str:
     """The one line of a process that was interrupted."""
     assert finished.code == AGAIN, finished.output
     assert "Traceback" not in finished.output
-    (line,) = (line for line in finished.output.splitlines() if "asked by a signal" in line)
+    (line,) = (line for line in finished.output.splitlines() if "stopped by a signal" in line)
     return line
 
 
 def finish(child) -> str:
     finished = child.wait()
     assert finished.code == 0, finished.output
-    assert "asked by a signal" not in finished.output
+    assert "stopped by a signal" not in finished.output
     return finished.output
 
 
@@ -262,7 +262,7 @@ def test_a_process_of_its_own_stops_when_its_group_gets_the_signal(stream, tiny,
             process.kill()
             process.wait()
     updates, _ = position(tmp_path / "run" / "checkpoint_last.pt")
-    assert f"asked by a signal: stopped after update {updates}," in log.read_text()
+    assert f"stopped by a signal after update {updates}," in log.read_text()
 
 
 def test_a_process_that_is_done_or_evaluates_is_not_harmed(start, stream, tiny, tmp_path):
@@ -285,9 +285,9 @@ def test_a_process_that_is_done_or_evaluates_is_not_harmed(start, stream, tiny, 
 def test_python_shutting_down_ignores_it_and_other_handlers_stay():
     ending = "import atexit, os, signal\natexit.register(lambda: None)\n"
     ending += "class Late:\n    def __del__(self, os=os): os.kill(os.getpid(), 10)\n"
-    code = ending + "from fairseq_alma import interrupt\ninterrupt.install()\ninterrupt.late = Late()\n"
+    code = ending + "from fairseq_alma.training import interrupt\ninterrupt.install()\ninterrupt.late = Late()\n"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     code = "import signal\nhandler = lambda *_: None\nsignal.signal(signal.SIGUSR1, handler)\n"
-    code += "from fairseq_alma import interrupt\ninterrupt.install()\n"
+    code += "from fairseq_alma.training import interrupt\ninterrupt.install()\n"
     code += "assert signal.getsignal(signal.SIGUSR1) is handler\n"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

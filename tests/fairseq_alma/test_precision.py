@@ -40,11 +40,11 @@ def parameters(dtype=torch.float32) -> list[torch.nn.Parameter]:
 
 
 def build(kind, params, **common):
-    """fairseq's optimizer of a class, mended, and the trainer that it is mended for."""
+    """fairseq's optimizer of a class, replaced, and its trainer."""
     cfg = config(**common)
     trainer = SimpleNamespace(cfg=cfg, device=torch.device("cpu"), _amp_retries=0)
     trainer.optimizer = kind.build_optimizer(cfg, params)
-    precision.mend(trainer, None)
+    precision.replace(trainer, None)
     return trainer.optimizer, trainer
 
 
