@@ -40,13 +40,15 @@ def parse(
     """
     training = "--max-update" in parser._option_string_actions
     given: set[str] = set()
+    checked: set[argparse.Action] = set()
 
     def prepare(parser: argparse.ArgumentParser) -> None:
         # fairseq calls it twice: before it adds the flags of arch, task, optimizer and scheduler, and after.
         if modify:
             modify(parser)
-        for action in parser._actions:
+        for action in set(parser._actions) - checked:
             _check_values(action)
+        checked.update(parser._actions)
         given.update(_given(parser, words))
         if training:
             for flag, value in defaults.chosen(given).items():
@@ -114,26 +116,20 @@ def _check_values(action: argparse.Action) -> None:
         action.type = float  # fairseq declares no type, since its default is another flag's value
     convert, default = action.type, action.default
     tuple_as_text = convert is str and isinstance(default, (tuple, list))
-    if isinstance(convert, _Checked) or convert is None or (isinstance(convert, type) and not tuple_as_text):
+    if convert is None or (isinstance(convert, type) and not tuple_as_text):
         return
-    action.type = _Checked(convert, len(default) if tuple_as_text else None)
 
-
-class _Checked:
-    """An argparse type that reports any failure of `convert` as an invalid value; `length`: of a tuple."""
-
-    def __init__(self, convert: Callable[[str], Any], length: int | None):
-        self.convert, self.length = convert, length
-
-    def __call__(self, text: str) -> Any:
+    def convert_or_refuse(text: str) -> Any:
         try:
-            if self.length is not None and len(ast.literal_eval(text)) != self.length:
+            if tuple_as_text and len(ast.literal_eval(text)) != len(default):
                 raise ValueError
-            return self.convert(text)
+            return convert(text)  # type: ignore[operator]
         except argparse.ArgumentTypeError:
             raise
         except Exception as error:  # fairseq evaluates the text
             raise argparse.ArgumentTypeError(f"invalid value: {text!r}") from error
+
+    action.type = convert_or_refuse
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:

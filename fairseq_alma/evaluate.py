@@ -30,12 +30,13 @@ def main() -> None:
         raise UserError(f"--seeds {own.seeds}: give whole numbers, such as 1,1001") from None
     if own.untrained and own.weights == "average":
         raise UserError("--weights average needs a checkpoint: an untrained model has no average")
-    from fairseq_alma.stage_record import measure_trained, measure_untrained  # fairseq: seconds to import
+    from fairseq_alma import stage_record  # fairseq: seconds to import
 
     if own.untrained:
-        record = measure_untrained(arguments, seeds, own.context_window, own.valid)
+        loaded = stage_record.build_untrained(arguments, seeds)
     else:
-        record = measure_trained(arguments, own.weights, own.context_window, own.valid)
+        loaded = stage_record.load_trained(arguments, own.weights, own.context_window)
+    record = stage_record.measure(loaded, own.context_window, own.valid)
     make_directory(own.out.absolute().parent)
     write_json_atomic(own.out, record)
     print(f"perplexity {record['perplexity']:.2f} over {record['tokens']:,} tokens; written to {own.out}")

@@ -167,7 +167,10 @@ def _saving_is_collective(trainer) -> bool:
 
 
 def _clip_with_experts(original, params, max_norm, aggregate_norm_fn=None):
-    """Include all processes' experts in the gradient norm; fairseq only scales their gradients."""
+    """Include all processes' experts in the gradient norm; fairseq only scales their gradients.
+
+    fairseq marks a parameter that differs between processes by an attribute `expert`.
+    """
     params = [params] if torch.is_tensor(params) else list(params)
     if any(hasattr(param, "expert") for param in params):
         return expert_parallel.clip_grad_norm_(original, params, max_norm)

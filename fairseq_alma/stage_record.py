@@ -32,6 +32,8 @@ class Loaded:
     models: list[torch.nn.Module]
     members: list[Namespace]
     """Model configs; a checkpoint of `fairseq_alma.combine` is one model of several members."""
+    paths: list[str]
+    """The checkpoints, none of untrained models."""
 
     def shapes(self) -> list[Shape]:
         """The sizes of the members."""
@@ -47,7 +49,7 @@ def build_untrained(arguments: list[str], seeds: Sequence[int]) -> Loaded:
         np.random.seed(seed)  # noqa: NPY002  as fairseq-train does
         utils.set_torch_seed(seed)
         models.append(task.build_model(cfg.model))
-    return Loaded(cfg, task, models, [cfg.model] * len(models))
+    return Loaded(cfg, task, models, [cfg.model] * len(models), [])
 
 
 def load_trained(arguments: list[str], weights: str, context_window: int) -> Loaded:
@@ -60,7 +62,7 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
     configs = [state["cfg"]["model"] for state in glance_at(paths, weights)]
     task = tasks.setup_task(cfg.task)
     models = [_load(path, task, weights) for path in paths]
-    return Loaded(cfg, task, models, [member for config in configs for member in members_of(config)])
+    return Loaded(cfg, task, models, [member for config in configs for member in members_of(config)], paths)
 
 
 def _config(parser, arguments: list[str]):
@@ -125,7 +127,7 @@ def describe(task, result: Evaluation, split: str) -> dict[str, Any]:
     }
 
 
-def measure(loaded: Loaded, model: torch.nn.Module, split: str, context_window: int) -> Evaluation:
+def evaluate_on(split: str, loaded: Loaded, model: torch.nn.Module, context_window: int) -> Evaluation:
     """Evaluate `model` on a split. UserError: the loss is not finite."""
     cfg, task = loaded.cfg, loaded.task
     if torch.cuda.is_available() and not cfg.common.cpu:
@@ -147,38 +149,22 @@ def measure(loaded: Loaded, model: torch.nn.Module, split: str, context_window: 
     return result
 
 
-def measure_trained(arguments: list[str], weights: str, context_window: int, valid: bool) -> dict[str, Any]:
-    """Evaluate a fairseq-eval-lm command line on its --gen-subset (see `_record`).
+def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
+    """Measure a model, or the ensemble of several, on --gen-subset (default: test).
 
-    `training` has the cost of each checkpoint; it is empty if one of them is of `fairseq_alma.combine`.
+    `valid`: measure the loss on the validation split too. `training` has the cost of training each
+    checkpoint; it is empty for untrained models and checkpoints of `fairseq_alma.combine`.
     """
-    loaded = load_trained(arguments, weights, context_window)
-    record = _record(loaded, loaded.cfg.dataset.gen_subset, context_window, valid)
-    training = []
-    if len(loaded.members) == len(loaded.models):
-        paths = utils.split_paths(loaded.cfg.common_eval.path)
-        training = list(map(training_record, paths, loaded.shapes()))
-    return record | {"training": training}
-
-
-def measure_untrained(
-    arguments: list[str], seeds: Sequence[int], context_window: int, valid: bool
-) -> dict[str, Any]:
-    """Evaluate the model that a fairseq-train command line initialises, on `test`."""
-    return _record(build_untrained(arguments, seeds), "test", context_window, valid) | {"training": []}
-
-
-def _record(loaded: Loaded, split: str, context_window: int, valid: bool) -> dict[str, Any]:
-    """Measure a model, or the ensemble of several; `valid`: also the loss on the validation split."""
-    models, shapes = loaded.models, loaded.shapes()
+    models, shapes, split = loaded.models, loaded.shapes(), loaded.cfg.dataset.gen_subset
     model = models[0] if len(models) == 1 else EnsembleLanguageModel.of(models)
-    record = describe(loaded.task, measure(loaded, model, split, context_window), split)
+    record = describe(loaded.task, evaluate_on(split, loaded, model, context_window), split)
     score = None
     if valid:
-        result = measure(loaded, model, "valid", context_window)
+        result = evaluate_on("valid", loaded, model, context_window)
         loss = result.nll / result.tokens
         score = {"loss": loss, "perplexity": perplexity(loss)}
     experts = {shape.experts for shape in shapes if shape.switch_layers}
+    single = len(loaded.paths) == len(shapes)
     return record | {
         "valid": score,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -188,4 +174,5 @@ def _record(loaded: Loaded, split: str, context_window: int, valid: bool) -> dic
         ),
         "members": sum(shape.members for shape in shapes),
         "expert_count": experts.pop() if len(experts) == 1 else None,
+        "training": list(map(training_record, loaded.paths, shapes)) if single else [],
     }

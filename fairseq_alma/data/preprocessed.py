@@ -5,6 +5,7 @@ The paper's protocol (section 5). Nothing is copied: a mega-batch is an array of
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,26 +20,15 @@ _CHUNK = 1 << 18  # items per pass of the word count
 _WORD_MARKS = ("▁", "Ġ")  # SentencePiece, GPT-2
 
 
-class ItemView(torch.utils.data.Dataset):
-    """The items `items` (n,) of `dataset`, in that order, without a copy."""
-
-    def __init__(self, dataset, items: NDArray[np.int64]):
-        self.dataset = dataset
-        self.items = items
-        self.sizes = np.asarray(dataset.sizes)[items]
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.dataset[self.items[index]]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-
-def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None):
-    """The concatenated items of .bin/.idx files, or those in `items`, as one fairseq dataset."""
+def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None) -> Any:
+    """The concatenated items of .bin/.idx files, or those in `items` (n,), as a dataset with `sizes`."""
     shards = [MMapIndexedDataset(prefix) for prefix in prefixes]
     corpus = shards[0] if len(shards) == 1 else ConcatDataset(shards)
-    return corpus if items is None else ItemView(corpus, items)
+    if items is None:
+        return corpus
+    subset: Any = torch.utils.data.Subset(corpus, items)
+    subset.sizes = np.asarray(corpus.sizes)[items]
+    return subset
 
 
 def check_files(prefix: str) -> None:
