@@ -60,7 +60,7 @@ def main() -> None:
     prog = "python -m fairseq_alma.check"
     Parser(prog=prog, description="Resolve fairseq-train command lines, given as JSON.").parse_args()
     lines = read(sys.stdin.read())
-    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # fairseq imports them for a second
+    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # they would take a second to import
         sys.modules[name] = _Unused(name)
     import fairseq  # noqa: F401  the plug-in registers with it
 

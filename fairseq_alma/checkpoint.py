@@ -16,7 +16,7 @@ from alma.errors import UserError
 PREFIX = "decoder."
 """Prefix of every parameter name of a decoder-only language model."""
 _ZIP = b"PK\x03\x04"
-_DELETE = "delete it and run again: training resumes from an earlier checkpoint, renamed checkpoint_last.pt"
+_DELETE = "delete it and run again, after you copied an earlier checkpoint, if any, to checkpoint_last.pt"
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def _diagnosis(path: str, error: Exception) -> str:
     return f"not a fairseq checkpoint, or a truncated one in torch's old format ({what})"
 
 
-def glance(path: str) -> dict[str, Any]:
+def memory_map(path: str) -> dict[str, Any]:
     """Memory-map a checkpoint, which is cheap at any size; torch's format before 1.6 is read into memory."""
     with reading(path):
         with open(path, "rb") as file:
@@ -87,13 +87,13 @@ def averaged(path: str, state: dict[str, Any]) -> dict[str, Any]:
     return state | {"model": average}
 
 
-def glance_at(paths: Sequence[str], weights: str = "trained") -> list[dict[str, Any]]:
+def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[dict[str, Any]]:
     """Memory-map language models and check that they can form an ensemble; `weights`: see defaults.WEIGHTS.
 
     UserError: one is missing, damaged, without a weight average or not a language model, or they differ in
     dictionary or block length.
     """
-    states = [glance(path) for path in paths]
+    states = [memory_map(path) for path in paths]
     if weights == "average":
         states = [averaged(path, state) for path, state in zip(paths, states, strict=True)]
     for path, state in zip(paths, states, strict=True):

@@ -15,9 +15,9 @@ from fairseq_alma.defaults import AVERAGES, WEIGHTS
 
 def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dict[str, Any]:
     """The state of the combined checkpoint. UserError: the models cannot form an ensemble."""
-    from fairseq_alma.checkpoint import PREFIX, glance_at  # torch: seconds to import
+    from fairseq_alma.checkpoint import PREFIX, memory_map_members  # torch: seconds to import
 
-    states = glance_at(paths, weights)
+    states = memory_map_members(paths, weights)
     for path, state in zip(paths, states, strict=True):
         if state["cfg"]["model"]["_name"] == "alma_ensemble":
             raise UserError(f"{path} is an ensemble already: give the checkpoints of its members")

@@ -133,7 +133,7 @@ def _check_members(original, filenames, *args, **kwargs):
     """Refuse checkpoints that cannot form an ensemble before any of them loads."""
     paths = compat.split_paths(filenames)
     if len(paths) > 1 and isinstance(kwargs.get("task"), AlmaLMTask):
-        checkpoint.glance_at(paths)
+        checkpoint.memory_map_members(paths)
     return original(filenames, *args, **kwargs)
 
 
@@ -146,24 +146,24 @@ def _build_optimizer(original, trainer) -> None:
         with open_dict(trainer.cfg):  # one flat state could not be split into experts and the rest
             trainer.cfg.common.fp16_no_flatten_grads = True
     original(trainer)
-    shards = _shards(trainer)
-    precision.replace(trainer, shards)
+    group = _ep_group(trainer)
+    precision.replace(trainer, group)
     optimizer = trainer.optimizer.optimizer
     if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
         optimizer.__class__ = FusedAdam  # it has no state of its own; fairseq offers no choice of class
-    if shards:
-        expert_parallel.whole_states(optimizer, shards)
+    if group:
+        expert_parallel.whole_states(optimizer, group)
 
 
-def _shards(trainer) -> expert_parallel.Shards | None:
-    """How the experts of the trainer's model are distributed; None unless they are."""
+def _ep_group(trainer) -> expert_parallel.Shards | None:
+    """The processes that share the experts of the trainer's model; None without expert parallelism."""
     return next((layer.shards for layer in switch_layers(trainer.get_model()).values()), None)
 
 
 def _saving_is_collective(trainer) -> bool:
     """Whether all processes take part in saving a checkpoint; fairseq's own condition is FSDP's."""
     fsdp = trainer.is_fsdp and not trainer.cfg.distributed_training.use_sharded_state
-    return fsdp or _shards(trainer) is not None
+    return fsdp or _ep_group(trainer) is not None
 
 
 def _clip_with_experts(original, params, max_norm, aggregate_norm_fn=None):

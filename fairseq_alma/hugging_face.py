@@ -17,7 +17,7 @@ from torch import Tensor
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.stream import Stream
-from fairseq_alma.checkpoint import PREFIX, glance_at, reading
+from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
 from fairseq_alma.moe.layer import upgrade_router
 from fairseq_alma.switch_lm import SwitchLanguageModel
 
@@ -57,7 +57,7 @@ def read_model(path: str, weights: str = "trained") -> tuple[dict[str, Any], dic
     `weights` as in defaults.WEIGHTS. UserError: missing, damaged, without a weight average, or a model that
     modeling_alma.py does not support.
     """
-    (state,) = glance_at([path], weights)
+    (state,) = memory_map_members([path], weights)
     all_members = {name.removeprefix(PREFIX): value for name, value in state["model"].items()}
     parts, average = _parts(state["cfg"]["model"])
     members, tensors = [], {}

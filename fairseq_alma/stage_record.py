@@ -17,7 +17,7 @@ from fairseq.logging import progress_bar
 from alma.errors import UserError
 from alma.flops import Shape
 from alma.metrics import bits_per_byte, perplexity
-from fairseq_alma.checkpoint import averaged, glance, glance_at
+from fairseq_alma.checkpoint import averaged, memory_map, memory_map_members
 from fairseq_alma.ensemble import EnsembleLanguageModel
 from fairseq_alma.evaluation import Evaluation, evaluate
 
@@ -31,9 +31,9 @@ class Loaded:
     task: Any
     models: list[torch.nn.Module]
     members: list[Namespace]
-    """Model configs; a checkpoint of `fairseq_alma.combine` is one model of several members."""
+    """Model configs: one per model, several for a checkpoint of `fairseq_alma.combine`."""
     paths: list[str]
-    """The checkpoints, none of untrained models."""
+    """The checkpoints; none for untrained models."""
 
     def shapes(self) -> list[Shape]:
         """The sizes of the members."""
@@ -59,7 +59,7 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
         raise UserError("no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags")
     cfg.task.tokens_per_sample -= context_window
     paths = utils.split_paths(cfg.common_eval.path)
-    configs = [state["cfg"]["model"] for state in glance_at(paths, weights)]
+    configs = [state["cfg"]["model"] for state in memory_map_members(paths, weights)]
     task = tasks.setup_task(cfg.task)
     models = [_load(path, task, weights) for path in paths]
     return Loaded(cfg, task, models, [member for config in configs for member in members_of(config)], paths)
@@ -90,7 +90,7 @@ def training_record(checkpoint: str, shape: Shape) -> dict[str, Any]:
     checkpoints of earlier versions) and `growth_flops` (choosing the experts to split) are not included.
     """
     last = Path(checkpoint).with_name("checkpoint_last.pt")
-    state = glance(str(last if last.exists() else checkpoint))
+    state = memory_map(str(last if last.exists() else checkpoint))
     counts = state["extra_state"].get("AlmaLMTask")
     if counts is None:
         raise UserError(f"{checkpoint} has no token counts: it was not trained by --task alma_lm")
@@ -164,7 +164,7 @@ def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
         loss = result.nll / result.tokens
         score = {"loss": loss, "perplexity": perplexity(loss)}
     experts = {shape.experts for shape in shapes if shape.switch_layers}
-    single = len(loaded.paths) == len(shapes)
+    separate = len(loaded.paths) == len(shapes)  # no checkpoint has several members
     return record | {
         "valid": score,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -174,5 +174,5 @@ def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
         ),
         "members": sum(shape.members for shape in shapes),
         "expert_count": experts.pop() if len(experts) == 1 else None,
-        "training": list(map(training_record, loaded.paths, shapes)) if single else [],
+        "training": list(map(training_record, loaded.paths, shapes)) if separate else [],
     }

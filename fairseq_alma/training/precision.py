@@ -26,11 +26,12 @@ _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_sin
 """Counters of a DynamicLossScaler that decide when it next grows its scale."""
 
 
-def replace(trainer, shards: Shards | None) -> None:
+def replace(trainer, group: Shards | None) -> None:
     """Turn the optimizer that fairseq's `trainer` has just built into the one of this module.
 
-    `shards`: how experts are distributed, None unless they are. The object changes its class, because Trainer
-    names the classes in code; the names stay the same, because a checkpoint records the optimizer's name.
+    `group`: the processes that share the experts, None without expert parallelism. The object changes its
+    class, because Trainer names the classes in code; the names stay the same, because a checkpoint records
+    the optimizer's name.
     """
     optimizer = trainer.optimizer
     if type(optimizer) is optim.AMPOptimizer:
@@ -41,7 +42,7 @@ def replace(trainer, shards: Shards | None) -> None:
         optimizer.__class__ = MemoryEfficientFP16Optimizer
     elif type(optimizer) is optim.FP16Optimizer:
         optimizer.__class__ = FP16Optimizer
-        optimizer.shapes = [_whole_shape(param, shards) for param in optimizer.fp16_params]
+        optimizer.shapes = [_whole_shape(param, group) for param in optimizer.fp16_params]
         optimizer.optimizer.register_state_dict_post_hook(_add_weights)
         optimizer.optimizer.register_load_state_dict_post_hook(_take_weights)
 
@@ -121,9 +122,9 @@ class FP16Optimizer(_SavesScaler, optim.FP16Optimizer):
         super().load_state_dict(laid_out(state_dict, self.shapes), optimizer_overrides)
 
 
-def _whole_shape(param: Tensor, shards: Shards | None) -> torch.Size:
-    if shards and hasattr(param, "expert"):
-        return torch.Size([shards.size * param.size(0), *param.shape[1:]])
+def _whole_shape(param: Tensor, group: Shards | None) -> torch.Size:
+    if group and hasattr(param, "expert"):
+        return torch.Size([group.size * param.size(0), *param.shape[1:]])
     return param.shape
 
 

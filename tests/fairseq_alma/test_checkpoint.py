@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from alma.errors import UserError
-from fairseq_alma.checkpoint import glance
+from fairseq_alma.checkpoint import memory_map
 
 STATE = {"model": {"decoder.weight": torch.ones(1000)}}
 DELETE = "delete it and run again"
@@ -23,7 +23,7 @@ def path(tmp_path):
 
 def message(path) -> str:
     with pytest.raises(UserError) as error:
-        glance(str(path))
+        memory_map(str(path))
     assert str(error.value).startswith(f"{path}: ")
     return str(error.value)
 
@@ -41,7 +41,7 @@ def test_certain_damage_may_be_deleted(path):
 
 def test_torchs_old_format_is_read_if_complete(path):
     torch.save(STATE, path, _use_new_zipfile_serialization=False)
-    assert torch.equal(glance(str(path))["model"]["decoder.weight"], torch.ones(1000))
+    assert torch.equal(memory_map(str(path))["model"]["decoder.weight"], torch.ones(1000))
     whole = path.read_bytes()
     for size in (30, len(whole) // 2):
         path.write_bytes(whole[:size])
