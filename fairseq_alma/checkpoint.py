@@ -16,7 +16,7 @@ from alma.errors import UserError
 PREFIX = "decoder."
 """Prefix of every parameter name of a decoder-only language model."""
 _ZIP = b"PK\x03\x04"
-_DELETE = "delete it and run again, after you copied an earlier checkpoint, if any, to checkpoint_last.pt"
+_DELETE = "delete it, copy an earlier checkpoint (if any) to checkpoint_last.pt, and run again"
 
 
 @contextmanager

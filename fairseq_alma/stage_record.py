@@ -31,7 +31,7 @@ class Loaded:
     task: Any
     models: list[torch.nn.Module]
     members: list[Namespace]
-    """Model configs: one per model, several for a checkpoint of `fairseq_alma.combine`."""
+    """Model configs, one per member: a checkpoint of `fairseq_alma.combine` has several."""
     paths: list[str]
     """The checkpoints; none for untrained models."""
 

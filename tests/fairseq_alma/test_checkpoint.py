@@ -11,7 +11,7 @@ from alma.errors import UserError
 from fairseq_alma.checkpoint import memory_map
 
 STATE = {"model": {"decoder.weight": torch.ones(1000)}}
-DELETE = "delete it and run again"
+DELETE = "delete it, copy an earlier checkpoint"
 
 
 @pytest.fixture
