@@ -7,7 +7,7 @@ of a run's records. The probabilities of several checkpoints are averaged (ensem
 
 from pathlib import Path
 
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, UserError, command, number_list
 from alma.files import make_directory, write_json_atomic
 from fairseq_alma.defaults import WEIGHTS
 
@@ -19,21 +19,17 @@ def main() -> None:
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="the JSON file to write")
     add("--untrained", action="store_true", help="evaluate the model of a fairseq-train command line")
-    add("--seeds", metavar="S[,S...]", help="with --untrained: an ensemble of one model per seed")
+    add("--seeds", type=number_list, default=[], metavar="LIST", help="with --untrained: a model per seed")
     add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: the --store-ema weights")
     add("--valid", action="store_true", help="evaluate on the validation split as well")
     add("--context-window", type=int, default=0, metavar="N", help="as in fairseq-eval-lm")
     own, arguments = parser.parse_known_args()
-    try:
-        seeds = [int(seed) for seed in own.seeds.split(",")] if own.seeds else []
-    except ValueError:
-        raise UserError(f"--seeds {own.seeds}: give whole numbers, such as 1,1001") from None
     if own.untrained and own.weights == "average":
         raise UserError("--weights average needs a checkpoint: an untrained model has no average")
     from fairseq_alma import stage_record  # fairseq: seconds to import
 
     if own.untrained:
-        loaded = stage_record.build_untrained(arguments, seeds)
+        loaded = stage_record.build_untrained(arguments, own.seeds)
     else:
         loaded = stage_record.load_trained(arguments, own.weights, own.context_window)
     record = stage_record.measure(loaded, own.context_window, own.valid)
