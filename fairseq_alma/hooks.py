@@ -147,7 +147,7 @@ def _build_optimizer(original, trainer) -> None:
             trainer.cfg.common.fp16_no_flatten_grads = True
     original(trainer)
     group = _ep_group(trainer)
-    precision.replace(trainer, group)
+    precision.replace_optimizer(trainer, group)
     optimizer = trainer.optimizer.optimizer
     if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
         optimizer.__class__ = FusedAdam  # it has no state of its own; fairseq offers no choice of class

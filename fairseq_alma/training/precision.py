@@ -26,7 +26,7 @@ _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_sin
 """Counters of a DynamicLossScaler that decide when it next grows its scale."""
 
 
-def replace(trainer, group: Shards | None) -> None:
+def replace_optimizer(trainer, group: Shards | None) -> None:
     """Turn the optimizer that fairseq's `trainer` has just built into the one of this module.
 
     `group`: the processes that share the experts, None without expert parallelism. The object changes its

@@ -44,7 +44,7 @@ def build(kind, params, **common):
     cfg = config(**common)
     trainer = SimpleNamespace(cfg=cfg, device=torch.device("cpu"), _amp_retries=0)
     trainer.optimizer = kind.build_optimizer(cfg, params)
-    precision.replace(trainer, None)
+    precision.replace_optimizer(trainer, None)
     return trainer.optimizer, trainer
 
 
