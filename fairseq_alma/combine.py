@@ -1,7 +1,7 @@
-"""One checkpoint of several: python -m fairseq_alma.combine CKPT... --out ens.pt [--average probs|logits]
+"""Combine checkpoints into one: `python -m fairseq_alma.combine CKPT... --out F [--average probs|logits]`.
 
-fairseq-eval-lm, fairseq-interactive and fairseq-generate load it as one model. Averaging probabilities gives
-what they give for `--path a.pt:b.pt`.
+fairseq-eval-lm, -interactive and -generate load the result as one model. With averaged probabilities it gives
+the same results as `--path a.pt:b.pt`.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from fairseq_alma.defaults import AVERAGES, WEIGHTS
 
 
 def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dict[str, Any]:
-    """The checkpoint of the ensemble. UserError: members that do not fit."""
-    from fairseq_alma.checkpoint import PREFIX, glance_at  # and torch: seconds
+    """The state of the combined checkpoint. UserError: the models cannot form an ensemble."""
+    from fairseq_alma.checkpoint import PREFIX, memory_map_members  # torch: seconds to import
 
-    states = glance_at(paths, weights)
+    states = memory_map_members(paths, weights)
     for path, state in zip(paths, states, strict=True):
         if state["cfg"]["model"]["_name"] == "alma_ensemble":
             raise UserError(f"{path} is an ensemble already: give the checkpoints of its members")
@@ -33,7 +33,7 @@ def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dic
             "average": average,
         }
     }
-    own = {"ema", "ema_fp32_params"}  # of the first member's weights
+    own = {"ema", "ema_fp32_params"}  # averages of the first member's weights
     extra = {key: value for key, value in states[0].get("extra_state", {}).items() if key not in own}
     return states[0] | {"cfg": config, "model": model, "extra_state": extra, "last_optimizer_state": None}
 
@@ -41,12 +41,12 @@ def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dic
 @command
 def main() -> None:
     """Entry point of `python -m fairseq_alma.combine`."""
-    parser = Parser(prog="python -m fairseq_alma.combine", description="Make one checkpoint of several.")
-    parser.add_argument("checkpoints", nargs="+", metavar="CKPT", help="of language models of one dictionary")
+    parser = Parser(prog="python -m fairseq_alma.combine", description="Combine checkpoints into one.")
+    parser.add_argument("checkpoints", nargs="+", metavar="CKPT", help="language models with one dictionary")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
     parser.add_argument("--average", choices=AVERAGES, default="probs", help="over members (default: probs)")
     parser.add_argument(
-        "--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: those of --store-ema"
+        "--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: the --store-ema weights"
     )
     options = parser.parse_args()
     state = combine(options.checkpoints, options.average, options.weights)

@@ -1,1 +1,1 @@
-"""What a stage trains on: blocks of tokens."""
+"""The tokens of a stage, in blocks and batches."""

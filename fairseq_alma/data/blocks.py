@@ -1,8 +1,8 @@
-"""Blocks of equal length over memory-mapped token files, and their batches, by arithmetic alone.
+"""Blocks of equal length over memory-mapped token files, and their batches, computed without an index.
 
-In break mode `none` block k is the tokens [k L, (k + 1) L) of the files joined, whatever items they hold, so
-a stage of any size starts at once: there is no index over items to build and no list of batches to fill.
-The blocks and batches are those of fairseq's TokenBlockDataset and EpochBatchIterator, in the same order.
+In break mode `none`, block k is the tokens [k L, (k + 1) L) of the concatenated files, across item
+boundaries. So no index over items and no list of batches is built, and a stage of any size starts at once.
+Blocks, batches and their order are those of fairseq's TokenBlockDataset and EpochBatchIterator.
 """
 
 import os
@@ -18,10 +18,10 @@ from alma.stream import DTYPES, read_index
 
 
 class Tokens:
-    """The tokens of PREFIX.bin files, joined; or of the items `items` (n,) of them, in that order.
+    """The concatenated tokens of PREFIX.bin files, or of their items `items` (n,), in that order.
 
-    Only runs are kept, 24 bytes each: a file, or a document of the chosen items (more precisely, items that
-    follow each other in a file). The files must fit their indices: see `preprocessed.check_files`.
+    Memory: 24 bytes per run, which is a file or, with `items`, consecutive items of a file (a document,
+    usually). The files must match their indices: see `preprocessed.check_files`.
     """
 
     def __init__(self, prefixes: Sequence[str], items: NDArray[np.int64] | None = None):
@@ -33,7 +33,7 @@ class Tokens:
         else:
             self.file, first, lengths = _runs([read_index(f"{p}.idx")[0] for p in self.prefixes], items)
         self.edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        self.shift = first - self.edges[:-1]  # from a place in the whole to the place in the run's file
+        self.shift = first - self.edges[:-1]  # from a position in the whole to the run's file
 
     def __len__(self) -> int:
         return int(self.edges[-1])
@@ -50,18 +50,18 @@ class Tokens:
         return tokens
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"files": None}  # pickled maps would be copies of the files
+        return self.__dict__ | {"files": None}  # pickling a map would copy the file
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state | {"files": [_memory_map(prefix) for prefix in state["prefixes"]]}
 
 
 class TokenBlocks(FairseqDataset):
-    """Blocks of `length` tokens, the last may be shorter, for a MonolingualDataset with targets `future`.
+    """Blocks of `length` tokens (the last may be shorter) for a MonolingualDataset with targets `future`.
 
-    An item is (source, target, None). The source is the target shifted by one token, before the first one
-    comes eos. (Where an item of the data did not end in eos and a block begins right after it, fairseq's
-    source has eos instead of that item's last token. fairseq-preprocess and data_prep end each in eos.)
+    An item is (source, target, None): the source is the target shifted right by one token, with eos before
+    the first. Every item of the data must end in eos, as fairseq-preprocess and data_prep write it; after
+    another item, fairseq's source would begin with eos instead of its last token.
     """
 
     def __init__(self, tokens: Tokens, length: int, eos: int):
@@ -72,7 +72,7 @@ class TokenBlocks(FairseqDataset):
 
     @property
     def sizes(self) -> NDArray[np.integer]:
-        """(blocks,), in fairseq's dtype."""
+        """Tokens per block, (blocks,), in fairseq's dtype."""
         dtype = np.uint16 if self.length < 65535 else np.uint32
         sizes: NDArray[np.integer] = np.full(len(self), self.length, dtype)
         sizes[-1:] = len(self.tokens) - (len(self) - 1) * self.length
@@ -86,14 +86,14 @@ class TokenBlocks(FairseqDataset):
         tokens = self.tokens.read(max(start - 1, 0), end)
         if start == 0:
             tokens = np.concatenate([[self.eos], tokens])
-        # a copy: --output-dictionary-size overwrites rare words in the target, and in it only
+        # A copy: --output-dictionary-size replaces rare words in the target only.
         return torch.from_numpy(tokens[:-1].copy()), torch.from_numpy(tokens[1:]), None
 
 
 class Batches(Sequence):
-    """Batches of `size` consecutive entries of `order` (blocks,), made when they are asked for.
+    """Batches of `size` consecutive entries of `order` (blocks,), computed on access.
 
-    `numbers` says which, in which order (default: all); a number past the end is an empty batch.
+    `numbers` selects and orders the batches (default: all); a number past the end is an empty batch.
     """
 
     def __init__(self, order: NDArray[np.integer], size: int, numbers: NDArray[np.integer] | None = None):
@@ -104,7 +104,7 @@ class Batches(Sequence):
         return len(self.numbers)
 
     def __getitem__(self, index):
-        """A batch of block numbers (size,), or for a slice some of the batches."""
+        """A batch of block numbers (size,), or Batches for a slice."""
         number = self.numbers[index]
         if isinstance(index, slice):
             return Batches(self.order, self.size, number)
@@ -112,26 +112,26 @@ class Batches(Sequence):
 
 
 class _BatchIterator(iterators.EpochBatchIterator):
-    """fairseq's, for `Batches` instead of a list: to go on at any update is to slice an array."""
+    """fairseq's EpochBatchIterator over `Batches` instead of a list: resuming slices an array."""
 
     def __init__(self, dataset: MonolingualDataset, batches: Batches, **kwargs):
         super().__init__(dataset, dataset.collater, (), **kwargs)
         self._frozen_batches = batches
 
     def ordered_batches(self, epoch: int, fix_batches_to_gpus: bool, shuffle: bool) -> Batches:
-        """This shard's batches of an epoch, as fairseq shuffles and deals them (without prefetching)."""
-        every = self._frozen_batches
-        numbers = every.numbers.copy()
+        """This process's batches of an epoch, shuffled and distributed as fairseq does (no prefetching)."""
+        batches = self._frozen_batches
+        numbers = batches.numbers.copy()
         if shuffle:
             with data_utils.numpy_seed(self.seed + epoch):
                 np.random.shuffle(numbers)  # noqa: NPY002  as fairseq shuffles the list
-        filler = np.full(-len(every) % self.num_shards, len(every))  # empty batches
-        numbers = np.concatenate([numbers, filler])
-        return Batches(every.order, every.size, numbers[self.shard_id :: self.num_shards])
+        empty = np.full(-len(batches) % self.num_shards, len(batches))  # the same number for each process
+        numbers = np.concatenate([numbers, empty])
+        return Batches(batches.order, batches.size, numbers[self.shard_id :: self.num_shards])
 
 
 def equal_blocks(dataset, max_tokens: int | None, max_positions) -> bool:
-    """Whether `dataset` is TokenBlocks in a MonolingualDataset, and every block fits into a batch."""
+    """Whether `dataset` is a MonolingualDataset of TokenBlocks whose blocks fit the batch and the model."""
     if not (isinstance(dataset, MonolingualDataset) and isinstance(dataset.dataset, TokenBlocks)):
         return False
     length = dataset.dataset.length
@@ -150,23 +150,23 @@ def batch_iterator(
     data_buffer_size: int = 0,
     **kwargs,
 ) -> iterators.EpochBatchIterator:
-    """What fairseq's get_batch_iterator makes of `equal_blocks`; it documents the arguments."""
+    """fairseq's get_batch_iterator (see there) for a dataset of `equal_blocks`."""
     for unused in ("ignore_invalid_inputs", "disable_iterator_cache", "update_epoch_batch_itr"):
         kwargs.pop(unused, None)
     dataset.set_epoch(epoch)
     with data_utils.numpy_seed(seed + epoch):
         order = dataset.ordered_indices()
-    dealt = deal(order, dataset.dataset.length, max_tokens, max_sentences, required_batch_size_multiple)
-    return _BatchIterator(dataset, dealt, seed=seed, epoch=epoch, buffer_size=data_buffer_size, **kwargs)
+    length = dataset.dataset.length
+    batches = batch_by_size(order, length, max_tokens, max_sentences, required_batch_size_multiple)
+    return _BatchIterator(dataset, batches, seed=seed, epoch=epoch, buffer_size=data_buffer_size, **kwargs)
 
 
-def deal(
+def batch_by_size(
     order: NDArray[np.integer], length: int, max_tokens: int | None, max_sentences: int | None, multiple: int
 ) -> Batches:
-    """What fairseq's batch_by_size makes of equal blocks of `length` tokens in the order `order` (blocks,).
+    """fairseq's batch_by_size for blocks of `length` tokens in the order `order` (blocks,).
 
-    The number of blocks in a batch is a multiple of `multiple` if it can be, and a last batch that is not
-    is left out.
+    The batch size is a multiple of `multiple` if it is at least that; the last batch is cut to a multiple.
     """
     limits = [max_sentences or len(order), max_tokens // length if max_tokens else len(order)]
     size = max(1, min(*limits, len(order)))
@@ -180,7 +180,7 @@ def deal(
 def _memory_map(prefix: str) -> NDArray[np.integer]:
     """The tokens of PREFIX.bin, (tokens,)."""
     dtype = DTYPES[read_index(f"{prefix}.idx")[1]]
-    if not os.path.getsize(f"{prefix}.bin"):  # which cannot be mapped
+    if not os.path.getsize(f"{prefix}.bin"):  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.memmap(f"{prefix}.bin", dtype, "r").view(np.ndarray)
 
@@ -188,9 +188,9 @@ def _memory_map(prefix: str) -> NDArray[np.integer]:
 def _runs(
     sizes: list[NDArray[np.int32]], items: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """File, first token in it and length of every run of `items` that follow each other in a file.
+    """Runs of consecutive `items` of a file: its number, first token and length in tokens, (runs,) each.
 
-    `sizes` has the tokens of each file's items, (items of the file,).
+    `sizes`: tokens per item of each file, (items of the file,).
     """
     file_items = np.cumsum([0, *(len(each) for each in sizes[:-1])])  # first item of each file
     edges = np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])

@@ -1,11 +1,11 @@
-"""Cut what fairseq-preprocess wrote into mega-batches, by index, document-level and seeded.
+"""Partition fairseq-preprocess output into mega-batches of equal size: whole documents, at random.
 
-Nothing is copied: a mega-batch is an array of item numbers. The paper's protocol (section 5): a random
-partition into mega-batches of equal size.
+The paper's protocol (section 5). Nothing is copied: a mega-batch is an array of item numbers.
 """
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,34 +16,23 @@ from numpy.typing import NDArray
 from alma.errors import UserError
 from alma.stream import DTYPES, read_index
 
-_CHUNK = 1 << 18  # items whose words are counted at once
+_CHUNK = 1 << 18  # items per pass of the word count
 _WORD_MARKS = ("▁", "Ġ")  # SentencePiece, GPT-2
 
 
-class ItemView(torch.utils.data.Dataset):
-    """Some items of `dataset`, in the order of `items` (n,); copies nothing."""
-
-    def __init__(self, dataset, items: NDArray[np.int64]):
-        self.dataset = dataset
-        self.items = items
-        self.sizes = np.asarray(dataset.sizes)[items]
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.dataset[self.items[index]]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-
-def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None):
-    """The items of several .bin/.idx files as one fairseq dataset, or some of them in this order."""
+def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None) -> Any:
+    """The concatenated items of .bin/.idx files, or those in `items` (n,), as a dataset with `sizes`."""
     shards = [MMapIndexedDataset(prefix) for prefix in prefixes]
     corpus = shards[0] if len(shards) == 1 else ConcatDataset(shards)
-    return corpus if items is None else ItemView(corpus, items)
+    if items is None:
+        return corpus
+    subset: Any = torch.utils.data.Subset(corpus, items)
+    subset.sizes = np.asarray(corpus.sizes)[items]
+    return subset
 
 
 def check_files(prefix: str) -> None:
-    """UserError when PREFIX.bin or .idx is missing, or their sizes do not fit each other."""
+    """UserError: PREFIX.bin or .idx is missing, or their sizes do not match."""
     for suffix in (".idx", ".bin"):
         if not os.path.isfile(prefix + suffix):
             raise UserError(f"{prefix}{suffix} is missing; make the data again")
@@ -60,10 +49,10 @@ def check_files(prefix: str) -> None:
 
 
 def documents(sizes: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """First item of each document and the end (exclusive) of it.
+    """First item and end item (exclusive) of each document, (documents,) each.
 
-    An item of length 1 (eos alone, a blank line to fairseq-preprocess) ends a document; data without any
-    have one document an item.
+    An item of length 1 (eos alone, a blank line to fairseq-preprocess) ends a document. Without such items,
+    each item is a document.
     """
     breaks = np.flatnonzero(np.asarray(sizes) == 1)
     if not len(breaks):
@@ -76,9 +65,9 @@ def documents(sizes: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 def word_starts(dictionary: Dictionary) -> NDArray[np.bool_]:
-    """Which ids begin a word, by the dictionary's word marks: (len(dictionary),).
+    """Whether each id begins a word, by its SentencePiece or GPT-2 mark: (len(dictionary),).
 
-    UserError when it has none (fairseq's GPT-2 dictionaries are numbers: count tokens then).
+    UserError: no marks. fairseq's GPT-2 dictionaries are numbers; count tokens then.
     """
     starts = np.array([symbol.startswith(_WORD_MARKS) for symbol in dictionary.symbols])
     if not starts.any():
@@ -90,11 +79,9 @@ def word_starts(dictionary: Dictionary) -> NDArray[np.bool_]:
 
 
 def count_words(prefixes: Sequence[str], dictionary: Dictionary) -> NDArray[np.int64]:
-    """Words of every item of the .bin/.idx files, (items,), from the ids alone, as fast as the disk.
-
-    GPT-2's mark stands for a space, so the first word of an item has none.
-    """
+    """Words per item of the .bin/.idx files, (items,), counted from the ids at the speed of the disk."""
     starts = word_starts(dictionary)
+    # GPT-2's mark stands for a space, so the first word of an item has none.
     marked_first = not any(symbol.startswith("Ġ") for symbol in dictionary.symbols)
     counts = []
     for prefix in prefixes:
@@ -113,11 +100,12 @@ def count_words(prefixes: Sequence[str], dictionary: Dictionary) -> NDArray[np.i
 def assign(
     sizes: NDArray[np.integer], weights: NDArray[np.integer], target: int, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Item numbers of every mega-batch, documents whole and in a random order that only `seed` decides.
+    """Assign whole documents, in a random order that depends on `seed` alone, to mega-batches.
 
-    `sizes` (items,) are in tokens, `weights` (items,) in the unit of `target`. Cuts are at the document
-    nearest to k * target; there are as many mega-batches as the corpus comes nearest to, and the last takes
-    the rest: every document is in exactly one. UserError: less than half of one, or documents too long.
+    Returns the item numbers of each. `sizes` (items,) are tokens; `weights` (items,) are words or tokens,
+    like `target`. Mega-batch k ends at the document boundary nearest to k * target; the number of
+    mega-batches is the total over the target, rounded, and the last one takes the rest. UserError: less than
+    half a mega-batch, or a document longer than one.
     """
     first, end = documents(sizes)
     totals = np.concatenate([[0], np.cumsum(weights, dtype=np.int64)])
@@ -126,7 +114,7 @@ def assign(
     megabatches = round(running[-1] / target)
     if megabatches < 1:
         raise UserError(
-            f"the data come to {running[-1]}, not to one mega-batch of {target}: ask for smaller ones"
+            f"{running[-1]} in total is less than half a mega-batch of {target}: choose a smaller size"
         )
     targets = np.arange(1, megabatches) * target
     above = np.searchsorted(running, targets)
@@ -134,12 +122,12 @@ def assign(
     cuts = np.where(targets - running[below] < running[above] - targets, below, above)
     parts = np.split(order, cuts)
     if not all(len(part) for part in parts):
-        raise UserError(f"a document is longer than a mega-batch of {target}: ask for larger ones")
+        raise UserError(f"a document is longer than a mega-batch of {target}: choose a larger size")
     return [_ranges(first[part], end[part]) for part in parts]
 
 
 def _ranges(first: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The numbers [first, end) of each range (n,), joined."""
+    """The concatenated ranges [first, end), (n,) each."""
     lengths = end - first
-    before = np.cumsum(lengths) - lengths  # numbers of the ranges before this one
+    before = np.cumsum(lengths) - lengths  # total length of earlier ranges
     return np.arange(lengths.sum()) + np.repeat(first - before, lengths)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from alma.errors import UserError
 from alma.files import save_tensors
-from fairseq_alma.checkpoint import glance
+from fairseq_alma.checkpoint import memory_map
 from fairseq_alma.evaluation import evaluate
 from fairseq_alma.moe.layer import STACKED, Router, Routing, SwitchFFN, switch_layers, upgrade_router
 from fairseq_alma.training.precision import FP32, by_parameter
@@ -164,7 +164,7 @@ def prepare(cfg, trainer) -> None:
 
 def expert_count(path: str) -> int | None:
     """Experts of each Switch layer of the checkpoint at `path`; None if it is of another model."""
-    state = glance(path)
+    state = memory_map(path)
     counts = {value.size(0) for key, value in state["model"].items() if key.endswith(".fc1.router.weight")}
     return counts.pop() if counts else None
 

@@ -1,1 +1,1 @@
-"""How a stage trains: optimizer, loss, precision, averages, signals."""
+"""Training a stage: optimizer, loss, precision, weight average, signals."""

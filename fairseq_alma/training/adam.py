@@ -1,4 +1,4 @@
-"""fairseq's Adam with torch's fused kernel."""
+"""fairseq's Adam on torch's fused kernel."""
 
 from collections import defaultdict
 from typing import Any
@@ -8,19 +8,19 @@ from fairseq.optim.adam import Adam
 
 
 class FusedAdam(Adam):
-    """fairseq's Adam up to rounding, a parameter in one pass: fairseq's own makes a dozen over its memory.
+    """Matches fairseq's Adam up to rounding, with the same states, in one pass over each parameter.
 
-    fairseq has a fused one too, but only where NVIDIA's apex is installed. States are fairseq's.
+    fairseq's Adam makes a dozen passes; its fused version needs NVIDIA's apex.
     """
 
     @torch.no_grad()
     def step(self, closure=None):
-        """As fairseq's, which still does what is not fp32: half precision without fp32 copies."""
+        """Update the parameters; those in half precision (--memory-efficient-fp16) by fairseq's own step."""
         params = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
         if closure or any(param.dtype != torch.float32 for param in params):
             return super().step(closure)
         for group in self.param_groups:
-            at_step = defaultdict(list)
+            at_step = defaultdict(list)  # the kernel takes one step number, and they may differ
             for param in group["params"]:
                 if param.grad is not None:
                     state = self.state[param]
@@ -48,7 +48,7 @@ class FusedAdam(Adam):
             beta1=beta1,
             beta2=beta2,
             weight_decay=group["weight_decay"],
-            # torch adds it to the root of the second moment after the correction of bias, fairseq before
+            # torch adds eps after the second moment's bias correction, fairseq before it.
             eps=group["eps"] / (1 - beta2**step) ** 0.5,
             amsgrad=False,
             maximize=False,

@@ -1,8 +1,8 @@
-"""fairseq's --store-ema: an exponential moving average of the weights, kept in every checkpoint.
+"""fairseq's --store-ema: an exponential moving average of the weights, saved in every checkpoint.
 
-No upstream issue is known for what fairseq's own does wrong with our models, and we do instead: it averages
-tied weights twice an update, and fails on integer buffers; in half precision it loses most updates to
-rounding; a new stage goes on with the average of the one before, or fails if that has none.
+Works around fairseq's own, which averages tied weights twice per update, fails on integer buffers, loses most
+updates to rounding in half precision, and starts a new stage from the previous stage's average, or fails if
+there is none. No upstream issue known; unnecessary once fairseq averages each parameter once, in fp32.
 """
 
 import logging
@@ -18,26 +18,26 @@ logger = logging.getLogger(__name__)
 
 
 class WeightAverage(EMA):
-    """fairseq's EMA over each parameter once, in fp32 (--ema-fp32 is implied); buffers are the model's."""
+    """The average of each parameter once, in fp32 (--ema-fp32 is implied); buffers are copied."""
 
     def __init__(self, model: torch.nn.Module, config, device=None):
         super().__init__(model, config, device)
         self.model.float()
 
     def build_fp32_params(self, state_dict=None) -> None:
-        """Nothing: the average itself is in fp32."""
+        """No second copy: the average itself is in fp32."""
 
     @torch.no_grad()
     def _step_internal(self, new_model: torch.nn.Module, updates=None) -> None:
         for average, weight in zip(self.model.parameters(), new_model.parameters(), strict=True):
             average.lerp_(weight.to(average.dtype), 1 - self.decay)
-        for mine, buffer in zip(self.model.buffers(), new_model.buffers(), strict=True):
-            mine.copy_(buffer)
+        for copy, buffer in zip(self.model.buffers(), new_model.buffers(), strict=True):
+            copy.copy_(buffer)
 
 
 @contextmanager
 def postponed(trainer) -> Iterator[None]:
-    """Keep `trainer` from reading an average while it loads a checkpoint: `begin` does afterwards."""
+    """Load a checkpoint into `trainer` without its average; `begin` restores that afterwards."""
     wanted = trainer.cfg.ema.store_ema
     with open_dict(trainer.cfg):
         trainer.cfg.ema.store_ema = False
@@ -49,17 +49,17 @@ def postponed(trainer) -> Iterator[None]:
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
-    """Go on with the average in `extra_state`; where training begins, start it from the model's weights.
+    """Resume the average in `extra_state`, or start one from the model's weights if training starts.
 
-    A new stage begins, and so does one that was grown: its average has nothing of the stage before.
+    Training starts with every stage, grown or not: no average spans two stages.
     """
-    kept = (extra_state or {}).pop("ema", None)
+    saved = (extra_state or {}).pop("ema", None)
     if not trainer.cfg.ema.store_ema:
         return
     updates = trainer.get_num_updates()
     trainer._ema = WeightAverage(trainer.get_model(), trainer.cfg.ema, trainer.device)
-    if updates and kept:
-        trainer.ema.restore(kept)
+    if updates and saved:
+        trainer.ema.restore(saved)
         trainer.ema.update_freq_counter = updates % trainer.cfg.ema.ema_update_freq
     else:
-        logger.info(f"the average of the weights starts from those after update {updates}")
+        logger.info(f"the weight average starts from the weights after update {updates}")

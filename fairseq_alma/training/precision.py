@@ -1,8 +1,12 @@
-"""fairseq's optimizers for --fp16, --bf16 and --amp, with what they lack in scaling and in checkpoints.
+"""fairseq's optimizers for --fp16, --bf16 and --amp, with correct scaling and complete checkpoints.
 
-* AMP unscales each gradient once, on a CPU too, and all processes skip an update together.
-* A checkpoint holds all that the next update depends on: fp32 weights and the loss scaler's state.
-* --fp16's states load whether they were saved flat (as fairseq has them on a GPU) or by parameter.
+* --amp runs on a CPU too, and skips an update on all processes or on none. It unscales each gradient once;
+  fairseq does so twice (no upstream issue known). The scale grows every --amp-scale-window updates; fairseq
+  mistakes --amp-init-scale for this window (https://github.com/facebookresearch/fairseq/issues/5342).
+* Checkpoints include the fp32 weights and the loss scaler's state, so that training resumes bit for bit.
+* The states of --fp16 load from either layout: flat (fairseq's on a GPU) or one per parameter.
+
+Unnecessary once fairseq's own do the same; for the last two points no upstream issue is known.
 """
 
 from typing import Any
@@ -15,17 +19,18 @@ from torch import Tensor
 from fairseq_alma.moe.expert_parallel import Shards
 
 FP32 = "fp32_weight"
-"""Where a parameter's optimizer state in a checkpoint has its fp32 weight."""
+"""Key of the fp32 weight in a parameter's saved optimizer state."""
 _SCALER = "scaler"
 _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
-"""What a DynamicLossScaler has to know, besides its scale, to grow it when an uninterrupted run would."""
+"""Counters of a DynamicLossScaler that decide when it next grows its scale."""
 
 
-def mend(trainer, shards: Shards | None) -> None:
-    """Give fairseq's `trainer`, which has just built its optimizer, the one of this module in its place.
+def replace_optimizer(trainer, group: Shards | None) -> None:
+    """Turn the optimizer that fairseq's `trainer` has just built into the one of this module.
 
-    `shards` share the experts out, None where they do not. The classes keep their names: a checkpoint
-    names the optimizer that it was saved with.
+    `group`: the processes that share the experts, None without expert parallelism. The object changes its
+    class, because Trainer names the classes in code; the names stay the same, because a checkpoint records
+    the optimizer's name.
     """
     optimizer = trainer.optimizer
     if type(optimizer) is optim.AMPOptimizer:
@@ -36,13 +41,13 @@ def mend(trainer, shards: Shards | None) -> None:
         optimizer.__class__ = MemoryEfficientFP16Optimizer
     elif type(optimizer) is optim.FP16Optimizer:
         optimizer.__class__ = FP16Optimizer
-        optimizer.shapes = [_whole_shape(param, shards) for param in optimizer.fp16_params]
+        optimizer.shapes = [_whole_shape(param, group) for param in optimizer.fp16_params]
         optimizer.optimizer.register_state_dict_post_hook(_add_weights)
         optimizer.optimizer.register_load_state_dict_post_hook(_take_weights)
 
 
 def _grad_scaler(common, device: str) -> torch.amp.GradScaler:
-    """fairseq's is of a GPU, and takes its growth interval from --amp-init-scale."""
+    """A scaler for `device` with the growth interval of --amp-scale-window."""
     options = {"init_scale": common.fp16_init_scale}
     if common.amp_scale_window is not None:
         options["growth_interval"] = common.amp_scale_window
@@ -50,76 +55,77 @@ def _grad_scaler(common, device: str) -> torch.amp.GradScaler:
         return torch.amp.GradScaler(device, **options)
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # a second of imports
 
-    # A gradient that overflows in one process alone is of an expert, or a shard, that only this one has.
+    # An expert that only one process holds can overflow there alone, yet all must skip the update.
     group = distributed_utils.get_data_parallel_group()
     return ShardedGradScaler(device, process_group=group, **options)
 
 
 class AMPOptimizer(optim.AMPOptimizer):
-    """fairseq's, but steps the optimizer whose gradients it has unscaled: else they are unscaled again."""
+    """--amp. The scaler steps the torch optimizer that clipping has unscaled, so it unscales only once."""
 
     trainer: Any
 
     def step(self, closure=None, scale: float = 1.0, groups=None) -> None:
-        """Update the parameters, or skip that and lower the scale. Takes what others take."""
+        """Update the parameters, or skip the update and lower the scale; fairseq's arguments are unused."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's, the scale, and how often a batch was tried again, which fairseq counts on."""
+        """Add the scale, its growth counter and fairseq's count of retries of the current batch."""
         state = self.scaler.state_dict()
         state = {name: state[name] for name in ("scale", "_growth_tracker")}
         return super().state_dict() | {_SCALER: state | {"retries": self.trainer._amp_retries}}
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
-        """As fairseq's; a checkpoint from before the scale was kept starts with --fp16-init-scale."""
+        """Restore them; a checkpoint of an earlier version has no scale: start with --fp16-init-scale."""
         super().load_state_dict(state_dict, optimizer_overrides)
         saved = dict(state_dict.get(_SCALER, {}))
         self.trainer._amp_retries = saved.pop("retries", 0)
         self.scaler.load_state_dict(self.scaler.state_dict() | saved)
 
 
-class _KeepsWindow:
-    """An optimizer whose checkpoints have the counters of its DynamicLossScaler; none, None, with bf16."""
+class _SavesScaler:
+    """Mixin: save the counters of the DynamicLossScaler, which is None with bf16."""
 
     scaler: Any
 
     def state_dict(self) -> dict[str, Any]:
-        """As fairseq's, and the counters."""
+        """Add the counters."""
         state = super().state_dict()  # type: ignore[misc]
         if self.scaler is None:
             return state
         return state | {_SCALER: {name: getattr(self.scaler, name) for name in _WINDOW}}
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
-        """As fairseq's, and the counters, where the checkpoint has them."""
+        """Restore the counters if the checkpoint has them; those of earlier versions do not."""
         super().load_state_dict(state_dict, optimizer_overrides)  # type: ignore[misc]
         if self.scaler is not None:
-            vars(self.scaler).update(state_dict.get(_SCALER, {}))
+            for name, value in state_dict.get(_SCALER, {}).items():
+                setattr(self.scaler, name, value)
 
 
-class MemoryEfficientFP16Optimizer(_KeepsWindow, optim.MemoryEfficientFP16Optimizer):
-    """fairseq's --memory-efficient-fp16 and -bf16, which have no fp32 weights."""
+class MemoryEfficientFP16Optimizer(_SavesScaler, optim.MemoryEfficientFP16Optimizer):
+    """--memory-efficient-fp16 and -bf16, which have no fp32 weights."""
 
 
-class FP16Optimizer(_KeepsWindow, optim.FP16Optimizer):
-    """fairseq's --fp16 and --bf16, whose fp32 weights are one flat tensor or one for each parameter.
+class FP16Optimizer(_SavesScaler, optim.FP16Optimizer):
+    """--fp16 and --bf16, with fp32 weights in one flat tensor or one tensor per parameter.
 
-    On load, fairseq makes them of the half-precision weights: what these have rounded off would be lost.
+    fairseq restores the fp32 weights from the half-precision ones and so loses their lower bits.
     """
 
     shapes: list[torch.Size]
-    """Of the parameters, with the experts of all processes."""
+    """Shapes of the parameters, with the experts of all processes."""
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
-        """As fairseq's, from either layout."""
+        """Load a state dict of either layout."""
         laid_out = flat if self.has_flat_params else by_parameter
         super().load_state_dict(laid_out(state_dict, self.shapes), optimizer_overrides)
 
 
-def _whole_shape(param: Tensor, shards: Shards | None) -> torch.Size:
-    if shards and hasattr(param, "expert"):
-        return torch.Size([shards.size * param.size(0), *param.shape[1:]])
+def _whole_shape(param: Tensor, group: Shards | None) -> torch.Size:
+    if group and hasattr(param, "expert"):
+        return torch.Size([group.size * param.size(0), *param.shape[1:]])
     return param.shape
 
 
@@ -139,7 +145,7 @@ def _params(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def by_parameter(state_dict: dict[str, Any], shapes: list[torch.Size]) -> dict[str, Any]:
-    """An optimizer's state dict with one state for each parameter, of `shapes`; one flat state is cut up."""
+    """Split the flat state in an optimizer's state dict into one state per parameter, of `shapes`."""
     if len(shapes) == 1 or _count(state_dict) > 1:
         return state_dict
     states: list[dict[str, Any]] = [{} for _ in shapes]
@@ -153,14 +159,14 @@ def by_parameter(state_dict: dict[str, Any], shapes: list[torch.Size]) -> dict[s
 
 
 def flat(state_dict: dict[str, Any], shapes: list[torch.Size]) -> dict[str, Any]:
-    """The inverse of `by_parameter`. What has not the parameter's shape (Adam's step) is the same for all."""
+    """The inverse of `by_parameter`; values without the parameter's shape (Adam's step) are equal in all."""
     if len(shapes) == 1 or _count(state_dict) == 1:
         return state_dict
     states = [state_dict["state"].get(index, {}) for index in range(len(shapes))]
     joined = {}
     for key, value in states[0].items():
-        of_parameters = torch.is_tensor(value) and value.shape == shapes[0]
-        joined[key] = torch.cat([state[key].reshape(-1) for state in states]) if of_parameters else value
+        whole = torch.is_tensor(value) and value.shape == shapes[0]
+        joined[key] = torch.cat([state[key].reshape(-1) for state in states]) if whole else value
     return _with_states(state_dict, [joined])
 
 
