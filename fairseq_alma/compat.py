@@ -27,7 +27,7 @@ from omegaconf import open_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, command, fail
-from alma.files import save_tensors
+from alma.files import checkpoint_file
 from fairseq_alma import checkpoint, command_line
 from fairseq_alma.moe import expert_parallel, growth
 from fairseq_alma.moe.layer import switch_layers
@@ -86,7 +86,8 @@ def _save_whole(original):
         if async_write:
             original(obj, filename, async_write)
             return
-        save_tensors(filename, obj)
+        with checkpoint_file(filename) as file:
+            torch.save(obj, file)
 
     return torch_persistent_save
 

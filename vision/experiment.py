@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from alma import environment, processes
 from alma.errors import UserError
-from alma.files import locked, make_directory, save_tensors
+from alma.files import checkpoint_file, locked, make_directory
 from alma.records import Run
 from alma.stages import Stage, stages
 from vision.data import MegaBatchStream
@@ -216,7 +216,8 @@ class _Player:
         return time.monotonic() - self._saved >= self.save_interval
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
-        save_tensors(self.directory / name, state)
+        with checkpoint_file(self.directory / name) as file:
+            torch.save(state, file)
 
     def _load(self) -> None:
         path = self.directory / CHECKPOINT

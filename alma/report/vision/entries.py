@@ -1,7 +1,6 @@
-"""Image runs as the paper's figures need them: by data set, method, size and waiting time.
+"""Selections of image runs for the paper's figures: by data set, method, size and waiting time.
 
-A method is a learner; where its runs differ in more than size (`hidden`), waiting time, replay and seed,
-each choice is a method of its own.
+A method is a learner with its settings, except size (`hidden`), waiting time, replay and seed.
 """
 
 import json
@@ -12,33 +11,41 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from alma import metrics
-from alma.records import Run, flatten
+from alma.configs import canonical, differing, flatten
+from alma.records import Run
 from alma.report.figures import Curve, curve
-from alma.report.labels import as_text
+from alma.report.labels import as_setting
 from alma.report.results import Result, Rows, column, compute, group, memory
 
-LEARNERS = ("sm", "ens", "umix", "gens", "gmoe", "moe", "ff")
-"""In the order of legends and panels."""
+_NOT_METHOD = {
+    "learner",
+    "name",
+    "hidden",
+    "waiting_time",
+    "replay",
+    "seed",
+    "megabatches",
+    "dataset",
+    "data",
+}
 
-_FREE = {"learner", "name", "hidden", "waiting_time", "replay", "seed", "megabatches", "dataset", "data"}
-
-_ALIKE = ("hidden", "waiting_time", "replay", "epochs", "arch")
-"""In what learners agree that an ablation compares."""
+_CONTROLLED = ("hidden", "waiting_time", "replay", "epochs", "arch")
+"""Settings that all learners of an ablation share."""
 
 Pair = tuple[Result, Result]
 
 
 class Missing(Exception):
-    """Why a figure cannot be drawn from the runs at hand."""
+    """Why a figure cannot be drawn from these runs."""
 
 
 def is_image(run: Run) -> bool:
-    """Whether a run is one of `vision`, of a data set and with a size."""
+    """Whether this is an image run: with a data set, a size and errors."""
     return {"dataset", "hidden"} <= run.config.keys() and all(row["metric"] == "error" for row in run.rows)
 
 
 def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The image runs that are complete, for the CER of half a stream means nothing; a line for each other."""
+    """The complete image runs, and a line for each other run. The CER of a partial stream is meaningless."""
     done, remarks = [], []
     for run in runs:
         t, end = len(run.rows) - 1, run.config["megabatches"]
@@ -52,10 +59,12 @@ def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 
 def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
-    """Results by data set and B, named such as mnist_B500, sorted by method, size and waiting time. Their
-    `settings` say only where a method differs from the most frequent one of its learner."""
+    """Results by data set and B (such as mnist_B500), sorted by method, size and waiting time.
+
+    Their `settings` are those that differ from the most frequent ones of their learner.
+    """
     found: dict[tuple[str, int, str], list[Result]] = {}
-    for result in (result for table in group(runs) for result in table):
+    for result in (result for results in group(runs) for result in results):
         config = result.config
         key = config["dataset"], config["megabatches"], str(config.get("data", ""))
         found.setdefault(key, []).append(result)
@@ -67,23 +76,22 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
 
 
 def _named(results: Sequence[Result]) -> list[Result]:
-    settings = [{k: v for k, v in flatten(r.config).items() if k not in _FREE} for r in results]
+    configs = [{k: v for k, v in flatten(r.config).items() if k not in _NOT_METHOD} for r in results]
     usual: dict[str, dict[str, Any]] = {}
-    for learner in {result.config["learner"] for result in results}:
-        theirs = zip(results, settings, strict=True)
-        count = Counter(json.dumps(own) for result, own in theirs if result.config["learner"] == learner)
+    for learner in {result.learner for result in results}:
+        pairs = zip(results, configs, strict=True)
+        count = Counter(json.dumps(config) for result, config in pairs if result.learner == learner)
         usual[learner] = json.loads(count.most_common(1)[0][0])
     named = []
-    for result, own in zip(results, settings, strict=True):
-        base = usual[result.config["learner"]]
-        differing = [key for key in base | own if own.get(key) != base.get(key)]
-        text = " ".join(f"{key}={as_text(own.get(key, 'none'))}" for key in differing)
+    for result, config in zip(results, configs, strict=True):
+        names = differing([usual[result.learner], config])
+        text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
         named.append(replace(result, settings=text))
-    return sorted(named, key=lambda r: (place(r), method(r), size(r), wait(r), r.config["replay"]))
+    return sorted(named, key=lambda r: (r.place, r.method, size(r), r.waiting_time, r.config["replay"]))
 
 
 def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[int]]:
-    """The results of at most so many waiting times, the ends among them; and the waiting times left out."""
+    """The results of at most `most` waiting times, including the extremes; and the waiting times left out."""
     waits = distinct(wait, results)
     steps = [round(i * (len(waits) - 1) / (most - 1)) for i in range(most)]
     kept = waits if len(waits) <= most else [waits[step] for step in steps]
@@ -91,33 +99,27 @@ def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[in
 
 
 def method(result: Result) -> str:
-    """The learner, and in what it differs from the learner's usual settings."""
-    return result.learner
-
-
-def place(result: Result) -> int:
-    """Of its learner in LEARNERS; unknown ones are last."""
-    learner = result.config["learner"]
-    return LEARNERS.index(learner) if learner in LEARNERS else len(LEARNERS)
+    """The learner and its unusual settings."""
+    return result.method
 
 
 def size(result: Result) -> int:
-    """Of the backbone: units of a hidden layer, or channels."""
+    """Size of the backbone: units of a hidden layer, or channels."""
     return result.config["hidden"]
 
 
 def wait(result: Result) -> int:
-    """The waiting time w."""
-    return result.config["waiting_time"]
+    """Waiting time w."""
+    return result.waiting_time
 
 
-def tardy(result: Result) -> bool:
-    """Whether it waits for the whole stream: replay would change nothing."""
+def single_stage(result: Result) -> bool:
+    """Whether it waits for the whole stream, without replay, which would change nothing."""
     return wait(result) == result.config["megabatches"] and not result.config["replay"]
 
 
 def distinct(key: Callable[[Result], Any], results: Iterable[Result]) -> list[Any]:
-    """Different values of the results: numbers rising, names in order of appearance."""
+    """The different values of `key`: numbers ascending, text in order of appearance."""
     found = list(dict.fromkeys(map(key, results)))
     return found if found and isinstance(found[0], str) else sorted(found)
 
@@ -128,7 +130,7 @@ def cer(rows: Rows) -> float:
 
 
 def testing(rows: Rows) -> float:
-    """FLOPs of testing one example at each t = 0..B: the draft's compute at test time."""
+    """FLOPs of testing one example at each t = 0..B, the first draft's compute at test time."""
     return math.fsum(column(rows, "eval_flops_per_example").values())
 
 
@@ -138,7 +140,7 @@ def over_time(result: Result) -> Curve:
 
 
 def without_replay(results: Iterable[Result]) -> list[Result]:
-    """Those without; Missing where there are none."""
+    """The results without replay. Missing: there are none."""
     found = [result for result in results if not result.config["replay"]]
     if not found:
         raise Missing("no run without --replay")
@@ -146,7 +148,7 @@ def without_replay(results: Iterable[Result]) -> list[Result]:
 
 
 def replay_pairs(results: Sequence[Result]) -> list[Pair]:
-    """Results (without, with replay) that differ in nothing else; Missing where there are none."""
+    """Pairs (without, with replay) that differ in nothing else. Missing: there are none."""
     if not any(result.config["replay"] for result in results):
         raise Missing("no run with --replay")
     pairs = _pairs(results, "replay", False, True)
@@ -156,37 +158,32 @@ def replay_pairs(results: Sequence[Result]) -> list[Pair]:
 
 
 def at_one_wait(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs at waiting time 10 as in Figure 4, or else at the one that most of them share."""
+    """The pairs at waiting time 10, as in Figure 4, or else at the most frequent one."""
     count = Counter(wait(plain) for plain, _ in pairs)
     chosen = 10 if 10 in count else min(count, key=lambda w: (-count[w], w))
     return [pair for pair in pairs if wait(pair[0]) == chosen]
 
 
-def _pairs(results: Sequence[Result], key: str, one: Any, other: Any) -> list[Pair]:
-    """Results that have `one` and `other` as their setting `key` and agree in all else but the seed."""
-
-    def rest(result: Result) -> str:
-        config = {name: value for name, value in result.config.items() if name not in (key, "seed")}
-        return json.dumps(config, sort_keys=True)
-
-    first = {rest(result): result for result in results if result.config.get(key) == one}
-    second = [result for result in results if result.config.get(key) == other]
-    return [(first[rest(result)], result) for result in second if rest(result) in first]
+def _pairs(results: Sequence[Result], name: str, one: Any, other: Any) -> list[Pair]:
+    """Results whose setting `name` is `one` and `other`, and that agree in all else but the seed."""
+    first = {canonical(r.config, name, "seed"): r for r in results if r.config.get(name) == one}
+    second = {canonical(r.config, name, "seed"): r for r in results if r.config.get(name) == other}
+    return [(first[key], result) for key, result in second.items() if key in first]
 
 
 def most_waits(results: Sequence[Result]) -> list[Result]:
-    """Those of the method and size that have most waiting times (Figure 1): sm before others, large first."""
+    """Results of the method and size with the most waiting times (Figure 1); ties go to sm, then to large."""
     kinds: dict[tuple[str, int], list[Result]] = {}
     for result in without_replay(results):
         kinds.setdefault((method(result), size(result)), []).append(result)
-    chosen = max(kinds.values(), key=lambda members: (len(members), -place(members[0]), size(members[0])))
+    chosen = max(kinds.values(), key=lambda members: (len(members), -members[0].place, size(members[0])))
     if len(chosen) < 2:
         raise Missing("no learner with two waiting times of one size")
     return chosen
 
 
-def trade_offs(results: Iterable[Result], cost: Callable[[Rows], float]) -> list[Curve]:
-    """CER against a cost: for each method and waiting time a curve over rising sizes (Figure 2)."""
+def cer_against(results: Iterable[Result], cost: Callable[[Rows], float]) -> list[Curve]:
+    """CER against a cost: a curve over ascending sizes for each method and waiting time (Figure 2)."""
     families: dict[tuple[str, int], list[Result]] = {}
     for result in results:
         families.setdefault((method(result), wait(result)), []).append(result)
@@ -200,10 +197,10 @@ def trade_offs(results: Iterable[Result], cost: Callable[[Rows], float]) -> list
 
 
 class Spoke(NamedTuple):
-    """An axis of a radar plot: values of the results, and their places from 0 (centre) to 1."""
+    """An axis of a radar plot: the values of the results, and their radii from 0 (centre) to 1."""
 
     values: list[float]
-    places: list[float]
+    radii: list[float]
     logarithmic: bool
 
 
@@ -216,46 +213,52 @@ SPOKES: dict[str, Callable[[Rows], float]] = {
 
 
 def spokes(results: Sequence[Result]) -> dict[str, Spoke]:
-    """The axes of a radar plot. Places are shares of the largest value, or where the values span more than a
-    decade, logarithmic with the smallest at 0.1."""
+    """The axes of a radar plot by name.
+
+    Radii are fractions of the largest value; logarithmic from 0.1 if the values span more than a decade.
+    """
     found = {}
     for name, measure in SPOKES.items():
         values = [result.over_seeds(measure)[0] for result in results]
         low, high = min(values), max(values)
         logarithmic = 0 < 10 * low < high
         if logarithmic:
-            places = [0.1 + 0.9 * math.log(value / low) / math.log(high / low) for value in values]
+            radii = [0.1 + 0.9 * math.log(value / low) / math.log(high / low) for value in values]
         else:
-            places = [value / high if high else 0.0 for value in values]
-        found[name] = Spoke(values, places, logarithmic)
+            radii = [value / high if high else 0.0 for value in values]
+        found[name] = Spoke(values, radii, logarithmic)
     return found
 
 
 def ablation(results: Sequence[Result]) -> dict[str, Result]:
-    """The draft's Figure 5 left (section 5.2): gmoe with a tree of gates and with a flat one, alike in all
-    else (the pair of most seeds, then of the largest size and smallest waiting time). Where there are any,
-    moe, and an ensemble of mixtures, each trained on one stage's data (gens with several experts). Of several
-    the run most like the tree: none is chosen by its error.
+    """The first draft's Figure 5 left (section 5.2): gmoe with tree gates and with flat gates.
+
+    The two agree in all other settings; of several pairs, the one with the most seeds, then the largest size
+    and the smallest waiting time. If there are such runs, also moe, and an ensemble of mixtures, each trained
+    on one stage's data (gens with several experts): the run whose settings are closest to the tree's, never
+    the one with the lowest error. Missing: there is no pair.
     """
-    pairs = _pairs([r for r in results if r.config["learner"] == "gmoe"], "router", "tree", "flat")
+    pairs = _pairs([r for r in results if r.learner == "gmoe"], "router", "tree", "flat")
     if not pairs:
         raise Missing("no two runs of gmoe that differ only in --router tree and flat")
     tree, flat = max(pairs, key=lambda pair: (len(pair[0].repeats), size(pair[0]), -wait(pair[0])))
     shown = {"gmoe, tree": tree, "gmoe, flat": flat}
     for name, learner in (("moe", "moe"), ("ensemble of moe", "gens")):
-        mixtures = [r for r in results if r.config["learner"] == learner and r.config.get("experts", 1) > 1]
-        alike = [r for r in mixtures if _agree(r.config, tree.config, _ALIKE)]
-        if alike:
-            nearest = min(alike, key=lambda r: _differences(r.config, tree.config))
+        candidates = [
+            r
+            for r in results
+            if r.learner == learner
+            and r.config.get("experts", 1) > 1
+            and all(r.config.get(key) == tree.config.get(key) for key in _CONTROLLED)
+        ]
+        if candidates:
+            nearest = min(candidates, key=lambda r: _distance(r.config, tree.config))
             shown[f"{name}, {nearest.config['experts']} experts"] = nearest
     return shown
 
 
-def _agree(one: Mapping[str, Any], other: Mapping[str, Any], keys: Iterable[str]) -> bool:
-    return all(one.get(key) == other.get(key) for key in keys)
-
-
-def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, int]:
-    """Whether two learners have other numbers of experts, and in how many settings of both they differ."""
-    both = one.keys() & other.keys() - {"learner", "seed"}
-    return one["experts"] != other["experts"], sum(one[key] != other[key] for key in both)
+def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, int]:
+    """Whether the numbers of experts differ, and in how many common settings the configs differ."""
+    common = one.keys() & other.keys() - {"learner", "seed"}
+    names = differing([{key: config[key] for key in common} for config in (one, other)])
+    return "experts" in names, len(names)

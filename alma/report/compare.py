@@ -1,0 +1,152 @@
+"""The general table: a row per configuration, a column per measure."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from alma import metrics
+from alma.report.results import Result, Rows, column, compute, memory, trained, validation
+from alma.report.tables import Table
+
+NOTE = """\
+* no stage complete yet: the untrained model is evaluated, and counts in average and {total}.
+Average and {total} are over t = 1..B (eq. 1 of the paper's final version; earlier versions start at t = 0); \
+Mem (parameters) and Comp (training) are over t = 0..B.
+± is the sample standard deviation over n seeds."""
+WAITED = """
+The untrained {metric} varies between learners, by chance of the initial weights. {total} trained is the sum \
+from the first trained stage on: compare it at equal w."""
+VALIDATED = """
+Validation is the mean {metric} on the learner's own validation data, over t since the first stage."""
+
+
+class Summary(NamedTuple):
+    """A column for a measure of a whole run."""
+
+    name: str  # {total} is CER or cumulative PPL
+    measure: Callable[[Rows], float]  # NaN leaves the cell empty
+    scaled: bool = True  # shown like the metric: an error in percent
+
+
+def _total(values: dict[int, float]) -> float:
+    return metrics.cumulative_error_rate(values) if values else math.nan
+
+
+def _values(rows: Rows) -> dict[int, float]:
+    """The metric by t; {} if mega-batch 1 is missing."""
+    return column(rows, "value") if 1 in rows else {}
+
+
+SUMMARIES = (
+    Summary("average", lambda rows: metrics.average(_values(rows))),
+    Summary("validation", lambda rows: metrics.average(validation(rows))),
+    Summary("{total}", lambda rows: _total(_values(rows)), scaled=False),
+    Summary(
+        "{total} trained", lambda rows: _total({t: rows[t]["value"] for t in trained(rows)}), scaled=False
+    ),
+)
+"""A new measure is an entry here; its function of the values by t belongs in `alma.metrics`."""
+
+
+def heading(results: Sequence[Result]) -> str:
+    """Title of the table."""
+    first = results[0]
+    return f"Test {first.display.name} after mega-batch t, B = {first.config['megabatches']}"
+
+
+def table(results: Sequence[Result]) -> Table:
+    """The table of results of one metric and one B."""
+    total = results[0].display.total
+    columns: dict[str, Callable[[Result], str]] = {
+        "learner": _method,
+        "w": lambda result: str(result.waiting_time),
+        "replay": lambda result: "yes" if result.config["replay"] else "no",
+        "n": lambda result: str(len(result.repeats)),
+        "experts": _experts,
+        "parameters": lambda result: abbreviated(result.over_seeds(_last_parameters)[0]),
+        "untrained": partial(_at, 0),
+        **{f"t={t}": partial(_at, t) for t in _times(results[0].config["megabatches"])},
+        **{each.name.format(total=total): partial(_summary, each) for each in SUMMARIES},
+        "Mem": lambda result: abbreviated(result.over_seeds(memory)[0]),
+        "Comp (TFLOPs)": lambda result: _number(result.over_seeds(compute)[0]),
+    }
+    cells = {name: [cell(result) for result in results] for name, cell in columns.items()}
+    hidden = {name for name in ("experts", "validation") if not any(cells[name])}
+    if not any(map(_waits, results)):
+        hidden.add(f"{total} trained")  # equal to the total
+    shown = [[name, *values] for name, values in cells.items() if name not in hidden]
+    return [list(row) for row in zip(*shown, strict=True)]
+
+
+def note(results: Sequence[Result]) -> str:
+    """What the columns mean."""
+    text = NOTE + WAITED * any(map(_waits, results))
+    text += VALIDATED * any(validation(rows) for result in results for rows in result.repeats)
+    return text.format(total=results[0].display.total, metric=results[0].metric)
+
+
+def _waits(result: Result) -> bool:
+    """Whether the untrained model counts at some t >= 1."""
+    return any(result.waiting(t) for t in result.times if t >= 1)
+
+
+def _times(megabatches: int) -> list[int]:
+    """The t to show: all of a short stream, else the first, the quarters and the last."""
+    if megabatches <= 8:
+        return list(range(1, megabatches + 1))
+    return sorted({1, *(round(megabatches * quarter / 4) for quarter in (1, 2, 3)), megabatches})
+
+
+def _method(result: Result) -> str:
+    done, total = result.progress, result.config["megabatches"]
+    if done == total:
+        return result.method
+    return f"{result.method} ({'not finished, ' if result.unfinished else ''}t={done}/{total})"
+
+
+def _experts(result: Result) -> str:
+    """Experts at the first and the last t, such as 4->12; "" if the rows lack them."""
+    known = [row["extra"]["experts"] for row in result.repeats[0].values() if "experts" in row["extra"]]
+    ends = [str(known[0]), str(known[-1])] if known else []
+    return "->".join(dict.fromkeys(ends))
+
+
+def _last_parameters(rows: Rows) -> int:
+    return rows[max(rows)]["parameters"]
+
+
+def _at(t: int, result: Result) -> str:
+    """The metric at t; `*` while the learner waits."""
+    if t not in result.times:
+        return ""
+    return "*" if t and result.waiting(t) else _spread(result, lambda rows: rows[t]["value"])
+
+
+def _summary(summary: Summary, result: Result) -> str:
+    if any(math.isnan(summary.measure(rows)) for rows in result.repeats):
+        return ""
+    return _spread(result, summary.measure, summary.scaled)
+
+
+def _spread(result: Result, measure: Callable[[Rows], float], scaled: bool = True) -> str:
+    """Mean over seeds; with several seeds also the standard deviation, with the same decimals."""
+    factor = result.display.factor if scaled else 1
+    mean, deviation = result.over_seeds(lambda rows: factor * measure(rows))
+    return f"{_number(mean)} ±{deviation:{_format(mean)}}" if len(result.repeats) > 1 else _number(mean)
+
+
+def _number(value: float) -> str:
+    return f"{value:{_format(value)}}"
+
+
+def _format(value: float) -> str:
+    return ",.0f" if value >= 1000 else ".2f" if value >= 0.1 or not value else ".2g"
+
+
+def abbreviated(value: float) -> str:
+    """A count with three digits, such as 436M."""
+    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:  # 999.5M rounds to 1G
+            return f"{value / size:.3g}{suffix}"
+    return f"{value:.0f}"
