@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_type_hints
 
 from alma import provenance
 from alma.configs import changes
@@ -30,7 +30,7 @@ class Row(TypedDict):
 
     t: int  # 0 (before any data) .. B
     stage: int | None  # index of the last completed stage; None while the learner is untrained
-    trained_on: list[int]  # mega-batches of that stage
+    trained_on: list  # mega-batches t of that stage
     metric: str  # one of METRICS
     value: float  # of the metric on the test set; an error is a fraction
     parameters: int  # free parameters
@@ -38,22 +38,10 @@ class Row(TypedDict):
     eval_flops_per_example: float
     seconds: float  # wall clock at this t
     peak_memory_bytes: int
-    extra: dict[str, Any]  # further results, such as experts, nll_per_token, bits_per_byte
+    extra: dict  # further results, such as experts, nll_per_token, bits_per_byte
 
 
-_TYPES: dict[str, tuple[type, ...]] = {
-    "t": (int,),
-    "stage": (int, type(None)),
-    "trained_on": (list,),
-    "metric": (str,),
-    "value": (int, float),
-    "parameters": (int,),
-    "train_flops": (int, float),
-    "eval_flops_per_example": (int, float),
-    "seconds": (int, float),
-    "peak_memory_bytes": (int,),
-    "extra": (dict,),
-}
+_TYPES = {name: kind | int if kind is float else kind for name, kind in get_type_hints(Row).items()}
 
 
 @dataclass
@@ -92,9 +80,17 @@ class Run:
         config = _as_read_back(config)
         make_directory(path)
         if not resumes:
-            for name in ("results.jsonl", *untrained):  # first, so that run.json still describes them if this is interrupted
+            for name in ("results.jsonl", *untrained):  # before run.json, which describes them
                 (path / name).unlink(missing_ok=True)
-            run = cls(path, _describe(config, seeds or {}), writable=True)
+            info = {
+                "config": config,
+                "seeds": seeds or {},
+                "versions": provenance.versions(),
+                "commit": provenance.commit(),
+                "machine": provenance.machine(),
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            run = cls(path, info, writable=True)
             write_json_atomic(path / "run.json", run.info)
             return run
         run = cls(path, cls.read(path).info, writable=True)
@@ -228,11 +224,10 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
         raise ValueError(f"a row is a mapping, not {type(row).__name__}")
     if row.keys() != _TYPES.keys():
         missing, unknown = sorted(_TYPES.keys() - row.keys()), sorted(row.keys() - _TYPES.keys())
-        raise ValueError(f"missing fields {missing}, unknown fields {unknown} (further results go into `extra`)")
-    for name, types in _TYPES.items():
-        if not isinstance(row[name], types) or isinstance(row[name], bool):
-            wanted = " or ".join(kind.__name__ for kind in types)
-            raise ValueError(f"{name} is {row[name]!r}: it should be {wanted}")
+        raise ValueError(f"missing fields {missing}, unknown fields {unknown} (others belong in `extra`)")
+    for name, kind in _TYPES.items():
+        if not isinstance(row[name], kind) or isinstance(row[name], bool):
+            raise ValueError(f"{name} is {row[name]!r}: it should be {getattr(kind, '__name__', kind)}")
     if not 0 <= row["t"] <= megabatches:
         raise ValueError(f"t={row['t']} is not in 0..{megabatches}")
     if row["metric"] not in METRICS:
@@ -244,14 +239,3 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
 def _as_read_back(config: dict) -> dict[str, Any]:
     """The config as JSON restores it: tuples become lists."""
     return json.loads(json.dumps(config, allow_nan=False))
-
-
-def _describe(config: dict, seeds: dict) -> dict[str, Any]:
-    return {
-        "config": config,
-        "seeds": seeds,
-        "versions": provenance.versions(),
-        "commit": provenance.commit(),
-        "machine": provenance.machine(),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }

@@ -140,15 +140,8 @@ class Stream:
 
     def write(self) -> None:
         """Write stream.json into `directory`, atomically. Call it last, when all other files exist."""
-        record = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        record = dataclasses.asdict(self)
         del record["directory"]
-        for name, value in record.items():
-            if name == "megabatches":
-                record[name] = [dataclasses.asdict(part) for part in value]
-            elif name in ("valid", "test"):
-                record[name] = dataclasses.asdict(value)
-            elif name == "files":
-                record[name] = {file: dataclasses.asdict(info) for file, info in value.items()}
         write_json_atomic(self.directory / FILE, record)
 
     def path(self, part: Part) -> str:
@@ -167,9 +160,7 @@ class Stream:
         for name, info in files.items():
             path = self.directory / name
             if problem := info.problem(path):
-                raise UserError(
-                    f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}"
-                )
+                raise UserError(f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}")
 
 
 def is_stream(directory: str | os.PathLike[str]) -> bool:

@@ -16,10 +16,9 @@ from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
 from alma.report.page import write_report
 from alma.report.results import find_runs, group
-from alma.report.selection import select
-from alma.report.tables import as_text
+from alma.report.selection import best_by_validation
 from alma.report.vision import figures as vision_figures
-from alma.report.vision.entries import is_image
+from alma.report.vision.select import is_image
 
 
 def parser() -> Parser:
@@ -72,22 +71,14 @@ def main() -> None:
     runs = find_runs(options.runs)
     if options.figures == "vision" and not any(map(is_image, runs)):
         raise UserError(f"no image run in {', '.join(options.runs)}, which --figures vision needs")
-    runs, choices = select(runs) if options.select else (runs, [])
+    runs, choices = best_by_validation(runs) if options.select else (runs, [])
     groups = group(runs)
     if not groups:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
     entries, remarks = find_entries(runs, options.per_word) if for_lm else ({}, [])
     tables, missing = lm_tables.tables(entries, options.per_word) if options.table else ({}, [])
-    for table in tables.values():
-        print(table.as_text(), end="\n\n")
-    for results in [] if tables else groups:
-        print(
-            compare.heading(results),
-            as_text(compare.table(results)),
-            compare.note(results),
-            sep="\n",
-            end="\n\n",
-        )
+    for text in [table.as_text() for table in tables.values()] or map(compare.as_section, groups):
+        print(text, end="\n\n")
     for remark in [*choices, *_remarks(runs), *remarks, *missing]:
         print(remark)
     out = options.out or (Path("report") if options.figures else None)

@@ -3,11 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from alma import metrics
 from alma.report.results import Result, Rows, column, compute, memory, trained, validation
-from alma.report.tables import Table
+from alma.report.tables import Table, as_text
 
 NOTE = """\
 * no stage complete yet: the untrained model is evaluated, and counts in average and {total}.
@@ -21,16 +20,8 @@ VALIDATED = """
 Validation is the mean {metric} on the learner's own validation data, over t since the first stage."""
 
 
-class Summary(NamedTuple):
-    """A column for a measure of a whole run."""
-
-    name: str  # {total} is CER or cumulative PPL
-    measure: Callable[[Rows], float]  # NaN leaves the cell empty
-    scaled: bool = True  # shown like the metric: an error in percent
-
-
-def _total(values: dict[int, float]) -> float:
-    return metrics.cumulative_error_rate(values) if values else math.nan
+Measure = Callable[[Rows], float]
+"""A number of one run; NaN leaves the cell empty."""
 
 
 def _values(rows: Rows) -> dict[int, float]:
@@ -38,15 +29,20 @@ def _values(rows: Rows) -> dict[int, float]:
     return column(rows, "value") if 1 in rows else {}
 
 
-SUMMARIES = (
-    Summary("average", lambda rows: metrics.average(_values(rows))),
-    Summary("validation", lambda rows: metrics.average(validation(rows))),
-    Summary("{total}", lambda rows: _total(_values(rows)), scaled=False),
-    Summary(
-        "{total} trained", lambda rows: _total({t: rows[t]["value"] for t in trained(rows)}), scaled=False
-    ),
-)
-"""A new measure is an entry here; its function of the values by t belongs in `alma.metrics`."""
+def _total(values: dict[int, float]) -> float:
+    return metrics.cumulative_error_rate(values) if values else math.nan
+
+
+AVERAGES: dict[str, Measure] = {
+    "average": lambda rows: metrics.average(_values(rows)),
+    "validation": lambda rows: metrics.average(validation(rows)),
+}
+"""Columns in the scale of the metric (errors in percent). A new column is an entry here."""
+TOTALS: dict[str, Measure] = {
+    "{total}": lambda rows: _total(_values(rows)),
+    "{total} trained": lambda rows: _total({t: rows[t]["value"] for t in trained(rows)}),
+}
+"""Columns of unscaled sums, where {total} is CER or cumulative PPL."""
 
 
 def heading(results: Sequence[Result]) -> str:
@@ -64,11 +60,12 @@ def table(results: Sequence[Result]) -> Table:
         "replay": lambda result: "yes" if result.config["replay"] else "no",
         "n": lambda result: str(len(result.repeats)),
         "experts": _experts,
-        "parameters": lambda result: abbreviated(result.over_seeds(_last_parameters)[0]),
+        "parameters": lambda result: _mean(result, lambda rows: rows[max(rows)]["parameters"]),
         "untrained": partial(_at, 0),
         **{f"t={t}": partial(_at, t) for t in _times(results[0].config["megabatches"])},
-        **{each.name.format(total=total): partial(_summary, each) for each in SUMMARIES},
-        "Mem": lambda result: abbreviated(result.over_seeds(memory)[0]),
+        **{name: partial(_spread, each) for name, each in AVERAGES.items()},
+        **{name.format(total=total): partial(_spread, each, scaled=False) for name, each in TOTALS.items()},
+        "Mem": lambda result: _mean(result, memory),
         "Comp (TFLOPs)": lambda result: _number(result.over_seeds(compute)[0]),
     }
     cells = {name: [cell(result) for result in results] for name, cell in columns.items()}
@@ -77,6 +74,11 @@ def table(results: Sequence[Result]) -> Table:
         hidden.add(f"{total} trained")  # equal to the total
     shown = [[name, *values] for name, values in cells.items() if name not in hidden]
     return [list(row) for row in zip(*shown, strict=True)]
+
+
+def as_section(results: Sequence[Result]) -> str:
+    """Heading, table and note for the terminal."""
+    return "\n".join([heading(results), as_text(table(results)), note(results)])
 
 
 def note(results: Sequence[Result]) -> str:
@@ -112,25 +114,21 @@ def _experts(result: Result) -> str:
     return "->".join(dict.fromkeys(ends))
 
 
-def _last_parameters(rows: Rows) -> int:
-    return rows[max(rows)]["parameters"]
-
-
 def _at(t: int, result: Result) -> str:
     """The metric at t; `*` while the learner waits."""
     if t not in result.times:
         return ""
-    return "*" if t and result.waiting(t) else _spread(result, lambda rows: rows[t]["value"])
+    return "*" if t and result.waiting(t) else _spread(lambda rows: rows[t]["value"], result)
 
 
-def _summary(summary: Summary, result: Result) -> str:
-    if any(math.isnan(summary.measure(rows)) for rows in result.repeats):
-        return ""
-    return _spread(result, summary.measure, summary.scaled)
+def _mean(result: Result, measure: Measure) -> str:
+    return abbreviated(result.over_seeds(measure)[0])
 
 
-def _spread(result: Result, measure: Callable[[Rows], float], scaled: bool = True) -> str:
+def _spread(measure: Measure, result: Result, scaled: bool = True) -> str:
     """Mean over seeds; with several seeds also the standard deviation, with the same decimals."""
+    if any(math.isnan(measure(rows)) for rows in result.repeats):
+        return ""
     factor = result.display.factor if scaled else 1
     mean, deviation = result.over_seeds(lambda rows: factor * measure(rows))
     return f"{_number(mean)} ±{deviation:{_format(mean)}}" if len(result.repeats) > 1 else _number(mean)

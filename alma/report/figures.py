@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from alma import metrics
 from alma.report.results import Result, Rows, column, compute, memory, trained
-from alma.report.style import COLOURS, LINES, MARKERS, number_axis, save, subplots
+from alma.report.style import COLOURS, LINES, MARKERS, number_axis, subplots
 
 Measure = Callable[[Rows, int], float]
 """A number of one run at t, or over the stream up to t."""
@@ -25,33 +25,26 @@ class Curve(NamedTuple):
 def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
     """Write the figures of results of one metric and one B to `out` as PNG; returns their paths.
 
-    They omit the untrained perplexity (see `results.DISPLAYS`), and show the untrained error.
+    They show the untrained error but not the untrained perplexity (see `results.DISPLAYS`).
     """
     first = results[0]
     shown = first.display.name
     average = f"average {shown}" if first.display.untrained else f"average {shown} since the first stage"
     stem = f"{first.metric}_B{first.config['megabatches']}"
+    by_compute = [_average_against(result, compute) for result in results]
+    by_memory = [_average_against(result, memory) for result in results]
     figures = {
-        "over_time": (list(map(_over_time, results)), "mega-batch t", f"test {shown}"),
-        "compute": (
-            [_average_against(result, compute) for result in results],
-            "cumulative training compute, Comp (TFLOPs)",
-            average,
-        ),
-        "memory": (
-            [_average_against(result, memory) for result in results],
-            "cumulative parameters, Mem",
-            average,
-        ),
+        "over_time": _figure(list(map(over_time, results)), "mega-batch t", f"test {shown}"),
+        "compute": _figure(by_compute, "cumulative training compute, Comp (TFLOPs)", average),
+        "memory": _figure(by_memory, "cumulative parameters, Mem", average),
     }
-    paths = []
-    for name, (curves, x_label, y_label) in figures.items():
-        paths.append(out / f"{stem}_{name}.png")
-        save(_figure(curves, x_label, y_label), paths[-1], dpi=150)
-    return paths
+    for name, figure in figures.items():
+        figure.savefig(out / f"{stem}_{name}.png", dpi=150, bbox_inches="tight")
+    return [out / f"{stem}_{name}.png" for name in figures]
 
 
-def _over_time(result: Result) -> Curve:
+def over_time(result: Result) -> Curve:
+    """The metric at each t that figures show (see `results.DISPLAYS`)."""
     times = [t for t in result.times if _shown(result, t)]
     return curve(result, times, lambda rows, t: t, lambda rows, t: rows[t]["value"])
 

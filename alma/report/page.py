@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from alma.configs import flatten
-from alma.files import atomic_write, make_directory
+from alma.files import atomic_write
 from alma.records import Run
 from alma.report import compare
 from alma.report.figures import write_figures
@@ -23,13 +23,12 @@ def write_report(
     tables: Mapping[str, PaperTable] | None = None,
     choices: Sequence[str] = (),
 ) -> list[Path]:
-    """Write report.md, report.csv and figures to `out`; returns their paths.
+    """Write report.md, report.csv and figures to the directory `out`; returns their paths.
 
     `groups` are lists of results for a general table each. `pictures` are the paper's figures, in place of
     the general ones (None). `tables` are the paper's tables by file name without suffix, `choices` the lines
     of `alma.report.selection`.
     """
-    make_directory(out)
     tables = tables or {}
     written = [out / "report.md", out / "report.csv", *_write_tables(tables, out)]
     parts = ["# ALMA report", *choices, *(table.as_markdown() for table in tables.values())]

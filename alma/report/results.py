@@ -1,5 +1,6 @@
 """Results: runs that differ only in their seed, read from run directories and labelled."""
 
+import itertools
 import math
 import os
 import statistics
@@ -92,10 +93,7 @@ class Result:
     @property
     def progress(self) -> int:
         """The last t up to which every repeat has all rows; B when complete."""
-        t = 0
-        while t + 1 in self.repeats[0]:
-            t += 1
-        return t
+        return next(t for t in itertools.count() if t + 1 not in self.repeats[0])
 
     @property
     def unfinished(self) -> bool | None:

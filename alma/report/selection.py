@@ -22,7 +22,7 @@ _PROTOCOL = (
 """Settings that define the experiment: learner, schedule, budget, data. All others are hyper-parameters."""
 
 
-def select(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+def best_by_validation(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Keep the best configuration for each learner, waiting time, replay, B and data.
 
     Returns the runs that are kept, and a line per choice. Scores are means over seeds and over the t since

@@ -54,11 +54,6 @@ def named_panels(
     return figure, found
 
 
-def save(figure: Any, path: Path, dpi: int = 200) -> None:
-    """Write a figure to `path`, cropped."""
-    figure.savefig(path, dpi=dpi, bbox_inches="tight")
-
-
 def number_axis(
     axes: Any, name: str, values: Sequence[float], log_from: float = 10, dense_below: float = 1e3
 ) -> None:

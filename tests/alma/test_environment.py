@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alma import environment, metrics
@@ -45,6 +45,7 @@ def start(directory, megabatches, waiting_time=1, replay=False):
 
 
 @given(st.data())
+@settings(deadline=None)  # fsync takes as long as the disk needs
 def test_one_row_per_megabatch_and_one_test_per_model(tmp_path_factory, data):
     megabatches = data.draw(st.integers(1, 12))
     waiting_time = data.draw(st.integers(1, megabatches))

@@ -55,7 +55,12 @@ def test_lists_of_numbers():
     assert number_list("3-3") == [3]
 
 
+def test_repeats_may_be_kept():
+    assert number_list("2,2,0-1,1", repeats=True) == [2, 2, 0, 1, 1]
+
+
 @pytest.mark.parametrize("text", ["2-0", "0,2-0", "", "1,", "a", "-1", "1-", "0-1-2", "1.5"])
 def test_lists_of_no_numbers_are_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="a whole number|goes up"):
-        number_list(text)
+    for kind in (argparse.ArgumentTypeError, UserError):  # for options, and for other text
+        with pytest.raises(kind, match="a whole number|goes up"):
+            number_list(text)

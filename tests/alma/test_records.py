@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alma import provenance, records
+from alma import configs, provenance, records
 from alma.errors import UserError
 from alma.records import Run
 
@@ -83,7 +83,7 @@ def test_another_config_is_refused_with_both_values(tmp_path):
     ],
 )
 def test_differences_are_told_and_nothing_else(before, now, expected):
-    assert records.differences(CONFIG | {"list": before}, CONFIG | {"list": now}) == expected
+    assert configs.changes(CONFIG | {"list": before}, CONFIG | {"list": now}) == expected
 
 
 def test_a_run_in_which_nothing_was_trained_is_started_anew(tmp_path):
@@ -142,6 +142,7 @@ def finished(tmp_path_factory):
 
 
 @given(cut=st.integers(0, 700))
+@settings(deadline=None)
 def test_cut_anywhere_the_whole_rows_remain(finished, cut):
     run, content = finished
     assert len(content) < 700

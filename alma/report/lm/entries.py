@@ -31,6 +31,50 @@ class Entry(NamedTuple):
     size: str  # such as base
     setting: str  # such as SM_w3 (3x steps)
 
+    @property
+    def name(self) -> str:
+        """The paper's name of the learner, such as SM."""
+        return NAMES.get(self.result.learner, self.result.learner)
+
+    @property
+    def multiplier(self) -> int:
+        """Updates of a stage relative to the usual number (the paper's "3x steps")."""
+        return self.result.config.get("update_multiplier", 1)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the protocol is the paper's: no replay, and each stage fine-tunes the previous model."""
+        return not self.result.config["replay"] and not self.result.config.get("from_scratch")
+
+    def members(self, t: int) -> int | None:
+        """Members of an ensemble at t; None for a single model."""
+        if self.result.learner not in _ENSEMBLES:
+            return None
+        return self.result.repeats[0][t]["extra"].get("members", self.result.config.get("members"))
+
+    def experts(self, t: int) -> int | None:
+        """Experts per Switch layer (of each member) at t; None for a dense model."""
+        known = self.result.repeats[0][t]["extra"]
+        return known.get("experts", self.result.config.get("moe_expert_count"))
+
+    def structure(self, t: int) -> str:
+        """Experts at t in the paper's notation: 4, or 4@2 for two members with 4 experts each."""
+        experts, members = self.experts(t), self.members(t)
+        return ("dense" if experts is None else str(experts)) + (f"@{members}" if members else "")
+
+    def parameters(self, t: int) -> float:
+        """Free parameters at t, averaged over seeds."""
+        return self.result.over_seeds(lambda rows: rows[t]["parameters"])[0]
+
+    def match(self, t: int, paper: Iterable[Reference]) -> Reference | None:
+        """The paper's line with this setting and structure at t, and this size up to TOLERANCE."""
+        key = self.result.learner, self.result.waiting_time, self.multiplier, self.structure(t)
+        for line in paper if self.plain else ():
+            close = abs(self.parameters(t) - line.parameters) <= TOLERANCE * line.parameters
+            if close and line[:4] == key:
+                return line
+        return None
+
 
 def find_entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str, list[Entry]], list[str]]:
     """The perplexity results, and a line for each run that is left out or not finished.
@@ -79,16 +123,16 @@ def _per_word(result: Result) -> Result | None:
 
 def _named(results: Sequence[Result]) -> list[Entry]:
     """Entries in the order of the paper's Table 2; equal names are extended by the settings that differ."""
-    same: dict[tuple[str, str, str], list[Result]] = {}
-    for result in results:
-        key = _size(result), setting(result), experts(result, result.times[0])
-        same.setdefault(key, []).append(result)
+    same: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in (Entry(result, _size(result), "") for result in results):
+        key = entry.size, setting(entry), entry.structure(entry.result.times[0])
+        same.setdefault(key, []).append(entry)
     found = []
-    for (size, name, _), members in same.items():
-        configs = [flatten(member.config) for member in members]
+    for (_, name, _), entries in same.items():
+        configs = [flatten(entry.result.config) for entry in entries]
         names = distinguishing(configs, SHOWN)
-        for member, config in zip(members, configs, strict=True):
-            found.append(Entry(member, size, f"{name} {describe(config, names)}".strip()))
+        for entry, config in zip(entries, configs, strict=True):
+            found.append(entry._replace(setting=f"{name} {describe(config, names)}".strip()))
     return sorted(found, key=lambda entry: (entry.result.place, entry.result.waiting_time, entry.setting))
 
 
@@ -100,64 +144,21 @@ def _size(result: Result) -> str:
     return " ".join([arch or "base", *sorted(told)])
 
 
-def setting(result: Result) -> str:
+def setting(entry: Entry) -> str:
     """Learner and schedule as in the paper's tables, such as SM_w3 (3x steps)."""
-    steps, config = multiplier(result), result.config
+    config = entry.result.config
     remarks = [
-        f"({steps}x steps)" if steps != 1 else "",
+        f"({entry.multiplier}x steps)" if entry.multiplier != 1 else "",
         "(replay)" if config["replay"] else "",
         "(from scratch)" if config.get("from_scratch") else "",
     ]
-    name = f"{NAMES.get(result.learner, result.learner)}_w{result.waiting_time}"
-    return " ".join(filter(None, (name, *remarks)))
-
-
-def multiplier(result: Result) -> int:
-    """Updates of a stage relative to the usual number (the paper's "3x steps")."""
-    return result.config.get("update_multiplier", 1)
-
-
-def plain(result: Result) -> bool:
-    """Whether the protocol is the paper's: no replay, and each stage fine-tunes the previous model."""
-    return not result.config["replay"] and not result.config.get("from_scratch")
-
-
-def members_at(result: Result, t: int) -> int | None:
-    """Members of an ensemble at t; None for a single model."""
-    if result.learner not in _ENSEMBLES:
-        return None
-    return result.repeats[0][t]["extra"].get("members", result.config.get("members"))
-
-
-def experts_at(result: Result, t: int) -> int | None:
-    """Experts per Switch layer (of each member) at t; None for a dense model."""
-    return result.repeats[0][t]["extra"].get("experts", result.config.get("moe_expert_count"))
-
-
-def experts(result: Result, t: int) -> str:
-    """Experts at t in the paper's notation: 4, or 4@2 for two members with 4 experts each."""
-    count, members = experts_at(result, t), members_at(result, t)
-    return ("dense" if count is None else str(count)) + (f"@{members}" if members else "")
-
-
-def parameters(result: Result, t: int) -> float:
-    """Free parameters at t, averaged over seeds."""
-    return result.over_seeds(lambda rows: rows[t]["parameters"])[0]
-
-
-def match(result: Result, t: int, paper: Iterable[Reference]) -> Reference | None:
-    """The paper's line with the setting and experts of the result at t, and its size up to TOLERANCE."""
-    key = result.learner, result.waiting_time, multiplier(result), experts(result, t)
-    for line in paper if plain(result) else ():
-        close = abs(parameters(result, t) - line.parameters) <= TOLERANCE * line.parameters
-        if close and line[:4] == key:
-            return line
-    return None
+    return " ".join(filter(None, (f"{entry.name}_w{entry.result.waiting_time}", *remarks)))
 
 
 def sizes(entries: Sequence[Entry]) -> list[str]:
     """The sizes in ascending order of parameters."""
     smallest: dict[str, float] = {}
-    for result, size, _ in entries:
-        smallest[size] = min(parameters(result, result.times[0]), smallest.get(size, math.inf))
+    for entry in entries:
+        parameters = entry.parameters(entry.result.times[0])
+        smallest[entry.size] = min(parameters, smallest.get(entry.size, math.inf))
     return sorted(smallest, key=lambda size: (smallest[size], size))

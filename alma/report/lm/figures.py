@@ -9,31 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from alma.flops import ARCHS, Shape
+from alma.report import style
 from alma.report.figures import average_of, curve
-from alma.report.lm.entries import (
-    NAMES,
-    Entry,
-    experts_at,
-    match,
-    members_at,
-    multiplier,
-    parameters,
-    plain,
-    sizes,
-)
+from alma.report.lm.entries import Entry, sizes
 from alma.report.lm.reference import Reference, reference
-from alma.report.results import Result, compute, trained
-from alma.report.style import (
-    COLOURS,
-    MARKERS,
-    PRINT,
-    LegendEntries,
-    Picture,
-    add_legend,
-    number_axis,
-    save,
-    subplots,
-)
+from alma.report.results import compute, trained
+from alma.report.style import COLOURS, MARKERS, LegendEntries, Picture, number_axis
 
 PAPER_TOKENS = 120_000 * 192 * 512
 """Training tokens per stage and member in the paper: updates x sequences x length (section 5, App. B.2)."""
@@ -77,7 +58,7 @@ def write_figure5(
     paper = [] if per_word else reference()
     metric = "perplexity per word" if per_word else "perplexity"
     pictures, remarks = [], []
-    with matplotlib.rc_context(PRINT):
+    with matplotlib.rc_context(style.PRINT):
         for suffix, entries in found.items():
             shown = comparable(entries)
             left_out = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
@@ -87,7 +68,7 @@ def write_figure5(
                 continue
             figure, matched = figure5(shown, paper, f"average {metric}")
             path = out / f"figure5{suffix}.png"
-            save(figure, path)
+            figure.savefig(path, dpi=200, bbox_inches="tight")
             pictures.append(Picture(path, CAPTION + (_PAPER if matched else "")))
             if paper:
                 remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
@@ -95,37 +76,32 @@ def write_figure5(
 
 
 def comparable(entries: Sequence[Entry]) -> list[Entry]:
-    """Entries with the paper's protocol, the usual updates and the smallest waiting time.
-
-    Averages that start at a later t are not comparable.
-    """
-    usual = [
-        e for e in entries if plain(e.result) and multiplier(e.result) == 1 and trained(e.result.repeats[0])
-    ]
+    """Entries with the paper's protocol, usual updates and the smallest w: averages since the same t."""
+    usual = [e for e in entries if e.plain and e.multiplier == 1 and trained(e.result.repeats[0])]
     least = min((entry.result.waiting_time for entry in usual), default=0)
     return [entry for entry in usual if entry.result.waiting_time == least]
 
 
-def trajectory(result: Result) -> Trajectory:
+def trajectory(entry: Entry) -> Trajectory:
     """The line of a result."""
-    times = trained(result.repeats[0])
-    line = curve(result, times, compute, average_of(result))
-    counts = [float((experts_at(result, t) or 1) * (members_at(result, t) or 1)) for t in times]
-    return Trajectory((line.x, [parameters(result, t) for t in times], counts), line.y, line.deviation)
+    times = trained(entry.result.repeats[0])
+    line = curve(entry.result, times, compute, average_of(entry.result))
+    experts = [float((entry.experts(t) or 1) * (entry.members(t) or 1)) for t in times]
+    return Trajectory((line.x, list(map(entry.parameters, times)), experts), line.y, line.deviation)
 
 
-def paper_trajectory(result: Result, paper: Sequence[Reference]) -> Trajectory | None:
+def paper_trajectory(entry: Entry, paper: Sequence[Reference]) -> Trajectory | None:
     """The paper's line for the same setting and size, up to the first t that the paper lacks."""
     costs: list[tuple[float, float, float]] = []
     seen: list[float] = []
     averages = []
-    for t in trained(result.repeats[0]):
-        line = match(result, t, paper)
+    for t in trained(entry.result.repeats[0]):
+        line = entry.match(t, paper)
         if line is None or t not in line.perplexity:
             break
         count, _, members = line.experts.partition("@")
         seen.append(line.perplexity[t])
-        stages = result.repeats[0][t]["stage"] + 1
+        stages = entry.result.repeats[0][t]["stage"] + 1
         training = int(members) if line.learner == "ens" else 1  # gens trains only its newest member
         spent = paper_stage(line.size, int(count)) * stages * training
         costs.append((spent, line.parameters, float(count) * int(members or 1)))
@@ -147,9 +123,9 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     """The figure, and the number of results that have a line of the paper beside theirs."""
     from matplotlib.ticker import MaxNLocator
 
-    figure, (panels,) = subplots(1, 3, (10.6, 3.5), sharey=True)
-    ours = [(entry, trajectory(entry.result)) for entry in shown]
-    theirs = [(entry, found) for entry in shown if (found := paper_trajectory(entry.result, paper))]
+    figure, (panels,) = style.subplots(1, 3, (10.6, 3.5), sharey=True)
+    ours = [(entry, trajectory(entry)) for entry in shown]
+    theirs = [(entry, found) for entry in shown if (found := paper_trajectory(entry, paper))]
     markers = dict(zip(sizes(shown), itertools.cycle(MARKERS), strict=False))
     both = [line for _, line in theirs + ours]
     for i, (axes, title) in enumerate(zip(panels, _TITLES, strict=True)):
@@ -167,12 +143,12 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     panels[2].xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 4, 10], integer=True))
     panels[0].set_ylabel(y_label)
     _annotate_experts(panels[0], ours)
-    names = {NAMES.get(e.result.learner, e.result.learner): {"color": _colour(e)} for e in shown}
+    names = {entry.name: {"color": _colour(entry)} for entry in shown}
     marks = [(name, {**_OURS, "color": "0.25", "linestyle": "", "marker": m}) for name, m in markers.items()]
     groups: dict[str, LegendEntries] = {"learner": list(names.items()), "size": marks}
     if theirs:
         groups["paper"] = [("same setting and size", {**_THEIRS, "marker": "o"})]
-    add_legend(figure, groups)
+    style.add_legend(figure, groups)
     return figure, len(theirs)
 
 
@@ -192,7 +168,7 @@ def _annotate_experts(axes: Any, ours: Sequence[tuple[Entry, Trajectory]]) -> No
     points = [
         (line.x[0][0], line.y[0], count)
         for entry, line in ours
-        if entry.result.learner == "sm" and (count := experts_at(entry.result, entry.result.times[-1]))
+        if entry.result.learner == "sm" and (count := entry.experts(entry.result.times[-1]))
     ]
     axes.margins(x=0.09)
     low, high = axes.get_ylim()

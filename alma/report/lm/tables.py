@@ -9,30 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 from alma.configs import flatten
 from alma.report.labels import distinguishing
-from alma.report.lm.entries import (
-    NAMES,
-    SHOWN,
-    TOLERANCE,
-    Entry,
-    experts,
-    match,
-    multiplier,
-    parameters,
-    plain,
-    setting,
-    sizes,
-)
+from alma.report.lm.entries import SHOWN, TOLERANCE, Entry, setting, sizes
 from alma.report.lm.reference import KS, Reference, reference, reference_iid
 from alma.report.results import Result
 from alma.report.tables import Cell, Line, PaperTable, Size, Value
 
 
-def tables(
-    found: Mapping[str, Sequence[Entry]], per_word: bool = False
-) -> tuple[dict[str, PaperTable], list[str]]:
-    """Table 2 and, if there are runs for it, Table 1 by file name without suffix; a line per missing Table 1.
+def tables(found: Mapping[str, list[Entry]], per_word: bool) -> tuple[dict[str, PaperTable], list[str]]:
+    """Table 2 and, if there are runs for it, Table 1 of the entries of each B, by file name without suffix.
 
-    `found` are the entries of `find_entries`. The paper has no numbers per word.
+    The second value has a line per missing Table 1. The paper has no numbers per word.
     """
     paper = [] if per_word else reference()
     metric = "perplexity per word" if per_word else "perplexity"
@@ -54,16 +40,16 @@ def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "
     blank = [""] * (len(times) + 1)
     lines: dict[tuple, tuple[Line, dict[str, list[Cell]]]] = {}
     matched = 0
-    for result, size, name in entries:
-        start = _natural(experts(result, result.times[0]))
-        for number, (count, phase) in enumerate(_phases(result)):
-            line = match(result, phase[0], paper)
+    for entry in entries:
+        result, start = entry.result, _natural(entry.structure(entry.result.times[0]))
+        for number, (structure, phase) in enumerate(_phases(entry)):
+            line = entry.match(phase[0], paper)
             matched += line is not None
-            own_size = Size(parameters(result, phase[0]), line and line.parameters)
-            cells = [own_size, *(_cell(result, t, phase, line) for t in times)]
-            key = result.place, result.waiting_time, name, start, number, _natural(count)
-            made = Line([name, count], [], result.learner, number > 0)
-            lines.setdefault(key, (made, {}))[1][size] = cells
+            size = Size(entry.parameters(phase[0]), line and line.parameters)
+            cells = [size, *(_cell(result, t, phase, line) for t in times)]
+            key = result.place, result.waiting_time, entry.setting, start, number, _natural(structure)
+            made = Line([entry.setting, structure], [], result.learner, number > 0)
+            lines.setdefault(key, (made, {}))[1][entry.size] = cells
     body = [
         line._replace(cells=[cell for size in order for cell in cells.get(size, blank)])
         for _, (line, cells) in sorted(lines.items(), key=lambda item: item[0])
@@ -76,10 +62,10 @@ def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "
     return PaperTable(title, ["setting", "# experts"], order, columns, body, notes)
 
 
-def _phases(result: Result) -> list[tuple[str, list[int]]]:
-    """The numbers of experts in turn, each with its t >= 1."""
-    times = (t for t in result.times if t >= 1)
-    return [(count, list(phase)) for count, phase in itertools.groupby(times, lambda t: experts(result, t))]
+def _phases(entry: Entry) -> list[tuple[str, list[int]]]:
+    """The structures in turn, each with its t >= 1."""
+    times = (t for t in entry.result.times if t >= 1)
+    return [(structure, list(phase)) for structure, phase in itertools.groupby(times, entry.structure)]
 
 
 def _cell(result: Result, t: int, phase: Sequence[int], line: Reference | None) -> Cell:
@@ -127,16 +113,16 @@ def table1(
     published = reference_iid() if paper else {}
     lines: dict[tuple, Line] = {}
     for column, k in enumerate(KS):
-        for iid in [entry for entry in entries if _is_iid(entry.result, k)]:
+        for iid in [entry for entry in entries if _is_iid(entry, k)]:
             sequential = _sequential(iid, k, entries)
             if sequential is None:
                 continue
-            learner, count = iid.result.learner, experts(iid.result, k)
-            line = match(sequential.result, k, paper)
-            theirs = published.get((line.size, line.learner, count, k)) if line else None
-            extra = iid.setting.removeprefix(setting(iid.result))
-            names = [f"{iid.size} {NAMES.get(learner, learner)}{extra}", count]
-            key = iid.result.place, iid.size, _natural(count), extra
+            learner, structure = iid.result.learner, iid.structure(k)
+            line = sequential.match(k, paper)
+            theirs = published.get((line.size, learner, structure, k)) if line else None
+            extra = iid.setting.removeprefix(setting(iid))
+            key = iid.result.place, iid.size, _natural(structure), extra
+            names = [f"{iid.size} {iid.name}{extra}", structure]
             made = lines.setdefault(key, Line(names, ["" for _ in KS for _ in range(2)], learner))
             for i, entry in enumerate((iid, sequential)):
                 made.cells[2 * column + i] = _value(entry.result, k, theirs[i] if theirs else None)
@@ -151,16 +137,16 @@ def table1(
     return PaperTable(title, ["method", "# experts"], groups, ["i.i.d.", "seq."], body, notes)
 
 
-def _is_iid(result: Result, k: int) -> bool:
-    return result.waiting_time == multiplier(result) == k and plain(result) and _stage(result, k) == 0
+def _is_iid(entry: Entry, k: int) -> bool:
+    return entry.result.waiting_time == entry.multiplier == k and entry.plain and _stage(entry, k) == 0
 
 
-def _is_sequential(result: Result, k: int) -> bool:
-    return result.waiting_time == multiplier(result) == 1 and plain(result) and _stage(result, k) == k - 1
+def _is_sequential(entry: Entry, k: int) -> bool:
+    return entry.result.waiting_time == entry.multiplier == 1 and entry.plain and _stage(entry, k) == k - 1
 
 
-def _stage(result: Result, t: int) -> int | None:
-    return result.repeats[0][t]["stage"] if t in result.times else None
+def _stage(entry: Entry, t: int) -> int | None:
+    return entry.result.repeats[0][t]["stage"] if t in entry.result.times else None
 
 
 def _sequential(iid: Entry, k: int, entries: Sequence[Entry]) -> Entry | None:
@@ -171,15 +157,15 @@ def _sequential(iid: Entry, k: int, entries: Sequence[Entry]) -> Entry | None:
         return len(distinguishing([own, flatten(entry.result.config)], SHOWN))
 
     def model(entry: Entry) -> tuple[str, str, str]:
-        return entry.result.learner, entry.size, experts(entry.result, k)
+        return entry.result.learner, entry.size, entry.structure(k)
 
-    partners = [e for e in entries if _is_sequential(e.result, k) and model(e) == model(iid)]
+    partners = [e for e in entries if _is_sequential(e, k) and model(e) == model(iid)]
     return min(partners, key=distance, default=None)
 
 
 def _why_no_table1(entries: Sequence[Entry]) -> str:
-    def any_of(kind: Callable[[Result, int], bool]) -> bool:
-        return any(kind(entry.result, k) for entry in entries for k in KS)
+    def any_of(kind: Callable[[Entry, int], bool]) -> bool:
+        return any(kind(entry, k) for entry in entries for k in KS)
 
     ks = " or ".join(map(str, KS))
     if not any_of(_is_iid):

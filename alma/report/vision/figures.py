@@ -10,44 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from alma.records import Run
-from alma.report.figures import Curve, draw_curve
+from alma.report import style
+from alma.report.figures import Curve, draw_curve, over_time
 from alma.report.results import Result, compute, memory
-from alma.report.style import (
-    COLOURS,
-    LINES,
-    MARKERS,
-    PRINT,
-    LegendEntries,
-    Picture,
-    add_legend,
-    named_panels,
-    number_axis,
-    save,
-    subplots,
-)
+from alma.report.style import COLOURS, LINES, MARKERS, LegendEntries, Picture, add_legend, number_axis
+from alma.report.vision import select
 from alma.report.vision.captions import CAPTIONS
-from alma.report.vision.entries import (
-    Missing,
-    Pair,
-    Spoke,
-    ablation,
-    at_most,
-    at_one_wait,
-    cer,
-    cer_against,
-    data_sets,
-    distinct,
-    finished,
-    method,
-    most_waits,
-    over_time,
-    replay_pairs,
-    single_stage,
-    size,
-    spokes,
-    wait,
-    without_replay,
-)
+from alma.report.vision.select import Missing, Pair, Spoke, cer, distinct, methods, size, wait
 
 CER, TFLOPS = "cumulative error rate (CER)", "training compute (TFLOPs)"
 _ALIGNED = (("center", "bottom"), ("right", "center"), ("center", "top"), ("left", "center"))
@@ -62,11 +31,11 @@ def write_paper_figures(runs: Sequence[Run], out: Path) -> tuple[list[Picture], 
     """
     import matplotlib
 
-    done, remarks = finished(runs)
+    done, remarks = select.finished(runs)
     pictures: list[Picture] = []
-    with matplotlib.rc_context(PRINT):
-        for stem, results in data_sets(done).items():
-            shown, excess = at_most(len(COLOURS), results)
+    with matplotlib.rc_context(style.PRINT):
+        for stem, results in select.data_sets(done).items():
+            shown, excess = select.at_most(len(COLOURS), results)
             if excess:
                 waits = ", ".join(map(str, excess))
                 remarks.append(f"{stem}: more waiting times than colours, left out: {waits}")
@@ -78,18 +47,18 @@ def write_paper_figures(runs: Sequence[Run], out: Path) -> tuple[list[Picture], 
                     continue
                 for suffix, figure in found.items():
                     path = out / f"{stem}_{name}{suffix}.png"
-                    save(figure, path)
+                    figure.savefig(path, dpi=200, bbox_inches="tight")
                     pictures.append(Picture(path, CAPTIONS[name]))
     return pictures, remarks
 
 
 def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 1 right: error over time of one learner and size; a colour per waiting time."""
-    shown, colours = most_waits(results), _colours(results)
-    figure, ((axes,),) = subplots(1, 1, (4.4, 2.9))
+    shown, colours = select.most_waits(results), _colours(results)
+    figure, ((axes,),) = style.subplots(1, 1, (4.4, 2.9))
     for result in shown:
         _draw_error(axes, result, colours[wait(result)])
-    axes.set(title=f"{_title(results)}: {method(shown[0])}, {_size_label(shown[0])}")
+    axes.set(title=f"{_title(results)}: {shown[0].method}, {_size_label(shown[0])}")
     _label_error_axes(figure, [axes], shown)
     add_legend(figure, {"waiting time": _waits(shown, colours)})
     return {"": figure}
@@ -97,13 +66,13 @@ def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
 
 def cost_trade_offs(results: Sequence[Result]) -> dict[str, Any]:
     """Figures 2 and 7 (top): CER against training compute, and against parameters, without replay."""
-    shown = without_replay(results)
+    shown = select.without_replay(results)
     if len(shown) < 2:
         raise Missing("only one configuration without --replay")
-    figure, ((left, right),) = subplots(1, 2, (7.0, 3.2), sharey=True)
+    figure, ((left, right),) = style.subplots(1, 2, (7.0, 3.2), sharey=True)
     markers = _markers(distinct(wait, results))
     for axes, cost in ((left, compute), (right, memory)):
-        curves = cer_against(shown, cost)
+        curves = select.cer_against(shown, cost)
         for found in curves:
             colour, line = _look(found.result, results)
             axes.errorbar(found.x, found.y, found.deviation, linestyle="none", ecolor=colour, elinewidth=0.8)
@@ -115,7 +84,7 @@ def cost_trade_offs(results: Sequence[Result]) -> dict[str, Any]:
     left.set(xlabel=TFLOPS, ylabel=CER, title=_title(results))
     right.set(xlabel="cumulative parameters, Mem", title=_title(results))
     marks = [(f"w = {w}", _mark(markers[w])) for w in distinct(wait, shown)]
-    learners = _methods(shown, results)
+    learners = _method_entries(shown, results)
     for _, look in learners:
         fill = _FILLS[look["linestyle"]]
         look |= _dot("o", look["color"], fill) if fill != "full" else {}
@@ -128,22 +97,22 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
 
     A row has two learners: a panel with more lines would be illegible.
     """
-    usual = [result for result in without_replay(results) if not result.settings]
+    usual = [result for result in select.without_replay(results) if not result.settings]
     if not usual:
         raise Missing("no run without --replay and with a learner's usual settings")
     sizes = sorted({min(map(size, usual)), max(map(size, usual))})
     shown = [result for result in usual if size(result) in sizes]
-    names = distinct(method, shown)
+    names = methods(shown)
     rows = [names[i : i + 2] for i in range(0, len(names), 2)]
     inches = 1.1 + 2.9 * len(sizes), 0.4 + 2.2 * len(rows)
-    figure, panels = subplots(len(rows), len(sizes), inches, sharex=True, sharey=True)
+    figure, panels = style.subplots(len(rows), len(sizes), inches, sharex=True, sharey=True)
     colours = _colours(results)
     for pair, row in zip(rows, panels, strict=True):
         for hidden, axes in zip(sizes, row, strict=True):
-            members = [result for result in shown if method(result) in pair and size(result) == hidden]
+            members = [result for result in shown if result.method in pair and size(result) == hidden]
             for result in members:
-                _draw_error(axes, result, colours[wait(result)], LINES[pair.index(method(result))])
-            there = " and ".join(distinct(method, members))
+                _draw_error(axes, result, colours[wait(result)], LINES[pair.index(result.method)])
+            there = " and ".join(methods(members))
             axes.set_title(f"{there}, {hidden} {_units(shown[0])}")
             axes.set_visible(bool(members))
     for column in panels.T:  # label the lowest visible panel
@@ -156,26 +125,26 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
 
 def replay_at_one_wait(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 4: effect of replay on CER and compute for each learner and size, at one waiting time."""
-    pairs = at_one_wait(replay_pairs(results))
-    figure, ((axes,),) = subplots(1, 1, (4.4, 3.0))
+    pairs = select.at_one_wait(select.replay_pairs(results))
+    figure, ((axes,),) = style.subplots(1, 1, (4.4, 3.0))
     plain = [pair[0] for pair in pairs]
     markers = _markers(distinct(size, plain))
     for pair in pairs:
         _draw_pair(axes, pair, _look(pair[0], results), markers)
     _label_pair_axes([axes], pairs)
     axes.set(xlabel=TFLOPS, ylabel=CER, title=f"{_title(results)}, waiting time {wait(plain[0])}")
-    add_legend(figure, {"learner": _methods(plain, results), **_marks_of_pairs(plain, markers)})
+    add_legend(figure, {"learner": _method_entries(plain, results), **_marks_of_pairs(plain, markers)})
     return {"": figure}
 
 
 def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 8: effect of replay on CER and compute; a panel per learner, a colour per waiting time."""
-    pairs = replay_pairs(results)
+    pairs = select.replay_pairs(results)
     plain = [pair[0] for pair in pairs]
-    figure, panels = named_panels(distinct(method, plain), sharex=True, sharey=True)
+    figure, panels = style.named_panels(methods(plain), sharex=True, sharey=True)
     markers, colours = _markers(distinct(size, plain)), _colours(results)
     for pair in pairs:
-        _draw_pair(panels[method(pair[0])], pair, (colours[wait(pair[0])], "-"), markers)
+        _draw_pair(panels[pair[0].method], pair, (colours[wait(pair[0])], "-"), markers)
     _label_pair_axes(list(panels.values()), pairs)
     figure.supxlabel(TFLOPS, fontsize="medium")
     figure.supylabel(CER, fontsize="medium")
@@ -189,16 +158,18 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
 
     The run that waits for the whole stream counts as both: replay changes nothing.
     """
-    pairs = replay_pairs(results)
+    pairs = select.replay_pairs(results)
     largest: dict[str, int] = {}
     for one, _ in pairs:
-        largest[method(one)] = max(size(one), largest.get(method(one), 0))
-    figure, panels = named_panels(list(largest), sharex=True, sharey=True)
+        largest[one.method] = max(size(one), largest.get(one.method, 0))
+    figure, panels = style.named_panels(list(largest), sharex=True, sharey=True)
     colours, drawn = _colours(results), []
     for name, axes in panels.items():
-        mine = [pair for pair in pairs if method(pair[0]) == name and size(pair[0]) == largest[name]]
-        whole = [r for r in results if method(r) == name and size(r) == largest[name] and single_stage(r)]
-        plain = [pair[0] for pair in mine if not single_stage(pair[0])] + whole
+        mine = [pair for pair in pairs if pair[0].method == name and size(pair[0]) == largest[name]]
+        whole = [
+            r for r in results if r.method == name and size(r) == largest[name] and select.single_stage(r)
+        ]
+        plain = [pair[0] for pair in mine if not select.single_stage(pair[0])] + whole
         for result in plain:
             _draw_error(axes, result, colours[wait(result)])
         for _, result in mine:
@@ -213,7 +184,7 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
 
 def radars(results: Sequence[Result]) -> dict[str, Any]:
     """The first draft's radar plots, one per size; a panel per learner, a polygon per waiting time."""
-    shown = without_replay(results)
+    shown = select.without_replay(results)
     sizes = {hidden: [r for r in shown if size(r) == hidden] for hidden in distinct(size, shown)}
     figures = {
         f"_h{hidden}": _radar(members, results) for hidden, members in sizes.items() if len(members) > 1
@@ -224,13 +195,13 @@ def radars(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _radar(members: Sequence[Result], results: Sequence[Result]) -> Any:
-    measured, colours = spokes(members), _colours(results)
+    measured, colours = select.spokes(members), _colours(results)
     angles = [2 * math.pi * i / len(measured) for i in range(len(measured))]
-    figure, panels = named_panels(distinct(method, members), (2.4, 2.0), subplot_kw={"projection": "polar"})
+    figure, panels = style.named_panels(methods(members), (2.4, 2.0), subplot_kw={"projection": "polar"})
     for i, result in enumerate(members):
         radii = [spoke.radii[i] for spoke in measured.values()]
         look = {"color": colours[wait(result)], "marker": ".", "clip_on": False, "zorder": 3}
-        panels[method(result)].plot([*angles, 0], [*radii, radii[0]], **look)
+        panels[result.method].plot([*angles, 0], [*radii, radii[0]], **look)
     for axes in panels.values():
         axes.set_theta_zero_location("N")
         axes.set(rlim=(0, 1), rticks=(0.25, 0.5, 0.75), yticklabels=[], xticks=angles, xticklabels=[])
@@ -256,8 +227,8 @@ def _extent(spoke: Spoke) -> str:
 
 def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
     """The first draft's Figure 5 left: tree gates, flat gates, no growth, and an ensemble of mixtures."""
-    shown = ablation(results)
-    figure, ((axes,),) = subplots(1, 1, (4.6, 2.9))
+    shown = select.ablation(results)
+    figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
     looks = {name: {"color": COLOURS[i], "linestyle": LINES[i]} for i, name in enumerate(shown)}
     for name, result in shown.items():
         _draw_error(axes, result, looks[name]["color"], looks[name]["linestyle"])
@@ -296,8 +267,8 @@ def _units(result: Result) -> str:
 
 def _look(result: Result, results: Sequence[Result]) -> tuple[str, str]:
     """Colour of the learner, and line style of the method among the learner's methods."""
-    peers = distinct(method, (r for r in results if r.place == result.place))
-    return COLOURS[result.place % len(COLOURS)], LINES[peers.index(method(result)) % len(LINES)]
+    peers = methods(r for r in results if r.place == result.place)
+    return COLOURS[result.place % len(COLOURS)], LINES[peers.index(result.method) % len(LINES)]
 
 
 def _colours(results: Sequence[Result]) -> dict[int, str]:
@@ -313,8 +284,8 @@ def _waits(shown: Sequence[Result], colours: Mapping[int, str]) -> LegendEntries
     return [(f"w = {w}", {"color": colours[w], "linewidth": 2}) for w in distinct(wait, shown)]
 
 
-def _methods(shown: Sequence[Result], results: Sequence[Result]) -> LegendEntries:
-    looks = {method(result): _look(result, results) for result in shown}
+def _method_entries(shown: Sequence[Result], results: Sequence[Result]) -> LegendEntries:
+    looks = {result.method: _look(result, results) for result in shown}
     return [(name, {"color": colour, "linestyle": line}) for name, (colour, line) in looks.items()]
 
 

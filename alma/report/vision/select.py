@@ -5,6 +5,7 @@ A method is a learner with its settings, except size (`hidden`), waiting time, r
 
 import json
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from alma import metrics
 from alma.configs import canonical, differing, flatten
 from alma.records import Run
-from alma.report.figures import Curve, curve
+from alma.report.figures import Curve
 from alma.report.labels import as_setting
 from alma.report.results import Result, Rows, column, compute, group, memory
 
@@ -33,6 +34,7 @@ _CONTROLLED = ("hidden", "waiting_time", "replay", "epochs", "arch")
 """Settings that all learners of an ablation share."""
 
 Pair = tuple[Result, Result]
+wait = operator.attrgetter("waiting_time")
 
 
 class Missing(Exception):
@@ -98,19 +100,9 @@ def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[in
     return [r for r in results if wait(r) in kept], [w for w in waits if w not in kept]
 
 
-def method(result: Result) -> str:
-    """The learner and its unusual settings."""
-    return result.method
-
-
 def size(result: Result) -> int:
     """Size of the backbone: units of a hidden layer, or channels."""
     return result.config["hidden"]
-
-
-def wait(result: Result) -> int:
-    """Waiting time w."""
-    return result.waiting_time
 
 
 def single_stage(result: Result) -> bool:
@@ -118,10 +110,14 @@ def single_stage(result: Result) -> bool:
     return wait(result) == result.config["megabatches"] and not result.config["replay"]
 
 
-def distinct(key: Callable[[Result], Any], results: Iterable[Result]) -> list[Any]:
-    """The different values of `key`: numbers ascending, text in order of appearance."""
-    found = list(dict.fromkeys(map(key, results)))
-    return found if found and isinstance(found[0], str) else sorted(found)
+def distinct(key: Callable[[Result], int], results: Iterable[Result]) -> list[int]:
+    """The different values of `key`, ascending."""
+    return sorted(set(map(key, results)))
+
+
+def methods(results: Iterable[Result]) -> list[str]:
+    """The different methods, in order of appearance."""
+    return list(dict.fromkeys(result.method for result in results))
 
 
 def cer(rows: Rows) -> float:
@@ -132,11 +128,6 @@ def cer(rows: Rows) -> float:
 def testing(rows: Rows) -> float:
     """FLOPs of testing one example at each t = 0..B, the first draft's compute at test time."""
     return math.fsum(column(rows, "eval_flops_per_example").values())
-
-
-def over_time(result: Result) -> Curve:
-    """Test error (%) at each t."""
-    return curve(result, result.times, lambda rows, t: t, lambda rows, t: rows[t]["value"])
 
 
 def without_replay(results: Iterable[Result]) -> list[Result]:
@@ -175,7 +166,7 @@ def most_waits(results: Sequence[Result]) -> list[Result]:
     """Results of the method and size with the most waiting times (Figure 1); ties go to sm, then to large."""
     kinds: dict[tuple[str, int], list[Result]] = {}
     for result in without_replay(results):
-        kinds.setdefault((method(result), size(result)), []).append(result)
+        kinds.setdefault((result.method, size(result)), []).append(result)
     chosen = max(kinds.values(), key=lambda members: (len(members), -members[0].place, size(members[0])))
     if len(chosen) < 2:
         raise Missing("no learner with two waiting times of one size")
@@ -186,7 +177,7 @@ def cer_against(results: Iterable[Result], cost: Callable[[Rows], float]) -> lis
     """CER against a cost: a curve over ascending sizes for each method and waiting time (Figure 2)."""
     families: dict[tuple[str, int], list[Result]] = {}
     for result in results:
-        families.setdefault((method(result), wait(result)), []).append(result)
+        families.setdefault((result.method, wait(result)), []).append(result)
     curves = []
     for members in families.values():
         members.sort(key=size)
