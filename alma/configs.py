@@ -44,13 +44,9 @@ def canonical(config: Mapping[str, Any], *without: str) -> str:
 
 
 def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Settings in which flat configs differ, in order of appearance; an absent one differs from any value."""
+    """Settings in which flat configs differ, in order of appearance; an absent setting counts as None."""
     names = dict.fromkeys(itertools.chain(*configs))
-    return [name for name in names if len({_json(config, name) for config in configs}) > 1]
-
-
-def _json(config: Mapping[str, Any], name: str) -> str | None:
-    return json.dumps(config[name]) if name in config else None
+    return [name for name in names if len({json.dumps(config.get(name)) for config in configs}) > 1]
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
@@ -58,12 +54,14 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], growing: Collecti
 
     Settings in `growing` may increase: a larger number, or a list with more values at its end.
     """
-    old, new = flatten(before), flatten(now)
-    pairs = [(name, old.get(name, _ABSENT), new.get(name, _ABSENT)) for name in sorted(differing([old, new]))]
+    flat = [flatten(before), flatten(now)]
+    absent = dict.fromkeys(itertools.chain(*flat), _ABSENT)
+    old, new = (absent | config for config in flat)
     return [
-        _change(name, one, other)
-        for name, one, other in pairs
-        if one != other and not (name in growing and _increased(one, other))  # 1 equals 1.0
+        _change(name, old[name], new[name])
+        for name in sorted(differing([old, new]))
+        if old[name] != new[name]  # 1 and 1.0 are equal
+        and not (name in growing and _increased(old[name], new[name]))
     ]
 
 

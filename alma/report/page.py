@@ -81,8 +81,5 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
 
 
 def _provenance(runs: Sequence[Run]) -> Table:
-    lines = [["run", "seed", "started", "commit"]]
-    for run in runs:
-        known = (run.config["seed"], run.info.get("created"), run.info.get("commit"))
-        lines.append([str(run.directory), *map(str, known)])
-    return lines
+    rows = [(r.directory, r.config["seed"], r.info.get("created"), r.info.get("commit")) for r in runs]
+    return [["run", "seed", "started", "commit"], *(list(map(str, row)) for row in rows)]

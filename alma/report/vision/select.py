@@ -15,21 +15,10 @@ from alma import metrics
 from alma.configs import canonical, differing, flatten
 from alma.records import Run
 from alma.report.figures import Curve
-from alma.report.labels import as_setting
+from alma.report.labels import ALWAYS_SHOWN, as_setting
 from alma.report.results import Result, Rows, column, compute, group, memory
 
-_NOT_METHOD = {
-    "learner",
-    "name",
-    "hidden",
-    "waiting_time",
-    "replay",
-    "seed",
-    "megabatches",
-    "dataset",
-    "data",
-}
-
+_NOT_METHOD = ALWAYS_SHOWN | {"hidden", "dataset", "data"}
 _CONTROLLED = ("hidden", "waiting_time", "replay", "epochs", "arch")
 """Settings that all learners of an ablation share."""
 
