@@ -1,21 +1,22 @@
-"""The general table: its cells, its labels, and which columns it has."""
+"""The general table: cells, labels and columns."""
 
 import csv
 import json
 import math
 import re
+import statistics
 
 import pytest
 
 from alma.report import compare
 from alma.report.labels import describe
-from alma.report.results import find_runs, group
+from alma.report.results import column, find_runs, group
 
 from .synthetic import make_run, report
 
 
 def cells(output, first):
-    """Cells of the table line that starts with `first` (columns are two spaces apart)."""
+    """Cells of the table row that starts with `first`; columns are separated by two spaces."""
     (line,) = [line for line in output.splitlines() if line.startswith(first + "  ")]
     return re.split(r" {2,}", line.strip())
 
@@ -28,7 +29,7 @@ def names(output):
 
 
 def records(output):
-    """The first table of a report as dictionaries by learner; it must have no empty cells."""
+    """The rows of the first table, which must have no empty cells, as dictionaries by learner."""
     lines = output.splitlines()
     header = re.split(r" {2,}", lines[1].strip())
     end = next(i for i, line in enumerate(lines) if line.startswith("* "))
@@ -57,14 +58,14 @@ def test_table_holds_the_metrics_of_equations_1_and_2(tmp_path):
     }
 
 
-def test_waiting_is_a_star_but_counts(tmp_path):
+def test_a_waiting_learner_has_stars_that_count(tmp_path):
     make_run(tmp_path, [100.0, 100.0, 100.0, 20.0, 20.0], waiting_time=3)
     row = records(report(tmp_path).stdout)["sm"]
     assert [row[f"t={t}"] for t in (1, 2, 3, 4)] == ["*", "*", "20.00", "20.00"]
     assert (row["untrained"], row["average"], row["cumulative PPL"]) == ("100.00", "60.00", "240.00")
 
 
-def test_what_a_learner_that_waits_has_learnt_is_summed_apart(tmp_path):
+def test_a_second_total_leaves_out_the_untrained_model(tmp_path):
     make_run(tmp_path / "a", [0.95, 0.95, 0.95, 0.3, 0.3], waiting_time=3, metric="error")
     make_run(tmp_path / "b", [0.85, 0.5, 0.4, 0.3, 0.2], metric="error", learner="ens")
     output = report(tmp_path).stdout
@@ -73,10 +74,10 @@ def test_what_a_learner_that_waits_has_learnt_is_summed_apart(tmp_path):
     assert "CER trained is the sum from the first trained stage on" in output
     assert "eq. 1 of the paper's final version" in output
     alone = report(tmp_path / "b").stdout
-    assert "CER trained" not in alone  # it would be CER
+    assert "CER trained" not in alone  # it would equal CER
 
 
-def test_validation_is_a_column_where_rows_have_it(tmp_path):
+def test_validation_has_a_column_if_rows_have_it(tmp_path):
     for seed, score in enumerate((0.5, 0.3)):
         scores = [None, None, 0.5, 0.5, score]
         make_run(tmp_path / f"a{seed}", [0.9] * 5, 2, metric="error", valid=scores, seed=seed, lr=1)
@@ -96,7 +97,7 @@ def test_validation_is_a_column_where_rows_have_it(tmp_path):
     assert "alidation" not in report(tmp_path / "old").stdout
 
 
-def test_the_learner_column_says_only_what_differs_and_flag_by_flag(tmp_path):
+def test_the_learner_column_shows_only_differences_by_flag(tmp_path):
     flags = ["--arch", "x", "--adam-betas", "(0.9, 0.98)", "--dropout", "0.1"]
     lists = {"stream_sha256": "a" * 64, "megabatch_sha256": ["b" * 64, "c" * 64]}
     make_run(tmp_path / "a", [90.0, 20.0], fairseq_flags=[*flags, "--lr", "1e-3"], **lists)
@@ -129,13 +130,13 @@ def test_settings_are_short():
     assert describe(shown, shown) == "a=2 b=2*50,4*49 c=2,2,4 lr=2e-3 fp16 d=0f0f0f0f"
 
 
-def test_a_run_without_flags_beside_one_with_some(tmp_path):
+def test_runs_with_and_without_flags(tmp_path):
     make_run(tmp_path / "a", [90.0, 20.0], fairseq_flags=[])
     make_run(tmp_path / "b", [90.0, 20.0], fairseq_flags=["--lr", "1e-3"])
     assert names(report(tmp_path).stdout) == ["sm", "sm lr=1e-3"]
 
 
-def test_checksums_are_told_where_nothing_else_tells_data_apart(tmp_path):
+def test_checksums_are_shown_only_if_nothing_else_distinguishes_data(tmp_path):
     for name, stream, digest in (("a", "wiki", "1"), ("b", "wiki", "2")):
         make_run(tmp_path / name, [90.0, 20.0], stream=stream, stream_sha256=digest * 64, seed=int(digest))
     assert names(report(tmp_path).stdout) == ["sm stream_sha256=11111111", "sm stream_sha256=22222222"]
@@ -150,24 +151,24 @@ def test_checksums_are_told_where_nothing_else_tells_data_apart(tmp_path):
     ("rows", "info", "mark"),
     [(4, {"stages": 1}, "sm (t=3/4)"), (4, {"stages": 2}, "sm (not finished, t=3/4)"), (4, {}, "sm (t=3/4)")],
 )
-def test_a_run_that_ends_where_it_was_asked_to_is_not_called_unfinished(tmp_path, rows, info, mark):
+def test_a_run_is_finished_after_the_requested_stages(tmp_path, rows, info, mark):
     run = make_run(tmp_path, [90.0, 90.0, 90.0, 20.0, 20.0], 3, rows, fairseq_flags=[])
     (tmp_path / "run.json").write_text(json.dumps(run.info | info))
     assert names(report(tmp_path).stdout) == [mark]
 
 
-def test_comp_of_older_image_runs_leaves_their_validation_out(tmp_path):
+def test_comp_excludes_validation_also_in_older_image_runs(tmp_path):
     run = make_run(tmp_path, [0.9, 0.5, 0.4], metric="error", dataset="digits")
     rows = run.rows
     for row in rows[1:]:
         row["extra"]["flops"] = {"forward": 1e15, "backward": 2e15, "validation": 5e14}
-    rows[1]["train_flops"] = 3.5e15  # as it was
-    rows[2]["train_flops"] = 3e15  # as it is
+    rows[1]["train_flops"] = 3.5e15  # validation included
+    rows[2]["train_flops"] = 3e15  # without validation
     run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert records(report(tmp_path).stdout)["sm"]["Comp (TFLOPs)"] == "6,000"
 
 
-def test_seeds_are_one_row_and_settings_are_told_apart(tmp_path):
+def test_a_row_per_setting_with_the_mean_over_seeds(tmp_path):
     for seed, final in enumerate([0.2, 0.3, 0.4]):
         make_run(tmp_path / f"s{seed}", [0.9, 0.5, final], metric="error", seed=seed, hidden=64, lr=0.1)
     make_run(tmp_path / "wide", [0.9, 0.4, 0.1], metric="error", hidden=128, lr=0.1)
@@ -179,7 +180,7 @@ def test_seeds_are_one_row_and_settings_are_told_apart(tmp_path):
     assert (rows["sm hidden=128"]["n"], rows["sm hidden=128"]["CER"]) == ("1", "0.50")
 
 
-def test_an_unfinished_run_is_marked_and_shortens_its_repeats(tmp_path):
+def test_an_unfinished_run_is_marked_and_cuts_its_repeats(tmp_path):
     make_run(tmp_path / "0", [90.0, 30.0, 20.0, 10.0, 5.0], seed=0)
     make_run(tmp_path / "1", [90.0, 40.0, 30.0, 10.0, 5.0], seed=1, rows=3)
     line = cells(report(tmp_path).stdout, "sm (not finished, t=2/4)")
@@ -189,7 +190,7 @@ def test_an_unfinished_run_is_marked_and_shortens_its_repeats(tmp_path):
     assert "10.00" not in line
 
 
-def test_long_streams_show_first_quarters_last_and_metrics_get_own_tables(tmp_path):
+def test_long_streams_show_first_quarters_and_last_and_each_metric_has_a_table(tmp_path):
     make_run(tmp_path / "long", [0.9] + [0.5] * 40, metric="error")
     make_run(tmp_path / "lm", [90.0, 20.0])
     output = report(tmp_path).stdout
@@ -211,8 +212,18 @@ def test_long_streams_show_first_quarters_last_and_metrics_get_own_tables(tmp_pa
         (6.57e9, "6.57G"),
     ],
 )
-def test_parameters_have_three_digits_and_a_unit(count, shown):
+def test_parameters_have_three_digits_and_a_suffix(count, shown):
     assert compare.abbreviated(count) == shown
+
+
+def test_a_new_measure_is_one_entry(tmp_path, monkeypatch):
+    def median(rows):
+        return statistics.median(column(rows, "value").values())
+
+    monkeypatch.setitem(compare.AVERAGES, "median", median)
+    make_run(tmp_path, [0.9, 0.5, 0.1], metric="error")
+    header, row = compare.table(group(find_runs([tmp_path]))[0])
+    assert row[header.index("median")] == "50.00"
 
 
 def test_spread_is_the_sample_standard_deviation(tmp_path):

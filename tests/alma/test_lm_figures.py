@@ -1,4 +1,4 @@
-"""Figure 5 from runs: what is in it, on synthetic runs whose numbers are known."""
+"""Figure 5: its contents, on runs with known numbers."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def entries(place):
 
 
 def lines_of(axes, colour):
-    """Points of the lines of that colour."""
+    """Points of the lines with this colour."""
     drawn = [line for line in axes.lines if colors.to_rgba(line.get_color()) == colors.to_rgba(colour)]
     return [[tuple(map(float, point)) for point in line.get_xydata()] for line in drawn]
 
@@ -39,7 +39,7 @@ def test_a_trajectory_has_a_point_per_mega_batch_and_averages_since_the_first(tm
     assert line.deviation == pytest.approx([0.5**0.5, 0.5**0.5 / 2, 0.5**0.5 / 3])
 
 
-def test_growing_moves_right_and_experts_count_those_of_all_members(tmp_path):
+def test_growth_increases_costs_and_experts_are_those_of_all_members(tmp_path):
     lm_run(tmp_path / "a", [30.0, 20.0, 16.0], "gens", millions=[64, 128, 192], members=[1, 2, 3])
     lm_run(tmp_path / "b", [30.0, 20.0, 16.0], "gmoe", millions=[64, 77, 90], experts=[4, 6, 8])
     lm_run(tmp_path / "c", [30.0, 20.0, 16.0], "ens", experts=None, members=5)
@@ -50,7 +50,7 @@ def test_growing_moves_right_and_experts_count_those_of_all_members(tmp_path):
     assert gmoe.y == pytest.approx([30, 25, 22])
 
 
-def test_the_papers_line_has_its_averages_sizes_and_derived_compute(tmp_path):
+def test_the_papers_line_has_its_averages_and_sizes_and_derived_compute(tmp_path):
     lm_run(tmp_path / "a", [30.0] * 4)
     lm_run(tmp_path / "b", [30.0] * 4, "ens", millions=130, members=2)
     lm_run(tmp_path / "c", [30.0] * 4, "gens", millions=[64, 128, 192, 256], members=[1, 2, 3, 4])
@@ -64,24 +64,26 @@ def test_the_papers_line_has_its_averages_sizes_and_derived_compute(tmp_path):
         for key in (("sm", 64), ("ens", 130), ("gens", 64), ("gmoe", 210))
     )
     assert sm.y == pytest.approx([28.57, 28.01, 27.6433, 27.365], abs=1e-4)
-    stage = 120_000 * 192 * 3 * 45.7e9 / 1e12  # not the 42 GFLOPs that the paper prints
+    stage = 120_000 * 192 * 3 * 45.7e9 / 1e12  # the paper prints 42 GFLOPs
     assert sm.x[0] == pytest.approx([stage, 2 * stage, 3 * stage, 4 * stage], rel=1e-3)
     assert sm.x[1:] == ([65e6] * 4, [4] * 4)
-    assert ens.x[0] == pytest.approx([2 * x for x in sm.x[0]])  # 4 experts each, as sm
+    assert ens.x[0] == pytest.approx([2 * x for x in sm.x[0]])  # 4 experts each, like sm
     assert ens.x[2] == [8] * 4
     assert gens.x[0] == pytest.approx(sm.x[0])
     assert gens.x[1:] == ([65e6, 130e6, 195e6, 260e6], [4, 8, 12, 16])
     assert gens.y == pytest.approx([28.57, 27.42, 26.75, 26.315])
     large = 120_000 * 192 * 3 * 126.5e9 / 1e12
-    assert gmoe.x[0] == pytest.approx([large, 2 * large], rel=1e-3)  # up to the size that is not the paper's
+    assert gmoe.x[0] == pytest.approx(
+        [large, 2 * large], rel=1e-3
+    )  # up to the first size that is not the paper's
     assert gmoe.y == pytest.approx([22.47, 21.845])
     assert lm_figures.paper_trajectory(of["sm", 500], PAPER) is None
     assert lm_figures.paper_trajectory(of["moe", 64], PAPER) is None
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
-def test_equal_work_is_at_equal_compute_as_the_papers(tmp_path, size):
-    """A run of the paper's architecture and updates is drawn above or below the paper's point, not beside."""
+def test_equal_work_has_the_papers_compute(tmp_path, size):
+    """The same architecture and updates as the paper's have the same x."""
     arch = ARCHS[f"switch_gmoe_{size}"]
     shape = Shape(arch.layers, arch.dim, 4 * arch.dim, 50_264, 512, experts=8, moe_freq=2)
     flops = shape.training_flops(120_000 * 192 * 512)
@@ -121,7 +123,7 @@ def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(t
         (130e6, 26.20),
     ]
     (side,), (middle,) = lines_of(experts, vermilion), lines_of(experts, green)
-    assert 0 < middle[0][0] - side[0][0] < 1  # side by side, nearer than two numbers of experts
+    assert 0 < middle[0][0] - side[0][0] < 1  # side by side, less than one expert apart
     assert middle[0][0] == pytest.approx(8)
     texts = [text for text in compute.texts if colors.to_rgba(text.get_color()) == RED]
     assert sorted((text.get_text(), text.xy[1]) for text in texts) == [("4", 26.0), ("4", 30.0), ("8", 28.0)]
@@ -171,10 +173,10 @@ def test_draw_writes_a_picture_and_names_what_is_left_out(tmp_path):
     ]
     ((_, caption),), remarks = lm_figures.write_figure5(found, tmp_path, per_word=True)
     assert "Grey" not in caption
-    assert len(remarks) == 1  # nothing to look for counterparts in
+    assert len(remarks) == 1  # no line on counterparts
 
 
-def test_nothing_comparable_is_a_line_and_no_picture(tmp_path):
+def test_without_comparable_runs_there_is_a_remark_and_no_picture(tmp_path):
     lm_run(tmp_path, [9.0, 9.0], replay=True)
     found, _ = find_entries(find_runs([tmp_path]))
     pictures, remarks = lm_figures.write_figure5(found, tmp_path, per_word=False)

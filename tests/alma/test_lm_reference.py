@@ -34,7 +34,7 @@ def test_reference_tables_hold_the_papers_numbers():
     assert totals == pytest.approx({"base": 911.84, "large": 712.67})
 
 
-def test_table_1_of_the_paper_is_part_of_its_table_2():
+def test_the_papers_table_1_agrees_with_its_table_2():
     by = {tuple(line[:5]): line.perplexity for line in PAPER}
     pairs = reference_iid()
     assert pairs["base", "ens", "4@2", 3] == (24.30, 24.57)
@@ -42,7 +42,7 @@ def test_table_1_of_the_paper_is_part_of_its_table_2():
     assert len(pairs) == 4
     for (size, learner, experts, k), (iid, seq) in pairs.items():
         assert seq == by[learner, 1, 1, experts, size][k]
-        # Table 2 gives 17.84 for what is 17.88 in Table 1: the paper contradicts itself there.
+        # The paper contradicts itself here: 17.84 in Table 2 is 17.88 in Table 1.
         assert iid == pytest.approx(by[learner, k, k, experts, size][k], abs=0.05)
 
 
@@ -57,7 +57,7 @@ def test_table_1_of_the_paper_is_part_of_its_table_2():
         ("gens,1,1,4@1", "gens,one,1,4@1", "table2.csv:15: 'one' is not a positive"),
     ],
 )
-def test_a_damaged_reference_is_named_with_its_line(tmp_path, monkeypatch, before, after, complaint):
+def test_a_damaged_reference_is_an_error_with_its_line(tmp_path, monkeypatch, before, after, complaint):
     text = (ROOT / "alma/report/lm/table2.csv").read_text()
     assert text.count(before) == 1
     (tmp_path / "table2.csv").write_text(text.replace(before, after))

@@ -1,4 +1,4 @@
-"""The paper's language-model tables: every cell, on synthetic runs whose numbers are known."""
+"""The paper's language-model tables: every cell, on runs with known numbers."""
 
 import csv
 import io
@@ -44,7 +44,7 @@ def table2(place):
 
 @pytest.fixture(scope="module")
 def paper_runs(tmp_path_factory):
-    """Runs of the paper's w = 1 settings for both sizes, and of Table 1's i.i.d. ones, 1 perplexity worse."""
+    """Runs with the settings of the paper's Table 2, for both sizes, each 1 perplexity worse."""
     place = tmp_path_factory.mktemp("paper")
     grown = {"gens": (4, [1, 2, 3, 4]), "gmoe": ([4, 6, 8, 12], None)}
     for size, shape in (("base", BASE), ("large", LARGE)):
@@ -65,7 +65,7 @@ def paper_runs(tmp_path_factory):
     return place
 
 
-def test_table_2_of_the_papers_runs_has_the_papers_layout_and_numbers(paper_runs):
+def test_table_2_has_the_papers_layout_and_numbers(paper_runs):
     found, remarks, missing = tables_of(paper_runs)
     assert (remarks, missing) == ([], [])
     table = found["table2"]
@@ -86,7 +86,7 @@ def test_table_2_of_the_papers_runs_has_the_papers_layout_and_numbers(paper_runs
                 ours = cell.removesuffix(f" [{number}]")
                 assert ours != cell
                 assert float(ours[:-1]) == pytest.approx(float(number[:-1]), rel=0.03)
-            elif number in ("", "*"):  # after its last stage the paper's w = 3 stops; ours trains on the rest
+            elif number in ("", "*"):  # the paper's w = 3 has no second stage
                 assert cell in (number, "100.00")
             else:
                 assert cell == f"{float(number) + 1:.2f} [{number}]"
@@ -97,7 +97,7 @@ def test_table_2_of_the_papers_runs_has_the_papers_layout_and_numbers(paper_runs
     assert "has 63.8M, 89.0M and 114.2M" in base
 
 
-def test_the_large_models_sizes_are_the_papers_but_for_rounding(tmp_path):
+def test_the_large_models_sizes_are_the_papers(tmp_path):
     make_run(tmp_path, [30.0], size=LARGE)
     table = tables_of(tmp_path)[0]["table2"]
     assert table.rows[1][2] == "209M [210M]"
@@ -140,7 +140,7 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
     ]
 
 
-def test_runs_called_the_same_say_in_what_they_differ(tmp_path):
+def test_equal_names_are_extended_by_differences(tmp_path):
     flags = ["--fp16", "--lr", "1e-3", "--decoder-layers", "2"]
     make_run(tmp_path / "a", [30.0], fairseq_flags=flags)
     make_run(tmp_path / "b", [20.0], fairseq_flags=["--lr=2e-3", "--decoder-layers=2"])
@@ -163,7 +163,7 @@ def test_runs_called_the_same_say_in_what_they_differ(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"replay": True}, {"from_scratch": True}, {"update_multiplier": 2}])
-def test_other_protocols_and_sizes_have_no_number_of_the_paper(tmp_path, settings):
+def test_other_protocols_have_no_number_of_the_paper(tmp_path, settings):
     make_run(tmp_path / "a", [30.0, 29.0, 28.0, 27.0], **settings)
     ((setting, _, _, *cells),) = table2(tmp_path)
     told = {"replay": "(replay)", "from_scratch": "(from scratch)", "update_multiplier": "(2x steps)"}
@@ -177,7 +177,7 @@ def test_sizes_match_to_3_percent(tmp_path, millions, matches):
     assert table2(tmp_path)[0][3] == ("30.00 [28.57]" if matches else "30.00")
 
 
-def test_table_1_pairs_iid_at_its_first_stage_with_sequential(paper_runs, tmp_path):
+def test_table_1_pairs_iid_with_sequential(paper_runs, tmp_path):
     make_run(tmp_path / "umix", [5.0, 6.0, 7.0, 8.0], "umix", members=2)
     make_run(tmp_path / "umix4", [0, 0, 0, 4.0], "umix", w=4, members=2, update_multiplier=4)
     make_run(tmp_path / "umix8", [0, 0, 0, 3.0], "umix", w=4, members=2, experts=8, update_multiplier=4)
@@ -195,7 +195,7 @@ def test_table_1_pairs_iid_at_its_first_stage_with_sequential(paper_runs, tmp_pa
     assert "2 of 7 rows" in found["table1"].notes[-1]
 
 
-def test_of_several_sequential_runs_the_most_similar_one_is_taken(tmp_path):
+def test_table_1_takes_the_most_similar_sequential_run(tmp_path):
     for name, rate, value in (("a", "1", 20.0), ("b", "2", 21.0)):
         make_run(tmp_path / name, [30.0, 29.0, value], fairseq_flags=["--lr", rate])
     make_run(tmp_path / "c", [0, 0, 19.0], w=3, update_multiplier=3, fairseq_flags=["--lr", "2"])
@@ -216,7 +216,7 @@ def test_of_several_sequential_runs_the_most_similar_one_is_taken(tmp_path):
         ({}, {"members": 3}, "same learner, size and number of experts"),
     ],
 )
-def test_without_a_pair_one_line_says_what_is_missing(tmp_path, iid, sequential, reason):
+def test_without_a_pair_one_line_states_the_reason(tmp_path, iid, sequential, reason):
     iid, sequential = {"update_multiplier": 3, **iid}, {"learner": "ens", "members": 2, **sequential}
     make_run(tmp_path / "iid", [0, 0, 20.0], "ens", w=3, members=2, **iid)
     make_run(tmp_path / "seq", [23.0, 22.0, 21.0], **sequential)
@@ -226,7 +226,7 @@ def test_without_a_pair_one_line_says_what_is_missing(tmp_path, iid, sequential,
     assert reason in missing
 
 
-def test_csv_has_plain_numbers_and_the_paper_in_a_column_of_its_own(tmp_path):
+def test_csv_has_plain_numbers_and_a_column_for_the_paper(tmp_path):
     for seed in (0, 1):
         make_run(tmp_path / f"sm{seed}", [30.0 + seed, 29.0], seed=seed)
     make_run(tmp_path / "gmoe", [31.0, 30.0], "gmoe", experts=[4, 6])
@@ -274,7 +274,7 @@ def test_latex_is_balanced_escaped_and_rectangular(paper_runs, tmp_path):
     assert text.isascii()
 
 
-def test_per_word_uses_the_rows_that_have_it_and_not_the_paper(tmp_path):
+def test_per_word_uses_rows_that_have_it_without_the_paper(tmp_path):
     make_run(tmp_path / "a", [30.0, 20.0, 10.0])
     make_run(tmp_path / "b", [0, 0, 9.0], w=3, update_multiplier=3)
     found, *_ = tables_of(tmp_path, per_word=True)
@@ -296,7 +296,7 @@ def test_per_word_uses_the_rows_that_have_it_and_not_the_paper(tmp_path):
         ({}, ["t=3/4, and the number of requested stages is not recorded: SM_w3 of base"]),
     ],
 )
-def test_a_run_is_finished_when_the_stages_asked_for_are(tmp_path, asked, remarks):
+def test_unfinished_runs_have_a_remark(tmp_path, asked, remarks):
     run = make_run(tmp_path / "a", [0, 0, 20.0, 19.0], w=3, rows=4)
     (run.directory / "run.json").write_text(json.dumps(run.info | asked))
     found, told, _ = tables_of(tmp_path)
@@ -304,7 +304,7 @@ def test_a_run_is_finished_when_the_stages_asked_for_are(tmp_path, asked, remark
     assert told == remarks
 
 
-def test_other_runs_are_named(tmp_path):
+def test_runs_without_perplexity_have_a_remark(tmp_path):
     make_run(tmp_path / "a", [30.0, 20.0])
     other = make_run(tmp_path / "b", [0.3, 0.2], dataset="digits")
     rename_metric(other, "error")
@@ -344,7 +344,7 @@ def test_errors_are_one_line(tmp_path, flags, complaint):
     assert complaint in done.stderr
 
 
-def test_experts_and_members_are_the_configs_where_rows_do_not_tell(tmp_path):
+def test_experts_and_members_default_to_the_config(tmp_path):
     run = make_run(tmp_path, [30.0], "ens", members=2)
     run.results.write_text(run.results.read_text().replace('"experts": 4, "members": 2, ', ""))
     assert "members" not in run.results.read_text()

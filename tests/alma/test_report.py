@@ -41,14 +41,14 @@ def test_out_writes_markdown_csv_and_figures(tmp_path):
 
 
 def pixels(path, colour):
-    """How many pixels of a picture have exactly this colour."""
+    """Number of pixels of exactly this colour."""
     from matplotlib import colors, image
 
     difference = abs(image.imread(path)[..., :3] - colors.to_rgb(colour))
     return int((difference < 1 / 255).all(axis=-1).sum())
 
 
-def test_a_run_without_rows_beside_others_is_named(tmp_path):
+def test_a_run_without_rows_has_a_remark(tmp_path):
     make_run(tmp_path / "a", [90.0, 20.0])
     make_run(tmp_path / "b", [90.0, 20.0], rows=0, learner="ens")
     done = report(tmp_path)
@@ -56,7 +56,7 @@ def test_a_run_without_rows_beside_others_is_named(tmp_path):
     assert done.stdout.splitlines()[-1] == f"no rows yet: {tmp_path / 'b'}"
 
 
-def test_copies_of_a_run_are_named(tmp_path):
+def test_copies_of_a_run_have_a_remark(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         make_run(tmp_path / name, [90.0, 20.0], seed=seed)
     last = report(tmp_path).stdout.splitlines()[-1]
@@ -101,7 +101,7 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path, case):
     assert expected[case] in done.stderr
 
 
-def test_figures_leave_out_the_untrained_perplexity_and_end_at_the_metrics(tmp_path):
+def test_figures_omit_the_untrained_perplexity(tmp_path):
     make_run(tmp_path, [50000.0, 50000.0, 24.0, 24.0, 20.0], waiting_time=2)
     ((result,),) = group([Run.read(tmp_path)])
     over_time = figures.over_time(result)
@@ -111,7 +111,7 @@ def test_figures_leave_out_the_untrained_perplexity_and_end_at_the_metrics(tmp_p
     assert trade_off.y == pytest.approx([24.0, 24.0, 68 / 3])
 
 
-def test_error_figures_keep_the_untrained_error(tmp_path):
+def test_figures_show_the_untrained_error(tmp_path):
     make_run(tmp_path, [0.9, 0.9, 0.3], waiting_time=2, metric="error")
     ((result,),) = group([Run.read(tmp_path)])
     assert figures.over_time(result).y == pytest.approx([90, 90, 30])

@@ -6,7 +6,7 @@ from pathlib import Path
 from .synthetic import make_run, report
 
 
-def test_select_valid_chooses_by_validation_what_is_tuned_and_nothing_else(tmp_path):
+def test_only_hyper_parameters_are_selected(tmp_path):
     runs = tmp_path / "runs"
     for width, test, valid in ((8, 0.1, 0.4), (16, 0.3, 0.2), (32, 0.2, 0.3)):
         for seed in (0, 1):
@@ -38,7 +38,7 @@ def test_select_valid_chooses_by_validation_what_is_tuned_and_nothing_else(tmp_p
     assert left == {"160", "161", "w2", "replay", "data", "ens"}
 
 
-def test_candidates_are_compared_at_the_t_that_all_of_them_have(tmp_path):
+def test_candidates_are_compared_at_common_t(tmp_path):
     make_run(tmp_path / "a", [90.0, 50.0, 20.0], valid=[None, 50.0, 20.0], lr=1)
     make_run(tmp_path / "b", [90.0, 40.0, 30.0], valid=[None, 40.0, 30.0], lr=2, rows=2)
     make_run(tmp_path / "c", [90.0, 40.0, 30.0], valid=[None, 40.0, 30.0], lr=3, rows=1)
@@ -47,7 +47,7 @@ def test_candidates_are_compared_at_the_t_that_all_of_them_have(tmp_path):
     assert done.stdout.splitlines()[-1] == f"chosen by validation perplexity: {told}"
 
 
-def test_select_valid_refuses_rows_without_a_score(tmp_path):
+def test_rows_without_a_score_are_refused(tmp_path):
     make_run(tmp_path / "a", [0.9, 0.5], metric="error", valid=[None, 0.4], hidden=8)
     make_run(tmp_path / "b", [0.9, 0.5], metric="error", hidden=16)
     done = report(tmp_path, "--select", "valid", "--out", tmp_path / "out")

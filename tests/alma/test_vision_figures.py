@@ -1,4 +1,4 @@
-"""The paper's figures of image runs: what is in them, on synthetic runs whose numbers are known."""
+"""The paper's figures of image runs: their contents, on runs with known numbers."""
 
 import re
 
@@ -18,12 +18,12 @@ from .synthetic import image_run, legend_of, rename_metric, report, results_of
 
 
 def panels(figure):
-    """Axes that hold data."""
+    """The axes with data."""
     return [axes for axes in figure.axes if axes.lines]
 
 
 def drawn(axes, colour):
-    """Points of the lines of that colour, waiting (dotted) ones left out."""
+    """Points of the lines with this colour, except dotted ones (untrained)."""
     lines = [line for line in axes.lines if line.get_color() == colour and line.get_linestyle() != ":"]
     return [list(map(tuple, line.get_xydata())) for line in lines]
 
@@ -41,7 +41,7 @@ def test_trade_off_figure_draws_the_curves_with_error_bars_and_both_axes(grid):
     assert {"sm", "ens", "gmoe", "moe", "w = 1", "w = 2", "w = 4"} <= set(legend_of(figure))
 
 
-def test_error_over_time_is_split_where_training_starts_and_has_a_band(tmp_path):
+def test_error_over_time_is_dotted_while_untrained_and_has_a_band(tmp_path):
     for seed, last in enumerate((0.2, 0.3)):
         image_run(tmp_path / str(seed), [0, 0.5, 0.5, last], w=2, seed=seed)
     image_run(tmp_path / "w4", [0, 0, 0, 0.1], w=4)
@@ -60,7 +60,7 @@ def test_error_over_time_is_split_where_training_starts_and_has_a_band(tmp_path)
     assert axes.get_yscale() == "log"
 
 
-def test_small_and_large_are_the_ends_of_the_sizes_two_learners_a_row(tmp_path):
+def test_small_and_large_have_two_learners_per_row(tmp_path):
     for size in (4, 8, 16):
         for learner in ("sm", "ens", "ff"):
             image_run(tmp_path / f"{learner}{size}", [0.5, size / 100], size=size, learner=learner)
@@ -77,13 +77,13 @@ def test_small_and_large_are_the_ends_of_the_sizes_two_learners_a_row(tmp_path):
     assert styles == ["-", "--"]
 
 
-def test_replay_pairs_are_alike_in_all_else(grid, tmp_path):
+def test_replay_pairs_differ_in_nothing_else(grid, tmp_path):
     pairs = select.replay_pairs(results_of(grid))
     assert [(p.config["hidden"], p.config["waiting_time"]) for p, _ in pairs] == [(4, 2), (8, 2)]
     assert all(not plain.config["replay"] and again.config["replay"] for plain, again in pairs)
     figure = vision_figures.replay_at_one_wait(results_of(grid))[""]
     (axes,) = panels(figure)
-    # Without: stages of 2 and 2 mega-batches; with: 2 and 4. Waiting at t = 1 costs .9.
+    # Stages train on 2 and 2 mega-batches without replay, on 2 and 4 with it. The error at t = 1 is .9.
     line = [(4, pytest.approx(0.9 + 0.4 + 0.3 + 0.25)), (6, pytest.approx(0.9 + 0.2 + 0.2 + 0.1))]
     assert drawn(axes, COLOURS[0])[0] == line
     faces = [
@@ -119,7 +119,7 @@ def test_replay_over_all_waits_has_a_panel_per_learner(tmp_path):
     assert [line.get_ydata()[-1] for line in dashed] == pytest.approx([10, 10])
 
 
-def test_radars_are_one_per_size_and_a_polygon_per_learner_and_wait(grid):
+def test_a_radar_plot_per_size_and_a_polygon_per_learner_and_wait(grid):
     found = vision_figures.radars(results_of(grid))
     assert list(found) == ["_h4", "_h8"]
     sm, ens = panels(found["_h4"])
@@ -144,7 +144,7 @@ def test_ablation_compares_routers_that_differ_in_nothing_else(grid, tmp_path):
 
 
 def test_ablation_has_an_ensemble_of_mixtures_and_never_a_single_network(tmp_path):
-    """The draft's section 5.2: "an ensemble of fixed MoEs ... trained independently on each mega-batch"."""
+    """Section 5.2 of the draft: "an ensemble of fixed MoEs ... trained independently on each mega-batch"."""
     for router in ("tree", "flat"):
         image_run(tmp_path / router, [0.3, 0.3], learner="gmoe", router=router, experts=2)
     image_run(tmp_path / "sm", [0.5, 0.4])
@@ -163,7 +163,7 @@ def test_ablation_has_an_ensemble_of_mixtures_and_never_a_single_network(tmp_pat
     assert legend_of(figure)[1:] == list(shown)
 
 
-def test_captions_tell_errata_with_numbers_that_are_those_of_the_schedule(tmp_path):
+def test_errata_in_captions_agree_with_the_schedule(tmp_path):
     for w, factor in ((10, "5.5 times for w = 10"), (1, "50.5 times for w = 1")):
         plain, replay = (sum(len(s.train_on) for s in stages(100, w, again)) for again in (False, True))
         assert f"{replay / plain:.1f} times for w = {w}" == factor
@@ -173,7 +173,7 @@ def test_captions_tell_errata_with_numbers_that_are_those_of_the_schedule(tmp_pa
         assert "at most B" in CAPTIONS[name]
 
 
-def test_methods_say_in_what_they_differ_from_the_usual_settings(tmp_path):
+def test_methods_show_unusual_settings(tmp_path):
     for size in (4, 8):
         image_run(tmp_path / f"tree{size}", [0.5, 0.4], size=size, learner="gmoe", router="tree", experts=1)
     image_run(tmp_path / "flat", [0.5, 0.4], learner="gmoe", router="flat", experts=2)
@@ -204,7 +204,7 @@ def test_command_draws_all_figures_and_names_them_in_the_report(grid, tmp_path):
     assert done.stdout.startswith(tables)
 
 
-def test_what_is_missing_is_named_and_out_has_a_default(tmp_path):
+def test_missing_figures_have_remarks_and_out_has_a_default(tmp_path):
     image_run(tmp_path / "runs/a", [0.5, 0.4])
     image_run(tmp_path / "runs/half", [0.5, 0.4], rows=2, seed=1)
     other = image_run(tmp_path / "runs/lm", [0.5, 0.4])
@@ -239,7 +239,7 @@ def test_without_image_runs_it_is_an_error_and_nothing_is_written(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_without_the_flag_only_general_figures_are_drawn(tmp_path):
+def test_the_general_figures_are_the_default(tmp_path):
     image_run(tmp_path / "a", [0.5, 0.4])
     runs = find_runs([tmp_path / "a"])
     (tmp_path / "out").mkdir()

@@ -8,7 +8,7 @@ from alma.report.vision import select
 from .synthetic import image_run, results_of
 
 
-def test_trade_offs_join_sizes_of_a_learner_and_wait_and_leave_out_replay(grid):
+def test_trade_offs_join_sizes_without_replay(grid):
     results = select.without_replay(results_of(grid))
     curves = select.cer_against(results, memory)
     assert [(c.result.method, c.result.config["waiting_time"]) for c in curves[:6]] == [
@@ -23,7 +23,7 @@ def test_trade_offs_join_sizes_of_a_learner_and_wait_and_leave_out_replay(grid):
     assert by_compute[1].x == pytest.approx([4.0, 4.0])
 
 
-def test_learning_curves_take_the_learner_and_size_with_most_waits(tmp_path):
+def test_learning_curves_show_the_learner_and_size_with_most_waits(tmp_path):
     for w in (1, 2):
         image_run(tmp_path / f"sm{w}", [0.5] * 4, w, size=32)
     for w in (1, 2, 4):
@@ -35,7 +35,7 @@ def test_learning_curves_take_the_learner_and_size_with_most_waits(tmp_path):
 
 
 @pytest.mark.parametrize(("waits", "chosen"), [((5, 10, 20), 10), ((5, 5, 20), 5), ((20, 5), 5)])
-def test_replay_is_at_waiting_time_10_or_the_commonest(tmp_path, waits, chosen):
+def test_replay_is_shown_at_waiting_time_10_or_the_most_frequent(tmp_path, waits, chosen):
     for i, w in enumerate(waits):
         for replay in (False, True):
             image_run(tmp_path / f"{i}{replay}", [0.5] * 20, w, size=i + 1, replay=replay)
@@ -43,7 +43,7 @@ def test_replay_is_at_waiting_time_10_or_the_commonest(tmp_path, waits, chosen):
     assert {plain.config["waiting_time"] for plain, _ in pairs} == {chosen}
 
 
-def test_spokes_are_shares_of_the_largest_or_logarithmic(tmp_path):
+def test_spokes_are_linear_or_logarithmic(tmp_path):
     image_run(tmp_path / "a", [0.5, 0.5], size=1)
     image_run(tmp_path / "b", [0.2, 0.3], size=1, learner="ens")
     image_run(tmp_path / "c", [0.1, 0.1], size=100, learner="ff")
@@ -57,7 +57,7 @@ def test_spokes_are_shares_of_the_largest_or_logarithmic(tmp_path):
     assert [spoke.logarithmic for spoke in found.values()] == [False, True, False, True]
 
 
-def test_data_sets_are_apart_by_name_stream_and_content(tmp_path):
+def test_data_sets_are_separated_by_name_length_and_content(tmp_path):
     image_run(tmp_path / "a", [0.5, 0.4])
     image_run(tmp_path / "b", [0.5, 0.4, 0.3])
     image_run(tmp_path / "c", [0.5, 0.4], dataset="mnist", data="aaaaaaaa")
@@ -66,7 +66,7 @@ def test_data_sets_are_apart_by_name_stream_and_content(tmp_path):
     assert sorted(found) == ["digits_B2", "digits_B3", "mnist_B2_aaaaaa", "mnist_B2_bbbbbb"]
 
 
-def test_more_waits_than_colours_keep_the_ends(tmp_path):
+def test_excess_waiting_times_are_left_out_between_the_extremes(tmp_path):
     for w in range(1, 11):
         image_run(tmp_path / str(w), [0.5] * 10, w)
     kept, left_out = select.at_most(7, results_of(tmp_path))
