@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
 class UserError(Exception):
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     _words: Sequence[str] = ()
 
     def parse_known_args(self, args=None, namespace=None):
-        """Keep the words for `error`, which argparse gives the message only."""
+        """Keep the words: argparse passes only a message to `error`."""
         self._words = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)
 
@@ -83,7 +83,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in _UNWRITABLE:
                 raise
             fail(f"{error.filename or 'cannot write'}: {error.strerror}; fix this and rerun the command")
         except KeyboardInterrupt:

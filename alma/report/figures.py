@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from alma import metrics
 from alma.report.results import Result, Rows, column, compute, memory, trained
-from alma.report.style import COLOURS, LINES, MARKERS, number_axis, subplots
+from alma.report.style import COLOURS, LINE_STYLES, MARKERS, number_axis, subplots
 
 Measure = Callable[[Rows, int], float]
 """A number of one run at t, or over the stream up to t."""
@@ -86,7 +86,7 @@ def curve(result: Result, times: Sequence[int], x: Measure, y: Measure) -> Curve
 def _styles(results: Sequence[Result]) -> list[tuple[str, str, str]]:
     """Colour, line and marker of each result: its own colour while there are enough, else its learner's."""
     if len(results) <= len(COLOURS):
-        return list(zip(COLOURS, [LINES[0]] * len(results), MARKERS, strict=False))
+        return list(zip(COLOURS, [LINE_STYLES[0]] * len(results), MARKERS, strict=False))
     learners = [result.learner for result in results]
     if len(set(learners)) == 1:
         places = [divmod(i, len(COLOURS))[::-1] for i in range(len(results))]
@@ -94,7 +94,7 @@ def _styles(results: Sequence[Result]) -> list[tuple[str, str, str]]:
         names = sorted(set(learners))
         places = [(names.index(name), learners[:i].count(name)) for i, name in enumerate(learners)]
     return [
-        (COLOURS[colour % len(COLOURS)], LINES[rank % len(LINES)], MARKERS[rank % len(MARKERS)])
+        (COLOURS[colour % len(COLOURS)], LINE_STYLES[rank % len(LINE_STYLES)], MARKERS[rank % len(MARKERS)])
         for colour, rank in places
     ]
 

@@ -54,7 +54,7 @@ class Result:
         return self.config["learner"]
 
     @property
-    def place(self) -> int:
+    def rank(self) -> int:
         """Position of the learner in LEARNERS; unknown learners are last."""
         return LEARNERS.index(self.learner) if self.learner in LEARNERS else len(LEARNERS)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-LINES = ("-", "--", ":", "-.")
+LINE_STYLES = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX"
 PRINT: Any = {"font.size": 8, "axes.titlesize": 8.5, "legend.fontsize": 8, "lines.linewidth": 1.1}
 """matplotlib's settings for the paper's figures."""

@@ -133,7 +133,7 @@ def _named(results: Sequence[Result]) -> list[Entry]:
         names = distinguishing(configs, SHOWN)
         for entry, config in zip(entries, configs, strict=True):
             found.append(entry._replace(setting=f"{name} {describe(config, names)}".strip()))
-    return sorted(found, key=lambda entry: (entry.result.place, entry.result.waiting_time, entry.setting))
+    return sorted(found, key=lambda entry: (entry.result.rank, entry.result.waiting_time, entry.setting))
 
 
 def _size(result: Result) -> str:

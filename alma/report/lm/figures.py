@@ -154,13 +154,13 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
 
 def _draw(axes: Any, entry: Entry, line: Trajectory, i: int, shift: float, look: dict[str, Any]) -> None:
     """Draw a line over cost i, shifted by learner, since several learners have the same number of experts."""
-    x = [value + shift * (entry.result.place - 2) for value in line.x[i]]
+    x = [value + shift * (entry.result.rank - 2) for value in line.x[i]]
     axes.errorbar(x, line.y, line.deviation, linestyle="none", ecolor=look["color"], elinewidth=0.8)
     axes.plot(x, line.y, **look)
 
 
 def _colour(entry: Entry) -> str:
-    return COLOURS[entry.result.place % len(COLOURS)]
+    return COLOURS[entry.result.rank % len(COLOURS)]
 
 
 def _annotate_experts(axes: Any, ours: Sequence[tuple[Entry, Trajectory]]) -> None:

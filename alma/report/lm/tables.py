@@ -47,7 +47,7 @@ def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "
             matched += line is not None
             size = Size(entry.parameters(phase[0]), line and line.parameters)
             cells = [size, *(_cell(result, t, phase, line) for t in times)]
-            key = result.place, result.waiting_time, entry.setting, start, number, _natural(structure)
+            key = result.rank, result.waiting_time, entry.setting, start, number, _natural(structure)
             made = Line([entry.setting, structure], [], result.learner, number > 0)
             lines.setdefault(key, (made, {}))[1][entry.size] = cells
     body = [
@@ -121,7 +121,7 @@ def table1(
             line = sequential.match(k, paper)
             theirs = published.get((line.size, learner, structure, k)) if line else None
             extra = iid.setting.removeprefix(setting(iid))
-            key = iid.result.place, iid.size, _natural(structure), extra
+            key = iid.result.rank, iid.size, _natural(structure), extra
             names = [f"{iid.size} {iid.name}{extra}", structure]
             made = lines.setdefault(key, Line(names, ["" for _ in KS for _ in range(2)], learner))
             for i, entry in enumerate((iid, sequential)):

@@ -13,14 +13,14 @@ from alma.records import Run
 from alma.report import style
 from alma.report.figures import Curve, draw_curve, over_time
 from alma.report.results import Result, compute, memory
-from alma.report.style import COLOURS, LINES, MARKERS, LegendEntries, Picture, add_legend, number_axis
+from alma.report.style import COLOURS, LINE_STYLES, MARKERS, LegendEntries, Picture, add_legend, number_axis
 from alma.report.vision import select
 from alma.report.vision.captions import CAPTIONS
 from alma.report.vision.select import Missing, Pair, Spoke, cer, distinct, methods, size, wait
 
 CER, TFLOPS = "cumulative error rate (CER)", "training compute (TFLOPs)"
 _ALIGNED = (("center", "bottom"), ("right", "center"), ("center", "top"), ("left", "center"))
-_FILLS = dict(zip(LINES, ("full", "none", "left", "top"), strict=True))
+_FILLS = dict(zip(LINE_STYLES, ("full", "none", "left", "top"), strict=True))
 _GREY = "0.25"  # of legend entries that stand for any colour
 
 
@@ -111,14 +111,16 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
         for hidden, axes in zip(sizes, row, strict=True):
             members = [result for result in shown if result.method in pair and size(result) == hidden]
             for result in members:
-                _draw_error(axes, result, colours[wait(result)], LINES[pair.index(result.method)])
+                _draw_error(axes, result, colours[wait(result)], LINE_STYLES[pair.index(result.method)])
             there = " and ".join(methods(members))
             axes.set_title(f"{there}, {hidden} {_units(shown[0])}")
             axes.set_visible(bool(members))
     for column in panels.T:  # label the lowest visible panel
         [axes for axes in column if axes.get_visible()][-1].tick_params(labelbottom=True)
     _label_error_axes(figure, list(panels.flat), shown)
-    lines = [(", ".join(names[i::2]), {"color": _GREY, "linestyle": LINES[i]}) for i in (0, 1) if names[i:]]
+    lines = [
+        (", ".join(names[i::2]), {"color": _GREY, "linestyle": LINE_STYLES[i]}) for i in (0, 1) if names[i:]
+    ]
     add_legend(figure, {_title(results): [], "waiting time": _waits(shown, colours), "learner": lines})
     return {"": figure}
 
@@ -229,7 +231,7 @@ def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
     """The first draft's Figure 5 left: tree gates, flat gates, no growth, and an ensemble of mixtures."""
     shown = select.ablation(results)
     figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
-    looks = {name: {"color": COLOURS[i], "linestyle": LINES[i]} for i, name in enumerate(shown)}
+    looks = {name: {"color": COLOURS[i], "linestyle": LINE_STYLES[i]} for i, name in enumerate(shown)}
     for name, result in shown.items():
         _draw_error(axes, result, looks[name]["color"], looks[name]["linestyle"])
     tree = next(iter(shown.values()))
@@ -267,8 +269,8 @@ def _units(result: Result) -> str:
 
 def _look(result: Result, results: Sequence[Result]) -> tuple[str, str]:
     """Colour of the learner, and line style of the method among the learner's methods."""
-    peers = methods(r for r in results if r.place == result.place)
-    return COLOURS[result.place % len(COLOURS)], LINES[peers.index(result.method) % len(LINES)]
+    peers = methods(r for r in results if r.rank == result.rank)
+    return COLOURS[result.rank % len(COLOURS)], LINE_STYLES[peers.index(result.method) % len(LINE_STYLES)]
 
 
 def _colours(results: Sequence[Result]) -> dict[int, str]:

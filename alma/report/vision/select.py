@@ -78,7 +78,7 @@ def _named(results: Sequence[Result]) -> list[Result]:
         names = differing([usual[result.learner], config])
         text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
         named.append(replace(result, settings=text))
-    return sorted(named, key=lambda r: (r.place, r.method, size(r), r.waiting_time, r.config["replay"]))
+    return sorted(named, key=lambda r: (r.rank, r.method, size(r), r.waiting_time, r.config["replay"]))
 
 
 def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[int]]:
@@ -156,7 +156,7 @@ def most_waits(results: Sequence[Result]) -> list[Result]:
     kinds: dict[tuple[str, int], list[Result]] = {}
     for result in without_replay(results):
         kinds.setdefault((result.method, size(result)), []).append(result)
-    chosen = max(kinds.values(), key=lambda members: (len(members), -members[0].place, size(members[0])))
+    chosen = max(kinds.values(), key=lambda members: (len(members), -members[0].rank, size(members[0])))
     if len(chosen) < 2:
         raise Missing("no learner with two waiting times of one size")
     return chosen
