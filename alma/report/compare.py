@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from alma import metrics
-from alma.report.results import Result, Rows, column, compute, memory, trained, validation
+from alma.report.results import Measure, Result, Rows, column, compute, memory, trained, validation
 from alma.report.tables import Table, as_text
 
 NOTE = """\
@@ -18,10 +18,6 @@ The untrained {metric} varies between learners, by chance of the initial weights
 from the first trained stage on: compare it at equal w."""
 VALIDATED = """
 Validation is the mean {metric} on the learner's own validation data, over t since the first stage."""
-
-
-Measure = Callable[[Rows], float]
-"""A number of one run; NaN leaves the cell empty."""
 
 
 def _values(rows: Rows) -> dict[int, float]:
@@ -37,7 +33,7 @@ AVERAGES: dict[str, Measure] = {
     "average": lambda rows: metrics.average(_values(rows)),
     "validation": lambda rows: metrics.average(validation(rows)),
 }
-"""Columns in the scale of the metric (errors in percent). A new column is an entry here."""
+"""Columns in the scale of the metric (errors in percent); NaN leaves a cell empty. Add new columns here."""
 TOTALS: dict[str, Measure] = {
     "{total}": lambda rows: _total(_values(rows)),
     "{total} trained": lambda rows: _total({t: rows[t]["value"] for t in trained(rows)}),
@@ -139,7 +135,7 @@ def _number(value: float) -> str:
 
 
 def _format(value: float) -> str:
-    return ",.0f" if value >= 1000 else ".2f" if value >= 0.1 or not value else ".2g"
+    return ",.0f" if abs(value) >= 1000 else ".2f" if abs(value) >= 0.1 or not value else ".2g"
 
 
 def abbreviated(value: float) -> str:

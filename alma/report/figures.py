@@ -9,7 +9,7 @@ from alma import metrics
 from alma.report.results import Result, Rows, column, compute, memory, trained
 from alma.report.style import COLOURS, LINE_STYLES, MARKERS, number_axis, subplots
 
-Measure = Callable[[Rows, int], float]
+MeasureAt = Callable[[Rows, int], float]
 """A number of one run at t, or over the stream up to t."""
 
 
@@ -49,12 +49,12 @@ def over_time(result: Result) -> Curve:
     return curve(result, times, lambda rows, t: t, lambda rows, t: rows[t]["value"])
 
 
-def _average_against(result: Result, cost: Measure) -> Curve:
+def _average_against(result: Result, cost: MeasureAt) -> Curve:
     """A point per t since the first stage: the average over 1..t against the cost up to t."""
     return curve(result, trained(result.repeats[0]), cost, average_of(result))
 
 
-def average_of(result: Result) -> Measure:
+def average_of(result: Result) -> MeasureAt:
     """The average of the metric over 1..t; for perplexity, since the first stage."""
 
     def average(rows: Rows, until: int) -> float:
@@ -68,10 +68,10 @@ def _shown(result: Result, t: int) -> bool:
     return result.display.untrained or not result.waiting(t)
 
 
-def curve(result: Result, times: Sequence[int], x: Measure, y: Measure) -> Curve:
+def curve(result: Result, times: Sequence[int], x: MeasureAt, y: MeasureAt) -> Curve:
     """x and y at each of `times`, averaged over seeds; y is scaled for display."""
 
-    def at(measure: Measure, t: int) -> tuple[float, float]:
+    def at(measure: MeasureAt, t: int) -> tuple[float, float]:
         return result.over_seeds(lambda rows: measure(rows, t))
 
     factor, points = result.display.factor, [at(y, t) for t in times]

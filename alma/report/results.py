@@ -21,6 +21,8 @@ LEARNERS = ("sm", "ens", "umix", "gens", "gmoe", "moe", "ff")
 
 Rows = dict[int, dict[str, Any]]
 """The rows of one run by t."""
+Measure = Callable[[Rows], float]
+"""A number of one run."""
 
 
 class Display(NamedTuple):
@@ -106,7 +108,7 @@ class Result:
         """Whether no stage was complete at t, so that the untrained model was evaluated."""
         return self.repeats[0][t]["stage"] is None
 
-    def over_seeds(self, measure: Callable[[Rows], float]) -> tuple[float, float]:
+    def over_seeds(self, measure: Measure) -> tuple[float, float]:
         """Mean and sample standard deviation of a measure over the repeats."""
         values = [measure(rows) for rows in self.repeats]
         return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0

@@ -16,7 +16,7 @@ from alma.configs import canonical, differing, flatten
 from alma.records import Run
 from alma.report.figures import Curve
 from alma.report.labels import ALWAYS_SHOWN, as_setting
-from alma.report.results import Result, Rows, column, compute, group, memory
+from alma.report.results import Measure, Result, Rows, column, compute, group, memory
 
 _NOT_METHOD = ALWAYS_SHOWN | {"hidden", "dataset", "data"}
 _CONTROLLED = ("hidden", "waiting_time", "replay", "epochs", "arch")
@@ -162,7 +162,7 @@ def most_waits(results: Sequence[Result]) -> list[Result]:
     return chosen
 
 
-def cer_against(results: Iterable[Result], cost: Callable[[Rows], float]) -> list[Curve]:
+def cer_against(results: Iterable[Result], cost: Measure) -> list[Curve]:
     """CER against a cost: a curve over ascending sizes for each method and waiting time (Figure 2)."""
     families: dict[tuple[str, int], list[Result]] = {}
     for result in results:
@@ -184,7 +184,7 @@ class Spoke(NamedTuple):
     logarithmic: bool
 
 
-SPOKES: dict[str, Callable[[Rows], float]] = {
+SPOKES: dict[str, Measure] = {
     "CER": cer,
     "Mem": memory,
     "train FLOPs": lambda rows: 1e12 * compute(rows),
