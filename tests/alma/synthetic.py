@@ -1,12 +1,14 @@
 """Run directories with known numbers, and the report command on them."""
 
+import contextlib
+import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 from alma.records import Run, check_row
+from alma.report.__main__ import main
 from alma.report.results import find_runs
 from alma.report.vision import select
 from alma.stages import stage_at, stages
@@ -120,15 +122,20 @@ def results_of(place):
 
 
 def report(*arguments, cwd=ROOT):
-    """Run the command as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "alma.report", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONIOENCODING": "utf-8", "PYTHONPATH": str(ROOT)},
-    )
+    """Run `python -m alma.report` in this process: its exit code, stdout and stderr."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    words = ["alma.report", *map(str, arguments)]
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch("sys.argv", words),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
 
 
 def legend_of(figure):

@@ -1,7 +1,10 @@
 """The files, figures and errors of the report command."""
 
 import csv
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from alma.report import figures
 from alma.report.results import Result, compute, group, memory
 from alma.report.style import COLOURS
 
-from .synthetic import PARAMETERS, make_run, report
+from .synthetic import PARAMETERS, ROOT, make_run, report
 
 
 def test_out_writes_markdown_csv_and_figures(tmp_path):
@@ -46,6 +49,14 @@ def pixels(path, colour):
 
     difference = abs(image.imread(path)[..., :3] - colors.to_rgb(colour))
     return int((difference < 1 / 255).all(axis=-1).sum())
+
+
+def test_the_command(tmp_path):
+    make_run(tmp_path, [90.0, 20.0])
+    command = [sys.executable, "-m", "alma.report", str(tmp_path)]
+    environment = os.environ | {"PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, report(tmp_path).stdout)
 
 
 def test_a_run_without_rows_has_a_remark(tmp_path):
