@@ -1,7 +1,7 @@
 """Analytic parameter and FLOP counts of a Switch Transformer language model.
 
-A FLOP is a multiplication or an addition. torch.utils.flop_counter misses scaled_dot_product_attention on
-CPU, so these are formulas, tested against the counter where it is right.
+A multiply-add counts as two FLOPs. torch.utils.flop_counter misses scaled_dot_product_attention on CPU, so
+these are formulas; tests compare them with the counter on models that it counts correctly.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ BACKWARD = 2  # the backward pass costs twice the forward pass
 
 
 class Arch(NamedTuple):
-    """Layers, width and attention heads of an --arch of the plug-in; the hidden width is 4 widths."""
+    """Layers, width D and attention heads of an --arch of the plug-in; the hidden width F is 4 D."""
 
     layers: int
     dim: int
@@ -28,9 +28,9 @@ ARCHS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What the counts depend on: layers L, width D, hidden width F, dictionary V, positions P, experts E.
+    """Dimensions of a model: layers L, width D, hidden width F, dictionary size V, positions P, experts E.
 
-    Experts are 0 in a dense model; N members (UMix) count N times.
+    A dense model has 0 experts. N members (UMix) multiply all counts by N.
     """
 
     layers: int
@@ -44,7 +44,7 @@ class Shape:
 
     @classmethod
     def of(cls, args, vocabulary: int) -> "Shape":
-        """From a model's arguments and the size of its dictionary (specials included)."""
+        """From a fairseq model's arguments and the size of its dictionary, specials included."""
         return cls(
             args.decoder_layers,
             args.decoder_embed_dim,
@@ -58,18 +58,18 @@ class Shape:
 
     @property
     def switch_layers(self) -> int:
-        """Blocks with a Switch layer."""
+        """Number of blocks with a Switch layer."""
         return self.layers // self.moe_freq if self.experts else 0
 
     @property
     def per_expert(self) -> int:
-        """Parameters that one more expert in every Switch layer adds (its router rows included)."""
+        """Parameters of one expert in every Switch layer, router rows included."""
         ffn = 2 * self.dim * self.hidden + self.hidden + self.dim
         return self.switch_layers * (ffn + self.dim)
 
     @property
     def shared(self) -> int:
-        """Parameters that do not depend on the number of experts (embeddings are tied)."""
+        """Parameters outside experts and routers; embeddings are tied."""
         embeddings = (self.vocabulary + self.positions + 2) * self.dim  # fairseq offsets positions by pad + 1
         block = 4 * (self.dim**2 + self.dim) + 4 * self.dim  # attention and two layer norms
         ffn = 2 * self.dim * self.hidden + self.hidden + self.dim
@@ -81,10 +81,10 @@ class Shape:
         return self.members * (self.shared + self.experts * self.per_expert)
 
     def forward_flops(self, tokens: int, attention_over: int = 0) -> int:
-        """FLOPs of a forward pass over `tokens`, one expert active a token.
+        """FLOPs of a forward pass over `tokens`, with top-1 routing.
 
-        The paper's numbers leave the attention scores out; `attention_over` (the sequence length) adds
-        them: 2 GEMMs over that many positions, half of which the causal mask hides but which are computed.
+        The paper leaves the attention scores out. `attention_over`, the sequence length, adds them: 2 GEMMs
+        over all positions, as computed, although the causal mask hides half.
         """
         projections = 4 * self.dim**2 + 2 * self.dim * self.hidden
         router = self.switch_layers * self.dim * self.experts
@@ -93,5 +93,5 @@ class Shape:
         return self.members * tokens * (per_token + scores)
 
     def training_flops(self, tokens: int) -> int:
-        """FLOPs of the forward and backward passes over `tokens`, attention scores left out."""
+        """FLOPs of the forward and backward passes over `tokens`, without attention scores."""
         return (1 + BACKWARD) * self.forward_flops(tokens)

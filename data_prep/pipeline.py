@@ -12,6 +12,7 @@ from typing import Any
 
 import sentencepiece
 
+from alma.configs import differing
 from alma.errors import UserError
 from alma.files import LOCK, atomic_write, locked, make_directory, sha256_file
 from alma.stream import VERSION, FileInfo, Part, Stream, is_stream
@@ -126,9 +127,7 @@ def _require_free(out: Path) -> None:
 def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
     """The stream in `out`. UserError: it was made with other settings."""
     stream = Stream.load(out)
-    old, new = ({"seed": s, **r} for s, r in ((stream.seed, stream.settings), (seed, record)))
-    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    if changed:
+    if changed := sorted(differing([{"seed": stream.seed, **stream.settings}, {"seed": seed, **record}])):
         raise UserError(
             f"{out}: holds a stream made with other settings ({', '.join(changed)}); choose another --out"
         )

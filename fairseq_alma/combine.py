@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import Parser, UserError, command
-from alma.files import make_directory, save_tensors
+from alma.files import checkpoint_file, make_directory
 from fairseq_alma.defaults import AVERAGES, WEIGHTS
 
 
@@ -49,9 +49,12 @@ def main() -> None:
         "--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: the --store-ema weights"
     )
     options = parser.parse_args()
+    import torch  # seconds
+
     state = combine(options.checkpoints, options.average, options.weights)
     make_directory(options.out.parent)
-    save_tensors(options.out, state)
+    with checkpoint_file(options.out) as file:
+        torch.save(state, file)
     print(f"{options.out}: {len(options.checkpoints)} members, {options.average} averaged")
 
 

@@ -21,7 +21,7 @@ from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
 from omegaconf import open_dict
 
-from alma.files import save_tensors
+from alma.files import checkpoint_file
 
 
 @functools.cache
@@ -148,7 +148,8 @@ def _save_atomically(original, obj, filename, async_write: bool = False) -> None
     if async_write:
         original(obj, filename, async_write)
     else:
-        save_tensors(filename, obj)
+        with checkpoint_file(filename) as file:
+            torch.save(obj, file)
 
 
 def _copy_atomically(original, src_path: str, dst_path: str, overwrite: bool = False) -> bool:

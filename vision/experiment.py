@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from alma import environment, processes
 from alma.errors import UserError
-from alma.files import locked, make_directory, save_tensors
+from alma.files import checkpoint_file, locked, make_directory
 from alma.records import Run
 from alma.stages import Stage, stages
 from vision.data import MegaBatchStream, StageData
@@ -151,7 +151,7 @@ class _Trainer:
         self._interrupted = None
         self.done = stage.index + 1
         if self.save_stages:
-            save_tensors(self.directory / f"stage_{stage.index:03d}.pt", self.learner.state())
+            self._write(f"stage_{stage.index:03d}.pt", self.learner.state())
         return flops
 
     def test(self) -> tuple[float, float]:
@@ -200,11 +200,15 @@ class _Trainer:
             "progress": progress and vars(progress),
             "kept": self._cache,
         }
-        save_tensors(self.directory / CHECKPOINT, state)
+        self._write(CHECKPOINT, state)
         self._saved = time.monotonic()
 
     def _due(self) -> bool:
         return time.monotonic() - self._saved >= self.save_interval
+
+    def _write(self, name: str, state: dict[str, Any]) -> None:
+        with checkpoint_file(self.directory / name) as file:
+            torch.save(state, file)
 
     def _load(self) -> None:
         path = self.directory / CHECKPOINT

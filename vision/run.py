@@ -30,9 +30,10 @@ if __name__ == "__main__":  # import from the checkout instead of the script's f
 from alma.errors import Parser, UserError, command, number_list
 from alma.processes import end_with_parent
 from alma.records import Run
-from alma.report import __main__ as report
-from alma.report import figures
+from alma.report import compare
+from alma.report.figures import write_figures
 from alma.report.results import find_runs, group
+from alma.report.tables import as_text
 from vision import presets
 from vision.data import MegaBatchStream, load
 from vision.experiment import run
@@ -143,8 +144,8 @@ def _outcome(future: "Future[float]", job: Job, failed: list[Exception]) -> str:
 def summarise(out: Path) -> None:
     """Print the table of all runs in `out` and draw their figures there."""
     for results in group(find_runs([out])):
-        print(report.heading(results), report.as_text(report.table(results)), sep="\n", end="\n\n")
-        print(*figures.draw(results, out), sep="\n")
+        print(compare.heading(results), as_text(compare.table(results)), sep="\n", end="\n\n")
+        print(*write_figures(results, out), sep="\n")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -17,7 +17,7 @@ from torch import Tensor
 from alma.errors import Parser, UserError, command, number_list
 from alma.files import make_directory
 from alma.records import Run
-from alma.report.figures import COLOURS, sheet
+from alma.report.style import COLOURS, subplots
 from alma.stages import stages
 from vision import data
 from vision.experiment import read_checkpoint
@@ -150,7 +150,7 @@ def draw(
     part = data.Images(dataset.test.images[picked], dataset.test.labels[picked])
     images, points = dataset.examples(part).images, embed(part.images)
     schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
-    figure, panels = sheet(1, len(chosen), (3.4 * len(chosen), 3.7), sharex=True, sharey=True)
+    figure, panels = subplots(1, len(chosen), (3.4 * len(chosen), 3.7), sharex=True, sharey=True)
     for stage, model, axes in zip(chosen, models, panels[0], strict=True):
         assigned = assignment(model, images, layer)
         _draw_points(axes, points, part.labels.numpy(), assigned)

@@ -1,1 +1,1 @@
-"""Reports: tables, figures and pages made from run records."""
+"""Reports: tables and figures of runs. matplotlib is imported only where a figure is drawn."""

@@ -25,7 +25,7 @@ from fairseq.distributed import utils as distributed_utils
 from torch import Tensor
 
 from alma.errors import UserError
-from alma.files import save_tensors
+from alma.files import checkpoint_file
 from fairseq_alma.checkpoint import memory_map
 from fairseq_alma.evaluation import evaluate
 from fairseq_alma.moe.layer import STACKED, Router, Routing, SwitchFFN, switch_layers, upgrade_router
@@ -195,7 +195,9 @@ def _write_grown(path: str, grown: str, trainer) -> None:
     if distributed_utils.get_global_rank() == 0:
         shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
         try:
-            save_tensors(grown, _grown_state(path, trainer, losses, means, shapes))
+            state = _grown_state(path, trainer, losses, means, shapes)
+            with checkpoint_file(grown) as file:
+                torch.save(state, file)
         except UserError as error:
             refused = [error]
     if torch.distributed.is_initialized():

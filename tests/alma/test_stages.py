@@ -47,7 +47,7 @@ def test_replay_is_the_union_of_all_arrivals_at_the_same_times(stream):
 
 
 @given(streams())
-def test_stage_at_is_the_last_one_whose_data_have_all_arrived(stream):
+def test_stage_at_is_the_last_complete_stage(stream):
     plan = stages(*stream)
     for t in range(stream[0] + 1):
         stage = stage_at(plan, t)
@@ -62,6 +62,6 @@ def test_stage_at_is_the_last_one_whose_data_have_all_arrived(stream):
     ("megabatches", "waiting_time", "says"),
     [(0, 1, "at least 1"), (4, 0, "use 1"), (4, -2, "use 1"), (4, 5, "use at most 4")],
 )
-def test_impossible_schedules_say_what_to_do(megabatches, waiting_time, says):
+def test_impossible_schedules_are_errors_with_advice(megabatches, waiting_time, says):
     with pytest.raises(UserError, match=says):
         stages(megabatches, waiting_time)

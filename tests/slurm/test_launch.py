@@ -245,7 +245,7 @@ def test_interrupted_it_stops_the_child_and_says_how_to_go_on(launcher, how):
     process.send_signal(how)
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "interrupted; the same command goes on from here"
+    assert err.splitlines()[-1] == "interrupted; rerun the same command to resume"
     assert ended(int(launcher.pids.read_text()))
 
 
@@ -280,7 +280,7 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
     wait_for((launcher.out / "stage_00/train.log").exists)
     _, err = launcher.run(code=2)
     last = f"error: run: another process is at work here (pid {first.pid} on {socket.gethostname()}); "
-    assert err.splitlines()[ESTIMATE:] == [f"{last}let it end or choose another --out"]
+    assert err.splitlines()[ESTIMATE:] == [f"{last}wait for it or choose another --out"]
     first.terminate()
     first.communicate(timeout=10)
 
@@ -293,7 +293,7 @@ def test_other_settings_are_refused_where_something_was_trained(launcher):
         _, err = launcher.run("--seed", "3", *options, code=2, flags=("--max-update", "3", *SMALL))
         assert err.splitlines()[ESTIMATE:] == [
             "error: run holds a run with other settings (--max-update: 2 -> 3; seed: 0 -> 3): choose another "
-            "--out, or give the settings of that run to go on with it"
+            "--out, or give that run's settings to resume it"
         ]
     write_stream(launcher.folder / "stream", 4, dictionary="other")
     _, err = launcher.run(code=2)
@@ -523,7 +523,7 @@ def test_debug_ends_at_once_by_ctrl_c_and_local_goes_on_with_the_run(launcher, e
     terminal.type("\x03")
     assert terminal.end() == 130
     assert time.monotonic() - began < 5
-    assert "interrupted; the same command goes on from here" in terminal.seen
+    assert "interrupted; rerun the same command to resume" in terminal.seen
     wait_for(lambda: ended(int(launcher.pids.read_text())))
     launcher.environment.clear()
     launcher.learner = "gmoe"

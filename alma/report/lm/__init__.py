@@ -1,1 +1,1 @@
-"""Reports of language models: the paper's tables and figures."""
+"""The paper's tables and figures of language models."""

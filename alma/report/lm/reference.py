@@ -8,26 +8,26 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from alma.errors import UserError
-from alma.report.vision.entries import LEARNERS
+from alma.report.results import LEARNERS
 
 KS = (3, 4)
-"""Numbers of mega-batches that Table 1 compares."""
+"""Numbers k of mega-batches in Table 1."""
 
 
 class Reference(NamedTuple):
-    """A line of the paper's Table 2 for one of its sizes."""
+    """A line of the paper's Table 2, for one of its sizes."""
 
     learner: str
     waiting_time: int
     update_multiplier: int
-    experts: str  # such as 4 or 4@2
+    experts: str  # such as 4, or 4@2 for 2 members
     size: str  # base or large
     parameters: float
-    perplexity: dict[int, float]  # by t = 1..4; those without a number are left out
+    perplexity: dict[int, float]  # by t = 1..4, where the paper has a number
 
 
 def reference() -> list[Reference]:
-    """The paper's Table 2. UserError: its file is damaged."""
+    """The paper's Table 2. UserError: table2.csv is damaged."""
     lines = []
     for line, fail in _read("table2.csv"):
         wait, multiplier = (int(_number(line[key], fail)) for key in ("waiting_time", "update_multiplier"))
@@ -45,7 +45,7 @@ def reference() -> list[Reference]:
 
 
 def reference_iid() -> dict[tuple[str, str, str, int], tuple[float, float]]:
-    """The paper's Table 1: perplexity of i.i.d. and of sequential training by (size, learner, experts, k)."""
+    """The paper's Table 1: (i.i.d., sequential) perplexity by (size, learner, experts, k)."""
     return {
         (line["size"], line["learner"], line["experts"], k): (
             _number(line[f"k{k}_iid"], fail),
@@ -57,7 +57,7 @@ def reference_iid() -> dict[tuple[str, str, str, int], tuple[float, float]]:
 
 
 def _read(name: str) -> Iterator[tuple[dict[str, str], Callable[[str], UserError]]]:
-    """Lines of a reference table, each with what makes an error that names it."""
+    """The lines of a table, each with a function that makes the error about it."""
     text = (files("alma.report.lm") / name).read_text("utf-8")
     for number, line in enumerate(csv.DictReader(io.StringIO(text)), start=2):
 

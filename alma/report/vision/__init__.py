@@ -1,1 +1,1 @@
-"""Reports of image runs: the paper's figures."""
+"""The paper's figures of image runs."""

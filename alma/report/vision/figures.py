@@ -1,76 +1,47 @@
-"""The paper's figures of image runs: Figures 1 (right), 2, 3, 4, 7, 8, 9, and the first draft's radar plots
-and ablation of growth. `python -m alma.report --figures vision` draws them."""
+"""The paper's figures of image runs: 1 (right), 2, 3, 4, 7, 8, 9; the first draft's radar plots and ablation.
+
+`python -m alma.report --figures vision` draws them.
+"""
 
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from alma.records import Run
-from alma.report.figures import COLOURS, LINES, MARKERS, Curve, draw_curve, grid, legend, scale, sheet
+from alma.report import style
+from alma.report.figures import Curve, draw_curve, over_time
 from alma.report.results import Result, compute, memory
+from alma.report.style import COLOURS, LINE_STYLES, MARKERS, LegendEntries, Picture, add_legend, number_axis
+from alma.report.vision import select
 from alma.report.vision.captions import CAPTIONS
-from alma.report.vision.entries import (
-    Missing,
-    Pair,
-    Spoke,
-    ablation,
-    at_most,
-    at_one_wait,
-    cer,
-    data_sets,
-    distinct,
-    finished,
-    method,
-    most_waits,
-    over_time,
-    place,
-    replay_pairs,
-    size,
-    spokes,
-    tardy,
-    trade_offs,
-    wait,
-    without_replay,
-)
+from alma.report.vision.select import Missing, Pair, Spoke, cer, distinct, methods, size, wait
 
 CER, TFLOPS = "cumulative error rate (CER)", "training compute (TFLOPs)"
-_FONTS: Any = {"font.size": 8, "axes.titlesize": 8.5, "legend.fontsize": 8, "lines.linewidth": 1.1}
 _ALIGNED = (("center", "bottom"), ("right", "center"), ("center", "top"), ("left", "center"))
-_FILLS = dict(zip(LINES, ("full", "none", "left", "top"), strict=True))
+_FILLS = dict(zip(LINE_STYLES, ("full", "none", "left", "top"), strict=True))
 _GREY = "0.25"  # of legend entries that stand for any colour
 
-Entries = list[tuple[str, dict[str, Any]]]
-"""Of a legend: label, and look of a Line2D."""
 
+def write_paper_figures(runs: Sequence[Run], out: Path) -> tuple[list[Picture], list[str]]:
+    """Write every figure that the runs support to `out` as PNG, for each data set and B.
 
-class Picture(NamedTuple):
-    """A figure on disk, and the text to put under it."""
-
-    path: Path
-    caption: str
-
-
-def draw(runs: Sequence[Run], out: Path) -> tuple[list[Picture], list[str]]:
-    """Draw all figures that the runs can support as PNG files in `out`, for each data set and B.
-
-    Returns them, and a line for each run left out and each figure that cannot be drawn.
+    Returns the pictures, and a line for each run that is left out and each figure that cannot be drawn.
     """
     import matplotlib
 
-    done, remarks = finished(runs)
+    done, remarks = select.finished(runs)
     pictures: list[Picture] = []
-    with matplotlib.rc_context(_FONTS):
-        for stem, results in data_sets(done).items():
-            shown, crowd = at_most(len(COLOURS), results)
-            if crowd:
-                remarks.append(
-                    f"{stem}: more waiting times than colours, left out: {', '.join(map(str, crowd))}"
-                )
-            for name, paint in FIGURES.items():
+    with matplotlib.rc_context(style.PRINT):
+        for stem, results in select.data_sets(done).items():
+            shown, excess = select.at_most(len(COLOURS), results)
+            if excess:
+                waits = ", ".join(map(str, excess))
+                remarks.append(f"{stem}: more waiting times than colours, left out: {waits}")
+            for name, make in FIGURES.items():
                 try:
-                    found = paint(shown)
+                    found = make(shown)
                 except Missing as reason:
                     remarks.append(f"{stem} {name}: {reason}")
                     continue
@@ -82,132 +53,140 @@ def draw(runs: Sequence[Run], out: Path) -> tuple[list[Picture], list[str]]:
 
 
 def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
-    """Figure 1 right: error over time of one learner and size, a colour per waiting time."""
-    shown, colours = most_waits(results), _colours(results)
-    figure, ((axes,),) = sheet(1, 1, (4.4, 2.9))
+    """Figure 1 right: error over time of one learner and size; a colour per waiting time."""
+    shown, colours = select.most_waits(results), _colours(results)
+    figure, ((axes,),) = style.subplots(1, 1, (4.4, 2.9))
     for result in shown:
         _draw_error(axes, result, colours[wait(result)])
-    axes.set(title=f"{_data(results)}: {method(shown[0])}, {_sized(shown[0])}")
-    _name_error(figure, [axes], shown)
-    legend(figure, {"waiting time": _waits(shown, colours)})
+    axes.set(title=f"{_title(results)}: {shown[0].method}, {_size_label(shown[0])}")
+    _label_error_axes(figure, [axes], shown)
+    add_legend(figure, {"waiting time": _waits(shown, colours)})
     return {"": figure}
 
 
 def cost_trade_offs(results: Sequence[Result]) -> dict[str, Any]:
     """Figures 2 and 7 (top): CER against training compute, and against parameters, without replay."""
-    shown = without_replay(results)
+    shown = select.without_replay(results)
     if len(shown) < 2:
         raise Missing("only one configuration without --replay")
-    figure, ((left, right),) = sheet(1, 2, (7.0, 3.2), sharey=True)
+    figure, ((left, right),) = style.subplots(1, 2, (7.0, 3.2), sharey=True)
     markers = _markers(distinct(wait, results))
     for axes, cost in ((left, compute), (right, memory)):
-        curves = trade_offs(shown, cost)
+        curves = select.cer_against(shown, cost)
         for found in curves:
             colour, line = _look(found.result, results)
             axes.errorbar(found.x, found.y, found.deviation, linestyle="none", ecolor=colour, elinewidth=0.8)
-            fill = _FILLS[line]  # tells methods apart that have but one size, and so no line
+            fill = _FILLS[line]  # distinguishes methods of a single size, which have no line
             look = _dot(markers[wait(found.result)], colour, fill)
             axes.plot(found.x, found.y, line, color=colour, **look)
-        scale(axes, "x", [x for found in curves for x in found.x], log_from=5, dense_below=20)
-    _name_cer([left, right], [y for found in curves for y in found.y], shown)
-    left.set(xlabel=TFLOPS, ylabel=CER, title=_data(results))
-    right.set(xlabel="cumulative parameters, Mem", title=_data(results))
+        number_axis(axes, "x", [x for found in curves for x in found.x], log_from=5, dense_below=20)
+    _label_cer_axes([left, right], [y for found in curves for y in found.y], shown)
+    left.set(xlabel=TFLOPS, ylabel=CER, title=_title(results))
+    right.set(xlabel="cumulative parameters, Mem", title=_title(results))
     marks = [(f"w = {w}", _mark(markers[w])) for w in distinct(wait, shown)]
-    learners = _methods(shown, results)
+    learners = _method_entries(shown, results)
     for _, look in learners:
         fill = _FILLS[look["linestyle"]]
         look |= _dot("o", look["color"], fill) if fill != "full" else {}
-    legend(figure, {"learner": learners, "waiting time": marks})
+    add_legend(figure, {"learner": learners, "waiting time": marks})
     return {"": figure}
 
 
 def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
-    """Figures 3 and 7 (bottom): error over time of the smallest and the largest models side by side, two
-    learners a row: more lines in a panel could not be told apart."""
-    usual = [result for result in without_replay(results) if not result.settings]
+    """Figures 3 and 7 (bottom): error over time of the smallest and the largest models side by side.
+
+    A row has two learners: a panel with more lines would be illegible.
+    """
+    usual = [result for result in select.without_replay(results) if not result.settings]
     if not usual:
-        raise Missing("no run without --replay of a learner's usual settings")
+        raise Missing("no run without --replay and with a learner's usual settings")
     sizes = sorted({min(map(size, usual)), max(map(size, usual))})
     shown = [result for result in usual if size(result) in sizes]
-    names = distinct(method, shown)
+    names = methods(shown)
     rows = [names[i : i + 2] for i in range(0, len(names), 2)]
     inches = 1.1 + 2.9 * len(sizes), 0.4 + 2.2 * len(rows)
-    figure, panels = sheet(len(rows), len(sizes), inches, sharex=True, sharey=True)
+    figure, panels = style.subplots(len(rows), len(sizes), inches, sharex=True, sharey=True)
     colours = _colours(results)
     for pair, row in zip(rows, panels, strict=True):
         for hidden, axes in zip(sizes, row, strict=True):
-            members = [result for result in shown if method(result) in pair and size(result) == hidden]
+            members = [result for result in shown if result.method in pair and size(result) == hidden]
             for result in members:
-                _draw_error(axes, result, colours[wait(result)], LINES[pair.index(method(result))])
-            there = " and ".join(distinct(method, members))
+                _draw_error(axes, result, colours[wait(result)], LINE_STYLES[pair.index(result.method)])
+            there = " and ".join(methods(members))
             axes.set_title(f"{there}, {hidden} {_units(shown[0])}")
             axes.set_visible(bool(members))
-    for column in panels.T:  # the lowest panel may be empty
+    for column in panels.T:  # label the lowest visible panel
         [axes for axes in column if axes.get_visible()][-1].tick_params(labelbottom=True)
-    _name_error(figure, list(panels.flat), shown)
-    lines = [(", ".join(names[i::2]), {"color": _GREY, "linestyle": LINES[i]}) for i in (0, 1) if names[i:]]
-    legend(figure, {_data(results): [], "waiting time": _waits(shown, colours), "learner": lines})
+    _label_error_axes(figure, list(panels.flat), shown)
+    lines = [
+        (", ".join(names[i::2]), {"color": _GREY, "linestyle": LINE_STYLES[i]}) for i in (0, 1) if names[i:]
+    ]
+    add_legend(figure, {_title(results): [], "waiting time": _waits(shown, colours), "learner": lines})
     return {"": figure}
 
 
 def replay_at_one_wait(results: Sequence[Result]) -> dict[str, Any]:
-    """Figure 4: what replay does to CER and compute of each learner and size, at one waiting time."""
-    pairs = at_one_wait(replay_pairs(results))
-    figure, ((axes,),) = sheet(1, 1, (4.4, 3.0))
+    """Figure 4: effect of replay on CER and compute for each learner and size, at one waiting time."""
+    pairs = select.at_one_wait(select.replay_pairs(results))
+    figure, ((axes,),) = style.subplots(1, 1, (4.4, 3.0))
     plain = [pair[0] for pair in pairs]
     markers = _markers(distinct(size, plain))
     for pair in pairs:
         _draw_pair(axes, pair, _look(pair[0], results), markers)
-    _scale_pairs([axes], pairs)
-    axes.set(xlabel=TFLOPS, ylabel=CER, title=f"{_data(results)}, waiting time {wait(plain[0])}")
-    legend(figure, {"learner": _methods(plain, results), **_marks_of_pairs(plain, markers)})
+    _label_pair_axes([axes], pairs)
+    axes.set(xlabel=TFLOPS, ylabel=CER, title=f"{_title(results)}, waiting time {wait(plain[0])}")
+    add_legend(figure, {"learner": _method_entries(plain, results), **_marks_of_pairs(plain, markers)})
     return {"": figure}
 
 
 def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
-    """Figure 8: what replay does to CER and compute, a panel per learner and a colour per waiting time."""
-    pairs = replay_pairs(results)
+    """Figure 8: effect of replay on CER and compute; a panel per learner, a colour per waiting time."""
+    pairs = select.replay_pairs(results)
     plain = [pair[0] for pair in pairs]
-    figure, panels = grid(distinct(method, plain), sharex=True, sharey=True)
+    figure, panels = style.named_panels(methods(plain), sharex=True, sharey=True)
     markers, colours = _markers(distinct(size, plain)), _colours(results)
     for pair in pairs:
-        _draw_pair(panels[method(pair[0])], pair, (colours[wait(pair[0])], "-"), markers)
-    _scale_pairs(list(panels.values()), pairs)
+        _draw_pair(panels[pair[0].method], pair, (colours[wait(pair[0])], "-"), markers)
+    _label_pair_axes(list(panels.values()), pairs)
     figure.supxlabel(TFLOPS, fontsize="medium")
     figure.supylabel(CER, fontsize="medium")
     groups = {"waiting time": _waits(plain, colours), **_marks_of_pairs(plain, markers)}
-    legend(figure, {_data(results): [], **groups})
+    add_legend(figure, {_title(results): [], **groups})
     return {"": figure}
 
 
 def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
-    """Figure 9: error over time without and with replay, a panel per learner at its largest size that has
-    both; beside them the run that waits for the whole stream, for which replay changes nothing."""
-    pairs = replay_pairs(results)
+    """Figure 9: error over time without and with replay; a panel per learner at its largest size.
+
+    The run that waits for the whole stream counts as both: replay changes nothing.
+    """
+    pairs = select.replay_pairs(results)
     largest: dict[str, int] = {}
     for one, _ in pairs:
-        largest[method(one)] = max(size(one), largest.get(method(one), 0))
-    figure, panels = grid(list(largest), sharex=True, sharey=True)
+        largest[one.method] = max(size(one), largest.get(one.method, 0))
+    figure, panels = style.named_panels(list(largest), sharex=True, sharey=True)
     colours, drawn = _colours(results), []
     for name, axes in panels.items():
-        mine = [pair for pair in pairs if method(pair[0]) == name and size(pair[0]) == largest[name]]
-        whole = [r for r in results if method(r) == name and size(r) == largest[name] and tardy(r)]
-        plain = [pair[0] for pair in mine if not tardy(pair[0])] + whole
+        mine = [pair for pair in pairs if pair[0].method == name and size(pair[0]) == largest[name]]
+        whole = [
+            r for r in results if r.method == name and size(r) == largest[name] and select.single_stage(r)
+        ]
+        plain = [pair[0] for pair in mine if not select.single_stage(pair[0])] + whole
         for result in plain:
             _draw_error(axes, result, colours[wait(result)])
         for _, result in mine:
             _draw_error(axes, result, colours[wait(result)], "--")
-        axes.set_title(f"{name}, {_sized(plain[0])}")
+        axes.set_title(f"{name}, {_size_label(plain[0])}")
         drawn += plain + [pair[1] for pair in mine]
-    _name_error(figure, list(panels.values()), drawn)
-    lines: Entries = [("without", {"color": _GREY}), ("with", {"color": _GREY, "linestyle": "--"})]
-    legend(figure, {_data(results): [], "waiting time": _waits(drawn, colours), "replay": lines})
+    _label_error_axes(figure, list(panels.values()), drawn)
+    lines: LegendEntries = [("without", {"color": _GREY}), ("with", {"color": _GREY, "linestyle": "--"})]
+    add_legend(figure, {_title(results): [], "waiting time": _waits(drawn, colours), "replay": lines})
     return {"": figure}
 
 
 def radars(results: Sequence[Result]) -> dict[str, Any]:
-    """The draft's radar plots, one per size: a panel per learner, a polygon per waiting time."""
-    shown = without_replay(results)
+    """The first draft's radar plots, one per size; a panel per learner, a polygon per waiting time."""
+    shown = select.without_replay(results)
     sizes = {hidden: [r for r in shown if size(r) == hidden] for hidden in distinct(size, shown)}
     figures = {
         f"_h{hidden}": _radar(members, results) for hidden, members in sizes.items() if len(members) > 1
@@ -218,33 +197,29 @@ def radars(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _radar(members: Sequence[Result], results: Sequence[Result]) -> Any:
-    measured, colours = spokes(members), _colours(results)
+    measured, colours = select.spokes(members), _colours(results)
     angles = [2 * math.pi * i / len(measured) for i in range(len(measured))]
-    figure, panels = grid(distinct(method, members), (2.4, 2.0), subplot_kw={"projection": "polar"})
+    figure, panels = style.named_panels(methods(members), (2.4, 2.0), subplot_kw={"projection": "polar"})
     for i, result in enumerate(members):
-        radii = [spoke.places[i] for spoke in measured.values()]
+        radii = [spoke.radii[i] for spoke in measured.values()]
         look = {"color": colours[wait(result)], "marker": ".", "clip_on": False, "zorder": 3}
-        panels[method(result)].plot([*angles, 0], [*radii, radii[0]], **look)
+        panels[result.method].plot([*angles, 0], [*radii, radii[0]], **look)
     for axes in panels.values():
         axes.set_theta_zero_location("N")
         axes.set(rlim=(0, 1), rticks=(0.25, 0.5, 0.75), yticklabels=[], xticks=angles, xticklabels=[])
         axes.set_title(textwrap.fill(axes.get_title(), 22), pad=14)
         for name, angle, (x, y) in zip(measured, angles, _ALIGNED, strict=True):
-            axes.text(
-                angle,
-                1.08,
-                name.replace(" ", "\n"),
-                horizontalalignment=x,
-                verticalalignment=y,
-                fontsize="small",
-            )
-    ranges: Entries = [(f"{name}: {_range(spoke)}", {"linestyle": ""}) for name, spoke in measured.items()]
-    groups: dict[str, Entries] = {_data(members): [], _sized(members[0]): []}
-    legend(figure, groups | {"waiting time": _waits(members, colours), "axes": ranges})
+            look = {"horizontalalignment": x, "verticalalignment": y, "fontsize": "small"}
+            axes.text(angle, 1.08, name.replace(" ", "\n"), **look)
+    ranges: LegendEntries = [
+        (f"{name}: {_extent(spoke)}", {"linestyle": ""}) for name, spoke in measured.items()
+    ]
+    groups: dict[str, LegendEntries] = {_title(members): [], _size_label(members[0]): []}
+    add_legend(figure, groups | {"waiting time": _waits(members, colours), "axes": ranges})
     return figure
 
 
-def _range(spoke: Spoke) -> str:
+def _extent(spoke: Spoke) -> str:
     from matplotlib.ticker import EngFormatter
 
     short = EngFormatter(places=1, sep="")
@@ -253,17 +228,17 @@ def _range(spoke: Spoke) -> str:
 
 
 def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
-    """The draft's Figure 5 left: gates as a tree, flat gates, no growth, and an ensemble of mixtures."""
-    shown = ablation(results)
-    figure, ((axes,),) = sheet(1, 1, (4.6, 2.9))
-    looks = {name: {"color": COLOURS[i], "linestyle": LINES[i]} for i, name in enumerate(shown)}
+    """The first draft's Figure 5 left: tree gates, flat gates, no growth, and an ensemble of mixtures."""
+    shown = select.ablation(results)
+    figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
+    looks = {name: {"color": COLOURS[i], "linestyle": LINE_STYLES[i]} for i, name in enumerate(shown)}
     for name, result in shown.items():
         _draw_error(axes, result, looks[name]["color"], looks[name]["linestyle"])
     tree = next(iter(shown.values()))
     replay = ", replay" if tree.config["replay"] else ""
-    axes.set_title(f"{_data(results)}, {_sized(tree)}, w = {wait(tree)}{replay}")
-    _name_error(figure, [axes], list(shown.values()))
-    legend(figure, {"learner": list(looks.items())})
+    axes.set_title(f"{_title(results)}, {_size_label(tree)}, w = {wait(tree)}{replay}")
+    _label_error_axes(figure, [axes], list(shown.values()))
+    add_legend(figure, {"learner": list(looks.items())})
     return {"": figure}
 
 
@@ -277,14 +252,14 @@ FIGURES: dict[str, Callable[[Sequence[Result]], dict[str, Any]]] = {
     "radar": radars,
     "ablation": growth_ablation,
 }
-"""What is drawn: results -> figures by suffix of the file name (or Missing)."""
+"""Functions of the results that return figures by suffix of the file name, or raise Missing."""
 
 
-def _data(results: Sequence[Result]) -> str:
+def _title(results: Sequence[Result]) -> str:
     return f"{results[0].config['dataset']}, B = {results[0].config['megabatches']}"
 
 
-def _sized(result: Result) -> str:
+def _size_label(result: Result) -> str:
     return f"{size(result)} {_units(result)}"
 
 
@@ -293,13 +268,13 @@ def _units(result: Result) -> str:
 
 
 def _look(result: Result, results: Sequence[Result]) -> tuple[str, str]:
-    """Colour of a method's learner, and a line that tells it from the learner's other methods."""
-    peers = distinct(method, (r for r in results if place(r) == place(result)))
-    return COLOURS[place(result) % len(COLOURS)], LINES[peers.index(method(result)) % len(LINES)]
+    """Colour of the learner, and line style of the method among the learner's methods."""
+    peers = methods(r for r in results if r.rank == result.rank)
+    return COLOURS[result.rank % len(COLOURS)], LINE_STYLES[peers.index(result.method) % len(LINE_STYLES)]
 
 
 def _colours(results: Sequence[Result]) -> dict[int, str]:
-    """Of each waiting time, the same in all figures of a data set."""
+    """Colour of each waiting time, the same in all figures of a data set."""
     return dict(zip(distinct(wait, results), COLOURS, strict=False))
 
 
@@ -307,17 +282,17 @@ def _markers(values: Sequence[int]) -> dict[int, str]:
     return {value: MARKERS[i % len(MARKERS)] for i, value in enumerate(values)}
 
 
-def _waits(shown: Sequence[Result], colours: Mapping[int, str]) -> Entries:
+def _waits(shown: Sequence[Result], colours: Mapping[int, str]) -> LegendEntries:
     return [(f"w = {w}", {"color": colours[w], "linewidth": 2}) for w in distinct(wait, shown)]
 
 
-def _methods(shown: Sequence[Result], results: Sequence[Result]) -> Entries:
-    looks = {method(result): _look(result, results) for result in shown}
+def _method_entries(shown: Sequence[Result], results: Sequence[Result]) -> LegendEntries:
+    looks = {result.method: _look(result, results) for result in shown}
     return [(name, {"color": colour, "linestyle": line}) for name, (colour, line) in looks.items()]
 
 
 def _dot(marker: str, colour: str, fill: str = "full") -> dict[str, Any]:
-    """A point; `fill` is one of _FILLS, "none" a hollow one that hides the line behind it."""
+    """Properties of a point; `fill` is a value of _FILLS, where "none" is white inside."""
     whole = fill == "full"
     edge = {"markeredgecolor": "white" if whole else colour, "markeredgewidth": 0.4 if whole else 0.9}
     look = {"marker": marker, "markersize": 4.5, "markerfacecolor": colour, "markerfacecoloralt": "white"}
@@ -328,14 +303,14 @@ def _mark(marker: str, fill: str = "full") -> dict[str, Any]:
     return {"linestyle": "", **_dot(marker, _GREY, fill)}
 
 
-def _marks_of_pairs(plain: Sequence[Result], markers: Mapping[int, str]) -> dict[str, Entries]:
-    """Legend of sizes, and of hollow and filled points."""
+def _marks_of_pairs(plain: Sequence[Result], markers: Mapping[int, str]) -> dict[str, LegendEntries]:
+    """Legend entries of sizes, and of hollow and filled points."""
     sizes = [(str(hidden), _mark(markers[hidden])) for hidden in distinct(size, plain)]
     return {_units(plain[0]): sizes, "replay": [("without", _mark("o", "none")), ("with", _mark("o"))]}
 
 
 def _draw_error(axes: Any, result: Result, colour: str, line: str = "-") -> None:
-    """Error over time: dotted while untrained, and a dot at the end, which is all there is at w = B."""
+    """Draw error over time: dotted while untrained, with a dot at the end (the only such point if w = B)."""
     found = over_time(result)
     start = sum(result.waiting(t) for t in result.times)
     axes.plot(found.x[: start + 1], found.y[: start + 1], ":", color=colour, alpha=0.7, linewidth=0.9)
@@ -344,12 +319,12 @@ def _draw_error(axes: Any, result: Result, colour: str, line: str = "-") -> None
     draw_curve(axes, trained, colour, line, linewidth=0.9, **end)
 
 
-def _name_error(figure: Any, panels: Sequence[Any], shown: Sequence[Result]) -> None:
-    """Name and number the axes of error over time: logarithmic, the untrained error would hide the rest."""
+def _label_error_axes(figure: Any, panels: Sequence[Any], shown: Sequence[Result]) -> None:
+    """Label the axes of error over time. The error is logarithmic, as the untrained one dwarfs the rest."""
     values = [y for result in shown for y in over_time(result).y]
     for axes in panels:
-        scale(axes, "x", shown[0].times)
-        scale(axes, "y", values, log_from=3, dense_below=100)
+        number_axis(axes, "x", shown[0].times)
+        number_axis(axes, "y", values, log_from=3, dense_below=100)
     if len(panels) == 1:
         panels[0].set(xlabel="mega-batch t", ylabel="test error (%)")
     else:
@@ -357,18 +332,18 @@ def _name_error(figure: Any, panels: Sequence[Any], shown: Sequence[Result]) -> 
         figure.supylabel("test error (%)", fontsize="medium")
 
 
-def _name_cer(panels: Sequence[Any], values: Sequence[float], shown: Sequence[Result]) -> None:
-    """Number the CER axes, and at the right of the last panel the mean error they stand for."""
+def _label_cer_axes(panels: Sequence[Any], values: Sequence[float], shown: Sequence[Result]) -> None:
+    """Number the CER axes, and add an axis with the mean error (CER / B) to the right of the last panel."""
     share = 100 / shown[0].config["megabatches"]
     for axes in panels:
-        scale(axes, "y", values, log_from=4, dense_below=100)
+        number_axis(axes, "y", values, log_from=4, dense_below=100)
     right = panels[-1].secondary_yaxis("right", functions=(lambda y: y * share, lambda y: y / share))
-    scale(right, "y", [value * share for value in values], log_from=4, dense_below=100)
+    number_axis(right, "y", [value * share for value in values], log_from=4, dense_below=100)
     right.set_ylabel("mean error (%)")
 
 
 def _draw_pair(axes: Any, pair: Pair, look: tuple[str, str], markers: Mapping[int, str]) -> None:
-    """An arrow-like line from the result without replay (hollow) to the one with it (filled)."""
+    """Draw a line from the result without replay (hollow point) to the one with replay (filled point)."""
     colour, line = look
     x, points = [r.over_seeds(compute)[0] for r in pair], [r.over_seeds(cer) for r in pair]
     y, deviation = zip(*points, strict=True)
@@ -378,11 +353,11 @@ def _draw_pair(axes: Any, pair: Pair, look: tuple[str, str], markers: Mapping[in
         axes.plot(x[i], y[i], "", color=colour, **_dot(markers[size(pair[i])], colour, fill))
 
 
-def _scale_pairs(panels: Sequence[Any], pairs: Sequence[Pair]) -> None:
-    """Number the axes of pairs, and add the mean error to the last panel when it is the only one."""
+def _label_pair_axes(panels: Sequence[Any], pairs: Sequence[Pair]) -> None:
+    """Number the axes of pairs; a single panel gets an axis with the mean error."""
     both = [result for pair in pairs for result in pair]
     for axes in panels:
-        scale(axes, "x", [r.over_seeds(compute)[0] for r in both], log_from=5, dense_below=20)
-        scale(axes, "y", [r.over_seeds(cer)[0] for r in both], log_from=4, dense_below=100)
+        number_axis(axes, "x", [r.over_seeds(compute)[0] for r in both], log_from=5, dense_below=20)
+        number_axis(axes, "y", [r.over_seeds(cer)[0] for r in both], log_from=4, dense_below=100)
     if len(panels) == 1:
-        _name_cer(panels, [r.over_seeds(cer)[0] for r in both], both)
+        _label_cer_axes(panels, [r.over_seeds(cer)[0] for r in both], both)
