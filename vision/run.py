@@ -10,13 +10,10 @@ done. Interrupted runs go on where they were.
 
 import argparse
 import itertools
-import multiprocessing
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -27,11 +24,11 @@ if __name__ == "__main__":  # a script's own folder is no place to import from; 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from alma.errors import Parser, UserError, command, number_list
-from alma.processes import end_with_parent
 from alma.records import Run
 from alma.report import __main__ as report
 from alma.report import figures
 from alma.report.results import find_runs, group
+from alma.workers import Workers
 from vision import presets
 from vision.data import MegaBatchStream, load
 from vision.experiment import run
@@ -103,34 +100,26 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
 
 
 def run_all(jobs: Sequence[Job], processes: int) -> list[Exception]:
-    """Run the jobs, several at a time in processes of one thread each; returns the errors of those that
-    failed. UserError when a process was killed."""
+    """Run the jobs in processes of one thread each; returns the errors of those that failed.
+
+    UserError: the system killed a process.
+    """
     if not jobs:
         return []
     if len(jobs) == 1:
         jobs[0].run()
         return []
-    # A forked child would inherit a parent's thread pool, or its CUDA, and hang.
-    context = multiprocessing.get_context("spawn")
     failed: list[Exception] = []
     started = time.monotonic()
-    with ProcessPoolExecutor(processes, context, initializer=_worker) as pool:
-        running = {pool.submit(_timed, job): job for job in jobs}
-        try:
-            for done, future in enumerate(as_completed(running), start=1):
-                line = _outcome(future, running[future], failed)
-                left = (time.monotonic() - started) / done * (len(jobs) - done)
-                print(f"{done}/{len(jobs)}  {line}  (about {left / 60:.0f} min left)", flush=True)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
+    with Workers(processes, _one_thread, terminate=True, flag="--jobs") as workers:
+        for done, (number, seconds) in enumerate(workers.run(_timed, [(job,) for job in jobs]), start=1):
+            line = _outcome(seconds, jobs[number], failed)
+            left = (time.monotonic() - started) / done * (len(jobs) - done)
+            print(f"{done}/{len(jobs)}  {line}  (about {left / 60:.0f} min left)", flush=True)
     return failed
 
 
-def _worker() -> None:
-    end_with_parent()
+def _one_thread() -> None:
     torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
 
 
@@ -140,11 +129,9 @@ def _timed(job: Job) -> float:
     return time.monotonic() - started
 
 
-def _outcome(future: "Future[float]", job: Job, failed: list[Exception]) -> str:
+def _outcome(seconds: Callable[[], float], job: Job, failed: list[Exception]) -> str:
     try:
-        return f"{job.out.name}: {future.result():.0f} s"
-    except BrokenProcessPool:
-        raise UserError("a process of the sweep was killed, maybe for memory: try fewer --jobs") from None
+        return f"{job.out.name}: {seconds():.0f} s"
     except UserError as error:
         failed.append(error)
         return f"{job.out.name}: failed"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from alma.errors import UserError
-from data_prep.documents import make_units, normalise
+from data_prep.documents import make_shards, normalise
 
 
 @pytest.fixture
@@ -22,25 +22,25 @@ def module(monkeypatch):
 
 @pytest.fixture
 def scale(module, monkeypatch):
-    """data_prep_scale with small units, buckets and vocabulary."""
+    """data_prep_scale with small shards, buckets and vocabulary."""
     scale = module("data_prep_scale")
-    monkeypatch.setattr("data_prep.documents.UNIT_BYTES", 1 << 20)
+    monkeypatch.setattr("data_prep.documents.SHARD_BYTES", 1 << 20)
     monkeypatch.setattr("data_prep.plan.BUCKET_WORDS", 50_000)
-    monkeypatch.setattr(scale, "UNITS", 500)
+    monkeypatch.setattr(scale, "VOCABULARY", 500)
     return scale
 
 
-def texts(corpus, units):
-    return [list(corpus.reader.read(unit)) for unit in units]
+def texts(corpus, shards):
+    return [list(corpus.reader.read(shard)) for shard in shards]
 
 
 def test_made_up_documents_are_a_function_of_their_number(scale, tmp_path):
     corpus = scale.Corpus(12e6, tmp_path)
-    units = make_units(corpus.files, corpus.reader, 1 << 20)
-    found = texts(corpus, units)
-    scale.text_of.cache_clear()
-    assert texts(pickle.loads(pickle.dumps(corpus)), units[::-1]) == found[::-1]
-    assert len(units) == len(corpus.files) == len(found)
+    shards = make_shards(corpus.files, corpus.reader, 1 << 20)
+    found = texts(corpus, shards)
+    scale.line_pool.cache_clear()
+    assert texts(pickle.loads(pickle.dumps(corpus)), shards[::-1]) == found[::-1]
+    assert len(shards) == len(corpus.files) == len(found)
     assert {len(each) for each in found} == {corpus.reader.file_documents}
     documents = [document for each in found for document in each]
     assert len(documents) == corpus.documents
@@ -66,7 +66,7 @@ def test_stages_of_made_up_text_are_measured_and_nothing_is_left(scale, tmp_path
     processes = {row["stage"]: len(row["peak MB of each process"].split()) for row in rows}
     assert processes == {"scan": workers, "plan": 1, "shuffle": workers, "tokenizer": 1, "encode": workers}
     assert [row["tasks"] for row in rows[:4]] == ["4", "1", "4", "1"]
-    assert "4 units" in capsys.readouterr().out
+    assert "4 shards" in capsys.readouterr().out
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -86,7 +86,13 @@ def test_what_cannot_be_measured_is_an_error(scale, tmp_path, flags, message):
 
 def test_speed_on_little_text(module, monkeypatch, tmp_path):
     speed = module("data_prep_speed")
-    small = {"UNITS": 300, "MAX_DOCUMENT_WORDS": 50, "BLOCK": 100, "SAMPLE_BYTES": 40_000, "WORKERS": (2,)}
+    small = {
+        "VOCABULARY": 300,
+        "MAX_DOCUMENT_WORDS": 50,
+        "BLOCK": 100,
+        "SAMPLE_BYTES": 40_000,
+        "WORKERS": (2,),
+    }
     once = {"LEAST_RUNS": 1, "spread": lambda values: f"{values[0]:.2f}"}
     for name, value in (small | once).items():
         monkeypatch.setattr(speed, name, value)

@@ -45,7 +45,7 @@ def command(updates: int, seconds: float) -> list[str]:
 
 
 def test_a_turn_is_exactly_one_update_and_time_halted_does_not_count(speed):
-    with speed.Training(command(100, 0.2)) as training:
+    with speed.PausedTraining(command(100, 0.2)) as training:
         training.run(speed.WARM_UP)
         wait_for_halt(training.process.pid)
         time.sleep(1)  # five updates, were it not halted
@@ -60,7 +60,7 @@ def test_a_turn_is_exactly_one_update_and_time_halted_does_not_count(speed):
 
 
 def test_turns_are_in_the_order_of_the_models_whoever_goes_first(speed):
-    with speed.Training(command(100, 0.01)) as fast, speed.Training(command(100, 0.2)) as slow:
+    with speed.PausedTraining(command(100, 0.01)) as fast, speed.PausedTraining(command(100, 0.2)) as slow:
         for training in (fast, slow):
             training.run(1)
         measured = speed.turns([slow, fast], repeats=3)
@@ -69,7 +69,10 @@ def test_turns_are_in_the_order_of_the_models_whoever_goes_first(speed):
 
 
 def test_a_process_that_dies_is_an_error_with_the_end_of_its_log(speed):
-    with speed.Training(command(2, 0)) as training, pytest.raises(UserError, match=r"(?s)code 1: .*no more"):
+    with (
+        speed.PausedTraining(command(2, 0)) as training,
+        pytest.raises(UserError, match=r"(?s)code 1: .*no more"),
+    ):
         training.run(2)
 
 

@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from data_prep import __main__ as cli
-from data_prep import inspect
+from data_prep import blocks, inspect
 from data_prep.documents import Reader, Segment
 
 from .small_streams import random_documents, write_stream
@@ -36,14 +36,14 @@ def make_documents(seed: int, number: int, longest: int = 8) -> list[str]:
 
 
 def check_against_fairseq_preprocess(
-    stream: Path, text: Path, units: Callable[[str], list[str]], folder: Path
+    stream: Path, text: Path, tokens: Callable[[str], list[str]], folder: Path
 ) -> None:
-    """fairseq-preprocess makes the same .bin and .idx of the units of the lines of the .txt file `text`."""
+    """fairseq-preprocess makes the same .bin and .idx of the tokens of the lines of the .txt file `text`."""
     dictionary = Dictionary.load(str(stream / "dict.txt"))
     by_ids = {}
     for _, document, _ in Reader().read((Segment("text", str(text), 0, text.stat().st_size),)):
-        lines = [units(line) for line in [*document.split("\n"), ""]]
-        by_ids[tuple(dictionary.index(unit) for line in lines for unit in [*line, "</s>"])] = lines
+        lines = [tokens(line) for line in [*document.split("\n"), ""]]
+        by_ids[tuple(dictionary.index(token) for line in lines for token in [*line, "</s>"])] = lines
     flags: list[str | Path] = []
     for split, prefix in (("train", "megabatch_00/train"), ("test", "test")):
         ids: list[int] = []
@@ -118,3 +118,10 @@ def iid_stream(tmp_path):
     """Three mega-batches of 200 documents, all i.i.d."""
     sizes = (200, 200, 200, 40, 150)
     return write_stream(tmp_path / "stream", [random_documents(i, n) for i, n in enumerate(sizes)])
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Documents of 20 bytes are the longest; call it with a size of blocks."""
+    monkeypatch.setattr(blocks, "MAX_DOCUMENT_BYTES", 20)
+    return lambda size: monkeypatch.setattr(blocks, "BLOCK", size)

@@ -8,7 +8,7 @@ import numpy as np
 
 from alma.stream import FileInfo, Part, Stream, write_index
 
-UNITS = 60
+TOKENS = 60
 
 
 def write_part(out: Path, name: str, documents: list[list[list[int]]], sources: dict[str, int], first: int):
@@ -32,7 +32,7 @@ def write_stream(
 ) -> Path:
     """A stream of mega-batches, valid and test as given, in that order."""
     out.mkdir()
-    files = {"dict.txt": "".join(f"u{i} 1\n" for i in range(UNITS)), **(files or {})}
+    files = {"dict.txt": "".join(f"u{i} 1\n" for i in range(TOKENS)), **(files or {})}
     for name, text in files.items():
         (out / name).write_text(text, "utf-8")
     names = [*(f"megabatch_{t:02d}" for t in range(len(parts) - 2)), "valid", "test"]
@@ -41,13 +41,13 @@ def write_stream(
         made.append(write_part(out, name, documents, sources[i] if sources else {"web": 100}, first))
         first += len(documents)
     known = {name: FileInfo.of(out / name) for name in files}
-    units = files["dict.txt"].count("\n")
-    Stream(out, 1, 0, units, tuple(made[:-2]), made[-2], made[-1], {}, known).write()
+    tokens = files["dict.txt"].count("\n")
+    Stream(out, 1, 0, tokens, tuple(made[:-2]), made[-2], made[-1], {}, known).write()
     return out
 
 
-def random_documents(seed: int, number: int, low: int = 4, high: int = 4 + UNITS) -> list[list[list[int]]]:
-    """Documents that repeat a few units of their own over and over, as real ones do."""
+def random_documents(seed: int, number: int, low: int = 4, high: int = 4 + TOKENS) -> list[list[list[int]]]:
+    """Documents that repeat a few tokens of their own over and over, as real ones do."""
     rng = random.Random(seed)
     documents = []
     for _ in range(number):

@@ -124,9 +124,9 @@ __main__.main()
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"vocab_size": 120}, "--vocab-size is not for --append"),
-        ({"valid_words": 100}, "--valid-words is not for --append"),
-        ({"seed": 0}, "--seed is not for --append"),
+        ({"vocab_size": 120}, "--vocab-size: not with --append"),
+        ({"valid_words": 100}, "--valid-words: not with --append"),
+        ({"seed": 0}, "--seed: not with --append"),
         ({"max_document_words": 20}, "the stream was made with no --max-document-words"),
         ({"words": 100_000}, "words are missing; add text or ask for fewer"),
     ],
@@ -145,7 +145,9 @@ def test_a_stream_whose_documents_are_not_known(stream, more, prepare, capsys):
     (stream / "valid.keys").unlink()
     with pytest.raises(SystemExit):
         prepare(more, "--append", out=stream, **NEW)
-    assert "valid.keys: missing, so which documents the stream has is not known" in capsys.readouterr().err
+    assert (
+        "valid.keys: missing; the documents of the stream are unknown without it" in capsys.readouterr().err
+    )
     assert not list(stream.glob(".work-*"))
 
 

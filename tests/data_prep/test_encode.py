@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream, read_index
+from data_prep.dictionary import dictionary_text
 from data_prep.encode import load_encoder
 from data_prep.tokenizer import SentencePiece, train
 
@@ -94,7 +95,7 @@ def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
     for text in make_documents(3, 30) * 2:
         for line in text.split("\n"):
             check_line(encoder, processor, line)
-    held = sum(map(sys.getsizeof, [*encoder._known, *encoder._known.values()]))
+    held = sum(map(sys.getsizeof, [*encoder._cache, *encoder._cache.values()]))
     assert 5000 <= held < 7000, "the words of one line may be too much"
 
 
@@ -126,9 +127,9 @@ def test_given_models_of_any_kind(tmp_path, options):
         check_line(encoder, processor, line)
     check_documents(SentencePiece(tmp_path / "m.model"), processor, make_documents(5, 60))
     check_documents(SentencePiece(tmp_path / "m.model"), processor, make_documents(6, 30) + ODD)
-    (tmp_path / "dict.txt").write_text(encoder.dictionary(np.ones(encoder.dictionary_size)), "utf-8")
+    (tmp_path / "dict.txt").write_text(dictionary_text(encoder.tokens, [1] * len(encoder.tokens)), "utf-8")
     dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
-    assert dictionary.symbols[4:] == encoder.pieces
+    assert dictionary.symbols[4:] == encoder.tokens
 
 
 def test_models_that_do_not_fit_are_refused(tmp_path):

@@ -66,7 +66,7 @@ def test_malformed_json(refused, tmp_path):
         path = write(tmp_path / f"{number}.jsonl", good + b"\n" + good + line + good)
         found = refused(path)
         assert found.startswith(f"error: {path}: {message}")
-        assert f" at byte {2 * len(good) + 1}; mend or remove it, or" in found
+        assert f" at byte {2 * len(good) + 1}; fix or remove it, or" in found
         path = write(tmp_path / f"{number}.jsonl.gz", gzip.compress(good + line))
         found = refused(path)
         assert found.startswith(f"error: {path}: {message}")
@@ -203,7 +203,7 @@ def test_errors_in_workers_are_one_line_too(tmp_path):
     script = write(
         tmp_path / "run.py",
         b"from data_prep import __main__, documents\n"
-        b"if __name__ == '__main__':\n    documents.UNIT_BYTES = 1\n    __main__.main()\n",
+        b"if __name__ == '__main__':\n    documents.SHARD_BYTES = 1\n    __main__.main()\n",
     )
     sizes = {"mega-batches": 1, "words": 3, "valid-words": 3, "vocab-size": 10, "workers": 2}
     flags = [f"--{name}={value}" for name, value in sizes.items()]

@@ -137,20 +137,20 @@ def test_flags_that_do_not_go_together(refused, gpt2_files):
     assert "vocab.bpe: not JSON" in refused(**flags | swapped)
 
 
-def without(ids, unit):
-    return {other: i - (i > ids[unit]) for other, i in ids.items() if other != unit}
+def without(ids, token):
+    return {other: i - (i > ids[token]) for other, i in ids.items() if other != token}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda ids: json.dumps(ids)[:-50], "not JSON"),
-        (lambda ids: json.dumps(list(ids)), "an object of units and their ids"),
-        (lambda ids: json.dumps(ids | {"A": "1"}), "an object of units and their ids"),
-        (lambda ids: json.dumps(ids | {"extra": 1001}), "the ids of its 1,001 units are not 0 to 1,000"),
-        (lambda ids: json.dumps(ids | {"extra": 7}), "the ids of its 1,001 units are not 0 to 1,000"),
-        (lambda ids: json.dumps(without(ids, "\u0100")), "lacks units for 1 of the 256 bytes"),
-        (lambda ids: json.dumps(without(ids, "Ġthe")), "the unit 'Ġthe' is not in encoder.json"),
+        (lambda ids: json.dumps(list(ids)), "an object of tokens and their ids"),
+        (lambda ids: json.dumps(ids | {"A": "1"}), "an object of tokens and their ids"),
+        (lambda ids: json.dumps(ids | {"extra": 1001}), "the ids of its 1,001 tokens are not 0 to 1,000"),
+        (lambda ids: json.dumps(ids | {"extra": 7}), "the ids of its 1,001 tokens are not 0 to 1,000"),
+        (lambda ids: json.dumps(without(ids, "\u0100")), "lacks tokens for 1 of the 256 bytes"),
+        (lambda ids: json.dumps(without(ids, "Ġthe")), "the token 'Ġthe' is not in encoder.json"),
         (lambda ids: "\xff", "not JSON"),
     ],
 )
@@ -167,11 +167,11 @@ def test_a_bad_encoder_json(gpt2_files, tmp_path, change, message):
         (lambda text: text.removeprefix("#version: 0.2\n"), "does not begin with a line #version"),
         (lambda text: text[:-3], "or not end with a newline"),
         (lambda text: "", "not lines of text"),
-        (lambda text: text + "a\n", "'a' is not two units"),
-        (lambda text: text + "a b c\n", "'a b c' is not two units"),
-        (lambda text: text.replace("\n", "\n\n", 1), "vocab.bpe:2: '' is not two units"),
+        (lambda text: text + "a\n", "'a' is not two tokens"),
+        (lambda text: text + "a b c\n", "'a b c' is not two tokens"),
+        (lambda text: text.replace("\n", "\n\n", 1), "vocab.bpe:2: '' is not two tokens"),
         (lambda text: text + "zq qz\n", "is not in encoder.json"),
-        (lambda text: "#version\n" + "".join(reversed(text.splitlines(True)[1:])), "not made by training"),
+        (lambda text: "#version\n" + "".join(reversed(text.splitlines(True)[1:])), "no trained BPE"),
     ],
 )
 def test_a_bad_vocab_bpe(gpt2_files, tmp_path, change, message):

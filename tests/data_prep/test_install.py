@@ -97,7 +97,7 @@ def test_two_seeds_killed_in_turn_while_they_are_installed(mixed, tmp_path, monk
 
 
 def test_two_seeds_killed_in_turn_at_random_moments(corpus, prepare, tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "UNIT_BYTES", 12000)
+    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
     monkeypatch.setattr(plan, "BUCKET_WORDS", 1000)
     lines = [[corpus, "--seed", seed, "--mega-batches", 3, *SIZES.split(), "--out"] for seed in (1, 2)]
     wholes = []

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from data_prep import plan
-from data_prep.plan import LEFT_OUT, RECORD, Wanted, assign_splits, make_plan
+from data_prep.plan import LEFT_OUT, Wanted, assign_splits, make_plan
+from data_prep.scan import RECORD
 
 SOURCES = ("alpha", "web")
 
@@ -133,7 +134,7 @@ def test_too_few_words_says_how_many_are_missing():
     records = make_records([(0, 10, 0), (0, 10, 1), (1, 5, 1)])
     with pytest.raises(
         UserError,
-        match=r"15 words in 2 documents after dropping 1 duplicates.* 28 are asked for: 13 words are missing",
+        match=r"15 words in 2 documents after dropping 1 duplicates.* 28 are needed: 13 words are missing",
     ):
         assign_splits(records, Wanted(2, 8, 8, 4, "web"), SOURCES)
     with pytest.raises(UserError, match=r"source web has 5 words.*1 words are missing"):

@@ -103,7 +103,7 @@ IDX, BIN = "megabatch_00/train.idx: ", "megabatch_00/train.bin: "
 DAMAGES = {
     "other type": (
         lambda out: write_index(out / "test.idx", read_index(out / "test.idx")[0], 9) or bless(out),
-        ["test.idx: of type uint32, not as 64 units need"],
+        ["test.idx: of type uint32, not as 64 tokens need"],
     ),
     "truncated .bin": (
         lambda out: shorten(out / "test.bin"),
@@ -137,15 +137,15 @@ DAMAGES = {
     ),
     "no count": (
         edit_file("dict.txt", lambda text: text.replace("u7 1", "u7")),
-        ["line 8 is not `unit count`"],
+        ["line 8 is not `token count`"],
     ),
     "twice": (
         edit_file("dict.txt", lambda text: text.replace("u7 ", "u6 ")),
-        ["line 8: the unit 'u6' a second"],
+        ["line 8: the token 'u6' a second"],
     ),
-    "no unit": (
+    "no token": (
         edit_file("dict.txt", lambda text: text.replace("u7 1", "<s> 1")),
-        ["the unit '<s>' a second"],
+        ["the token '<s>' a second"],
     ),
     "keys": (
         edit_keys("test", lambda keys: keys[16:]),
