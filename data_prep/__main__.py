@@ -115,14 +115,11 @@ def _add_text_flags(arguments: Parser) -> None:
     switch("--unescape-html", help="replace HTML entities such as &amp; by their characters")
     control = "remove control characters (C0, C1, U+FEFF, U+FFFE, U+FFFF) that are not white space"
     switch("--strip-control", help=control)
-    add(
-        "--max-document-words",
-        type=count,
-        default=0,
-        metavar="N",
-        help="split longer documents between lines, so that small mega-batches meet their size; the parts of "
-        "a document may then fall into different mega-batches (default: never split)",
+    split = (
+        "split longer documents between lines, so that small mega-batches meet their size; the parts of a "
+        "document may then fall into different mega-batches (default: never split)"
     )
+    add("--max-document-words", type=count, default=0, metavar="N", help=split)
 
 
 def documents_mode(text: str) -> tuple[str, str]:
@@ -288,7 +285,7 @@ def given_tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
         problems.append(f"--bpe gpt2, {' FILE and '.join(_GPT2_FILES)} FILE go together: all three or none")
     refuse(problems)
     names = GPT2.files if arguments.bpe else SentencePiece.files
-    return dict(zip(names, given.values(), strict=bool(given)))
+    return dict(zip(names, given.values(), strict=bool(given)))  # {} if none is given
 
 
 @command

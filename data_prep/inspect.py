@@ -30,7 +30,7 @@ _PREFIX = 1_000_000  # tokens of each part in which types are counted
 _SAMPLE = 300  # characters
 _DEVIATIONS = 6  # z from which a pair differs; i.i.d. parts of few, long documents reach 5, real streams 3.3
 _FITTED = 1.3  # ratio from which pairs of megabatch_00 differ: 20,000 tokens trained on 0.5M words reach 1.23
-_SHARE_DEVIATIONS = 5  # |z| above which the shares of sources differ
+_SHARE_DEVIATIONS = 5  # |z| from which the shares of sources differ
 
 NOTES = """\
 Tokens include the end of every line and document; median, 95% and longest are tokens of a document.
@@ -80,16 +80,6 @@ def describe(stream: Stream, workers: Workers, seed: int) -> str:
     counts = run_all(workers, "count", similarity.count_part, tasks, [part.tokens for part in parts], "token")
     table = as_text(part_table(parts, counts, tokens, prefix))
     return "\n".join([table, NOTES.format(prefix=prefix), alike(stream, counts, sizes, cuts, workers)])
-
-
-def read_units(stream: Stream) -> list[str]:
-    """The units of dict.txt in the order of their ids, of which the first is 4."""
-    path = stream.directory / "dict.txt"
-    try:
-        lines = path.read_text("utf-8").split("\n")[:-1]
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: damaged ({error}); `--verify` lists all that is") from error
-    return [line.removesuffix(" #fairseq:overwrite").rpartition(" ")[0] for line in lines]
 
 
 def part_table(

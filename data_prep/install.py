@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from alma.files import fsync_directory
@@ -90,7 +90,5 @@ def _move(names: Iterable[str], source: Path, target: Path) -> None:
         fsync_directory(folder)
 
 
-def _files(stream: Stream) -> Iterator[str]:
-    yield from stream.files
-    for part in stream.parts:
-        yield from part.files
+def _files(stream: Stream) -> list[str]:
+    return [name for owner in (stream, *stream.parts) for name in owner.files]

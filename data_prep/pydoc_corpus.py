@@ -7,7 +7,6 @@ installation always gives the same bytes.
 
 import ast
 import inspect
-import itertools
 import os
 import re
 import sysconfig
@@ -16,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from alma.errors import Parser, UserError, command
-from alma.files import atomic_write
+from alma.errors import Parser, command
+from alma.files import atomic_write, make_directory
 from alma.workers import Workers
 
 PACKAGES = ("numpy", "scipy", "sklearn", "matplotlib", "torch", "networkx", "sympy", "setuptools")
@@ -102,9 +101,7 @@ def write_corpus(out: Path, max_words: int | None = None) -> dict[str, tuple[int
 
     `max_words` limits each source. UserError: `out` is a file.
     """
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: not a directory; name another one")
-    out.mkdir(parents=True, exist_ok=True)
+    make_directory(out)
     installed = Path(sysconfig.get_path("purelib"))
     standard = Path(sysconfig.get_path("stdlib"))
     with Workers(len(os.sched_getaffinity(0))) as workers:
@@ -113,11 +110,10 @@ def write_corpus(out: Path, max_words: int | None = None) -> dict[str, tuple[int
             for _, result in workers.run(docstrings, [(path,) for path in paths], in_order=True):
                 yield result()
 
-        packages = itertools.chain.from_iterable(modules(installed / name) for name in PACKAGES)
         sources: dict[str, Iterable[list[str]]] = {
             "topics": (prose(topics[name]) for name in sorted(topics)),
             "stdlib": parsed(modules(standard)),
-            "packages": parsed(packages),
+            "packages": parsed(path for name in PACKAGES for path in modules(installed / name)),
         }
         return {name: write_source(out / f"{name}.txt", texts, max_words) for name, texts in sources.items()}
 

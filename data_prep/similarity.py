@@ -46,10 +46,8 @@ def group_ends(size: int) -> list[int]:
 
 def document_ends(sizes: np.ndarray) -> np.ndarray:
     """(documents,) int64 end of each document in tokens, from the sizes of the items."""
-    ends = [np.zeros(0, np.int64)]
-    for running, block in running_sizes(sizes):
-        ends.append(running[block == 1])
-    return np.concatenate(ends)
+    ends = (running[block == 1] for running, block in running_sizes(sizes))
+    return np.concatenate([np.zeros(0, np.int64), *ends])
 
 
 def running_sizes(sizes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -115,9 +115,9 @@ def _shared(columns: list[np.ndarray]) -> dict[tuple[int, int], int]:
     borders = np.array([(i * 2**128 // ranges).to_bytes(16) for i in range(1, ranges)], _KEY)
     cuts = [[0, *np.searchsorted(keys, borders), len(keys)] for keys in columns]
     for i in range(ranges):
-        pieces = [keys[cut[i] : cut[i + 1]] for keys, cut in zip(columns, cuts, strict=True)]
-        keys = np.concatenate([np.zeros(0, _KEY), *pieces])
-        owner = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
+        slices = [keys[cut[i] : cut[i + 1]] for keys, cut in zip(columns, cuts, strict=True)]
+        keys = np.concatenate([np.zeros(0, _KEY), *slices])
+        owner = np.repeat(np.arange(len(slices)), [len(each) for each in slices])
         order = np.argsort(keys, kind="stable")
         keys, owner = keys[order], owner[order]
         again = np.flatnonzero(keys[1:] == keys[:-1])

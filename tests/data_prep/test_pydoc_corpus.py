@@ -85,5 +85,5 @@ def test_same_bytes_every_time(corpus: Path, tmp_path: Path, monkeypatch) -> Non
 
 def test_a_file_in_the_way_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="not a directory"):
+    with pytest.raises(UserError, match="cannot become one"):
         write_corpus(tmp_path / "out")
