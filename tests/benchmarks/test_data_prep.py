@@ -1,4 +1,4 @@
-"""The made-up corpus, and both benchmarks of data_prep on little text."""
+"""The synthetic corpus, and both benchmarks of data_prep on little text."""
 
 import csv
 import importlib
@@ -15,7 +15,7 @@ from data_prep.documents import make_shards, normalise
 
 @pytest.fixture
 def module(monkeypatch):
-    """Import one; among the installed packages there is another `benchmarks`."""
+    """Import a benchmark; an installed package is called `benchmarks` too."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
     return lambda name: importlib.import_module(f"benchmarks.{name}")
 
@@ -34,7 +34,7 @@ def texts(corpus, shards):
     return [list(corpus.reader.read(shard)) for shard in shards]
 
 
-def test_made_up_documents_are_a_function_of_their_number(scale, tmp_path):
+def test_synthetic_documents_are_a_function_of_their_number(scale, tmp_path):
     corpus = scale.Corpus(12e6, tmp_path)
     shards = make_shards(corpus.files, corpus.reader, 1 << 20)
     found = texts(corpus, shards)
@@ -58,7 +58,7 @@ def test_made_up_documents_are_a_function_of_their_number(scale, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_stages_of_made_up_text_are_measured_and_nothing_is_left(scale, tmp_path, capsys, workers):
+def test_stages_of_synthetic_text_are_measured_and_files_removed(scale, tmp_path, capsys, workers):
     flags = f"--gigabytes 0.004 --out {tmp_path}/out --workers {workers} --results {tmp_path}/results"
     scale.main([*flags.split(), "--encode-share", "0.5"])
     with open(tmp_path / "results/data_prep_scale.csv", newline="") as file:
@@ -79,7 +79,7 @@ def test_stages_of_made_up_text_are_measured_and_nothing_is_left(scale, tmp_path
         ("", "required: --gigabytes"),
     ],
 )
-def test_what_cannot_be_measured_is_an_error(scale, tmp_path, flags, message):
+def test_bad_flags_of_scale(scale, tmp_path, flags, message):
     with pytest.raises(UserError, match=message):
         scale.main([*flags.split(), "--out", str(tmp_path)])
 
@@ -111,7 +111,7 @@ def test_speed_on_little_text(module, monkeypatch, tmp_path):
     assert float(rows[2][0]["seconds"]) > 0
 
 
-def test_a_command_that_fails_is_an_error_with_its_last_words(module):
+def test_a_failing_command_is_an_error_with_the_end_of_its_output(module):
     speed = module("data_prep_speed")
     with pytest.raises(UserError, match=r"code 3: no more"):
         speed.run([sys.executable, "-c", "import sys; print('no more'); sys.exit(3)"])

@@ -1,4 +1,4 @@
-"""Processes that are halted between turns, with a script in the place of fairseq-train."""
+"""Processes halted between turns, with a script instead of fairseq-train."""
 
 import importlib
 import os
@@ -22,7 +22,7 @@ sys.exit("RuntimeError: no more")
 
 @pytest.fixture
 def speed(monkeypatch):
-    """The module; among the installed packages there is another `benchmarks`."""
+    """The module; an installed package is called `benchmarks` too."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
     return importlib.import_module("benchmarks.train_speed")
 
@@ -33,7 +33,7 @@ def state(pid: int) -> str:
 
 
 def wait_for_halt(pid: int) -> None:
-    """A signal takes effect a little after it was sent."""
+    """A signal takes effect a little later."""
     deadline = time.monotonic() + 10
     while state(pid) != "T":
         assert time.monotonic() < deadline
@@ -44,11 +44,11 @@ def command(updates: int, seconds: float) -> list[str]:
     return [sys.executable, "-c", SCRIPT, str(updates), str(seconds)]
 
 
-def test_a_turn_is_exactly_one_update_and_time_halted_does_not_count(speed):
+def test_a_turn_is_one_update_and_halted_time_does_not_count(speed):
     with speed.PausedTraining(command(100, 0.2)) as training:
         training.run(speed.WARM_UP)
         wait_for_halt(training.process.pid)
-        time.sleep(1)  # five updates, were it not halted
+        time.sleep(1)  # five updates if it were not halted
         assert training.run(1) > 2048 / 0.9
         assert sum("train_inner" in line for line in training.log) == speed.WARM_UP + 1
         assert training.parameters() == 1234

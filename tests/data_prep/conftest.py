@@ -1,4 +1,4 @@
-"""A small corpus of made-up text, and a way to run the command line in this process."""
+"""A small synthetic corpus, and a way to run the command line in this process."""
 
 import random
 import subprocess
@@ -20,7 +20,7 @@ SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
 
 
 def make_documents(seed: int, number: int, longest: int = 8) -> list[str]:
-    """`number` different documents of 1 to `longest` lines of 1 to 12 words."""
+    """`number` distinct documents of 1 to `longest` lines of 1 to 12 words."""
     rng = random.Random(seed)
 
     def word() -> str:
@@ -38,7 +38,7 @@ def make_documents(seed: int, number: int, longest: int = 8) -> list[str]:
 def check_against_fairseq_preprocess(
     stream: Path, text: Path, tokens: Callable[[str], list[str]], folder: Path
 ) -> None:
-    """fairseq-preprocess makes the same .bin and .idx of the tokens of the lines of the .txt file `text`."""
+    """fairseq-preprocess makes the same .bin and .idx from the .txt file `text`; `tokens` splits a line."""
     dictionary = Dictionary.load(str(stream / "dict.txt"))
     by_ids = {}
     for _, document, _ in Reader().read((Segment("text", str(text), 0, text.stat().st_size),)):
@@ -77,7 +77,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch):
-    """Call the command with arguments; small sizes unless they say otherwise."""
+    """Run the command with these arguments; sizes are small by default."""
 
     def call(*arguments: object, out: Path, **flags: object) -> Path:
         defaults = {"mega_batches": 3, "words": 1500, "valid_words": 300, "vocab_size": 120, "workers": 1}
@@ -95,7 +95,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def inspected(monkeypatch, capsys):
-    """Call the command; returns exit code, stdout, stderr."""
+    """Run the command; returns exit code, stdout, stderr."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         line = [str(argument) for argument in arguments]
@@ -122,6 +122,6 @@ def iid_stream(tmp_path):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Documents of 20 bytes are the longest; call it with a size of blocks."""
+    """Limits documents to 20 bytes; the argument is the size of blocks."""
     monkeypatch.setattr(blocks, "MAX_DOCUMENT_BYTES", 20)
     return lambda size: monkeypatch.setattr(blocks, "BLOCK", size)

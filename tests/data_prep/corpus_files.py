@@ -1,4 +1,4 @@
-"""Corpus files for tests, and what is read from them."""
+"""Write and read corpus files."""
 
 import bz2
 import gzip
@@ -12,7 +12,7 @@ PACKERS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstand
 
 
 def read(path, reader=None, shard_bytes=1 << 20):
-    """The texts and what was skipped, offset and reason."""
+    """The texts, and (offset, reason) of what was skipped."""
     skips: list[Skipped] = []
     found = [
         text

@@ -1,4 +1,4 @@
-"""Small streams written by hand, and damage to them that keeps the checksums of stream.json right."""
+"""Small streams written by hand, and damaged streams with matching checksums."""
 
 import dataclasses
 import random
@@ -12,7 +12,7 @@ TOKENS = 60
 
 
 def write_part(out: Path, name: str, documents: list[list[list[int]]], sources: dict[str, int], first: int):
-    """Documents are lists of lines of ids; their keys begin at `first` and ascend, but in valid."""
+    """Documents are lists of lines of ids. Keys begin at `first` and ascend, except those of valid."""
     prefix = f"{name}/train" if name.startswith("megabatch") else name
     (out / prefix).parent.mkdir(parents=True, exist_ok=True)
     items = [item for document in documents for item in [*([*line, 2] for line in document), [2]]]
@@ -30,7 +30,7 @@ def write_part(out: Path, name: str, documents: list[list[list[int]]], sources: 
 def write_stream(
     out: Path, parts: list[list], sources: list[dict[str, int]] | None = None, files=None
 ) -> Path:
-    """A stream of mega-batches, valid and test as given, in that order."""
+    """A stream of the given parts: mega-batches, then valid and test."""
     out.mkdir()
     files = {"dict.txt": "".join(f"u{i} 1\n" for i in range(TOKENS)), **(files or {})}
     for name, text in files.items():
@@ -47,7 +47,7 @@ def write_stream(
 
 
 def random_documents(seed: int, number: int, low: int = 4, high: int = 4 + TOKENS) -> list[list[list[int]]]:
-    """Documents that repeat a few tokens of their own over and over, as real ones do."""
+    """Documents that each repeat a few tokens, as real ones do."""
     rng = random.Random(seed)
     documents = []
     for _ in range(number):
@@ -57,8 +57,7 @@ def random_documents(seed: int, number: int, low: int = 4, high: int = 4 + TOKEN
 
 
 def bless(out: Path, **changes: object) -> None:
-    """Write the checksums of what is there now into stream.json, as a faulty writer would, and changes of
-    megabatch_00's record."""
+    """Update the checksums in stream.json, as a faulty writer would; `changes` go to megabatch_00."""
     stream = Stream.load(out)
 
     def measured(files):

@@ -1,4 +1,4 @@
-"""Readers: the same documents wherever a file is cut, and text normalised as fairseq will see it."""
+"""Readers: cuts do not change the documents; text is normalised as fairseq splits it."""
 
 import re
 
@@ -58,7 +58,7 @@ def test_json_lines_may_be_cut_anywhere(tmp_path):
         ]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_dropped(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\n\ntwo\ufeff".encode())
     assert [text for text, _ in read(path, Reader(), 1000)] == ["one", "two\ufeff"]

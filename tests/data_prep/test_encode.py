@@ -1,4 +1,4 @@
-"""Ids are SentencePiece's own, and files those of fairseq-preprocess, byte for byte."""
+"""Ids equal SentencePiece's, and files equal those of fairseq-preprocess."""
 
 import itertools
 import sys
@@ -32,7 +32,7 @@ ODD = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A trained .model; the odd characters are mostly unknown to it."""
+    """A trained .model, to which most odd characters are unknown."""
     text = [text.encode() for text in [*make_documents(3, 300), "<pad> a<pad> <s> > < / p"] * 2]
     path = tmp_path_factory.mktemp("model") / "tokenizer.model"
     path.write_bytes(train(text, 150))
@@ -50,7 +50,7 @@ def check_line(encoder, processor, line):
 
 
 def check_documents(encoder, processor, texts):
-    """Together, where new words of all of them are encoded in one call; and again, when they are known."""
+    """Encode all documents in one call, first with new words, then from the cache."""
     documents = [
         "\n".join(filter(None, (" ".join(line.split()) for line in text.split("\n")))) for text in texts
     ]
@@ -78,7 +78,7 @@ def test_ids_are_sentencepieces(model, line):
 
 
 def test_odd_text(model):
-    """A literal U+2581 is SentencePiece's space, which it strips where a word ends a sentence."""
+    """U+2581 is SentencePiece's mark for a space, which it strips at the end of a sentence."""
     encoder, processor = SentencePiece(model), processor_of(model)
     short = [
         "".join(letters) for length in range(1, 6) for letters in itertools.product("b \u2581", repeat=length)

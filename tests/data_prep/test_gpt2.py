@@ -1,4 +1,4 @@
-"""GPT-2's ids are those of fairseq's own encoder, and files those of its flow, byte for byte."""
+"""Ids equal those of fairseq's GPT-2 encoder, and files equal those of fairseq-preprocess."""
 
 import json
 
@@ -83,15 +83,15 @@ def test_odd_text(pair):
             check_line(pair, each)
 
 
-def test_what_the_pattern_takes_for_space_is_none_of_a_normalised_line(pair):
-    """This is why a token cannot lie across two words. The pattern is fairseq's."""
+def test_white_space_of_the_pattern_never_occurs_in_a_normalised_line(pair):
+    """So no token crosses two words. The pattern is fairseq's."""
     assert pair[1].pat.pattern == gpt2._TOKENS.pattern
     spaces = [c for c in map(chr, range(0x110000)) if regex.match(r"\s", c)]
     assert len(spaces) > 20
     assert not "".join(spaces).split()
 
 
-def test_files_are_those_of_fairseqs_flow(prepare, gpt2_files, pair, tmp_path):
+def test_files_are_those_of_fairseq_preprocess_with_gpt2(prepare, gpt2_files, pair, tmp_path):
     blocks = [text.replace("\n", "\r\n") for text in make_documents(6, 150)] + ODD
     path = tmp_path / "text.txt"
     path.write_bytes("\n\n".join(blocks).encode())

@@ -32,7 +32,7 @@ def test_normalised_text(text):
 
 
 def plain_reference(data: bytes, border: bytes, longest: int):
-    """Documents and offsets of those that are too long, found one by one; a border counts one byte."""
+    """The documents, and the offsets of those that are too long, found one by one."""
     found, long, at = [], [], 0
     while at < len(data):
         at += len(data[at:]) - len(data[at:].lstrip())
@@ -58,7 +58,7 @@ def plain_reference(data: bytes, border: bytes, longest: int):
     block=st.integers(2, 20),
 )
 def test_cuts_and_blocks_do_not_matter(tmp_path, small, parts, mode, packed, shard_bytes, block):
-    """Nor for documents that are too long, which are left out."""
+    """Documents that are too long are skipped, wherever the cuts are."""
     small(block)
     data = "".join(parts).encode()
     path = tmp_path / f"a.txt{packed}"
@@ -134,7 +134,7 @@ def test_what_comes_before_the_damage_is_kept(tmp_path, packed):
     assert reason.startswith("damaged or truncated (")
 
 
-def test_a_file_that_is_gone(tmp_path):
+def test_a_deleted_file(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("text")
     (shard,) = make_shards([("s", str(path))], Reader())
@@ -148,7 +148,7 @@ def test_a_file_that_is_gone(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.zst", "a.wet", "wiki_00", "b.txt"])
 def test_memory_is_bounded(tmp_path, monkeypatch, name):
-    """One line of 40 MB, with good text behind it, where 1 MB is the longest document."""
+    """A line of 40 MB before good text, with a limit of 1 MB per document."""
     monkeypatch.setattr(blocks, "MAX_DOCUMENT_BYTES", 1 << 20)
     monkeypatch.setattr(blocks, "BLOCK", 1 << 16)
     mode = "file" if name == "b.txt" else "blank-line"
@@ -214,7 +214,7 @@ def test_corpus_arguments(tmp_path, monkeypatch):
 
 
 def test_modes_by_source(corpus, prepare, tmp_path):
-    """Books of a file each beside text between blank lines."""
+    """One source with a document per file, another with documents between blank lines."""
     whole = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "whole")
     folder = tmp_path / "alpha"
     folder.mkdir()
@@ -231,7 +231,7 @@ def test_modes_by_source(corpus, prepare, tmp_path):
 
 
 def test_a_corpus_with_bad_input(corpus, prepare, tmp_path, capsys):
-    """Skipping it gives the stream of the good text, and says what was skipped."""
+    """Skipping it gives the stream of the good text and a report."""
     whole = prepare(corpus, out=tmp_path / "whole")
     capsys.readouterr()
     good = (corpus / "web.txt").read_bytes()

@@ -1,4 +1,4 @@
-"""What `python -m data_prep.inspect` says of a stream is so."""
+"""`python -m data_prep.inspect`: statistics, verdicts and samples are right."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def cells(text: str, name: str) -> list[str]:
 
 def test_the_table_against_a_slow_count(corpus, prepare, tmp_path, inspected, monkeypatch):
     out = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "out")
-    monkeypatch.setattr(similarity, "_BLOCK", 97)  # documents and items over the borders of blocks
+    monkeypatch.setattr(similarity, "_BLOCK", 97)  # documents and items cross the borders of blocks
     code, text, _ = inspected(out)
     assert code == 0
     stream = Stream.load(out)
@@ -61,7 +61,7 @@ def test_the_table_against_a_slow_count(corpus, prepare, tmp_path, inspected, mo
 def test_unknown_and_byte_tokens_are_counted(tmp_path, inspected):
     tokens = [f"<0x{i:02X}>" for i in range(256)]
     dictionary = "".join(f"{token} 1\n" for token in ["a", *tokens, "b"])
-    document = [[[4, 5, 3, 261, 260, 4, 4, 4]]]  # with two eos 10 tokens, of which 1 unknown and 2 bytes
+    document = [[[4, 5, 3, 261, 260, 4, 4, 4]]]  # with two eos 10 tokens: 1 unknown, 2 bytes
     out = write_stream(tmp_path / "out", [document * 30] * 4, files={"dict.txt": dictionary})
     assert cells(inspected(out)[1], "megabatch_01")[8:10] == ["10.000%", "20.000%"]
 
@@ -112,7 +112,7 @@ def test_a_stream_of_data_prep_is_iid(prepare, tmp_path, inspected):
 
 
 def test_repeated_words_within_documents_are_no_difference(iid_stream, inspected):
-    """Tokens are far from independent here; only documents are."""
+    """Documents are independent, tokens are far from it."""
     text = inspected(iid_stream)[1]
     assert "Tokens: as i.i.d.;" in text
     whole = [np.fromfile(iid_stream / f"megabatch_0{t}/train.bin", np.uint16) for t in range(2)]
@@ -123,7 +123,7 @@ def test_repeated_words_within_documents_are_no_difference(iid_stream, inspected
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
-def test_a_megabatch_of_another_vocabulary_is_named(tmp_path, inspected, odd):
+def test_a_megabatch_with_another_vocabulary_is_reported(tmp_path, inspected, odd):
     parts = [random_documents(i, 200) for i in range(5)]
     parts[odd] = random_documents(9, 200, low=24)
     out = write_stream(tmp_path / "out", parts)
@@ -144,7 +144,7 @@ def test_an_odd_validation_set_is_shown_but_not_judged(tmp_path, inspected):
     assert all(float(cell) > 2 for cell in row.split()[1:])
 
 
-def test_other_shares_of_sources_are_named(tmp_path, inspected):
+def test_different_shares_of_sources_are_reported(tmp_path, inspected):
     parts = [random_documents(i, 200) for i in range(4)]
     sources = [{"web": 5000, "wiki": 5000}, {"web": 9000, "wiki": 1000}, {"web": 9, "wiki": 1}]
     text = inspected(write_stream(tmp_path / "out", parts, [*sources, sources[0]]))[1]
@@ -152,7 +152,7 @@ def test_other_shares_of_sources_are_named(tmp_path, inspected):
 
 
 def test_shares_of_iid_documents_deviate_little():
-    """Also where the documents of one source are much longer."""
+    """Even if the documents of one source are much longer."""
     rng = np.random.default_rng(0)
     worst = 0.0
     for _ in range(100):
@@ -163,7 +163,7 @@ def test_shares_of_iid_documents_deviate_little():
     assert 1.5 < worst < 4.5
 
 
-def test_too_few_documents_are_no_answer(tmp_path, inspected):
+def test_no_verdict_with_too_few_documents(tmp_path, inspected):
     out = write_stream(tmp_path / "out", [random_documents(i, 3) for i in range(4)])
     code, text, _ = inspected(out)
     assert code == 0

@@ -1,4 +1,4 @@
-"""The corpus that comes without a download: the same bytes every time, prose only."""
+"""The corpus of installed documentation: the same bytes every time, prose only."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Thing:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    """A small corpus of what is installed here."""
+    """A small corpus of the installed documentation."""
     out = tmp_path_factory.mktemp("corpus")
     write_corpus(out, 20_000)
     return out
