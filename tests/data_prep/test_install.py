@@ -56,7 +56,7 @@ def killed_after(monkeypatch, renames: int):
 
 @pytest.fixture
 def mixed(corpus, tmp_path, monkeypatch):
-    """Two commands for one --out, of 3 and 2 mega-batches; the stream of each; an --out with both to install."""
+    """Two commands for one --out the stream of each, and an --out with both to install."""
     lines, wholes = [], []
     for seed, megabatches in ((1, 3), (2, 2)):
         lines.append([corpus, "--seed", seed, "--mega-batches", megabatches, *SIZES.split(), "--out"])
