@@ -1,4 +1,4 @@
-"""How repeated measurements are written."""
+"""Tables of repeated measurements."""
 
 import csv
 import statistics
@@ -12,7 +12,7 @@ Rows = list[dict[str, Any]]
 
 
 class Table(NamedTuple):
-    """Measurements, and the name of their CSV."""
+    """Measurements; `name` is that of the CSV file."""
 
     name: str
     title: str
@@ -20,7 +20,7 @@ class Table(NamedTuple):
 
 
 def spread(ratios: list[float], form: Callable[[float], float] = float) -> str:
-    """`median [quartile-quartile]`."""
+    """`median [first quartile-third quartile]`."""
     values = sorted(form(ratio) for ratio in ratios)
     low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.2f} [{low:.2f}-{high:.2f}]"

@@ -1,4 +1,4 @@
-"""The stages on SLURM: each is an array whose elements do a share of the stage's units of work."""
+"""Stages on SLURM: each is an array of jobs that divide its tasks among them."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 from alma.errors import UserError
 from alma.files import write_json_atomic
-from data_prep.work import Cost, Task, Work
+from data_prep.work import Task, Usage, Work
 from slurm.engine import queue
 from slurm.engine import submission as submit
 from slurm.engine.jobs import Restartable
@@ -46,7 +46,7 @@ class Share(Restartable):
         """Do what is not finished."""
         with Work(self.workers) as work:
             work.run(self.stage, self.function, self.tasks, "task")
-        write_json_atomic(self.marker, asdict(work.costs[self.stage]))
+        write_json_atomic(self.marker, asdict(work.usage[self.stage]))
 
 
 class ClusterWork(Work):
@@ -64,7 +64,7 @@ class ClusterWork(Work):
 
     def _results(
         self, stage: str, function: Callable[..., None], todo: list[Task]
-    ) -> Iterator[tuple[int, Cost]]:
+    ) -> Iterator[tuple[int, Usage]]:
         place = todo[0].done.parent
         _wait_for_earlier(place)
         shares = self._deal(stage, function, todo)
@@ -79,7 +79,7 @@ class ClusterWork(Work):
             _cancel(jobs)
             raise
         for share in shares:
-            yield 0, Cost(**json.loads(share.marker.read_bytes()))
+            yield 0, Usage(**json.loads(share.marker.read_bytes()))
 
     def _deal(self, stage: str, function: Callable[..., None], todo: list[Task]) -> list[Share]:
         """Heavy tasks first, in turn to each."""
@@ -128,7 +128,7 @@ def _record(place: Path, shares: list[Share], jobs: list[str], folder: Path) -> 
     queue.write_units(place, entries)
 
 
-def _follow(place: Path, todo: list[Task]) -> Iterator[tuple[int, Cost]]:
+def _follow(place: Path, todo: list[Task]) -> Iterator[tuple[int, Usage]]:
     """Yield the weight of each task as it is finished, until all are. UserError: a job failed.
 
     A SLURM that does not answer is asked again, from the first time on.
@@ -137,7 +137,7 @@ def _follow(place: Path, todo: list[Task]) -> Iterator[tuple[int, Cost]]:
     problems: list[queue.Status] = []
     for seen in queue.watch([place], POLL_SECONDS, patient=True):
         for name in left.keys() & set(os.listdir(place)):
-            yield left.pop(name), Cost()
+            yield left.pop(name), Usage()
         problems = [status for status in seen if status.state in queue.BAD]
     if problems:
         raise UserError("; ".join(str(problem) for problem in problems))

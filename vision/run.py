@@ -10,14 +10,11 @@ and resumes interrupted ones.
 
 import argparse
 import itertools
-import multiprocessing
 import re
 import sys
 import time
 import traceback
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,12 +25,12 @@ if __name__ == "__main__":  # import from the checkout instead of the script's f
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from alma.errors import Parser, UserError, command, number_list
-from alma.processes import end_with_parent
 from alma.records import Run
 from alma.report import compare
 from alma.report.figures import write_figures
 from alma.report.results import find_runs, group
 from alma.report.tables import as_text
+from alma.workers import Workers
 from vision import presets
 from vision.data import MegaBatchStream, load
 from vision.experiment import run
@@ -41,7 +38,7 @@ from vision.learners import LEARNERS, all_settings, owners, refusal, resolve
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepRun:
     """One run of a sweep, as plain values that can be sent to another process."""
 
     out: Path
@@ -56,7 +53,7 @@ class Job:
         return run(stream, out=self.out, **self.options)
 
 
-def jobs_of(options: argparse.Namespace) -> list[Job]:
+def jobs_of(options: argparse.Namespace) -> list[SweepRun]:
     """One job for every combination of the comma lists. A setting goes to those learners that take it.
     UserError: no learner takes it, or a value is out of range."""
     dataset = {"name": options.dataset, "root": options.data_root, "download": options.download}
@@ -85,53 +82,43 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         run_options |= {key: getattr(options, key) for key in common}
         out = options.out if len(axes) == 1 else options.out / name
         stream_seed = seed if options.stream_seed is None else options.stream_seed
-        jobs.append(Job(out, dataset, megabatches, stream_seed, run_options))
+        jobs.append(SweepRun(out, dataset, megabatches, stream_seed, run_options))
     return jobs
 
 
-def run_all(jobs: Sequence[Job], processes: int) -> list[Exception]:
-    """Run the jobs, several at a time in processes of one thread each; returns the errors of those that
-    failed. UserError when a process was killed."""
+def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
+    """Run the jobs in processes of one thread each; returns the errors of those that failed.
+
+    UserError: the system killed a process.
+    """
     if not jobs:
         return []
     if len(jobs) == 1:
         jobs[0].run()
         return []
-    # A forked child would inherit a parent's thread pool, or its CUDA, and hang.
-    context = multiprocessing.get_context("spawn")
     failed: list[Exception] = []
     started = time.monotonic()
-    with ProcessPoolExecutor(processes, context, initializer=_worker) as pool:
-        running = {pool.submit(_timed, job): job for job in jobs}
-        try:
-            for done, future in enumerate(as_completed(running), start=1):
-                line = _outcome(future, running[future], failed)
-                left = (time.monotonic() - started) / done * (len(jobs) - done)
-                print(f"{done}/{len(jobs)}  {line}  (about {left / 60:.0f} min left)", flush=True)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-            raise
+    with Workers(processes, _one_thread, terminate=True, flag="--jobs") as workers:
+        for done, (number, seconds) in enumerate(workers.run(_timed, [(job,) for job in jobs]), start=1):
+            line = _outcome(seconds, jobs[number], failed)
+            left = (time.monotonic() - started) / done * (len(jobs) - done)
+            print(f"{done}/{len(jobs)}  {line}  (about {left / 60:.0f} min left)", flush=True)
     return failed
 
 
-def _worker() -> None:
-    end_with_parent()
+def _one_thread() -> None:
     torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
 
 
-def _timed(job: Job) -> float:
+def _timed(job: SweepRun) -> float:
     started = time.monotonic()
     job.run()
     return time.monotonic() - started
 
 
-def _outcome(future: "Future[float]", job: Job, failed: list[Exception]) -> str:
+def _outcome(seconds: Callable[[], float], job: SweepRun, failed: list[Exception]) -> str:
     try:
-        return f"{job.out.name}: {future.result():.0f} s"
-    except BrokenProcessPool:
-        raise UserError("a process of the sweep was killed, maybe for memory: try fewer --jobs") from None
+        return f"{job.out.name}: {seconds():.0f} s"
     except UserError as error:
         failed.append(error)
         return f"{job.out.name}: failed"

@@ -21,7 +21,7 @@ DRIVER = """
 import sys
 from data_prep import __main__, cluster, documents
 cluster.POLL_SECONDS = 0.3
-documents.UNIT_BYTES = 20_000
+documents.SHARD_BYTES = 20_000
 __main__.main()
 """
 WANTED = "--mega-batches 3 --words 1500 --valid-words 300 --vocab-size 120".split()
