@@ -154,29 +154,29 @@ def _prepare_optimizer(trainer) -> None:
         expert_parallel.check(trainer.cfg)
         with open_dict(trainer.cfg):  # flat, there would be no telling which states are the experts'
             trainer.cfg.common.fp16_no_flatten_grads = True
-    shards, build = _shards(trainer), trainer._build_optimizer
+    group, build = _ep_group(trainer), trainer._build_optimizer
 
     def build_optimizer() -> None:
         build()
-        precision.mend(trainer, shards)
+        precision.mend(trainer, group)
         optimizer = trainer.optimizer.optimizer
         if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
             optimizer.__class__ = FusedAdam
-        if shards:
-            expert_parallel.whole_states(optimizer, shards)
+        if group:
+            expert_parallel.whole_states(optimizer, group)
 
     trainer._build_optimizer = build_optimizer
 
 
-def _shards(trainer) -> expert_parallel.Shards | None:
-    """How the experts of its model are shared out to processes, None where they are not."""
-    return next((layer.shards for layer in switch_layers(trainer.get_model()).values()), None)
+def _ep_group(trainer) -> expert_parallel.ExpertParallelGroup | None:
+    """The processes that share its model's experts; None without expert parallelism."""
+    return next((layer.ep_group for layer in switch_layers(trainer.get_model()).values()), None)
 
 
 def _on_all_processes(trainer) -> bool:
     """Whether a checkpoint needs every process, not the first alone: fairseq asks this for FSDP only."""
     sharded = trainer.is_fsdp and not trainer.cfg.distributed_training.use_sharded_state
-    return sharded or _shards(trainer) is not None
+    return sharded or _ep_group(trainer) is not None
 
 
 def _parse(original):

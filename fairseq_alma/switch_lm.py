@@ -26,6 +26,7 @@ from alma.errors import UserError
 from alma.flops import ARCHS, Arch
 from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.moe.layer import SwitchFFN
+from fairseq_alma.moe.router import Routing
 
 _NOT_SUPPORTED = (
     "adaptive_input",
@@ -68,18 +69,18 @@ class SwitchLMConfig(TransformerLanguageModelConfig):
 
 
 class CausalSelfAttention(MultiheadAttention):
-    """fairseq's, told to scaled_dot_product_attention as causal where nothing but the future is masked.
+    """fairseq's, with is_causal=True in scaled_dot_product_attention where only the future is masked.
 
-    fairseq gives it the future as a tensor, with which the fastest kernels of a GPU cannot be used.
+    fairseq passes a mask tensor, which rules out the fastest GPU kernels.
     """
 
     def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None, **kwargs):
-        """As fairseq's, `query` (T, B, D); an `attn_mask` is taken to be that of the future."""
+        """As fairseq's, `query` (T, B, D); an `attn_mask` must be the causal one."""
         options = {name for name, given in kwargs.items() if given is not None and given is not False}
         if options != {"attn_mask"} or self.use_xformers:
             return super().forward(query, key, value, **kwargs)
-        length, batch, dim = query.shape
-        heads = (length, batch, self.num_heads, self.head_dim)
+        time, batch, dim = query.shape
+        heads = (time, batch, self.num_heads, self.head_dim)
         q, k, v = (
             project(query).view(heads).permute(1, 2, 0, 3)
             for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -87,14 +88,14 @@ class CausalSelfAttention(MultiheadAttention):
         dropping = self.training or self.dropout_module.apply_during_inference
         dropout = self.dropout_module.p if dropping else 0.0
         attention = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return self.out_proj(attention.permute(2, 0, 1, 3).reshape(length, batch, dim)), None
+        return self.out_proj(attention.permute(2, 0, 1, 3).reshape(time, batch, dim)), None
 
 
 class DecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's, with causal self-attention."""
+    """fairseq's pre-LN decoder block with causal self-attention and a dense FFN."""
 
     def build_self_attention(self, embed_dim: int, cfg, **_) -> CausalSelfAttention:
-        """As fairseq's; the options it has for other models are False in this one."""
+        """As fairseq's, without its options for other models."""
         return CausalSelfAttention(
             embed_dim,
             cfg.decoder.attention_heads,
@@ -105,23 +106,51 @@ class DecoderLayer(TransformerDecoderLayerBase):
             xformers_att_config=cfg.decoder.xformers_att_config,
         )
 
+    def forward(
+        self,
+        x_TBD: Tensor,
+        mask_TT: Tensor | None,
+        padding_BT: Tensor | None,
+        incremental_state: dict[str, Any] | None,
+        largest_batch: int,
+    ) -> tuple[Tensor, ...]:
+        """The block's output (T, B, D), followed by the fields of a `Routing` in a Switch block.
+
+        One flat tuple: fairseq's activation checkpointing differentiates no nested outputs.
+        """
+        h_TBD = self.self_attn_layer_norm(x_TBD)
+        h_TBD, _ = self.self_attn(
+            h_TBD,
+            h_TBD,
+            h_TBD,
+            key_padding_mask=padding_BT,
+            incremental_state=incremental_state,
+            need_weights=False,
+            attn_mask=mask_TT,
+        )
+        if self.c_attn is not None:  # --scale-heads
+            h_TBD = (h_TBD.unflatten(-1, (self.nh, self.head_dim)) * self.c_attn[:, None]).flatten(-2)
+        if self.attn_ln is not None:  # --scale-attn
+            h_TBD = self.attn_ln(h_TBD)
+        x_TBD = x_TBD + self.dropout_module(h_TBD)
+        h_TBD, *routing = self.feed_forward(self.final_layer_norm(x_TBD), padding_BT, largest_batch)
+        if self.w_resid is not None:  # --scale-resids
+            x_TBD = self.w_resid * x_TBD
+        return x_TBD + self.dropout_module(h_TBD), *routing
+
+    def feed_forward(
+        self, x_TBD: Tensor, padding_BT: Tensor | None, largest_batch: int
+    ) -> tuple[Tensor, ...]:
+        """The dense FFN, (T, B, D)."""
+        return (self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(x_TBD)))),)
+
 
 class SwitchDecoderLayer(DecoderLayer):
-    """fairseq's decoder layer with a SwitchFFN where its dense FFN would be.
-
-    fairseq's layer computes fc2(act(fc1(x))); here fc1 is the whole Switch layer and the rest the identity,
-    so that everything else (norms, attention, incremental decoding) stays fairseq's. The load-balancing loss
-    leaves as third output, not through an attribute: under activation checkpointing only outputs carry a
-    gradient.
-    """
+    """A decoder block with a SwitchFFN, under fairseq's name `fc1`, in place of the dense FFN."""
 
     def __init__(self, cfg: TransformerConfig, args: SwitchLMConfig):
         self.moe = args
         super().__init__(cfg, no_encoder_attn=True)
-        self.activation_fn = nn.Identity()
-        self.activation_dropout_module = nn.Identity()
-        self.balance_loss: Tensor
-        self.register_forward_hook(_keep_balance_loss)
 
     def build_fc1(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> SwitchFFN:
         return SwitchFFN(
@@ -134,30 +163,21 @@ class SwitchDecoderLayer(DecoderLayer):
             self.activation_dropout_module,
         )
 
-    def build_fc2(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> nn.Module:
-        return nn.Identity()
+    def build_fc2(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> None:
+        """None: the SwitchFFN is the whole FFN."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the last pass's loss: deepcopy refuses tensors that have a graph."""
-        return {name: value for name, value in super().__getstate__().items() if name != "balance_loss"}
-
-    def forward(self, x: Tensor, *args, self_attn_padding_mask: Tensor | None = None, **kwargs):
-        """As fairseq's, `x` (T, B, D), but returns (x, attention, load-balancing loss)."""
-        self.fc1.padding_mask = self_attn_padding_mask
-        x, attention, _ = super().forward(x, *args, self_attn_padding_mask=self_attn_padding_mask, **kwargs)
-        balance_loss = self.fc1.balance_loss
-        self.fc1.balance_loss = balance_loss.detach()  # recomputation sets it, too: no graph is left behind
-        return x, attention, balance_loss
-
-
-def _keep_balance_loss(layer: SwitchDecoderLayer, inputs, outputs) -> None:
-    layer.balance_loss = outputs[2]
+    def feed_forward(
+        self, x_TBD: Tensor, padding_BT: Tensor | None, largest_batch: int
+    ) -> tuple[Tensor, ...]:
+        """The Switch FFN, (T, B, D), and the fields of its routing."""
+        y_TBD, routing = self.fc1(x_TBD, padding_BT, largest_batch)
+        return y_TBD, *routing
 
 
 def compile_training(layer: nn.Module) -> None:
-    """Have torch.compile'd what `layer` does in training.
+    """Run the layer's forward pass by torch.compile in training.
 
-    Evaluation has batches of many shapes, and Switch layers that drop no token read sizes off the device.
+    Not in evaluation: its batches have many shapes, and Switch layers without a capacity sync with the host.
     """
     eager, compiled = layer.forward, torch.compile(layer.forward)
     layer.forward = lambda *args, **kwargs: (compiled if layer.training else eager)(*args, **kwargs)
@@ -184,23 +204,60 @@ class SwitchDecoder(TransformerDecoder):
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
-    def extract_features_scriptable(self, prev_output_tokens: Tensor, *args, **kwargs):
-        """As fairseq's; processes that share out the experts agree on the size of their batches."""
-        shards = next((module.shards for module in self.modules() if isinstance(module, SwitchFFN)), None)
-        if shards:
-            shards.agree(prev_output_tokens.numel(), prev_output_tokens.device)
-        return super().extract_features_scriptable(prev_output_tokens, *args, **kwargs)
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: dict[str, Any] | None = None,
+        full_context_alignment: bool = False,
+        **_,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Features (B, T, D) of the tokens (B, T), and fairseq's `extra`.
 
-    def load_balancing_loss(self) -> Tensor | float:
-        """Sum of the Switch layers' load-balancing losses of the last forward pass; call it once for each.
-
-        It has the graph, the layers keep the values: what keeps a graph cannot be copied.
+        extra["routings"] has the Routing of each Switch layer, by block number from 0.
         """
-        layers = [layer for layer in self.modules() if isinstance(layer, SwitchDecoderLayer)]
-        losses = [layer.balance_loss for layer in layers]
-        for layer in layers:
-            layer.balance_loss = layer.balance_loss.detach()
-        return sum(losses, 0.0)
+        x_TBD, padding_BT = self._embed(prev_output_tokens, incremental_state)
+        causal = incremental_state is None and not full_context_alignment
+        mask_TT = self.buffered_future_mask(x_TBD) if causal else None
+        largest_batch = self._largest_batch(prev_output_tokens)
+        inner_states = [x_TBD]
+        routings: dict[str, Routing] = {}
+        for block, layer in enumerate(self.layers):
+            x_TBD, *routing = layer(x_TBD, mask_TT, padding_BT, incremental_state, largest_batch)
+            inner_states.append(x_TBD)
+            if routing:
+                routings[str(block)] = Routing(*routing)
+        if self.layer_norm is not None:
+            x_TBD = self.layer_norm(x_TBD)
+        x_BTD = x_TBD.transpose(0, 1)
+        if self.project_out_dim is not None:
+            x_BTD = self.project_out_dim(x_BTD)
+        return x_BTD, {"attn": [None], "inner_states": inner_states, "routings": routings}
+
+    def _embed(
+        self, tokens_BT: Tensor, incremental_state: dict[str, Any] | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Embeddings (T, B, D) of the tokens, of the last one in incremental decoding; where padding is."""
+        positions = None
+        if self.embed_positions is not None:
+            positions = self.embed_positions(tokens_BT, incremental_state)
+        if incremental_state is not None:
+            tokens_BT = tokens_BT[:, -1:]
+            positions = None if positions is None else positions[:, -1:]
+        x_BTD = self.embed_scale * self.embed_tokens(tokens_BT)
+        if self.project_in_dim is not None:
+            x_BTD = self.project_in_dim(x_BTD)
+        if positions is not None:
+            x_BTD += positions
+        if self.layernorm_embedding is not None:
+            x_BTD = self.layernorm_embedding(x_BTD)
+        padding_BT = tokens_BT.eq(self.padding_idx)
+        return self.dropout_module(x_BTD).transpose(0, 1), padding_BT if padding_BT.any() else None
+
+    def _largest_batch(self, tokens_BT: Tensor) -> int:
+        """Tokens in the largest batch of any process, by one collective; 0 without expert parallelism."""
+        group = next((module.ep_group for module in self.modules() if isinstance(module, SwitchFFN)), None)
+        return group.largest(torch.tensor(tokens_BT.numel(), device=tokens_BT.device)) if group else 0
 
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)

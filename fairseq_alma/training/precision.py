@@ -13,7 +13,7 @@ from fairseq.distributed import utils as distributed_utils
 from torch import Tensor
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-from fairseq_alma.moe.expert_parallel import Shards
+from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 
 FP32 = "fp32_weight"
 """Where a parameter's optimizer state in a checkpoint has its fp32 weight."""
@@ -22,10 +22,10 @@ _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_sin
 """What a DynamicLossScaler has to know, besides its scale, to grow it when an uninterrupted run would."""
 
 
-def mend(trainer, shards: Shards | None) -> None:
+def mend(trainer, group: ExpertParallelGroup | None) -> None:
     """Give fairseq's `trainer`, which has just built its optimizer, the one of this module in its place.
 
-    `shards` share the experts out, None where they do not. The classes keep their names: a checkpoint
+    `group` is that of expert parallelism, None without. The classes keep their names: a checkpoint
     names the optimizer that it was saved with.
     """
     optimizer = trainer.optimizer
@@ -37,7 +37,7 @@ def mend(trainer, shards: Shards | None) -> None:
         optimizer.__class__ = MemoryEfficientFP16Optimizer
     elif type(optimizer) is optim.FP16Optimizer:
         optimizer.__class__ = FP16Optimizer
-        optimizer.shapes = [_whole_shape(param, shards) for param in optimizer.fp16_params]
+        optimizer.shapes = [_whole_shape(param, group) for param in optimizer.fp16_params]
         optimizer.optimizer.register_state_dict_post_hook(_add_weights)
         optimizer.optimizer.register_load_state_dict_post_hook(_take_weights)
 
@@ -116,9 +116,9 @@ class FP16Optimizer(_KeepsWindow, optim.FP16Optimizer):
         super().load_state_dict(laid_out(state_dict, self.shapes), optimizer_overrides)
 
 
-def _whole_shape(param: Tensor, shards: Shards | None) -> torch.Size:
-    if shards and hasattr(param, "expert"):
-        return torch.Size([shards.size * param.size(0), *param.shape[1:]])
+def _whole_shape(param: Tensor, group: ExpertParallelGroup | None) -> torch.Size:
+    if group and hasattr(param, "expert"):
+        return torch.Size([group.size * param.size(0), *param.shape[1:]])
     return param.shape
 
 
