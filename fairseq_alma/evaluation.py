@@ -21,10 +21,8 @@ class Evaluation:
 
     nll: float = 0.0
     tokens: int = 0
-    expert_loss: dict[str, Tensor] = field(default_factory=dict)
-    """By layer, (E,) float64: nll summed over the tokens that chose each expert."""
-    expert_tokens: dict[str, Tensor] = field(default_factory=dict)
-    """By layer, (E,): number of these tokens."""
+    expert_loss: dict[str, Tensor] = field(default_factory=dict)  # by layer: `expert_losses`, (E,)
+    expert_tokens: dict[str, Tensor] = field(default_factory=dict)  # by layer: tokens per expert, (E,)
 
 
 def token_nll(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:

@@ -41,54 +41,57 @@ _NOT_SUPPORTED = (
 
 @dataclass
 class SwitchLMConfig(TransformerLanguageModelConfig):
-    """fairseq's transformer_lm and the Switch layer; the --moe-* names are those of fairseq's moe branch."""
+    """Options of fairseq's transformer_lm and of the Switch layer, named as in fairseq's moe branch."""
 
     moe_expert_count: int = field(default=4, metadata={"help": "experts in each Switch layer"})
     moe_freq: int = field(default=2, metadata={"help": "a Switch layer in every N-th block"})
     moe_capacity_factor: float = field(
         default=1.0,
-        metadata={"help": "in training an expert takes at most FACTOR * tokens / experts; 0: no limit"},
+        metadata={"help": "capacity of an expert in training, times tokens / experts; 0: no limit"},
     )
     moe_eval_capacity_token_fraction: float = field(
         default=-1.0,
-        metadata={"help": "the same in evaluation, as a fraction of the batch's tokens; negative: no limit"},
+        metadata={"help": "capacity of an expert in evaluation, times tokens; negative: no limit"},
     )
     moe_expert_parallel: bool = field(
         default=False,
-        metadata={"help": "each process holds a part of the experts, not all, and tokens go to them"},
+        metadata={"help": "divide the experts among the processes, and send tokens to them"},
     )
     compile: bool = field(
         default=False,
-        metadata={
-            "help": "train with torch.compile'd blocks on a GPU (slower on a CPU, where it does nothing)"
-        },
+        metadata={"help": "train with torch.compile on a GPU; no effect on a CPU, where it would be slower"},
     )
     members: int = field(
-        default=1, metadata={"help": "UMix: train this many models as one, their logits averaged"}
+        default=1, metadata={"help": "UMix: train this many models as one and average their logits"}
     )
 
 
 class CausalSelfAttention(MultiheadAttention):
-    """fairseq's, with is_causal=True in scaled_dot_product_attention where only the future is masked.
+    """fairseq's self-attention, with is_causal=True in scaled_dot_product_attention instead of a mask tensor.
 
-    fairseq passes a mask tensor, which rules out the fastest GPU kernels.
+    A mask tensor rules out the fastest GPU kernels. Padding and incremental decoding take fairseq's own path.
     """
 
-    def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None, **kwargs):
-        """As fairseq's, `query` (T, B, D); an `attn_mask` must be the causal one."""
-        options = {name for name, given in kwargs.items() if given is not None and given is not False}
-        if options != {"attn_mask"} or self.use_xformers:
-            return super().forward(query, key, value, **kwargs)
-        time, batch, dim = query.shape
-        heads = (time, batch, self.num_heads, self.head_dim)
+    def forward(
+        self,
+        x_TBD: Tensor,
+        mask_TT: Tensor | None,
+        padding_BT: Tensor | None,
+        incremental_state: dict[str, Any] | None,
+    ) -> Tensor:
+        """Attention output (T, B, D); `mask_TT` is the causal mask, None in incremental decoding."""
+        if mask_TT is None or padding_BT is not None or self.use_xformers:
+            qkv = (x_TBD, x_TBD, x_TBD, padding_BT, incremental_state)
+            return super().forward(*qkv, need_weights=False, attn_mask=mask_TT)[0]
+        heads = (*x_TBD.shape[:2], self.num_heads, self.head_dim)
         q, k, v = (
-            project(query).view(heads).permute(1, 2, 0, 3)
+            project(x_TBD).view(heads).permute(1, 2, 0, 3)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         dropping = self.training or self.dropout_module.apply_during_inference
         dropout = self.dropout_module.p if dropping else 0.0
         attention = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return self.out_proj(attention.permute(2, 0, 1, 3).reshape(time, batch, dim)), None
+        return self.out_proj(attention.permute(2, 0, 1, 3).reshape(x_TBD.shape))
 
 
 class DecoderLayer(TransformerDecoderLayerBase):
@@ -118,16 +121,7 @@ class DecoderLayer(TransformerDecoderLayerBase):
 
         One flat tuple: fairseq's activation checkpointing differentiates no nested outputs.
         """
-        h_TBD = self.self_attn_layer_norm(x_TBD)
-        h_TBD, _ = self.self_attn(
-            h_TBD,
-            h_TBD,
-            h_TBD,
-            key_padding_mask=padding_BT,
-            incremental_state=incremental_state,
-            need_weights=False,
-            attn_mask=mask_TT,
-        )
+        h_TBD = self.self_attn(self.self_attn_layer_norm(x_TBD), mask_TT, padding_BT, incremental_state)
         if self.c_attn is not None:  # --scale-heads
             h_TBD = (h_TBD.unflatten(-1, (self.nh, self.head_dim)) * self.c_attn[:, None]).flatten(-2)
         if self.attn_ln is not None:  # --scale-attn
@@ -212,19 +206,14 @@ class SwitchDecoder(TransformerDecoder):
         full_context_alignment: bool = False,
         **_,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Features (B, T, D) of the tokens (B, T), and fairseq's `extra`.
-
-        extra["routings"] has the Routing of each Switch layer, by block number from 0.
-        """
+        """Features (B, T, D) of the tokens (B, T); extra["routings"]: the Routing of each Switch block."""
         x_TBD, padding_BT = self._embed(prev_output_tokens, incremental_state)
         causal = incremental_state is None and not full_context_alignment
         mask_TT = self.buffered_future_mask(x_TBD) if causal else None
         largest_batch = self._largest_batch(prev_output_tokens)
-        inner_states = [x_TBD]
         routings: dict[str, Routing] = {}
         for block, layer in enumerate(self.layers):
             x_TBD, *routing = layer(x_TBD, mask_TT, padding_BT, incremental_state, largest_batch)
-            inner_states.append(x_TBD)
             if routing:
                 routings[str(block)] = Routing(*routing)
         if self.layer_norm is not None:
@@ -232,7 +221,7 @@ class SwitchDecoder(TransformerDecoder):
         x_BTD = x_TBD.transpose(0, 1)
         if self.project_out_dim is not None:
             x_BTD = self.project_out_dim(x_BTD)
-        return x_BTD, {"attn": [None], "inner_states": inner_states, "routings": routings}
+        return x_BTD, {"attn": [None], "routings": routings}
 
     def _embed(
         self, tokens_BT: Tensor, incremental_state: dict[str, Any] | None
@@ -262,20 +251,18 @@ class SwitchDecoder(TransformerDecoder):
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)
 class SwitchLanguageModel(TransformerLanguageModel):
-    """A decoder-only Switch Transformer (paper, section 5: SM on the language modeling task), or UMix."""
+    """A decoder-only Switch Transformer (paper, section 5), or several as one UMix."""
 
     decoder: SwitchDecoder | EnsembleDecoder
 
     @classmethod
     def build_model(cls, args, task) -> "SwitchLanguageModel":
-        """Build from fairseq's arguments. UserError: experts or frequency < 1, options it cannot honour."""
+        """Build from fairseq's arguments. UserError: a count < 1, or an unsupported option."""
         if args.moe_expert_count < 1 or args.moe_freq < 1 or args.members < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")
         for flag in _NOT_SUPPORTED:
             if safe_getattr(args, flag):
-                raise UserError(
-                    f"--{flag.replace('_', '-')} does not go with a Switch Transformer: leave it out"
-                )
+                raise UserError(f"a Switch Transformer does not support --{flag.replace('_', '-')}: drop it")
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample
         decoders = [

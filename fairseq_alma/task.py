@@ -3,8 +3,6 @@
 import functools
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from numpy.typing import NDArray
+from torch.utils.hooks import RemovableHandle
 
 from alma.errors import UserError
 from alma.processes import peak_memory
@@ -48,12 +47,10 @@ class AlmaLMConfig(LanguageModelingConfig):
     )
     megabatch_words: int = field(
         default=0,
-        metadata={"help": "split a fairseq-preprocess directory into mega-batches of this many words"},
+        metadata={"help": "cut a fairseq-preprocess directory into mega-batches of this many words"},
     )
     megabatch_tokens: int = field(default=0, metadata={"help": "as --megabatch-words, in tokens"})
-    megabatch_seed: int = field(
-        default=1, metadata={"help": "seed of this split; use the same in every stage"}
-    )
+    megabatch_seed: int = field(default=1, metadata={"help": "seed of this cut; use the same in every stage"})
     moe_gate_loss_wt: float = field(default=0.01, metadata={"help": "weight of the load-balancing loss"})
     grow_experts: int = field(
         default=0,
@@ -95,7 +92,7 @@ class AlmaLMTask(LanguageModelingTask):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = Stream.load(args.data) if is_stream(args.data) else None
         if self.stream:
-            self.plan(len(self.stream.megabatches))
+            self._stage(len(self.stream.megabatches))  # raise before fairseq builds and prints a model
         self.train_tokens = 0
         self.valid_tokens = 0
         self.growth_tokens = 0
@@ -128,7 +125,7 @@ class AlmaLMTask(LanguageModelingTask):
         UserError: no such stage, experts not divisible by the number of processes.
         """
         if self._is_cut() and (self.args.stage or self.args.waiting_time != 1) and not from_checkpoint:
-            self.plan(len(self.megabatches))  # raise before fairseq builds and prints a model
+            self._stage(len(self.megabatches))  # as in __init__
         model = super().build_model(args, from_checkpoint)
         processes = distributed_utils.get_data_parallel_world_size()
         if getattr(args, "moe_expert_parallel", False) and processes > 1 and not from_checkpoint:
@@ -153,21 +150,21 @@ class AlmaLMTask(LanguageModelingTask):
             self.sources[split] = self._preprocessed_items(split)
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
 
-    def plan(self, megabatches: int) -> Stage:
-        """This run's stage of a stream of `megabatches`. UserError: no such stage."""
-        plan = stages(megabatches, self.args.waiting_time, self.args.replay)
-        if not 0 <= self.args.stage < len(plan):
+    def _stage(self, megabatches: int) -> Stage:
+        """The stage --stage of a stream of `megabatches`. UserError: no such stage."""
+        found = stages(megabatches, self.args.waiting_time, self.args.replay)
+        if not 0 <= self.args.stage < len(found):
             raise UserError(
                 f"--stage {self.args.stage}: {megabatches} mega-batches with --waiting-time "
-                f"{self.args.waiting_time} have stages 0 to {len(plan) - 1}"
+                f"{self.args.waiting_time} have stages 0 to {len(found) - 1}"
             )
-        return plan[self.args.stage]
+        return found[self.args.stage]
 
     def _stream_files(self, split: str) -> list[str]:
         stream = self.stream
         assert stream is not None
         if split == "train":
-            stage = self.plan(len(stream.megabatches))
+            stage = self._stage(len(stream.megabatches))
             parts = [stream.megabatches[t - 1] for t in stage.train_on]
             logger.info(f"stage {stage.index}: mega-batches {', '.join(str(t) for t in stage.train_on)}")
         elif split in ("valid", "test"):
@@ -188,7 +185,7 @@ class AlmaLMTask(LanguageModelingTask):
                     "--megabatch-tokens to cut it into mega-batches"
                 )
             return self._checked(self._train_prefixes()), None
-        stage = self.plan(len(self.megabatches))
+        stage = self._stage(len(self.megabatches))
         numbers = ", ".join(str(t) for t in stage.train_on)
         logger.info(f"{len(self.megabatches)} mega-batches; stage {stage.index}: {numbers}")
         return self._train_prefixes(), np.concatenate([self.megabatches[t - 1] for t in stage.train_on])
@@ -197,7 +194,7 @@ class AlmaLMTask(LanguageModelingTask):
         return [f"{directory}/train" for directory in self.args.data.split(":")]
 
     def _is_cut(self) -> bool:
-        """Whether DATA is a fairseq-preprocess directory that is split into mega-batches."""
+        """Whether to cut DATA, a fairseq-preprocess directory, into mega-batches."""
         return not self.stream and bool(self.args.megabatch_words or self.args.megabatch_tokens)
 
     @functools.cached_property
@@ -276,10 +273,12 @@ class AlmaLMTask(LanguageModelingTask):
         """
         model.train()
         model.set_num_updates(update_num)
-        with torch.autograd.profiler.record_function("forward"), last_output(model) as outputs:
+        outputs: list[tuple] = []
+        with torch.autograd.profiler.record_function("forward"), collect_outputs(model, outputs):
             with torch.autocast(sample["target"].device.type, enabled=isinstance(optimizer, AMPOptimizer)):
                 loss, sample_size, logging_output = criterion(model, sample)
-            routings = routings_of(outputs.pop()) if outputs else {}  # pop: free the logits before backward
+            routings = routings_of(outputs[-1]) if outputs else {}
+            outputs.clear()  # free the logits before backward
             balance = sum(routing.balance_loss for routing in routings.values())
             loss = loss + self.args.moe_gate_loss_wt * sample_size * balance
         if ignore_grad:
@@ -293,13 +292,14 @@ class AlmaLMTask(LanguageModelingTask):
 
     def valid_step(self, sample, model, criterion):
         """As fairseq's, plus the loss of each expert."""
-        with last_output(model) as outputs:
+        outputs: list[tuple] = []
+        with collect_outputs(model, outputs):
             loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
-        if outputs and (routings := routings_of(outputs[0])):
+        if outputs and (routings := routings_of(outputs[-1])):
             if isinstance(criterion, ChunkedCrossEntropyCriterion):
                 nll = criterion.nll  # the decoder returned features, not logits
             else:
-                nll = token_nll(outputs[0][0], sample["target"], self.dictionary.pad())
+                nll = token_nll(outputs[-1][0], sample["target"], self.dictionary.pad())
             logging_output |= layer_stats(routings, nll)
         return loss, sample_size, logging_output
 
@@ -314,7 +314,7 @@ class AlmaLMTask(LanguageModelingTask):
         log_layers(logging_outputs)
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """The measurements of this stage, for the checkpoint; fairseq restores them on resume only."""
+        """Measurements of this stage for the checkpoint; fairseq restores them only when it resumes."""
         if not torch.cuda.is_available():
             self.peak_memory = max(self.peak_memory, peak_memory())
         state = {name: getattr(self, name) for name in _KEPT}
@@ -327,18 +327,8 @@ class AlmaLMTask(LanguageModelingTask):
             setattr(self, name, state.get(name, 0))
 
 
-@contextmanager
-def last_output(model) -> Iterator[list[tuple]]:
-    """A list with the output of the decoder's last forward pass, from inside any criterion; empty before."""
+def collect_outputs(model, outputs: list[tuple]) -> RemovableHandle:
+    """Append the output of each forward pass of the decoder, called by any criterion, to `outputs`."""
     while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
         model = model.module
-    outputs: list[tuple] = []
-
-    def keep(decoder, inputs, output) -> None:
-        outputs[:] = [output]
-
-    hook = model.decoder.register_forward_hook(keep)
-    try:
-        yield outputs
-    finally:
-        hook.remove()
+    return model.decoder.register_forward_hook(lambda decoder, inputs, output: outputs.append(output))

@@ -1,23 +1,18 @@
 """Move tokens to their experts and back by index: O(S * D) memory, no (S, E, C) tensor.
 
 A dispatcher sorts the kept tokens into rows by expert, in position order, and applies the experts' weights to
-them. Each has its own layout of the rows:
-
-* LoopDispatcher: the kept tokens only, one matrix product per expert. Fastest on a CPU; on other devices the
-  sizes need a host sync.
-* GroupedDispatcher: S rows, all products in one grouped_mm, which reads the sizes on the device. For bf16 on
-  H100 and B200 (compute capability 9 and 10).
-* PaddedDispatcher: C rows per expert, one batched product. For other GPUs and dtypes.
-* ExpertParallelDispatcher (see `expert_parallel`): C rows per expert of every process.
+these rows. The layout of the rows depends on the device.
 
 Shapes: S tokens, R rows, D model, I inputs, O outputs, E experts, C capacity.
 """
 
+from collections.abc import MutableMapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from fairseq_alma.moe.linear import GroupedLinear, LoopLinear, padded_linear
 from fairseq_alma.moe.router import Routing
 
 
@@ -62,19 +57,18 @@ class Dispatcher:
 
 
 class LoopDispatcher(Dispatcher):
-    """Rows of kept tokens only; needs a host sync for their numbers."""
+    """One row per kept token, one product per expert. For CPUs; elsewhere the numbers need a host sync."""
 
     def __init__(self, routing: Routing):
         self.sizes: list[int] = routing.kept_E.tolist()
         super().__init__(routing, routing.kept_E.cumsum(0) - routing.kept_E, sum(self.sizes))
 
     def linear(self, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
-        """One product per expert."""
-        return LoopLinear.apply(x_RI, weight_EOI, bias_EO, self.sizes)
+        return _LoopLinear.apply(x_RI, weight_EOI, bias_EO, self.sizes)
 
 
 class GroupedDispatcher(Dispatcher):
-    """S rows; those of dropped tokens follow the last expert's and are computed with it."""
+    """S rows in one grouped_mm, which reads the sizes on the device; unused rows go to the last expert."""
 
     def __init__(self, routing: Routing):
         ends_E = routing.kept_E.cumsum(0)
@@ -83,12 +77,11 @@ class GroupedDispatcher(Dispatcher):
         self.ends_E[-1] = len(routing.expert_S)
 
     def linear(self, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
-        """One grouped product."""
-        return GroupedLinear.apply(x_RI, weight_EOI, bias_EO, self.ends_E)
+        return _GroupedLinear.apply(x_RI, weight_EOI, bias_EO, self.ends_E)
 
 
 class PaddedDispatcher(Dispatcher):
-    """C rows per expert, rounded up to 8 or a multiple, which half-precision tensor cores need."""
+    """C rows per expert in one batched product, C rounded up to a multiple of 8 for tensor cores."""
 
     def __init__(self, routing: Routing, capacity: int):
         each, experts = -(-max(capacity, 1) // 8) * 8, len(routing.counts_E)
@@ -96,15 +89,15 @@ class PaddedDispatcher(Dispatcher):
         super().__init__(routing, torch.arange(0, rows, each, device=routing.counts_E.device), rows)
 
     def linear(self, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
-        """One batched product."""
-        return padded_linear(x_RI, weight_EOI, bias_EO)
+        x_ECI = x_RI.view(weight_EOI.size(0), -1, x_RI.size(1))
+        return torch.baddbmm(bias_EO[:, None], x_ECI, weight_EOI.transpose(1, 2)).flatten(0, 1)
 
 
 def fastest_dispatcher(x_SD: Tensor, routing: Routing, capacity: int | None) -> Dispatcher:
     """The fastest dispatcher on the device of `x_SD`; with a capacity, one without a host sync."""
     if x_SD.device.type == "cpu":
         return LoopDispatcher(routing)
-    # On other GPUs grouped_mm syncs and loops (pytorch issue 186620).
+    # On GPUs other than H100 and B200 grouped_mm syncs and loops (pytorch issue 186620).
     if (
         x_SD.dtype == torch.bfloat16
         and hasattr(F, "grouped_mm")
@@ -112,6 +105,14 @@ def fastest_dispatcher(x_SD: Tensor, routing: Routing, capacity: int | None) -> 
     ):
         return GroupedDispatcher(routing)
     return LoopDispatcher(routing) if capacity is None else PaddedDispatcher(routing, capacity)
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast the tensors to autocast's dtype for matrix products; unchanged where autocast is off."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
 
 
 class _ToRows(torch.autograd.Function):
@@ -153,3 +154,70 @@ class _ToTokens(torch.autograd.Function):
         by_rows = grad_SD.index_select(0, source_R).mul_(gate_R[:, None].to(grad_SD.dtype))
         by_gate = y_RD.index_select(0, row_S).mul_(grad_SD).sum(1, dtype=gate_S.dtype)
         return by_rows, by_gate, None, None, None
+
+
+class _LoopLinear(torch.autograd.Function):
+    """One product per expert; gradients go straight into slices of one tensor, without torch.stack's copy."""
+
+    @staticmethod
+    def forward(ctx, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, sizes: list[int]) -> Tensor:
+        ctx.save_for_backward(x_RI, weight_EOI)
+        ctx.sizes = sizes
+        y_RO = x_RI.new_empty(x_RI.size(0), weight_EOI.size(1))
+        for y, x, w, b in zip(y_RO.split(sizes), x_RI.split(sizes), weight_EOI, bias_EO, strict=True):
+            torch.addmm(b, x, w.t(), out=y)
+        return y_RO
+
+    @staticmethod
+    def backward(ctx, grad_RO: Tensor):
+        x_RI, weight_EOI = ctx.saved_tensors
+        by_x, by_weight = torch.empty_like(x_RI), _gradient_buffer(weight_EOI)
+        by_bias = weight_EOI.new_empty(weight_EOI.shape[:2])
+        rows = (tensor.split(ctx.sizes) for tensor in (grad_RO, x_RI, by_x))
+        for g, x, by_x_e, w, by_w, by_b in zip(*rows, weight_EOI, by_weight, by_bias, strict=True):
+            torch.mm(g, w, out=by_x_e)
+            torch.mm(g.t(), x, out=by_w)
+            torch.sum(g, 0, out=by_b)
+        return by_x, by_weight, by_bias, None
+
+
+_buffers: MutableMapping[Tensor, torch.UntypedStorage] = WeakTensorKeyDictionary()
+
+
+def _gradient_buffer(weight: Tensor) -> Tensor:
+    """Uninitialised memory for a leaf's gradient: its previous gradient's, once nothing else refers to it.
+
+    malloc returns freed blocks above 32 MB to the kernel, and the kernel zeroes each new page. Reuse saves
+    15% of the time of a layer with 32 experts (LOG.md).
+    """
+    if torch.compiler.is_compiling():
+        return torch.empty_like(weight)
+    memory = _buffers.get(weight)
+    if memory is None or torch._C._storage_Use_Count(memory._cdata) > 1:
+        memory = torch.empty_like(weight).untyped_storage()
+        if weight.is_leaf:
+            _buffers[weight] = memory
+    return weight.new_empty(0).set_(memory, 0, weight.shape, weight.stride())
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """All experts in one grouped_mm (torch >= 2.10), and the bias, which grouped_mm lacks."""
+
+    @staticmethod
+    def forward(ctx, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, ends_E: Tensor) -> Tensor:
+        ctx.save_for_backward(x_RI, weight_EOI, ends_E)
+        rows = torch.arange(len(x_RI), device=x_RI.device, dtype=ends_E.dtype)
+        expert_R = torch.searchsorted(ends_E, rows, right=True)
+        y_RO = F.grouped_mm(x_RI, weight_EOI.transpose(1, 2), offs=ends_E)
+        return y_RO.add_(bias_EO.index_select(0, expert_R))
+
+    @staticmethod
+    def backward(ctx, grad_RO: Tensor):
+        x_RI, weight_EOI, ends_E = ctx.saved_tensors
+        grad_RO = grad_RO.contiguous()
+        by_x = F.grouped_mm(grad_RO, weight_EOI, offs=ends_E)
+        by_weight = F.grouped_mm(grad_RO.t(), x_RI, offs=ends_E)
+        # The bias gradient as a product with (E, R) zeros and ones: index_add_ is far slower.
+        rows = torch.arange(len(x_RI), device=x_RI.device)
+        member_ER = (rows < ends_E[:, None]) & (rows >= F.pad(ends_E, (1, -1))[:, None])
+        return by_x, by_weight, member_ER.to(grad_RO.dtype) @ grad_RO, None

@@ -6,7 +6,6 @@ in data parallelism, so both train alike. A checkpoint is one file with all expe
 Shapes: S tokens, W processes, E experts, C capacity, R = E * C rows, D model.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -118,29 +117,18 @@ def check(cfg) -> None:
 
 def whole_states(optimizer: torch.optim.Optimizer, group: ExpertParallelGroup) -> None:
     """Make the optimizer's state dicts hold all experts, as the model's do; they become collectives."""
-    optimizer.register_state_dict_post_hook(partial(_gather, group))
-    optimizer.register_load_state_dict_pre_hook(partial(_keep_local, group))
+    optimizer.register_state_dict_post_hook(partial(_replace, group.gather, 1))
+    optimizer.register_load_state_dict_pre_hook(partial(_replace, group.local, group.size))
 
 
-def _gather(group: ExpertParallelGroup, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    for states, key, shape in _expert_states(optimizer, state_dict):
-        if states[key].shape == shape:
-            states[key] = group.gather(states[key])
-
-
-def _keep_local(
-    group: ExpertParallelGroup, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
-) -> None:
-    for states, key, shape in _expert_states(optimizer, state_dict):
-        if states[key].shape == (group.size * shape[0], *shape[1:]):
-            states[key] = group.local(states[key])
-
-
-def _expert_states(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> Iterator[tuple]:
-    """The state tensors of the local experts: a dict, the key in it, and the parameter's local shape."""
+def _replace(function, processes: int, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Apply `function` to the experts' states in `state_dict`, which has those of so many processes."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    for index, states in state_dict["state"].items():
+    for index, state in state_dict["state"].items():
         if hasattr(params[index], "expert"):
-            states = state_dict["state"][index] = dict(states)  # a copy: the optimizer keeps its own
-            for key in [key for key, value in states.items() if torch.is_tensor(value)]:
-                yield states, key, params[index].shape
+            experts, *shape = params[index].shape
+            expected = (processes * experts, *shape)
+            state_dict["state"][index] = {  # a new dict: the old one is the optimizer's own
+                key: function(value) if torch.is_tensor(value) and value.shape == expected else value
+                for key, value in state.items()
+            }

@@ -3,14 +3,14 @@
 Shapes: D model, F hidden, E experts, R rows, W processes.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_alma.moe.dispatchers import Dispatcher
+from fairseq_alma.moe.dispatchers import Dispatcher, as_autocast
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
-from fairseq_alma.moe.linear import as_autocast
 
 STACKED = ("w1", "b1", "w2", "b2")
 """Names of the experts' parameters; dimension 0 is the expert."""
@@ -53,15 +53,11 @@ class Experts(nn.Module):
             # The all-to-all already summed over processes; divide by W as DDP does.
             local.register_hook(lambda grad: grad / group.size)
             setattr(self, name, local)
-        self._register_state_dict_hook(_gather_experts)
-        self.register_load_state_dict_pre_hook(_keep_local_experts)
+        self._register_state_dict_hook(partial(_replace, group.gather))
+        self.register_load_state_dict_pre_hook(partial(_replace, group.local))
 
 
-def _gather_experts(experts: Experts, state: dict[str, Any], prefix: str, _) -> None:
+def _replace(function, experts: Experts, state: dict[str, Any], prefix: str, *_) -> None:
+    """Apply `function` to the experts' parameters in a state dict, in place."""
     for name in STACKED:
-        state[prefix + name] = experts.ep_group.gather(state[prefix + name])  # type: ignore[union-attr]
-
-
-def _keep_local_experts(experts: Experts, state: dict[str, Any], prefix: str, *_) -> None:
-    for name in STACKED:
-        state[prefix + name] = experts.ep_group.local(state[prefix + name])  # type: ignore[union-attr]
+        state[prefix + name] = function(state[prefix + name])

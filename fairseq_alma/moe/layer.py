@@ -7,10 +7,9 @@ import math
 
 from torch import Tensor, nn
 
-from fairseq_alma.moe.dispatchers import Dispatcher, fastest_dispatcher
+from fairseq_alma.moe.dispatchers import Dispatcher, as_autocast, fastest_dispatcher
 from fairseq_alma.moe.expert_parallel import ExpertParallelDispatcher
 from fairseq_alma.moe.experts import Experts
-from fairseq_alma.moe.linear import as_autocast
 from fairseq_alma.moe.router import Router, Routing
 
 

@@ -17,18 +17,12 @@ class Routing(NamedTuple):
     Padding goes to the nonexistent expert E, so it uses no capacity and does not count in the loss.
     """
 
-    expert_S: Tensor
-    """Chosen expert; E for padding."""
-    gate_S: Tensor
-    """Weight of the expert's output, fp32."""
-    probs_SE: Tensor
-    """Probability of each expert, fp32."""
-    counts_E: Tensor
-    """Tokens that chose each expert, dropped ones included."""
-    kept_E: Tensor
-    """Tokens within each expert's capacity."""
-    balance_loss: Tensor
-    """Load-balancing loss, a scalar; see `load_balancing_loss`."""
+    expert_S: Tensor  # chosen expert; E for padding
+    gate_S: Tensor  # weight of the expert's output, fp32
+    probs_SE: Tensor  # probability of each expert, fp32
+    counts_E: Tensor  # tokens that chose each expert, dropped ones included
+    kept_E: Tensor  # tokens within each expert's capacity
+    balance_loss: Tensor  # load-balancing loss, a scalar
 
 
 class Router(nn.Module):

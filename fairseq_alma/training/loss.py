@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from alma.errors import UserError
 from fairseq_alma.ensemble import EnsembleDecoder
-from fairseq_alma.moe.linear import as_autocast
+from fairseq_alma.moe.dispatchers import as_autocast
 
 
 @dataclass
