@@ -30,7 +30,7 @@ class Dispatcher:
     def __init__(self, routing: Routing, first_E: Tensor, rows: int):
         counts_E, device = routing.counts_E, routing.counts_E.device
         sorted_S, order_S = torch.sort(routing.expert_S, stable=True)
-        # Index E is padding: it starts after all tokens and keeps none.
+        # F.pad: index E, padding, keeps 0 tokens.
         rank_S = torch.arange(len(order_S), device=device)
         rank_S = rank_S - F.pad(counts_E.cumsum(0) - counts_E, (0, 1))[sorted_S]
         kept_S = rank_S < F.pad(routing.kept_E, (0, 1))[sorted_S]

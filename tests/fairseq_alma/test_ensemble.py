@@ -95,7 +95,7 @@ def test_untrained_members_have_their_own_seeds(start, stream, build, tiny, tmp_
 
 
 @torch.no_grad()
-def test_umix_averages_the_logits_of_models_of_their_own(build, sample):
+def test_umix_averages_the_logits_of_independent_models(build, sample):
     _, umix = build("--members", "3")
     assert isinstance(umix.decoder, EnsembleDecoder)
     umix.eval()

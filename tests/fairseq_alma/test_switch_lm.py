@@ -56,7 +56,7 @@ PAPER = {
 
 
 @pytest.mark.parametrize("arch", SIZES)
-def test_parameter_counts_are_those_of_the_architecture_the_paper_describes(arch, stream):
+def test_parameter_counts_are_those_of_the_papers_architecture(arch, stream):
     dictionary = paper_dictionary()
     task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     shared, per_expert, *totals = SIZES[arch]
@@ -187,7 +187,7 @@ class FairseqAttention(MultiheadAttention):
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_attention_is_fairseqs_and_causal_without_a_mask(build, sample, padded, monkeypatch):
+def test_attention_equals_fairseqs_and_is_causal_without_a_mask_tensor(build, sample, padded, monkeypatch):
     causal, attention = [], F.scaled_dot_product_attention
 
     def spied(*args, **kwargs):
