@@ -72,13 +72,7 @@ class CausalSelfAttention(MultiheadAttention):
     A mask tensor rules out the fastest GPU kernels. Padding and incremental decoding take fairseq's own path.
     """
 
-    def forward(
-        self,
-        x_TBD: Tensor,
-        mask_TT: Tensor | None,
-        padding_BT: Tensor | None,
-        incremental_state: dict[str, Any] | None,
-    ) -> Tensor:
+    def forward(self, x_TBD: Tensor, mask_TT: Tensor | None, padding_BT: Tensor | None, incremental_state):
         """Attention output (T, B, D); `mask_TT` is the causal mask, None in incremental decoding."""
         if mask_TT is None or padding_BT is not None or self.use_xformers:
             qkv = (x_TBD, x_TBD, x_TBD, padding_BT, incremental_state)
@@ -132,9 +126,7 @@ class DecoderLayer(TransformerDecoderLayerBase):
             x_TBD = self.w_resid * x_TBD
         return x_TBD + self.dropout_module(h_TBD), *routing
 
-    def feed_forward(
-        self, x_TBD: Tensor, padding_BT: Tensor | None, largest_batch: int
-    ) -> tuple[Tensor, ...]:
+    def feed_forward(self, x_TBD: Tensor, padding_BT: Tensor | None, largest_batch: int) -> tuple:
         """The dense FFN, (T, B, D)."""
         return (self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(x_TBD)))),)
 
@@ -160,9 +152,7 @@ class SwitchDecoderLayer(DecoderLayer):
     def build_fc2(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> None:
         """None: the SwitchFFN is the whole FFN."""
 
-    def feed_forward(
-        self, x_TBD: Tensor, padding_BT: Tensor | None, largest_batch: int
-    ) -> tuple[Tensor, ...]:
+    def feed_forward(self, x_TBD: Tensor, padding_BT: Tensor | None, largest_batch: int) -> tuple:
         """The Switch FFN, (T, B, D), and the fields of its routing."""
         y_TBD, routing = self.fc1(x_TBD, padding_BT, largest_batch)
         return y_TBD, *routing
@@ -223,10 +213,8 @@ class SwitchDecoder(TransformerDecoder):
             x_BTD = self.project_out_dim(x_BTD)
         return x_BTD, {"attn": [None], "routings": routings}
 
-    def _embed(
-        self, tokens_BT: Tensor, incremental_state: dict[str, Any] | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Embeddings (T, B, D) of the tokens, of the last one in incremental decoding; where padding is."""
+    def _embed(self, tokens_BT: Tensor, incremental_state) -> tuple[Tensor, Tensor | None]:
+        """Embeddings (T, B, D) and padding (B, T); of the last token only in incremental decoding."""
         positions = None
         if self.embed_positions is not None:
             positions = self.embed_positions(tokens_BT, incremental_state)

@@ -56,14 +56,6 @@ class ExpertParallelGroup:
         dist.all_reduce(number, dist.ReduceOp.MAX, group=self.process_group)
         return int(number)
 
-    def send(self, x_RD: Tensor, local_experts: int) -> Tensor:
-        """Rows for all experts to the rows of all processes for the local ones, (R, D). Collective."""
-        return _swap(_AllToAll.apply(self.process_group, x_RD), self.size, local_experts)
-
-    def send_back(self, y_RD: Tensor, local_experts: int) -> Tensor:
-        """The inverse of `send`."""
-        return _AllToAll.apply(self.process_group, _swap(y_RD, local_experts, self.size))
-
 
 def _swap(x_RD: Tensor, outer: int, inner: int) -> Tensor:
     """Rows in the order (outer, inner, C) to (inner, outer, C)."""
@@ -80,11 +72,13 @@ class ExpertParallelDispatcher(PaddedDispatcher):
 
     def to_rows(self, x_SD: Tensor) -> Tensor:
         """The tokens of all processes for the local experts, (R, D). Collective."""
-        return self.group.send(super().to_rows(x_SD), self.local_experts)
+        x_RD = _AllToAll.apply(self.group.process_group, super().to_rows(x_SD))
+        return _swap(x_RD, self.group.size, self.local_experts)
 
     def to_tokens(self, y_RD: Tensor, gate_S: Tensor) -> Tensor:
-        """Outputs of the local experts to those of this process's tokens, (S, D). Collective."""
-        return super().to_tokens(self.group.send_back(y_RD, self.local_experts), gate_S)
+        """The outputs for this process's tokens, (S, D), from the local experts of all. Collective."""
+        y_RD = _swap(y_RD, self.local_experts, self.group.size)
+        return super().to_tokens(_AllToAll.apply(self.group.process_group, y_RD), gate_S)
 
 
 def clip_grad_norm_(original, params, max_norm: float) -> Tensor:
