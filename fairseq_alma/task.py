@@ -136,7 +136,7 @@ class AlmaLMTask(LanguageModelingTask):
                 )
             group = ExpertParallelGroup(distributed_utils.get_data_parallel_group())
             for layer in switch_layers(model).values():
-                layer.share_out(group)
+                layer.parallelize(group)
         return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:

@@ -41,7 +41,7 @@ class Experts(nn.Module):
         h_RF = self.activation_dropout(self.activation(dispatcher.linear(x_RD, w1_EFD, b1_EF)))
         return dispatcher.linear(h_RF, w2_EDF, b2_ED)
 
-    def share_out(self, group: ExpertParallelGroup) -> None:
+    def parallelize(self, group: ExpertParallelGroup) -> None:
         """Keep the E / W experts of this process.
 
         state_dict() still has all experts on process 0. It gathers them, so every process must call it.
