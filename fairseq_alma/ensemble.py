@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from alma.errors import UserError
 from fairseq_alma.defaults import AVERAGES
 from fairseq_alma.moe.layer import routings_of
+from fairseq_alma.moe.router import Routing
 
 
 @dataclass
@@ -49,7 +50,9 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         kwargs["incremental_state"] = incremental_state
         if features_only:
             kwargs["features_only"] = True
-        routings, features, total, n = {}, [], None, len(self.members)
+        routings: dict[str, Routing] = {}
+        features: list[Tensor] = []
+        total: Any = None
         for i, member in enumerate(self.members):
             output = member(prev_output_tokens, **kwargs)
             routings.update({f"{i}.{block}": found for block, found in routings_of(output).items()})
@@ -61,7 +64,7 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
             else:
                 logs = F.log_softmax(output[0].float(), dim=-1)
                 total = logs if total is None else torch.logaddexp(total, logs)
-        extra = {"attn": [None], "routings": routings}
+        n, extra = len(self.members), {"attn": [None], "routings": routings}
         if features_only:
             return torch.cat(features, dim=-1) / n, extra
         return (total / n if self.average == "logits" else total - math.log(n)), extra

@@ -47,7 +47,7 @@ def expert_losses(routing: Routing, nll_BT: Tensor) -> Tensor:
 
 def layer_stats(routings: Mapping[str, Routing], nll_BT: Tensor | None = None) -> dict[str, Tensor]:
     """Entries of a fairseq logging output: statistics of each layer and, with `nll_BT`, losses by expert."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for layer, routing in routings.items():
         stats = routing_stats(routing)
         if nll_BT is not None:
