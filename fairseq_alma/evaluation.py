@@ -1,4 +1,7 @@
-"""Perplexity of a language model and the loss of each expert, in one pass in bounded memory."""
+"""Perplexity of a language model and the loss of each expert, in one pass and bounded memory.
+
+Shapes: B batch, T time, V vocabulary, E experts.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,7 +11,8 @@ import torch.nn.functional as F
 from fairseq import utils
 from torch import Tensor
 
-from fairseq_alma.moe.layer import expert_losses, switch_layers
+from fairseq_alma.moe.layer import routings_of
+from fairseq_alma.moe.metrics import expert_losses
 
 
 @dataclass
@@ -17,40 +21,36 @@ class Evaluation:
 
     nll: float = 0.0
     tokens: int = 0
-    expert_loss: dict[str, Tensor] = field(default_factory=dict)
-    """By layer, (E,) float64: summed nll of the tokens that chose each expert."""
-    expert_tokens: dict[str, Tensor] = field(default_factory=dict)
-    """By layer, (E,): how many did."""
+    expert_loss: dict[str, Tensor] = field(default_factory=dict)  # by layer: `expert_losses`, (E,)
+    expert_tokens: dict[str, Tensor] = field(default_factory=dict)  # by layer: tokens per expert, (E,)
 
 
-def token_nll(logits: Tensor, target: Tensor, pad: int) -> Tensor:
+def token_nll(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
     """Negative log-likelihood of each target token in nats, (B, T) fp32; 0 for padding."""
-    flat = F.cross_entropy(
-        logits.reshape(-1, logits.size(-1)).float(), target.reshape(-1), ignore_index=pad, reduction="none"
-    )
-    return flat.view(target.shape)
+    logits = logits_BTV.reshape(-1, logits_BTV.size(-1)).float()
+    nll = F.cross_entropy(logits, target_BT.reshape(-1), ignore_index=pad, reduction="none")
+    return nll.view(target_BT.shape)
 
 
 @torch.no_grad()
 def evaluate(model, batches: Iterable, pad: int) -> Evaluation:
-    """Evaluate `model` in eval mode (no dropout, by default no dropped tokens) on fairseq's `batches`."""
+    """Evaluate `model` on fairseq's `batches` in eval mode: no dropout and, by default, no dropped tokens."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    layers = switch_layers(model)
     result = Evaluation()
     for sample in batches:
         if not sample:
             continue
         if device.type == "cuda":
             sample = utils.move_to_cuda(sample, device=device)
-        logits = model(**sample["net_input"])[0]
-        nll = token_nll(logits, sample["target"], pad)
-        result.nll += nll.double().sum().item()
+        output = model(**sample["net_input"])
+        nll_BT = token_nll(output[0], sample["target"], pad)
+        result.nll += nll_BT.double().sum().item()
         result.tokens += int((sample["target"] != pad).sum())
-        for name, layer in layers.items():
-            loss, load = expert_losses(layer, nll).cpu(), layer.routing.counts.cpu()
-            result.expert_loss[name] = result.expert_loss.get(name, 0) + loss
-            result.expert_tokens[name] = result.expert_tokens.get(name, 0) + load
+        for layer, routing in routings_of(output).items():
+            loss_E, counts_E = expert_losses(routing, nll_BT).cpu(), routing.counts_E.cpu()
+            result.expert_loss[layer] = result.expert_loss.get(layer, 0) + loss_E
+            result.expert_tokens[layer] = result.expert_tokens.get(layer, 0) + counts_E
     model.train(was_training)
     return result

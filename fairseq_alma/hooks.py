@@ -155,9 +155,9 @@ def _build_optimizer(original, trainer) -> None:
         expert_parallel.whole_states(optimizer, group)
 
 
-def _ep_group(trainer) -> expert_parallel.Shards | None:
+def _ep_group(trainer) -> expert_parallel.ExpertParallelGroup | None:
     """The processes that share the experts of the trainer's model; None without expert parallelism."""
-    return next((layer.shards for layer in switch_layers(trainer.get_model()).values()), None)
+    return next((layer.ep_group for layer in switch_layers(trainer.get_model()).values()), None)
 
 
 def _saving_is_collective(trainer) -> bool:

@@ -18,7 +18,7 @@ from alma.errors import UserError
 from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.stream import Stream
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
-from fairseq_alma.moe.layer import upgrade_router
+from fairseq_alma.moe.router import upgrade_router
 from fairseq_alma.switch_lm import SwitchLanguageModel
 
 BOS, PAD, EOS, UNK = range(4)  # ids of fairseq's special tokens

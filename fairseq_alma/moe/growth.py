@@ -1,17 +1,18 @@
-"""Growing a Switch Transformer between stages: split the losing experts (paper, section 5 and App. A).
+"""Grow a Switch Transformer between stages by splitting its losing experts (paper, section 5 and App. A).
 
-The losing experts of a layer are those with the largest summed validation loss (no dropping). Each is copied
-with its router row:
+The losing experts of a layer have the largest summed validation loss, without dropped tokens. A split copies
+an expert, and the router (`--grow-router`) changes in one of three ways:
 
-* copy: as the paper's language models (section 5). Every token's gate is divided by 1 + the copied
-  probabilities.
-* preserve: the function stays as it was (see Router.copies).
-* tree: so it does (section 4.2); each split is an inner node with a gate of its own (see Router.parent).
+* copy: copies the router row, as the paper's language models do (section 5). All gates are divided by 1 + the
+  copied probabilities.
+* preserve: copies the router row and keeps the model's function (see `Router`, `copies`).
+* tree: adds a gate for the split and keeps the model's function (section 4.2; see `Router`, `parent`).
 
-Equal rows are a tie, in which argmax takes the first, the parent (but for rounding): its copy would get
-hardly any token. So noise, which the paper does not mention, sets the two apart. `--grow-router copy
---grow-noise 0` is the plain copy.
-The result is written as SAVE_DIR/grown.pt, which fairseq loads like any checkpoint.
+Two equal router rows tie, and argmax picks the first, the parent: its copy would get hardly any tokens.
+Noise, which the paper does not mention, breaks the tie; `--grow-router copy --grow-noise 0` is a plain copy.
+The result is SAVE_DIR/grown.pt, a checkpoint for fairseq.
+
+Shapes: E experts, D model, K split experts.
 """
 
 import logging
@@ -28,19 +29,22 @@ from alma.errors import UserError
 from alma.files import checkpoint_file
 from fairseq_alma.checkpoint import memory_map
 from fairseq_alma.evaluation import evaluate
-from fairseq_alma.moe.layer import STACKED, Router, Routing, SwitchFFN, switch_layers, upgrade_router
+from fairseq_alma.moe.experts import STACKED
+from fairseq_alma.moe.layer import SwitchFFN, switch_layers
+from fairseq_alma.moe.router import Router, Routing, upgrade_router
 from fairseq_alma.training.precision import FP32, by_parameter
 
 logger = logging.getLogger(__name__)
 
 GROWN = "grown.pt"
-_STACKED = (*STACKED, "router.weight")  # one row an expert
+_ROWS = (*STACKED, "router.weight")
+"""Parameters of a Switch layer; dimension 0 is the expert."""
 
 
 def losing_experts(losses: Tensor, count: int) -> list[int]:
     """The `count` experts with the largest summed loss, largest first; `losses` (E,).
 
-    UserError when `count` > E: an expert is split in two at most once a growth.
+    UserError: `count` > E, since a growth splits each expert at most once.
     """
     if count > losses.numel():
         raise UserError(
@@ -57,20 +61,20 @@ def grow_model_state(
     mean_tokens: dict[str, Tensor] | None = None,
     seed: int = 1,
 ) -> None:
-    """Add a copy of each of `parents[prefix]` to the Switch layers of a model's state dict, in place.
+    """Split experts in the Switch layers of a model's state dict, in place.
 
-    `prefix` names a Switch layer (`decoder.layers.1.fc1`). Without noise, argmax sends every token of a
-    parent to the same one of the two. Gaussian noise of standard deviation `noise` between their router rows
-    (half of it on each, so that the gates change least; in a tree it is the gate of the split) shares them
-    out: evenly, because its component along the parent's mean token, `mean_tokens[prefix]` (E, D), is taken
-    out. With it left in, most or all tokens go one way (LOG.md). UserError: another `router` after a tree.
+    `parents[prefix]` lists the experts to split in the layer `prefix`, such as `decoder.layers.1.fc1`. The
+    router rows of parent and copy differ by Gaussian noise of standard deviation `noise`, half on each, which
+    changes the gates least; in a tree the noise is the gate of the split. It is orthogonal to the parent's
+    mean token, `mean_tokens[prefix]` (E, D), and so divides the tokens evenly. Otherwise most or all go to
+    one of the two (LOG.md). UserError: another `router` after a tree.
     """
     generator = torch.Generator().manual_seed(seed)
     for prefix, split in parents.items():
         upgrade_router(state, f"{prefix}.router.")
         if router != "tree" and (state[f"{prefix}.router.parent"] >= 0).any():
-            raise UserError(f"{prefix} was grown as a tree: go on with --grow-router tree")
-        for name in (*_STACKED, "router.copies", "router.parent"):
+            raise UserError(f"{prefix} was grown as a tree: use --grow-router tree again")
+        for name in (*_ROWS, "router.copies", "router.parent"):
             key = f"{prefix}.{name}"
             state[key] = torch.cat([state[key], state[key][split]])
         between = torch.zeros(len(split), state[f"{prefix}.router.weight"].size(1))
@@ -84,7 +88,7 @@ def grow_model_state(
 def _split_router(
     state: dict[str, Tensor], prefix: str, split: list[int], router: str, between: Tensor
 ) -> None:
-    """Make the last rows of a router, copies of rows `split`, those of new experts; `between` (n, D)."""
+    """Turn the last K rows of a router, copies of rows `split`, into new experts' rows; `between` (K, D)."""
     weight, copies, parent = (f"{prefix}.{name}" for name in ("weight", "copies", "parent"))
     rows = state[weight].float()
     new = list(range(len(rows) - len(split), len(rows)))
@@ -103,13 +107,13 @@ def _split_router(
 def grow_optimizer_state(
     optimizer: dict[str, Any], shapes: dict[str, torch.Size], parents: dict[str, list[int]]
 ) -> dict[str, Any]:
-    """The optimizer's state dict, one state a parameter, with copies that have the states of their parents.
+    """The optimizer's state dict, one state per parameter; new experts get the states of their parents.
 
-    `shapes` are the parameters' before growing, in the model's order. fp32 weights are left out: those of
-    the grown model are in its own state dict.
+    `shapes` are the parameters' before growth, in the model's order. fp32 weights are dropped: the grown
+    model's own state dict has them.
     """
     optimizer = by_parameter(optimizer, list(shapes.values()))
-    rows = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _STACKED}
+    rows = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _ROWS}
     grown = {}
     for (name, shape), index in zip(shapes.items(), sorted(optimizer["state"]), strict=True):
         state = {key: value for key, value in optimizer["state"][index].items() if key != FP32}
@@ -121,10 +125,10 @@ def grow_optimizer_state(
 
 
 def prepare(cfg, trainer) -> None:
-    """Check --moe-expert-count against the checkpoint that will be loaded, and grow it when asked to.
+    """Check --moe-expert-count against the checkpoint to load, and grow it for --grow-experts.
 
-    `cfg` is fairseq's checkpoint config (a copy: it is changed to load what was grown), `trainer` has the
-    model built and nothing loaded. UserError: no previous stage to grow from, or counts that do not fit.
+    `cfg` is a copy of fairseq's checkpoint config and changes to load the grown checkpoint; `trainer` has
+    built the model and loaded nothing yet. UserError: no previous stage, or counts that do not match.
     """
     task, experts = trainer.task.args, getattr(trainer.cfg.model, "moe_expert_count", None)
     path = os.path.join(cfg.save_dir, cfg.restore_file)
@@ -141,7 +145,7 @@ def prepare(cfg, trainer) -> None:
         if task.grow_experts:
             raise UserError(
                 f"--grow-experts {task.grow_experts} needs the previous stage: give its checkpoint as "
-                "--finetune-from-model, or leave the flag out in stage 0"
+                "--finetune-from-model, or drop the flag in stage 0"
             )
         return
     if experts is None:
@@ -163,7 +167,7 @@ def prepare(cfg, trainer) -> None:
 
 
 def expert_count(path: str) -> int | None:
-    """Experts of each Switch layer of the checkpoint at `path`; None if it is of another model."""
+    """Number of experts per Switch layer in the checkpoint at `path`; None without Switch layers."""
     state = memory_map(path)
     counts = {value.size(0) for key, value in state["model"].items() if key.endswith(".fc1.router.weight")}
     return counts.pop() if counts else None
@@ -171,7 +175,7 @@ def expert_count(path: str) -> int | None:
 
 def _count_mismatch(path: str, before: int | None, grow_by: int, experts: int) -> str:
     if before is None:
-        return f"{path} has no Switch layers: it cannot go on as --arch switch_gmoe"
+        return f"{path} has no Switch layers: --arch switch_gmoe cannot load it"
     if before > experts:
         return f"{path} has {before} experts, --moe-expert-count is {experts}: experts are never taken away"
     if grow_by:
@@ -184,10 +188,10 @@ def _count_mismatch(path: str, before: int | None, grow_by: int, experts: int) -
 
 
 def _write_grown(path: str, grown: str, trainer) -> None:
-    """Grow the checkpoint at `path` by its losing experts on the validation set, into `grown`; all call it.
+    """Split the losing experts of the checkpoint at `path` and save it as `grown`. Collective.
 
-    Every process evaluates its share, so that none waits for long. The first one chooses and writes; what
-    it refuses, all refuse.
+    Each process evaluates a part of the validation set, so that none times out. Process 0 chooses the experts
+    and saves; its UserError is raised on all.
     """
     (model,), _ = checkpoint_utils.load_model_ensemble([path], task=trainer.task)
     losses, means = _evaluate(model.to(trainer.device), trainer)
@@ -207,7 +211,7 @@ def _write_grown(path: str, grown: str, trainer) -> None:
 
 
 def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """By Switch layer, over the validation set: each expert's loss (E,) and the sum of its tokens (E, D)."""
+    """By Switch layer, over the validation set: loss (E,) and sum of tokens (E, D) of each expert."""
     task, dataset = trainer.task, trainer.cfg.dataset
     if "valid" not in task.datasets:
         task.load_dataset("valid")
@@ -222,19 +226,19 @@ def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             num_workers=0,
         )
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SwitchFFN)}
-    sums = {name: _sum_tokens(layer.router) for name, layer in layers.items()}
+    token_sums = {name: _sum_tokens(layer.router) for name, layer in layers.items()}
     result = evaluate(model, batches, task.dictionary.pad())
     task.growth_tokens = int(_over_processes(torch.tensor(result.tokens), trainer))
     losses = {}
     for (name, layer), number in zip(layers.items(), switch_layers(model), strict=True):
-        nothing = torch.zeros(layer.experts, dtype=torch.float64)  # more processes than batches
-        losses[name] = _over_processes(result.expert_loss.get(number, nothing), trainer)
-    # The length of a mean is of no matter, so the sums do.
-    return losses, {name: _over_processes(total, trainer) for name, total in sums.items()}
+        no_batch = torch.zeros(layer.experts, dtype=torch.float64)  # with more processes than batches
+        losses[name] = _over_processes(result.expert_loss.get(number, no_batch), trainer)
+    # Only the direction of the mean tokens matters, so sums suffice.
+    return losses, {name: _over_processes(total, trainer) for name, total in token_sums.items()}
 
 
 def _over_processes(value: Tensor, trainer) -> Tensor:
-    """The sum of all processes' `value`, on the CPU. All call it."""
+    """The sum of `value` over processes, on the CPU. Collective."""
     if trainer.data_parallel_world_size > 1:
         value = value.to(trainer.device)
         torch.distributed.all_reduce(value, group=trainer.data_parallel_process_group)
@@ -248,34 +252,34 @@ def _grown_state(
     means: dict[str, Tensor],
     shapes: dict[str, torch.Size],
 ) -> dict[str, Any]:
-    """The checkpoint at `path`, grown. UserError: too few experts, a tree, no optimizer state to copy."""
+    """The grown checkpoint. UserError: too few experts, another router after a tree, no optimizer state."""
     args = trainer.task.args
     parents = {prefix: losing_experts(sums, args.grow_experts) for prefix, sums in losses.items()}
     for prefix, split in parents.items():
-        logger.info(f"growing {prefix}: experts {split} have the largest validation loss and are split")
+        logger.info(f"growing {prefix}: splitting experts {split}, which have the largest validation loss")
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     seed = trainer.cfg.common.seed + args.stage
     grow_model_state(state["model"], parents, args.grow_router, args.grow_noise, means, seed)
     if args.grow_optimizer == "copy":
         if "last_optimizer_state" not in state:
-            raise UserError(f"{path} has no optimizer state: --grow-optimizer copy needs one, reset does not")
+            raise UserError(f"{path} has no optimizer state: use --grow-optimizer reset instead of copy")
         state["last_optimizer_state"] = grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
         state["optimizer_history"][-1]["num_updates"] = 0  # the schedule restarts with every stage
     else:
         state.pop("last_optimizer_state", None)
-    state["cfg"] = None  # that of the parent; who loads grown.pt has its own
+    state["cfg"] = None  # the training that loads grown.pt has its own
     state["growth"] = parents
     return state
 
 
 def _sum_tokens(router: Router) -> Tensor:
-    """Keep adding the tokens that choose each expert to the tensor returned, (E, D)."""
+    """A tensor (E, D) to which every forward pass of the router adds the tokens of each expert."""
     experts, dim = router.weight.shape
     sums = torch.zeros(experts, dim, device=router.weight.device)
 
     def add(module: Router, inputs: tuple[Tensor, ...], routing: Routing) -> None:
-        real = routing.expert < experts
-        sums.index_add_(0, routing.expert[real], inputs[0][real].float())
+        real_S = routing.expert_S < experts
+        sums.index_add_(0, routing.expert_S[real_S], inputs[0][real_S].float())
 
     router.register_forward_hook(add)
     return sums

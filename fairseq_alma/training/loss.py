@@ -1,11 +1,11 @@
-"""fairseq's cross_entropy without its logits: they are computed for a chunk of tokens at a time.
+"""fairseq's cross_entropy in chunks of tokens, without a tensor of all logits.
 
-With 50k units the logits, their log-softmax and its gradient are most of the memory that a small model's
-update takes. Here a chunk's gradient is taken while its logits are there, in the forward pass, as in Liger
-Kernel (arXiv 2410.10989): backward has nothing to do but scale it.
+With a vocabulary of 50k, the logits, their log-softmax and its gradient take most of the memory of a small
+model's update. Here the forward pass computes the gradient of each chunk while its logits exist, and the
+backward pass only scales it, as in Liger Kernel (arXiv 2410.10989).
 
-Shapes: B sequences, T tokens, S = B * T, K tokens of a chunk, D features, V the dictionary. UMix has several
-members, whose features lie side by side: D is then the sum of theirs.
+Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features, V vocabulary. With UMix the
+features of all members are concatenated, and D is the sum of theirs.
 """
 
 from collections.abc import Sequence
@@ -19,27 +19,27 @@ from torch import Tensor, nn
 
 from alma.errors import UserError
 from fairseq_alma.ensemble import EnsembleDecoder
-from fairseq_alma.moe.dispatch import as_autocast
+from fairseq_alma.moe.dispatchers import as_autocast
 
 
 @dataclass
 class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
-    """fairseq's cross_entropy and the size of a chunk."""
+    """Options of fairseq's cross_entropy, and the chunk size."""
 
     loss_chunk_tokens: int = field(
         default=1024,
-        metadata={"help": "compute the logits of this many tokens at a time; fewer take less memory"},
+        metadata={"help": "compute the logits of this many tokens at a time; fewer use less memory"},
     )
 
 
 @register_criterion("chunked_cross_entropy", dataclass=ChunkedCrossEntropyConfig)
 class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
-    """fairseq's cross_entropy, in training and in validation, for decoders that end in a linear layer.
+    """fairseq's cross_entropy for decoders with a linear output layer.
 
-    After a forward pass `nll` (B, T) fp32 is the loss of each token in nats, 0 for padding.
+    After a forward pass `nll` (B, T) fp32 holds the loss of each token in nats, 0 for padding.
 
-    The output weights are used outside the model's forward pass, as by fairseq's adaptive_loss: under
-    pytorch_ddp, --find-unused-parameters goes only with weights that are tied to the embedding.
+    It uses the output weights outside the model's forward pass, as fairseq's adaptive_loss does. Under
+    pytorch_ddp, --find-unused-parameters therefore needs weights tied to the embedding.
     """
 
     def __init__(self, task, sentence_avg: bool, loss_chunk_tokens: int):
@@ -51,12 +51,12 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
 
     def forward(self, model, sample, reduce: bool = True):
         """As fairseq's. UserError: a decoder without a linear output layer."""
-        output_weights(model.decoder)  # refuse before the model does, with a traceback
+        output_weights(model.decoder)  # raise before the forward pass
         net_input = {**sample["net_input"], "features_only": True}
         return super().forward(model, {**sample, "net_input": net_input}, reduce)
 
     def compute_loss(self, model, net_output, sample, reduce: bool = True) -> tuple[Tensor, Tensor]:
-        """Loss from the features (B, T, D) in `net_output`; only the sum (`reduce`) has a gradient."""
+        """Loss of the features (B, T, D) in `net_output`; only the sum (`reduce`) is differentiable."""
         features, target = net_output[0], model.get_targets(sample, net_output)
         loss, nll = chunked_nll(
             features.reshape(-1, features.size(-1)),
@@ -71,18 +71,18 @@ class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
 
 
 def output_weights(decoder: nn.Module) -> list[Tensor]:
-    """The (V, D) matrices that turn a decoder's features into logits, one for each member of UMix.
+    """The output weights (V, D) of a decoder, one matrix for each member of UMix.
 
-    UserError: there is no such matrix (adaptive softmax, a mean of probabilities, not a Transformer).
+    UserError: none (adaptive softmax, mean of probabilities, not a Transformer).
     """
     if isinstance(decoder, EnsembleDecoder) and decoder.average == "logits":
         return [weight for member in decoder.members for weight in output_weights(member)]
     layer = getattr(decoder, "output_projection", None)
-    # With an adaptive softmax fairseq's decoder has None there.
+    # None with an adaptive softmax.
     if not isinstance(layer, nn.Linear) or layer.bias is not None:
         raise UserError(
-            "--criterion chunked_cross_entropy needs logits that are a linear function of the features (no "
-            f"adaptive softmax, no mean of probabilities), {type(decoder).__name__} has others: use another"
+            "--criterion chunked_cross_entropy needs a linear output layer (no adaptive softmax, no mean of "
+            f"probabilities), which {type(decoder).__name__} lacks: use --criterion cross_entropy"
         )
     return [layer.weight]
 
@@ -90,13 +90,13 @@ def output_weights(decoder: nn.Module) -> list[Tensor]:
 def chunked_nll(
     features: Tensor, weights: Sequence[Tensor], target: Tensor, pad: int, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood of `target` (S,) in nats, fp32: its sum, and of each token without gradient.
+    """Negative log-likelihood of `target` (S,) in nats, fp32: the sum, and per token without gradient.
 
-    Features (S, D) times weights (V, D) are the logits; several weights have a part of D each, and their
-    logits are summed. At most `chunk` tokens' logits are there at a time, and none for padding.
+    The logits are features (S, D) times weights (V, D). Several weights share the features' columns in order,
+    and their logits are added up. Logits exist for at most `chunk` tokens at a time, never for padding.
     """
     device = features.device.type
-    features, *weights = as_autocast(features, *weights)  # inside it would choose for each operation anew
+    features, *weights = as_autocast(features, *weights)  # once, not in every operation
     with torch.autocast(device, enabled=False):
         if torch.is_grad_enabled():
             return _ChunkedNLL.apply(features, target, pad, chunk, *weights)
@@ -105,10 +105,10 @@ def chunked_nll(
 
 
 class _ChunkedNLL(torch.autograd.Function):
-    """Takes the gradient in forward, where the logits are; in fp16 in backward, where the loss scale is.
+    """Computes gradients in forward, where the logits exist; with fp16 in backward, with the loss scale.
 
-    Most of the gradient by the logits is below fp16's range: the loss scale has to multiply it before it is
-    cast. That costs the logits once more.
+    Most of the logits' gradient underflows in fp16 unless the loss scale multiplies it before the cast. The
+    scale is known in backward only, so fp16 computes the logits twice.
     """
 
     @staticmethod
@@ -126,8 +126,8 @@ class _ChunkedNLL(torch.autograd.Function):
             features, target, *weights = ctx.saved_tensors
             _, grads = _run(features, weights, target, ctx.pad, ctx.chunk, grad_loss)
         else:
-            grads = [grad.mul_(grad_loss) for grad in ctx.saved_tensors]  # a second backward would raise
-        by_features, *by_weights = grads  # of the weights in fp32: autograd casts them
+            grads = [grad.mul_(grad_loss) for grad in ctx.saved_tensors]  # in place: backward runs once
+        by_features, *by_weights = grads  # autograd casts the weights' gradients from fp32
         return by_features, None, None, None, *by_weights
 
 
@@ -139,12 +139,12 @@ def _run(
     chunk: int,
     scale: Tensor | None = None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """The loss of each token (S,) fp32 and, with a `scale`, that times the gradients of their sum.
+    """The loss of each token, (S,) fp32, and, with a `scale`, the scaled gradients of the sum.
 
-    These are by features (S, D), in their dtype, and by each of the weights (V, D), in fp32.
+    The first gradient is by the features (S, D), in their dtype; the others by the weights (V, D), in fp32.
     """
     nll = torch.zeros(len(target), device=target.device)
-    memory = features.new_empty(min(chunk, len(target)), len(weights[0]))  # of every chunk's logits
+    memory = features.new_empty(min(chunk, len(target)), len(weights[0]))  # for the logits of each chunk
     by_features, by_weights = torch.zeros_like(features), []
     if scale is not None:
         by_weights = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
@@ -159,12 +159,12 @@ def _run(
             for total, part in zip(by_weights, parts, strict=True):
                 _add_product(total, by_logits.t(), part)
             del by_logits
-        del log_probs  # before the next chunk's, in half precision
+        del log_probs  # in half precision: free them before the next chunk's
     return nll, [by_features, *by_weights]
 
 
 def _log_probs(parts: Sequence[Tensor], weights: Sequence[Tensor], logits: Tensor) -> Tensor:
-    """Of the members' features (K, D of each): (K, V) fp32; `logits` (K, V) is overwritten."""
+    """Log-probabilities (K, V) fp32 from each member's features (K, D); overwrites `logits` (K, V)."""
     torch.mm(parts[0], weights[0].t(), out=logits)
     for part, weight in zip(parts[1:], weights[1:], strict=True):
         logits.addmm_(part, weight.t())
@@ -174,11 +174,11 @@ def _log_probs(parts: Sequence[Tensor], weights: Sequence[Tensor], logits: Tenso
 
 
 def _by_logits(log_probs: Tensor, wanted: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gradient of the summed loss, (K, V), in place of the `log_probs`; times `scale` unless it is fp32."""
+    """Gradient of the summed loss, (K, V), times `scale` unless fp32; overwrites `log_probs` (K, V)."""
     grad = log_probs.exp_()
     grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, -1))
     if dtype == torch.float32:
-        return grad  # nothing can underflow, and backward's scaling is of far fewer numbers
+        return grad  # fp32 does not underflow; backward scales the much smaller results instead
     return torch.mul(grad, scale, out=torch.empty_like(grad, dtype=dtype))
 
 

@@ -16,7 +16,7 @@ from fairseq import optim
 from fairseq.distributed import utils as distributed_utils
 from torch import Tensor
 
-from fairseq_alma.moe.expert_parallel import Shards
+from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 
 FP32 = "fp32_weight"
 """Key of the fp32 weight in a parameter's saved optimizer state."""
@@ -25,7 +25,7 @@ _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_sin
 """Counters of a DynamicLossScaler that decide when it next grows its scale."""
 
 
-def replace_optimizer(trainer, group: Shards | None) -> None:
+def replace_optimizer(trainer, group: ExpertParallelGroup | None) -> None:
     """Turn the optimizer that fairseq's `trainer` has just built into the one of this module.
 
     `group`: the processes that share the experts, None without expert parallelism. The object changes its
@@ -123,7 +123,7 @@ class FP16Optimizer(_SavesScaler, optim.FP16Optimizer):
         super().load_state_dict(laid_out(state_dict, self.shapes), optimizer_overrides)
 
 
-def _whole_shape(param: Tensor, group: Shards | None) -> torch.Size:
+def _whole_shape(param: Tensor, group: ExpertParallelGroup | None) -> torch.Size:
     if group and hasattr(param, "expert"):
         return torch.Size([group.size * param.size(0), *param.shape[1:]])
     return param.shape
