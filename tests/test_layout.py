@@ -24,7 +24,7 @@ ARROWS = {
     "vision": ("alma", "alma.report", "vision"),
 }
 """What each wing may import of this repository; the modules of the longest name that fits are a wing."""
-FORBIDDEN = {"alma": {"torch", "fairseq"}, "slurm": {"torch", "fairseq"}, "vision": {"fairseq"}}
+FORBIDDEN = {"alma": {"torch", "fairseq", "matplotlib"}, "slurm": {"torch", "fairseq"}, "vision": {"fairseq"}}
 FILE_LINES, FUNCTION_LINES = 400, 50
 
 
