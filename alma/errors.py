@@ -50,19 +50,24 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, known, 1, cutoff=0.75)), None)
 
 
-def number_list(text: str) -> list[int]:
-    """A `type` of argparse: "0-2,5" is [0, 1, 2, 5], each number once."""
+class InvalidNumbers(argparse.ArgumentTypeError, UserError):
+    """Text that is not a list of numbers: argparse names the option, other callers raise it as it is."""
+
+
+def number_list(text: str, repeats: bool = False) -> list[int]:
+    """Parse "0-2,5" as [0, 1, 2, 5]: whole numbers >= 0 and ascending ranges, in the given order.
+
+    Usable as argparse's `type`. Later duplicates are dropped unless `repeats`. Raises InvalidNumbers.
+    """
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise argparse.ArgumentTypeError(
-                f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2"
-            )
+            raise InvalidNumbers(f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2")
         if dash and int(last) < int(first):
-            raise argparse.ArgumentTypeError(f"{part}: a range goes up: give {last}-{first}")
+            raise InvalidNumbers(f"{part}: a range goes up: give {last}-{first}")
         found += range(int(first), int(last or first) + 1)
-    return list(dict.fromkeys(found))
+    return found if repeats else list(dict.fromkeys(found))
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:

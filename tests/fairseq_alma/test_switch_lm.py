@@ -18,7 +18,7 @@ from alma.flops import Shape
 from fairseq_alma.moe import layer as switch_layer
 from fairseq_alma.moe.layer import Routing, switch_layers
 from fairseq_alma.switch_lm import CausalSelfAttention, SwitchLanguageModel, compile_training
-from slurm.lm.estimate import Machine, count_units, estimate
+from slurm.lm.estimate import Machine, estimate, vocabulary_size
 from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
 
@@ -30,7 +30,7 @@ SIZES = {
 
 
 def paper_dictionary() -> Dictionary:
-    """The paper's 50k BPE units: GPT-2's as fairseq has them, 50,264 with specials and padding."""
+    """The dry_run's 50k BPE units: GPT-2's as fairseq has them, 50,264 with specials and padding."""
     dictionary = Dictionary()
     for unit in range(50_260):
         dictionary.add_symbol(f"unit{unit}")
@@ -46,7 +46,7 @@ def arguments(arch: str, stream, *flags: str):
     return convert_namespace_to_omegaconf(given).model
 
 
-# What the paper prints (Table 2), in millions: those of its base model are larger than the architecture it
+# What the dry_run prints (Table 2), in millions: those of its base model are larger than the architecture it
 # describes (section 5), by 1.2M, 2.0M and 1.8M; those of its large model are the count's, rounded.
 PAPER = {
     "switch_gmoe_base": ((65, 91, 116), (0.5, 2.5)),
@@ -70,7 +70,7 @@ def test_parameter_counts_are_those_of_the_architecture_the_paper_describes(arch
         assert round(shape.shared / 1e6, 1) == shared
         assert round(shape.per_expert / 1e6, 2) == pytest.approx(per_expert, abs=0.011)
     printed, (least, most) = PAPER[arch]
-    assert all(least <= paper - total <= most for paper, total in zip(printed, totals, strict=True))
+    assert all(least <= dry_run - total <= most for dry_run, total in zip(printed, totals, strict=True))
 
 
 def test_switch_gmoe_is_the_base_model(stream):
@@ -84,7 +84,7 @@ def test_the_launchers_estimate_has_the_parameters_of_the_real_model(learner, fl
     words = [str(stream), "--out", "R", "--learner", learner, *flags, "--"]
     words += tiny[2:-2]  # --task and --seed are the launcher's
     (request,) = resolved(read_requests([*words, *changed]))
-    estimated = estimate(make_plan(request, 1), count_units(str(stream)), Machine((), None))
+    estimated = estimate(make_plan(request, 1), vocabulary_size(str(stream)), Machine((), None))
     _, model = build(*changed, *flags)
     assert estimated.parameters == sum(p.numel() for p in model.parameters())
 

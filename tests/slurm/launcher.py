@@ -1,9 +1,11 @@
 """`python -m slurm.launch` over fake children (tests/slurm/fake), as several tests start it."""
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,3 +119,17 @@ def call(main: Callable[[], None], monkeypatch, *words: object) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     return 0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended, although nobody here may reap it."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True

@@ -14,7 +14,7 @@ import data_prep.cluster
 from alma.errors import UserError
 from alma.files import LOCK
 from alma.stream import Stream
-from slurm.engine import queue
+from slurm.engine.squeue import NoAnswer
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """
@@ -142,13 +142,13 @@ def test_why_a_stage_ended_is_said_when_its_jobs_cannot_be_cancelled(tmp_path, m
         arguments: tuple = ()
 
     def refuse(jobs):
-        raise queue.NoAnswer("scancel: no answer for 60 s")
+        raise NoAnswer("scancel: no answer for 60 s")
 
     def fail(*_):
         raise UserError("7: no memory")
 
-    monkeypatch.setattr(data_prep.cluster.submit, "to_slurm", lambda folder: lambda *_: ["7"])
-    monkeypatch.setattr(queue, "scancel", refuse)
+    monkeypatch.setattr(data_prep.cluster.submission, "to_slurm", lambda folder: lambda *_: ["7"])
+    monkeypatch.setattr(data_prep.cluster, "scancel", refuse)
     monkeypatch.setattr(data_prep.cluster, "_follow", fail)
     work = data_prep.cluster.ClusterWork(1, data_prep.cluster.USUAL)
     with pytest.raises(UserError, match="7: no memory"):

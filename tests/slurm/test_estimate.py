@@ -10,11 +10,12 @@ import slurm.launch
 from alma.errors import UserError
 from alma.stream import FileInfo, Part, Stream
 from slurm.engine.machine import Machine
-from slurm.lm.estimate import PROCESS, Estimate, check, count_units, estimate, table
+from slurm.lm.estimate import PROCESS, Estimate, check, estimate, table, vocabulary_size
 from slurm.lm.plan import make_plan
 
 TABLE2 = Path(__file__).parents[2] / "experiments/table2"
 CPU = Machine((), 10**12)
+ONE_GPU = Machine((8 * 10**9,), None)
 # L 2, D 8, F 32, V 10 + 4, P 16, E 4: embeddings (14 + 18) * 8, attention and norms 2 * (4 * 72 + 32), a
 # dense FFN of 552, the last norm 16: 1464 shared; 552 and a router row of 8 in each expert.
 # A token's forward pass: 2 * (2 * (256 + 512) + 8 * E + 14 * 8) = 3296 + 16 * E FLOPs.
@@ -25,12 +26,12 @@ TINY = """
 
 
 def estimated(
-    *words: str, flags: str = "", units: int | None = 10, machine: Machine = CPU, out: Path | str = "R"
+    *words: str, flags: str = "", vocabulary: int | None = 10, machine: Machine = CPU, out: Path | str = "R"
 ) -> Estimate:
     """Of a run on 4 mega-batches with the flags of TINY and `flags`."""
     words = words if "--learner" in words else ("--learner", "sm", *words)
     (request,) = read_requests(["S", "--out", str(out), *words, "--", *TINY, *flags.split()])
-    return estimate(make_plan(request, 4), units, machine)
+    return estimate(make_plan(request, 4), vocabulary, machine)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,10 @@ def test_what_the_settings_do_not_tell_is_a_question_mark_and_no_error():
     unknown = Machine((), 1)
     other = estimated(flags="--arch lstm_lm", machine=unknown)
     assert table([other]).splitlines()[1].split() == ["R", "sm", "-", "?", "40", "0.0M", "?", "?"]
-    shapeless = (estimated(units=None, machine=unknown), estimated(flags="--moe-freq 0", machine=unknown))
+    shapeless = (
+        estimated(vocabulary=None, machine=unknown),
+        estimated(flags="--moe-freq 0", machine=unknown),
+    )
     endless = estimated(flags="--max-update 0")
     assert (endless.updates, endless.tokens, endless.flops) == (None, None, None)
     assert [each.parameters for each in (other, *shapeless)] == [None] * 3
@@ -159,10 +163,8 @@ def test_the_table_is_aligned_and_has_totals():
     ],
 )
 def test_memory_of_the_weights_and_what_belongs_to_them(flags, bytes_a_parameter):
-    """Between dictionaries of 10 and 11 units, all but the logits of a batch of 64 tokens."""
-    few, many = (
-        estimated(flags=flags, units=units, machine=Machine((10**10,), None)).costs[0] for units in (10, 11)
-    )
+    """The difference between vocabularies of 10 and 11 tokens, less the logits of a batch of 64 tokens."""
+    few, many = (estimated(flags=flags, vocabulary=size, machine=ONE_GPU).costs[0] for size in (10, 11))
     assert many.memory - few.memory == 8 * bytes_a_parameter + 64 * 12
 
 
@@ -209,7 +211,7 @@ def test_activations_by_hand():
     ],
 )
 def test_memory_is_near_what_fairseq_train_took(flags, gigabytes):
-    """Peak resident memory of 3 updates on a CPU, torch 2.13, a dictionary of 4,000 units."""
+    """Peak resident memory of 3 updates on a CPU, torch 2.13, a vocabulary of 4,000 tokens."""
     deep = (
         "switch_gmoe_tiny --decoder-embed-dim 256 --decoder-layers 8 --tokens-per-sample 512 --batch-size 8"
     )
@@ -222,16 +224,13 @@ def test_memory_is_near_what_fairseq_train_took(flags, gigabytes):
     assert made.memory / 1e9 == pytest.approx(gigabytes, rel=0.1)
 
 
-ONE_GPU = Machine((8 * 10**9,), None)
-
-
 @pytest.mark.parametrize(
     ("flags", "machine", "message"),
     [
         (
             "--batch-size 800000",
             Machine((), 10 * 10**9),
-            r"memory, and free here are 10.0 GB: .* --batch-size",
+            r"memory, and this machine has free 10.0 GB: .* --batch-size",
         ),
         (
             "--cpu --distributed-world-size 9",
@@ -247,7 +246,7 @@ ONE_GPU = Machine((8 * 10**9,), None)
         (
             "--distributed-world-size=8",
             Machine((10**10,) * 5, None),
-            "5 GPUs: the same minibatches are `-- --distributed-world-size 4 --update-freq 4`",
+            "5 GPUs: for the same minibatches give `-- --distributed-world-size 4 --update-freq 4`",
         ),
         ("--fp16", CPU, "--fp16 needs a GPU, and this machine has none"),
     ],
@@ -308,10 +307,10 @@ def test_a_complete_run_is_refused_for_nothing(tmp_path, monkeypatch):
     check([made])
 
 
-def test_units_are_the_lines_of_the_dictionary(tmp_path):
+def test_the_vocabulary_is_the_lines_of_the_dictionary(tmp_path):
     (tmp_path / "dict.txt").write_text("a 3\nb 2\nmadeupword0000 0\n")
-    assert count_units(f"{tmp_path}:{tmp_path}/other") == 3
-    assert count_units(str(tmp_path / "missing")) is None
+    assert vocabulary_size(f"{tmp_path}:{tmp_path}/other") == 3
+    assert vocabulary_size(str(tmp_path / "missing")) is None
 
 
 def test_the_machine_is_what_its_tools_tell(tmp_path, monkeypatch):
@@ -348,6 +347,8 @@ def test_the_launcher_refuses_before_it_writes_anything(tmp_path, monkeypatch, c
     out, err = capsys.readouterr()
     assert ended.value.code == 2
     *_, last = err.splitlines()
-    assert last.startswith("error: run: training needs about 1.0 GB of memory, and free here are 0.1 GB: ")
+    assert last.startswith(
+        "error: run: training needs about 1.0 GB of memory, and this machine has free 0.1 GB"
+    )
     assert (err.count("\n"), out) == (ESTIMATE + 1, "")
     assert sorted(tmp_path.rglob("*")) == before

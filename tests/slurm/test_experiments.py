@@ -71,7 +71,7 @@ def test_experiments_are_run_as_their_files_and_the_command_line_say(tmp_path, m
     experiments(tmp_path)
     monkeypatch.chdir(tmp_path)
     grown, fixed = read_requests(["set/grow_big.yaml", "set/fixed_big.yaml"])
-    assert (grown.learner, grown.grow_experts, str(grown.out)) == ("gmoe", "2", "runs/set/grow_big")
+    assert (grown.learner, grown.grow_experts, str(grown.out)) == ("gmoe", [2], "runs/set/grow_big")
     assert (fixed.replay, fixed.stream, grown.replay) == (True, "stream", False)
     wanted = {"--max-update": "3", "--lr": "2e-3", "--moe-expert-count": "8"}
     assert fixed.flags == {name: [f"{name}={value}"] for name, value in wanted.items()}
@@ -139,12 +139,12 @@ def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
             ["set", "learnr=ens"],
             "set/fixed_big.yaml: unrecognized .*: --learnr=ens",
         ),
-        ("set/new", "learner: sm", ["set", "dropout=.1"], "--dropout=0.1.*others go after `--`"),
+        ("set/new", "learner: sm", ["set", "dropout=.1"], "--dropout=0.1.*give others after `--`"),
         ("set/new", "learner: sm", ["set", "partition=x"], "give --partition on the command line"),
         ("set/new", "learner: sm", ["set", "cluster=slurm"], "give --cluster on the command line"),
         ("set/new", "learner: sm", ["set", "lr=[1"], "lr=\\[1: the value is not YAML"),
         ("set/new", "learner: sm", ["set", "lr=[1]"], "lr: give flags as"),
-        ("set/new", "learner: sm", ["stream", "--out", "R", "lr=1"], "lr=: key=value is for experiments"),
+        ("set/new", "learner: sm", ["stream", "--out", "R", "lr=1"], "lr=: key=value overrides experiments"),
     ],
 )
 def test_bad_experiments_are_one_clear_line(tmp_path, monkeypatch, file, text, words, message):

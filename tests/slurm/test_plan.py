@@ -45,7 +45,7 @@ def test_commands_of_a_plain_chain_word_for_word():
         "--megabatch-words", "0", "--megabatch-tokens", "0", "--megabatch-seed", "1",
     ]  # fmt: skip
     ours = ("fairseq_alma.evaluate", "--untrained", "--seeds", "7", "--valid", "--out", "R/untrained.json")
-    assert made.untrained[2:] == (*ours, *first.trainings[0].command[3:])
+    assert made.untrained[2:] == (*ours, *first.trainings[0].arguments)
     assert [training.previous for spec in (first, second) for training in spec.trainings] == [
         None,
         Path("R/stage_00"),
@@ -295,13 +295,13 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         (["--", "--moe-expert-count", "4", "--arch", "transformer_lm"], "unrecognized argument"),
         (["--waiting-time", "5"], "longer than the stream"),
         (["--waiting-time", "0"], "waiting time 0"),
-        (["--grow-experts", "2"], "--grow-experts is of --learner gmoe, not of sm"),
-        (["--grow-router", "copy"], "--grow-router is of --learner gmoe, not of sm"),
-        (["--members", "2"], "--members is of --learner ens or umix, not of sm"),
+        (["--grow-experts", "2"], "--grow-experts needs --learner gmoe, not sm: leave it out"),
+        (["--grow-router", "copy"], "--grow-router needs --learner gmoe, not sm"),
+        (["--members", "2"], "--members needs --learner ens or umix, not sm"),
         (["--learner", "ens", "--members", "0"], "--members 0: give 1 or more"),
-        (["--learner", "gens", "--from-scratch"], "every member of gens is new"),
-        (["--learner", "umix", "--", "--arch", "transformer_lm"], "transformer_lm: umix is made of experts"),
-        (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm: moe is made of experts"),
+        (["--learner", "gens", "--from-scratch"], "gens trains new models in every stage"),
+        (["--learner", "umix", "--", "--arch", "transformer_lm"], "transformer_lm: umix needs experts"),
+        (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm: moe needs experts"),
         (["--update-multiplier", "2", "--", "--max-update", "0"], "multiplies --max-update"),
         (["--update-multiplier", "0"], "give 1 or more"),
         (["--context-window", "-1"], "give 0 or more"),
@@ -312,8 +312,8 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         ([*GMOE, "--grow-experts", "2,2,4", "--waiting-time", "2"], "2 stages grow 1 times"),
         ([*GMOE, "--grow-experts", "5"], "adds 5 to 4 experts"),
         ([*GMOE, "--grow-experts", "2,7,1"], "growth 2 adds 7 to 6"),
-        ([*GMOE, "--grow-experts", "two"], "give a number"),
-        ([*GMOE, "--grow-experts", "0"], "give a number"),
+        ([*GMOE, "--grow-experts", "two"], "--grow-experts: 'two': a whole number"),
+        ([*GMOE, "--grow-experts", "0"], "give a number of 1 or more"),
         (
             ["--nonsense"],
             "if --nonsense is a flag of fairseq-train, put it after",

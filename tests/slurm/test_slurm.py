@@ -1,6 +1,5 @@
 """The launcher on a real SLURM, over fake children: whatever befalls a job, the rows stay the same."""
 
-import json
 import os
 import re
 import signal
@@ -58,13 +57,15 @@ class OnSlurm:
         return sum(log.read_text().count("num_updates") for log in logs)
 
     def job(self, name: str) -> str:
-        units = json.loads((self.launcher.out / "jobs.json").read_text())["units"]
-        return next(unit["job"] for unit in units if unit["name"].startswith(name))
+        return next(str(job.job_id) for job in self.jobs if job.name.startswith(name))
 
     def log(self, name: str) -> str:
         """Of the job, all its starts."""
-        units = json.loads((self.launcher.out / "jobs.json").read_text())["units"]
-        return Path(next(unit["log"] for unit in units if unit["name"].startswith(name))).read_text()
+        return next(Path(str(job.log)).read_text() for job in self.jobs if job.name.startswith(name))
+
+    @property
+    def jobs(self) -> list[queue.SubmittedJob]:
+        return queue.read_jobs(self.launcher.out)
 
     @property
     def trainings(self) -> int:
@@ -97,7 +98,7 @@ def test_three_stages_of_three_members_are_arrays_of_nodes(cluster, tmp_path, ex
     assert run.job("stage 1, member 1") == f"{array}_0"
     assert run.trainings == 9
     _, err = run.launch()  # again: nothing is left to do
-    assert "0 units submitted" in err
+    assert "0 jobs submitted" in err
     assert run.trainings == 9
 
 
@@ -193,7 +194,7 @@ def test_launched_again_while_it_runs_nothing_is_submitted_twice(cluster, tmp_pa
     run = prepare(cluster, tmp_path)
     with run.during(0):
         _, err = run.launch()
-        assert "in the queue already" in err
+        assert "already in the queue" in err
     assert run.launcher.rows == expected["gmoe"]
     assert run.trainings == 3
 
@@ -210,13 +211,13 @@ def test_a_member_that_fails_stops_what_needs_it_and_nothing_else(cluster, tmp_p
     run = prepare(cluster, tmp_path, "gens", 0.0)
     run.launcher.environment["FAKE_CRASH"] = "1:2:python"
     run.launch(code=1)
-    done = {unit.name for unit in queue.read_units(run.launcher.out) if unit.done}
+    done = {job.name for job in queue.read_jobs(run.launcher.out) if job.done}
     assert done == {"untrained", "stage 0", "stage 2", "evaluation of stage 0"}
     states = cluster.states(*(run.job(f"{of}stage {k}") for of in ("", "evaluation of ") for k in range(3)))
     assert sorted(states.values()) == ["CANCELLED"] * 2 + ["COMPLETED"] * 3 + ["FAILED"]
     run.launcher.environment.pop("FAKE_CRASH")
     _, err = run.launch()
-    assert "\n3 units submitted" in err
+    assert "\n3 jobs submitted" in err
     assert run.launcher.rows == expected_gens
     assert run.trainings == 4
 
@@ -231,8 +232,8 @@ def test_what_failed_is_submitted_again_while_the_rest_of_the_run_is_at_work(clu
     failed = run.job("stage 1")
     run.launcher.environment.pop("FAKE_CRASH")
     _, err = run.launcher.run(*words, flags=FLAGS)
-    assert "3 units are in the queue already" in err
-    assert "\n3 units submitted" in err
+    assert "3 jobs are already in the queue" in err
+    assert "\n3 jobs submitted" in err
     assert {name: run.job(name) for name in before} == before
     new = [run.job(name) for name in ("stage 1", "evaluation of stage 1", "evaluation of stage 2")]
     assert failed not in new
@@ -246,10 +247,10 @@ def test_runs_of_several_seeds_are_arrays_and_so_are_their_evaluations(cluster, 
     run.launch("--seeds", "0-1")
     run.launcher.run_name = "run_s0"
     assert run.launcher.rows == expected_gens
-    first = {unit.name: unit.job or "" for unit in queue.read_units(run.launcher.out)}
-    second = {unit.name: unit.job or "" for unit in queue.read_units(run.launcher.folder / "run_s1")}
-    assert {job.partition("_")[2] for job in first.values()} == {"0"}
-    assert second == {name: job.replace("_0", "_1") for name, job in first.items()}
+    first = {job.name: job.job_id or "" for job in queue.read_jobs(run.launcher.out)}
+    second = {job.name: job.job_id or "" for job in queue.read_jobs(run.launcher.folder / "run_s1")}
+    assert {job_id.partition("_")[2] for job_id in first.values()} == {"0"}
+    assert second == {name: job_id.replace("_0", "_1") for name, job_id in first.items()}
 
 
 def test_what_sbatch_would_refuse_is_refused_before_anything_is_made(cluster, tmp_path):
@@ -264,7 +265,6 @@ def test_what_sbatch_would_refuse_is_refused_before_anything_is_made(cluster, tm
         run.run("--cluster", "slurm", flags=FLAGS)
     finally:
         cluster.run("scontrol", "update", f"nodename={','.join(cluster.nodes)}", "state=resume")
-        jobs = [unit.job for unit in queue.read_units(run.out)] if queue.on_cluster(run.out) else []
-        queue_jobs = [job for job in jobs if job]
-        if queue_jobs:
-            cluster.run("scancel", *queue_jobs)
+        jobs = queue.read_jobs(run.out) if queue.on_cluster(run.out) else []
+        if ids := [job.job_id for job in jobs if job.job_id]:
+            cluster.run("scancel", *ids)

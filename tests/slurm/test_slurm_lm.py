@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from alma.records import MACHINE_FIELDS, Run
+from slurm.engine import queue
 
 ROOT = Path(__file__).parents[2]
 FLAGS = """
@@ -58,9 +59,8 @@ def test_two_tasks_go_on_after_a_requeue_with_the_same_losses(cluster, stream, t
     process = subprocess.Popen(apart, env=on(cluster), cwd=ROOT)
     log = cut / "stage_00/train.log"
     cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=90)
-    units = json.loads((cut / "jobs.json").read_text())["units"]
-    job = next(unit["job"] for unit in units if unit["kind"] == "train")
-    cluster.run("scancel", "--signal=USR2", job)  # what SLURM sends before it preempts or stops a job
+    job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")
+    cluster.run("scancel", "--signal=USR2", job_id)  # what SLURM sends before it preempts or stops a job
     assert process.wait(timeout=180) == 0
     assert comparable(cut) == comparable(whole)
     assert losses(cut) == losses(whole)

@@ -10,9 +10,10 @@ import pytest
 from alma.errors import UserError
 from alma.records import check_row
 from alma.stages import Stage
-from slurm.engine import children as child
+from slurm.engine import children
 from slurm.lm import progress
-from slurm.lm.stage import checkpoint, rows
+from slurm.lm.rows import rows
+from slurm.lm.stage import checkpoint
 
 RESULT = {
     "nll": 3.0,
@@ -51,7 +52,7 @@ PREVIOUS = {
 
 
 def python(code: str, log: Path, watch=None) -> None:
-    child.run([sys.executable, "-c", code], log, "training of stage 3", watch)
+    children.run([sys.executable, "-c", code], log, "training of stage 3", watch)
 
 
 def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
@@ -114,10 +115,10 @@ def test_all_output_is_logged_and_watched_and_logs_are_appended(tmp_path):
     [
         ("import sys; print('error: mend it'); sys.exit(2)", UserError, "^mend it$"),
         ("import sys; print('train.py: error: no such flag'); sys.exit(2)", UserError, "^no such flag$"),
-        ("import sys; sys.exit(2)", child.StageFailed, "training of stage 3: exit code 2; log: .*/log"),
-        ("import sys; print('error: late'); sys.exit(3)", child.StageFailed, "exit code 3: late; log"),
-        ("raise ValueError('bad')", child.StageFailed, "exit code 1: ValueError: bad; log"),
-        ("import os; os.kill(os.getpid(), 9)", child.StageFailed, r"signal 9 \(Killed\); log"),
+        ("import sys; sys.exit(2)", children.StageFailed, "training of stage 3: exit code 2; log: .*/log"),
+        ("import sys; print('error: late'); sys.exit(3)", children.StageFailed, "exit code 3: late; log"),
+        ("raise ValueError('bad')", children.StageFailed, "exit code 1: ValueError: bad; log"),
+        ("import os; os.kill(os.getpid(), 9)", children.StageFailed, r"signal 9 \(Killed\); log"),
     ],
 )
 def test_failures_are_one_clear_line(tmp_path, code, kind, message):
@@ -147,7 +148,7 @@ def test_an_interrupt_ends_the_child_and_its_workers(tmp_path):
 
 
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(children, "GRACE_SECONDS", 0.2)
     code = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
     )
@@ -167,7 +168,7 @@ def log_line(updates: int) -> str:
 
 def test_on_a_terminal_one_bar_goes_over_all_trainings(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress.Progress(3, 400) as shown:
+    with progress.ProgressBar(3, 400) as shown:
         shown.trained(now=False)
         assert (shown.bar.n, shown.bar.total) == (400, 1200)
         shown.start("stage 1", resumed=True)
@@ -197,7 +198,7 @@ def test_on_a_terminal_one_bar_goes_over_all_trainings(monkeypatch, capsys):
 def test_without_a_terminal_there_is_a_line_for_each_phase_and_one_a_minute(monkeypatch, capsys):
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with progress.Progress(2, None) as shown:
+    with progress.ProgressBar(2, None) as shown:
         shown.start("stage 0")
         for updates in (1, 2, 3):
             shown.read("x | INFO | fairseq.trainer | begin training epoch 1")
@@ -235,14 +236,14 @@ def test_asked_to_save_a_child_ends_and_is_to_be_run_again(tmp_path, handler):
     """With its handler, or before it has one."""
     code = f"import signal, sys, time\n{handler}\nprint('ready', flush=True)\ntime.sleep(60)"
     began = time.monotonic()
-    with pytest.raises(child.Saved, match="training of stage 3: stopped by a signal"):
-        python(code, tmp_path / "log", lambda line: child.save(5) if line == "ready" else None)
+    with pytest.raises(children.Saved, match="training of stage 3: stopped by a signal"):
+        python(code, tmp_path / "log", lambda line: children.save(5) if line == "ready" else None)
     assert time.monotonic() - began < 20
-    child.save(5)  # nothing runs
+    children.save(5)  # nothing runs
 
 
 def test_what_a_machine_adds_to_the_environment(tmp_path):
     code = "import os; print(os.environ['RANK'], 'HOME' in os.environ)"
     seen: list[str] = []
-    child.run([sys.executable, "-c", code], tmp_path / "log", "it", seen.append, {"RANK": "3"})
+    children.run([sys.executable, "-c", code], tmp_path / "log", "it", seen.append, {"RANK": "3"})
     assert seen == ["3 True"]

@@ -82,16 +82,17 @@ def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch,
     said = capsys.readouterr().out
     for line in ("--array=0-2%3", "--cpus-per-task=1", "--nodes=1", "--partition=learn", "--requeue"):
         assert f"#SBATCH {line}\n" in said
-    assert "gpu" not in said.partition("\n1 jobs")[0]
+    assert "gpu" not in said.partition("\n1 submissions")[0]
     assert f"# <1> {tmp_path}/x part 1 of 3, {tmp_path}/x part 2 of 3, " in said
-    assert said.endswith("1 jobs and arrays with 3 units, at most 0 GPU-hours (every job for all its time)\n")
+    assert said.endswith("1 submissions with 3 jobs, at most 0 GPU-hours (every job up to its time limit)\n")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_part_is_done_when_its_marker_is_of_these_runs_with_these_flags(tmp_path):
-    first = part.Part(tmp_path, ("--seeds", "0-1"), 1, 1, ("x/s0", "x/s1"), 1)
+def test_a_part_is_done_when_its_marker_is_of_these_runs_with_these_flags(tmp_path, monkeypatch):
+    monkeypatch.setattr(part, "_outs", lambda _: [f"{tmp_path}/x/s0", f"{tmp_path}/x/s1"])
+    (first,) = part.parts(("--seeds", "0-1"), 2, 1)
     assert not first.done
-    first.marker.parent.mkdir()
+    first.marker.parent.mkdir(parents=True)
     first.marker.write_text(json.dumps(first.content))
     assert first.done
     assert not dataclasses.replace(first, runs=("x/s0", "x/s2")).done
@@ -105,14 +106,14 @@ def test_a_part_is_done_when_its_marker_is_of_these_runs_with_these_flags(tmp_pa
     [
         (["--runs-per-job", "0"], "--runs-per-job 0: give 1 or more"),
         (["--nodes", "2"], "a part of a sweep is one task"),
-        (["--", "--jobs", "2"], "--jobs is not for --cluster slurm"),
-        (["--", "--part=1/2"], "--part=1/2 is not for --cluster slurm"),
+        (["--", "--jobs", "2"], "--jobs: not with --cluster slurm"),
+        (["--", "--part=1/2"], "--part=1/2: not with --cluster slurm"),
         (["--", "--learner", "nobody"], "'nobody' is not one of sm"),
-        (["--cluster", "local", "--wait"], "--wait: only for --cluster slurm"),
-        (["--cluster", "local", "--partition", "learn"], "--partition: only for --cluster slurm"),
+        (["--cluster", "local", "--wait"], "--wait: only with --cluster slurm"),
+        (["--cluster", "local", "--partition", "learn"], "--partition: only with --cluster slurm"),
         (
             ["--cluster", "local", "--gpus-per-node", "0", "--runs-per-job", "20"],
-            "--gpus-per-node, --runs-per-job: only for --cluster slurm",
+            "--gpus-per-node, --runs-per-job: only with --cluster slurm",
         ),
         (["--seeds", "0-3"], "unrecognized arguments: --seeds"),
     ],
@@ -133,7 +134,7 @@ def test_without_slurm_nothing_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert call(sweep.main, monkeypatch, "--cluster", "slurm", "--", *TINY, "--out", "x") == 2
     said = capsys.readouterr().err
-    assert said == "error: no SLURM here (no sbatch): start this on a machine of the cluster\n"
+    assert said == "error: no SLURM here (no sbatch): run this on a machine of the cluster\n"
     assert call(sweep.main, monkeypatch, "--cluster", "slurm", "--dry-run", "--", *TINY, "--out", "x") == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -159,7 +160,7 @@ def test_two_hundred_runs_are_one_array_of_ten_jobs(cluster, tmp_path, monkeypat
     assert sorted(path.name for path in (place / "slurm_jobs").glob("*.json")) == markers
     marked = [json.loads((place / "slurm_jobs" / name).read_text())["runs"] for name in markers]
     assert sorted(run for each in marked for run in each) == sorted(f"x/{name}" for name in names)
-    (array,) = {(unit.job or "").partition("_")[0] for unit in queue.read_units(place)}
+    (array,) = {(job.job_id or "").partition("_")[0] for job in queue.read_jobs(place)}
     assert list(cluster.states(array).values()) == ["COMPLETED"] * 10
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
@@ -187,19 +188,19 @@ def test_a_job_that_is_requeued_goes_on_in_the_middle(cluster, tmp_path, monkeyp
     )
     words = ("--cluster", "slurm", "--runs-per-job", "4", "--timeout-min", "30", "--", *flags, "--out", "x")
     finish(start(tmp_path, cluster.environment, *words))
-    (unit,) = queue.read_units(tmp_path / "x")
-    assert unit.job
-    job, begun = unit.job, tmp_path / "x/sm_w1_h2_s1/results.jsonl"
+    (part,) = queue.read_jobs(tmp_path / "x")
+    assert part.job_id
+    job_id, begun = part.job_id, tmp_path / "x/sm_w1_h2_s1/results.jsonl"
     cluster.until(lambda: begun.exists() and begun.read_text().count("\n") >= 2, timeout=60)
     complete = (tmp_path / "x/sm_w1_h2_s0/results.jsonl").read_text()
     if how == "requeue":
-        cluster.run("scontrol", "requeue", job)
+        cluster.run("scontrol", "requeue", job_id)
     else:
-        cluster.run("scancel", "--signal=USR2", job)  # what SLURM sends before it ends a job
-    cluster.until(lambda: cluster.jobs()[job]["Restarts"] == "1")
+        cluster.run("scancel", "--signal=USR2", job_id)  # what SLURM sends before it ends a job
+    cluster.until(lambda: cluster.jobs()[job_id]["Restarts"] == "1")
     before = begun.read_text()
-    assert not unit.done
-    cluster.until(lambda: unit.done, timeout=90, job_ids=[job])
+    assert not part.done
+    cluster.until(lambda: part.done, timeout=90, job_ids=[job_id])
     assert begun.read_text().startswith(before)
     assert (tmp_path / "x/sm_w1_h2_s0/results.jsonl").read_text() == complete
     monkeypatch.chdir(tmp_path)
@@ -234,14 +235,14 @@ def test_what_runs_is_not_submitted_twice_and_can_be_cancelled(cluster, tmp_path
     flags = ("--epochs", "100000", "--seeds", "0-1", "--out", "x")
     options = ("--cluster", "slurm")
     assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0
-    jobs = [unit.job for unit in queue.read_units(Path("x"))]
+    ids = [job.job_id for job in queue.read_jobs(Path("x"))]
     assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0
     assert "0 parts with 0 runs submitted" in capsys.readouterr().err
-    assert [unit.job for unit in queue.read_units(Path("x"))] == jobs
+    assert [job.job_id for job in queue.read_jobs(Path("x"))] == ids
     assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "2", "--", *flags) == 2
     assert "part 1 of 2" in capsys.readouterr().err
-    for job in jobs:
-        cluster.wait_for(job, "RUNNING")
+    for job_id in ids:
+        cluster.wait_for(job_id, "RUNNING")
     assert call(cancel.main, monkeypatch, "x") == 0
-    assert capsys.readouterr().out.endswith("cancelled 2 units\n")
-    assert set(cluster.states(*jobs).values()) <= {"CANCELLED", "COMPLETING"}
+    assert capsys.readouterr().out.endswith("cancelled 2 jobs\n")
+    assert set(cluster.states(*ids).values()) <= {"CANCELLED", "COMPLETING"}
