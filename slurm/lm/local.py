@@ -31,16 +31,9 @@ def run_in_order(plan: Plan, run: Run) -> None:
         for job in jobs_of(plan):
             if isinstance(job, TrainJob):
                 _train(job, progress)
-                continue
-            if isinstance(job, EvaluateJob) and job.done:
-                say(f"{job.spec.title}: was complete")
-            elif not job.done:
-                title = job.spec.title if isinstance(job, EvaluateJob) else "untrained model"
-                progress.start(title, "evaluating")
-                job.do()
-                if isinstance(job, EvaluateJob):
-                    progress.done(f"perplexity {read_measured(job.marker)['perplexity']:.2f}")
-            collect(plan, run)
+            else:
+                _evaluate(job, progress)
+                collect(plan, run)
 
 
 def _train(job: TrainJob, progress: ProgressBar) -> None:
@@ -50,6 +43,18 @@ def _train(job: TrainJob, progress: ProgressBar) -> None:
         progress.start(job.training.title, resumed=resumed)
         job.do(watch=progress.read)
     progress.trained(now=not complete)
+
+
+def _evaluate(job: RunJob, progress: ProgressBar) -> None:
+    trained = isinstance(job, EvaluateJob)
+    title = job.spec.title if trained else "untrained model"
+    if not job.done:
+        progress.start(title, "evaluating")
+        job.do()
+        if trained:
+            progress.done(f"perplexity {read_measured(job.marker)['perplexity']:.2f}")
+    elif trained:
+        say(f"{title}: was complete")
 
 
 def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> None:

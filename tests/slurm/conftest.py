@@ -1,4 +1,4 @@
-"""Private SLURM clusters, one of each kind per test process; stand-ins for SLURM; a recorded run."""
+"""Fixtures: private SLURM clusters, stand-ins for SLURM, a submitted run, a launcher."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +12,13 @@ from tests.slurm.cluster import Cluster, missing
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes of eight GPUs; preemption sends SIGTERM, SLURM's default."""
+    """Two nodes of eight GPUs; preemption sends SIGTERM, the default of SLURM."""
     yield from _started(preempt_signal=False)
 
 
 @pytest.fixture(scope="session")
 def cluster_with_signal() -> Iterator[Cluster]:
-    """The same, but preemption sends the signal that a job has asked for by --signal."""
+    """The same, but preemption sends the signal of the job's --signal."""
     yield from _started(preempt_signal=True)
 
 

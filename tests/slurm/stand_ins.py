@@ -1,4 +1,4 @@
-"""Stand-ins for programs of SLURM, and a recorded run of two members and two stages."""
+"""Stand-ins for programs of SLURM, and jobs.json of a made-up run."""
 
 import json
 import os
@@ -17,12 +17,12 @@ if [ -e "$f.err" ]; then /bin/cat "$f.err" >&2; exit 1; fi
 
 @dataclass
 class Slurm:
-    """Programs on PATH that print what they are told to and keep their command lines."""
+    """Programs on PATH with prepared output, which record their command lines."""
 
     folder: Path
 
     def has(self, **programs: str) -> None:
-        """What each program prints; the jobs of squeue are `job|state|node|restarts|reason|`."""
+        """Set the output of programs; a job of squeue is `id|state|node|restarts|reason|`."""
         for name, text in programs.items():
             self.put(f"{name}.out", text)
             (self.folder / f"{name}.err").unlink(missing_ok=True)
@@ -30,20 +30,20 @@ class Slurm:
                 self.put(name, STUB.format(folder=self.folder))
 
     def fails(self, **programs: str) -> None:
-        """What each says on stderr before it exits with 1."""
+        """Set the error message of programs, which exit with 1."""
         self.has(**dict.fromkeys(programs, ""))
         for name, text in programs.items():
             self.put(f"{name}.err", text + "\n")
 
     def put(self, name: str, text: str) -> None:
-        """A file that is never seen half written: programs are running."""
+        """Write a file at once, because programs are running."""
         temporary = self.folder / f"{name}.new"
         temporary.write_text(text)
         temporary.chmod(0o755)
         temporary.replace(self.folder / name)
 
     def calls(self, name: str) -> list[list[str]]:
-        """The arguments of each call."""
+        """Arguments of each call of a program."""
         path = self.folder / "calls"
         lines = path.read_text().splitlines() if path.exists() else []
         return [line.split()[1:] for line in lines if line.split()[0] == name]

@@ -12,7 +12,7 @@ from launcher import SMALL, ended, wait_for
 
 
 class Terminal:
-    """A launcher whose controlling terminal this is, as a user has it."""
+    """A pseudo-terminal with a launcher in its foreground."""
 
     def __init__(self, launcher, *words: str):
         self.mine, its = pty.openpty()
@@ -27,7 +27,7 @@ class Terminal:
         self.seen = ""
 
     def read_to(self, text: str) -> None:
-        """Read until `text` has been shown, or the end."""
+        """Read until `text` appears, or to the end."""
         deadline = time.monotonic() + 20
         while text not in self.seen:
             assert select.select([self.mine], [], [], deadline - time.monotonic())[0], self.seen
@@ -37,14 +37,14 @@ class Terminal:
         os.write(self.mine, keys.encode())
 
     def end(self) -> int:
-        """Read to the end; the exit code."""
-        with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+        """Read to the end; return the exit code."""
+        with contextlib.suppress(OSError):  # Linux's error after the other side is closed
             self.read_to("no such text")
         os.close(self.mine)
         return self.process.wait(timeout=20)
 
 
-def test_debug_has_the_terminal_for_the_debugger_and_the_rows_of_local(launcher, expected):
+def test_debug_attaches_the_debugger_and_gives_the_rows_of_local(launcher, expected):
     launcher.environment["FAKE_CRASH"] = "1:1:breakpoint"
     terminal = Terminal(launcher, "--cluster", "debug")
     terminal.read_to("(Pdb) ")
@@ -58,7 +58,7 @@ def test_debug_has_the_terminal_for_the_debugger_and_the_rows_of_local(launcher,
     assert "update/s" not in terminal.seen  # no bar between the lines
 
 
-def test_debug_ends_at_once_by_ctrl_c_and_local_goes_on_with_the_run(launcher, expected):
+def test_ctrl_c_ends_debug_at_once_and_local_resumes(launcher, expected):
     launcher.environment["FAKE_SLEEP"] = "30"
     terminal = Terminal(launcher, "--cluster", "debug")
     wait_for(lambda: launcher.pids.exists() and launcher.pids.read_text())
@@ -74,6 +74,6 @@ def test_debug_ends_at_once_by_ctrl_c_and_local_goes_on_with_the_run(launcher, e
     assert launcher.rows == expected
 
 
-def test_debug_is_for_one_training_at_a_time(launcher):
+def test_debug_refuses_several_jobs(launcher):
     _, err = launcher.run("--cluster", "debug", "--jobs", "2", code=2)
     assert err.startswith("error: --jobs 2: debug attaches one training to the terminal")

@@ -13,7 +13,7 @@ from launcher import ESTIMATE, ROOT, SMALL, ended, make, wait_for
 from alma.records import Run
 
 
-def test_an_ensemble_killed_between_its_members_goes_on(launcher, tmp_path):
+def test_an_ensemble_killed_between_its_members_resumes(launcher, tmp_path):
     launcher.learner = "ens"
     launcher.environment["FAKE_SLEEP"] = "0.1"
     process = launcher.start()
@@ -36,7 +36,7 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 }
 
 
-def test_killed_at_any_moment_and_relaunched_it_gives_the_same_rows(launcher, expected):
+def test_kills_at_any_moment_leave_the_rows_unchanged(launcher, expected):
     launcher.learner = "gmoe"
     launcher.environment["FAKE_SLEEP"] = "0.1"
     for moment in MOMENTS.values():
@@ -52,7 +52,7 @@ def test_killed_at_any_moment_and_relaunched_it_gives_the_same_rows(launcher, ex
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_stops_the_child_and_says_how_to_go_on(launcher, how):
+def test_an_interrupt_stops_the_child_and_says_how_to_resume(launcher, how):
     launcher.environment["FAKE_SLEEP"] = "0.5"
     process = launcher.start()
     wait_for((launcher.out / "stage_00/checkpoint_last.pt").exists)
@@ -100,7 +100,7 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
 
 
 @pytest.mark.parametrize("left", ["untrained", "first update", "evaluated"])
-def test_where_nothing_was_trained_a_mended_command_starts_anew(launcher, left):
+def test_a_corrected_command_starts_anew_if_nothing_was_trained(launcher, left):
     if left == "untrained":
         launcher.environment["FAKE_UNTRAINED"] = "user"
     else:
@@ -116,7 +116,7 @@ def test_where_nothing_was_trained_a_mended_command_starts_anew(launcher, left):
 
 
 def test_a_preempted_evaluation_of_the_untrained_model_deletes_nothing(launcher):
-    """As a job does it: killed, requeued, done; then other settings are as welcome as in any run."""
+    """A job that is killed, requeued and done; then other settings are allowed, as in any untrained run."""
     job = f"""
 import os, sys
 sys.path[:0] = {[str(ROOT / "tests/slurm"), str(ROOT)]!r}

@@ -1,4 +1,4 @@
-"""The launcher as a user runs it, over fake children: rows, relaunches, refused command lines."""
+"""The launcher over fake children: rows, relaunches, refused command lines."""
 
 import json
 
@@ -93,7 +93,7 @@ def test_a_growing_ensemble_trains_one_member_a_stage(launcher):
 
 
 @pytest.mark.parametrize("learner", ["sm", "gmoe", "gens"])
-def test_a_finished_run_goes_on_when_its_stream_has_got_longer(launcher, learner, tmp_path):
+def test_a_finished_run_resumes_on_a_longer_stream(launcher, learner, tmp_path):
     launcher.learner = learner
     launcher.run()
     before = launcher.rows
@@ -111,7 +111,7 @@ def test_a_finished_run_goes_on_when_its_stream_has_got_longer(launcher, learner
     assert "megabatch_sha256: 5 values -> 4; megabatches: 5 -> 4" in launcher.run(code=2)[1]
 
 
-def test_a_longer_stream_with_other_beginnings_is_refused(launcher):
+def test_a_longer_stream_with_a_different_beginning_is_refused(launcher):
     launcher.run()
     write_stream(launcher.folder / "stream", 5)
     record = json.loads((launcher.folder / "stream/stream.json").read_text())
@@ -120,7 +120,7 @@ def test_a_longer_stream_with_other_beginnings_is_refused(launcher):
     assert "megabatch_sha256[0]: " in launcher.run(code=2)[1]
 
 
-def test_a_stage_cut_short_by_the_end_of_the_stream_is_not_mixed_with_a_longer_one(launcher):
+def test_a_stage_cut_short_by_the_end_of_a_shorter_stream_is_refused(launcher):
     launcher.run("--waiting-time", "3")
     write_stream(launcher.folder / "stream", 5)
     _, err = launcher.run("--waiting-time", "3", code=2)
@@ -131,7 +131,7 @@ def test_a_stage_cut_short_by_the_end_of_the_stream_is_not_mixed_with_a_longer_o
     launcher.run("--waiting-time", "2", "--out", "third")
 
 
-def test_stages_stops_early_and_more_of_them_go_on(launcher, expected):
+def test_a_run_of_fewer_stages_resumes_with_more(launcher, expected):
     launcher.learner = "gmoe"
     launcher.run("--stages", "2")
     assert launcher.rows == expected[:3]
@@ -160,7 +160,7 @@ def test_experiments_run_one_after_the_other(launcher):
 
 
 def test_other_settings_are_refused_where_something_was_trained(launcher):
-    """And a half-trained stage was: its checkpoint would go on with other settings."""
+    """Even in the first stage, whose checkpoint would be resumed."""
     launcher.environment["FAKE_CRASH"] = "0:1:user"
     launcher.run(code=2)
     for options in ((), ("--dry-run",), ("--jobs", "2")):
@@ -174,7 +174,7 @@ def test_other_settings_are_refused_where_something_was_trained(launcher):
     assert "(stream_sha256: " in err
     del launcher.environment["FAKE_CRASH"]
     write_stream(launcher.folder / "stream", 4)
-    launcher.run(flags=("--max-update=2", *SMALL))  # the same flags, otherwise written
+    launcher.run(flags=("--max-update=2", *SMALL))  # the same flags in another spelling
     assert len(launcher.rows) == 5
 
 
@@ -191,8 +191,8 @@ def test_flags_are_refused_before_anything_is_made(launcher):
     assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
 
 
-def test_all_flags_are_checked_at_once(launcher):
-    """Those of several runs in one process, the same ones once."""
+def test_one_process_checks_all_flags(launcher):
+    """One process checks the flags of all runs, equal ones once."""
     calls = launcher.folder / "calls"
     launcher.environment["FAKE_CHECKS"] = str(calls)
     launcher.run("--seeds", "0-2", "--dry-run")
@@ -233,7 +233,7 @@ def test_bad_command_lines_are_one_line_and_exit_code_2(launcher):
     assert "is not a folder" in launcher.run(code=2)[1]
 
 
-def test_experiments_do_not_say_where_to_run(launcher):
+def test_experiments_may_not_choose_the_machine(launcher):
     experiment = launcher.folder / "one.yaml"
     experiment.write_text("learner: sm\npartition: learn\nflags:\n  max-update: 2\n")
     process = launcher.start_words(str(experiment), "--stream", "stream")
@@ -242,8 +242,8 @@ def test_experiments_do_not_say_where_to_run(launcher):
     assert "--partition says where to run" in err
 
 
-def test_local_leaves_a_run_alone_whose_jobs_are_in_the_queue(launcher):
-    """squeue says so; that it knows of none, or is not there, is no hindrance."""
+def test_local_refuses_a_run_with_queued_jobs(launcher):
+    """Unless squeue knows none of them, or is missing."""
     bin_folder = launcher.folder / "bin"
     bin_folder.mkdir()
     squeue = bin_folder / "squeue"

@@ -1,4 +1,4 @@
-"""Trainings side by side on one machine: each has its share of the GPUs and of the memory."""
+"""Concurrent jobs on one machine: rows, failures, and each job's share of GPUs and memory."""
 
 import re
 import signal
@@ -12,7 +12,7 @@ from slurm.engine.machine import Machine, devices
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    """An nvidia-smi of so many GPUs of 32 GiB, first on PATH; nothing in CUDA_VISIBLE_DEVICES."""
+    """Folder with an nvidia-smi for `count` GPUs of 32 GiB; CUDA_VISIBLE_DEVICES is unset."""
 
     def has(count: int) -> str:
         tool = tmp_path / "bin" / "nvidia-smi"
@@ -63,7 +63,7 @@ def test_each_training_sees_the_gpus_of_its_slot_alone(gpus, tmp_path, monkeypat
 
 
 def make_alone(folder) -> str:
-    """The log of a training that has the machine for itself."""
+    """The log of a training alone on the machine."""
     run = make(folder)
     run.run("--stages", "1")
     return (run.out / "stage_00/train.log").read_text()
@@ -102,7 +102,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path, words, message):
 
 
 def test_jobs_side_by_side_give_the_same_rows(tmp_path, expected):
-    """Both learners, an ensemble's members among the jobs; the second launch finds all done."""
+    """Two seeds at a time; a second launch finds everything done."""
     both = make(tmp_path / "x", learner="gmoe", environment={"FAKE_SLEEP": "0.05"})
     both.run("--jobs", "3", "--seeds", "0-1")
     first, second = (replace(both, run_name=f"run_s{seed}").rows for seed in (0, 1))
@@ -115,7 +115,7 @@ def test_jobs_side_by_side_give_the_same_rows(tmp_path, expected):
     assert len(both.pids.read_text().split()) == trained
 
 
-def test_side_by_side_a_failure_stops_what_needs_it_and_nothing_else(tmp_path):
+def test_side_by_side_a_failure_stops_its_dependents_only(tmp_path):
     both = make(tmp_path / "x", learner="ens", environment={"FAKE_CRASH": "1:1:python"})
     _, err = both.run("--jobs", "2", "--stages", "2", code=1)
     assert "CUDA error: out of luck" in err.splitlines()[-1]
@@ -137,7 +137,7 @@ def test_side_by_side_ctrl_c_ends_all_children(tmp_path):
         wait_for(lambda pid=int(pid): ended(pid))
 
 
-def test_side_by_side_rows_that_a_kill_kept_from_being_appended_come_later(tmp_path, expected):
+def test_side_by_side_rows_lost_to_a_kill_are_appended_later(tmp_path, expected):
     run = make(tmp_path / "x", learner="gmoe")
     run.run()
     path = run.out / "results.jsonl"

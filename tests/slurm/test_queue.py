@@ -10,7 +10,7 @@ from alma.errors import UserError
 from slurm.engine import queue, squeue
 
 
-def test_states_of_a_chain_on_its_way(slurm, run):
+def test_states_of_a_running_chain(slurm, run):
     finish(run, "untrained.json", "stage_00/member_0/trained.json")
     slurm.has(
         squeue="7_1|RUNNING|n3|0|None|\n8_0|PENDING||0|Priority|\n8_1|PENDING||0|Dependency|\n"
@@ -41,7 +41,7 @@ def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path
     assert slurm.calls("sacct") == []
 
 
-def test_nobody_is_asked_when_all_is_done(slurm, run):
+def test_slurm_is_not_asked_when_all_is_done(slurm, run):
     finish_all(run)
     assert set(states(run).values()) == {"done"}
     assert slurm.calls("squeue") == []
@@ -75,7 +75,7 @@ def test_a_job_that_ran_before_is_requeued(slurm, run):
     assert (seen["stage 0, member 1 of 2"], seen["stage 0, member 2 of 2"]) == ("requeued", "queued")
 
 
-def test_a_marker_written_while_slurm_is_asked_counts(slurm, run):
+def test_a_marker_written_during_squeue_counts(slurm, run):
     finish_all(run)
     (run / "untrained.json").unlink()
     slurm.has(squeue="5|COMPLETED|n1|0|None|\n")
@@ -95,13 +95,13 @@ def test_dependents_of_a_failed_job_are_cancelled_and_say_so(slurm, run):
         assert seen[name].why == "needs stage 0, member 2 of 2, which failed"
 
 
-def test_what_failed_comes_before_what_was_cancelled(slurm, run):
+def test_failures_explain_more_than_cancellations(slurm, run):
     finish(run, "untrained.json")
     slurm.has(squeue="7_0|CANCELLED||0|x|\n7_1|FAILED|n1|0|x|\n")
     assert queue.look([run])[3].why == "needs stage 0, member 2 of 2, which failed"
 
 
-def test_answers_are_of_the_jobs_asked_for(slurm):
+def test_other_jobs_in_the_answer_are_ignored(slurm):
     slurm.has(squeue="7_0|PENDING||0|x|\n7_1|PENDING||0|x|\n", sacct="7_1|FAILED|\n8_[0-2]|CANCELLED|\n")
     assert squeue.ask(["7_0", "8_2"]).keys() == {"7_0", "8_2"}
 
@@ -115,13 +115,13 @@ def test_unknown_jobs_are_lost(slurm, run):
     assert seen["evaluation of stage 1"].why == "needs stage 0, member 1 of 2, which is lost"
 
 
-def test_accounting_tells_of_what_slurmctld_has_forgotten(slurm, run):
+def test_accounting_has_jobs_that_slurmctld_forgot(slurm, run):
     slurm.has(
         squeue="20|PENDING||0|Dependency|\n",
         sacct="5|RUNNING|n1\n7_0|FAILED|n1\n7_1|TIMEOUT|n2\n8_[0-1%2]|CANCELLED by 0|None assigned\nx\n",
     )
     seen = {each.job.job_id: each for each in queue.look([run])}
-    assert seen["5"].state == "lost"  # accounting has missed its end
+    assert seen["5"].state == "lost"  # accounting missed its end
     assert (seen["7_0"].state, seen["7_1"].state) == ("failed", "failed")
     assert seen["7_1"].why == "SLURM says TIMEOUT"
     assert {seen["8_0"].state, seen["8_1"].state} == {"cancelled"}
@@ -129,7 +129,7 @@ def test_accounting_tells_of_what_slurmctld_has_forgotten(slurm, run):
     assert asked[asked.index("-j") + 1] == "5,7,8,21"  # 20 is known
 
 
-def test_sacct_that_fails_is_as_none(slurm, run):
+def test_a_failing_sacct_is_ignored(slurm, run):
     slurm.has(squeue="5|RUNNING|n1|0|None|\n")
     slurm.fails(sacct="Slurm accounting storage is disabled")
     assert states(run)["untrained"] == "running"
@@ -179,12 +179,12 @@ def test_jobs_come_after_the_jobs_they_need(slurm, run):
 
 def test_a_first_look_that_fails_ends_watch(slurm, run, monkeypatch):
     slurm.fails(squeue="Unable to contact slurm controller")
-    monkeypatch.setattr(queue, "time", None)  # no second one
+    monkeypatch.setattr(queue, "time", None)  # a second look would sleep, and fail
     with pytest.raises(UserError, match="Unable to contact"):
         next(queue.watch([run], 0.01))
 
 
-def test_watch_goes_on_when_slurm_falls_silent(slurm, run, capsys):
+def test_watch_retries_when_slurm_stops_answering(slurm, run, capsys):
     slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split()))
     looks = queue.watch([run], 0.01)
     next(looks)
@@ -196,7 +196,7 @@ def test_watch_goes_on_when_slurm_falls_silent(slurm, run, capsys):
     assert capsys.readouterr().err.count("Socket timed out; asking again") == 1
 
 
-def test_wait_says_what_changes_and_returns_what_failed(slurm, run, capsys):
+def test_wait_prints_changes_and_returns_failures(slurm, run, capsys):
     slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1".split()))
 
     def end():

@@ -48,7 +48,7 @@ def test_table(slurm, run, monkeypatch, capsys):
 
 def test_exit_code_0_when_done(slurm, run, monkeypatch, capsys):
     finish_all(run)
-    assert call(status.main, monkeypatch, ".") == 0  # a folder that holds runs
+    assert call(status.main, monkeypatch, ".") == 0  # a folder of runs
     assert "7 done" in capsys.readouterr().out
 
 
@@ -90,8 +90,8 @@ def test_slurm_that_does_not_answer(slurm, run, monkeypatch, capsys):
     assert "Unable to contact slurm controller" in capsys.readouterr().err
 
 
-def test_what_could_not_be_submitted_was_never_submitted(slurm, run, monkeypatch, capsys):
-    """sbatch refused the second stage: what was sent before goes on, and nothing is lost."""
+def test_jobs_that_sbatch_refused_were_never_submitted(slurm, run, monkeypatch, capsys):
+    """sbatch refused the second stage; the jobs before it are running."""
     entries = json.loads((run / "jobs.json").read_text())["units"]
     write(run, [each | ({"job": None, "log": None} if each["stage"] == 1 else {}) for each in entries])
     finish(run, "untrained.json")
@@ -126,7 +126,7 @@ ROW |= {"train_flops": 0, "eval_flops_per_example": 0, "seconds": 0, "peak_memor
 
 
 def local_state(monkeypatch, capsys, code: int) -> str:
-    """The line of the local run, blanks as one."""
+    """The line of the local run, with single blanks."""
     assert call(status.main, monkeypatch, "local") == code
     _, line, _ = capsys.readouterr().out.splitlines()
     return " ".join(line.split())
@@ -140,7 +140,7 @@ def train(run: Run, stage: int, text: str, *markers: str) -> None:
         (folder / marker).touch()
 
 
-def test_a_local_run_at_work_is_running(local, monkeypatch, capsys):
+def test_a_locked_local_run_is_running(local, monkeypatch, capsys):
     train(local, 0, "\n$ fairseq-train\nRuntimeError: of a worker, caught\n")
     with locked(local.directory):
         line = local_state(monkeypatch, capsys, 0)
@@ -169,21 +169,21 @@ def test_a_local_run_that_failed_says_why(local, monkeypatch, capsys):
     assert " stopped " in local_state(monkeypatch, capsys, 1)
 
 
-def test_watch_goes_on_while_a_local_run_is_at_work(local, monkeypatch, capsys):
+def test_watch_continues_while_a_local_run_is_locked(local, monkeypatch, capsys):
     with locked(local.directory):
         looks = status._looks([], [local.directory], 0.01)
         assert next(looks)[0].state == next(looks)[0].state == "running"
     assert [seen[0].state for seen in looks] == ["stopped"]
 
 
-def test_the_command_itself_leaves_such_runs(tmp_path, monkeypatch, capsys):
-    """`--stages 1`, an error, a kill: as the launcher leaves them."""
+def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
+    """After `--stages 1`, an error, a killed child and a killed launcher."""
     monkeypatch.chdir(tmp_path)
     asked, failed, ended, killed = (make(tmp_path / name) for name in ("asked", "failed", "ended", "killed"))
     asked.run("--stages", "1")
     failed.environment["FAKE_CRASH"] = "1:1:python"
     failed.run(code=1)
-    ended.environment["FAKE_CRASH"] = "1:1:kill"  # as the kernel does where memory is short
+    ended.environment["FAKE_CRASH"] = "1:1:kill"  # as the kernel does when memory runs out
     ended.run(code=1)
     killed.environment["FAKE_SLEEP"] = "60"
     process = killed.start()
@@ -213,7 +213,7 @@ def test_watch_ends_when_all_is_done(slurm, run, monkeypatch, capsys):
     assert call(status.main, monkeypatch, "--watch", "0.1", run) == 0
     timer.join()
     out = capsys.readouterr().out
-    assert out.count("7 running") == 1  # again only what has changed
+    assert out.count("7 running") == 1  # printed again only after a change
     assert out.rstrip().endswith("7 done")
 
 
@@ -221,7 +221,7 @@ def test_watch_ends_when_nothing_moves(slurm, run, monkeypatch, capsys):
     slurm.has(squeue="5|NODE_FAIL|n1|0|x|\n7_0|FAILED|n1|0|x|\n")
     monkeypatch.setattr(status, "SECONDS", 0.1)
     assert call(status.main, monkeypatch, "--watch", run) == 1
-    assert len(slurm.calls("squeue")) == 2  # what looks failed may be about to be requeued
+    assert len(slurm.calls("squeue")) == 2  # a failed job may be about to be requeued
 
 
 def test_ctrl_c_ends_watch(slurm, run, monkeypatch, capsys):
@@ -230,7 +230,7 @@ def test_ctrl_c_ends_watch(slurm, run, monkeypatch, capsys):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=interrupt))  # subprocess sleeps, too
+    monkeypatch.setattr(queue, "time", SimpleNamespace(sleep=interrupt))  # only here: subprocess sleeps too
     assert call(status.main, monkeypatch, run, "--watch") == 1
     assert "Traceback" not in capsys.readouterr().err
 
@@ -243,7 +243,7 @@ def test_wrong_command_lines(slurm, run, monkeypatch, capsys, words):
     assert capsys.readouterr().err.startswith("error: ")
 
 
-def test_cancel_takes_what_is_not_done_and_nothing_else(slurm, run, monkeypatch, capsys):
+def test_cancel_cancels_incomplete_jobs_only(slurm, run, monkeypatch, capsys):
     finish(run, "untrained.json", "stage_00/member_0/trained.json")
     slurm.has(
         squeue="5|COMPLETING|n1|0|x|\n7_0|COMPLETED|n1|0|x|\n7_1|RUNNING|n1|0|x|\n7_2|RUNNING|n1|0|x|\n"
@@ -268,7 +268,7 @@ def test_nothing_left_to_cancel(slurm, run, monkeypatch, capsys):
     assert slurm.calls("scancel") == []
 
 
-def test_scancel_that_is_refused(slurm, run, monkeypatch, capsys):
+def test_a_refused_scancel_is_an_error(slurm, run, monkeypatch, capsys):
     slurm.has(squeue="5|RUNNING|n1|0|x|\n")
     slurm.fails(scancel="scancel: error: Kill job error on job id 5: Access/permission denied")
     assert call(cancel.main, monkeypatch, run) == 2
@@ -306,7 +306,7 @@ def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):
     cluster.wait_for(f"{array}_2", "RUNNING")
     cluster.run("scontrol", "requeue", f"{array}_2")
     cluster.wait_for(f"{array}_2", "PENDING")
-    cluster.until(lambda: states(run)["member 2"] == "requeued")  # SLURM says COMPLETING for a while
+    cluster.until(lambda: states(run)["member 2"] == "requeued")  # after COMPLETING
     seen = {each.job.name: each for each in queue.look([run])}
     assert {name: each.state for name, each in seen.items()} == {
         "member 0": "running",
@@ -318,7 +318,7 @@ def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):
     }
     assert seen["member 0"].node in cluster.nodes
     assert seen["member 1"].why == "no room"
-    assert squeue.ask(["999999999"]) == {}  # of an unknown id alone squeue fails
+    assert squeue.ask(["999999999"]) == {}  # squeue fails for a single unknown id
     assert call(cancel.main, monkeypatch, run) == 0
     assert capsys.readouterr().out.endswith("cancelled 3 jobs\n")
     assert queue.wait([run], 0.2)[0].state == "cancelled"

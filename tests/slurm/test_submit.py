@@ -1,4 +1,4 @@
-"""Which jobs a launch makes, in which order, without a SLURM."""
+"""Jobs of a launch, their arrays and dependencies, without SLURM."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ FLAGS = (*SMALL, "--max-update", "4")
 
 
 def plans(tmp_path, *learners: str, megabatches: int = 3):
-    """Of `learner options` each, in a folder of the learner's name."""
+    """Plans of "LEARNER OPTIONS", each in a folder of that name."""
     made = []
     for words in learners:
         learner, *options = words.split()
@@ -29,7 +29,7 @@ def plans(tmp_path, *learners: str, megabatches: int = 3):
 
 
 class Sent:
-    """Stands for SLURM: what was submitted."""
+    """Stand-in for SLURM that records submissions."""
 
     def __init__(self):
         self.jobs: list[tuple[str, list[str], str | None]] = []
@@ -51,14 +51,14 @@ def sent(made, ids: dict | None = None) -> list[tuple[str, list[str], str | None
 
 
 def finish(plan, *names: str) -> None:
-    """Mark the jobs of these names as complete."""
+    """Mark jobs as complete."""
     for job in jobs_of(plan):
         if job.name in names:
             job.directory.mkdir(parents=True, exist_ok=True)
             job.marker.write_text("{}")
 
 
-def test_a_stage_is_an_array_that_follows_the_stage_before_element_by_element(tmp_path):
+def test_a_stage_is_an_array_that_follows_the_previous_stage_by_element(tmp_path):
     jobs = sent(plans(tmp_path, "sm", "ens --members 2"))
     assert jobs[0] == ("alma-untrained", ["sm untrained", "ens--members2 untrained"], None)
     first = ["ens--members2 stage 0, member 1 of 2", "ens--members2 stage 0, member 2 of 2"]
@@ -73,7 +73,7 @@ def test_a_stage_is_an_array_that_follows_the_stage_before_element_by_element(tm
     assert len(jobs) == 1 + 3 + 6
 
 
-def test_one_training_a_stage_is_no_array(tmp_path):
+def test_a_single_training_per_stage_is_no_array(tmp_path):
     jobs = sent(plans(tmp_path, "sm"))
     assert [(name, after) for name, _, after in jobs] == [
         ("alma-untrained", None),
@@ -87,7 +87,7 @@ def test_one_training_a_stage_is_no_array(tmp_path):
 
 
 @pytest.mark.parametrize("words", ["gens --seeds 0-1", "sm --from-scratch --seeds 0-1"])
-def test_trainings_that_need_no_other_wait_for_none(tmp_path, words):
+def test_independent_trainings_have_no_dependency(tmp_path, words):
     made = plans(tmp_path, words)
     names = [plan.out.name for plan in made]
     jobs = sent(made)
@@ -103,15 +103,15 @@ def test_trainings_that_need_no_other_wait_for_none(tmp_path, words):
     ]
 
 
-def test_from_scratch_members_of_an_ensemble_wait_for_none(tmp_path):
+def test_ensembles_from_scratch_have_no_dependency(tmp_path):
     jobs = sent(plans(tmp_path, "ens --members 2 --from-scratch"))
     assert [after for name, _, after in jobs if name.startswith("alma-stage")] == [None] * 3
     evaluations = [after for name, _, after in jobs if name.startswith("alma-evaluate")]
     assert evaluations == ["afterok:2_0:2_1", "afterok:3_0:3_1", "afterok:4_0:4_1"]
 
 
-def test_elements_of_a_chain_stay_in_their_place(tmp_path):
-    """Of runs with fewer stages, of gens, and in every order of the runs."""
+def test_elements_of_a_chain_keep_their_index(tmp_path):
+    """Also among runs with fewer stages, and gens."""
     jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "ens --members 2", "sm"))
     places = {name: (f"{number}_{place}", after) for number, (_, what, after) in enumerate(jobs, 1)
               for place, name in enumerate(what)}  # fmt: skip
@@ -139,7 +139,7 @@ def test_elements_of_a_chain_stay_in_their_place(tmp_path):
     assert places["gens evaluation of stage 2"][1] == "afterok:2_4:3:5"
 
 
-def test_a_relaunch_submits_what_is_missing(tmp_path):
+def test_a_relaunch_submits_missing_jobs(tmp_path):
     made = plans(tmp_path, "sm", "ens --members 2")
     finish(made[0], "untrained", "stage 0", "evaluation of stage 0", "stage 1")
     finish(made[1], "untrained", "stage 0, member 2 of 2")
@@ -164,7 +164,7 @@ def test_a_relaunch_submits_what_is_missing(tmp_path):
     }
 
 
-def test_what_is_in_the_queue_is_left_out_and_the_rest_follows_it(tmp_path):
+def test_new_jobs_depend_on_queued_ones(tmp_path):
     (made,) = plans(tmp_path, "ens --members 2")
     finish(made, "untrained")
     names = {job.name: job.marker for job in jobs_of(made)}
@@ -201,13 +201,13 @@ def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path)
     assert now["stage 1"].log == tmp_path / "old/14/14_0_log.out"
 
 
-def test_nothing_is_submitted_twice_nor_when_all_is_done(tmp_path):
+def test_a_complete_run_submits_nothing(tmp_path):
     (made,) = plans(tmp_path, "ens --members 2")
     finish(made, *(job.name for job in jobs_of(made)))
     assert sent([made]) == []
 
 
-def test_paper_has_the_papers_node_and_adds_up_the_hours(tmp_path):
+def test_a_dry_run_has_the_papers_node_and_the_total_gpu_hours(tmp_path):
     dry_run = DryRun()
     wanted = Resources(partition="learn", account="alma", timeout_min=60, mem_gb=400, array_parallelism=2)
     jobs = all_jobs(plans(tmp_path, "sm", "ens --members 2"))
@@ -226,12 +226,12 @@ def test_paper_has_the_papers_node_and_adds_up_the_hours(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "value"), [("nodes", 0), ("gpus_per_node", -1), ("timeout_min", 0)])
-def test_resources_that_make_no_sense_are_refused(name, value):
+def test_resources_out_of_range_are_refused(name, value):
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}: give"):
         Resources(**{name: value})
 
 
-def test_seeds_are_runs_of_their_own(tmp_path):
+def test_each_seed_is_a_run(tmp_path):
     made = plans(tmp_path, "sm --seeds 0-1,5")
     assert [(plan.out.name, plan.config["seed"]) for plan in made] == [
         ("sm--seeds0-1,5_s0", 0),
@@ -252,7 +252,7 @@ def test_seeds_are_runs_of_their_own(tmp_path):
     ],
 )
 def test_processes_of_several_nodes_find_each_other(tmp_path, monkeypatch, spawns, arguments, environment):
-    """fairseq starts those of a node and reads the rest from SLURM, or each task is one."""
+    """Started by fairseq, which reads the nodes from SLURM, or one per task."""
     job = SimpleNamespace(num_tasks=4, global_rank=3, local_rank=1, raw_job_id="7", hostnames=["a", "b"])
     monkeypatch.setattr(submitit, "JobEnvironment", lambda: job)
     calls = []
