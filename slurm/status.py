@@ -28,6 +28,7 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -43,8 +44,14 @@ SECONDS = 10.0
 HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA"]
 _LINE = re.compile(r".* \| (train_inner|valid) \| (\{.*\})$")
 
-Line = tuple[list[str], str]
-"""Cells under HEADER, and the log and error after them."""
+
+class Line(NamedTuple):
+    """A line of the table."""
+
+    cells: list[str]
+    """Under HEADER."""
+    remark: str
+    """Log and error."""
 
 
 @dataclass(frozen=True)
@@ -101,18 +108,18 @@ def lines(seen: Sequence[JobStatus]) -> list[Line]:
             perplexity,
             eta,
         ]
-        made.append((cells, _remark(status)))
+        made.append(Line(cells, _remark(status)))
     return made
 
 
 def table(made: Sequence[Line]) -> str:
     """The table for a terminal."""
-    columns = list(zip(HEADER, *(cells for cells, _ in made), strict=True))
+    columns = list(zip(HEADER, *(line.cells for line in made), strict=True))
     for i, column in enumerate(columns[: HEADER.index("updates")]):
         width = max(map(len, column))
         columns[i] = tuple(cell.ljust(width) for cell in column)  # text to the left, numbers to the right
     text = as_text([list(cells) for cells in zip(*columns, strict=True)]).splitlines()
-    remarks = ["log", *(remark for _, remark in made)]
+    remarks = ["log", *(line.remark for line in made)]
     return "\n".join(f"{line}  {remark}".rstrip() for line, remark in zip(text, remarks, strict=True))
 
 
@@ -160,7 +167,7 @@ def _show(seen: Sequence[JobStatus]) -> str:
     made = lines(seen)
     room = shutil.get_terminal_size().lines - 4 if sys.stdout.isatty() else len(made)
     if len(made) > room:
-        made = [line for line in made if line[0][HEADER.index("state")] != "done"]
+        made = [line for line in made if line.cells[HEADER.index("state")] != "done"]
     return f"{table(made)}\n{queue.count(seen)}"
 
 
@@ -209,7 +216,8 @@ def main() -> None:
                 if sys.stdout.isatty():
                     print(f"\x1b[H\x1b[2J{now}", flush=True)  # clear the screen first
                 elif now != before:
-                    print(f"{before and chr(10)}{now}", flush=True)
+                    separator = "\n" if before else ""
+                    print(separator + now, flush=True)
                 before = now
         except KeyboardInterrupt:
             print()

@@ -253,7 +253,7 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
         return JobStatus(job, "cancelled", why=f"needs {root.job.name}, {_WHICH[root.state]}", root=root)
     if state is None:
         why, log = _problem(job)
-        return JobStatus(job, "lost", "", f"no longer known to SLURM{why and f'; {why}'}", log)
+        return JobStatus(job, "lost", "", "; ".join(filter(None, ("no longer known to SLURM", why))), log)
     if not state.live:
         return JobStatus(job, "cancelled", state.node)
     ahead = next((need.job.name for need in needs if need.state != "done"), None)

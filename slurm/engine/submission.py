@@ -98,9 +98,9 @@ def _split(group: Sequence[Job], waits: Sequence[Sequence[str]]) -> Iterator[tup
     if free:
         yield free, None
     for arrays, placed in corresponding.items():
-        same = next(place for place in itertools.count() if place not in placed)
-        if same > 1:
-            yield [placed.pop(place)[0] for place in range(same)], ":".join(("aftercorr", *arrays))
+        gap = next(place for place in itertools.count() if place not in placed)
+        if gap > 1:  # new elements are numbered from 0, so only those before the gap correspond
+            yield [placed.pop(place)[0] for place in range(gap)], ":".join(("aftercorr", *arrays))
         for job, after in placed.values():
             yield [job], after
 

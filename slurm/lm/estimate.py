@@ -308,9 +308,8 @@ def _check_gpus(out: Path, cost: Cost) -> None:
         batches = cost.processes * cost.update_freq
         fewer = max(number for number in range(1, gpus + 1) if batches % number == 0)
         raise UserError(
-            f"{out}: --distributed-world-size {cost.processes}, but this machine has {gpus} GPU"
-            f"{'s' * (gpus > 1)}: for the same minibatches give `-- --distributed-world-size {fewer} "
-            f"--update-freq {batches // fewer}`"
+            f"{out}: --distributed-world-size {cost.processes}, but GPUs on this machine: {gpus}; for the "
+            f"same minibatches give `-- --distributed-world-size {fewer} --update-freq {batches // fewer}`"
         )
 
 

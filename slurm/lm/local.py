@@ -102,8 +102,8 @@ def slot(plans: Sequence[Plan], jobs: int) -> Machine:
     trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
     if 0 < gpus < jobs and not all("--cpu" in training.arguments for training in trainings):
         raise UserError(
-            f"--jobs {jobs}: this machine has {gpus} GPU{'s' * (gpus > 1)}, and each training needs at least "
-            f"one of its own: give --jobs {gpus} or fewer, or --cpu after the `--`"
+            f"--jobs {jobs}: GPUs on this machine: {gpus}, and each training needs at least one of its own: "
+            f"give --jobs {gpus} or fewer, or --cpu after the `--`"
         )
     return machine.slot(jobs)
 

@@ -300,7 +300,7 @@ class Cluster:
 
     def _tail(self, name: str, lines: int = 12) -> str:
         """The end of a daemon's log."""
-        logs = [self.root / f"{name}.out", self.root / "munge.log-file"][: 1 + (name == "munged")]
+        logs = [self.root / f"{name}.out", *([self.root / "munge.log-file"] if name == "munged" else [])]
         texts = (log.read_text(errors="replace") for log in logs if log.exists())
         return "\n".join("\n".join(texts).splitlines()[-lines:])
 
@@ -338,28 +338,8 @@ class Cluster:
             SlurmctldPidFile={self.root}/slurmctld.pid
             SlurmdPidFile={self.root}/slurmd-%n.pid
             CommunicationParameters=NoCtldInAddrAny
-            MailProg=/bin/true
-            MpiDefault=none
-            ProctrackType=proctrack/linuxproc
-            TaskPlugin=task/none
-            JobAcctGatherType=jobacct_gather/none
-            AccountingStorageType=accounting_storage/none
-            PropagateResourceLimits=NONE
-            GresTypes=gpu
-            SelectType=select/cons_tres
-            SelectTypeParameters=CR_Core_Memory
-            DefMemPerCPU=1000
-            SlurmdParameters=config_overrides
-            ReturnToService=1
-            SchedulerType=sched/backfill
-            SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
-            PreemptType=preempt/partition_prio
-            PreemptMode=REQUEUE
-            JobRequeue=1
-            BatchStartTimeout=1
-            KillWait=1
-            InactiveLimit=0
             """.split()
+        yield (_HERE / "slurm.conf").read_text()
         # without accounting, slurmctld must remember ended jobs
         yield "MinJobAge=86400"
         # ids that no other cluster has used: logs and ports depend on them

@@ -246,7 +246,7 @@ def test_memory_is_near_that_of_fairseq_train(flags, gigabytes):
         (
             "--distributed-world-size=8",
             Machine((10**10,) * 5, None),
-            "5 GPUs: for the same minibatches give `-- --distributed-world-size 4 --update-freq 4`",
+            "machine: 5; for the same minibatches give `-- --distributed-world-size 4 --update-freq 4`",
         ),
         ("--fp16", CPU, "--fp16 needs a GPU, and this machine has none"),
     ],

@@ -74,7 +74,7 @@ def test_more_jobs_than_gpus_are_refused_before_anything_is_made(gpus, tmp_path,
     monkeypatch.setenv("PATH", gpus(2), prepend=":")
     _, err = run.run("--jobs", "3", code=2)
     assert err.endswith(
-        "error: --jobs 3: this machine has 2 GPUs, and each training needs at least one of its own: "
+        "error: --jobs 3: GPUs on this machine: 2, and each training needs at least one of its own: "
         "give --jobs 2 or fewer, or --cpu after the `--`\n"
     )
     assert not run.out.exists()
