@@ -45,7 +45,7 @@ HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA
 _LINE = re.compile(r".* \| (train_inner|valid) \| (\{.*\})$")
 
 
-class Line(NamedTuple):
+class StatusLine(NamedTuple):
     """A line of the table."""
 
     cells: list[str]
@@ -88,7 +88,7 @@ class LoggedProgress:
         return tqdm.format_interval(max(0, total - self.updates) / self.speed)
 
 
-def lines(seen: Sequence[JobStatus]) -> list[Line]:
+def lines(seen: Sequence[JobStatus]) -> list[StatusLine]:
     """The lines of the table."""
     made = []
     for status in seen:
@@ -108,11 +108,11 @@ def lines(seen: Sequence[JobStatus]) -> list[Line]:
             perplexity,
             eta,
         ]
-        made.append(Line(cells, _remark(status)))
+        made.append(StatusLine(cells, _remark(status)))
     return made
 
 
-def table(made: Sequence[Line]) -> str:
+def table(made: Sequence[StatusLine]) -> str:
     """The table for a terminal."""
     columns = list(zip(HEADER, *(line.cells for line in made), strict=True))
     for i, column in enumerate(columns[: HEADER.index("updates")]):
