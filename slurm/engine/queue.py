@@ -21,12 +21,8 @@ JOBS, VERSION = "jobs.json", 1
 MOVING = ("waiting", "queued", "requeued", "running")
 BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 """States that a job does not leave by itself, the most telling first."""
-_WHICH = {
-    "failed": "which failed",
-    "cancelled": "which was cancelled",
-    "lost": "which is lost",
-    "never submitted": "which was never submitted",
-}
+_WHICH = {"failed": "which failed", "cancelled": "which was cancelled", "lost": "which is lost"}
+_WHICH |= {"never submitted": "which was never submitted"}
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
 _TAIL_BYTES = 256 * 1024
 _BY_SLURM = ("srun: ", "slurmstepd: ")  # lines that report the failure of a task but not its cause

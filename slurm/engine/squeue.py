@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from alma.errors import UserError
 
 _QUEUED = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
-_RUNNING = {
-    "RUNNING",
-    "COMPLETING",
-    "CONFIGURING",
-    "RESIZING",
-    "SIGNALING",
-    "STAGE_OUT",
-    "STOPPED",
-    "SUSPENDED",
-}
+_RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED"}
+_RUNNING |= {"SUSPENDED"}
 _ANSWER_SECONDS = 60
 
 

@@ -24,12 +24,8 @@ _OF_THE_LAUNCHER = {
     "--restore-file": _EVERY_STAGE,
     **{f"--{name}": f"give --{name} before the `--`" for name in _BEFORE},
 }
-_SHORT = (
-    "--arch",
-    "--optimizer",
-    "--lr",
-    "--lr-scheduler",
-    "--warmup-updates",
+_SHORT: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
+_SHORT += (
     "--tokens-per-sample",
     "--max-tokens",
     "--batch-size",

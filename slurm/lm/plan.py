@@ -16,20 +16,9 @@ from slurm.lm.learners import LEARNERS, LearnerSpec
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 DEFAULT_GROWTH = 2  # experts added before each later stage
 _CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
-_EVALUATION_FLAGS = (
-    "--user-dir",
-    "--cpu",
-    "--fp16",
-    "--bf16",
-    "--num-workers",
-    "--max-tokens",
-    "--batch-size",
-    "--required-batch-size-multiple",
-    "--tokens-per-sample",
-    "--sample-break-mode",
-    "--add-bos-token",
-    *_CUT_FLAGS,
-)
+_EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
+_EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
+_EVALUATION_FLAGS += ("--sample-break-mode", "--add-bos-token", *_CUT_FLAGS)
 
 
 @dataclass(frozen=True)

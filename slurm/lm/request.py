@@ -184,12 +184,9 @@ def _request(options: argparse.Namespace, flags: Flags) -> Request:
 def resolved(requests: Sequence[Request]) -> list[Request]:
     """The requests with their settings. Raises UserError if fairseq-train would refuse their flags."""
     lines = [[each.stream, "--task", "alma_lm", *words_of(each.flags)] for each in requests]
-    return [
-        dataclasses.replace(request, settings={**settings, **_of_any_machine(request)})
-        for request, settings in zip(requests, resolve(lines), strict=True)
-    ]
-
-
-def _of_any_machine(request: Request) -> dict[str, None]:
-    """Defaults that fairseq takes from this machine; None: unknown where the run will be."""
-    return {name: None for name in ("--distributed-world-size",) if name not in request.flags}
+    found = []
+    for request, settings in zip(requests, resolve(lines), strict=True):
+        if "--distributed-world-size" not in request.flags:  # the default is this machine's number of GPUs
+            settings = {**settings, "--distributed-world-size": None}
+        found.append(dataclasses.replace(request, settings=settings))
+    return found
