@@ -46,7 +46,7 @@ class Request:
     """fairseq-train's values for `flags`; required by `make_plan`."""
 
     @property
-    def spec(self) -> LearnerSpec:
+    def learner_spec(self) -> LearnerSpec:
         """The entry of its learner."""
         return LEARNERS[self.learner]
 
@@ -58,7 +58,7 @@ class Request:
     @property
     def models(self) -> int:
         """Members trained in each stage; 1 for a learner without --members."""
-        return self.members or self.spec.members or 1
+        return self.members or self.learner_spec.members or 1
 
     @property
     def updates(self) -> int:
@@ -68,7 +68,7 @@ class Request:
     def directory(self, index: int, member: int) -> Path:
         """Of the training of a stage's member."""
         stage = self.out / f"stage_{index:02d}"
-        return stage / f"member_{member}" if self.spec.separate else stage
+        return stage / f"member_{member}" if self.learner_spec.separate else stage
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def reshard_command(request: Request) -> list[str]:
 def _check(request: Request) -> None:
     """Raise UserError for settings that contradict the learner or each other."""
     for setting in dict.fromkeys(option for spec in LEARNERS.values() for option in spec.options):
-        if setting not in request.spec.options and getattr(request, setting) is not None:
+        if setting not in request.learner_spec.options and getattr(request, setting) is not None:
             learners = " or ".join(name for name, spec in LEARNERS.items() if setting in spec.options)
             option = f"--{setting.replace('_', '-')}"
             raise UserError(f"{option} needs --learner {learners}, not {request.learner}: leave it out")
@@ -171,9 +171,9 @@ def _check(request: Request) -> None:
         given = getattr(request, setting)
         if given is not None and given < least:
             raise UserError(f"--{setting.replace('_', '-')} {given}: give {least} or more")
-    if request.from_scratch and request.spec.fresh:
+    if request.from_scratch and request.learner_spec.fresh:
         raise UserError(f"--from-scratch: {request.learner} trains new models in every stage; leave it out")
-    if request.spec.switch and not request.arch.startswith("switch_"):
+    if request.learner_spec.switch and not request.arch.startswith("switch_"):
         raise UserError(f"--arch {request.arch}: {request.learner} needs experts: give --arch switch_gmoe")
     if request.update_multiplier > 1 and not request.settings["--max-update"]:
         raise UserError("--update-multiplier multiplies --max-update: give that after the `--`")
@@ -191,9 +191,9 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
         "moe_expert_count": request.settings.get("--moe-expert-count"),
         "fairseq_flags": words_of(_passed(request.flags)),
     }
-    if request.spec.members is not None:
+    if request.learner_spec.members is not None:
         config["members"] = request.models
-    if request.spec.growth:
+    if request.learner_spec.growth:
         router, optimizer = _grow_modes(request)
         config |= {"grow_experts": growth, "grow_router": router, "grow_optimizer": optimizer}
     if request.update_multiplier > 1:
@@ -206,8 +206,12 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
 
 def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None) -> StageSpec:
     directory = request.out / f"stage_{stage.index:02d}"
-    members = range(request.models if request.spec.separate else 1)
-    oldest = 0 if request.spec.deployed is None else max(0, stage.index + 1 - request.spec.deployed)
+    members = range(request.models if request.learner_spec.separate else 1)
+    oldest = (
+        0
+        if request.learner_spec.deployed is None
+        else max(0, stage.index + 1 - request.learner_spec.deployed)
+    )
     models = [request.directory(k, member) for k in range(oldest, stage.index + 1) for member in members]
     evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     evaluate += ["--out", str(directory / "result.json"), *_context(request)]
@@ -234,9 +238,9 @@ def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
     train += ["--waiting-time", str(request.waiting_time), *flag("--replay", request.replay)]
     train += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
     train += [*_log_flags(request), *words_of(_multiplied(request))]
-    new = not stage.index or request.from_scratch or request.spec.fresh
+    new = not stage.index or request.from_scratch or request.learner_spec.fresh
     previous = None if new else request.directory(stage.index - 1, member)
-    of = f", member {member + 1} of {request.models}" if request.spec.separate else ""
+    of = f", member {member + 1} of {request.models}" if request.learner_spec.separate else ""
     return Training(directory, tuple(train), previous, _title(stage) + of)
 
 
@@ -247,18 +251,18 @@ def _title(stage: Stage) -> str:
 
 def _seed(request: Request, index: int, member: int) -> int:
     """Of the weights and data order of a stage's member."""
-    models_before = index * request.models if request.spec.fresh else 0
+    models_before = index * request.models if request.learner_spec.fresh else 0
     return request.seed + SEED_STEP * (models_before + member)
 
 
 def _jointly(request: Request) -> int | None:
     """Members that one fairseq-train trains together; None: it trains one model."""
-    return request.models if request.spec.joint else None
+    return request.models if request.learner_spec.joint else None
 
 
 def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
     """Experts added before each stage but the first."""
-    if not request.spec.growth:
+    if not request.learner_spec.growth:
         return []
     numbers = request.grow_experts or [DEFAULT_GROWTH]
     text = f"--grow-experts {','.join(map(str, numbers))}"
