@@ -207,20 +207,14 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
 def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None) -> StageSpec:
     directory = request.out / f"stage_{stage.index:02d}"
     members = range(request.models if request.learner_spec.separate else 1)
-    oldest = (
-        0
-        if request.learner_spec.deployed is None
-        else max(0, stage.index + 1 - request.learner_spec.deployed)
-    )
+    deployed = request.learner_spec.deployed
+    oldest = 0 if deployed is None else max(0, stage.index + 1 - deployed)
     models = [request.directory(k, member) for k in range(oldest, stage.index + 1) for member in members]
     evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     evaluate += ["--out", str(directory / "result.json"), *_context(request)]
     evaluate += chosen(request.settings, _EVALUATION_FLAGS)
-    own = {
-        "--moe-expert-count": experts,
-        "--members": _jointly(request) or 1,
-        "--max-update": request.updates,
-    }
+    own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
+    own["--max-update"] = request.updates
     return StageSpec(
         stage,
         directory,
