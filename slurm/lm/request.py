@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from alma.errors import Parser, UserError, closest, number_list
@@ -25,15 +25,19 @@ _OF_THE_MACHINE |= {f"--{field.name.replace('_', '-')}" for field in dataclasses
 class _Parser(Parser):
     """Tells flags of fairseq-train from misspelt options."""
 
+    @cached_property
+    def _flags(self) -> list[str]:
+        """Flags of fairseq-train; importing fairseq for them takes seconds."""
+        with contextlib.suppress(UserError, StageFailed):
+            return list(resolve([["STREAM", "--task", "alma_lm"]])[0])
+        return []
+
     def suggest(self, name: str) -> str:
-        """Hint for an unknown option; asks fairseq for its flags."""
+        """Hint for an unknown option."""
         own = self._option_string_actions
         if name in own:
             return ""
-        flags: list[str] = []
-        with contextlib.suppress(UserError, StageFailed):
-            flags = list(resolve([["STREAM", "--task", "alma_lm"]])[0])
-        meant = closest(name, [*own, *flags])
+        meant = closest(name, [*own, *self._flags])
         if meant in own:
             return f"did you mean {meant}?"
         after = "put it after `--`"
