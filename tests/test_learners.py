@@ -8,10 +8,11 @@ import itertools
 import pytest
 
 from alma.records import MACHINE_FIELDS, Run
+from slurm.engine import children
 from slurm.launch import count_megabatches, launch
 from slurm.lm import request as slurm_request
-from slurm.lm import stage as slurm_stage
-from slurm.lm.plan import LEARNERS, make_plan
+from slurm.lm.learners import LEARNERS
+from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
 
 FLAGS = """
@@ -45,7 +46,7 @@ def forked(monkeypatch, start):
             assert finished.code == 0, finished.output
 
     made = Forked()
-    monkeypatch.setattr(slurm_stage.child, "run", made.run)
+    monkeypatch.setattr(children, "run", made.run)
     monkeypatch.setattr(slurm_request, "resolve", _resolve)
     return made
 
@@ -61,7 +62,7 @@ def run(stream, out, *options, flags=()) -> list[dict]:
     """Launch in this process; the rows without what belongs to the machine."""
     words = [str(word) for word in (stream, "--out", out, *options, "--", *FLAGS, *flags)]
     (request,) = resolved(read_requests(words))
-    launch(request, make_plan(request, count_megabatches(request)))
+    launch(make_plan(request, count_megabatches(request)))
     return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(out).rows]
 
 

@@ -1,1 +1,1 @@
-"""Jobs on this machine and on SLURM; knows no learner."""
+"""Jobs on SLURM: submission, dependencies, queue, child processes, locks. Independent of what a job does."""

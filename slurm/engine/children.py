@@ -1,4 +1,4 @@
-"""Child processes: all their output in a log, none outlives the launcher, a failure is one clear line."""
+"""Child processes: output goes to a log, none outlives the launcher, a failure is one clear line."""
 
 import contextlib
 import ctypes
@@ -14,33 +14,23 @@ from pathlib import Path
 from typing import BinaryIO
 
 from alma.errors import UserError
+from slurm.engine.terminal import attached
 
 GRACE_SECONDS = 10
+"""Between SIGTERM and SIGKILL."""
 _running: set[int] = set()
 """Process ids of the children that `run` waits for."""
-_lent = False  # the terminal, to the child at work
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-_USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # of alma.errors, and with the program's name of argparse
+_USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # printed by alma.errors, or by argparse after its program
 _EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
 
 
 class StageFailed(Exception):
-    """A child ended for a reason other than the user's input; the message is one line."""
+    """A child failed for a reason other than user input; the message is one line."""
 
 
 class Saved(StageFailed):
-    """A training was asked by a signal to save and did, or had nothing to save yet; it is to be run again."""
-
-
-def lend_terminal() -> None:
-    """From now on children, one at a time, read from the terminal, and what they print is copied to it."""
-    global _lent
-    _lent = True
-
-
-def terminal_is_lent() -> bool:
-    """Whether a child may be writing to the terminal."""
-    return _lent
+    """A signal stopped a training, which saved a checkpoint if it had started; run it again."""
 
 
 def run(
@@ -50,11 +40,13 @@ def run(
     watch: Callable[[str], None] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run `command` to its end, its output appended to `log` and each line given to `watch` as it comes.
+    """Run `command` to its end; append its output to `log` and pass each line to `watch`.
 
-    `environment` adds to this process's. UserError when it exits with 2 and an `error: ...` line, Saved when
-    it has done what `save` asked, StageFailed (which names `what`) when it fails otherwise. Whatever
-    interrupts this function ends the child and its workers first.
+    `environment` extends this process's environment. An exception, such as KeyboardInterrupt, first ends the
+    child and its workers.
+
+    Raises UserError for exit code 2 with an `error: ...` line, Saved after a stop by `save`, and StageFailed,
+    which names `what`, for every other failure.
     """
     problem: re.Match[str] | None = None
     with log.open("ab") as output, log.open("rb") as lines:
@@ -63,12 +55,12 @@ def run(
         lines.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             command,
-            stdin=None if _lent else subprocess.DEVNULL,
+            stdin=None if attached() else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            process_group=None if _lent else 0,  # that of the launcher may read from the terminal
+            process_group=None if attached() else 0,  # only the launcher's own group may read the terminal
             preexec_fn=_dies_with_parent(),
-            env={**os.environ, **({"PYTHONUNBUFFERED": "1"} if _lent else {}), **(environment or {})},
+            env={**os.environ, **({"PYTHONUNBUFFERED": "1"} if attached() else {}), **(environment or {})},
         )
         _running.add(process.pid)
         try:
@@ -80,19 +72,19 @@ def run(
             _running.discard(process.pid)
             _stop(process)
     if process.returncode in (os.EX_TEMPFAIL, -signal.SIGUSR1, -signal.SIGUSR2):
-        raise Saved(f"{what}: stopped by a signal, and saved; run the same again; log: {log}")
+        raise Saved(f"{what}: stopped by a signal; rerun the command to resume; log: {log}")
     if process.returncode:
         error = failure(what, process.returncode, problem, f"log: {log}")
-        if process.returncode < 0:  # killed: it could not say so itself
+        if process.returncode < 0:  # a killed process logs nothing itself
             with log.open("a") as output:
                 output.write(f"error: {error}\n")
         raise error
 
 
-def ask(command: Sequence[str], what: str, given: str | None = None) -> str:
-    """What `command`, a short one, prints when it is `given` a text to read; failures as of `run`."""
+def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
+    """Return the output of a short `command` with `text` as its input. Raises as `run` does."""
     done = subprocess.run(
-        command, input=given, stdin=None if given else subprocess.DEVNULL, capture_output=True, text=True
+        command, input=text, stdin=None if text else subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode:
         raise failure(what, done.returncode, last_problem(done.stderr), f"command: {shlex.join(command)}")
@@ -100,22 +92,22 @@ def ask(command: Sequence[str], what: str, given: str | None = None) -> str:
 
 
 def save(seconds: float = 0) -> None:
-    """Ask the trainings that run for a checkpoint and their end, and wait for it, but not longer.
+    """Signal running trainings to save and exit; wait for them up to `seconds`.
 
-    What a signal handler can call while `run` waits for them.
+    Safe to call from a signal handler while `run` waits.
     """
     pids = list(_running)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGUSR1)
     deadline = time.monotonic() + seconds
-    # Popen's own wait would not return in a handler that interrupts it.
+    # Popen.wait would deadlock in a handler that interrupted it: it holds a lock.
     while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
 def end_all() -> None:
-    """End the children that other threads wait for in `run`."""
+    """Terminate the children that other threads wait for in `run`."""
     for pid in list(_running):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGTERM)
@@ -129,7 +121,7 @@ def _alive(pid: int) -> bool:
 
 
 def failure(what: str, code: int, problem: re.Match[str] | None, where: str) -> Exception:
-    """What to raise for a child that ended with `code`, the last `problem` in its output being this."""
+    """The exception for a child that ended with `code`; `problem` is from `last_problem` of its output."""
     if code == 2 and problem and problem.re is _USER_ERROR:
         return UserError(problem[1])
     how = f"exit code {code}" if code > 0 else f"signal {-code} ({signal.strsignal(-code)})"
@@ -137,44 +129,44 @@ def failure(what: str, code: int, problem: re.Match[str] | None, where: str) -> 
 
 
 def last_problem(output: str) -> re.Match[str] | None:
-    """The last line of `output` that says what went wrong."""
+    """Match of the last line that reports an error, its message in group 1; None if there is none."""
     found = (_USER_ERROR.match(line) or _EXCEPTION.match(line) for line in reversed(output.splitlines()))
     return next(filter(None, found), None)
 
 
 def signal_at_parents_death(number: int) -> None:
-    """Have the kernel send this process that signal when the one that started it ends."""
+    """Have the kernel send this process signal `number` when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
 def _dies_with_parent() -> Callable[[], None]:
-    # When the launcher is killed (SIGKILL, out of memory) the kernel releases its lock on the run, and the
-    # next launcher starts the same stage: an orphan still training would write the same checkpoints. Only
-    # the kernel can end it then. The call is looked up here because little is safe between fork and exec.
+    # If the launcher is killed (SIGKILL, out of memory), its lock is released and another launcher may start
+    # the same stage. An orphaned training would then write the same checkpoints, so the kernel ends it.
+    # prctl is looked up before the fork: few calls are safe between fork and exec.
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def before_exec() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before it could be watched
+        if os.getppid() != parent:  # the parent died before the call above
             os._exit(1)
 
     return before_exec
 
 
 def _follow(log: BinaryIO, process: subprocess.Popen) -> Iterator[str]:
-    """Lines as they are appended to `log`, until `process` has ended.
+    """Yield lines as they are appended to `log`, until `process` has ended.
 
-    Following the file rather than a pipe: the log is whole whatever becomes of the launcher, and a
-    worker that keeps a pipe open cannot make it wait.
+    A file rather than a pipe: the log stays complete if the launcher dies, and a worker that keeps the pipe
+    open cannot block the launcher.
     """
     rest = b""
     ended = False
     while not ended:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=0.1)
-        ended = process.returncode is not None  # seen before the last read: nothing it wrote is missed
+        ended = process.returncode is not None  # tested before the last read, which then misses nothing
         new = log.read()
-        if _lent:  # not by lines: a debugger's prompt is none
+        if attached():  # in bytes, because a debugger's prompt has no newline
             sys.stdout.buffer.write(new)
             sys.stdout.buffer.flush()
         *lines, rest = (rest + new).split(b"\n")
@@ -182,10 +174,10 @@ def _follow(log: BinaryIO, process: subprocess.Popen) -> Iterator[str]:
 
 
 def _stop(process: subprocess.Popen) -> None:
-    """End the child if it still runs, and its workers if they outlived it."""
+    """End the child if it is running, and workers that outlived it."""
 
     def send(number: int) -> None:
-        if _lent:  # it has no group of its own
+        if attached():  # without a process group of its own
             process.send_signal(number)
         else:
             os.killpg(process.pid, number)

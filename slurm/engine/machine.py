@@ -1,4 +1,4 @@
-"""The machine that stages run on: its GPUs and its free memory, asked without torch."""
+"""GPUs and free memory of this machine, without torch."""
 
 import os
 import re
@@ -10,24 +10,24 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the stages run: bytes of each GPU, and of the memory that is free (None: not known)."""
+    """What trainings may use: bytes of each GPU, and bytes of free memory (None: unknown)."""
 
     gpus: tuple[int, ...]
     memory: int | None
 
     @classmethod
     def here(cls) -> "Machine":
-        """This machine, as nvidia-smi, CUDA_VISIBLE_DEVICES and /proc/meminfo tell."""
+        """This machine, from nvidia-smi, CUDA_VISIBLE_DEVICES and /proc/meminfo."""
         return cls(_gpus(), _free_memory())
 
     def slot(self, jobs: int) -> "Machine":
-        """The share of each of `jobs` trainings side by side: as many GPUs and as much memory for each."""
+        """The equal share of each of `jobs` concurrent trainings."""
         memory = None if self.memory is None else self.memory // jobs
         return Machine(self.gpus[: len(self.gpus) // jobs], memory)
 
 
 def devices(jobs: int) -> list[str | None]:
-    """CUDA_VISIBLE_DEVICES of each of `jobs` trainings side by side; None where there are fewer GPUs."""
+    """CUDA_VISIBLE_DEVICES of each of `jobs` concurrent trainings; None if there are fewer GPUs."""
     gpus = len(_gpus())
     names = (_visible() or [str(index) for index in range(gpus)])[:gpus]
     share = gpus // jobs
@@ -35,7 +35,7 @@ def devices(jobs: int) -> list[str | None]:
 
 
 def _gpus() -> tuple[int, ...]:
-    """Bytes of each GPU; of those in CUDA_VISIBLE_DEVICES, which are taken to be alike, where it is set."""
+    """Bytes of each visible GPU; with CUDA_VISIBLE_DEVICES all GPUs are taken to be alike."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
@@ -47,16 +47,16 @@ def _gpus() -> tuple[int, ...]:
 
 
 def _visible() -> list[str] | None:
-    """The entries of CUDA_VISIBLE_DEVICES that count, indices or UUIDs; None where it is not set."""
+    """Indices or UUIDs in CUDA_VISIBLE_DEVICES up to the first invalid one, as CUDA reads it; None: unset."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None
     names = (name.strip() for name in text.split(","))
-    return list(takewhile(lambda name: name not in ("", "-1"), names))  # as CUDA does
+    return list(takewhile(lambda name: name not in ("", "-1"), names))
 
 
 def _free_memory() -> int | None:
-    """Bytes that new processes may take (MemAvailable); None where there is no /proc."""
+    """MemAvailable in bytes; None without /proc."""
     try:
         found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a job asks of SLURM: the flags of a launch, and submitit's names for them."""
+"""What a job asks of SLURM: command-line flags, and their names in submitit."""
 
 import argparse
 import shutil
@@ -16,9 +16,9 @@ _LEAST |= {"timeout_min": 1, "array_parallelism": 1, "max_requeues": 0, "signal_
 
 @dataclass(frozen=True)
 class Resources:
-    """Of one training; the paper's set-up by default. Sizes are a node's, or a task's where they say so.
+    """Resources of one training; the defaults are the paper's node of 8 GPUs.
 
-    UserError: a number that is too small.
+    Raises UserError for a number that is too small.
     """
 
     partition: str | None = None
@@ -32,6 +32,7 @@ class Resources:
     tasks_per_node: int = 1
     cpus_per_task: int | None = None
     mem_gb: int | None = None
+    """Of a node."""
     timeout_min: int = 1440
     signal_delay_s: int = 120
     array_parallelism: int = 256
@@ -44,7 +45,7 @@ class Resources:
                 raise UserError(f"--{name.replace('_', '-')} {given}: give {least} or more")
 
     def parameters(self) -> dict[str, Any]:
-        """For submitit's SlurmExecutor.update_parameters."""
+        """Arguments of submitit's SlurmExecutor.update_parameters."""
         gpus = {"gpus_per_node": self.gpus_per_node} if self.gpus_per_node else {}
         memory = {"mem": f"{self.mem_gb}GB"} if self.mem_gb else {}
         named = ("partition", "account", "qos", "constraint", "exclude", "comment", "cpus_per_task")
@@ -61,14 +62,14 @@ class Resources:
         }
 
     def machine(self) -> Machine:
-        """What a training has, where memory is not given as much as it likes."""
+        """The machine of a training: its GPUs, of unknown size, and its memory if it is given."""
         memory = self.mem_gb * 10**9 if self.mem_gb else None
         return Machine((sys.maxsize,) * self.gpus_per_node * self.nodes, memory)
 
     def alone(self) -> "Resources":
-        """What an evaluation takes: one process, a GPU at most."""
+        """For a job of one process on at most one GPU, such as an evaluation."""
         few: dict[str, Any] = {"nodes": 1, "tasks_per_node": 1, "gpus_per_node": min(1, self.gpus_per_node)}
-        if self.mem_gb:  # a process's share of a node
+        if self.mem_gb:  # the share of one GPU's process
             few["mem_gb"] = max(1, self.mem_gb // max(1, self.gpus_per_node))
         return replace(self, **few)
 
@@ -77,27 +78,20 @@ _PAPER = Resources()
 
 
 def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: str = "training") -> None:
-    """The flags of `Resources`, spelt as sbatch and submitit spell them; `usual` is what they default to."""
-    group = parser.add_argument_group(f"on SLURM (what each {what} asks for)")
+    """Add the flags of `Resources`, spelt as in sbatch and submitit, with the defaults `usual`."""
+    group = parser.add_argument_group(f"on SLURM (resources of each {what})")
+    for name in ("partition", "account", "qos", "constraint", "exclude", "comment"):
+        group.add_argument(f"--{name}", metavar="X", help="as in sbatch")
     for name, text in (
-        ("partition", "as in sbatch"),
-        ("account", "as in sbatch"),
-        ("qos", "as in sbatch"),
-        ("constraint", "as in sbatch"),
-        ("exclude", "nodes, as in sbatch"),
-        ("comment", "as in sbatch"),
-    ):
-        group.add_argument(f"--{name}", metavar="X", help=text)
-    for name, text in (
-        ("nodes", "several are one training"),
+        ("nodes", "nodes of one training"),
         ("gpus-per-node", "0: none"),
-        ("tasks-per-node", "1: fairseq starts a process for each GPU; else a task is a process"),
+        ("tasks-per-node", "1: fairseq starts a process for each GPU; more: one process for each task"),
         ("cpus-per-task", "as in sbatch"),
         ("mem-gb", "memory of a node"),
-        ("timeout-min", "minutes until a job is requeued, its training saved; 20 or more"),
-        ("signal-delay-s", "seconds before that (or before preemption) at which it saves"),
-        ("array-parallelism", "jobs of a stage that run at a time"),
-        ("max-requeues", "times a job may run out of its time"),
+        ("timeout-min", "minutes until a job saves and is requeued; 20 or more"),
+        ("signal-delay-s", "seconds between the signal to save and the end (timeout or preemption)"),
+        ("array-parallelism", "concurrent jobs of an array"),
+        ("max-requeues", "requeues of a job after a timeout"),
     ):
         default = getattr(usual, name.replace("-", "_"))
         shown = "" if default is None else f" (default: {default})"
@@ -109,10 +103,10 @@ def check_cluster(
     slurm: Sequence[str] = ("dry_run", "wait"),
     local: Sequence[str] = (),
 ) -> None:
-    """UserError: options that --cluster rules out, or --cluster slurm where there is no SLURM.
+    """Raise UserError for options that contradict --cluster, or if `--cluster slurm` finds no SLURM.
 
-    `slurm` and `local`: the command's own options for --cluster slurm only, and for this machine only, beside
-    the fields of `Resources`. An option that is None or False was not given.
+    slurm, local: further options for SLURM only and for this machine only; the fields of `Resources` are for
+    SLURM only. An option that is None or False was not given.
     """
     on_slurm = options.cluster == "slurm"
     names = local if on_slurm else (*(field.name for field in fields(Resources)), *slurm)
@@ -121,13 +115,13 @@ def check_cluster(
     if given:
         words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         if on_slurm:
-            raise UserError(f"{words}: not for --cluster slurm, only for this machine: leave it out")
-        raise UserError(f"{words}: only for --cluster slurm: give that too, or leave it out")
+            raise UserError(f"{words}: not with --cluster slurm, only on this machine")
+        raise UserError(f"{words}: only with --cluster slurm")
     if on_slurm and not getattr(options, "dry_run", False) and not shutil.which("sbatch"):
-        raise UserError("no SLURM here (no sbatch): start this on a machine of the cluster")
+        raise UserError("no SLURM here (no sbatch): run this on a machine of the cluster")
 
 
 def read(options: argparse.Namespace, usual: Resources = _PAPER) -> Resources:
-    """Of the flags that were given, and `usual` where none was."""
+    """The resources of parsed options; `usual` where an option is missing."""
     given = {field.name: getattr(options, field.name) for field in fields(Resources)}
     return replace(usual, **{name: value for name, value in given.items() if value is not None})

@@ -1,1 +1,1 @@
-"""Runs of language models."""
+"""Learners of language models: the plan of a run, its flags, cost and jobs."""

@@ -1,7 +1,7 @@
-"""What a run will take, told before it starts: parameters, updates, tokens, FLOPs, memory, checkpoints.
+"""Cost of a run before launch: parameters, updates, tokens, FLOPs, memory, checkpoints.
 
-All of it follows from the settings of a plan; neither torch nor fairseq is imported. None stands for what
-they do not tell (another --arch than the plug-in's or transformer_lm, no --max-update), and is shown as "?".
+Computed from the settings of a plan, without torch and fairseq. None, shown as "?", is unknown: the size of
+an --arch other than the plug-in's and transformer_lm, or a training without --max-update.
 """
 
 import shutil
@@ -15,13 +15,13 @@ from alma.flops import Shape
 from alma.report.tables import as_text
 from alma.stream import Stream, is_stream
 from slurm.engine.machine import Machine
-from slurm.lm.flags import Settings
+from slurm.lm.flags import FlagValues
 from slurm.lm.plan import Plan
 
-SPECIALS = 4  # that fairseq's dictionary adds to the lines of dict.txt: bos, pad, eos, unk
+SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
 PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
-MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}  # fp32 numbers a parameter; others: 2, as Adam
-CHECKPOINTS = 3  # files that a training leaves: best, last and one at an interval, if none is a link
+MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}  # fp32 numbers per parameter; others: 2, as Adam
+CHECKPOINTS = 3  # files of a training: best, last and one at an interval, if none is a link
 _EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
 _HALF = ("--fp16", "--bf16", *_EFFICIENT)
 _GB = 1e9
@@ -29,42 +29,42 @@ _GB = 1e9
 
 @dataclass(frozen=True)
 class Cost:
-    """What one training takes."""
+    """Cost of one training."""
 
     directory: Path
     result: Path
-    """The file that says that the stage is complete."""
-    settings: Settings
-    units: int | None
-    """Lines of dict.txt."""
+    """Marker of the stage's evaluation."""
+    settings: FlagValues
+    vocabulary: int | None
+    """Tokens in dict.txt."""
     machine: Machine
 
     @property
     def on_gpu(self) -> bool:
-        """Whether fairseq-train takes the GPUs; without any it trains on the CPU."""
+        """Whether fairseq-train uses GPUs; it does if there are any."""
         return bool(self.machine.gpus) and not self.settings["--cpu"]
 
     @property
     def processes(self) -> int:
-        """Processes of data parallelism."""
+        """Data-parallel processes."""
         here = len(self.machine.gpus) if self.on_gpu else 1
         return self.settings["--distributed-world-size"] or here
 
     @cached_property
     def shape(self) -> Shape | None:
-        """Of the model; None for an --arch that is neither the plug-in's nor a transformer_lm."""
+        """Of the model; None for an unknown --arch."""
         settings = self.settings
         switch = settings["--arch"].startswith("switch_")
-        if self.units is None or not (switch or settings["--arch"].startswith("transformer_lm")):
+        if self.vocabulary is None or not (switch or settings["--arch"].startswith("transformer_lm")):
             return None
         experts, freq = (settings["--moe-expert-count"], settings["--moe-freq"]) if switch else (0, 1)
-        if freq < 1:  # fairseq-train will refuse it
+        if freq < 1:  # refused by fairseq-train
             return None
         return Shape(
             settings["--decoder-layers"],
             settings["--decoder-embed-dim"],
             settings["--decoder-ffn-embed-dim"],
-            self.units + SPECIALS,
+            self.vocabulary + SPECIALS,
             settings["--max-target-positions"] or self._length,
             experts,
             freq,
@@ -83,14 +83,14 @@ class Cost:
 
     @property
     def batch(self) -> int | None:
-        """Tokens of one forward pass in one process: full sequences, as many as fairseq takes."""
+        """Tokens of one forward pass in one process, in full sequences."""
         settings = self.settings
         limits = [settings["--batch-size"], (settings["--max-tokens"] or 0) // self._length]
         sequences = min((limit for limit in limits if limit), default=None)
         multiple = settings["--required-batch-size-multiple"]
         if not sequences:
             return None
-        # fairseq makes batches of 8 of --batch-size 12, and of 16 of 20.
+        # With multiple 8, fairseq makes batches of 8 from --batch-size 12, and of 16 from 20.
         return self._length * max(sequences // multiple * multiple, sequences % multiple)
 
     @property
@@ -100,7 +100,7 @@ class Cost:
 
     @property
     def tokens(self) -> int | None:
-        """Of the whole training, all batches taken as full (the last one of an epoch may be smaller)."""
+        """Of the whole training, with every batch full (the last of an epoch may be smaller)."""
         factors = (self.batch, self.update_freq, self.processes, self.updates)
         product = 1
         for factor in factors:
@@ -111,38 +111,35 @@ class Cost:
 
     @property
     def update_freq(self) -> int:
-        """Forward passes of a process for an update; the first epoch's, where epochs have their own."""
+        """Forward passes of a process per update, in the first epoch."""
         return self.settings["--update-freq"][0]
 
     @property
     def flops(self) -> int | None:
-        """Forward and backward, attention scores left out, as in the records."""
+        """Of forward and backward passes, without attention scores, as in the records."""
         if self.shape is None or self.tokens is None:
             return None
         return self.shape.training_flops(self.tokens)
 
     @property
     def checkpoints(self) -> int:
-        """Bytes on disk: fp32 weights (those of FP16Optimizer twice) and the state of the optimizer.
-
-        0 where the model is not known.
-        """
+        """Bytes on disk: fp32 weights (twice with FP16Optimizer) and optimizer state; 0 if unknown."""
         numbers = 1 + self._has_master + self._moments
         return CHECKPOINTS * 4 * numbers * (self.parameters or 0)
 
     @property
     def _has_master(self) -> bool:
-        """Whether FP16Optimizer has fp32 weights beside the model's."""
+        """Whether FP16Optimizer keeps fp32 weights besides the model's."""
         return self._width == 2 and not self._any(_EFFICIENT)
 
     @property
     def memory(self) -> int | None:
         """Bytes of one process: weights, gradients, optimizer, activations, logits and PROCESS.
 
-        A parameter has its weight and gradient (4 bytes each; 2 in half precision, where FP16Optimizer adds
-        both in fp32 and the memory-efficient one does not), the optimizer's fp32 numbers, and a second copy
-        of its gradient in DistributedDataParallel's buckets. With --moe-expert-parallel a process has a part
-        of the experts. `_activations` and `_logits` have the rest.
+        Each parameter has a weight and a gradient (4 bytes each; 2 in half precision, where FP16Optimizer
+        adds both in fp32 and the memory-efficient one does not), the optimizer's fp32 numbers, and a second
+        gradient in DistributedDataParallel's buckets. With --moe-expert-parallel each process holds some of
+        the experts.
         """
         if self.shape is None or self.parameters is None or self.batch is None:
             return None
@@ -157,24 +154,24 @@ class Cost:
 
     @property
     def _tokens_of_logits(self) -> int:
-        """Tokens whose logits are there at a time."""
+        """Tokens whose logits are in memory at the same time."""
         batch = self.batch or 0
         return min(batch, self.settings.get("--loss-chunk-tokens") or batch)
 
     @property
     def _activations(self) -> int:
-        """Bytes a token that the backward pass needs of all layers and members.
+        """Bytes per token saved for the backward pass, over all layers and members.
 
         Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section
-        4.1: 34 sbh bytes a layer in half precision, which is 8 widths and 2 hidden widths of activations and
-        2 widths of dropout masks; fairseq's GELU keeps its input in fp32. Their 5 a s^2 b bytes of attention
-        scores are kept only with --attention-dropout on a CPU: else scaled_dot_product_attention computes
-        them anew. A Switch layer has 4 widths more: tokens in order, grouped, and outputs before and after
-        the gate. With --checkpoint-activations each layer keeps its input, and one layer at a time all.
+        4.1: 34 sbh bytes per layer in half precision: activations of 8 widths and 2 hidden widths, dropout
+        masks of 2 widths; fairseq's GELU saves its input in fp32. Their 5 a s^2 b bytes of attention
+        scores are saved only with --attention-dropout on a CPU: else scaled_dot_product_attention recomputes
+        them. A Switch layer saves 4 more widths: tokens in order and grouped, outputs before and after the
+        gate. With --checkpoint-activations each layer saves its input, and one layer at a time everything.
         """
         assert self.shape is not None
         dim, hidden, width = self.shape.dim, self.shape.hidden, self._width
-        mask = 1 if self.on_gpu else 4  # bytes an element: torch's dropout keeps floats on a CPU
+        mask = 1 if self.on_gpu else 4  # bytes per element: on a CPU torch's dropout masks are floats
         layer = (8 * dim + hidden) * width + 4 * hidden + 2 * dim * mask
         if not self.on_gpu and self.settings["--attention-dropout"]:
             layer += self.settings["--decoder-attention-heads"] * self._length * (2 * width + mask)
@@ -186,9 +183,9 @@ class Cost:
 
     @property
     def _logits(self) -> int:
-        """Bytes a token of fp32 log-probabilities, their gradient and the logits' (fairseq's cross_entropy).
+        """Bytes per token of fp32 log-probabilities, their gradient and that of the logits (cross_entropy).
 
-        The members of umix are computed one after the other and summed: one more tensor for the sum.
+        Joint members are computed one after the other, with one more tensor for their sum.
         """
         assert self.shape is not None
         return (12 if self.shape.members == 1 else 16) * self.shape.vocabulary
@@ -199,7 +196,7 @@ class Cost:
 
     @property
     def _width(self) -> int:
-        """Bytes of a weight or an activation."""
+        """Bytes of a weight and of an activation."""
         return 2 if self._any(_HALF) else 4
 
     @property
@@ -207,24 +204,24 @@ class Cost:
         return MOMENTS.get(self.settings["--optimizer"], 2)
 
     def _any(self, flags: Iterable[str]) -> bool:
-        """Whether one of them is on."""
+        """Whether one of the flags is on."""
         return any(self.settings.get(flag) for flag in flags)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run takes from its first stage to its last."""
+    """Cost of a run, first to last stage."""
 
     out: Path
     learner: str
     costs: tuple[Cost, ...]
     """Of all trainings, in order."""
     deployed: tuple[Cost, ...]
-    """Of those whose models are the last stage's, together."""
+    """Of the trainings whose models are deployed after the last stage."""
 
     @property
     def parameters(self) -> int | None:
-        """Of the model that is deployed at the end, all members."""
+        """Of all models deployed at the end."""
         return _sum(cost.parameters for cost in self.deployed)
 
     @property
@@ -244,23 +241,23 @@ class Estimate:
 
     @property
     def memory(self) -> int | None:
-        """Bytes of a process of the largest training."""
+        """Bytes of one process of the largest training."""
         return max((cost.memory or 0 for cost in self.costs), default=0) or None
 
     @property
     def experts(self) -> str:
-        """At the first and the last stage, and the members: 4->12, 4@2; - for a dense model."""
+        """In the first and the last stage, and members, such as 4->12 or 4@2; - for a dense model."""
         ends = (self.costs[0], self.deployed[-1])
         counts = dict.fromkeys(str(cost.settings["--moe-expert-count"] or "-") for cost in ends)
         members = max(len(self.deployed), self.deployed[0].settings["--members"])
         return "->".join(counts) + (f"@{members}" if members > 1 else "")
 
 
-def estimate(plan: Plan, units: int | None, machine: Machine) -> Estimate:
-    """What `plan` takes on `machine`, for a dict.txt of so many `units`."""
+def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
+    """Cost of `plan` on `machine`, for a dict.txt of `vocabulary` tokens."""
     costs = {
         training.directory: Cost(
-            training.directory, spec.directory / "result.json", spec.settings, units, machine
+            training.directory, spec.directory / "result.json", spec.settings, vocabulary, machine
         )
         for spec in plan.stages
         for training in spec.trainings
@@ -269,20 +266,20 @@ def estimate(plan: Plan, units: int | None, machine: Machine) -> Estimate:
     return Estimate(plan.out, plan.config["learner"], tuple(costs.values()), deployed)
 
 
-def count_units(data: str) -> int | None:
-    """Lines of the dict.txt of a stream, or of a fairseq-preprocess directory (the first, if several)."""
+def vocabulary_size(data: str) -> int | None:
+    """Tokens in dict.txt of a stream, or of the first fairseq-preprocess directory; None without dict.txt."""
     if is_stream(data):
         return Stream.load(data).vocab_size
     try:
         with open(Path(data.split(":")[0]) / "dict.txt", encoding="utf-8") as file:
             return sum(1 for _ in file)
-    except FileNotFoundError:  # fairseq-train says so
+    except FileNotFoundError:  # an error of fairseq-train
         return None
 
 
 def table(estimates: Sequence[Estimate]) -> str:
-    """A line for each run, and the totals of several."""
-    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs", "GB a process"]]
+    """A line for each run, and the totals of several runs."""
+    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs", "GB/process"]]
     for each in estimates:
         parameters, memory = _text(each.parameters, 1e6, "M"), _text(each.memory, _GB)
         lines.append([str(each.out), each.learner, each.experts, parameters, *_work([each]), memory])
@@ -292,7 +289,7 @@ def table(estimates: Sequence[Estimate]) -> str:
 
 
 def check(estimates: Sequence[Estimate]) -> None:
-    """UserError: what is left of a run does not fit its machine, by flags, memory or disk. Writes nothing."""
+    """Raise UserError if the rest of a run does not fit its machine: GPUs, memory or disk. Writes nothing."""
     left = {each.out: [cost for cost in each.costs if not cost.result.exists()] for each in estimates}
     for out, costs in left.items():
         if costs:
@@ -305,27 +302,26 @@ def _check_gpus(out: Path, cost: Cost) -> None:
     gpus = len(cost.machine.gpus)
     if cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"] and not gpus:
         raise UserError(
-            f"{out}: --fp16 needs a GPU, and this machine has none: `-- --fp16=false` takes it away"
+            f"{out}: --fp16 needs a GPU, and this machine has none: `-- --fp16=false` turns it off"
         )
     if cost.on_gpu and cost.processes > gpus:
         batches = cost.processes * cost.update_freq
         fewer = max(number for number in range(1, gpus + 1) if batches % number == 0)
         raise UserError(
-            f"{out}: --distributed-world-size {cost.processes}, but this machine has {gpus} GPU"
-            f"{'s' * (gpus > 1)}: the same minibatches are `-- --distributed-world-size {fewer} "
-            f"--update-freq {batches // fewer}`"
+            f"{out}: --distributed-world-size {cost.processes}, but GPUs on this machine: {gpus}; for the "
+            f"same minibatches give `-- --distributed-world-size {fewer} --update-freq {batches // fewer}`"
         )
 
 
 def _check_memory(out: Path, cost: Cost) -> None:
-    """All processes of a CPU share its memory; on GPUs each has one."""
+    """Processes on a CPU share its memory; on GPUs each has its own."""
     processes = 1 if cost.on_gpu else cost.processes
     there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
     need = (cost.memory or 0) * processes
     if there is None or need <= there:
         return
     several = f" for {processes} processes" if processes > 1 else ""
-    what = "a GPU here has" if cost.on_gpu else "free here are"
+    what = "a GPU here has" if cost.on_gpu else "this machine has free"
     half = " or --fp16" if cost.on_gpu and cost._width == 4 else ""
     raise UserError(
         f"{out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
@@ -335,7 +331,7 @@ def _check_memory(out: Path, cost: Cost) -> None:
 
 
 def _check_disk(left: dict[Path, list[Cost]]) -> None:
-    """The checkpoints that are not there yet, of all runs that go to the same disk."""
+    """The missing checkpoints of all runs on the same disk must fit together."""
     need: dict[int, int] = {}
     for out, costs in left.items():
         place = next(each for each in (out.absolute(), *out.absolute().parents) if each.exists())
@@ -351,13 +347,13 @@ def _check_disk(left: dict[Path, list[Cost]]) -> None:
 
 
 def _sum(numbers: Iterable[int | None]) -> int | None:
-    """None where one is not known."""
+    """None if one of them is unknown."""
     known = list(numbers)
     return None if None in known else sum(number or 0 for number in known)
 
 
 def _work(estimates: Sequence[Estimate]) -> list[str]:
-    """Updates, tokens and TFLOPs of runs, together."""
+    """Total updates, tokens and TFLOPs."""
     updates = _sum(each.updates for each in estimates)
     return [
         "?" if updates is None else f"{updates:,}",
@@ -366,8 +362,8 @@ def _work(estimates: Sequence[Estimate]) -> list[str]:
     ]
 
 
-def _text(number: int | None, unit: float, name: str = "") -> str:
+def _text(number: int | None, scale: float, name: str = "") -> str:
     if number is None:
         return "?"
-    scaled = number / unit
+    scaled = number / scale
     return f"{scaled:,.1f}{name}" if scaled < 1000 else f"{scaled:,.0f}{name}"

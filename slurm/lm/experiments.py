@@ -1,11 +1,11 @@
-"""Experiments as files: the launcher's options and the flags of fairseq-train, in YAML.
+"""Experiments: YAML files with options of the launcher and flags of fairseq-train.
 
-learner: gmoe              # any option of the launcher, without its dashes
+learner: gmoe              # any option of the launcher, without dashes
 grow-experts: 2,2,4
-size: base                 # sizes/base.yaml, beside this file: options and flags of that size
-flags: {dropout: 0.1}      # more flags for fairseq-train, or other values than the size's
+size: base                 # sizes/base.yaml beside this file: options and flags of that size
+flags: {dropout: 0.1}      # flags of fairseq-train; they override those of the size
 
-On the command line `seed=3` or `dropout=0.2` stands for what a file says of that key.
+On the command line `seed=3` or `dropout=0.2` overrides the files.
 """
 
 import re
@@ -21,41 +21,44 @@ from slurm.lm.flags import Flags, read_flags
 
 
 def is_experiment(path: Path) -> bool:
-    """Whether `path` is an experiment's file, or a folder of such."""
+    """Whether `path` is an experiment, or a folder of experiments."""
     return path.suffix == ".yaml" or (any(path.glob("*.yaml")) and not is_stream(path))
 
 
 def experiment_files(paths: Sequence[Path]) -> list[Path]:
-    """The files that are named, and those in the folders that are."""
+    """The files among `paths`, and the experiments in its folders."""
     return [file for path in paths for file in (sorted(path.glob("*.yaml")) if path.is_dir() else [path])]
 
 
 def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
-    """The words that name files or folders, and what the others, `key=value`, set; a path that exists is one.
+    """Split words into paths and `key=value` overrides; an existing path may contain "=".
 
-    UserError: a value that is not YAML.
+    Raises UserError for a value that is not YAML, or not a scalar.
     """
     paths: list[str] = []
     overrides: dict[str, Any] = {}
     for word in words:
-        # of a corpus in shards, A:B, the first tells
+        # A:B is a corpus in shards: its first folder must exist.
         if not re.match(r"[A-Za-z][\w-]*=", word) or Path(word.partition(":")[0]).exists():
             paths.append(word)
             continue
         key, _, text = word.partition("=")
         try:
+            # As in the files: PyYAML keeps 1e-3 as text, so run.json records a number as it was written.
+            # OmegaConf would make it 0.001, which differs from what the file or an earlier launch says.
             overrides[key] = yaml.safe_load(text)
         except yaml.YAMLError:
-            raise UserError(f"{word}: the value is not YAML: put it in quotes, as in a file") from None
+            raise UserError(f"{word}: the value is not YAML: quote it, as in a file") from None
     return paths, _checked(", ".join(overrides), overrides)
 
 
 def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) -> tuple[list[str], Flags]:
-    """The words of an experiment for the launcher's command line, and its flags for fairseq-train.
+    """Read an experiment as words of the launcher's command line and flags of fairseq-train.
 
-    `size` takes the place of the file's own, if given, and `overrides` that of the values of options, and of
-    flags that the experiment has. The run goes to runs/FOLDER/NAME by default, NAME being the file's with
-    the size it runs at. UserError: a file that is missing or malformed.
+    `size` replaces that of the file. An override sets the flag of that name if the experiment has it, else an
+    option. The default --out is runs/FOLDER/NAME, with the size in NAME.
+
+    Raises UserError for a missing or malformed file.
     """
     record = _read(path)
     own = record.pop("size", None)
@@ -75,9 +78,9 @@ def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) 
     options |= _checked(path, record)
     for key, value in overrides.items():
         (flags if key in flags else options)[key] = value
-    # For the launcher `replay: false` is to say nothing.
-    said = {name: value for name, value in options.items() if value is not False}
-    return _words(said), read_flags(_words(flags))
+    # The launcher has no `--replay=false`: an option that is off is left out.
+    on = {name: value for name, value in options.items() if value is not False}
+    return _words(on), read_flags(_words(flags))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -86,21 +89,21 @@ def _read(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, IsADirectoryError):
         raise UserError(f"{path}: no such experiment") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())}): mend it") from None
+        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(record, dict):
         raise UserError(f"{path}: give options as `name: value`, such as `learner: sm`")
     return record
 
 
 def _checked(where: object, options: Any) -> dict[str, Any]:
-    """UserError: not a value for each name."""
+    """Raise UserError unless `options` maps names to scalars."""
     if not isinstance(options, Mapping) or any(isinstance(each, list | dict) for each in options.values()):
         raise UserError(f"{where}: give flags as `name: value`, such as `max-update: 400`")
     return dict(options)
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
-    """Options as on a command line; those without a value are left out."""
+    """Options as on a command line, without those that have no value."""
     texts = {False: "=false", True: ""}
     return [
         f"--{name}" + (texts[value] if isinstance(value, bool) else f"={value}")

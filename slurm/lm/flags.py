@@ -1,4 +1,4 @@
-"""Flags for fairseq-train: as a user gives them, and what fairseq makes of them."""
+"""Flags of fairseq-train: the words a user gives, and the values that fairseq's own parser makes of them."""
 
 import json
 import re
@@ -7,39 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alma.errors import UserError
-from slurm.engine import children as child
+from slurm.engine import children
 
 Flags = Mapping[str, Sequence[str]]
-"""Flags by name: the words of each as they were given, its name included."""
-Settings = Mapping[str, Any]
-"""All flags of fairseq-train by name (the first, where a flag has several), with the values that hold."""
+"""The words of each flag by its name, which is one of them."""
+FlagValues = Mapping[str, Any]
+"""The value of every flag of fairseq-train by its first name."""
 
 _EVERY_STAGE = "leave it out, the launcher sets it for every stage"
-_LAUNCHERS = {
+_BEFORE = ("waiting-time", "replay", "seed", "members", "grow-experts", "grow-router", "grow-optimizer")
+_OF_THE_LAUNCHER = {
     "--save-dir": "give --out RUN before the `--`",
     "--task": "leave it out, it is always alma_lm",
     "--stage": _EVERY_STAGE,
     "--finetune-from-model": _EVERY_STAGE,
     "--restore-file": _EVERY_STAGE,
-    **{
-        flag: f"give {flag} before the `--`"
-        for flag in (
-            "--waiting-time",
-            "--replay",
-            "--seed",
-            "--members",
-            "--grow-experts",
-            "--grow-router",
-            "--grow-optimizer",
-        )
-    },
+    **{f"--{name}": f"give --{name} before the `--`" for name in _BEFORE},
 }
-MAIN = (
-    "--arch",
-    "--optimizer",
-    "--lr",
-    "--lr-scheduler",
-    "--warmup-updates",
+_SHORT: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
+_SHORT += (
     "--tokens-per-sample",
     "--max-tokens",
     "--batch-size",
@@ -47,49 +33,19 @@ MAIN = (
     "--max-update",
     "--max-epoch",
 )
-"""What tells most of a training."""
-_NOTHING: tuple[Any, ...] = (None, False, 0, "", [])
-COMMON = (
-    *MAIN,
-    "--max-sentences",
-    "--total-num-update",
-    "--adam-betas",
-    "--adam-eps",
-    "--weight-decay",
-    "--clip-norm",
-    "--criterion",
-    "--dropout",
-    "--attention-dropout",
-    "--decoder-layers",
-    "--decoder-embed-dim",
-    "--decoder-attention-heads",
-    "--moe-expert-count",
-    "--moe-freq",
-    "--save-interval-updates",
-    "--keep-interval-updates",
-    "--no-epoch-checkpoints",
-    "--num-workers",
-    "--cpu",
-    "--fp16",
-    "--bf16",
-    "--ddp-backend",
-    "--distributed-world-size",
-    "--log-interval",
-    "--megabatch-words",
-    "--megabatch-tokens",
-)
-"""Those that are given most, which the launcher knows without asking fairseq."""
+"""Flags in the short description of a training."""
+_OFF: tuple[Any, ...] = (None, False, 0, "", [])
 
 
 def read_flags(words: Sequence[str]) -> Flags:
-    """The words of a command line by flag. UserError: no flag, or one that the launcher sets itself."""
+    """Group words by flag. Raises UserError for a word before any flag, or a flag of the launcher."""
     flags: dict[str, list[str]] = {}
     for word in words:
         if re.match(r"--?[A-Za-z]", word):
             name = word.partition("=")[0]
             name = "--arch" if name == "-a" else name
-            if name in _LAUNCHERS:
-                raise UserError(f"{name} is not for fairseq-train here: {_LAUNCHERS[name]}")
+            if name in _OF_THE_LAUNCHER:
+                raise UserError(f"{name} is not for fairseq-train here: {_OF_THE_LAUNCHER[name]}")
             flags.setdefault(name, []).append(word)
         elif flags:
             flags[name].append(word)
@@ -98,42 +54,38 @@ def read_flags(words: Sequence[str]) -> Flags:
     return flags
 
 
-def resolve(lines: Sequence[Sequence[str]]) -> list[Settings]:
-    """The settings of each command line of fairseq-train, its data first: those given, and the defaults.
+def resolve(lines: Sequence[Sequence[str]]) -> list[FlagValues]:
+    """The flag values of each command line of fairseq-train; a command line starts with its data.
 
-    fairseq is imported once, in a process of its own. UserError: fairseq-train would refuse one of them.
+    Imports fairseq once, in another process. Raises UserError if fairseq-train would refuse a command line.
     """
     distinct = list(dict.fromkeys(map(tuple, lines)))
     command = [sys.executable, "-m", "fairseq_alma.check"]
-    answer = child.ask(command, "checking the flags of fairseq-train", json.dumps(distinct))
+    answer = children.ask(command, "checking the flags of fairseq-train", json.dumps(distinct))
     found = [each["settings"] | {"--arch": each["arch"]} for each in json.loads(answer)]
     return [found[distinct.index(tuple(line))] for line in lines]
 
 
 def flag(name: str, value: object | None) -> list[str]:
-    """The words of a flag; none where it has no value or is off, its name alone where it is on."""
+    """The words of a flag: none for None and False, only its name for True; commas join a list."""
     if value is None or value is False:
         return []
-    return [name] if value is True else [name, _text(value)]
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return [name] if value is True else [name, text]
 
 
-def chosen(settings: Settings, names: Sequence[str]) -> list[str]:
-    """The words of those flags that are among `names`."""
+def chosen(settings: FlagValues, names: Sequence[str]) -> list[str]:
+    """The words of the flags `names`."""
     return [word for name in names for word in flag(name, settings.get(name))]
 
 
-def described(settings: Settings, whole: bool) -> str:
-    """The settings that tell most of a training as a command line; `whole`: all of them, a line for each."""
-    names = [name for name in settings if name not in _LAUNCHERS] if whole else MAIN
-    words = [" ".join(flag(name, settings[name])) for name in names if settings.get(name) not in _NOTHING]
+def described(settings: FlagValues, whole: bool) -> str:
+    """A training as a command line: its main flags, or if `whole` all flags, one in each line."""
+    names = [name for name in settings if name not in _OF_THE_LAUNCHER] if whole else _SHORT
+    words = [" ".join(flag(name, settings[name])) for name in names if settings.get(name) not in _OFF]
     return "\n  ".join(["fairseq-train", *words]) if whole else f"fairseq-train {' '.join(words)}"
 
 
 def words_of(flags: Flags) -> list[str]:
     """All words, in order."""
     return [word for words in flags.values() for word in words]
-
-
-def _text(value: object) -> str:
-    """As fairseq reads it: of a list its numbers, one for each epoch."""
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,15 +1,12 @@
-"""What a run shows while it runs: one bar over all its stages on a terminal, else a line for each phase."""
+"""Progress of a local run: one bar over all its stages on a terminal, else a line for each phase."""
 
 import json
 import re
-import sys
 import time
 
 from tqdm import tqdm
 
-from slurm.engine.children import terminal_is_lent
-
-tqdm.monitor_interval = 0  # no helper thread: a process with threads should not run code after a fork
+from slurm.engine.terminal import attached, say
 
 _LINE_SECONDS = 60  # between lines about one training
 _TRAINING = re.compile(r".* \| train_inner \| (\{.*\})$")
@@ -19,44 +16,38 @@ _PHASES = {
     ' | fairseq_cli.train | begin validation on "': "validating",
     " | fairseq.trainer | Saving checkpoint to ": "saving",
 }
-"""What fairseq's log says when a phase begins."""
+"""Line of fairseq's log at the beginning of each phase."""
 
 
-def say(message: str) -> None:
-    """A line on the terminal."""
-    tqdm.write(message, file=sys.stderr)
-    sys.stderr.flush()
-
-
-class Progress:
-    """Progress of a run over all its trainings. Use as a context manager; `read` takes fairseq's log."""
+class ProgressBar:
+    """Context manager that shows the progress over all trainings of a run; `read` takes fairseq's log."""
 
     def __init__(self, trainings: int, updates: int | None) -> None:
-        """`updates`: of each training; None: not known."""
+        """`updates`: of each training; None: unknown."""
         self.updates = updates
         self.trainings, self.complete, self.skipped = trainings, 0, 0
         self.title, self.resumed = "", False
         self.said: set[str] = set()
         self.began = self.stage_began = self.spoke = time.monotonic()
         total = updates and updates * trainings
-        off = terminal_is_lent() or None  # None: where there is no terminal
-        # smoothing=0: the average over all, start-ups and evaluations included, tells when all will be done
+        off = attached() or None  # None: off without a terminal
+        # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of the whole run
         self.bar = tqdm(total=total, unit="update", dynamic_ncols=True, smoothing=0, disable=off)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressBar":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
     def start(self, title: str, phase: str = "starting fairseq", resumed: bool = False) -> None:
-        """A training, or what else has that title, begins."""
+        """Start a training or an evaluation."""
         self.title, self.resumed = title, resumed
         self.said = set()
         self.phase(phase)
 
     def phase(self, name: str) -> None:
-        """What is being done now; without a terminal each phase is told once."""
+        """Show the current phase; without a terminal only once."""
         if not self.bar.disable:
             self.bar.set_description_str(f"{self.title}: {name}")
         elif name not in self.said:
@@ -64,14 +55,14 @@ class Progress:
         self.said.add(name)
 
     def read(self, line: str) -> None:
-        """Take one line of fairseq's log; those that tell of no phase and no update are passed over."""
+        """Take one line of fairseq's log; lines without a phase or an update are ignored."""
         if phase := next((phase for mark, phase in _PHASES.items() if mark in line), None):
             self.phase(phase)
         found = _TRAINING.match(line)
         try:
             stats = json.loads(found[1]) if found else {}
             updates = int(stats["num_updates"])
-        except (ValueError, KeyError):  # no such line, or lines of several processes run together
+        except (ValueError, KeyError):  # another line, or mixed lines of several processes
             return
         self.phase("training")
         shown = ", ".join(f"{name} {stats[name]}" for name in ("loss", "ppl", "wps") if name in stats)
@@ -80,14 +71,14 @@ class Progress:
                 self._say(f"{self.title}: {updates} of {self.updates or '?'} updates, {shown}")
             return
         before = self.complete * (self.updates or 0)
-        if self.resumed:  # those up to here took no time now
+        if self.resumed:  # earlier updates took no time in this process
             self.bar.initial += updates
             self.resumed = False
         self.bar.set_postfix_str(shown, refresh=False)
         self.bar.update(before + updates - self.bar.n)
 
     def trained(self, now: bool = True) -> None:
-        """One more training is complete; it was before, if not `now`."""
+        """Count a complete training; `now`: it was trained in this process."""
         self.complete += 1
         self.skipped += not now
         if self.bar.disable or not self.updates:
@@ -97,7 +88,7 @@ class Progress:
         self.bar.update(self.complete * self.updates - self.bar.n)
 
     def done(self, message: str) -> None:
-        """A stage is complete, whose trainings have been counted."""
+        """Report a complete stage, and the time left."""
         now = time.monotonic()
         seconds, self.stage_began = now - self.stage_began, now
         left = ""

@@ -1,18 +1,23 @@
 """The launcher's command line: options, experiments and flags of fairseq-train become requests."""
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
 from alma.errors import Parser, UserError, closest, number_list
 from slurm.engine import resources
+from slurm.engine.children import StageFailed
 from slurm.engine.resources import Resources
 from slurm.lm.experiments import experiment_files, is_experiment, read_experiment, read_overrides
-from slurm.lm.flags import COMMON, Flags, read_flags, resolve, words_of
-from slurm.lm.plan import LEARNERS, MEMBERS, ROUTERS, Request
+from slurm.lm.flags import Flags, read_flags, resolve, words_of
+from slurm.lm.learners import LEARNERS
+from slurm.lm.plan import DEFAULT_GROWTH, Request
 
+_ROUTERS = ("preserve", "copy", "tree")
 _OF_THE_MACHINE = {"--cluster", "--dry-run", "--wait", "--jobs", "--verbose"}
 _OF_THE_MACHINE |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Resources)}
 
@@ -20,12 +25,19 @@ _OF_THE_MACHINE |= {f"--{field.name.replace('_', '-')}" for field in dataclasses
 class _Parser(Parser):
     """Tells flags of fairseq-train from misspelt options."""
 
+    @cached_property
+    def _flags(self) -> list[str]:
+        """Flags of fairseq-train; importing fairseq for them takes seconds."""
+        with contextlib.suppress(UserError, StageFailed):
+            return list(resolve([["STREAM", "--task", "alma_lm"]])[0])
+        return []
+
     def suggest(self, name: str) -> str:
-        """A hint for an option that there is not."""
+        """Hint for an unknown option."""
         own = self._option_string_actions
         if name in own:
             return ""
-        meant = closest(name, [*own, *COMMON])
+        meant = closest(name, [*own, *self._flags])
         if meant in own:
             return f"did you mean {meant}?"
         after = "put it after `--`"
@@ -37,82 +49,82 @@ class _Parser(Parser):
 
 
 def parser() -> Parser:
-    """The command line, as far as the `--`."""
-    arguments = _Parser(
+    """The command line up to the `--`."""
+    made = _Parser(
         prog="python -m slurm.launch",
         usage="%(prog)s STREAM --learner L --out RUN [options] -- [flags of fairseq-train]\n"
         "       %(prog)s EXPERIMENT.yaml... [key=value...] [--size S] [--stream STREAM] [options] [-- flags]",
-        description="Train a language model on a stream of mega-batches, stage by stage, and evaluate it "
-        "after each. After an interruption the same command goes on where it stopped; when the stream has "
-        "got longer, it trains the new stages.",
+        description="Train a language model on a stream of mega-batches, evaluate after each stage. "
+        "Rerun the command to resume after an interruption, or to train the new stages of a longer stream.",
         allow_abbrev=False,
     )
-    add = arguments.add_argument
+    add = made.add_argument
     add(
         "what",
         nargs="+",
         metavar="STREAM|EXPERIMENT",
-        help="a stream made by data_prep, or a fairseq-preprocess directory to cut up; or files (or folders "
-        "of files) with settings, see slurm/experiments.py, and key=value: any option by its name, or a flag "
-        "of fairseq-train that the experiments have. It holds for all of them, before what files say; --key "
-        "and what follows `--` come before it",
+        help="a stream of data_prep, or a fairseq-preprocess directory to cut up; or YAML files (or "
+        "folders of them) with settings, see slurm/lm/experiments.py, and key=value to override the files: "
+        "an option, or a flag of fairseq-train that the file has. --key and flags after `--` override both",
     )
-    add("--stream", metavar="STREAM", help="for experiments: what they train on")
-    add("--size", metavar="S", help="for experiments: a file in sizes/ beside them, such as small")
-    add("--learner", choices=LEARNERS, help="sm, moe: one model; ens, gens: ensembles; umix, gmoe")
-    add("--out", type=Path, metavar="RUN", help="run directory to make or to go on with")
+    add("--stream", metavar="STREAM", help="training data of experiments")
+    add("--size", metavar="S", help="of experiments: a file in sizes/ beside them, such as small")
+    add("--out", type=Path, metavar="RUN", help="run directory to create or to resume")
+    add("--name", help="label of the run in reports")
+    _add_learner_options(made)
+    _add_machine_options(made)
+    return made
+
+
+def _add_learner_options(made: Parser) -> None:
+    kinds = "; ".join(f"{name}: {spec.help}" for name, spec in LEARNERS.items())
+    members = {name: spec.members for name, spec in LEARNERS.items() if spec.members is not None}
+    defaults = ", ".join(f"{count} for {name}" for name, count in members.items())
+    growing = ", ".join(name for name, spec in LEARNERS.items() if spec.growth)
+    add = made.add_argument_group("learner").add_argument
+    add("--learner", choices=LEARNERS, help=kinds)
+    add("--members", type=int, metavar="N", help=f"size of an ensemble (default: {defaults})")
+    add("--waiting-time", type=int, metavar="W", default=1, help="mega-batches of a stage (default: 1)")
+    add("--replay", action="store_true", help="train on all mega-batches so far, not only the new ones")
+    add("--from-scratch", action="store_true", help="train a new model in every stage")
+    add("--update-multiplier", type=int, metavar="X", default=1, help="multiplies --max-update")
+    add("--seed", type=int, default=0, metavar="S", help="of weights and data order (default: 0)")
+    add("--seeds", type=number_list, metavar="A-B,C", help="one run for each seed, in RUN_s0 and so on")
+    add(
+        "--grow-experts",
+        type=partial(number_list, repeats=True),
+        metavar="N[,N...]",
+        help=f"{growing}: experts to add at each growth (default: {DEFAULT_GROWTH})",
+    )
+    add("--grow-router", choices=_ROUTERS, help=f"{growing}: how to split a router (default: preserve)")
+    add("--grow-optimizer", choices=("reset", "copy"), help=f"{growing}: optimizer state (default: reset)")
+    add("--context-window", type=int, metavar="N", default=0, help="tokens in evaluation")
+    add("--stages", type=int, metavar="N", help="stop after N stages; resume later with a larger N")
+
+
+def _add_machine_options(made: Parser) -> None:
+    add = made.add_argument_group("where to run").add_argument
     add(
         "--cluster",
         choices=("local", "debug", "slurm"),
         default="local",
-        help="where the stages run (default: here, one after the other); debug: here, with the terminal, so "
-        "that breakpoint() works in the process of fairseq-train (not in more of them: one GPU, no workers)",
+        help="local: here, stage after stage (default); debug: the same, attached to the terminal, so that "
+        "breakpoint() works in fairseq-train (with one GPU and no data workers); slurm: submit all jobs",
     )
-    add("--dry-run", action="store_true", help="check all and say what would run, but run and write nothing")
-    add("--verbose", action="store_true", help="with the plan: all settings, commands, what sbatch would get")
-    add("--wait", action="store_true", help="with --cluster slurm: wait for the end, and fail if a job did")
-    add("--members", type=int, metavar="N", help=f"ens, umix: how many (default: {MEMBERS})")
-    add("--waiting-time", type=int, metavar="W", default=1, help="mega-batches to wait for (default: 1)")
-    add("--replay", action="store_true", help="train on everything seen so far")
-    add("--from-scratch", action="store_true", help="start every stage with a new model")
-    add(
-        "--update-multiplier",
-        type=int,
-        metavar="X",
-        default=1,
-        help="train X times --max-update (default: 1)",
-    )
-    add("--seed", type=int, default=0, metavar="S", help="of weights and data order (default: 0)")
-    add("--seeds", type=number_list, metavar="A-B,C", help="a run for each, in RUN_s0 and so on")
-    add("--grow-experts", metavar="N[,N...]", help="gmoe: experts to add at each growth (default: 2)")
-    add("--grow-router", choices=ROUTERS, help="gmoe: how to split a router (default: preserve)")
-    add("--grow-optimizer", choices=("reset", "copy"), help="gmoe: its state after growth (default: reset)")
-    add(
-        "--context-window",
-        type=int,
-        metavar="N",
-        default=0,
-        help="tokens of context in evaluation (default: 0)",
-    )
-    add("--stages", type=int, metavar="N", help="stop after N stages; later, more of them go on from there")
-    add("--name", help="to tell the run apart in reports")
-    add(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="on this machine: trainings side by side (default: 1), each on GPUs of its own",
-    )
-    resources.add_flags(arguments)
-    return arguments
+    add("--jobs", type=int, metavar="N", help="local: concurrent trainings, GPUs split evenly (default: 1)")
+    add("--dry-run", action="store_true", help="check everything and print the plan; run and write nothing")
+    add("--verbose", action="store_true", help="print also all settings, commands and inputs of sbatch")
+    add("--wait", action="store_true", help="slurm: wait for the end; exit with 1 if a job failed")
+    resources.add_flags(made)
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """The launcher's options: up to the first `--`; the last of two that contradict each other counts."""
+    """Parse the options before the first `--`; the last of repeated options counts."""
     return parser().parse_intermixed_args(list(itertools.takewhile(lambda word: word != "--", words)))
 
 
 def read_requests(words: Sequence[str]) -> list[Request]:
-    """The command line as requests: launcher flags up to the first `--`, flags of fairseq-train after it."""
+    """Read a command line: options up to the first `--`, flags of fairseq-train after it."""
     options = parse(words)
     flags = read_flags(list(itertools.dropwhile(lambda word: word != "--", words))[1:])
     options.what, overrides = read_overrides(options.what)
@@ -121,12 +133,12 @@ def read_requests(words: Sequence[str]) -> list[Request]:
         if overrides:
             key = next(iter(overrides))
             raise UserError(
-                f"{key}=: key=value is for experiments (.yaml), and none is given: give --{key}; a flag of "
-                "fairseq-train after `--`"
+                f"{key}=: key=value overrides experiments (.yaml), and none is given: use --{key}, or a flag "
+                "of fairseq-train after `--`"
             )
         return _for_seeds(options, _request(options, flags))
     if len(experiments) < len(options.what):
-        raise UserError("give a stream, or experiments (.yaml), whose stream is --stream; not both")
+        raise UserError("give a stream, or experiments (.yaml) with their stream as --stream, not both")
     requests: dict[Path, Request] = {}
     for file in experiment_files(experiments):
         own_words, own_flags = read_experiment(file, options.size, overrides)
@@ -135,7 +147,9 @@ def read_requests(words: Sequence[str]) -> list[Request]:
         try:
             merged = parse([*own_words, *words])
         except UserError as error:
-            other = "; key=value is for flags that the file has, others go after `--`" if overrides else ""
+            other = (
+                "; key=value sets only flags that the file has; give others after `--`" if overrides else ""
+            )
             raise UserError(f"{file}: {error}{other}") from None
         merged.what = [merged.stream]
         for request in _for_seeds(merged, _request(merged, {**own_flags, **flags})):
@@ -145,7 +159,7 @@ def read_requests(words: Sequence[str]) -> list[Request]:
 
 
 def _for_seeds(options: argparse.Namespace, request: Request) -> list[Request]:
-    """The request, or with --seeds one for each."""
+    """The request, or with --seeds one for each seed."""
     if options.seeds is None:
         return [request]
     out = request.out
@@ -156,10 +170,10 @@ def _for_seeds(options: argparse.Namespace, request: Request) -> list[Request]:
 
 
 def _request(options: argparse.Namespace, flags: Flags) -> Request:
-    """UserError: an option that is missing, or that is for experiments only."""
+    """Raises UserError for a missing option, or one that only experiments have."""
     given = vars(options)
     if len(given["what"]) > 1:
-        raise UserError(f"{given['what'][1]}: give one stream; shards of one corpus are joined by ':'")
+        raise UserError(f"{given['what'][1]}: give one stream; join the shards of one corpus by ':'")
     (stream,) = given["what"]
     if stream != given["stream"] and (given["stream"], given["size"]) != (None, None):
         raise UserError(f"--size and --stream are for experiments (.yaml), and {stream} is none")
@@ -172,14 +186,11 @@ def _request(options: argparse.Namespace, flags: Flags) -> Request:
 
 
 def resolved(requests: Sequence[Request]) -> list[Request]:
-    """The requests with their settings. UserError: fairseq-train would refuse the flags of one."""
+    """The requests with their settings. Raises UserError if fairseq-train would refuse their flags."""
     lines = [[each.stream, "--task", "alma_lm", *words_of(each.flags)] for each in requests]
-    return [
-        dataclasses.replace(request, settings={**settings, **_of_any_machine(request)})
-        for request, settings in zip(requests, resolve(lines), strict=True)
-    ]
-
-
-def _of_any_machine(request: Request) -> dict[str, None]:
-    """What fairseq's defaults take from the machine that it is asked on: not known where it is to run."""
-    return {name: None for name in ("--distributed-world-size",) if name not in request.flags}
+    found = []
+    for request, settings in zip(requests, resolve(lines), strict=True):
+        if "--distributed-world-size" not in request.flags:  # the default is this machine's number of GPUs
+            settings = {**settings, "--distributed-world-size": None}
+        found.append(dataclasses.replace(request, settings=settings))
+    return found

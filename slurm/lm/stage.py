@@ -1,158 +1,179 @@
-"""The restartable pieces of work: train a model of a stage, evaluate the stage, append rows.
+"""The jobs of a run: evaluate the untrained model, train each model of a stage, evaluate the stage.
 
-Each may be killed at any moment and simply run again. trained.json and result.json, written whole and last,
-say that one is complete; before that, fairseq-train goes on from its last checkpoint.
+untrained.json, trained.json and result.json are written whole and last. Before that, a restarted training
+resumes from its last checkpoint.
 """
 
-import json
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alma.files import write_json_atomic
-from alma.records import MACHINE_FIELDS, Row, Run
-from alma.stages import Stage
-from slurm.engine import children as child
+from alma.files import make_directory, write_json_atomic
+from alma.records import Run
+from slurm.engine import children
+from slurm.engine.jobs import Job
+from slurm.engine.locks import patiently_locked
 from slurm.lm.plan import Plan, StageSpec, Training
-from slurm.lm.progress import Progress, say
+from slurm.lm.rows import RESULT, UNTRAINED, collect
 
-UNTRAINED, TRAINED, RESULT = "untrained.json", "trained.json", "result.json"
-"""Written whole and last: in the run's directory, a training's, a stage's."""
-Result = dict[str, Any]
-"""What `fairseq_alma.evaluate` measured."""
-_OF_TRAINING = ("training", "validation")
-"""What `extra` tells of the training: its numbers, and the FLOPs of validation, which Comp leaves out."""
+TRAINED = "trained.json"
+"""Marker in the directory of a training."""
+Environment = Mapping[str, str]
 
 
-def run_stages(plan: Plan, run: Run) -> None:
-    """Bring a run to its end here, one thing after the other, whatever of it has been done before."""
-    with Progress(sum(len(spec.trainings) for spec in plan.stages), plan.max_update) as progress:
-        if not (plan.out / UNTRAINED).exists():
-            progress.start("untrained model", "evaluating")
-            evaluate_untrained(plan)
-        collect(plan, run)
-        for spec in plan.stages:
-            run_stage(spec, progress)
-            collect(plan, run)
+@dataclass(frozen=True, kw_only=True)
+class RunJob(Job):
+    """A job of a planned run, for SLURM or for this machine."""
+
+    plan: Plan
+    index: int = 0
+    """Of the stage."""
+
+    @property
+    def spec(self) -> StageSpec:
+        """The stage."""
+        return self.plan.stages[self.index]
+
+    @abstractmethod
+    def do(self, environment: Environment | None = None) -> None:
+        """Do what is missing on this machine, with additional environment variables."""
+
+    def work(self) -> None:
+        """Do what is missing, then append rows."""
+        self.do()
+        with patiently_locked(self.run):
+            collect(self.plan, Run.open(self.run, Run.read(self.run).config))
 
 
-def run_stage(spec: StageSpec, progress: Progress) -> None:
-    """Bring one stage to its end."""
-    complete = (spec.directory / RESULT).exists()
-    for training in spec.trainings:
-        there = complete or (training.directory / TRAINED).exists()
-        if not there:
-            progress.start(training.title, resumed=(training.directory / "checkpoint_last.pt").exists())
-            train(training, progress.read)
-        progress.trained(now=not there)
-    if complete:
-        say(f"{spec.title}: was complete")
-        return
-    progress.start(spec.title, "evaluating")
-    evaluate(spec)
-    progress.done(f"perplexity {_read(spec.directory / RESULT)['perplexity']:.2f}")
+class UntrainedJob(RunJob):
+    """Evaluate the model before any training, for t = 0."""
+
+    def do(self, environment: Environment | None = None) -> None:
+        """Write untrained.json."""
+        if not self.done:
+            what = "evaluation of the untrained model"
+            children.run(self.plan.untrained, self.run / "untrained.log", what, environment=environment)
 
 
-def evaluate_untrained(plan: Plan, environment: Mapping[str, str] | None = None) -> None:
-    """Write untrained.json, if it is not there: the model before it has seen any data, for t = 0."""
-    if not (plan.out / UNTRAINED).exists():
-        what = "evaluation of the untrained model"
-        child.run(plan.untrained, plan.out / "untrained.log", what, environment=environment)
+@dataclass(frozen=True, kw_only=True)
+class TrainJob(RunJob):
+    """Train one model of a stage."""
 
+    training: Training
+    spawns: bool
+    """Whether fairseq starts the processes of a node; else SLURM starts one for each task."""
 
-def train(
-    training: Training,
-    watch: Callable[[str], None] | None = None,
-    arguments: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
-    log: str = "train.log",
-) -> None:
-    """Train to the end, if that is not done; more `arguments` and `environment` say what a machine needs.
+    def do(
+        self,
+        environment: Environment | None = None,
+        arguments: Sequence[str] = (),
+        log: str = "train.log",
+        watch: Callable[[str], None] | None = None,
+    ) -> None:
+        """Train to the end; `arguments` extend the command line.
 
-    Of several processes each calls it, with its own `log`; the one of train.log says when all is done.
-    """
-    if (training.directory / TRAINED).exists():
-        return
-    training.directory.mkdir(parents=True, exist_ok=True)
-    command = [*training.command, *arguments]
-    if training.previous:
-        command += ["--finetune-from-model", str(checkpoint(training.previous))]
-    child.run(command, training.directory / log, f"training of {training.title}", watch, environment)
-    if log == "train.log":
-        write_json_atomic(training.directory / TRAINED, {"checkpoint": checkpoint(training.directory).name})
-
-
-def evaluate(spec: StageSpec, environment: Mapping[str, str] | None = None) -> None:
-    """Write the stage's result.json, if it is not there."""
-    if not (spec.directory / RESULT).exists():
-        command = [*spec.evaluate, "--path", ":".join(str(checkpoint(model)) for model in spec.models)]
-        what = f"evaluation of stage {spec.stage.index}"
-        child.run(command, spec.directory / "eval.log", what, environment=environment)
-
-
-def collect(plan: Plan, run: Run) -> None:
-    """Append the rows of what has been evaluated, as far as nothing before it is missing."""
-    present = {row["t"] for row in run.rows}
-    if not (plan.out / UNTRAINED).exists():
-        return
-    if 0 not in present:
-        run.append(_row(0, None, _read(plan.out / UNTRAINED), []))
-    for spec in plan.stages:
-        if not (spec.directory / RESULT).exists():
+        Each process of a distributed training has its own `log`; that of train.log writes the marker.
+        """
+        if self.done:
             return
-        trained = [training.directory for training in spec.trainings]
-        new = [directory in trained for directory in spec.models]
-        previous = run.rows[spec.stage.first - 1]
-        for row in rows(spec.stage, _read(spec.directory / RESULT), previous, new):
-            if row["t"] not in present:
-                run.append(row)
+        make_directory(self.directory)
+        command = [*self.training.command, *arguments]
+        if self.training.previous:
+            command += ["--finetune-from-model", str(checkpoint(self.training.previous))]
+        what = f"training of {self.training.title}"
+        children.run(command, self.directory / log, what, watch, environment)
+        if log == "train.log":
+            write_json_atomic(self.marker, {"checkpoint": checkpoint(self.directory).name})
+
+    def work(self) -> None:
+        """Train, in as many processes as the SLURM job has tasks."""
+        from submitit import JobEnvironment
+
+        job = JobEnvironment()
+        arguments, environment = [], {}
+        port = str(20_000 + int(job.raw_job_id) % 40_000)
+        if job.num_tasks > 1 and self.spawns:
+            arguments = ["--distributed-port", port]  # fairseq reads the rest from SLURM
+        elif job.num_tasks > 1:
+            ranks = {"RANK": job.global_rank, "LOCAL_RANK": job.local_rank, "WORLD_SIZE": job.num_tasks}
+            environment = {name: str(value) for name, value in ranks.items()}
+            environment |= {"MASTER_ADDR": job.hostnames[0], "MASTER_PORT": port}
+        if job.global_rank:
+            self.do(environment, arguments, f"train.rank{job.global_rank}.log")
+            return
+        make_directory(self.directory)
+        with patiently_locked(self.directory):  # a job that SLURM declared dead may still be running
+            self.do(environment, arguments)
+
+
+class EvaluateJob(RunJob):
+    """Evaluate the models deployed after a stage."""
+
+    def do(self, environment: Environment | None = None) -> None:
+        """Write result.json."""
+        if not self.done:
+            models = ":".join(str(checkpoint(model)) for model in self.spec.models)
+            command = [*self.spec.evaluate, "--path", models]
+            children.run(command, self.directory / "eval.log", self.name, environment=environment)
+
+
+def jobs_of(plan: Plan, spawns: bool = True) -> list[RunJob]:
+    """All jobs of a run in a possible order of execution; `spawns` is for `TrainJob`."""
+    shared: dict[str, Any] = {"plan": plan, "run": plan.out}
+    jobs: list[RunJob] = [
+        UntrainedJob(
+            name="untrained",
+            kind="untrained",
+            array="alma-untrained",
+            directory=plan.out,
+            marker=plan.out / UNTRAINED,
+            alone=True,
+            **shared,
+        )
+    ]
+    for index, spec in enumerate(plan.stages):
+        count = len(spec.trainings)
+        for number, training in enumerate(spec.trainings, start=1):
+            jobs.append(
+                TrainJob(
+                    name=f"stage {index}" + (f", member {number} of {count}" if count > 1 else ""),
+                    kind="train",
+                    array=f"alma-stage{index}",
+                    directory=training.directory,
+                    marker=training.directory / TRAINED,
+                    needs=(training.previous / TRAINED,) if training.previous else (),
+                    updates=plan.max_update,
+                    index=index,
+                    training=training,
+                    spawns=spawns,
+                    **shared,
+                )
+            )
+        jobs.append(
+            EvaluateJob(
+                name=f"evaluation of stage {index}",
+                kind="evaluate",
+                array=f"alma-evaluate{index}",
+                directory=spec.directory,
+                marker=spec.directory / RESULT,
+                needs=tuple(model / TRAINED for model in spec.models),
+                alone=True,
+                index=index,
+                **shared,
+            )
+        )
+    return jobs
+
+
+def in_submission_order(jobs: Sequence[RunJob]) -> list[RunJob]:
+    """Jobs of several runs: untrained models, trainings by stage, evaluations by stage."""
+    kinds = ("untrained", "train", "evaluate")
+    return sorted(jobs, key=lambda job: (kinds.index(job.kind), job.index))
 
 
 def checkpoint(directory: Path) -> Path:
-    """The model that a stage hands on: the best on the validation set, where there was one."""
+    """The model of a training: the best on the validation set, or the last without validation."""
     best = directory / "checkpoint_best.pt"
     return best if best.exists() else directory / "checkpoint_last.pt"
-
-
-def rows(stage: Stage, result: Result, previous: Mapping[str, Any], new: Sequence[bool]) -> list[Row]:
-    """A row for each mega-batch of the stage: the `previous` model's while waiting, then the new one's.
-
-    `new` says of each model that was evaluated whether this stage trained it.
-    """
-    unchanged = dict.fromkeys(("train_flops", *MACHINE_FIELDS), 0)
-    extra = {key: value for key, value in previous["extra"].items() if key not in _OF_TRAINING}
-    waiting = [
-        Row(**{**previous, **unchanged, "t": t, "extra": extra})  # type: ignore[typeddict-item]
-        for t in range(stage.first, stage.last)
-    ]
-    return [*waiting, _row(stage.last, stage, result, new)]
-
-
-def _read(path: Path) -> Result:
-    return json.loads(path.read_bytes())
-
-
-def _row(t: int, stage: Stage | None, result: Result, new: Sequence[bool]) -> Row:
-    trainings = [each for each, counts in zip(result["training"], new, strict=True) if counts]
-    named = {"perplexity", "parameters", "eval_flops_per_example", "experts", "expert_count", "training"}
-    extra = {key: value for key, value in result.items() if key not in named}
-    if result["expert_count"]:
-        extra |= {"experts": result["expert_count"], "expert_layers": result["experts"]}
-    if trainings:
-        extra["validation"] = sum(each.get("validation_flops", 0) for each in trainings)
-        extra["training"] = [
-            {key: value for key, value in each.items() if key not in MACHINE_FIELDS} for each in trainings
-        ]
-    return Row(
-        t=t,
-        stage=stage.index if stage else None,
-        trained_on=list(stage.train_on) if stage else [],
-        metric="perplexity",
-        value=result["perplexity"],
-        parameters=result["parameters"],
-        train_flops=sum(each["flops"] + each["growth_flops"] for each in trainings),
-        eval_flops_per_example=result["eval_flops_per_example"],
-        seconds=sum(each["seconds"] for each in trainings),
-        peak_memory_bytes=max((each["peak_memory_bytes"] for each in trainings), default=0),
-        extra=extra,
-    )

@@ -19,7 +19,7 @@ from fairseq_alma.moe import layer as switch_layer
 from fairseq_alma.moe.dispatchers import LoopDispatcher, PaddedDispatcher
 from fairseq_alma.moe.layer import routings_of, switch_layers
 from fairseq_alma.switch_lm import CausalSelfAttention, SwitchLanguageModel, compile_training
-from slurm.lm.estimate import Machine, count_units, estimate
+from slurm.lm.estimate import Machine, estimate, vocabulary_size
 from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
 
@@ -85,7 +85,7 @@ def test_the_launchers_estimate_has_the_parameters_of_the_real_model(learner, fl
     words = [str(stream), "--out", "R", "--learner", learner, *flags, "--"]
     words += tiny[2:-2]  # --task and --seed are the launcher's
     (request,) = resolved(read_requests([*words, *changed]))
-    estimated = estimate(make_plan(request, 1), count_units(str(stream)), Machine((), None))
+    estimated = estimate(make_plan(request, 1), vocabulary_size(str(stream)), Machine((), None))
     _, model = build(*changed, *flags)
     assert estimated.parameters == sum(p.numel() for p in model.parameters())
 
