@@ -1,4 +1,4 @@
-"""The README's commands are accepted by what they call, and its file tree is that of the repository."""
+"""The README's commands are accepted by what they call, and the paths on the pages exist."""
 
 import itertools
 import re
@@ -128,10 +128,15 @@ def test_fairseq_accepts_its_commands(command):
         assert options.parse_args_and_arch(make(default_task="alma_lm"), words).task == "alma_lm"
 
 
-def test_the_file_tree_names_every_module():
-    tree = README.split("## Files")[1]
-    for package in ("alma", "data_prep", "fairseq_alma", "vision", "slurm", "benchmarks"):
-        listed = set(re.findall(r"^      (\w+\.py)", tree.split(f"    {package}/")[1].split("/  ")[0], re.M))
-        actual = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py"}
-        assert actual - listed <= {"__main__.py"}, package
-        assert listed <= actual, package
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
+)
+def test_links_and_paths_of_a_page_exist(page):
+    text = page.read_text()
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    assert all((page.parent / link).exists() for link in links)
+    places = {ROOT}
+    for path in re.findall(r"`([\w./]+(?:\.py|/))`", text):
+        found = next((place / path for place in places if (place / path).exists()), None)
+        assert found, path
+        places = {ROOT, found.parent}  # `plan.py` after `data_prep/formats.py` lies beside it
