@@ -26,12 +26,12 @@ def spread(ratios: list[float], form: Callable[[float], float] = float) -> str:
     return f"{middle:.2f} [{low:.2f}-{high:.2f}]"
 
 
-def show(folder: Path, table: Table, note: str = "") -> None:
+def show(folder: Path, table: Table) -> None:
     """Print a table and write it as CSV."""
     header = list(table.rows[0])
     with open(folder / f"{table.name}.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=header)
         writer.writeheader()
         writer.writerows(table.rows)
-    print(f"\n{table.title}{note}")
+    print(f"\n{table.title}")
     print(as_text([header, *([str(value) for value in row.values()] for row in table.rows)]))

@@ -10,5 +10,4 @@ class SM(Learner):
     """One network, fine-tuned at every stage."""
 
     def build(self, structure: dict[str, Any]) -> Backbone:
-        """One network."""
         return self.backbone()
