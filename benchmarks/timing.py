@@ -2,7 +2,6 @@
 
 import csv
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +18,9 @@ class Table(NamedTuple):
     rows: Rows
 
 
-def spread(ratios: list[float], form: Callable[[float], float] = float) -> str:
+def spread(ratios: list[float]) -> str:
     """`median [first quartile-third quartile]`."""
-    values = sorted(form(ratio) for ratio in ratios)
-    low, middle, high = statistics.quantiles(values, n=4)
+    low, middle, high = statistics.quantiles(ratios, n=4)
     return f"{middle:.2f} [{low:.2f}-{high:.2f}]"
 
 

@@ -14,7 +14,6 @@ import functools
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -71,16 +70,16 @@ def encode_bucket(space: Workspace, bucket: int, shards: int) -> None:
                 flush()
                 held = 0
         flush()
-    found: dict[str, Any] = {
-        "documents": len(keys),
-        "words": words,
-        "bytes": text_bytes,
-        "keys": np.frombuffer(b"".join(keys), ">u8").reshape(-1, 2),
-        "sizes": np.concatenate([np.zeros(0, np.int32), *sizes]),
-        "counts": counts,
-    }
     with atomic_write(space.file("bucket", bucket, "npz"), "wb") as file:
-        np.savez(file, **found)
+        np.savez(
+            file,
+            documents=len(keys),
+            words=words,
+            bytes=text_bytes,
+            keys=np.frombuffer(b"".join(keys), ">u8").reshape(-1, 2),
+            sizes=np.concatenate([np.zeros(0, np.int32), *sizes]),
+            counts=counts,
+        )
 
 
 def check_encode(space: Workspace, plan: CorpusPlan) -> None:

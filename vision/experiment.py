@@ -108,7 +108,7 @@ def reset_peak_memory(device: torch.device) -> bool:
 
 
 class _Trainer:
-    """Trains and tests a learner for `alma.environment`, and writes its checkpoints."""
+    """Trains and tests a learner as the `StageLearner` of `alma.environment`, and writes its checkpoints."""
 
     def __init__(
         self,
@@ -154,12 +154,10 @@ class _Trainer:
 
     @property
     def parameters(self) -> int:
-        """Current number of free parameters."""
         return self.learner.parameters
 
     @property
     def eval_flops_per_example(self) -> float:
-        """Current FLOPs of one prediction."""
         return self.learner.eval_flops_per_example
 
     @property
@@ -171,7 +169,6 @@ class _Trainer:
 
     @property
     def valid(self) -> dict[str, float] | None:
-        """Mean loss and error on the validation data of the last stage."""
         return self.learner.valid
 
     @property
