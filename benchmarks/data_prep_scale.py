@@ -40,7 +40,6 @@ COPIES = 50  # one document in COPIES is a duplicate
 SOURCES = ("books", "web", "wiki")
 _SYLLABLES = [a + b for a in "bcdfghklmnprstvz" for b in "aeiou"] + ["é", "ße", "ñu"]
 _MASK = LINES - 1
-_64_BITS = (1 << 64) - 1
 
 
 class LinePool(NamedTuple):

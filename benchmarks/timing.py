@@ -2,7 +2,6 @@
 
 import csv
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,19 +18,18 @@ class Table(NamedTuple):
     rows: Rows
 
 
-def spread(ratios: list[float], form: Callable[[float], float] = float) -> str:
+def spread(ratios: list[float]) -> str:
     """`median [first quartile-third quartile]`."""
-    values = sorted(form(ratio) for ratio in ratios)
-    low, middle, high = statistics.quantiles(values, n=4)
+    low, middle, high = statistics.quantiles(ratios, n=4)
     return f"{middle:.2f} [{low:.2f}-{high:.2f}]"
 
 
-def show(folder: Path, table: Table, note: str = "") -> None:
+def show(folder: Path, table: Table) -> None:
     """Print a table and write it as CSV."""
     header = list(table.rows[0])
     with open(folder / f"{table.name}.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=header)
         writer.writeheader()
         writer.writerows(table.rows)
-    print(f"\n{table.title}{note}")
+    print(f"\n{table.title}")
     print(as_text([header, *([str(value) for value in row.values()] for row in table.rows)]))

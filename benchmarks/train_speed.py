@@ -109,10 +109,6 @@ class PausedTraining:
         (number,) = _PARAMETERS.findall("".join(self.log))
         return int(number.replace(",", ""))
 
-    def peak_bytes(self) -> int:
-        """Peak resident memory of the process."""
-        return resident_memory(self.process.pid, peak=True)
-
 
 def turns(trainings: Sequence[PausedTraining], repeats: int) -> list[list[float]]:
     """(repeats, trainings) tokens per second: one update each per turn, starting with another each time."""
@@ -140,7 +136,7 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         for warm_up in as_completed(pool.submit(training.run, WARM_UP) for training in trainings):
             warm_up.result()  # raises the first error
         speeds = turns(trainings, repeats)
-        peaks = [training.peak_bytes() for training in trainings]
+        peaks = [resident_memory(training.process.pid, peak=True) for training in trainings]
         for training, (_, _, shape, _) in zip(trainings, MODELS, strict=True):
             assert training.parameters() == shape.parameters
     return [

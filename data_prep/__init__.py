@@ -1,6 +1,7 @@
 """Raw text to deduplicated, i.i.d. mega-batches of token ids in fairseq's memory-mapped format.
 
-`pipeline` runs the stages, each a module. Their intermediate files lie in a work directory (`work`):
+`pipeline` runs the stages, each a module; finalise is in `encode`. Their intermediate files lie in a work
+directory (`work`):
 
     scan        corpus            -> scan-NNNNN.bin           a record for each document of a shard
     plan        scans             -> bucket.npy, plan.npz     split and bucket of every document

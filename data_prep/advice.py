@@ -30,7 +30,8 @@ def books(files: Sequence[tuple[str, str]], reader: Reader, totals: Mapping[str,
             and len(paths) >= _FILES
             and words < _PARAGRAPH * documents
             and words > _BOOK * len(paths)
-            and all(map(_could_be_a_document, paths))
+            and all(kind(path) == "text" for path in paths)
+            and all(os.path.getsize(path) <= blocks.MAX_DOCUMENT_BYTES for path in paths)
         ):
             found.append(
                 f"warning: {source}: cut at blank lines, {len(paths):,} files gave {documents:,} documents "
@@ -38,10 +39,6 @@ def books(files: Sequence[tuple[str, str]], reader: Reader, totals: Mapping[str,
                 f"use --documents {source}=file"
             )
     return found
-
-
-def _could_be_a_document(path: str) -> bool:
-    return kind(path) == "text" and os.path.getsize(path) <= blocks.MAX_DOCUMENT_BYTES
 
 
 def summary(stream: Stream) -> str:

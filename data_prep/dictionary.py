@@ -38,7 +38,7 @@ def read_tokens(directory: Path) -> list[str]:
 def dictionary_problems(path: Path, tokens: int) -> list[str]:
     """Lines of dict.txt that fairseq cannot load, or a count of lines other than `tokens`.
 
-    None for a missing file, which `file_problems` reports.
+    None for a missing file, which `FileInfo.problem` reports.
     """
     if not path.is_file():
         return []

@@ -195,10 +195,6 @@ def _json(data: Input, key: str, hint: str = _HINT) -> Iterator[str | Skipped]:
             yield data.bad(offset, _no_text(key, strings or fields, hint))
 
 
-def _wiki_json(data: Input, _key: str) -> Iterator[str | Skipped]:
-    return _json(data, "text", hint="")  # its field is always `text`
-
-
 def _no_text(key: str, fields: Iterable[str], hint: str = _HINT) -> str:
     """Why a record has no text; `fields`: those that may hold it instead."""
     names = [f"`{name[:_SHOWN]}`" for name in fields]
@@ -312,7 +308,7 @@ MODES = {
 }
 """Formats of .txt and .md files, by --documents."""
 
-_WIKI_JSON = Format(_wiki_json, _LINE)
+_WIKI_JSON = Format(lambda data, _: _json(data, "text", hint=""), _LINE)  # its field is always `text`
 
 KNOWN = f"{' '.join([*_TEXT, *FORMATS])} and wiki_NN (all but .parquet also with {' '.join(PACKED)})"
 """The file names that can be read, for messages."""

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from alma.errors import Parser, UserError, command, fail
 from alma.report.tables import as_text
-from alma.stream import Part, Stream
+from alma.stream import FileInfo, Part, Stream
 from alma.workers import Workers
 from data_prep import similarity, verify
 from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, UNKNOWN, dictionary_problems, read_tokens
@@ -209,11 +209,10 @@ def check(stream: Stream, workers: Workers) -> None:
     files = dict(stream.files)
     for part in stream.parts:
         files |= part.files
-    paths = [(stream.directory / name, info) for name, info in files.items()]
+    tasks = [(info, stream.directory / name) for name, info in files.items()]
     sizes = [info.size for info in files.values()]
-    problems = []
-    for found in run_all(workers, "files", verify.file_problems, paths, sizes):
-        problems += found
+    damage = run_all(workers, "files", FileInfo.problem, tasks, sizes)
+    problems = [f"{path}: {found}" for (_, path), found in zip(tasks, damage, strict=True) if found]
     problems += dictionary_problems(stream.directory / DICTIONARY, stream.vocab_size)
     parts = [(stream.path(part), part, stream.vocab_size + SPECIALS) for part in stream.parts]
     tokens = [part.tokens for part in stream.parts]

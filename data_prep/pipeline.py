@@ -20,7 +20,7 @@ from alma.configs import differing
 from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
-from data_prep import advice, documents, encode, finalise, install, plan, scan, shuffle, tokenizer
+from data_prep import advice, documents, encode, install, plan, scan, shuffle, tokenizer
 from data_prep.documents import Reader, Shard
 from data_prep.plan import CorpusPlan, Wanted
 from data_prep.work import Task, Work, Workspace
@@ -166,7 +166,7 @@ def _make(
             valid=valid,
             test=test,
             settings=record,
-            files=finalise.finalise_vocabulary(space),
+            files=encode.finalise_vocabulary(space),
             corpus=corpus,
         )
     stream.write()
@@ -182,7 +182,7 @@ def _workspace(
     directory = out / (install.WORK + _digest([settings.seed, record, constants]))
     directory.mkdir(exist_ok=True)
     for name, given in settings.tokenizer.items():
-        finalise.copy_atomic(given, directory / name)
+        encode.copy_atomic(given, directory / name)
     return Workspace(directory, settings.seed, settings.reader, settings.sources)
 
 
@@ -245,15 +245,24 @@ def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work)
         sources = dict(zip(space.sources, words, strict=True))
         arguments = (space, name, planned.buckets(number), sources, code)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), arguments))
-    work.run("finalise", finalise.finalise_part, tasks, "word")
+    work.run("finalise", encode.finalise_part, tasks, "word")
     return [Part.from_dict(json.loads(task.done.read_text())) for task in tasks]
 
 
 def _corpus_record(
     space: Workspace, wanted: Wanted, planned: CorpusPlan, shards: int, warnings: list[str]
 ) -> dict[str, Any]:
-    """What stream.json says of the corpus."""
-    corpus = plan.corpus_summary(planned, wanted)
+    """What stream.json says of the corpus; `spread` of the mega-batches: (max - min) / `wanted.words`."""
+    split_words = planned.source_words.sum(1)[: wanted.mega_batches]
+    corpus: dict[str, Any] = {
+        "documents": planned.documents,
+        "words": planned.words,
+        "duplicate_documents": planned.duplicate_documents,
+        "duplicate_words": planned.duplicate_words,
+        "surplus_words": planned.words - planned.duplicate_words - int(planned.source_words.sum()),
+        "spread": float((split_words.max() - split_words.min()) / wanted.words),
+        "longest_document": planned.longest,
+    }
     if skips := sorted(scan.skips(space, shards)):
         first = [str(skip) for skip in skips[:_SKIPS]]
         corpus["skipped"] = {"summary": documents.skipped_summary(skips), "first": first}

@@ -256,17 +256,3 @@ def _require_words(records: np.ndarray, kept: np.ndarray, wanted: Wanted, source
             f"{wanted.valid_words:,}: {wanted.valid_words - of_source:,} words are missing; choose another "
             "--valid-source or ask for fewer"
         )
-
-
-def corpus_summary(plan: CorpusPlan, wanted: Wanted) -> dict[str, Any]:
-    """Totals of the corpus, and the spread of the mega-batches: (max - min) / `wanted.words`."""
-    split_words = plan.source_words.sum(1)[: wanted.mega_batches]
-    return {
-        "documents": plan.documents,
-        "words": plan.words,
-        "duplicate_documents": plan.duplicate_documents,
-        "duplicate_words": plan.duplicate_words,
-        "surplus_words": plan.words - plan.duplicate_words - int(plan.source_words.sum()),
-        "spread": float((split_words.max() - split_words.min()) / wanted.words),
-        "longest_document": plan.longest,
-    }

@@ -26,8 +26,6 @@ RECORD = np.dtype([("high", ">u8"), ("low", ">u8"), ("second", ">u8"), ("words",
 words, number of its source in `Workspace.sources`."""
 _REST = struct.Struct("<IH")  # words and source of a RECORD
 
-_BLOCK = 1 << 16  # records per write
-
 
 def content_key(text: bytes, seed: int) -> bytes:
     """The hashes of a RECORD, 24 bytes: content key (16) and second hash (8)."""
@@ -38,14 +36,9 @@ def scan_shard(space: Workspace, number: int, shard: Shard) -> None:
     """Write the files of a shard."""
     ids = {name: index for index, name in enumerate(space.sources)}
     skipped: list[Skipped] = []
-    block: list[bytes] = []
     with atomic_write(space.file("scan", number, "bin"), "wb") as file:
         for source, text, words in space.reader.read(shard, skipped.append):
-            block.append(content_key(text.encode(), space.seed) + _REST.pack(words, ids[source]))
-            if len(block) == _BLOCK:
-                file.write(b"".join(block))
-                block.clear()
-        file.write(b"".join(block))
+            file.write(content_key(text.encode(), space.seed) + _REST.pack(words, ids[source]))
         if skipped:  # first, because scan-NNNNN.bin marks the shard as finished
             write_json_atomic(space.file("skipped", number, "json"), skipped)
 

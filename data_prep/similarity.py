@@ -44,12 +44,6 @@ def group_ends(size: int) -> list[int]:
     return [size * k // GROUPS for k in range(1, GROUPS + 1)]
 
 
-def document_ends(sizes: np.ndarray) -> np.ndarray:
-    """(documents,) int64 end of each document in tokens, from the sizes of the items."""
-    ends = (running[block == 1] for running, block in running_sizes(sizes))
-    return np.concatenate([np.zeros(0, np.int64), *ends])
-
-
 def running_sizes(sizes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield blocks of the cumulative sum of `sizes` (int64) and of `sizes`."""
     position = 0
@@ -67,13 +61,17 @@ def token_blocks(ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 
 
 def open_part(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of a part, memory-mapped, and the ends of its documents. UserError: missing or damaged."""
+    """The ids of a part, memory-mapped, and (documents,) int64 the end of each document in tokens.
+
+    UserError: missing or damaged.
+    """
     try:
         sizes, code = read_index(f"{path}.idx")
         ids = np.memmap(f"{path}.bin", DTYPES[code], "r")
     except (OSError, ValueError) as error:  # missing; or empty, or not a whole number of ids
         raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
-    ends = document_ends(sizes)
+    found = (running[block == 1] for running, block in running_sizes(sizes))
+    ends = np.concatenate([np.zeros(0, np.int64), *found])
     if not len(ends) or ends[-1] != len(ids) or (np.diff(ends) < 1).any():
         raise UserError(f"{path}: damaged (.idx does not fit .bin); `--verify` lists all damage")
     return ids, ends

@@ -1,4 +1,4 @@
-"""Checks of a stream: files against stream.json, parts for consistency, documents for duplicates."""
+"""Checks of a stream: parts for consistency, documents for duplicates."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from alma.errors import UserError
-from alma.stream import DTYPES, KEY_BYTES, FileInfo, Part, Stream, dtype_code, read_index, read_pointers
+from alma.stream import DTYPES, KEY_BYTES, Part, Stream, dtype_code, read_index, read_pointers
 from data_prep.dictionary import EOS
 from data_prep.similarity import running_sizes, token_blocks
 
@@ -15,16 +15,10 @@ _KEY = f"S{KEY_BYTES}"  # compared byte by byte, as big-endian numbers are
 _KEYS_AT_ONCE = 1 << 20
 
 
-def file_problems(path: Path, info: FileInfo) -> list[str]:
-    """Compare size and SHA-256 of a file with stream.json."""
-    problem = info.problem(path)
-    return [f"{path}: {problem}"] if problem else []
-
-
 def part_problems(path: str, part: Part, dictionary_size: int) -> list[str]:
     """Inconsistencies of .bin and .idx, which a faulty writer leaves under matching checksums.
 
-    None for a missing file, which `file_problems` reports. Memory: about 50 MB.
+    None for a missing file, which `FileInfo.problem` reports. Memory: about 50 MB.
     """
     if not (os.path.isfile(f"{path}.idx") and os.path.isfile(f"{path}.bin")):
         return []

@@ -54,11 +54,6 @@ class Usage:
     peak: int = 0
     """Peak memory of the largest process in bytes, shared libraries included."""
 
-    def add(self, other: "Usage") -> None:
-        """Include other tasks."""
-        self.cpu += other.cpu
-        self.peak = max(self.peak, other.peak)
-
 
 class Work:
     """Runs stages in worker processes and measures them; one worker is this process."""
@@ -89,7 +84,8 @@ class Work:
             usage = self.usage.setdefault(stage, Usage())
             for weight, own in self._results(stage, function, todo) if todo else ():
                 bar.update(weight)
-                usage.add(own)
+                usage.cpu += own.cpu
+                usage.peak = max(usage.peak, own.peak)
         self.seconds[stage] = time.monotonic() - start
 
     def _results(

@@ -100,22 +100,15 @@ def device_of(name: str) -> torch.device:
 
 
 def reset_peak_memory(device: torch.device) -> bool:
-    """Restart the measurement of `peak_memory`; returns whether the system supports it."""
+    """Restart the measurement of peak memory; returns whether the system supports it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return True
     return processes.reset_peak_memory()
 
 
-def peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes: of the tensors on a GPU, or of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return processes.peak_memory()
-
-
 class _Trainer:
-    """Trains and tests a learner for `alma.environment`, and writes its checkpoints."""
+    """Trains and tests a learner as the `StageLearner` of `alma.environment`, and writes its checkpoints."""
 
     def __init__(
         self,
@@ -161,22 +154,21 @@ class _Trainer:
 
     @property
     def parameters(self) -> int:
-        """Current number of free parameters."""
         return self.learner.parameters
 
     @property
     def eval_flops_per_example(self) -> float:
-        """Current FLOPs of one prediction."""
         return self.learner.eval_flops_per_example
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Peak memory of the run, the time before interruptions included."""
-        return max(self._peak, peak_memory(self.learner.device))
+        """Peak of the tensors on a GPU, or of the process, the time before interruptions included."""
+        device = self.learner.device
+        on_gpu = device.type == "cuda"
+        return max(self._peak, torch.cuda.max_memory_allocated(device) if on_gpu else processes.peak_memory())
 
     @property
     def valid(self) -> dict[str, float] | None:
-        """Mean loss and error on the validation data of the last stage."""
         return self.learner.valid
 
     @property

@@ -225,7 +225,6 @@ class MixtureMLP(Mixture):
 
     @property
     def flops(self) -> Flops:
-        """FLOPs per example."""
         return self.count([layer.experts.flops for layer in self.layers])  # type: ignore[misc]
 
 
@@ -254,7 +253,6 @@ class MixtureVGG(Mixture):
 
     @property
     def flops(self) -> Flops:
-        """FLOPs per example."""
         head, size = self.head.flops(self.shape[1:])
         experts = []
         for layer in self.layers:

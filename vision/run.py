@@ -91,8 +91,6 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
 
     UserError: the system killed a process.
     """
-    if not jobs:
-        return []
     if len(jobs) == 1:
         jobs[0].run()
         return []

@@ -52,7 +52,7 @@ def test_a_turn_is_one_update_and_halted_time_does_not_count(speed):
         assert training.run(1) > 2048 / 0.9
         assert sum("train_inner" in line for line in training.log) == speed.WARM_UP + 1
         assert training.parameters() == 1234
-        assert 10**6 < training.peak_bytes() < 10**9
+        assert 10**6 < speed.resident_memory(training.process.pid, peak=True) < 10**9
         wait_for_halt(training.process.pid)
     assert training.process.returncode == -15
     with pytest.raises(ProcessLookupError):

@@ -68,7 +68,7 @@ def test_unknown_and_byte_tokens_are_counted(tmp_path, inspected):
 
 def test_groups_are_equal_shares_of_whole_documents(iid_stream):
     path = str(iid_stream / "megabatch_00/train")
-    lengths = np.diff(similarity.document_ends(read_index(f"{path}.idx")[0]), prepend=0)
+    lengths = np.diff(similarity.open_part(path)[1], prepend=0)
     size = 3000
     cuts = np.unique([*similarity.group_ends(size), *similarity.group_ends(900)])
     counts = similarity.count_part(path, TOKENS + 4, cuts, 10, [0])

@@ -7,12 +7,11 @@ from typing import Any
 from alma.errors import UserError
 from vision import presets
 from vision.learners.base import Learner
-from vision.learners.ens import Ens
+from vision.learners.ens import Ens, UMix
 from vision.learners.firefly import Firefly
 from vision.learners.gens import GEns
 from vision.learners.gmoe import GMoE, MoE
 from vision.learners.sm import SM
-from vision.learners.umix import UMix
 from vision.presets import Settings
 
 LEARNERS: dict[str, type[Learner]] = {

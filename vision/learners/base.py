@@ -23,8 +23,8 @@ class Learner:
     """Base class of learners of images (channels, height, width) of `classes` classes.
 
     `seed` determines initial weights, order of minibatches and augmentation; global generators are not used.
-    A subclass implements `build` and, if it has settings of its own, sets `settings_class`. The first line of
-    its docstring is its entry in `vision/run.py --help`.
+    A subclass implements `build`, unless it has one network, and sets `settings_class` if it has settings of
+    its own. The first line of its docstring is its entry in `vision/run.py --help`.
     """
 
     settings_class: type[Settings] = Settings
@@ -46,8 +46,8 @@ class Learner:
         return 1
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """A new model with the sizes of `structure`, as saved by a grown learner; {} at first."""
-        raise NotImplementedError
+        """A new model, here one network. `structure`: sizes that a grown learner has saved; {} at first."""
+        return self.backbone()
 
     def reset(self, stage: int) -> None:
         """Draw new weights for all members; they depend on the seed and on `stage`."""

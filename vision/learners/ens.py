@@ -1,9 +1,10 @@
-"""Ens: an ensemble of independently trained networks that averages their probabilities (section 4.1)."""
+"""Ensembles of a fixed number of networks (section 4.1). Ens averages the probabilities of independently
+trained networks; UMix, a uniform mixture, averages the logits of jointly trained ones."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vision.learners.base import MemberMixtureSettings, MixtureLearner
+from vision.learners.base import Learner, MemberMixtureSettings, MixtureLearner
 from vision.mixture import Committee
 from vision.models import Backbone
 from vision.presets import Settings, setting
@@ -56,5 +57,26 @@ class Ens(MixtureLearner):
 
     @property
     def details(self) -> dict[str, Any]:
-        """Number of networks."""
+        return {"members": self.settings.members}
+
+
+@dataclass(frozen=True)
+class UMixSettings(MemberSettings):
+    authors = MemberSettings.authors | {"umix_average": "sum"}
+
+    umix_average: str = setting("mean", "how the members' logits are combined", choices=("mean", "sum"))
+
+
+class UMix(Learner):
+    """An ensemble that averages logits, trained jointly as one network with one loss."""
+
+    settings_class = UMixSettings
+    settings: UMixSettings
+
+    def build(self, structure: dict[str, Any]) -> Backbone:
+        """A stack of networks with one output."""
+        return self.backbone(self.settings.members, joint=self.settings.umix_average)
+
+    @property
+    def details(self) -> dict[str, Any]:
         return {"members": self.settings.members}

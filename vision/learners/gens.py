@@ -47,7 +47,6 @@ class GEns(MixtureLearner):
         self.members: list[Backbone | Mixture] = []
 
     def build(self, structure: dict[str, Any]) -> Backbone | Mixture:
-        """One network."""
         return self.mixture(self.settings.experts) if self.settings.experts > 1 else self.backbone()
 
     def prepare(self, index: int, data: StageData) -> dict[str, float]:
@@ -101,7 +100,6 @@ class GEns(MixtureLearner):
 
     @property
     def details(self) -> dict[str, Any]:
-        """Number of networks."""
         return {"members": self._count}
 
     def state(self) -> dict[str, Any]:

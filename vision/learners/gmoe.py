@@ -33,12 +33,10 @@ class MoE(MixtureLearner):
 
     @property
     def structure(self) -> dict[str, Any]:
-        """Number of experts per layer."""
         return {"experts": self.model.experts}
 
     @property
     def details(self) -> dict[str, Any]:
-        """Number of experts per layer."""
         return self.structure
 
 
