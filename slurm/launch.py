@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError, command
-from alma.files import locked, make_directory
+from alma.files import locked, make_directory, patiently_locked
 from alma.records import Run
 from alma.report.tables import as_text
 from alma.stages import stages
 from alma.stream import FileInfo, Stream, is_stream
 from slurm.engine import children, queue, resources, submission, terminal
-from slurm.engine.locks import patiently_locked
 from slurm.engine.machine import Machine
 from slurm.engine.queue import SubmittedJob
 from slurm.engine.resources import Resources
@@ -180,11 +179,9 @@ def common_folder(plans: Sequence[Plan]) -> Path:
 
 def show_jobs(plans: Sequence[Plan], wanted: Resources, verbose: bool) -> None:
     """Print which jobs would be submitted; `verbose`: with the input of sbatch."""
-    dry_run = submission.DryRun()
-    send = submission.to_dry_run(submission.log_folder(common_folder(plans)), dry_run)
-    submission.submit(in_submission_order(slurm_jobs(plans, wanted)), wanted, send, {})
-    texts = dry_run.texts if verbose else [text.partition("\n")[0] for text in dry_run.texts]
-    print("\n".join([*texts, str(dry_run)]))
+    folder = submission.log_folder(common_folder(plans))
+    texts, totals = submission.dry_run(in_submission_order(slurm_jobs(plans, wanted)), wanted, folder)
+    print(*(text if verbose else text.partition("\n")[0] for text in texts), totals, sep="\n")
 
 
 def announce(plans: Sequence[Plan], machine: Machine, verbose: bool) -> None:

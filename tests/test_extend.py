@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from launcher import read_requests
-from slurm.lm.learners import LEARNERS as LANGUAGE_MODELS
 
 from alma.report import compare
 from alma.report.results import find_runs, group
 from data_prep import formats
 from data_prep.documents import Reader, find_files, make_shards
+from slurm.lm.learners import LEARNERS as LANGUAGE_MODELS
 from slurm.lm.plan import make_plan
 from vision import MegaBatchStream, run
 from vision.learners import LEARNERS as IMAGE_LEARNERS
