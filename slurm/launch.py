@@ -99,8 +99,14 @@ def launch(plan: Plan) -> None:
     print(summary(run))
 
 
-def launch_side_by_side(plans: Sequence[Plan], jobs: int) -> None:
+def launch_here(plans: Sequence[Plan], jobs: int) -> None:
     """Run all plans on this machine, `jobs` jobs at a time; print the rows."""
+    if jobs == 1:
+        for plan in plans:
+            if len(plans) > 1:
+                print(f"\n{plan.out}", flush=True)
+            launch(plan)
+        return
     with ExitStack() as stack:
         for plan in plans:
             make_directory(plan.out)
@@ -219,17 +225,6 @@ def summary(run: Run) -> str:
     return as_text(lines)
 
 
-def launch_here(plans: Sequence[Plan], jobs: int) -> None:
-    """Run all plans on this machine."""
-    if jobs > 1:
-        launch_side_by_side(plans, jobs)
-        return
-    for plan in plans:
-        if len(plans) > 1:
-            print(f"\n{plan.out}", flush=True)
-        launch(plan)
-
-
 @command
 def main() -> None:
     """Entry point of `python -m slurm.launch`."""
@@ -256,7 +251,7 @@ def main() -> None:
             launch_on_slurm(plans, wanted, options.wait)
             return
         if options.cluster == "debug":
-            terminal.attach()
+            terminal.attached = True
         launch_here(plans, jobs)
     except children.StageFailed as failed:
         print(f"error: {failed}", file=sys.stderr)
