@@ -49,6 +49,7 @@ def run(
     which names `what`, for every other failure.
     """
     problem: re.Match[str] | None = None
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if terminal.attached else {}
     with log.open("ab") as output, log.open("rb") as lines:
         output.write(f"\n$ {shlex.join(command)}\n".encode())
         output.flush()
@@ -58,15 +59,10 @@ def run(
             stdin=None if terminal.attached else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            process_group=None
-            if terminal.attached
-            else 0,  # only the launcher's own group may read the terminal
+            # Only the launcher's own group may read the terminal.
+            process_group=None if terminal.attached else 0,
             preexec_fn=_dies_with_parent(),
-            env={
-                **os.environ,
-                **({"PYTHONUNBUFFERED": "1"} if terminal.attached else {}),
-                **(environment or {}),
-            },
+            env={**os.environ, **unbuffered, **(environment or {})},
         )
         _running.add(process.pid)
         try:
