@@ -9,14 +9,16 @@ import secrets
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from alma.errors import UserError
 
 LOCK = ".lock"
+_WAIT_SECONDS = 120
 
 
 @contextmanager
@@ -82,18 +84,29 @@ def locked(directory: Path, name: str = LOCK) -> Iterator[None]:
     claim, key = object(), _key(directory, name)
     if _held.setdefault(key, claim) is not claim:
         raise _busy(directory, _self())
-    try:
+    with ExitStack() as stack:
+        stack.callback(_held.pop, key, None)
         descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            _acquire(descriptor, directory)
+        stack.callback(os.close, descriptor)  # releases the lock
+        _acquire(descriptor, directory)
+        stack.callback(_note, descriptor, "")
+        yield
+
+
+@contextmanager
+def patiently_locked(directory: Path, name: str = LOCK) -> Iterator[None]:
+    """Hold `locked`, waiting up to two minutes for another holder; then raise its UserError."""
+    deadline = time.monotonic() + _WAIT_SECONDS
+    with ExitStack() as stack:
+        while True:
             try:
-                yield
-            finally:
-                _note(descriptor, "")
-        finally:
-            os.close(descriptor)  # releases the lock
-    finally:
-        _held.pop(key, None)
+                stack.enter_context(locked(directory, name))
+                break
+            except UserError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+        yield
 
 
 def holder(directory: Path, name: str = LOCK) -> str | None:

@@ -1,6 +1,5 @@
 """The schedule of Algorithm 1: which mega-batches each stage waits for and trains on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alma.errors import UserError
@@ -42,8 +41,3 @@ def stages(megabatches: int, waiting_time: int = 1, replay: bool = False) -> lis
         last = min(first + waiting_time - 1, megabatches)
         plan.append(Stage(index, first, last, tuple(range(1 if replay else first, last + 1))))
     return plan
-
-
-def stage_at(plan: Sequence[Stage], t: int) -> Stage | None:
-    """The last stage that is complete after mega-batch `t`; None while the learner is untrained."""
-    return max((stage for stage in plan if stage.last <= t), key=lambda stage: stage.index, default=None)

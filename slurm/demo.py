@@ -9,8 +9,8 @@ import os
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from alma.errors import Parser, command
@@ -52,39 +52,28 @@ def steps(out: Path) -> list[list[str]]:
 def run(lines: Sequence[str]) -> None:
     """Run the command lines of a step at the same time, each on its share of the cores; exit if one fails."""
     threads = max(1, (os.cpu_count() or 1) // len(lines))
+    # Idle OpenMP threads spin: processes that each use all cores would slow each other down.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    output = None if len(lines) == 1 else subprocess.PIPE
     processes = []
     for line in lines:
         print(f"\n$ {line}", flush=True)
-        # Idle OpenMP threads spin: processes that each use all cores would slow each other down.
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        output = None if len(lines) == 1 else subprocess.PIPE
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, *shlex.split(line)[1:]],
-                env=environment,
-                stdout=output,
-                stderr=output and subprocess.STDOUT,
-                text=True,
-            )
-        )
-    readers = [
-        threading.Thread(target=_copy, args=(p, line)) for p, line in zip(processes, lines, strict=True)
-    ]
-    for reader in readers:
-        reader.start()
-    codes = [process.wait() for process in processes]
-    for reader in readers:
-        reader.join()
+        words = [sys.executable, *shlex.split(line)[1:]]
+        error = output and subprocess.STDOUT
+        processes.append(subprocess.Popen(words, env=environment, stdout=output, stderr=error, text=True))
+    with ThreadPoolExecutor(len(lines)) as pool:
+        codes = list(pool.map(_follow, processes, lines))
     for code in codes:
         if code:
             sys.exit(code if code > 0 else 1)
 
 
-def _copy(process: subprocess.Popen, line: str) -> None:
-    """Print the output of a process, each line after the name of its learner."""
+def _follow(process: subprocess.Popen, line: str) -> int:
+    """Print the output of a process, each line after the name of its learner; return its exit code."""
     name = line.partition("--learner ")[2].partition(" ")[0]
     for text in process.stdout or ():
         print(f"{name:>4} | {text}", end="", flush=True)
+    return process.wait()
 
 
 @command

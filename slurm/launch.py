@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError, command
-from alma.files import locked, make_directory
+from alma.files import locked, make_directory, patiently_locked
 from alma.records import Run
 from alma.report.tables import as_text
 from alma.stages import stages
 from alma.stream import FileInfo, Stream, is_stream
 from slurm.engine import children, queue, resources, submission, terminal
-from slurm.engine.locks import patiently_locked
 from slurm.engine.machine import Machine
 from slurm.engine.queue import SubmittedJob
 from slurm.engine.resources import Resources
@@ -100,8 +99,14 @@ def launch(plan: Plan) -> None:
     print(summary(run))
 
 
-def launch_side_by_side(plans: Sequence[Plan], jobs: int) -> None:
+def launch_here(plans: Sequence[Plan], jobs: int) -> None:
     """Run all plans on this machine, `jobs` jobs at a time; print the rows."""
+    if jobs == 1:
+        for plan in plans:
+            if len(plans) > 1:
+                print(f"\n{plan.out}", flush=True)
+            launch(plan)
+        return
     with ExitStack() as stack:
         for plan in plans:
             make_directory(plan.out)
@@ -180,11 +185,9 @@ def common_folder(plans: Sequence[Plan]) -> Path:
 
 def show_jobs(plans: Sequence[Plan], wanted: Resources, verbose: bool) -> None:
     """Print which jobs would be submitted; `verbose`: with the input of sbatch."""
-    dry_run = submission.DryRun()
-    send = submission.to_dry_run(submission.log_folder(common_folder(plans)), dry_run)
-    submission.submit(in_submission_order(slurm_jobs(plans, wanted)), wanted, send, {})
-    texts = dry_run.texts if verbose else [text.partition("\n")[0] for text in dry_run.texts]
-    print("\n".join([*texts, str(dry_run)]))
+    folder = submission.log_folder(common_folder(plans))
+    texts, totals = submission.dry_run(in_submission_order(slurm_jobs(plans, wanted)), wanted, folder)
+    print(*(text if verbose else text.partition("\n")[0] for text in texts), totals, sep="\n")
 
 
 def announce(plans: Sequence[Plan], machine: Machine, verbose: bool) -> None:
@@ -222,17 +225,6 @@ def summary(run: Run) -> str:
     return as_text(lines)
 
 
-def launch_here(plans: Sequence[Plan], jobs: int) -> None:
-    """Run all plans on this machine."""
-    if jobs > 1:
-        launch_side_by_side(plans, jobs)
-        return
-    for plan in plans:
-        if len(plans) > 1:
-            print(f"\n{plan.out}", flush=True)
-        launch(plan)
-
-
 @command
 def main() -> None:
     """Entry point of `python -m slurm.launch`."""
@@ -259,7 +251,7 @@ def main() -> None:
             launch_on_slurm(plans, wanted, options.wait)
             return
         if options.cluster == "debug":
-            terminal.attach()
+            terminal.attached = True
         launch_here(plans, jobs)
     except children.StageFailed as failed:
         print(f"error: {failed}", file=sys.stderr)

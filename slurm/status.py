@@ -154,12 +154,8 @@ def _remark(status: JobStatus) -> str:
     """The log and the error; before the start, what the job waits for."""
     job = status.job
     log = status.log or ((job.own_log or job.log) if status.state in ("running", "done") else None)
-    return ": ".join(filter(None, (_short(log) if log else "", status.why)))
-
-
-def _short(path: Path) -> str:
-    """The shorter of the path and its relative form."""
-    return min(str(path), os.path.relpath(path), key=len)
+    shown = min(str(log), os.path.relpath(log), key=len) if log else ""
+    return ": ".join(filter(None, (shown, status.why)))
 
 
 def _show(seen: Sequence[JobStatus]) -> str:

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Sequence
 
 from alma.errors import Parser, UserError, command
-from alma.files import make_directory
+from alma.files import make_directory, patiently_locked
 from slurm.engine import children, queue, resources, submission
-from slurm.engine.locks import patiently_locked
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
 from slurm.vision.part import VISION, PartJob, parts
@@ -51,14 +50,6 @@ def launch(sweep: Sequence[PartJob], wanted: Resources, wait: bool) -> None:
     problems = queue.wait([out])
     if problems:
         raise children.StageFailed("; ".join(map(str, problems)))
-
-
-def show(sweep: Sequence[PartJob], wanted: Resources) -> None:
-    """Print the input of sbatch."""
-    dry_run = submission.DryRun()
-    send = submission.to_dry_run(submission.log_folder(sweep[0].run), dry_run)
-    submission.submit(sweep, wanted, send, {})
-    print("\n".join([*dry_run.texts, str(dry_run)]))
 
 
 def parser() -> Parser:
@@ -101,7 +92,8 @@ def main() -> None:
     try:
         sweep = parts(flags, runs_per_job, wanted.cpus_per_task or 1)
         if options.dry_run:
-            show(sweep, wanted)
+            texts, totals = submission.dry_run(sweep, wanted, submission.log_folder(sweep[0].run))
+            print(*texts, totals, sep="\n")
         else:
             launch(sweep, wanted, options.wait)
     except children.StageFailed as failed:

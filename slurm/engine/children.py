@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from alma.errors import UserError
-from slurm.engine.terminal import attached
+from slurm.engine import terminal
 
 GRACE_SECONDS = 10
 """Between SIGTERM and SIGKILL."""
@@ -49,18 +49,20 @@ def run(
     which names `what`, for every other failure.
     """
     problem: re.Match[str] | None = None
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if terminal.attached else {}
     with log.open("ab") as output, log.open("rb") as lines:
         output.write(f"\n$ {shlex.join(command)}\n".encode())
         output.flush()
         lines.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             command,
-            stdin=None if attached() else subprocess.DEVNULL,
+            stdin=None if terminal.attached else subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            process_group=None if attached() else 0,  # only the launcher's own group may read the terminal
+            # Only the launcher's own group may read the terminal.
+            process_group=None if terminal.attached else 0,
             preexec_fn=_dies_with_parent(),
-            env={**os.environ, **({"PYTHONUNBUFFERED": "1"} if attached() else {}), **(environment or {})},
+            env={**os.environ, **unbuffered, **(environment or {})},
         )
         _running.add(process.pid)
         try:
@@ -166,7 +168,7 @@ def _follow(log: BinaryIO, process: subprocess.Popen) -> Iterator[str]:
             process.wait(timeout=0.1)
         ended = process.returncode is not None  # tested before the last read, which then misses nothing
         new = log.read()
-        if attached():  # in bytes, because a debugger's prompt has no newline
+        if terminal.attached:  # in bytes, because a debugger's prompt has no newline
             sys.stdout.buffer.write(new)
             sys.stdout.buffer.flush()
         *lines, rest = (rest + new).split(b"\n")
@@ -177,7 +179,7 @@ def _stop(process: subprocess.Popen) -> None:
     """End the child if it is running, and workers that outlived it."""
 
     def send(number: int) -> None:
-        if attached():  # without a process group of its own
+        if terminal.attached:  # without a process group of its own
             process.send_signal(number)
         else:
             os.killpg(process.pid, number)

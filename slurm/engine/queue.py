@@ -156,9 +156,8 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
     jobs = [job for run in runs for job in read_jobs(run)]
     states = ask([job.job_id for job in jobs if job.job_id and not job.done])
     seen: dict[SubmittedJob, JobStatus] = {}
-    for (
-        job
-    ) in jobs:  # `_judge` rereads the marker: a job that SLURM reports as ended may just have written it
+    for job in jobs:
+        # `_judge` rereads the marker: a job that SLURM reports as ended may just have written it.
         seen[job] = _judge(job, states.get(job.job_id or ""), [seen[need] for need in job.needs])
     return list(seen.values())
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -122,37 +121,28 @@ def to_slurm(folder: Path) -> Submit:
     return send
 
 
-@dataclass
-class DryRun:
-    """What would be submitted."""
-
-    texts: list[str] = field(default_factory=list)
-    """Input of sbatch, for each single job or array."""
-    jobs: int = 0
-    gpu_hours: float = 0.0
-    """Upper bound: every job for its time limit."""
-
-    def __str__(self) -> str:
-        count = f"{len(self.texts)} submissions with {self.jobs} jobs"
-        return f"{count}, at most {self.gpu_hours:,.0f} GPU-hours (every job up to its time limit)"
-
-
-def to_dry_run(folder: Path, dry_run: DryRun) -> Submit:
-    """Submit nothing; add to `dry_run` instead."""
+def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[list[str], str]:
+    """Submit nothing; return the input of sbatch for each single job or array, and the totals in words."""
     from submitit.slurm.slurm import _make_sbatch_string
 
-    def send(name: str, jobs: Sequence[Job], resources: Resources, dependency: str | None) -> list[str]:
-        number = f"<{len(dry_run.texts) + 1}>"
-        count: dict[str, Any] = {"map_count": len(jobs)} if len(jobs) > 1 else {}
-        command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {folder}/%j"
-        text = _make_sbatch_string(command, folder / "%j", **parameters(name, resources, dependency), **count)
-        dry_run.texts.append(f"# {number} {', '.join(map(str, jobs))}\n{text}")
-        dry_run.jobs += len(jobs)
-        gpus = resources.nodes * resources.gpus_per_node
-        dry_run.gpu_hours += len(jobs) * gpus * resources.timeout_min / 60
-        return [f"{number}_{place}" for place in range(len(jobs))] if len(jobs) > 1 else [number]
+    texts: list[str] = []
+    number_of_jobs, gpu_hours = 0, 0.0
 
-    return send
+    def send(name: str, group: Sequence[Job], wanted: Resources, dependency: str | None) -> list[str]:
+        nonlocal number_of_jobs, gpu_hours
+        number = f"<{len(texts) + 1}>"
+        count: dict[str, Any] = {"map_count": len(group)} if len(group) > 1 else {}
+        command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {folder}/%j"
+        text = _make_sbatch_string(command, folder / "%j", **parameters(name, wanted, dependency), **count)
+        texts.append(f"# {number} {', '.join(map(str, group))}\n{text}")
+        number_of_jobs += len(group)
+        gpus = wanted.nodes * wanted.gpus_per_node
+        gpu_hours += len(group) * gpus * wanted.timeout_min / 60
+        return [f"{number}_{place}" for place in range(len(group))] if len(group) > 1 else [number]
+
+    submit(jobs, resources, send, {})
+    count = f"{len(texts)} submissions with {number_of_jobs} jobs"
+    return texts, f"{count}, at most {gpu_hours:,.0f} GPU-hours (every job up to its time limit)"
 
 
 def parameters(name: str, resources: Resources, dependency: str | None) -> dict[str, Any]:
@@ -170,7 +160,8 @@ def record(
     ids: by marker. folder: logs of the new jobs. before: jobs that were already queued; they keep their logs,
     and stay recorded even if `jobs` no longer has them.
     """
-    logs = {marker: job_log(folder, job_id) for marker, job_id in ids.items()}
+    # As submitit names the output of a job's first task.
+    logs = {marker: str(folder / job_id / f"{job_id}_0_log.out") for marker, job_id in ids.items()}
     logs |= {job.marker: str(job.log) for job in before}
     needs = {job.marker: list(job.needs) for job in jobs}
     old = [job for job in before if job.run == run and job.marker not in needs]
@@ -191,11 +182,6 @@ def record(
         for job in both
     ]
     queue.write_jobs(run, entries)
-
-
-def job_log(folder: Path, job_id: str) -> str:
-    """Where submitit writes the output of a job's first task."""
-    return str(folder / job_id / f"{job_id}_0_log.out")
 
 
 def log_folder(place: Path) -> Path:

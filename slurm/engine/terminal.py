@@ -6,21 +6,11 @@ from tqdm import tqdm
 
 tqdm.monitor_interval = 0  # no helper thread: forking a process that has threads is unsafe
 
-_attached = False
+attached = False
+"""Whether children are attached to the terminal: they read from it, and their output is copied to it."""
 
 
 def say(message: str) -> None:
     """Print one line to stderr, above any progress bar."""
     tqdm.write(message, file=sys.stderr)
     sys.stderr.flush()
-
-
-def attach() -> None:
-    """Attach children to the terminal from now on: they read from it, and their output is copied to it."""
-    global _attached
-    _attached = True
-
-
-def attached() -> bool:
-    """Whether children are attached to the terminal."""
-    return _attached

@@ -4,6 +4,7 @@ Computed from the settings of a plan, without torch and fairseq. None, shown as 
 an --arch other than the plug-in's and transformer_lm, or a training without --max-update.
 """
 
+import math
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -102,12 +103,7 @@ class Cost:
     def tokens(self) -> int | None:
         """Of the whole training, with every batch full (the last of an epoch may be smaller)."""
         factors = (self.batch, self.update_freq, self.processes, self.updates)
-        product = 1
-        for factor in factors:
-            if factor is None:
-                return None
-            product *= factor
-        return product
+        return None if None in factors else math.prod(factor or 0 for factor in factors)
 
     @property
     def update_freq(self) -> int:
@@ -150,13 +146,9 @@ class Cost:
         if self._any(["--moe-expert-parallel"]):
             elsewhere = shape.members * (shape.experts - shape.experts // self.processes) * shape.per_expert
         state = (self.parameters - elsewhere) * (2 * width + master + 4 * self._moments + buckets)
-        return int(PROCESS) + state + self.batch * self._activations + self._tokens_of_logits * self._logits
-
-    @property
-    def _tokens_of_logits(self) -> int:
-        """Tokens whose logits are in memory at the same time."""
-        batch = self.batch or 0
-        return min(batch, self.settings.get("--loss-chunk-tokens") or batch)
+        # Tokens whose logits are in memory at the same time.
+        chunk = min(self.batch, self.settings.get("--loss-chunk-tokens") or self.batch)
+        return int(PROCESS) + state + self.batch * self._activations + chunk * self._logits
 
     @property
     def _activations(self) -> int:
@@ -218,26 +210,12 @@ class Estimate:
     """Of all trainings, in order."""
     deployed: tuple[Cost, ...]
     """Of the trainings whose models are deployed after the last stage."""
-
-    @property
-    def parameters(self) -> int | None:
-        """Of all models deployed at the end."""
-        return _sum(cost.parameters for cost in self.deployed)
-
-    @property
-    def updates(self) -> int | None:
-        """Of all trainings."""
-        return _sum(cost.updates for cost in self.costs)
-
-    @property
-    def tokens(self) -> int | None:
-        """Of all trainings."""
-        return _sum(cost.tokens for cost in self.costs)
-
-    @property
-    def flops(self) -> int | None:
-        """Of all trainings."""
-        return _sum(cost.flops for cost in self.costs)
+    parameters: int | None
+    """Of all models deployed at the end."""
+    updates: int | None
+    """Of all trainings, as are `tokens` and `flops`."""
+    tokens: int | None
+    flops: int | None
 
     @property
     def memory(self) -> int | None:
@@ -263,7 +241,16 @@ def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
         for training in spec.trainings
     }
     deployed = tuple(costs[directory] for directory in plan.stages[-1].models)
-    return Estimate(plan.out, plan.config["learner"], tuple(costs.values()), deployed)
+    return Estimate(
+        plan.out,
+        plan.config["learner"],
+        tuple(costs.values()),
+        deployed,
+        parameters=_sum(cost.parameters for cost in deployed),
+        updates=_sum(cost.updates for cost in costs.values()),
+        tokens=_sum(cost.tokens for cost in costs.values()),
+        flops=_sum(cost.flops for cost in costs.values()),
+    )
 
 
 def vocabulary_size(data: str) -> int | None:

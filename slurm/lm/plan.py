@@ -133,7 +133,9 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         sizes = ["--arch", request.arch, *flag("--moe-expert-count", count)]
         sizes += flag("--members", _jointly(request))
         if growth and stage.index and not request.from_scratch:
-            sizes += _grow_flags(request, growth[stage.index - 1])
+            router, optimizer = _grow_modes(request)
+            sizes += ["--grow-experts", str(growth[stage.index - 1])]
+            sizes += ["--grow-router", router, "--grow-optimizer", optimizer]
         specs.append(_spec(request, stage, sizes, count))
     first = specs[0].trainings
     seeds = [_seed(request, 0, member) for member in range(len(first))]
@@ -275,11 +277,6 @@ def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
 
 def _grow_modes(request: Request) -> tuple[str, str]:
     return request.grow_router or "preserve", request.grow_optimizer or "reset"
-
-
-def _grow_flags(request: Request, more: int) -> list[str]:
-    router, optimizer = _grow_modes(request)
-    return ["--grow-experts", str(more), "--grow-router", router, "--grow-optimizer", optimizer]
 
 
 def _multiplied(request: Request) -> Flags:

@@ -6,7 +6,8 @@ import time
 
 from tqdm import tqdm
 
-from slurm.engine.terminal import attached, say
+from slurm.engine import terminal
+from slurm.engine.terminal import say
 
 _LINE_SECONDS = 60  # between lines about one training
 _TRAINING = re.compile(r".* \| train_inner \| (\{.*\})$")
@@ -30,7 +31,7 @@ class ProgressBar:
         self.said: set[str] = set()
         self.began = self.stage_began = self.spoke = time.monotonic()
         total = updates and updates * trainings
-        off = attached() or None  # None: off without a terminal
+        off = terminal.attached or None  # None: off without a terminal
         # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of the whole run
         self.bar = tqdm(total=total, unit="update", dynamic_ncols=True, smoothing=0, disable=off)
 

@@ -136,7 +136,7 @@ def read_requests(words: Sequence[str]) -> list[Request]:
                 f"{key}=: key=value overrides experiments (.yaml), and none is given: use --{key}, or a flag "
                 "of fairseq-train after `--`"
             )
-        return _for_seeds(options, _request(options, flags))
+        return _requests(options, flags)
     if len(experiments) < len(options.what):
         raise UserError("give a stream, or experiments (.yaml) with their stream as --stream, not both")
     requests: dict[Path, Request] = {}
@@ -152,25 +152,17 @@ def read_requests(words: Sequence[str]) -> list[Request]:
             )
             raise UserError(f"{file}: {error}{other}") from None
         merged.what = [merged.stream]
-        for request in _for_seeds(merged, _request(merged, {**own_flags, **flags})):
+        for request in _requests(merged, {**own_flags, **flags}):
             if requests.setdefault(request.out, request) != request:
                 raise UserError(f"{file}: another experiment goes to {request.out} too: give one at a time")
     return list(requests.values())
 
 
-def _for_seeds(options: argparse.Namespace, request: Request) -> list[Request]:
-    """The request, or with --seeds one for each seed."""
-    if options.seeds is None:
-        return [request]
-    out = request.out
-    return [
-        dataclasses.replace(request, seed=seed, out=out.with_name(f"{out.name}_s{seed}"))
-        for seed in options.seeds
-    ]
+def _requests(options: argparse.Namespace, flags: Flags) -> list[Request]:
+    """One request, or with --seeds one for each seed.
 
-
-def _request(options: argparse.Namespace, flags: Flags) -> Request:
-    """Raises UserError for a missing option, or one that only experiments have."""
+    Raises UserError for a missing option, or one that only experiments have.
+    """
     given = vars(options)
     if len(given["what"]) > 1:
         raise UserError(f"{given['what'][1]}: give one stream; join the shards of one corpus by ':'")
@@ -182,7 +174,14 @@ def _request(options: argparse.Namespace, flags: Flags) -> Request:
             raise UserError(f"give --{name}; see `python -m slurm.launch --help`")
     named = {field.name: given[field.name] for field in dataclasses.fields(Request) if field.name in given}
     flags = {name: words for name, words in flags.items() if words != [f"{name}=false"]}
-    return Request(**{**named, "stream": stream, "flags": flags})
+    request = Request(**{**named, "stream": stream, "flags": flags})
+    if options.seeds is None:
+        return [request]
+    out = request.out
+    return [
+        dataclasses.replace(request, seed=seed, out=out.with_name(f"{out.name}_s{seed}"))
+        for seed in options.seeds
+    ]
 
 
 def resolved(requests: Sequence[Request]) -> list[Request]:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alma.files import make_directory, write_json_atomic
+from alma.files import make_directory, patiently_locked, write_json_atomic
 from alma.records import Run
 from slurm.engine import children
 from slurm.engine.jobs import Job
-from slurm.engine.locks import patiently_locked
 from slurm.lm.plan import Plan, StageSpec, Training
 from slurm.lm.rows import RESULT, UNTRAINED, collect
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alma.files import make_directory, write_json_atomic
+from alma.files import make_directory, patiently_locked, write_json_atomic
 from slurm.engine import children
 from slurm.engine.jobs import Job
-from slurm.engine.locks import patiently_locked
 from slurm.engine.submission import LOGS
 
 VISION = Path(__file__).resolve().parents[2] / "vision" / "run.py"
@@ -68,7 +67,7 @@ class PartJob(Job):
 
 def parts(flags: Sequence[str], runs_per_job: int, cpus: int) -> list[PartJob]:
     """Split a sweep into parts. Raises UserError if vision/run.py refuses the flags."""
-    outs = _outs(flags)
+    outs = children.ask([sys.executable, str(VISION), *flags, "--list"], "listing the runs").splitlines()
     out = Path(outs[0] if len(outs) == 1 else os.path.dirname(outs[0])).resolve()
     count = -(-len(outs) // runs_per_job)
     return [
@@ -86,8 +85,3 @@ def parts(flags: Sequence[str], runs_per_job: int, cpus: int) -> list[PartJob]:
         )
         for number in range(1, count + 1)
     ]
-
-
-def _outs(flags: Sequence[str]) -> list[str]:
-    """The run directories of a sweep."""
-    return children.ask([sys.executable, str(VISION), *flags, "--list"], "listing the runs").splitlines()

@@ -11,7 +11,7 @@ from alma.records import Run, check_row
 from alma.report.__main__ import main
 from alma.report.results import find_runs
 from alma.report.vision import select
-from alma.stages import stage_at, stages
+from alma.stages import stages
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS, STAGE_FLOPS = 65_000_000, 2e15
@@ -29,7 +29,7 @@ def write_run(directory, values, config, rows, metric, parameters, flops, extra=
     schedule = stages(megabatches, config["waiting_time"], config["replay"])
     lines = []
     for t, value in list(enumerate(values))[:rows]:
-        stage = stage_at(schedule, t)
+        stage = next((stage for stage in reversed(schedule) if stage.last <= t), None)
         row = {
             "t": t,
             "stage": stage.index if stage else None,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alma.errors import UserError
-from alma.stages import Stage, stage_at, stages
+from alma.stages import Stage, stages
 
 
 @st.composite
@@ -44,18 +44,6 @@ def test_replay_is_the_union_of_all_arrivals_at_the_same_times(stream):
         seen |= set(plain.train_on)
         assert list(replayed.train_on) == sorted(seen)
         assert (replayed.first, replayed.last) == (plain.first, plain.last)
-
-
-@given(streams())
-def test_stage_at_is_the_last_complete_stage(stream):
-    plan = stages(*stream)
-    for t in range(stream[0] + 1):
-        stage = stage_at(plan, t)
-        done = [candidate for candidate in plan if candidate.last <= t]
-        assert stage == (done[-1] if done else None)
-        if t < stream[1]:
-            assert stage is None
-    assert stage_at(plan, stream[0]) == plan[-1]
 
 
 @pytest.mark.parametrize(

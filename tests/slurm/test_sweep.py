@@ -13,7 +13,7 @@ from launcher import call
 
 from alma.records import MACHINE_FIELDS, Run
 from slurm import cancel, status, sweep
-from slurm.engine import queue
+from slurm.engine import children, queue
 from slurm.vision import part
 from vision.run import main as vision
 
@@ -89,7 +89,7 @@ def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch,
 
 
 def test_a_part_is_done_if_its_marker_has_the_same_runs_and_flags(tmp_path, monkeypatch):
-    monkeypatch.setattr(part, "_outs", lambda _: [f"{tmp_path}/x/s0", f"{tmp_path}/x/s1"])
+    monkeypatch.setattr(children, "ask", lambda *_: f"{tmp_path}/x/s0\n{tmp_path}/x/s1\n")
     (first,) = part.parts(("--seeds", "0-1"), 2, 1)
     assert not first.done
     first.marker.parent.mkdir(parents=True)
@@ -231,7 +231,7 @@ def test_running_parts_are_not_resubmitted_and_can_be_cancelled(cluster, tmp_pat
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(part, "_outs", lambda _: ["x/sm_w1_h32_s0", "x/sm_w1_h32_s1"])  # faster
+    monkeypatch.setattr(children, "ask", lambda *_: "x/sm_w1_h32_s0\nx/sm_w1_h32_s1\n")  # faster
     flags = ("--epochs", "100000", "--seeds", "0-1", "--out", "x")
     options = ("--cluster", "slurm")
     assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0

@@ -15,7 +15,6 @@ from alma.report.figures import Curve, draw_curve, over_time
 from alma.report.results import Result, compute, memory
 from alma.report.style import COLOURS, LINE_STYLES, MARKERS, LegendEntries, Picture, add_legend, number_axis
 from alma.report.vision import select
-from alma.report.vision.captions import CAPTIONS
 from alma.report.vision.select import Missing, Pair, Spoke, cer, distinct, methods, size, wait
 
 CER, TFLOPS = "cumulative error rate (CER)", "training compute (TFLOPs)"
@@ -39,7 +38,7 @@ def write_paper_figures(runs: Sequence[Run], out: Path) -> tuple[list[Picture], 
             if excess:
                 waits = ", ".join(map(str, excess))
                 remarks.append(f"{stem}: more waiting times than colours, left out: {waits}")
-            for name, make in FIGURES.items():
+            for name, (make, caption) in FIGURES.items():
                 try:
                     found = make(shown)
                 except Missing as reason:
@@ -48,7 +47,7 @@ def write_paper_figures(runs: Sequence[Run], out: Path) -> tuple[list[Picture], 
                 for suffix, figure in found.items():
                     path = out / f"{stem}_{name}{suffix}.png"
                     figure.savefig(path, dpi=200, bbox_inches="tight")
-                    pictures.append(Picture(path, CAPTIONS[name]))
+                    pictures.append(Picture(path, caption))
     return pictures, remarks
 
 
@@ -242,17 +241,39 @@ def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
     return {"": figure}
 
 
-FIGURES: dict[str, Callable[[Sequence[Result]], dict[str, Any]]] = {
-    "learning_curves": learning_curves,
-    "trade_offs": cost_trade_offs,
-    "over_time": small_and_large,
-    "replay": replay_at_one_wait,
-    "replay_waits": replay_at_all_waits,
-    "replay_over_time": replay_over_time,
-    "radar": radars,
-    "ablation": growth_ablation,
+_CER = (
+    "CER is eq. 1, so at most B, and includes the untrained errors of a learner that waits. The paper's axes "
+    "(to 3,500 at B = 100, to 1,200 at B = 500) have another scale, which the paper does not define."
+)
+FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
+    "learning_curves": (learning_curves, "Figure 1 right: test error over the stream, by waiting time."),
+    "trade_offs": (
+        cost_trade_offs,
+        "Figures 2 and 7 (top): CER against cost, without replay. Lines join the sizes of a learner at one "
+        f"waiting time. {_CER}",
+    ),
+    "over_time": (small_and_large, "Figures 3 and 7 (bottom): error over time of small and of large models."),
+    "replay": (replay_at_one_wait, f"Figure 4: CER and compute, from without to with replay. {_CER}"),
+    "replay_waits": (replay_at_all_waits, f"Figure 8: CER and compute, from without to with replay. {_CER}"),
+    "replay_over_time": (
+        replay_over_time,
+        "Figure 9: error over time without and with replay. Replay trains on (B / w + 1) / 2 times as many "
+        "examples if w divides B: at B = 100, 5.5 times for w = 10 and 50.5 times for w = 1. The paper's "
+        "4.5x and 122.5x (appendix E) are wrong.",
+    ),
+    "radar": (
+        radars,
+        "First draft, Figures 3, 4, 6 and 7: smaller is better. The centre is 0; on a logarithmic axis the "
+        "smallest value is at a tenth of the radius. Test FLOPs are for one example at each t.",
+    ),
+    "ablation": (
+        growth_ablation,
+        "First draft, Figure 5 left: tree gates and flat gates; if there are such runs, also mixtures "
+        "without growth (moe) and an ensemble of mixtures, each trained on the data of one stage (gens).",
+    ),
 }
-"""Functions of the results that return figures by suffix of the file name, or raise Missing."""
+"""By name: a function of the results that returns figures by suffix of the file name, or raises Missing; and
+the caption of these figures, with the paper's errata."""
 
 
 def _title(results: Sequence[Result]) -> str:

@@ -114,11 +114,6 @@ def cer(rows: Rows) -> float:
     return metrics.cumulative_error_rate(column(rows, "value"))
 
 
-def testing(rows: Rows) -> float:
-    """FLOPs of testing one example at each t = 0..B, the first draft's compute at test time."""
-    return math.fsum(column(rows, "eval_flops_per_example").values())
-
-
 def without_replay(results: Iterable[Result]) -> list[Result]:
     """The results without replay. Missing: there are none."""
     found = [result for result in results if not result.config["replay"]]
@@ -188,7 +183,8 @@ SPOKES: dict[str, Measure] = {
     "CER": cer,
     "Mem": memory,
     "train FLOPs": lambda rows: 1e12 * compute(rows),
-    "test FLOPs": testing,
+    # Of one example at each t = 0..B, the first draft's compute at test time.
+    "test FLOPs": lambda rows: math.fsum(column(rows, "eval_flops_per_example").values()),
 }
 
 
