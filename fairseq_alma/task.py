@@ -23,10 +23,9 @@ from alma.processes import peak_memory
 from alma.stages import Stage, stages
 from alma.stream import Stream, is_stream, read_index
 from fairseq_alma.data import blocks, preprocessed
-from fairseq_alma.evaluation import token_nll
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 from fairseq_alma.moe.layer import routings_of, switch_layers
-from fairseq_alma.moe.metrics import layer_stats, log_layers
+from fairseq_alma.moe.metrics import layer_stats, log_layers, token_nll
 from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)

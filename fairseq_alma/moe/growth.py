@@ -28,9 +28,9 @@ from torch import Tensor
 from alma.errors import UserError
 from alma.files import checkpoint_file
 from fairseq_alma.checkpoint import memory_map
-from fairseq_alma.evaluation import evaluate
 from fairseq_alma.moe.experts import STACKED
 from fairseq_alma.moe.layer import SwitchFFN, switch_layers
+from fairseq_alma.moe.metrics import evaluate
 from fairseq_alma.moe.router import Router, Routing, upgrade_router
 from fairseq_alma.training.precision import FP32, by_parameter
 
