@@ -305,7 +305,15 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
         write_json_atomic(out / name, content)
     with atomic_write(out / MODEL_CODE.name) as file:
         file.write(MODEL_CODE.read_text())
-    _save_weights(out / "model.safetensors", tensors)
+    weights_file = out / "model.safetensors"
+    try:
+        with atomic_write(weights_file, "wb") as file:
+            file.write(save(tensors, metadata={"format": "pt"}))  # save_file would set mode 0600
+    except OSError as error:
+        raise UserError(
+            f"{weights_file}: cannot be written ({type(error).__name__}: full disk, quota?); free some space "
+            "and run the same command again"
+        ) from error
     names = {"AutoConfig": "AlmaConfig", "AutoModelForCausalLM": "AlmaForCausalLM"}
     header = {
         "model_type": "alma",
@@ -314,14 +322,3 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
         "dtype": str(tensors["members.0.embed_tokens.weight"].dtype).removeprefix("torch."),
     }
     write_json_atomic(out / "config.json", header | config)
-
-
-def _save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        with atomic_write(path, "wb") as file:
-            file.write(save(tensors, metadata={"format": "pt"}))  # save_file would set mode 0600
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({type(error).__name__}: full disk, quota?); free some space and "
-            "run the same command again"
-        ) from error

@@ -144,7 +144,7 @@ class AlmaLMTask(LanguageModelingTask):
         UserError: stage out of range, files missing, truncated, changed or empty.
         """
         if self.stream:
-            self.sources[split] = (self._stream_files(split), None)
+            self.sources[split] = (self._stream_files(self.stream, split), None)
         else:
             self.sources[split] = self._preprocessed_items(split)
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
@@ -159,9 +159,7 @@ class AlmaLMTask(LanguageModelingTask):
             )
         return found[self.args.stage]
 
-    def _stream_files(self, split: str) -> list[str]:
-        stream = self.stream
-        assert stream is not None
+    def _stream_files(self, stream: Stream, split: str) -> list[str]:
         if split == "train":
             stage = self._stage(len(stream.megabatches))
             parts = [stream.megabatches[t - 1] for t in stage.train_on]
@@ -210,32 +208,32 @@ class AlmaLMTask(LanguageModelingTask):
             preprocessed.check_files(prefix)
         return prefixes
 
-    def _token_blocks(self, split: str, length: int) -> blocks.TokenBlocks | TokenBlockDataset:
+    def _blocks(self, split: str, length: int) -> MonolingualDataset:
         prefixes, items = self.sources[split]
         tokens = blocks.Tokens(prefixes, items)
         if not len(tokens):
             raise UserError(f"{self.args.data}: {split} is empty")
-        if self.args.sample_break_mode in (None, "none") and self.targets == ["future"]:
-            return blocks.TokenBlocks(tokens, length, self.dictionary.eos())
-        indexed = preprocessed.indexed(prefixes, items)
-        return TokenBlockDataset(
-            indexed,
-            indexed.sizes,
-            length,
-            pad=self.dictionary.pad(),
-            eos=self.dictionary.eos(),
-            break_mode=self.args.sample_break_mode,
-            include_targets=True,
-        )
-
-    def _blocks(self, split: str, length: int) -> MonolingualDataset:
-        token_blocks = self._token_blocks(split, length)
+        across_items = self.args.sample_break_mode in (None, "none")
+        token_blocks: blocks.TokenBlocks | TokenBlockDataset
+        if across_items and self.targets == ["future"]:
+            token_blocks = blocks.TokenBlocks(tokens, length, self.dictionary.eos())
+        else:
+            indexed = preprocessed.indexed(prefixes, items)
+            token_blocks = TokenBlockDataset(
+                indexed,
+                indexed.sizes,
+                length,
+                pad=self.dictionary.pad(),
+                eos=self.dictionary.eos(),
+                break_mode=self.args.sample_break_mode,
+                include_targets=True,
+            )
         return MonolingualDataset(
             token_blocks,
             token_blocks.sizes,
             self.dictionary,
             self.output_dictionary,
-            add_eos_for_other_targets=self.args.sample_break_mode not in (None, "none"),
+            add_eos_for_other_targets=not across_items,
             shuffle=True,
             targets=self.targets,
             add_bos_token=self.args.add_bos_token,

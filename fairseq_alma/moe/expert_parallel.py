@@ -86,7 +86,6 @@ def clip_grad_norm_(original, params, max_norm: float) -> Tensor:
 
     fairseq leaves parameters marked `expert` out. Returns the norm over all processes, a scalar. Collective.
     """
-    params = list(params)
     local = [p.grad for p in params if hasattr(p, "expert") and p.grad is not None]
     norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in local]
     squares = torch.stack([*norms, torch.zeros((), device=params[0].device)]).square().sum()

@@ -67,20 +67,17 @@ class SwitchFFN(Experts):
         capacity = self.capacity(batch * time)
         routing = self.router(x_SD, padding_S, capacity)
         (x_SD,) = as_autocast(x_SD)
-        dispatcher = self._dispatcher(x_SD, routing, capacity, largest_batch)
+        dispatcher: Dispatcher
+        if self.ep_group is None:
+            dispatcher = fastest_dispatcher(x_SD, routing, capacity)
+        else:
+            rows = self.capacity(largest_batch)
+            if rows is None:
+                rows = self.ep_group.largest(routing.counts_E.max())
+            dispatcher = ExpertParallelDispatcher(routing, rows, self.ep_group)
         y_RD = self.apply_experts(dispatcher.to_rows(x_SD), dispatcher)
         y_SD = dispatcher.to_tokens(y_RD, routing.gate_S)
         return y_SD.view(batch, time, dim).transpose(0, 1), routing
-
-    def _dispatcher(
-        self, x_SD: Tensor, routing: Routing, capacity: int | None, largest_batch: int
-    ) -> Dispatcher:
-        if self.ep_group is None:
-            return fastest_dispatcher(x_SD, routing, capacity)
-        rows = self.capacity(largest_batch)
-        if rows is None:
-            rows = self.ep_group.largest(routing.counts_E.max())
-        return ExpertParallelDispatcher(routing, rows, self.ep_group)
 
 
 def switch_layers(model: nn.Module) -> dict[str, SwitchFFN]:
