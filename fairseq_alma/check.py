@@ -54,9 +54,8 @@ def resolve(words: list[str]) -> dict[str, Any]:
 
 @command
 def main() -> None:
-    """Entry point of `python -m fairseq_alma.check`."""
-    prog = "python -m fairseq_alma.check"
-    Parser(prog=prog, description="Resolve fairseq-train command lines, given as JSON.").parse_args()
+    """Resolve fairseq-train command lines, given as JSON."""
+    Parser(prog="python -m fairseq_alma.check", description=main.__doc__).parse_args()
     lines = read(sys.stdin.read())
     for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # they would take a second to import
         sys.modules[name] = _Unused(name)

@@ -35,8 +35,8 @@ def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dic
 
 @command
 def main() -> None:
-    """Entry point of `python -m fairseq_alma.combine`."""
-    parser = Parser(prog="python -m fairseq_alma.combine", description="Combine checkpoints into one.")
+    """Combine checkpoints into one."""
+    parser = Parser(prog="python -m fairseq_alma.combine", description=main.__doc__)
     add = parser.add_argument
     add("checkpoints", nargs="+", metavar="CKPT", help="language models with one dictionary")
     add("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")

@@ -17,7 +17,7 @@ class SwitchFFN(Experts):
     """Router, dispatcher and experts: the output is gate * expert(x), or 0 for a dropped token.
 
     Args:
-        dim, hidden, experts: D, F, E.
+        dim, hidden, experts: D, F, and E over all processes.
         capacity_factor: in training, each expert takes at most C = ceil(capacity_factor * S / E) tokens of a
             batch; 0 for no limit.
         eval_capacity: C in evaluation as a fraction of S; negative for no limit, so that perplexity does not
@@ -38,13 +38,9 @@ class SwitchFFN(Experts):
         router = Router(dim, experts)  # before the experts: initial weights depend on the order of draws
         super().__init__(dim, hidden, experts, activation, activation_dropout)
         self.router = router
+        self.experts = experts
         self.capacity_factor = capacity_factor
         self.eval_capacity = eval_capacity
-
-    @property
-    def experts(self) -> int:
-        """E, over all processes."""
-        return self.router.weight.size(0)
 
     def capacity(self, tokens: int) -> int | None:
         """C for a batch of `tokens`; None for no limit."""

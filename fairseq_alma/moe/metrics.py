@@ -69,26 +69,23 @@ def log_layers(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
                 layer, name = key.rsplit("_", 1)
                 total = totals.setdefault(layer.removeprefix("moe_"), {})
                 total[name] = total.get(name, 0) + value
-    for layer in sorted(totals):
-        if float(totals[layer]["tokens"]) > 0:
-            _log(layer, totals[layer])
-
-
-def _log(layer: str, total: Mapping[str, Any]) -> None:
-    tokens, load_E = total["tokens"], total["load"]
-    share_E = load_E / tokens
-    nll_E = total["nll"] / load_E.clamp(min=1) if "nll" in total else ()
-    for name, value in (
-        ("balance_loss", total["balance"] / tokens),
-        ("dropped", total["dropped"] / tokens),
-        ("max_load", share_E.max() * len(share_E)),
-        ("dead_experts", (load_E == 0).sum()),
-        ("entropy", total["entropy"] / tokens),
-        ("top1_prob", total["top1"] / tokens),
-        *((f"share{expert}", share) for expert, share in enumerate(share_E)),
-        *((f"nll{expert}", nll) for expert, nll in enumerate(nll_E)),
-    ):
-        metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)
+    for layer, total in sorted(totals.items()):
+        tokens, load_E = total["tokens"], total["load"]
+        if float(tokens) == 0:
+            continue
+        share_E = load_E / tokens
+        nll_E = total["nll"] / load_E.clamp(min=1) if "nll" in total else ()
+        for name, value in (
+            ("balance_loss", total["balance"] / tokens),
+            ("dropped", total["dropped"] / tokens),
+            ("max_load", share_E.max() * len(share_E)),
+            ("dead_experts", (load_E == 0).sum()),
+            ("entropy", total["entropy"] / tokens),
+            ("top1_prob", total["top1"] / tokens),
+            *((f"share{expert}", share) for expert, share in enumerate(share_E)),
+            *((f"nll{expert}", nll) for expert, nll in enumerate(nll_E)),
+        ):
+            metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)
 
 
 @dataclass

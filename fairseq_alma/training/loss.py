@@ -95,9 +95,8 @@ def chunked_nll(
     The logits are features (S, D) times weights (V, D). Several weights share the features' columns in order,
     and their logits are added up. Logits exist for at most `chunk` tokens at a time, never for padding.
     """
-    device = features.device.type
     features, *weights = as_autocast(features, *weights)  # once, not in every operation
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(features.device.type, enabled=False):
         if torch.is_grad_enabled():
             return _ChunkedNLL.apply(features, target, pad, chunk, *weights)
         nll, _ = _run(features, weights, target, pad, chunk)
@@ -157,7 +156,10 @@ def _run(
             by_logits = _by_logits(log_probs, wanted, scale, features.dtype)
             by_features[rows] = torch.cat([by_logits @ weight for weight in weights], dim=1)
             for total, part in zip(by_weights, parts, strict=True):
-                _add_product(total, by_logits.t(), part)
+                if part.dtype == total.dtype:
+                    total.addmm_(by_logits.t(), part)
+                else:
+                    total += by_logits.t() @ part
             del by_logits
         del log_probs  # in half precision: free them before the next chunk's
     return nll, [by_features, *by_weights]
@@ -180,11 +182,3 @@ def _by_logits(log_probs: Tensor, wanted: Tensor, scale: Tensor, dtype: torch.dt
     if dtype == torch.float32:
         return grad  # fp32 does not underflow; backward scales the much smaller results instead
     return torch.mul(grad, scale, out=torch.empty_like(grad, dtype=dtype))
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, with `total` in fp32."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b
