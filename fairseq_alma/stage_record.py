@@ -60,21 +60,19 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
         config = state["cfg"]["model"]
         members += config["members"] if config["_name"] == "alma_ensemble" else [config]
     task = tasks.setup_task(cfg.task)
-    models = [_load(path, task, weights) for path in paths]
+    models = []
+    for path in paths:
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
+        if weights == "average":
+            state = averaged(path, state)
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
+        models.append(model)
     shapes = [Shape.of(Namespace(**member), len(task.dictionary)) for member in members]
     return Loaded(cfg, task, models, shapes, paths)
 
 
 def _config(parser, arguments: list[str]):
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
-
-
-def _load(path: str, task, weights: str) -> torch.nn.Module:
-    state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    if weights == "average":
-        state = averaged(path, state)
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
-    return model
 
 
 def training_record(checkpoint: str, shape: Shape) -> dict[str, Any]:

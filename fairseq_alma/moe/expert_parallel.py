@@ -19,8 +19,6 @@ from alma.errors import UserError
 from fairseq_alma.moe.dispatchers import PaddedDispatcher
 from fairseq_alma.moe.router import Routing
 
-_BACKENDS = ("pytorch_ddp", "c10d", "legacy_ddp", "no_c10d")
-
 
 @dataclass
 class ExpertParallelGroup:
@@ -101,7 +99,7 @@ def clip_grad_norm_(original, params, max_norm: float) -> Tensor:
 def check(cfg) -> None:
     """UserError: options in fairseq's `cfg` that expert parallelism does not support."""
     backend = cfg.distributed_training.ddp_backend
-    if backend not in _BACKENDS:
+    if backend not in ("pytorch_ddp", "c10d", "legacy_ddp", "no_c10d"):
         raise UserError(f"--moe-expert-parallel does not support --ddp-backend {backend}: use legacy_ddp")
     if cfg.checkpoint.no_last_checkpoints:
         # Process 0 would skip some checkpoints while the others wait to send their experts.
