@@ -100,7 +100,6 @@ def _member(
     _check_options(path, options)
     tied = bool(options["share_decoder_input_output_embed"])
     dim = options["decoder_embed_dim"]
-    switch = "moe_freq" in options
     config = {
         "vocab_size": len(weights["embed_tokens.weight"]),
         "hidden_size": dim,
@@ -110,8 +109,8 @@ def _member(
         "hidden_act": _ACTIVATIONS[options["activation_fn"]],
         # fairseq numbers positions from PAD + 1; earlier rows are unused.
         "max_position_embeddings": len(weights["embed_positions.weight"]) - PAD - 1,
-        "num_experts": options["moe_expert_count"] if switch else 0,
-        "decoder_sparse_step": options["moe_freq"] if switch else 1,
+        "num_experts": options.get("moe_expert_count", 0),
+        "decoder_sparse_step": options.get("moe_freq", 1),
         "scale_embedding": not options["no_scale_embedding"],
         "tie_word_embeddings": tied,
     }

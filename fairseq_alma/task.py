@@ -143,10 +143,8 @@ class AlmaLMTask(LanguageModelingTask):
 
         UserError: stage out of range, files missing, truncated, changed or empty.
         """
-        if self.stream:
-            self.sources[split] = (self._stream_files(self.stream, split), None)
-        else:
-            self.sources[split] = self._preprocessed_items(split)
+        items = self._stream_items(self.stream, split) if self.stream else self._preprocessed_items(split)
+        self.sources[split] = items
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
 
     def _stage(self, megabatches: int) -> Stage:
@@ -159,7 +157,7 @@ class AlmaLMTask(LanguageModelingTask):
             )
         return found[self.args.stage]
 
-    def _stream_files(self, stream: Stream, split: str) -> list[str]:
+    def _stream_items(self, stream: Stream, split: str) -> tuple[list[str], None]:
         if split == "train":
             stage = self._stage(len(stream.megabatches))
             parts = [stream.megabatches[t - 1] for t in stage.train_on]
@@ -170,7 +168,7 @@ class AlmaLMTask(LanguageModelingTask):
             raise UserError(f"{split}: a stream has the splits train, valid and test")
         if distributed_utils.get_global_rank() == 0:
             stream.check(parts)
-        return self._checked([stream.path(part) for part in parts])
+        return self._checked([stream.path(part) for part in parts]), None
 
     def _preprocessed_items(self, split: str) -> tuple[list[str], NDArray[np.int64] | None]:
         if split != "train":

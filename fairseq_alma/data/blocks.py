@@ -165,8 +165,7 @@ def batch_iterator(
     size = max(1, min(*limits, len(order)))
     if size > required_batch_size_multiple:
         size -= size % required_batch_size_multiple
-    last = len(order) % size or size
-    dropped = last % required_batch_size_multiple
+    dropped = (len(order) % size or size) % required_batch_size_multiple
     batches = Batches(order[: len(order) - dropped], size)
     return _BatchIterator(dataset, batches, seed=seed, epoch=epoch, buffer_size=data_buffer_size, **kwargs)
 

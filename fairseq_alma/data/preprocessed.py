@@ -17,7 +17,6 @@ from alma.errors import UserError
 from alma.stream import DTYPES, read_index
 
 _CHUNK = 1 << 18  # items per pass of the word count
-_WORD_MARKS = ("▁", "Ġ")  # SentencePiece, GPT-2
 
 
 def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None) -> Any:
@@ -67,7 +66,7 @@ def count_words(prefixes: Sequence[str], dictionary: Dictionary) -> NDArray[np.i
 
     UserError: no symbol has a word mark. fairseq's GPT-2 dictionaries are numbers; count tokens then.
     """
-    starts = np.array([symbol.startswith(_WORD_MARKS) for symbol in dictionary.symbols])
+    starts = np.array([symbol.startswith(("▁", "Ġ")) for symbol in dictionary.symbols])
     if not starts.any():
         raise UserError(
             "the dictionary has no SentencePiece or GPT-2 word marks, so words cannot be counted: "
