@@ -248,8 +248,7 @@ class AlmaLMTask(LanguageModelingTask):
 
     def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, max_positions=None, **kwargs):
         """As fairseq's; batches of equal blocks are computed on demand, not listed (see `blocks`)."""
-        grouped = kwargs.get("grouped_shuffling", False)
-        if grouped or not blocks.equal_blocks(dataset, max_tokens, max_positions):
+        if kwargs.get("grouped_shuffling") or not blocks.equal_blocks(dataset, max_tokens, max_positions):
             return super().get_batch_iterator(dataset, max_tokens, max_sentences, max_positions, **kwargs)
         return blocks.batch_iterator(dataset, max_tokens, max_sentences, **kwargs)
 

@@ -153,7 +153,11 @@ def _run(
         log_probs = _log_probs(parts, weights, memory[: len(rows)])
         nll[rows] = -log_probs.gather(1, wanted).squeeze(1)
         if scale is not None:
-            by_logits = _by_logits(log_probs, wanted, scale, features.dtype)
+            by_logits = log_probs.exp_()  # gradient of the summed loss (K, V), in the memory of log_probs
+            by_logits.scatter_add_(1, wanted, by_logits.new_full(wanted.shape, -1))
+            if features.dtype != torch.float32:
+                # fp32 does not underflow: there backward scales the much smaller results instead.
+                by_logits = torch.mul(by_logits, scale, out=torch.empty_like(by_logits, dtype=features.dtype))
             by_features[rows] = torch.cat([by_logits @ weight for weight in weights], dim=1)
             for total, part in zip(by_weights, parts, strict=True):
                 if part.dtype == total.dtype:
@@ -173,12 +177,3 @@ def _log_probs(parts: Sequence[Tensor], weights: Sequence[Tensor], logits: Tenso
     if logits.dtype == torch.float32:
         return torch.log_softmax(logits, dim=-1, out=logits)
     return F.log_softmax(logits, dim=-1, dtype=torch.float32)
-
-
-def _by_logits(log_probs: Tensor, wanted: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gradient of the summed loss, (K, V), times `scale` unless fp32; overwrites `log_probs` (K, V)."""
-    grad = log_probs.exp_()
-    grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, -1))
-    if dtype == torch.float32:
-        return grad  # fp32 does not underflow; backward scales the much smaller results instead
-    return torch.mul(grad, scale, out=torch.empty_like(grad, dtype=dtype))
