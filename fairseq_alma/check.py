@@ -8,7 +8,6 @@ would refuse a command line: one line on standard error and exit code 2.
 import json
 import logging
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -28,13 +27,12 @@ def read(text: str) -> list[list[str]]:
         lines = json.loads(text)
     except ValueError as error:
         raise UserError(f"standard input is not JSON: {error}") from None
-    if not _is_list(lines, lambda line: _is_list(line, lambda word: isinstance(word, str))):
+    if not (
+        isinstance(lines, list)
+        and all(isinstance(line, list) and all(isinstance(word, str) for word in line) for line in lines)
+    ):
         raise UserError("standard input: give a JSON list of command lines, each a list of words")
     return lines
-
-
-def _is_list(value: Any, of: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(of, value))
 
 
 def resolve(words: list[str]) -> dict[str, Any]:
@@ -56,9 +54,8 @@ def resolve(words: list[str]) -> dict[str, Any]:
 
 @command
 def main() -> None:
-    """Entry point of `python -m fairseq_alma.check`."""
-    prog = "python -m fairseq_alma.check"
-    Parser(prog=prog, description="Resolve fairseq-train command lines, given as JSON.").parse_args()
+    """Resolve fairseq-train command lines, given as JSON."""
+    Parser(prog="python -m fairseq_alma.check", description=main.__doc__).parse_args()
     lines = read(sys.stdin.read())
     for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # they would take a second to import
         sys.modules[name] = _Unused(name)

@@ -26,13 +26,8 @@ def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dic
         for i, state in enumerate(states)
         for name, value in state["model"].items()
     }
-    config = states[0]["cfg"] | {
-        "model": {
-            "_name": "alma_ensemble",
-            "members": [state["cfg"]["model"] for state in states],
-            "average": average,
-        }
-    }
+    members = [state["cfg"]["model"] for state in states]
+    config = states[0]["cfg"] | {"model": {"_name": "alma_ensemble", "members": members, "average": average}}
     own = {"ema", "ema_fp32_params"}  # averages of the first member's weights
     extra = {key: value for key, value in states[0].get("extra_state", {}).items() if key not in own}
     return states[0] | {"cfg": config, "model": model, "extra_state": extra, "last_optimizer_state": None}
@@ -40,14 +35,13 @@ def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dic
 
 @command
 def main() -> None:
-    """Entry point of `python -m fairseq_alma.combine`."""
-    parser = Parser(prog="python -m fairseq_alma.combine", description="Combine checkpoints into one.")
-    parser.add_argument("checkpoints", nargs="+", metavar="CKPT", help="language models with one dictionary")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
-    parser.add_argument("--average", choices=AVERAGES, default="probs", help="over members (default: probs)")
-    parser.add_argument(
-        "--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: the --store-ema weights"
-    )
+    """Combine checkpoints into one."""
+    parser = Parser(prog="python -m fairseq_alma.combine", description=main.__doc__)
+    add = parser.add_argument
+    add("checkpoints", nargs="+", metavar="CKPT", help="language models with one dictionary")
+    add("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
+    add("--average", choices=AVERAGES, default="probs", help="over members (default: probs)")
+    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: the --store-ema weights")
     options = parser.parse_args()
     import torch  # seconds
 

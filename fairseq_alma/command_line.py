@@ -39,7 +39,7 @@ def parse(
     UserError: an unknown flag or choice, an invalid or missing value.
     """
     training = "--max-update" in parser._option_string_actions
-    given: set[str] = set()
+    given: set[str] = set()  # flags in `words`, each under the first of its names
     checked: set[argparse.Action] = set()
 
     def prepare(parser: argparse.ArgumentParser) -> None:
@@ -49,11 +49,13 @@ def parse(
         for action in set(parser._actions) - checked:
             _check_values(action)
         checked.update(parser._actions)
-        given.update(_given(parser, words))
+        known = parser._option_string_actions
+        names = (word.partition("=")[0] for word in words)
+        given.update(known[name].option_strings[0] for name in names if name in known)
         if training:
             for flag, value in defaults.chosen(given).items():
-                if flag in parser._option_string_actions:
-                    parser.set_defaults(**{parser._option_string_actions[flag].dest: value})
+                if flag in known:
+                    parser.set_defaults(**{known[flag].dest: value})
 
     def run(words: Sequence[str]):
         return original(parser, words, parse_known=True, modify_parser=prepare)
@@ -71,20 +73,10 @@ def parse(
     _refuse_unknown(parser, unknown)
     if training:
         _fill_schedule(args, given)
-        used = {flag: value for flag, value in defaults.chosen(given).items() if _has(args, flag)}
+        chosen = defaults.chosen(given).items()
+        used = {flag: value for flag, value in chosen if hasattr(args, flag[2:].replace("-", "_"))}
         logger.info(f"defaults of --task {TASK}: {_shown(used)}")
     return args
-
-
-def _given(parser: argparse.ArgumentParser, words: Sequence[str]) -> set[str]:
-    """The flags in `words`, each under the first of its names."""
-    known = parser._option_string_actions
-    names = (word.partition("=")[0] for word in words)
-    return {known[name].option_strings[0] for name in names if name in known}
-
-
-def _has(args: argparse.Namespace, flag: str) -> bool:
-    return hasattr(args, flag[2:].replace("-", "_"))
 
 
 def _shown(values: dict[str, object]) -> str:
@@ -102,12 +94,12 @@ def _epilog() -> str:
 
 def _fill_schedule(args: argparse.Namespace, given: set[str]) -> None:
     """Set the length of polynomial_decay and of its warm-up unless they are given."""
-    if args.lr_scheduler != defaults.SCHEDULER:
+    if args.lr_scheduler != defaults.TRAINING["--lr-scheduler"]:
         return
     if "--total-num-update" not in given:
         args.total_num_update = args.max_update or defaults.TRAINING["--max-update"]
     if "--warmup-updates" not in given:
-        args.warmup_updates = defaults.warmup(args.total_num_update)
+        args.warmup_updates = min(defaults.WARMUP, int(args.total_num_update) // 10)
 
 
 def _check_values(action: argparse.Action) -> None:

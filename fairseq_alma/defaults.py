@@ -46,7 +46,6 @@ UNLESS = {
 }
 """Defaults that do not apply if one of these flags is given."""
 
-SCHEDULER = "polynomial_decay"
 WARMUP = 500
 """Updates of linear warm-up, at most a tenth of all; then the learning rate decays linearly to 0."""
 
@@ -58,8 +57,3 @@ def chosen(given: Collection[str]) -> dict[str, object]:
         for flag, value in TRAINING.items()
         if flag not in given and not set(given).intersection(UNLESS.get(flag, ()))
     }
-
-
-def warmup(updates: float) -> int:
-    """Warm-up updates in a schedule of `updates`."""
-    return min(WARMUP, int(updates) // 10)

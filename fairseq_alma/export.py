@@ -12,8 +12,8 @@ from fairseq_alma.defaults import WEIGHTS
 
 @command
 def main() -> None:
-    """Entry point of `python -m fairseq_alma.export`."""
-    parser = Parser(prog="python -m fairseq_alma.export", description="Export to Hugging Face.")
+    """Export to Hugging Face."""
+    parser = Parser(prog="python -m fairseq_alma.export", description=main.__doc__)
     add = parser.add_argument
     add("checkpoint", metavar="CKPT", help="a switch_gmoe*, transformer_lm or combined model")
     add("--out", type=Path, required=True, metavar="DIR", help="the directory to write")

@@ -100,7 +100,6 @@ def _member(
     _check_options(path, options)
     tied = bool(options["share_decoder_input_output_embed"])
     dim = options["decoder_embed_dim"]
-    switch = "moe_freq" in options
     config = {
         "vocab_size": len(weights["embed_tokens.weight"]),
         "hidden_size": dim,
@@ -110,8 +109,8 @@ def _member(
         "hidden_act": _ACTIVATIONS[options["activation_fn"]],
         # fairseq numbers positions from PAD + 1; earlier rows are unused.
         "max_position_embeddings": len(weights["embed_positions.weight"]) - PAD - 1,
-        "num_experts": options["moe_expert_count"] if switch else 0,
-        "decoder_sparse_step": options["moe_freq"] if switch else 1,
+        "num_experts": options.get("moe_expert_count", 0),
+        "decoder_sparse_step": options.get("moe_freq", 1),
         "scale_embedding": not options["no_scale_embedding"],
         "tie_word_embeddings": tied,
     }
@@ -305,7 +304,15 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
         write_json_atomic(out / name, content)
     with atomic_write(out / MODEL_CODE.name) as file:
         file.write(MODEL_CODE.read_text())
-    _save_weights(out / "model.safetensors", tensors)
+    weights_file = out / "model.safetensors"
+    try:
+        with atomic_write(weights_file, "wb") as file:
+            file.write(save(tensors, metadata={"format": "pt"}))  # save_file would set mode 0600
+    except OSError as error:
+        raise UserError(
+            f"{weights_file}: cannot be written ({type(error).__name__}: full disk, quota?); free some space "
+            "and run the same command again"
+        ) from error
     names = {"AutoConfig": "AlmaConfig", "AutoModelForCausalLM": "AlmaForCausalLM"}
     header = {
         "model_type": "alma",
@@ -314,14 +321,3 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
         "dtype": str(tensors["members.0.embed_tokens.weight"].dtype).removeprefix("torch."),
     }
     write_json_atomic(out / "config.json", header | config)
-
-
-def _save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        with atomic_write(path, "wb") as file:
-            file.write(save(tensors, metadata={"format": "pt"}))  # save_file would set mode 0600
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({type(error).__name__}: full disk, quota?); free some space and "
-            "run the same command again"
-        ) from error

@@ -19,7 +19,7 @@ from alma.flops import Shape
 from alma.metrics import bits_per_byte, perplexity
 from fairseq_alma.checkpoint import averaged, memory_map, memory_map_members
 from fairseq_alma.ensemble import EnsembleLanguageModel
-from fairseq_alma.evaluation import Evaluation, evaluate
+from fairseq_alma.moe.metrics import Evaluation, evaluate
 
 
 @dataclass
@@ -30,14 +30,10 @@ class Loaded:
     """fairseq's config."""
     task: Any
     models: list[torch.nn.Module]
-    members: list[Namespace]
-    """Model configs, one per member: a checkpoint of `fairseq_alma.combine` has several."""
+    shapes: list[Shape]
+    """The sizes of the members: a checkpoint of `fairseq_alma.combine` has several."""
     paths: list[str]
     """The checkpoints; none for untrained models."""
-
-    def shapes(self) -> list[Shape]:
-        """The sizes of the members."""
-        return [Shape.of(config, len(self.task.dictionary)) for config in self.members]
 
 
 def build_untrained(arguments: list[str], seeds: Sequence[int]) -> Loaded:
@@ -49,7 +45,7 @@ def build_untrained(arguments: list[str], seeds: Sequence[int]) -> Loaded:
         np.random.seed(seed)  # noqa: NPY002  as fairseq-train does
         utils.set_torch_seed(seed)
         models.append(task.build_model(cfg.model))
-    return Loaded(cfg, task, models, [cfg.model] * len(models), [])
+    return Loaded(cfg, task, models, [Shape.of(cfg.model, len(task.dictionary))] * len(models), [])
 
 
 def load_trained(arguments: list[str], weights: str, context_window: int) -> Loaded:
@@ -59,28 +55,24 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
         raise UserError("no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags")
     cfg.task.tokens_per_sample -= context_window
     paths = utils.split_paths(cfg.common_eval.path)
-    configs = [state["cfg"]["model"] for state in memory_map_members(paths, weights)]
+    members: list[dict[str, Any]] = []
+    for state in memory_map_members(paths, weights):
+        config = state["cfg"]["model"]
+        members += config["members"] if config["_name"] == "alma_ensemble" else [config]
     task = tasks.setup_task(cfg.task)
-    models = [_load(path, task, weights) for path in paths]
-    return Loaded(cfg, task, models, [member for config in configs for member in members_of(config)], paths)
+    models = []
+    for path in paths:
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
+        if weights == "average":
+            state = averaged(path, state)
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
+        models.append(model)
+    shapes = [Shape.of(Namespace(**member), len(task.dictionary)) for member in members]
+    return Loaded(cfg, task, models, shapes, paths)
 
 
 def _config(parser, arguments: list[str]):
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
-
-
-def _load(path: str, task, weights: str) -> torch.nn.Module:
-    state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    if weights == "average":
-        state = averaged(path, state)
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
-    return model
-
-
-def members_of(config: dict[str, Any]) -> list[Namespace]:
-    """The member configs in a checkpoint's model config: several after `fairseq_alma.combine`, else one."""
-    combined = config["_name"] == "alma_ensemble"
-    return [Namespace(**each) for each in (config["members"] if combined else [config])]
 
 
 def training_record(checkpoint: str, shape: Shape) -> dict[str, Any]:
@@ -155,7 +147,7 @@ def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
     `valid`: measure the loss on the validation split too. `training` has the cost of training each
     checkpoint; it is empty for untrained models and checkpoints of `fairseq_alma.combine`.
     """
-    models, shapes, split = loaded.models, loaded.shapes(), loaded.cfg.dataset.gen_subset
+    models, shapes, split = loaded.models, loaded.shapes, loaded.cfg.dataset.gen_subset
     model = models[0] if len(models) == 1 else EnsembleLanguageModel.of(models)
     record = describe(loaded.task, evaluate_on(split, loaded, model, context_window), split)
     score = None

@@ -4,6 +4,7 @@ fairseq's pre-LN decoder with a Switch layer in every `--moe-freq`-th block (pap
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -264,22 +265,19 @@ class SwitchLanguageModel(TransformerLanguageModel):
         return cls(decoders[0] if args.members == 1 else EnsembleDecoder(decoders, "logits"))
 
 
-def _architecture(name: str, arch: Arch) -> None:
-    def fill(args) -> None:
-        for key, value in (
-            ("decoder_layers", arch.layers),
-            ("decoder_embed_dim", arch.dim),
-            ("decoder_attention_heads", arch.heads),
-            ("decoder_ffn_embed_dim", 4 * safe_getattr(args, "decoder_embed_dim", arch.dim)),
-            ("activation_fn", "gelu"),
-            ("decoder_learned_pos", True),
-            ("share_decoder_input_output_embed", True),
-        ):
-            setattr(args, key, safe_getattr(args, key, value))
-        base_lm_architecture(args)
-
-    register_model_architecture("switch_lm", name)(fill)
+def _fill(arch: Arch, args) -> None:
+    for key, value in (
+        ("decoder_layers", arch.layers),
+        ("decoder_embed_dim", arch.dim),
+        ("decoder_attention_heads", arch.heads),
+        ("decoder_ffn_embed_dim", 4 * safe_getattr(args, "decoder_embed_dim", arch.dim)),
+        ("activation_fn", "gelu"),
+        ("decoder_learned_pos", True),
+        ("share_decoder_input_output_embed", True),
+    ):
+        setattr(args, key, safe_getattr(args, key, value))
+    base_lm_architecture(args)
 
 
 for _name, _arch in ARCHS.items():
-    _architecture(_name, _arch)
+    register_model_architecture("switch_lm", _name)(partial(_fill, _arch))

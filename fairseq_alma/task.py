@@ -23,10 +23,9 @@ from alma.processes import peak_memory
 from alma.stages import Stage, stages
 from alma.stream import Stream, is_stream, read_index
 from fairseq_alma.data import blocks, preprocessed
-from fairseq_alma.evaluation import token_nll
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 from fairseq_alma.moe.layer import routings_of, switch_layers
-from fairseq_alma.moe.metrics import layer_stats, log_layers
+from fairseq_alma.moe.metrics import layer_stats, log_layers, token_nll
 from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
@@ -144,10 +143,8 @@ class AlmaLMTask(LanguageModelingTask):
 
         UserError: stage out of range, files missing, truncated, changed or empty.
         """
-        if self.stream:
-            self.sources[split] = (self._stream_files(split), None)
-        else:
-            self.sources[split] = self._preprocessed_items(split)
+        items = self._stream_items(self.stream, split) if self.stream else self._preprocessed_items(split)
+        self.sources[split] = items
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
 
     def _stage(self, megabatches: int) -> Stage:
@@ -160,9 +157,7 @@ class AlmaLMTask(LanguageModelingTask):
             )
         return found[self.args.stage]
 
-    def _stream_files(self, split: str) -> list[str]:
-        stream = self.stream
-        assert stream is not None
+    def _stream_items(self, stream: Stream, split: str) -> tuple[list[str], None]:
         if split == "train":
             stage = self._stage(len(stream.megabatches))
             parts = [stream.megabatches[t - 1] for t in stage.train_on]
@@ -173,7 +168,7 @@ class AlmaLMTask(LanguageModelingTask):
             raise UserError(f"{split}: a stream has the splits train, valid and test")
         if distributed_utils.get_global_rank() == 0:
             stream.check(parts)
-        return self._checked([stream.path(part) for part in parts])
+        return self._checked([stream.path(part) for part in parts]), None
 
     def _preprocessed_items(self, split: str) -> tuple[list[str], NDArray[np.int64] | None]:
         if split != "train":
@@ -211,32 +206,32 @@ class AlmaLMTask(LanguageModelingTask):
             preprocessed.check_files(prefix)
         return prefixes
 
-    def _token_blocks(self, split: str, length: int) -> blocks.TokenBlocks | TokenBlockDataset:
+    def _blocks(self, split: str, length: int) -> MonolingualDataset:
         prefixes, items = self.sources[split]
         tokens = blocks.Tokens(prefixes, items)
         if not len(tokens):
             raise UserError(f"{self.args.data}: {split} is empty")
-        if self.args.sample_break_mode in (None, "none") and self.targets == ["future"]:
-            return blocks.TokenBlocks(tokens, length, self.dictionary.eos())
-        indexed = preprocessed.indexed(prefixes, items)
-        return TokenBlockDataset(
-            indexed,
-            indexed.sizes,
-            length,
-            pad=self.dictionary.pad(),
-            eos=self.dictionary.eos(),
-            break_mode=self.args.sample_break_mode,
-            include_targets=True,
-        )
-
-    def _blocks(self, split: str, length: int) -> MonolingualDataset:
-        token_blocks = self._token_blocks(split, length)
+        across_items = self.args.sample_break_mode in (None, "none")
+        token_blocks: blocks.TokenBlocks | TokenBlockDataset
+        if across_items and self.targets == ["future"]:
+            token_blocks = blocks.TokenBlocks(tokens, length, self.dictionary.eos())
+        else:
+            indexed = preprocessed.indexed(prefixes, items)
+            token_blocks = TokenBlockDataset(
+                indexed,
+                indexed.sizes,
+                length,
+                pad=self.dictionary.pad(),
+                eos=self.dictionary.eos(),
+                break_mode=self.args.sample_break_mode,
+                include_targets=True,
+            )
         return MonolingualDataset(
             token_blocks,
             token_blocks.sizes,
             self.dictionary,
             self.output_dictionary,
-            add_eos_for_other_targets=self.args.sample_break_mode not in (None, "none"),
+            add_eos_for_other_targets=not across_items,
             shuffle=True,
             targets=self.targets,
             add_bos_token=self.args.add_bos_token,
@@ -253,8 +248,7 @@ class AlmaLMTask(LanguageModelingTask):
 
     def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, max_positions=None, **kwargs):
         """As fairseq's; batches of equal blocks are computed on demand, not listed (see `blocks`)."""
-        grouped = kwargs.get("grouped_shuffling", False)
-        if grouped or not blocks.equal_blocks(dataset, max_tokens, max_positions):
+        if kwargs.get("grouped_shuffling") or not blocks.equal_blocks(dataset, max_tokens, max_positions):
             return super().get_batch_iterator(dataset, max_tokens, max_sentences, max_positions, **kwargs)
         return blocks.batch_iterator(dataset, max_tokens, max_sentences, **kwargs)
 

@@ -150,31 +150,24 @@ def batch_iterator(
     data_buffer_size: int = 0,
     **kwargs,
 ) -> iterators.EpochBatchIterator:
-    """fairseq's get_batch_iterator (see there) for a dataset of `equal_blocks`."""
+    """fairseq's get_batch_iterator (see there) for a dataset of `equal_blocks`.
+
+    The batch size is a multiple of `required_batch_size_multiple` if it is at least that; the last batch is
+    cut to a multiple.
+    """
     for unused in ("ignore_invalid_inputs", "disable_iterator_cache", "update_epoch_batch_itr"):
         kwargs.pop(unused, None)
     dataset.set_epoch(epoch)
     with data_utils.numpy_seed(seed + epoch):
         order = dataset.ordered_indices()
     length = dataset.dataset.length
-    batches = batch_by_size(order, length, max_tokens, max_sentences, required_batch_size_multiple)
-    return _BatchIterator(dataset, batches, seed=seed, epoch=epoch, buffer_size=data_buffer_size, **kwargs)
-
-
-def batch_by_size(
-    order: NDArray[np.integer], length: int, max_tokens: int | None, max_sentences: int | None, multiple: int
-) -> Batches:
-    """fairseq's batch_by_size for blocks of `length` tokens in the order `order` (blocks,).
-
-    The batch size is a multiple of `multiple` if it is at least that; the last batch is cut to a multiple.
-    """
     limits = [max_sentences or len(order), max_tokens // length if max_tokens else len(order)]
     size = max(1, min(*limits, len(order)))
-    if size > multiple:
-        size -= size % multiple
-    last = len(order) % size or size
-    dropped = last % multiple
-    return Batches(order[: len(order) - dropped], size)
+    if size > required_batch_size_multiple:
+        size -= size % required_batch_size_multiple
+    dropped = (len(order) % size or size) % required_batch_size_multiple
+    batches = Batches(order[: len(order) - dropped], size)
+    return _BatchIterator(dataset, batches, seed=seed, epoch=epoch, buffer_size=data_buffer_size, **kwargs)
 
 
 def _memory_map(prefix: str) -> NDArray[np.integer]:

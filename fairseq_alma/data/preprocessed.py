@@ -17,7 +17,6 @@ from alma.errors import UserError
 from alma.stream import DTYPES, read_index
 
 _CHUNK = 1 << 18  # items per pass of the word count
-_WORD_MARKS = ("▁", "Ġ")  # SentencePiece, GPT-2
 
 
 def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None) -> Any:
@@ -54,33 +53,25 @@ def documents(sizes: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np
     An item of length 1 (eos alone, a blank line to fairseq-preprocess) ends a document. Without such items,
     each item is a document.
     """
-    breaks = np.flatnonzero(np.asarray(sizes) == 1)
-    if not len(breaks):
+    ends = np.flatnonzero(np.asarray(sizes) == 1) + 1
+    if not len(ends):
         ends = np.arange(1, len(sizes) + 1)
-    else:
-        ends = breaks + 1
-        if ends[-1] != len(sizes):
-            ends = np.append(ends, len(sizes))
+    elif ends[-1] != len(sizes):
+        ends = np.append(ends, len(sizes))
     return np.concatenate([[0], ends[:-1]]).astype(np.int64), ends.astype(np.int64)
 
 
-def word_starts(dictionary: Dictionary) -> NDArray[np.bool_]:
-    """Whether each id begins a word, by its SentencePiece or GPT-2 mark: (len(dictionary),).
+def count_words(prefixes: Sequence[str], dictionary: Dictionary) -> NDArray[np.int64]:
+    """Words per item of the .bin/.idx files, (items,), counted from the ids at the speed of the disk.
 
-    UserError: no marks. fairseq's GPT-2 dictionaries are numbers; count tokens then.
+    UserError: no symbol has a word mark. fairseq's GPT-2 dictionaries are numbers; count tokens then.
     """
-    starts = np.array([symbol.startswith(_WORD_MARKS) for symbol in dictionary.symbols])
+    starts = np.array([symbol.startswith(("▁", "Ġ")) for symbol in dictionary.symbols])
     if not starts.any():
         raise UserError(
             "the dictionary has no SentencePiece or GPT-2 word marks, so words cannot be counted: "
             "give --megabatch-tokens instead of --megabatch-words"
         )
-    return starts
-
-
-def count_words(prefixes: Sequence[str], dictionary: Dictionary) -> NDArray[np.int64]:
-    """Words per item of the .bin/.idx files, (items,), counted from the ids at the speed of the disk."""
-    starts = word_starts(dictionary)
     # GPT-2's mark stands for a space, so the first word of an item has none.
     marked_first = not any(symbol.startswith("Ġ") for symbol in dictionary.symbols)
     counts = []

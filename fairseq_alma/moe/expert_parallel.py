@@ -19,8 +19,6 @@ from alma.errors import UserError
 from fairseq_alma.moe.dispatchers import PaddedDispatcher
 from fairseq_alma.moe.router import Routing
 
-_BACKENDS = ("pytorch_ddp", "c10d", "legacy_ddp", "no_c10d")
-
 
 @dataclass
 class ExpertParallelGroup:
@@ -86,7 +84,6 @@ def clip_grad_norm_(original, params, max_norm: float) -> Tensor:
 
     fairseq leaves parameters marked `expert` out. Returns the norm over all processes, a scalar. Collective.
     """
-    params = list(params)
     local = [p.grad for p in params if hasattr(p, "expert") and p.grad is not None]
     norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in local]
     squares = torch.stack([*norms, torch.zeros((), device=params[0].device)]).square().sum()
@@ -102,7 +99,7 @@ def clip_grad_norm_(original, params, max_norm: float) -> Tensor:
 def check(cfg) -> None:
     """UserError: options in fairseq's `cfg` that expert parallelism does not support."""
     backend = cfg.distributed_training.ddp_backend
-    if backend not in _BACKENDS:
+    if backend not in ("pytorch_ddp", "c10d", "legacy_ddp", "no_c10d"):
         raise UserError(f"--moe-expert-parallel does not support --ddp-backend {backend}: use legacy_ddp")
     if cfg.checkpoint.no_last_checkpoints:
         # Process 0 would skip some checkpoints while the others wait to send their experts.

@@ -28,9 +28,9 @@ from torch import Tensor
 from alma.errors import UserError
 from alma.files import checkpoint_file
 from fairseq_alma.checkpoint import memory_map
-from fairseq_alma.evaluation import evaluate
 from fairseq_alma.moe.experts import STACKED
 from fairseq_alma.moe.layer import SwitchFFN, switch_layers
+from fairseq_alma.moe.metrics import evaluate
 from fairseq_alma.moe.router import Router, Routing, upgrade_router
 from fairseq_alma.training.precision import FP32, by_parameter
 
@@ -152,7 +152,8 @@ def prepare(cfg, trainer) -> None:
         if task.grow_experts:
             raise UserError("--grow-experts needs an arch with experts: --arch switch_gmoe")
         return
-    before = expert_count(path)
+    weights = memory_map(path)["model"].items()
+    before = next((len(value) for name, value in weights if name.endswith(".fc1.router.weight")), None)
     grow_by = task.grow_experts if fresh else 0
     if before is None or before + grow_by != experts:
         raise UserError(_count_mismatch(path, before, grow_by, experts))
@@ -164,13 +165,6 @@ def prepare(cfg, trainer) -> None:
             cfg.reset_lr_scheduler = cfg.reset_meters = cfg.reset_dataloader = True
         else:
             cfg.finetune_from_model = grown
-
-
-def expert_count(path: str) -> int | None:
-    """Number of experts per Switch layer in the checkpoint at `path`; None without Switch layers."""
-    state = memory_map(path)
-    counts = {value.size(0) for key, value in state["model"].items() if key.endswith(".fc1.router.weight")}
-    return counts.pop() if counts else None
 
 
 def _count_mismatch(path: str, before: int | None, grow_by: int, experts: int) -> str:

@@ -17,7 +17,7 @@ class SwitchFFN(Experts):
     """Router, dispatcher and experts: the output is gate * expert(x), or 0 for a dropped token.
 
     Args:
-        dim, hidden, experts: D, F, E.
+        dim, hidden, experts: D, F, and E over all processes.
         capacity_factor: in training, each expert takes at most C = ceil(capacity_factor * S / E) tokens of a
             batch; 0 for no limit.
         eval_capacity: C in evaluation as a fraction of S; negative for no limit, so that perplexity does not
@@ -38,13 +38,9 @@ class SwitchFFN(Experts):
         router = Router(dim, experts)  # before the experts: initial weights depend on the order of draws
         super().__init__(dim, hidden, experts, activation, activation_dropout)
         self.router = router
+        self.experts = experts
         self.capacity_factor = capacity_factor
         self.eval_capacity = eval_capacity
-
-    @property
-    def experts(self) -> int:
-        """E, over all processes."""
-        return self.router.weight.size(0)
 
     def capacity(self, tokens: int) -> int | None:
         """C for a batch of `tokens`; None for no limit."""
@@ -67,20 +63,17 @@ class SwitchFFN(Experts):
         capacity = self.capacity(batch * time)
         routing = self.router(x_SD, padding_S, capacity)
         (x_SD,) = as_autocast(x_SD)
-        dispatcher = self._dispatcher(x_SD, routing, capacity, largest_batch)
+        dispatcher: Dispatcher
+        if self.ep_group is None:
+            dispatcher = fastest_dispatcher(x_SD, routing, capacity)
+        else:
+            rows = self.capacity(largest_batch)
+            if rows is None:
+                rows = self.ep_group.largest(routing.counts_E.max())
+            dispatcher = ExpertParallelDispatcher(routing, rows, self.ep_group)
         y_RD = self.apply_experts(dispatcher.to_rows(x_SD), dispatcher)
         y_SD = dispatcher.to_tokens(y_RD, routing.gate_S)
         return y_SD.view(batch, time, dim).transpose(0, 1), routing
-
-    def _dispatcher(
-        self, x_SD: Tensor, routing: Routing, capacity: int | None, largest_batch: int
-    ) -> Dispatcher:
-        if self.ep_group is None:
-            return fastest_dispatcher(x_SD, routing, capacity)
-        rows = self.capacity(largest_batch)
-        if rows is None:
-            rows = self.ep_group.largest(routing.counts_E.max())
-        return ExpertParallelDispatcher(routing, rows, self.ep_group)
 
 
 def switch_layers(model: nn.Module) -> dict[str, SwitchFFN]:

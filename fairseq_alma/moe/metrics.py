@@ -1,15 +1,19 @@
-"""Metrics of the Switch layers: routing statistics, losses by expert, and fairseq's log.
+"""Perplexity of a language model, and routing statistics and losses by expert of its Switch layers.
 
-Shapes: B batch, T time, S = B * T tokens, E experts.
+Shapes: B batch, T time, S = B * T tokens, E experts, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from fairseq import utils
 from fairseq.logging import metrics
 from torch import Tensor
 
+from fairseq_alma.moe.layer import routings_of
 from fairseq_alma.moe.router import Routing
 
 _PREFIX = "moe_l"
@@ -65,23 +69,64 @@ def log_layers(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
                 layer, name = key.rsplit("_", 1)
                 total = totals.setdefault(layer.removeprefix("moe_"), {})
                 total[name] = total.get(name, 0) + value
-    for layer in sorted(totals):
-        if float(totals[layer]["tokens"]) > 0:
-            _log(layer, totals[layer])
+    for layer, total in sorted(totals.items()):
+        tokens, load_E = total["tokens"], total["load"]
+        if float(tokens) == 0:
+            continue
+        share_E = load_E / tokens
+        nll_E = total["nll"] / load_E.clamp(min=1) if "nll" in total else ()
+        for name, value in (
+            ("balance_loss", total["balance"] / tokens),
+            ("dropped", total["dropped"] / tokens),
+            ("max_load", share_E.max() * len(share_E)),
+            ("dead_experts", (load_E == 0).sum()),
+            ("entropy", total["entropy"] / tokens),
+            ("top1_prob", total["top1"] / tokens),
+            *((f"share{expert}", share) for expert, share in enumerate(share_E)),
+            *((f"nll{expert}", nll) for expert, nll in enumerate(nll_E)),
+        ):
+            metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)
 
 
-def _log(layer: str, total: Mapping[str, Any]) -> None:
-    tokens, load_E = total["tokens"], total["load"]
-    share_E = load_E / tokens
-    nll_E = total["nll"] / load_E.clamp(min=1) if "nll" in total else ()
-    for name, value in (
-        ("balance_loss", total["balance"] / tokens),
-        ("dropped", total["dropped"] / tokens),
-        ("max_load", share_E.max() * len(share_E)),
-        ("dead_experts", (load_E == 0).sum()),
-        ("entropy", total["entropy"] / tokens),
-        ("top1_prob", total["top1"] / tokens),
-        *((f"share{expert}", share) for expert, share in enumerate(share_E)),
-        *((f"nll{expert}", nll) for expert, nll in enumerate(nll_E)),
-    ):
-        metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)
+@dataclass
+class Evaluation:
+    """Sums over a data set; nll in nats."""
+
+    nll: float = 0.0
+    tokens: int = 0
+    expert_loss: dict[str, Tensor] = field(default_factory=dict)  # by layer: `expert_losses`, (E,)
+    expert_tokens: dict[str, Tensor] = field(default_factory=dict)  # by layer: tokens per expert, (E,)
+
+
+def token_nll(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
+    """Negative log-likelihood of each target token in nats, (B, T) fp32; 0 for padding."""
+    logits = logits_BTV.reshape(-1, logits_BTV.size(-1)).float()
+    nll = F.cross_entropy(logits, target_BT.reshape(-1), ignore_index=pad, reduction="none")
+    return nll.view(target_BT.shape)
+
+
+@torch.no_grad()
+def evaluate(model, batches: Iterable, pad: int) -> Evaluation:
+    """Evaluate `model` on fairseq's `batches` in one pass and bounded memory.
+
+    In eval mode: no dropout and, by default, no dropped tokens.
+    """
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    result = Evaluation()
+    for sample in batches:
+        if not sample:
+            continue
+        if device.type == "cuda":
+            sample = utils.move_to_cuda(sample, device=device)
+        output = model(**sample["net_input"])
+        nll_BT = token_nll(output[0], sample["target"], pad)
+        result.nll += nll_BT.double().sum().item()
+        result.tokens += int((sample["target"] != pad).sum())
+        for layer, routing in routings_of(output).items():
+            loss_E, counts_E = expert_losses(routing, nll_BT).cpu(), routing.counts_E.cpu()
+            result.expert_loss[layer] = result.expert_loss.get(layer, 0) + loss_E
+            result.expert_tokens[layer] = result.expert_tokens.get(layer, 0) + counts_E
+    model.train(was_training)
+    return result

@@ -1,7 +1,6 @@
 """fairseq's Adam on torch's fused kernel."""
 
 from collections import defaultdict
-from typing import Any
 
 import torch
 from fairseq.optim.adam import Adam
@@ -30,26 +29,22 @@ class FusedAdam(Adam):
                         )
                     state["step"] += 1
                     at_step[int(state["step"])].append(param)
+            beta1, beta2 = group["betas"]
             for step, some in at_step.items():
-                self._update(some, step, group)
+                torch._fused_adamw_(
+                    some,
+                    [param.grad for param in some],
+                    [self.state[param]["exp_avg"] for param in some],
+                    [self.state[param]["exp_avg_sq"] for param in some],
+                    [],
+                    [torch.full((), float(step), device=some[0].device)] * len(some),
+                    lr=group["lr"],
+                    beta1=beta1,
+                    beta2=beta2,
+                    weight_decay=group["weight_decay"],
+                    # torch adds eps after the second moment's bias correction, fairseq before it.
+                    eps=group["eps"] / (1 - beta2**step) ** 0.5,
+                    amsgrad=False,
+                    maximize=False,
+                )
         return None
-
-    def _update(self, params: list[Any], step: int, group: dict[str, Any]) -> None:
-        beta1, beta2 = group["betas"]
-        states = [self.state[param] for param in params]
-        torch._fused_adamw_(
-            params,
-            [param.grad for param in params],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [torch.full((), float(step), device=params[0].device)] * len(params),
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            # torch adds eps after the second moment's bias correction, fairseq before it.
-            eps=group["eps"] / (1 - beta2**step) ** 0.5,
-            amsgrad=False,
-            maximize=False,
-        )

@@ -95,9 +95,8 @@ def chunked_nll(
     The logits are features (S, D) times weights (V, D). Several weights share the features' columns in order,
     and their logits are added up. Logits exist for at most `chunk` tokens at a time, never for padding.
     """
-    device = features.device.type
     features, *weights = as_autocast(features, *weights)  # once, not in every operation
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(features.device.type, enabled=False):
         if torch.is_grad_enabled():
             return _ChunkedNLL.apply(features, target, pad, chunk, *weights)
         nll, _ = _run(features, weights, target, pad, chunk)
@@ -154,10 +153,17 @@ def _run(
         log_probs = _log_probs(parts, weights, memory[: len(rows)])
         nll[rows] = -log_probs.gather(1, wanted).squeeze(1)
         if scale is not None:
-            by_logits = _by_logits(log_probs, wanted, scale, features.dtype)
+            by_logits = log_probs.exp_()  # gradient of the summed loss (K, V), in the memory of log_probs
+            by_logits.scatter_add_(1, wanted, by_logits.new_full(wanted.shape, -1))
+            if features.dtype != torch.float32:
+                # fp32 does not underflow: there backward scales the much smaller results instead.
+                by_logits = torch.mul(by_logits, scale, out=torch.empty_like(by_logits, dtype=features.dtype))
             by_features[rows] = torch.cat([by_logits @ weight for weight in weights], dim=1)
             for total, part in zip(by_weights, parts, strict=True):
-                _add_product(total, by_logits.t(), part)
+                if part.dtype == total.dtype:
+                    total.addmm_(by_logits.t(), part)
+                else:
+                    total += by_logits.t() @ part
             del by_logits
         del log_probs  # in half precision: free them before the next chunk's
     return nll, [by_features, *by_weights]
@@ -171,20 +177,3 @@ def _log_probs(parts: Sequence[Tensor], weights: Sequence[Tensor], logits: Tenso
     if logits.dtype == torch.float32:
         return torch.log_softmax(logits, dim=-1, out=logits)
     return F.log_softmax(logits, dim=-1, dtype=torch.float32)
-
-
-def _by_logits(log_probs: Tensor, wanted: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gradient of the summed loss, (K, V), times `scale` unless fp32; overwrites `log_probs` (K, V)."""
-    grad = log_probs.exp_()
-    grad.scatter_add_(1, wanted, grad.new_full(wanted.shape, -1))
-    if dtype == torch.float32:
-        return grad  # fp32 does not underflow; backward scales the much smaller results instead
-    return torch.mul(grad, scale, out=torch.empty_like(grad, dtype=dtype))
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, with `total` in fp32."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b

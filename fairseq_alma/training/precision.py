@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from fairseq import optim
 from fairseq.distributed import utils as distributed_utils
-from torch import Tensor
 
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 
@@ -41,7 +40,10 @@ def replace_optimizer(trainer, group: ExpertParallelGroup | None) -> None:
         optimizer.__class__ = MemoryEfficientFP16Optimizer
     elif type(optimizer) is optim.FP16Optimizer:
         optimizer.__class__ = FP16Optimizer
-        optimizer.shapes = [_whole_shape(param, group) for param in optimizer.fp16_params]
+        optimizer.shapes = [param.shape for param in optimizer.fp16_params]
+        for index, param in enumerate(optimizer.fp16_params):
+            if group and hasattr(param, "expert"):
+                optimizer.shapes[index] = torch.Size([group.size * len(param), *param.shape[1:]])
         optimizer.optimizer.register_state_dict_post_hook(_add_weights)
         optimizer.optimizer.register_load_state_dict_post_hook(_take_weights)
 
@@ -121,12 +123,6 @@ class FP16Optimizer(_SavesScaler, optim.FP16Optimizer):
         """Load a state dict of either layout."""
         laid_out = flat if self.has_flat_params else by_parameter
         super().load_state_dict(laid_out(state_dict, self.shapes), optimizer_overrides)
-
-
-def _whole_shape(param: Tensor, group: ExpertParallelGroup | None) -> torch.Size:
-    if group and hasattr(param, "expert"):
-        return torch.Size([group.size * param.size(0), *param.shape[1:]])
-    return param.shape
 
 
 def _add_weights(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
