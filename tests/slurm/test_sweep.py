@@ -108,7 +108,7 @@ def test_a_part_is_done_if_its_marker_has_the_same_runs_and_flags(tmp_path, monk
         (["--nodes", "2"], "a part of a sweep is one task"),
         (["--", "--jobs", "2"], "--jobs: not with --cluster slurm"),
         (["--", "--part=1/2"], "--part=1/2: not with --cluster slurm"),
-        (["--", "--learner", "nobody"], "'nobody' is not one of sm"),
+        (["--", "--learner", "nobody"], "'nobody': choose from sm"),
         (["--cluster", "local", "--wait"], "--wait: only with --cluster slurm"),
         (["--cluster", "local", "--partition", "learn"], "--partition: only with --cluster slurm"),
         (
