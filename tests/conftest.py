@@ -13,6 +13,11 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Beside other work an example may take long.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 # nohup, a background shell and some CI ignore SIGINT. Children inherit that, and tests send it to them.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
