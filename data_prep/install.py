@@ -91,4 +91,4 @@ def _move(names: Iterable[str], source: Path, target: Path) -> None:
 
 
 def _files(stream: Stream) -> list[str]:
-    return [name for owner in (stream, *stream.parts) for name in owner.files]
+    return [*stream.files, *(name for part in stream.parts for name in part.files)]

@@ -25,7 +25,7 @@ def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None) -> 
     corpus = shards[0] if len(shards) == 1 else ConcatDataset(shards)
     if items is None:
         return corpus
-    subset: Any = torch.utils.data.Subset(corpus, items)
+    subset: Any = torch.utils.data.Subset(corpus, items)  # type: ignore[arg-type]
     subset.sizes = np.asarray(corpus.sizes)[items]
     return subset
 
