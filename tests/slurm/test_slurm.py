@@ -31,7 +31,7 @@ class OnSlurm:
     def launch(self, *options: str, code: int = 0) -> tuple[str, str]:
         """Launch and wait for the end."""
         process = self.start(*options)
-        out, err = process.communicate(timeout=6000)
+        out, err = process.communicate(timeout=1200)
         assert process.returncode == code, err
         return out, err
 
@@ -125,7 +125,7 @@ def test_a_requeued_run_resumes(cluster, tmp_path, expected):
 
 def test_a_timeout_saves_and_resumes(cluster, tmp_path, expected):
     run = prepare(cluster, tmp_path, seconds=12)  # SLURM checks time limits every 30 s
-    run.launch("--timeout-min", "1", "--signal-delay-s", "50", "--stages", "1")
+    run.launch("--timeout-min", "1", "--signal-delay-s", "30", "--stages", "1")
     assert run.launcher.rows == expected["gmoe"][:2]
     assert run.trainings >= 2
     assert "timed-out" in run.log("stage 0")
