@@ -130,7 +130,7 @@ def test_too_small_a_corpus(refused, tmp_path):
         ({"documents": "b=file"}, "--documents b=: no such source; there are a"),
         ({"on_bad_input": "ignore"}, "invalid choice"),
         ({"frobnicate": "1"}, "unrecognized arguments"),
-        ({"partition": "cpu", "mem_gb": "4"}, "--partition, --mem-gb: only for --cluster slurm"),
+        ({"partition": "cpu", "mem_gb": "4"}, "--partition, --mem-gb: only with --cluster slurm"),
     ],
 )
 def test_bad_flags(refused, tmp_path, flags, message):

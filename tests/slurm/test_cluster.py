@@ -57,7 +57,8 @@ def test_children_wait_for_their_parents_and_go_with_them(cluster, tmp_path):
 
 
 def test_the_gpus_of_a_node_are_given_out_one_by_one(cluster, tmp_path):
-    script = "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES; sleep 0.5"
+    script = "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES\n"
+    script += f"until [ $(ls {tmp_path} | wc -l) = 2 ]; do sleep 0.1; done"  # both at a time
     node = f"--nodelist={cluster.nodes[0]}"
     jobs = [
         cluster.submit(script, f"--gpus-per-node={gpus}", node, f"--output={tmp_path}/%j") for gpus in (5, 3)

@@ -161,7 +161,7 @@ def test_two_hundred_runs_are_one_array_of_ten_jobs(cluster, tmp_path, monkeypat
     marked = [json.loads((place / "slurm_jobs" / name).read_text())["runs"] for name in markers]
     assert sorted(run for each in marked for run in each) == sorted(f"x/{name}" for name in names)
     (array,) = {(job.job_id or "").partition("_")[0] for job in queue.read_jobs(place)}
-    assert list(cluster.states(array).values()) == ["COMPLETED"] * 10
+    cluster.until(lambda: list(cluster.states(array).values()) == ["COMPLETED"] * 10)
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     assert call(status.main, monkeypatch, place) == 0
