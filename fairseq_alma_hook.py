@@ -1,21 +1,20 @@
-"""Registers the plug-in with fairseq, so that `fairseq-train --task alma_lm` works without `--user-dir`.
+"""Registers the plug-in when fairseq is imported, so that `--task alma_lm` works without `--user-dir`.
 
 fairseq has no entry points. `fairseq_alma.pth` calls `install` at every start of Python, so this module
-imports nothing but `sys`; processes that never import fairseq pay for one more finder and nothing else.
+imports only `sys`, and processes that never import fairseq pay for one more finder.
 """
 
 import sys
 
 
 class _Finder:
-    """Lets the other finders find fairseq, and imports the plug-in once fairseq has been executed.
+    """Imports the plug-in after fairseq has been executed; the other finders locate fairseq.
 
-    Not earlier: `fairseq.options` is imported while `fairseq.tasks` and `fairseq.models`, which the plug-in
-    needs whole, are half-way through their own import.
+    `fairseq.options` would be too early: at that time fairseq.tasks and fairseq.models are half imported.
     """
 
     def find_spec(self, name, path=None, target=None):
-        """Only fairseq itself is of interest."""
+        """The spec of fairseq with a loader that also imports the plug-in; None for all other modules."""
         if name != "fairseq":
             return None
         specs = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
@@ -30,17 +29,17 @@ class _Finder:
         def execute_and_register(module):
             import warnings
 
-            # fairscale, which fairseq imports, uses names that torch has deprecated; nobody here can mend it.
+            # fairscale, which fairseq imports, uses deprecated names of torch.
             warnings.filterwarnings("ignore", category=FutureWarning, module="fairscale")
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                __import__("fairseq_alma.plugin")
+                import fairseq_alma.plugin  # noqa: F401
 
         loader.exec_module = execute_and_register
 
 
 def install():
-    """Wait for fairseq; a second call does nothing."""
+    """Wait for the import of fairseq; a second call does nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

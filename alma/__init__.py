@@ -1,1 +1,1 @@
-"""The ALMA protocol shared by the language-model and the vision half (imports no torch)."""
+"""The ALMA protocol, shared by language models and images. It imports neither torch nor fairseq."""

@@ -1,6 +1,6 @@
-"""Algorithm 1: mega-batches arrive, the learner waits or trains, the environment tests it and takes notes.
+"""Algorithm 1: mega-batches arrive, the learner waits or trains, the environment tests it and records a row.
 
-Free of any framework: what a stage trains on and how a test error is found are the caller's.
+Independent of any framework: the learner loads its own data, and the caller measures the test error.
 """
 
 import time
@@ -11,52 +11,50 @@ from alma.records import Row, Run
 from alma.stages import Stage
 
 
-class Learner(Protocol):
-    """What the environment asks of a learner. FLOPs count a multiplication and an addition as two."""
+class StageLearner(Protocol):
+    """The interface of a learner to the environment. A multiply-add counts as two FLOPs."""
 
     def train(self, stage: Stage) -> Mapping[str, float]:
-        """Train on one stage; returns the FLOPs spent on it by purpose, all of which count in Comp but those
-        of "validation"."""
+        """Train on one stage; returns its FLOPs by purpose. All but those of "validation" count in Comp."""
 
     @property
     def parameters(self) -> int:
-        """Free parameters now."""
+        """Current number of free parameters."""
 
     @property
     def eval_flops_per_example(self) -> float:
-        """FLOPs of one prediction now."""
+        """FLOPs of one prediction with the current model."""
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Most memory in use so far."""
+        """Peak memory so far."""
 
     @property
     def valid(self) -> Mapping[str, float] | None:
-        """Mean loss and error on the validation data of the last stage; None before the first."""
+        """Mean loss and error on the validation data of the last stage; None before the first stage."""
 
     @property
     def details(self) -> Mapping[str, Any]:
-        """Further results for the record's `extra`, such as members or experts."""
+        """Further results for `extra` of the row, such as members or experts."""
 
 
 Test = Callable[[], tuple[float, float]]
-"""Test error (a fraction) of the learner as it is now, and the FLOPs that finding it took."""
+"""Measures the current model: its test error (a fraction), and the FLOPs of the measurement."""
 
 
 def play(
     run: Run,
-    learner: Learner,
+    learner: StageLearner,
     schedule: Sequence[Stage],
     test: Test,
     stages_done: int = 0,
     seconds: float = 0.0,
 ) -> None:
-    """Let the stream pass by: one row of `run` for every t = 0..B (section 3.1).
+    """Play the whole stream: append a row to `run` for every t = 0..B (section 3.1).
 
-    The untrained model is tested at t = 0 and is what counts until the first stage is complete; a model
-    that has not changed is not tested again. `stages_done` stages are already in the learner (it was
-    resumed), and `seconds` were spent on the next one. Rows that are on disk stay as they are: training goes
-    on from a checkpoint that may be older, and repeats their numbers.
+    The untrained model is tested at t = 0, and its error counts until the first stage is complete. Only a
+    new model is tested. A resumed learner has completed `stages_done` stages, and spent `seconds` on the
+    next one. Existing rows are kept: the checkpoint may be older than they are, and retraining repeats them.
     """
     known = {row["t"]: row for row in run.rows}
     completing = {stage.last: stage for stage in schedule}

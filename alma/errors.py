@@ -1,4 +1,4 @@
-"""One way to end on bad input: a single clear line and exit code 2."""
+"""Command lines: parsing, and errors as a single line with exit code 2."""
 
 import argparse
 import difflib
@@ -10,26 +10,26 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
 
 
 class UserError(Exception):
-    """Input that only the user can mend; the message says what is wrong and how to mend it."""
+    """Input that only the user can fix; the message names the problem and the fix."""
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without its page of usage: a wrong command line is a UserError, which names what was meant."""
+    """argparse that raises UserError, with a hint for a misspelt option, in place of printing its usage."""
 
     _words: Sequence[str] = ()
 
     def parse_known_args(self, args=None, namespace=None):
-        """As argparse's."""
+        """Keep the words: argparse passes only a message to `error`."""
         self._words = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         unrecognized = message.partition("unrecognized arguments: ")[2].split()
-        # What is missing may be there, misspelt.
+        # A required option may be present but misspelt.
         words = unrecognized or (self._words if "arguments are required" in message else ())
         names = (word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", words))
         hints = [self.suggest(name) for name in dict.fromkeys(names) if name.startswith("--")]
@@ -37,36 +37,41 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}{hint and f' ({hint})'}; see `{self.prog} --help`")
 
     def suggest(self, name: str) -> str:
-        """A hint for an option that may be misspelt; empty where there is none."""
+        """Such as "did you mean --out?"; empty if no option is close."""
         known = self._option_string_actions
         if name in known or (self.allow_abbrev and any(each.startswith(name) for each in known)):
             return ""
-        meant = closest(name, known)
-        return f"did you mean {meant}?" if meant else ""
+        match = closest(name, known)
+        return f"did you mean {match}?" if match else ""
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `word` is most likely a misspelling of; None where all are far from it."""
+    """The member of `known` that `word` most likely misspells; None if none is close."""
     return next(iter(difflib.get_close_matches(word, known, 1, cutoff=0.75)), None)
 
 
-def number_list(text: str) -> list[int]:
-    """A `type` of argparse: "0-2,5" is [0, 1, 2, 5], each number once."""
+class InvalidNumbers(argparse.ArgumentTypeError, UserError):
+    """Text that is not a list of numbers: argparse names the option, other callers raise it as it is."""
+
+
+def number_list(text: str, repeats: bool = False) -> list[int]:
+    """Parse "0-2,5" as [0, 1, 2, 5]: whole numbers >= 0 and ascending ranges, in the given order.
+
+    Usable as argparse's `type`. Later duplicates are dropped unless `repeats`. Raises InvalidNumbers.
+    """
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise argparse.ArgumentTypeError(
-                f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2"
-            )
+            raise InvalidNumbers(f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2")
         if dash and int(last) < int(first):
-            raise argparse.ArgumentTypeError(f"{part}: a range goes up: give {last}-{first}")
+            raise InvalidNumbers(f"{part}: a range goes up: give {last}-{first}")
         found += range(int(first), int(last or first) + 1)
-    return list(dict.fromkeys(found))
+    return found if repeats else list(dict.fromkeys(found))
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
-    """Turn `main` into a command: user errors and a full disk become one line and exit code 2."""
+    """Decorate a `main`: user errors and full or read-only disks end with one line and exit code 2."""
 
     @functools.wraps(main)
     def run() -> None:
@@ -74,21 +79,21 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             main()
         except UserError as error:
             fail(str(error))
-        except BrokenPipeError:  # the reader of our output has left (| head)
+        except BrokenPipeError:  # the reader of our output ended first (| head)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         except OSError as error:
-            if error.errno not in _NO_ROOM:
+            if error.errno not in _UNWRITABLE:
                 raise
-            fail(f"{error.filename or 'cannot write'}: {error.strerror}; mend that and run the same again")
+            fail(f"{error.filename or 'cannot write'}: {error.strerror}; fix this and rerun the command")
         except KeyboardInterrupt:
-            print("interrupted; the same command goes on from here", file=sys.stderr)
+            print("interrupted; rerun the same command to resume", file=sys.stderr)
             sys.exit(130)
 
     return run
 
 
 def fail(message: str) -> NoReturn:
-    """Print `error: message` on stderr, on one line, and exit with code 2."""
+    """Print `error: message` as one line on stderr and exit with code 2."""
     print("error: " + " ".join(message.split()), file=sys.stderr)
     sys.exit(2)

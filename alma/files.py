@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: a crash or a reader never meets half of one."""
+"""Atomic files, and locks on directories that work across nodes."""
 
 import errno
 import fcntl
@@ -9,22 +9,24 @@ import secrets
 import socket
 import struct
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
 from alma.errors import UserError
 
 LOCK = ".lock"
+_WAIT_SECONDS = 120
 
 
 @contextmanager
 def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
-    """Open a file for writing (text is UTF-8) that appears at `path` only when the block ends well.
+    """Open a file for writing (text is UTF-8) that appears at `path` only if the block succeeds.
 
-    The bytes go to a temporary file beside `path`, are fsynced and renamed over it. If the block
-    raises, `path` is left as it was and the temporary file is removed. The folder must exist.
+    The bytes go to a temporary file beside `path`, which is fsynced and renamed over it. If the block
+    raises, `path` is unchanged and the temporary file is removed. The directory must exist.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
@@ -41,64 +43,74 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
 
 
 def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:
-    """Write `obj` as indented JSON, whole or not at all; NaN and infinity (not JSON) are a ValueError."""
+    """Write `obj` as indented JSON, atomically. ValueError: it holds NaN or infinity, which JSON lacks."""
     text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False)
     with atomic_write(path) as file:
         file.write(text + "\n")
 
 
-def save_tensors(path: str | os.PathLike[str], state: Any) -> None:
-    """`torch.save` to a file that is whole or absent; UserError when it cannot be written."""
-    import torch
-
+@contextmanager
+def checkpoint_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """`atomic_write` of bytes, for `torch.save`. UserError: the file cannot be written."""
     try:
         with atomic_write(path, "wb") as file:
-            torch.save(state, file)
-    except (OSError, RuntimeError) as error:  # torch wraps what the system says of a full disk
+            yield file
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise UserError(
-            f"{path}: cannot be written ({type(error).__name__}: full disk, quota?); make room and "
-            "run the same again, it goes on from the last checkpoint"
+            f"{path}: cannot be written ({type(error).__name__}: full disk, quota?); free some space and "
+            "rerun the command, which resumes from the last checkpoint"
         ) from error
 
 
 _held: dict[tuple[int, int, str], object] = {}
 """Locks of this process, by device and inode of the directory and name of the file.
 
-A POSIX lock does not exclude threads of its process, which loses it by closing any descriptor of the file: it
-must not open the file of a lock that it holds.
+A POSIX lock does not exclude other threads of its process, and closing any descriptor of the file releases
+it. So this table excludes threads, and the process never opens the file of a lock that it holds.
 """
-os.register_at_fork(after_in_child=_held.clear)  # a child inherits none
+os.register_at_fork(after_in_child=_held.clear)  # a forked child holds no locks
 _HELD_ELSEWHERE = (errno.EAGAIN, errno.EACCES)
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
 @contextmanager
 def locked(directory: Path, name: str = LOCK) -> Iterator[None]:
-    """Hold a lock on `directory`, which excludes every other thread, process and node.
+    """Hold a lock on `directory` that excludes every other thread, process and node.
 
-    It is a POSIX lock on the file `name` in it, made where missing and never removed: NFS keeps such locks
-    across nodes, but neither flock nor locks on directories. The kernel releases it when the process ends.
-    UserError when another holds it. A file system without locks is a warning.
+    It is a POSIX lock on the file `name` in `directory`, created if missing and never removed: NFS supports
+    these across nodes, but neither flock nor locks on directories. The kernel releases it when the process
+    ends. UserError: another process holds it. A file system without locks only causes a warning.
     """
     claim, key = object(), _key(directory, name)
     if _held.setdefault(key, claim) is not claim:
         raise _busy(directory, _self())
-    try:
+    with ExitStack() as stack:
+        stack.callback(_held.pop, key, None)
         descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            _acquire(descriptor, directory)
+        stack.callback(os.close, descriptor)  # releases the lock
+        _acquire(descriptor, directory)
+        stack.callback(_note, descriptor, "")
+        yield
+
+
+@contextmanager
+def patiently_locked(directory: Path, name: str = LOCK) -> Iterator[None]:
+    """Hold `locked`, waiting up to two minutes for another holder; then raise its UserError."""
+    deadline = time.monotonic() + _WAIT_SECONDS
+    with ExitStack() as stack:
+        while True:
             try:
-                yield
-            finally:
-                _note(descriptor, "")
-        finally:
-            os.close(descriptor)  # releases the lock
-    finally:
-        _held.pop(key, None)
+                stack.enter_context(locked(directory, name))
+                break
+            except UserError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+        yield
 
 
 def holder(directory: Path, name: str = LOCK) -> str | None:
-    """Which process holds `locked(directory, name)`, such as "pid 123 on node7"; None if none is known to."""
+    """The process that holds `locked(directory, name)`, such as "pid 123 on node7"; None: no known one."""
     try:
         if _key(directory, name) in _held:
             return _self()
@@ -109,7 +121,7 @@ def holder(directory: Path, name: str = LOCK) -> str | None:
         asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
         return None if kind == fcntl.F_UNLCK else _holder_of(descriptor)
-    except OSError:  # no locks here
+    except OSError:  # the file system has no locks
         return None
     finally:
         os.close(descriptor)
@@ -121,14 +133,14 @@ def _acquire(descriptor: int, directory: Path) -> None:
     except OSError as error:
         if error.errno in _HELD_ELSEWHERE:
             raise _busy(directory, _holder_of(descriptor)) from None
-        print(f"warning: {directory}: no locks here, start one process at a time", file=sys.stderr)
+        print(f"warning: {directory}: no locks here, run one process at a time", file=sys.stderr)
         return
     _note(descriptor, _self())
 
 
 def _note(descriptor: int, holder: str) -> None:
-    """Write who holds the lock into its file; a full disk is no obstacle, for only people read it."""
-    with suppress(OSError):
+    """Write the holder into the file of the lock."""
+    with suppress(OSError):  # a full disk is harmless: the note only serves messages
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, holder.encode(), 0)
         os.fsync(descriptor)
@@ -144,23 +156,23 @@ def _self() -> str:
 
 
 def _holder_of(descriptor: int) -> str:
-    return os.pread(descriptor, 200, 0).decode(errors="replace") or "not known which"
+    return os.pread(descriptor, 200, 0).decode(errors="replace") or "unknown"
 
 
 def _busy(directory: Path, who: str) -> UserError:
     return UserError(
-        f"{directory}: another process is at work here ({who}); let it end or choose another --out"
+        f"{directory}: another process is at work here ({who}); wait for it or choose another --out"
     )
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file's bytes, as 64 hex digits."""
+    """SHA-256 of a file as 64 hex digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_directory(path: Path) -> None:
-    """Make the directory and its parents if missing. UserError when a file is in the way."""
+    """Create `path` and its parents if missing. UserError: one of them is a file."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -168,7 +180,7 @@ def make_directory(path: Path) -> None:
 
 
 def fsync_directory(path: str | os.PathLike[str]) -> None:
-    """Make new and renamed files in the folder `path` survive a power cut."""
+    """Flush the entries of directory `path`, so that new and renamed files survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

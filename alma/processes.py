@@ -1,28 +1,11 @@
-"""This process: its memory, and its end when its parent was killed."""
+"""Memory of a process, as Linux reports it."""
 
-import multiprocessing
-import os
 import resource
-import signal
-import threading
 from pathlib import Path
 
 
-def end_with_parent() -> None:
-    """Let a worker end when its parent was killed, and finish its unit when the user interrupts."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent:
-            parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def reset_peak_memory() -> bool:
-    """Have `peak_memory` count from now on; whether the system can do that (Linux: /proc/self/clear_refs)."""
+    """Restart `peak_memory` at the memory in use; False where /proc/self/clear_refs cannot be written."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -31,9 +14,14 @@ def reset_peak_memory() -> bool:
 
 
 def peak_memory() -> int:
-    """Most memory that this process has had at a time, bytes, the code of its libraries included."""
+    """Peak resident memory of this process in bytes, shared libraries included."""
     try:
-        # not ru_maxrss, which a new process has from the one that started it
-        return 1024 * int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-    except (OSError, IndexError):
+        return resident_memory(peak=True)
+    except (OSError, IndexError):  # second choice: a new process inherits ru_maxrss from its parent
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def resident_memory(pid: int | str = "self", peak: bool = False) -> int:
+    """Resident memory of a process in bytes, now or at its peak; OSError or IndexError without /proc."""
+    field = "VmHWM:" if peak else "VmRSS:"
+    return 1024 * int(Path(f"/proc/{pid}/status").read_text().split(field)[1].split()[0])

@@ -1,8 +1,9 @@
-"""Where a result comes from: package versions, the project's commit, the machine."""
+"""Provenance of a run: package versions, git commit, machine."""
 
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,18 @@ PACKAGES = ("torch", "torchvision", "numpy", "fairseq", "fairseq-fixed")
 
 
 def versions() -> dict[str, str]:
-    """Version of Python and of each installed package of PACKAGES; imports none of them."""
+    """Versions of Python and of the installed PACKAGES, read from metadata without importing them."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 
 def commit() -> str | None:
-    """Git commit of this project, with `-dirty` when files differ from it; None outside its checkout."""
+    """Git commit of this checkout, `-dirty` if files are modified; None for an installed package."""
     here = Path(__file__)
-    # Installed inside somebody else's repository, this file is not one of theirs.
+    # A virtual environment may lie inside another project's repository, which does not track this file.
     if _output("git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name) is None:
         return None
     return _output(
@@ -33,7 +32,7 @@ def commit() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """Host name, CPU model, cores this process may use, memory in bytes, GPU names."""
+    """Host name, CPU model, cores available to this process, memory in bytes, GPU names."""
     gpus = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
     return {
         "hostname": platform.node(),
@@ -45,16 +44,15 @@ def machine() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.machine())
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, or None when it is missing, fails or hangs."""
+    """Standard output of a command; None if it is missing, fails or takes 20 s."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):

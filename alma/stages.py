@@ -1,6 +1,5 @@
-"""The schedule of Algorithm 1: which mega-batches arrive in which stage, and what each stage trains on."""
+"""The schedule of Algorithm 1: which mega-batches each stage waits for and trains on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alma.errors import UserError
@@ -10,8 +9,8 @@ from alma.errors import UserError
 class Stage:
     """One call of train. Mega-batches are numbered t = 1..B, stages from 0.
 
-    `first`..`last` arrive in this stage, so it completes at t = `last`; `train_on` is what it
-    trains on: the same mega-batches, or with replay everything seen so far, 1..`last`.
+    Mega-batches `first`..`last` arrive during the stage, which completes at t = `last`. It trains on
+    `train_on`: the same mega-batches, or all seen so far (1..`last`) with replay.
     """
 
     index: int
@@ -21,11 +20,10 @@ class Stage:
 
 
 def stages(megabatches: int, waiting_time: int = 1, replay: bool = False) -> list[Stage]:
-    """Stages of a stream of B = `megabatches` for a learner that waits for w = `waiting_time` of them.
+    """The ceil(B / w) stages of a stream of B = `megabatches` with waiting time w = `waiting_time`.
 
-    There are ceil(B / w) stages and the last may be shorter: all data are trained on. (Algorithm 1
-    of the paper loops while t < B, which would leave out the last mega-batch when w = 1.)
-    UserError when B < 1, w < 1 or w > B.
+    The last stage may be shorter, so that all data are trained on. (Algorithm 1 of the paper loops while
+    t < B, which skips the last mega-batch when w = 1.) UserError: B < 1, w < 1 or w > B.
     """
     if megabatches < 1:
         raise UserError(f"a stream needs at least 1 mega-batch, not {megabatches}")
@@ -43,8 +41,3 @@ def stages(megabatches: int, waiting_time: int = 1, replay: bool = False) -> lis
         last = min(first + waiting_time - 1, megabatches)
         plan.append(Stage(index, first, last, tuple(range(1 if replay else first, last + 1))))
     return plan
-
-
-def stage_at(plan: Sequence[Stage], t: int) -> Stage | None:
-    """The last stage completed once mega-batch `t` has arrived, or None while the learner is untrained."""
-    return max((stage for stage in plan if stage.last <= t), key=lambda stage: stage.index, default=None)

@@ -3,11 +3,11 @@
     STREAM/stream.json  dict.txt  tokenizer.model (or GPT-2's encoder.json and vocab.bpe)
     STREAM/megabatch_00/train.{bin,idx,keys} ...  valid.{bin,idx,keys}  test.{bin,idx,keys}
 
-.bin and .idx are fairseq's mmap format; .keys has the 16-byte content key of each document, ascending.
+.bin and .idx are fairseq's mmap format; .keys holds the 16-byte content keys of the documents, ascending.
 
-data_prep writes it, fairseq_alma reads it, and this module is the only place that knows the format. An
-item is one line of text followed by eos; an item of length 1 (eos alone) ends each document. stream.json
-is written last, so a directory that has one is complete.
+data_prep writes streams, fairseq_alma reads them, and only this module knows the format. An item is a line
+of text followed by eos; an item of length 1 (a lone eos) ends each document. stream.json is written last,
+so a directory with one is complete.
 """
 
 import dataclasses
@@ -29,15 +29,15 @@ FILE = "stream.json"
 SUFFIXES = (".bin", ".idx", ".keys")
 KEY_BYTES = 16
 _MAGIC = b"MMIDIDX\x00\x00"
-_BLOCK = 1 << 20  # items of an index that are written at once
+_BLOCK = 1 << 20  # items of an index per write
 _HEADER = struct.Struct("<9sQBQ")  # magic, version 1, dtype code, number of items
 DTYPES: dict[int, type] = {4: np.int32, 8: np.uint16, 9: np.uint32}  # fairseq's codes
-_REMAKE = "make the stream again with `python -m data_prep`"
+_REMAKE = "rebuild the stream with `python -m data_prep`"
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """A file as it was written: size in bytes and SHA-256 (64 hex digits)."""
+    """Size in bytes and SHA-256 (64 hex digits) of a file when it was written."""
 
     size: int
     sha256: str
@@ -48,7 +48,7 @@ class FileInfo:
         return cls(os.stat(path).st_size, sha256_file(path))
 
     def problem(self, path: str | os.PathLike[str]) -> str | None:
-        """What is wrong with the file at `path`, which was this when written; None: nothing."""
+        """How the file at `path` differs from this record; None if it does not."""
         size = os.path.getsize(path) if os.path.isfile(path) else None
         if size is None:
             return "missing"
@@ -81,19 +81,19 @@ class Part:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Part":
-        """The part that `dataclasses.asdict` gave this record of."""
+        """The inverse of `dataclasses.asdict`."""
         return cls(**record | {"files": _files(record["files"])})
 
 
 @dataclass(frozen=True)
 class Stream:
-    """A finished stream as stream.json describes it."""
+    """A finished stream: the contents of stream.json."""
 
     directory: Path
     version: int
     seed: int
     vocab_size: int
-    """Units, which is the number of lines of dict.txt; fairseq's dictionary adds 4 specials."""
+    """Tokens in dict.txt; fairseq's dictionary adds 4 specials."""
     megabatches: tuple[Part, ...]
     valid: Part
     test: Part
@@ -101,20 +101,20 @@ class Stream:
     files: dict[str, FileInfo]
     """Of dict.txt and the tokenizer: tokenizer.model, or encoder.json and vocab.bpe."""
     corpus: dict[str, Any] = field(default_factory=dict)
-    """What was read: documents, words, duplicates, surplus; and the spread of the mega-batches' words."""
+    """Statistics of the corpus: documents, words, duplicates, surplus; spread of the mega-batches' words."""
     appended: tuple[dict[str, Any], ...] = ()
-    """Settings, with the number of the `first` mega-batch and the `corpus`, of each later addition."""
+    """For each later addition: its settings, the number of its `first` mega-batch, and its `corpus`."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All splits: the mega-batches in their order, valid, test."""
+        """All splits: the mega-batches in order, valid, test."""
         return (*self.megabatches, self.valid, self.test)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> "Stream":
-        """Read DIRECTORY/stream.json (and no other file; see `check`).
+        """Read DIRECTORY/stream.json, and no other file (see `check`).
 
-        UserError: no stream there, stream.json malformed, or of a version this software does not know.
+        UserError: the directory has no stream.json, or a malformed one, or one of another format version.
         """
         directory = Path(directory)
         path = directory / FILE
@@ -139,27 +139,20 @@ class Stream:
             raise UserError(f"{path}: malformed ({type(error).__name__}: {error}); {_REMAKE}") from error
 
     def write(self) -> None:
-        """Write stream.json into `directory`, atomically; call it when every other file is in place."""
-        record = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """Write stream.json into `directory`, atomically. Call it last, when all other files exist."""
+        record = dataclasses.asdict(self)
         del record["directory"]
-        for name, value in record.items():
-            if name == "megabatches":
-                record[name] = [dataclasses.asdict(part) for part in value]
-            elif name in ("valid", "test"):
-                record[name] = dataclasses.asdict(value)
-            elif name == "files":
-                record[name] = {file: dataclasses.asdict(info) for file, info in value.items()}
         write_json_atomic(self.directory / FILE, record)
 
     def path(self, part: Part) -> str:
-        """The prefix of the part's .bin and .idx, as fairseq's MMapIndexedDataset takes it."""
+        """Path of the part's .bin and .idx without suffix, as fairseq's MMapIndexedDataset expects."""
         return str(self.directory / part.prefix)
 
     def check(self, parts: Part | Iterable[Part]) -> None:
-        """Compare the files of `parts`, dict.txt and the tokenizer with stream.json: size, then SHA-256.
+        """Compare size and SHA-256 of dict.txt, the tokenizer and the files of `parts` with stream.json.
 
-        Costs one read of the files (about 1 GB/s a core). UserError names the first file that is missing,
-        truncated or changed.
+        Reads the files once (about 1 GB/s per core). UserError: the first file that is missing, truncated
+        or changed.
         """
         files = dict(self.files)
         for part in (parts,) if isinstance(parts, Part) else parts:
@@ -167,9 +160,7 @@ class Stream:
         for name, info in files.items():
             path = self.directory / name
             if problem := info.problem(path):
-                raise UserError(
-                    f"{path}: {problem}; copy it again from where the stream was made, or {_REMAKE}"
-                )
+                raise UserError(f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}")
 
 
 def is_stream(directory: str | os.PathLike[str]) -> bool:
@@ -178,12 +169,12 @@ def is_stream(directory: str | os.PathLike[str]) -> bool:
 
 
 def dtype_code(dictionary_size: int) -> int:
-    """fairseq's dtype code for the ids of a dictionary of this size, its 4 specials counted."""
+    """fairseq's code of the dtype of token ids; `dictionary_size` includes the 4 specials."""
     return 8 if dictionary_size < 65500 else 9
 
 
 def write_index(path: str | os.PathLike[str], sizes: np.ndarray, dtype_code: int) -> None:
-    """Write fairseq's mmap index for items of `sizes` tokens (n_items,), stored one after another."""
+    """Write fairseq's mmap index for contiguous items of `sizes` tokens (n_items,)."""
     width = np.dtype(DTYPES[dtype_code]).itemsize
     blocks = [sizes[start : start + _BLOCK] for start in range(0, len(sizes), _BLOCK)]
     with atomic_write(path, "wb") as file:
@@ -198,7 +189,7 @@ def write_index(path: str | os.PathLike[str], sizes: np.ndarray, dtype_code: int
 
 
 def read_index(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
-    """The sizes (n_items,) int32, memory-mapped, and the dtype code of an index. UserError: not an index."""
+    """Sizes (n_items,) int32, memory-mapped, and dtype code of an index. UserError: it is not an index."""
     with open(path, "rb") as file:
         head = file.read(_HEADER.size)
     size = os.stat(path).st_size
@@ -212,7 +203,7 @@ def read_index(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
 
 
 def read_pointers(path: str | os.PathLike[str], items: int) -> np.ndarray:
-    """The byte in .bin at which each item starts (items,) int64, memory-mapped; `read_index` came first."""
+    """Byte offsets (items,) int64 into .bin, memory-mapped, of an index that `read_index` has checked."""
     return np.memmap(path, "<i8", "r", _HEADER.size + 4 * items, (items,)) if items else np.zeros(0, np.int64)
 
 

@@ -1,7 +1,7 @@
-"""`make bench`: what can be measured on a CPU in a few minutes, printed and written as CSV.
+"""`make bench`: benchmarks that take a few minutes on a CPU; prints tables and writes them as CSV.
 
-`python -m benchmarks data_prep_scale --help`: data_prep on many gigabytes of made-up text, a benchmark that
-runs by its name only.
+`python -m benchmarks data_prep_scale` measures data_prep on many gigabytes of synthetic text; it only runs
+by name.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from alma.files import make_directory
 from alma.provenance import machine, versions
 from benchmarks.timing import Table, show
 
-# Imported when they run: data_prep's workers import this module, and their memory is measured.
+# Imported when they run: the workers of data_prep import this module too, and their memory is measured.
 BENCHMARKS = {
     "switch_ffn": "Switch FFN, forward + backward, ratios",
     "stage_start": "Start of a language-model stage, streams of random tokens",
@@ -27,7 +27,7 @@ SCALE = "data_prep_scale"
 
 
 def tables(name: str, args: argparse.Namespace) -> Iterator[Table]:
-    """Run a benchmark; its tables as they come."""
+    """Run a benchmark; yield each table when it is done."""
     module = importlib.import_module(f"benchmarks.{name}")
     if name == "data_prep_speed":
         yield from module.measure(args.repeats, args.text)
@@ -43,15 +43,15 @@ def main() -> None:
         return
     parser = Parser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
-    add("names", nargs="*", metavar="NAME", help=f"which ones: {' '.join(BENCHMARKS)} (default: all)")
+    add("names", nargs="*", metavar="NAME", help=f"benchmarks to run: {' '.join(BENCHMARKS)} (default: all)")
     add("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
-    add("--repeats", type=int, default=7, help="paired measurements of each (default: 7)")
+    add("--repeats", type=int, default=7, help="paired measurements per benchmark (default: 7)")
     add(
         "--text",
         nargs="+",
         default=[],
         metavar="CORPUS",
-        help="of data_prep_speed, as `python -m data_prep` takes it (default: installed documentation)",
+        help="text for data_prep_speed, as for `python -m data_prep` (default: installed documentation)",
     )
     args = parser.parse_args()
     if unknown := set(args.names) - set(BENCHMARKS):
@@ -63,9 +63,7 @@ def main() -> None:
     print(f"{hardware['cpu']}, {hardware['cores']} cores, 1 thread; torch {software['torch']}")
     for name in args.names or BENCHMARKS:
         for table in tables(name, args):
-            show(
-                args.out, table._replace(title=f"{table.title}; medians of paired runs, with their quartiles")
-            )
+            show(args.out, table._replace(title=f"{table.title}; medians and quartiles of paired runs"))
 
 
 if __name__ == "__main__":

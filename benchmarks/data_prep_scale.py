@@ -1,8 +1,8 @@
-"""data_prep on gigabytes of made-up text: seconds, memory and disk of each stage; takes up to an hour.
+"""data_prep on gigabytes of synthetic text: time, memory and disk space per stage; takes up to an hour.
 
-Documents are a function of their number and are made when they are read, never stored; words follow Zipf's
-law, lengths are log-normal, and one in 50 is a copy of a document of another unit. The stages are data_prep's
-own; the text is random, so its speed at encoding is not that of real text.
+Documents are computed from their number when they are read, never stored. Words follow Zipf's law, lengths
+are log-normal, and one document in 50 is a copy of one in another shard. The text is random, so encoding is
+not as fast as on real text.
 """
 
 import contextlib
@@ -23,38 +23,38 @@ import numpy as np
 
 from alma.errors import Parser, UserError
 from alma.files import make_directory
+from alma.processes import peak_memory, reset_peak_memory, resident_memory
 from benchmarks.timing import Table, show
 from data_prep import documents, pipeline
-from data_prep.documents import Reader, Unit
+from data_prep.documents import Reader, Shard
 from data_prep.plan import Wanted
 from data_prep.work import Task, Work
 
 MEGA_BATCHES = 4
-UNITS = 50_000  # of the vocabulary
-LINES = 1 << 16  # that documents are made of
-LINE_WORDS = 20  # on average
-WORDS = 200_000  # different ones in LINES, at most; each document adds one of its own
-MEDIAN_WORDS = 400
-COPIES = 50  # one document in so many
+VOCABULARY = 50_000  # tokens to train
+LINES = 1 << 16  # lines that documents are made of
+LINE_WORDS = 20  # mean length of a line
+WORDS = 200_000  # distinct words in LINES, at most; each document adds one of its own
+MEDIAN_WORDS = 400  # of a document
+COPIES = 50  # one document in COPIES is a duplicate
 SOURCES = ("books", "web", "wiki")
 _SYLLABLES = [a + b for a in "bcdfghklmnprstvz" for b in "aeiou"] + ["é", "ße", "ñu"]
 _MASK = LINES - 1
-_64_BITS = (1 << 64) - 1
 
 
-class Text(NamedTuple):
-    """What all documents are made of."""
+class LinePool(NamedTuple):
+    """The lines that all documents are made of."""
 
     lines: list[str]
     words: list[int]
-    """Of each line."""
+    """Words of each line."""
     lengths: list[int]
-    """Lines of a document, at quantiles of equal distance."""
+    """Lines per document, at 4096 equidistant quantiles."""
 
 
 @functools.lru_cache(maxsize=1)
-def text_of(seed: int) -> Text:
-    """Lines of random words; the shorter a word, the more frequent."""
+def line_pool(seed: int) -> LinePool:
+    """Lines of random words; short words are the frequent ones."""
     rng = np.random.default_rng(seed)
     vocabulary = [_word(rank) for rank in range(WORDS)]
     counts = rng.integers(LINE_WORDS // 4, 2 * LINE_WORDS - LINE_WORDS // 4, LINES, endpoint=True)
@@ -65,7 +65,7 @@ def text_of(seed: int) -> Text:
     ]
     quantiles = [NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)]
     lengths = [max(1, round(MEDIAN_WORDS / LINE_WORDS * math.exp(z))) for z in quantiles]
-    return Text(lines, counts.tolist(), lengths)
+    return LinePool(lines, counts.tolist(), lengths)
 
 
 def _word(rank: int) -> str:
@@ -79,7 +79,7 @@ def _word(rank: int) -> str:
 
 
 def mix(*numbers: int | np.ndarray) -> np.ndarray:
-    """A random uint64 for each combination of numbers (SplitMix64)."""
+    """A random uint64 for each combination of numbers, by SplitMix64."""
     state = np.zeros(1, np.uint64)
     for number in numbers:
         state = (state ^ np.asarray(number, np.uint64)) + np.uint64(0x9E3779B97F4A7C15)
@@ -91,25 +91,25 @@ def mix(*numbers: int | np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SyntheticReader(Reader):
-    """Makes the documents of empty files, of a file called NUMBER.txt.gz always the same ones."""
+    """Computes the documents of a file NUMBER.txt.gz from NUMBER; the file itself is never read."""
 
     seed: int = 0
     file_documents: int = 1
 
-    def read(self, unit: Unit, skipped: Any = None) -> Iterator[tuple[str, str, int]]:
-        """Yield (source, text, words) for each document."""
-        lines, words, lengths = text_of(self.seed)
-        for segment in unit:
+    def read(self, shard: Shard, skipped: Any = None) -> Iterator[tuple[str, str, int]]:
+        """Yield (source, text, words) of each document."""
+        lines, words, lengths = line_pool(self.seed)
+        for segment in shard:
             for chance in self._chances(int(Path(segment.path).name.partition(".")[0])).tolist():
-                first, step = chance & _MASK, chance >> 16 & _MASK | 1  # odd: no line twice
+                first, step = chance & _MASK, chance >> 16 & _MASK | 1  # odd, so that no line repeats
                 end = first + step * lengths[chance >> 32 & 4095]
                 places = [place & _MASK for place in range(first, end, step)]
-                own = f"{chance:x}"  # which no other document has
+                own = f"{chance:x}"  # a word that makes the document unique
                 text = "\n".join([own, *[lines[place] for place in places]])
                 yield segment.source, text, sum([words[place] for place in places]) + 1
 
     def _chances(self, file: int) -> np.ndarray:
-        """The number that each document is a function of; copies have that of one of an earlier file."""
+        """The number that determines each document; a copy has that of a document of an earlier file."""
         numbers = np.arange(self.file_documents)
         own = mix(self.seed, file, numbers)
         if not file:
@@ -120,19 +120,19 @@ class SyntheticReader(Reader):
 
 
 class Corpus:
-    """About `size` bytes of documents, as files that take no room."""
+    """About `size` bytes of documents, as sparse files without content."""
 
     def __init__(self, size: float, directory: Path, seed: int = 0) -> None:
-        text = text_of(seed)
-        lines = float(np.mean(text.lengths))
-        words = lines * float(np.mean(text.words)) + 1
-        document = lines * float(np.mean([len(line.encode()) + 1 for line in text.lines])) + 17
+        pool = line_pool(seed)
+        lines = float(np.mean(pool.lengths))
+        words = lines * float(np.mean(pool.words)) + 1
+        document = lines * float(np.mean([len(line.encode()) + 1 for line in pool.lines])) + 17
         self.bytes_per_word = document / words
-        self.reader = SyntheticReader(seed=seed, file_documents=max(1, int(documents.UNIT_BYTES / document)))
+        self.reader = SyntheticReader(seed=seed, file_documents=max(1, int(documents.SHARD_BYTES / document)))
         file_bytes = int(self.reader.file_documents * document)
         self.files = []
         for number in range(max(2, round(size / file_bytes))):
-            path = directory / f"{number}.txt.gz"  # compressed files are not cut: a unit each
+            path = directory / f"{number}.txt.gz"  # a shard each: compressed files are not cut
             with open(path, "wb") as file:
                 file.truncate(file_bytes)
             self.files.append((SOURCES[number % len(SOURCES)], str(path)))
@@ -140,46 +140,35 @@ class Corpus:
         self.words = int(self.documents * words)
         """Expected; within 1% for more than 0.2 GB."""
 
-    def settings(self) -> pipeline.Settings:
-        """Mega-batches that take nearly all words."""
+    def settings(self) -> pipeline.StreamSettings:
+        """Settings of a stream that takes nearly all words."""
         valid = min(500_000, self.words // 50)
         words = int(0.95 * self.words * (1 - 1 / COPIES) - valid) // (MEGA_BATCHES + 1)
         wanted = Wanted(MEGA_BATCHES, words, words, valid, SOURCES[0])
-        return pipeline.Settings(self.files, wanted, self.reader.seed, self.reader, UNITS, {})
-
-
-def memory(name: str) -> int:
-    """Of this process, in bytes: `VmRSS` now, `VmHWM` at most since `forget_peak`."""
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.split(f"{name}:")[1].split()[0])
-
-
-def forget_peak() -> int:
-    """Let VmHWM begin again at VmRSS, and return that."""
-    Path("/proc/self/clear_refs").write_text("5")
-    return memory("VmRSS")
+        return pipeline.StreamSettings(self.files, wanted, self.reader.seed, self.reader, VOCABULARY, {})
 
 
 @functools.lru_cache(maxsize=1)
-def _begin(log: Path) -> int:
-    """`forget_peak` at the first task that this process has of a stage."""
-    return forget_peak()
+def _memory_before(log: Path) -> int:
+    """Memory before this process's first task of a stage, whose name `log` has; restarts its peak."""
+    reset_peak_memory()
+    return resident_memory()
 
 
 def logged(log: Path, function: Callable[..., None], *arguments: Any) -> None:
-    """Call the function, then append to `log`: this process, its memory before the stage, its peak so far."""
-    before = _begin(log)
+    """Call the function, then append to `log`: process id, memory before the stage, peak so far."""
+    before = _memory_before(log)
     function(*arguments)
-    with open(log, "a") as file:  # one short write, whole even beside those of others
-        file.write(f"{os.getpid()} {before} {memory('VmHWM')}\n")
+    with open(log, "a") as file:  # one short write, so the lines of several processes do not mix
+        file.write(f"{os.getpid()} {before} {peak_memory()}\n")
 
 
 class _EnoughError(Exception):
-    """All is measured."""
+    """Ends the pipeline when everything is measured."""
 
 
 class MeasuredWork(Work):
-    """Work that keeps a row of each stage, and ends after `share` of the buckets are encoded."""
+    """Records a row per stage, and ends after `share` of the buckets are encoded."""
 
     def __init__(self, workers: int, corpus: Corpus, logs: Path, share: float) -> None:
         super().__init__(workers)
@@ -193,7 +182,7 @@ class MeasuredWork(Work):
             tasks = tasks[: math.ceil(self._share * len(tasks))]
             words = sum(task.weight for task in tasks)
         log = self._logs / f"{stage}.log"
-        forget_peak()
+        reset_peak_memory()
         super().run(stage, functools.partial(logged, log, function), tasks, unit)
         records = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
         self.rows.append(self._row(stage, words, records))
@@ -202,7 +191,7 @@ class MeasuredWork(Work):
 
     def _row(self, stage: str, words: int, records: list[tuple[int, ...]]) -> dict[str, Any]:
         seconds = self.seconds[stage]
-        peaks = {process: peak for process, _, peak in records}  # the last of each
+        peaks = {process: peak for process, _, peak in records}  # the last line of each
         early = max(peak for *_, peak in records[: max(1, len(records) // 10)])
         disk = sum(512 * path.stat().st_blocks for path in self._logs.parent.rglob("*"))
         row = {
@@ -213,31 +202,31 @@ class MeasuredWork(Work):
             "words/s": f"{words / seconds / 1e6:.2f}M",
             "peak MB of each process": " ".join(f"{peak / 1e6:.0f}" for peak in peaks.values()),
             "after a tenth of the tasks": f"{early / 1e6:.0f}",
-            "main process": f"{memory('VmHWM') / 1e6:.0f}",
+            "main process": f"{peak_memory() / 1e6:.0f}",
             "bytes a document": "",
             "disk GB": f"{disk / 1e9:.2f}",
         }
         if stage == "plan":
             ((_, before, peak),) = records
             row["bytes a document"] = f"{(peak - before) / self._corpus.documents:.0f}"
-        if stage in ("plan", "tokenizer"):  # of another text, or of none
+        if stage in ("plan", "tokenizer"):  # they do not read all text
             row |= {"MB/s": "", "words/s": ""}
         return row
 
 
 def measure(gigabytes: float, directory: Path, workers: int, share: float) -> list[dict[str, Any]]:
-    """A row for each stage; writes into `directory`."""
+    """A row per stage; `directory` is for temporary files."""
     inputs, logs, stream = (directory / name for name in ("corpus", "logs", "stream"))
     for each in (inputs, logs):
         each.mkdir()
     corpus = Corpus(gigabytes * 1e9, inputs)
     settings = corpus.settings()
-    (unit, *_) = documents.make_units(corpus.files, corpus.reader, documents.UNIT_BYTES)
+    (shard, *_) = documents.make_shards(corpus.files, corpus.reader, documents.SHARD_BYTES)
     started = time.perf_counter()
-    made = sum(len(text.encode()) + 1 for _, text, _ in corpus.reader.read(unit))
+    made = sum(len(text.encode()) + 1 for _, text, _ in corpus.reader.read(shard))
     print(
-        f"{corpus.documents:,} documents, about {corpus.words:,} words, in {len(corpus.files)} units; making "
-        f"the text, twice: {made / (time.perf_counter() - started) / 1e6:.0f} MB/s a core"
+        f"{corpus.documents:,} documents, about {corpus.words:,} words, in {len(corpus.files)} shards; "
+        f"making the text, twice: {made / (time.perf_counter() - started) / 1e6:.0f} MB/s a core"
     )
     work = MeasuredWork(workers, corpus, logs, share)
     with work, contextlib.suppress(_EnoughError):
@@ -249,12 +238,18 @@ def main(arguments: list[str]) -> None:
     """`python -m benchmarks data_prep_scale` with these arguments."""
     parser = Parser(prog="python -m benchmarks data_prep_scale", description=__doc__)
     add = parser.add_argument
-    add("--gigabytes", type=float, required=True, metavar="G", help="of text")
-    add("--out", type=Path, required=True, metavar="DIR", help="for up to 1.5 G of files, removed at the end")
+    add("--gigabytes", type=float, required=True, metavar="G", help="size of the text")
+    add("--out", type=Path, required=True, metavar="DIR", help="for up to 1.5 x G GB of temporary files")
     cores = len(os.sched_getaffinity(0))
     add("--workers", type=int, default=cores, metavar="K", help=f"processes (default: all cores, {cores})")
-    add("--encode-share", type=float, default=0.2, metavar="S", help="of the buckets (default: 0.2)")
-    add("--results", type=Path, default=Path("benchmarks/results"), metavar="DIR", help="of the CSV")
+    add(
+        "--encode-share",
+        type=float,
+        default=0.2,
+        metavar="S",
+        help="share of the buckets to encode (default: 0.2)",
+    )
+    add("--results", type=Path, default=Path("benchmarks/results"), metavar="DIR", help="for the CSV")
     args = parser.parse_args(arguments)
     if not (args.gigabytes > 0 and args.workers > 0 and 0 < args.encode_share <= 1):
         raise UserError("--gigabytes, --workers and --encode-share are positive, the last at most 1")
@@ -265,4 +260,6 @@ def main(arguments: list[str]) -> None:
         raise UserError(f"{args.out}: {free:.0f} GB free, {needed:.0f} are needed; choose another --out")
     with tempfile.TemporaryDirectory(dir=args.out, prefix="scale-") as directory:
         rows = measure(args.gigabytes, Path(directory), args.workers, args.encode_share)
-    show(args.results, Table("data_prep_scale", f"data_prep on {args.gigabytes:g} GB of made-up text", rows))
+    show(
+        args.results, Table("data_prep_scale", f"data_prep on {args.gigabytes:g} GB of synthetic text", rows)
+    )

@@ -1,8 +1,8 @@
-"""Text to mega-batches, whole processes; against SentencePiece's encode and fairseq-preprocess.
+"""Speed of data_prep, against SentencePiece's encoder and fairseq-preprocess.
 
-Three tables: the stages of `python -m data_prep` on all of the text; its encoder against SentencePiece's own
-batched one, in this process; and a uniform sample of the documents to .bin and .idx, against
-fairseq-preprocess, whose input has to be pieces. The files of both are compared, byte for byte.
+Three tables: the stages of `python -m data_prep` on the whole text; its encoder against SentencePiece's
+batched one, in this process; and a uniform sample of the documents converted to .bin and .idx, against
+fairseq-preprocess, which starts from SentencePiece's pieces. The files of both must be identical.
 """
 
 import json
@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import sentencepiece
@@ -27,22 +27,23 @@ from alma.errors import UserError
 from alma.stream import Stream
 from benchmarks.timing import Rows, Table, spread
 from data_prep.__main__ import named_files
-from data_prep.documents import UNIT_BYTES, Reader, make_units
-from data_prep.plan import content_key
+from data_prep.dictionary import DICTIONARY, EOS, UNKNOWN
+from data_prep.documents import SHARD_BYTES, Reader, make_shards
 from data_prep.pydoc_corpus import write_corpus
-from data_prep.tokenizer import EOS, MODEL, SentencePiece
+from data_prep.scan import content_key
+from data_prep.tokenizer import MODEL, SentencePiece
 
 MEGA_BATCHES = 4
-UNITS = 50_000  # of the vocabulary, as the paper's
+VOCABULARY = 50_000  # tokens to train, as in the paper
 SAMPLE_BYTES = 20e6
-BLOCK = 10_000  # lines at once that SentencePiece encodes
+BLOCK = 10_000  # lines per call of SentencePiece
 WORKERS = (1, 2)
-LEAST_RUNS = 3  # of each whole process, for quartiles
+LEAST_RUNS = 3  # of each process, for quartiles
 _LAST = "of it encode and finalise"
-MAX_DOCUMENT_WORDS = 5000  # so that small mega-batches of books can be cut
+MAX_DOCUMENT_WORDS = 5000  # so that small mega-batches of books meet their size
 
-# Runs a command and reports its seconds and CPU seconds, and the bytes of its largest process. A process of
-# its own, for ru_maxrss starts at the memory of whoever starts the command.
+# Runs a command and reports its seconds, CPU seconds and the bytes of its largest process. It is a process of
+# its own because a child inherits ru_maxrss from its parent.
 _LAUNCHER = """
 import json, resource, subprocess, sys, time
 started = time.perf_counter()
@@ -54,7 +55,7 @@ with open(sys.argv[1], "w") as file:
 sys.exit(code)
 """
 
-# What has to come before fairseq-preprocess: the pieces of texts, in files beside them.
+# The input of fairseq-preprocess: writes the pieces of each text to a file beside it.
 _PIECES = """
 import itertools, sys
 import sentencepiece
@@ -67,22 +68,22 @@ for path in paths:
 """
 
 
-class Run(NamedTuple):
-    """A process and those that it started."""
+class CommandCost(NamedTuple):
+    """Cost of a command, with the processes it started."""
 
     seconds: float
     cpu: float
     peak: float
     """Bytes of the largest process."""
     stages: dict[str, float]
-    """Seconds that data_prep printed."""
+    """Seconds of each stage, as data_prep prints them."""
     stages_cpu: dict[str, float]
     stages_peak: dict[str, float]
     """Megabytes."""
 
 
-def run(command: Sequence[str | Path]) -> Run:
-    """Run a command on single threads. UserError: it fails."""
+def run(command: Sequence[str | Path]) -> CommandCost:
+    """Run a command with one thread per process. UserError: it fails."""
     with tempfile.NamedTemporaryFile("r") as usage:
         done = subprocess.run(
             [sys.executable, "-c", _LAUNCHER, usage.name, *command],
@@ -99,32 +100,32 @@ def run(command: Sequence[str | Path]) -> Run:
     for what in ("seconds", "CPU seconds", "peak MB of a process"):
         (line,) = re.findall(rf"^{what}: (.*)", done.stdout, re.MULTILINE) or [""]
         printed.append({name: float(value) for name, value in re.findall(r"(\w+) ([\d.]+)", line)})
-    return Run(seconds, cpu, peak, *printed)
+    return CommandCost(seconds, cpu, peak, *printed)
 
 
 class Survey(NamedTuple):
-    """What is in a text."""
+    """Size of a text."""
 
     bytes: int
-    """Of the normalised text, with one newline after each document."""
+    """Of the normalised text, with a newline after each document."""
     words: int
     unique_words: Counter[str]
-    """By source, duplicates left out."""
+    """Words by source, without duplicates."""
 
 
-class Text:
+class CorpusText:
     """The text of CORPUS arguments."""
 
     def __init__(self, corpus: Sequence[str]) -> None:
-        """UserError: no such files."""
+        """UserError: no files."""
         self.corpus = list(corpus)
         self._files = named_files(self.corpus)
 
     def documents(self) -> Iterator[tuple[str, bytes, int]]:
         """Source, text and words of each document."""
         reader = Reader(max_document_words=MAX_DOCUMENT_WORDS)
-        for unit in make_units(self._files, reader, UNIT_BYTES):
-            for source, text, words in reader.read(unit):
+        for shard in make_shards(self._files, reader, SHARD_BYTES):
+            for source, text, words in reader.read(shard):
                 yield source, text.encode(), words
 
     def survey(self) -> Survey:
@@ -141,26 +142,26 @@ class Text:
         return Survey(size, total, unique)
 
     def sample(self, share: float) -> list[bytes]:
-        """A share of the different documents, in the order of data_prep's hash at seed 0."""
+        """A share of the distinct documents, in hash order with seed 0."""
         bound = int(min(share, 1) * 2**64)
         keyed = ((content_key(data, 0), data) for _, data, _ in self.documents())
         return [data for _, data in sorted({k: d for k, d in keyed if int.from_bytes(k[:8]) < bound}.items())]
 
 
-def data_prep(corpus: Sequence[str], out: Path, workers: int, *flags: object) -> Run:
+def data_prep(corpus: Sequence[str], out: Path, workers: int, *flags: object) -> CommandCost:
     """Make a stream."""
     flags = ("--out", out, "--workers", workers, "--max-document-words", MAX_DOCUMENT_WORDS, *flags)
     return run([sys.executable, "-m", "data_prep", *corpus, *map(str, flags)])
 
 
-def stages(text: Text, survey: Survey, repeats: int, out: Path) -> Rows:
-    """A row for each stage, by the number of workers; leaves the last stream in `out`."""
+def stages(text: CorpusText, survey: Survey, repeats: int, out: Path) -> Rows:
+    """A row per number of workers and stage; the last stream stays in `out`."""
     source, words = survey.unique_words.most_common(1)[0]
     valid = min(500_000, words // 20)
     each = int(0.97 * (survey.unique_words.total() - valid)) // (MEGA_BATCHES + 1)
     sizes = ("--mega-batches", MEGA_BATCHES, "--words", each, "--valid-words", valid)
-    flags = (*sizes, "--valid-source", source, "--vocab-size", UNITS)
-    runs: dict[int, list[Run]] = defaultdict(list)
+    flags = (*sizes, "--valid-source", source, "--vocab-size", VOCABULARY)
+    runs: dict[int, list[CommandCost]] = defaultdict(list)
     for _ in tqdm(range(repeats), disable=None, unit="turn"):
         for workers in WORKERS:
             shutil.rmtree(out, ignore_errors=True)
@@ -168,40 +169,31 @@ def stages(text: Text, survey: Survey, repeats: int, out: Path) -> Rows:
     stream = Stream.load(out)
     encoded = sum(part.words for part in (*stream.megabatches, stream.valid, stream.test))
     handled = {"tokenizer": stream.megabatches[0].words, "encode": encoded, "finalise": encoded}
-    scale = 1e8 / survey.bytes
+
+    def row(workers: int, stage: str, costs: list[tuple[float, float, float]]) -> dict[str, Any]:
+        """`costs`: seconds, CPU seconds and peak MB of each run."""
+        seconds, cpu, peaks = zip(*costs, strict=True)
+        words = handled.get(stage, survey.words)
+        return {
+            "workers": workers,
+            "stage": stage,
+            "s / 100 MB": spread([1e8 / survey.bytes * value for value in seconds]),
+            "CPU s / 100 MB": spread([1e8 / survey.bytes * value for value in cpu]),
+            "words/s": f"{words / median(seconds) / 1e6:.2f}M" if median(seconds) else "",
+            "peak MB": f"{max(peaks):.0f}",
+        }
+
     rows: Rows = []
     for workers, own in runs.items():
         for stage in own[0].stages:
-            seconds = [run.stages[stage] for run in own]
-            rows.append(
-                {
-                    "workers": workers,
-                    "stage": stage,
-                    "s / 100 MB": spread([scale * value for value in seconds]),
-                    "CPU s / 100 MB": spread([scale * run.stages_cpu[stage] for run in own]),
-                    "words/s": _millions(handled.get(stage, survey.words), median(seconds)),
-                    "peak MB": f"{max(run.stages_peak[stage] for run in own):.0f}",
-                }
-            )
-        rows.append(
-            {
-                "workers": workers,
-                "stage": "the command",
-                "s / 100 MB": spread([scale * run.seconds for run in own]),
-                "CPU s / 100 MB": spread([scale * run.cpu for run in own]),
-                "words/s": _millions(survey.words, median(run.seconds for run in own)),
-                "peak MB": f"{max(run.peak for run in own) / 1e6:.0f}",
-            }
-        )
+            costs = [(run.stages[stage], run.stages_cpu[stage], run.stages_peak[stage]) for run in own]
+            rows.append(row(workers, stage, costs))
+        rows.append(row(workers, "the command", [(run.seconds, run.cpu, run.peak / 1e6) for run in own]))
     return rows
 
 
-def _millions(words: int, seconds: float) -> str:
-    return f"{words / seconds / 1e6:.2f}M" if seconds else ""
-
-
 def encoding(model: Path, lines: list[str], repeats: int) -> Rows:
-    """One row: our encoder, new each time, against SentencePiece's; CPU seconds of this process."""
+    """One row: data_prep's encoder with an empty cache against SentencePiece's; CPU time of this process."""
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
 
     def blocks() -> Iterator[list[list[int]]]:
@@ -222,8 +214,8 @@ def encoding(model: Path, lines: list[str], repeats: int) -> Rows:
         for _ in blocks():
             pass
         pairs.append((turned - started, time.process_time() - turned))
-    # fairseq's ids are one more than SentencePiece's, but for <unk>
-    theirs = (i + 1 if i else 3 for block in blocks() for line in block for i in [*line, EOS - 1])
+    # fairseq's ids are SentencePiece's plus 1, but for <unk>
+    theirs = (i + 1 if i else UNKNOWN for block in blocks() for line in block for i in [*line, EOS - 1])
     if ids != np.fromiter(theirs, dtype).tobytes():
         raise AssertionError("the ids are not SentencePiece's")
     size = sum(len(line.encode()) + 1 for line in lines) / 1e6
@@ -239,10 +231,10 @@ def encoding(model: Path, lines: list[str], repeats: int) -> Rows:
 
 
 class Sample:
-    """Some documents, data_prep's stream of them as one mega-batch, and what fairseq-preprocess makes."""
+    """Some documents, as a stream of one mega-batch by data_prep and as files of fairseq-preprocess."""
 
     def __init__(self, documents: list[bytes], words: int, model: Path, directory: Path) -> None:
-        """`documents` in the order of data_prep's hash."""
+        """`documents` are in hash order."""
         self._documents, self._model, self._directory = documents, model, directory
         self._text = directory / "sample.txt"
         self._text.write_bytes(b"\n\n".join(documents))
@@ -251,13 +243,13 @@ class Sample:
         sizes = ("--mega-batches", 1, "--words", words - 3 * valid, "--eval-words", valid)
         self._flags = (*sizes, "--valid-words", valid, "--tokenizer", model)
 
-    def prepare(self, workers: int) -> Run:
-        """data_prep, from the text to .bin and .idx."""
+    def prepare(self, workers: int) -> CommandCost:
+        """Run data_prep, from the text to .bin and .idx."""
         shutil.rmtree(self._out, ignore_errors=True)
         return data_prep([str(self._text)], self._out, workers, *self._flags)
 
     def write_parts(self) -> float:
-        """Write the text of each part, line by line as in the .bin; returns the MB of all."""
+        """Write the text of each part in the order of its .bin; returns the MB of all."""
         stream = Stream.load(self._out)
         held = sorted(self._documents, key=lambda data: content_key(data, 0)[16:])[: stream.valid.documents]
         left = set(held)
@@ -270,21 +262,21 @@ class Sample:
         (self._directory / "line").write_bytes(b"a\n")
         return sum(part.bytes for part in (*stream.megabatches, stream.valid, stream.test)) / 1e6
 
-    def pieces(self) -> Run:
-        """SentencePiece, from the parts' text to their pieces."""
+    def pieces(self) -> CommandCost:
+        """Run SentencePiece, from the text of the parts to their pieces."""
         paths = [str(self._directory / name) for name in ("train", "valid", "test", "line")]
         return run([sys.executable, "-c", _PIECES, str(self._model), str(BLOCK), *paths])
 
-    def preprocess(self, workers: int, *names: str) -> Run:
-        """fairseq-preprocess, from the pieces of the named parts to .bin and .idx."""
+    def preprocess(self, workers: int, *names: str) -> CommandCost:
+        """Run fairseq-preprocess, from the pieces of the named parts to .bin and .idx."""
         shutil.rmtree(self._peer, ignore_errors=True)
         command = [sys.executable, "-m", "fairseq_cli.preprocess", "--only-source", "--workers", str(workers)]
         for split, name in zip(("train", "valid", "test"), names, strict=False):
             command += [f"--{split}pref", str(self._directory / f"{name}.pieces")]
-        return run([*command, "--srcdict", str(self._out / "dict.txt"), "--destdir", str(self._peer)])
+        return run([*command, "--srcdict", str(self._out / DICTIONARY), "--destdir", str(self._peer)])
 
     def check(self) -> None:
-        """That both have written the same bytes."""
+        """AssertionError: the files of the two differ."""
         stream = Stream.load(self._out)
         for name, part in (("train", stream.megabatches[0]), ("valid", stream.valid), ("test", stream.test)):
             for suffix in (".bin", ".idx"):
@@ -293,37 +285,37 @@ class Sample:
                     raise AssertionError(f"{part.prefix}{suffix} is not what fairseq-preprocess writes")
 
 
-class Cost(NamedTuple):
-    """Seconds of one run."""
+class ProcessTime(NamedTuple):
+    """Seconds of a command."""
 
     whole: float
     start: float
-    """Before the work begins: imports."""
+    """Imports, before the first stage."""
     cpu: float
 
 
 def against_preprocess(sample: Sample, repeats: int) -> Rows:
-    """Rows of data_prep and of fairseq-preprocess, by the number of workers."""
-    costs: dict[tuple[str, int], list[Cost]] = defaultdict(list)
+    """Rows of data_prep and of fairseq-preprocess, for each number of workers."""
+    costs: dict[tuple[str, int], list[ProcessTime]] = defaultdict(list)
     for _ in tqdm(range(repeats), disable=None, unit="turn"):
         for workers in WORKERS:
             own = sample.prepare(workers)
             costs["data_prep", workers].append(
-                Cost(own.seconds, own.seconds - sum(own.stages.values()), own.cpu)
+                ProcessTime(own.seconds, own.seconds - sum(own.stages.values()), own.cpu)
             )
             last, last_cpu = (
-                max(each["encode"] + each["finalise"], 0.01)  # printed rounded, so 0 at times
+                max(each["encode"] + each["finalise"], 0.01)  # printed with two digits, so it may be 0
                 for each in (own.stages, own.stages_cpu)
             )
-            costs[_LAST, workers].append(Cost(last, 0, last_cpu))
+            costs[_LAST, workers].append(ProcessTime(last, 0, last_cpu))
         size = sample.write_parts()
         pieces = sample.pieces()
         start = sample.preprocess(1, "line").seconds
         for workers in WORKERS:
             peer = sample.preprocess(workers, "train", "valid", "test")
             sample.check()
-            costs["fairseq-preprocess", workers].append(Cost(peer.seconds, start, peer.cpu))
-            both = Cost(pieces.seconds + peer.seconds, start, pieces.cpu + peer.cpu)
+            costs["fairseq-preprocess", workers].append(ProcessTime(peer.seconds, start, peer.cpu))
+            both = ProcessTime(pieces.seconds + peer.seconds, start, pieces.cpu + peer.cpu)
             costs["SentencePiece, fairseq-preprocess", workers].append(both)
     return [
         {"process": name, "workers": workers} | _row(size, own, costs[_LAST, workers])
@@ -331,8 +323,8 @@ def against_preprocess(sample: Sample, repeats: int) -> Rows:
     ]
 
 
-def _row(size: float, costs: list[Cost], last: list[Cost]) -> dict[str, str]:
-    """Costs for `size` MB, and over those of data_prep's last stages."""
+def _row(size: float, costs: list[ProcessTime], last: list[ProcessTime]) -> dict[str, str]:
+    """Times for `size` MB, and relative to those of data_prep's last stages."""
     working = [cost.whole - cost.start for cost in costs]
     return {
         "seconds": f"{median(cost.whole for cost in costs):.2f}",
@@ -347,13 +339,13 @@ def _row(size: float, costs: list[Cost], last: list[Cost]) -> dict[str, str]:
 
 
 def measure(repeats: int, corpus: Sequence[str] = ()) -> Iterator[Table]:
-    """The three tables; of installed documentation if no text is given. Whole processes run half as often."""
+    """The three tables, by default of installed documentation; whole processes run `repeats` / 2 times."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         if not corpus:
             write_corpus(directory / "text")
             corpus = [str(directory / "text")]
-        text = Text(corpus)
+        text = CorpusText(corpus)
         survey = text.survey()
         half = max(LEAST_RUNS, repeats // 2)
         title = f"data_prep, {survey.bytes / 1e6:.1f} MB, {survey.words:,} words"
@@ -364,5 +356,5 @@ def measure(repeats: int, corpus: Sequence[str] = ()) -> Iterator[Table]:
         yield Table("data_prep_encoding", "Encoding lines, CPU seconds", encoding(model, lines, repeats))
         words = sum(line.count(" ") + 1 for line in lines)
         sample = Sample(documents, words, model, directory)
-        title = f"Text to .bin and .idx, {words:,} words; fairseq-preprocess begins at pieces"
+        title = f"Text to .bin and .idx, {words:,} words; fairseq-preprocess starts from pieces"
         yield Table("data_prep_preprocess", title, against_preprocess(sample, half))

@@ -24,7 +24,7 @@ from benchmarks.timing import spread
 from fairseq_alma.task import AlmaLMConfig, AlmaLMTask
 
 SHAPES = ((5, 70), (20, 70), (100, 70), (20, 7), (20, 700))  # million tokens, tokens of an item
-UNITS = 50_000
+VOCABULARY = 50_000
 SETTINGS: dict[str, Any] = {"dataset_impl": "mmap", "batch_size": None, "use_plasma_view": False}
 SETTINGS |= {"tokens_per_sample": 512}
 
@@ -33,7 +33,7 @@ def write_stream(directory: Path, tokens: int, item: int) -> int:
     """A stream of one mega-batch of random `tokens`, in items of `item` on average; returns their number."""
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 2 * item, tokens // item).astype(np.int32)
-    ids = rng.integers(4, UNITS + 4, sizes.sum(), dtype=np.uint16)
+    ids = rng.integers(4, VOCABULARY + 4, sizes.sum(), dtype=np.uint16)
     ids[np.cumsum(sizes) - 1] = 2  # eos
 
     def part(name: str, prefix: str) -> Part:
@@ -46,7 +46,7 @@ def write_stream(directory: Path, tokens: int, item: int) -> int:
     train = part("megabatch_00", "megabatch_00/train")
     items, ids, sizes = len(sizes), np.array([2], np.uint16), np.ones(1, np.int32)
     Stream(
-        directory, VERSION, 1, UNITS, (train,), part("valid", "valid"), part("test", "test"), {}, {}
+        directory, VERSION, 1, VOCABULARY, (train,), part("valid", "valid"), part("test", "test"), {}, {}
     ).write()
     for suffix in (".bin", ".idx"):  # where fairseq's task looks for it
         os.link(directory / f"megabatch_00/train{suffix}", directory / f"train{suffix}")

@@ -1,7 +1,9 @@
-"""The Switch FFN against the dense FFN with the same active parameters, and against a one-hot dispatch.
+"""The Switch FFN relative to the dense FFN with the same active parameters, and to a one-hot dispatch.
 
-The one-hot reference is the (S, E, C) einsum of Mesh TensorFlow and of fairseq's moe branch.
-S = 4096 tokens, capacity factor 1, fp32, one thread.
+The one-hot reference is the (S, E, C) einsum of Mesh TensorFlow and of fairseq's moe branch. S = 4096 tokens,
+capacity factor 1, fp32, one thread; forward and backward, load-balancing loss included.
+
+Shapes: T time, B batch, S = B * T tokens, D model, E experts, C capacity.
 """
 
 import time
@@ -13,50 +15,55 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from benchmarks.timing import spread
-from fairseq_alma.switch_layer import SwitchFFN
+from fairseq_alma.moe.layer import SwitchFFN
+from fairseq_alma.moe.router import Routing
 
 TOKENS = 4096
-SHAPES = ((512, (4, 8, 12, 32), 8), (768, (4, 8, 12, 32), 8))  # D, its E's, and the one of the one-hot layer
+SHAPES = ((512, (4, 8, 12, 32), 8), (768, (4, 8, 12, 32), 8))  # D, all E, and the E of the one-hot layer
 
 
 class OneHotFFN(SwitchFFN):
     """The same layer and parameters with one-hot dispatch and combine tensors."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """As SwitchFFN's, without padding; `x` (T, B, D)."""
-        tokens = x.transpose(0, 1).reshape(-1, x.size(-1))
-        routing = self.router(tokens)
-        chosen = F.one_hot(routing.expert, self.experts)
-        slot = chosen.cumsum(0) * chosen - 1
-        places = torch.arange(self.capacity(len(tokens)) or len(tokens))
-        dispatch = (slot[:, :, None] == places).to(tokens.dtype)  # (S, E, C)
-        combine = dispatch * routing.gate[:, None, None]
-        inputs = torch.einsum("sec,sd->ecd", dispatch, tokens)
-        hidden = self.activation(torch.baddbmm(self.b1[:, None], inputs, self.w1.transpose(1, 2)))
-        outputs = torch.baddbmm(self.b2[:, None], hidden, self.w2.transpose(1, 2))
-        return torch.einsum("sec,ecd->sd", combine, outputs).view(x.size(1), x.size(0), -1).transpose(0, 1)
+    def forward(self, x_TBD: Tensor, *_) -> tuple[Tensor, Routing]:
+        """As SwitchFFN's, without padding."""
+        time, batch, dim = x_TBD.shape
+        x_SD = x_TBD.transpose(0, 1).reshape(-1, dim)
+        routing = self.router(x_SD)
+        chosen_SE = F.one_hot(routing.expert_S, self.experts)
+        slot_SE = chosen_SE.cumsum(0) * chosen_SE - 1
+        slots_C = torch.arange(self.capacity(len(x_SD)) or len(x_SD))
+        dispatch_SEC = (slot_SE[:, :, None] == slots_C).to(x_SD.dtype)
+        combine_SEC = dispatch_SEC * routing.gate_S[:, None, None]
+        x_ECD = torch.einsum("sec,sd->ecd", dispatch_SEC, x_SD)
+        h_ECF = self.activation(torch.baddbmm(self.b1[:, None], x_ECD, self.w1.transpose(1, 2)))
+        y_ECD = torch.baddbmm(self.b2[:, None], h_ECF, self.w2.transpose(1, 2))
+        y_SD = torch.einsum("sec,ecd->sd", combine_SEC, y_ECD)
+        return y_SD.view(batch, time, dim).transpose(0, 1), routing
 
 
 def dense(dim: int) -> nn.Module:
-    """fairseq's FFN of the same active size."""
+    """fairseq's FFN with the same active parameters."""
     return nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
 
 
 def switch(kind: type[SwitchFFN], dim: int, experts: int) -> SwitchFFN:
-    """Capacity factor 1."""
+    """A layer with capacity factor 1."""
     return kind(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity())
 
 
 def seconds(layer: nn.Module, x: Tensor) -> float:
-    """One forward and backward pass."""
+    """Time of one forward and backward pass."""
     layer.zero_grad()
     started = time.perf_counter()
-    layer(x).sum().backward()
+    output = layer(x)
+    loss = output.sum() if torch.is_tensor(output) else output[0].sum() + output[1].balance_loss
+    loss.backward()
     return time.perf_counter() - started
 
 
 def measure(repeats: int) -> list[dict[str, Any]]:
-    """A row for each D and E. A repeat runs the dense layer, then all others; the first is a warm-up."""
+    """A row for each D and E. A repeat runs the dense layer, then all others; a warm-up comes first."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -69,19 +76,21 @@ def measure(repeats: int) -> list[dict[str, Any]]:
         }
         one_hot = kinds["one-hot", one_hot_experts] = switch(OneHotFFN, dim, one_hot_experts)
         one_hot.load_state_dict(kinds["Switch", one_hot_experts].state_dict())
-        torch.testing.assert_close(kinds["Switch", one_hot_experts](x), one_hot(x), atol=1e-4, rtol=1e-4)
+        expected, _ = one_hot(x)
+        torch.testing.assert_close(kinds["Switch", one_hot_experts](x)[0], expected, atol=1e-4, rtol=1e-4)
         times = []
         for _ in range(repeats + 1):
             times.append({name: seconds(layer, x) for name, layer in kinds.items()})
             progress.update()
         for experts in counts:
             ours = ("Switch", experts)
+            kept = kinds[ours](x)[1].kept_E.sum().item()
             row = {
                 "D": dim,
                 "E": experts,
                 "Switch / dense": spread([time[ours] / time["dense", 0] for time in times[1:]]),
                 "one-hot / Switch": "",
-                "dropped": f"{1 - kinds[ours].kept.sum().item() / TOKENS:.0%}",
+                "dropped": f"{1 - kept / TOKENS:.0%}",
             }
             if experts == one_hot_experts:
                 ratios = [time["one-hot", experts] / time[ours] for time in times[1:]]

@@ -1,37 +1,35 @@
-"""How repeated measurements are written."""
+"""Tables of repeated measurements."""
 
 import csv
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from alma.report import as_text
+from alma.report.tables import as_text
 
 Rows = list[dict[str, Any]]
 
 
 class Table(NamedTuple):
-    """Measurements, and the name of their CSV."""
+    """Measurements; `name` is that of the CSV file."""
 
     name: str
     title: str
     rows: Rows
 
 
-def spread(ratios: list[float], form: Callable[[float], float] = float) -> str:
-    """`median [quartile-quartile]`."""
-    values = sorted(form(ratio) for ratio in ratios)
-    low, middle, high = statistics.quantiles(values, n=4)
+def spread(ratios: list[float]) -> str:
+    """`median [first quartile-third quartile]`."""
+    low, middle, high = statistics.quantiles(ratios, n=4)
     return f"{middle:.2f} [{low:.2f}-{high:.2f}]"
 
 
-def show(folder: Path, table: Table, note: str = "") -> None:
+def show(folder: Path, table: Table) -> None:
     """Print a table and write it as CSV."""
     header = list(table.rows[0])
     with open(folder / f"{table.name}.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=header)
         writer.writeheader()
         writer.writerows(table.rows)
-    print(f"\n{table.title}{note}")
+    print(f"\n{table.title}")
     print(as_text([header, *([str(value) for value in row.values()] for row in table.rows)]))

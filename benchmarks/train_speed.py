@@ -1,11 +1,11 @@
-"""Whole fairseq-train processes: tokens a second and peak memory, against fairseq's dense Transformer.
+"""Training speed and peak memory of whole fairseq-train processes, against fairseq's dense Transformer.
 
-The paper's base model with 8 experts, under fairseq's cross_entropy and under chunked_cross_entropy, against
+The paper's base model with 8 experts, with cross_entropy and with chunked_cross_entropy, against
 transformer_lm with as many active parameters. All train on the same blocks of random tokens: 3 sequences of
-512 tokens an update, V = 50,264, dropout .1; fp32 on the CPU, one thread each. The peak is that of the
+512 tokens per update, V = 50,264, dropout 0.1; fp32 on the CPU, one thread each. Peak memory is that of the
 process (VmHWM), Python and its libraries included.
 
-All processes start together; after the warm-up only one runs, for an update, and the others are halted.
+All processes start together. After the warm-up they take turns: one runs an update, the others are halted.
 """
 
 import json
@@ -27,7 +27,8 @@ from typing import Any
 from tqdm import tqdm
 
 from alma.errors import UserError
-from alma.lm_flops import ARCHS, Shape
+from alma.flops import ARCHS, Shape
+from alma.processes import resident_memory
 from benchmarks.stage_start import write_stream
 from benchmarks.timing import spread
 
@@ -55,13 +56,13 @@ _UPDATE = " | train_inner | "
 _PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
 
-class Training:
-    """A fairseq-train process that is halted except in `run`; the end of the context ends it."""
+class PausedTraining:
+    """A fairseq-train process that only runs during `run`; leaving the context ends it."""
 
     def __init__(self, command: Sequence[str]):
         environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self.log: list[str] = []
-        self.lead = 0.0  # seconds of the coming update that have run already
+        self.lead = 0.0  # seconds that the next update has already run
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -69,10 +70,10 @@ class Training:
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | environment,
-            process_group=0,  # should this process be killed, the kernel hangs up on halted ones
+            process_group=0,  # if this process is killed, the kernel sends SIGHUP to the halted group
         )
 
-    def __enter__(self) -> "Training":
+    def __enter__(self) -> "PausedTraining":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,9 +82,9 @@ class Training:
             self.process.send_signal(signal.SIGCONT)
 
     def run(self, updates: int) -> float:
-        """Let it do `updates` more, then halt it: tokens per second while it ran.
+        """Run `updates` updates, then halt; returns tokens per second.
 
-        By then it has begun the next update; the next run counts that time.
+        The next update has begun by then; its time counts towards the next run.
         """
         started = time.perf_counter()
         self.process.send_signal(signal.SIGCONT)
@@ -94,7 +95,7 @@ class Training:
         return tokens / seconds
 
     def _update(self) -> int:
-        """Wait for the next update; its tokens. UserError: the process has ended."""
+        """Wait for the next update; returns its tokens. UserError: the process ended."""
         assert self.process.stdout
         for line in self.process.stdout:
             self.log.append(line)
@@ -104,18 +105,13 @@ class Training:
         raise UserError(f"fairseq-train ended with exit code {self.process.wait()}: {tail}")
 
     def parameters(self) -> int:
-        """Of its model, as fairseq logs them."""
+        """Parameters of the model, as logged by fairseq."""
         (number,) = _PARAMETERS.findall("".join(self.log))
         return int(number.replace(",", ""))
 
-    def peak_bytes(self) -> int:
-        """The most memory that the process has had resident at a time."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
-
-def turns(trainings: Sequence[Training], repeats: int) -> list[list[float]]:
-    """Tokens per second, (repeats, trainings): one update each in every turn, another first each time."""
+def turns(trainings: Sequence[PausedTraining], repeats: int) -> list[list[float]]:
+    """(repeats, trainings) tokens per second: one update each per turn, starting with another each time."""
     speeds = []
     for turn in tqdm(range(repeats), disable=None, unit="turn"):
         order = sorted(range(len(trainings)), key=lambda i: (i - turn) % len(trainings))
@@ -125,22 +121,22 @@ def turns(trainings: Sequence[Training], repeats: int) -> list[list[float]]:
 
 
 def measure(repeats: int) -> list[dict[str, Any]]:
-    """A row for each model."""
+    """A row per model."""
     pool = ThreadPoolExecutor(len(MODELS))
     with tempfile.TemporaryDirectory() as directory, pool, ExitStack() as stack:
-        write_stream(Path(directory), tokens=10**6, item=70)  # more than will be read
-        units = "".join(f"unit{i} 1\n" for i in range(SWITCH.vocabulary - 4))  # not all of them occur
-        (Path(directory) / "dict.txt").write_text(units)
+        write_stream(Path(directory), tokens=10**6, item=70)  # more than is read
+        tokens = "".join(f"token{i} 1\n" for i in range(SWITCH.vocabulary - 4))  # not all of them occur
+        (Path(directory) / "dict.txt").write_text(tokens)
         common = f"{COMMON} --save-dir {directory}/none --max-update {repeats + WARM_UP + 1}".split()
         program = [sys.executable, "-m", "fairseq_cli.train", directory]
         trainings = [
-            stack.enter_context(Training([*program, *flags.split(), "--criterion", criterion, *common]))
+            stack.enter_context(PausedTraining([*program, *flags.split(), "--criterion", criterion, *common]))
             for _, flags, _, criterion in MODELS
         ]
         for warm_up in as_completed(pool.submit(training.run, WARM_UP) for training in trainings):
-            warm_up.result()  # the first that fails is the error
+            warm_up.result()  # raises the first error
         speeds = turns(trainings, repeats)
-        peaks = [training.peak_bytes() for training in trainings]
+        peaks = [resident_memory(training.process.pid, peak=True) for training in trainings]
         for training, (_, _, shape, _) in zip(trainings, MODELS, strict=True):
             assert training.parameters() == shape.parameters
     return [

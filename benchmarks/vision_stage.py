@@ -1,9 +1,9 @@
-"""A stage of the vision half against plain PyTorch, and ensembles in one stack against one by one.
+"""Time of a stage of an image learner against plain PyTorch, and of a stack against its members one by one.
 
-MNIST's shape at B = 500: 108 images for training and 12 for validation at w = 1, 100 epochs of one minibatch,
-with the best epoch kept; at w = 25 as many times more images, and 4 epochs of 22 minibatches. Random pixels:
-only time is measured. fp32, one thread. The peer is the loop that one would write: nn.Sequential, DataLoader,
-autograd, torch.optim.Adadelta. Members of the ensemble have an order of minibatches each, or share one.
+Images have MNIST's shape and random pixels. At w = 1 (B = 500) a stage has 108 training and 12 validation
+images and 100 epochs of one minibatch; at w = 25 it has 25 times the images and 4 epochs of 22 minibatches.
+The best epoch is kept. fp32, one thread. The peer is a plain loop with nn.Sequential, DataLoader, autograd
+and torch.optim.Adadelta. Members of an ensemble have separate orders of minibatches, or share one.
 """
 
 import copy
@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
 from benchmarks.timing import spread
+from vision.learners import resolve
 from vision.models import MLP, mlp_widths
-from vision.presets import Settings, resolve
+from vision.presets import Settings
 from vision.train import Examples, fit
 
 SIZES = ((4, 1), (8, 1), (32, 1), (64, 1), (4, 25), (64, 25))
@@ -36,7 +37,7 @@ def examples(n: int, generator: torch.Generator) -> Examples:
 
 
 def plain(hidden: int, train: Examples, valid: Examples, settings: Settings) -> None:
-    """One stage by the book."""
+    """One stage in plain PyTorch."""
     sizes = mlp_widths((1, 28, 28), hidden, 10)
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(sizes):
@@ -61,7 +62,7 @@ def plain(hidden: int, train: Examples, valid: Examples, settings: Settings) -> 
 def ours(
     hidden: int, members: int, orders: int, train: Examples, valid: Examples, settings: Settings
 ) -> None:
-    """One stage of `members` networks in one stack."""
+    """One stage of a stack of `members` networks."""
     model = MLP(mlp_widths((1, 28, 28), hidden, 10), members)
     generators = [torch.Generator().manual_seed(member) for member in range(members)]
     for member, generator in enumerate(generators):
@@ -70,20 +71,20 @@ def ours(
 
 
 def one_by_one(hidden: int, *stage: Any) -> None:
-    """One stage of each member after the other."""
+    """One stage of every member in turn, as networks of their own."""
     for _ in range(MEMBERS):
         ours(hidden, 1, 1, *stage)
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """One call."""
+    """Wall-clock time of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def measure(repeats: int) -> list[dict[str, Any]]:
-    """A row for each width and waiting time; the kinds take turns, the first turn is a warm-up."""
+    """One row per width and waiting time. The kinds take turns; the first turn is a warm-up."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""`python -m data_prep CORPUS... --out STREAM ...`: raw text to a stream of mega-batches."""
+"""`python -m data_prep CORPUS... --out STREAM ...`: turn raw text into a stream of mega-batches."""
 
 import argparse
 import contextlib
@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,26 @@ from alma.errors import Parser, UserError, command
 from alma.stream import Stream
 from data_prep import cluster
 from data_prep.advice import summary
+from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
-from data_prep.formats import DOCUMENTS, KNOWN, stem
+from data_prep.formats import KNOWN, MODES, stem
 from data_prep.gpt2 import GPT2
-from data_prep.pipeline import Settings, append, make_stream
+from data_prep.pipeline import StreamSettings, append, make_stream
 from data_prep.plan import Wanted
 from data_prep.tokenizer import SentencePiece
 from data_prep.work import Work
-from slurm import resources
+from slurm.engine import resources
 
 _NEEDED = ("--mega-batches", "--words", "--valid-words")
 _TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
 _GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
-_NOT_TO_APPEND = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZERS, *_GPT2_FILES)
+_FIXED = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZERS, *_GPT2_FILES)
+"""Flags that --append refuses: the stream determines them."""
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
 def count(text: str) -> int:
-    """A positive whole number, as 440000000, 440_000_000 or 440M."""
+    """An argparse type: a positive whole number such as 440000000, 440_000_000 or 440M."""
     match = re.fullmatch(r"([\d_]+(?:\.\d+)?)([kMG]?)", text)
     number = float(match[1].replace("_", "") or 0) * _SCALE[match[2]] if match else 0
     if number < 1 or number != int(number):
@@ -47,59 +49,49 @@ def parser() -> Parser:
     arguments = Parser(
         prog="python -m data_prep",
         description="Turn raw text into a stream of deduplicated, i.i.d. mega-batches for fairseq. The "
-        "output is the same for any number of workers and any naming, order or compression of the "
-        "files; after an interruption the same command goes on where it stopped.",
+        "output does not depend on the number of workers, nor on the names, order or compression of the "
+        "files. After an interruption, the same command resumes.",
         allow_abbrev=False,
     )
-    _add_text_flags(arguments.add_argument)
+    _add_text_flags(arguments)
     add = arguments.add_argument
+    number = functools.partial(add, type=count)
     add("--out", type=Path, required=True, metavar="STREAM", help="directory to make")
-    add(
-        "--append",
-        action="store_true",
-        help="add mega-batches to the finished stream --out, with its tokenizer, of the documents of CORPUS "
-        "that it does not have",
+    append = "add mega-batches to the finished stream --out; documents already in the stream are dropped"
+    add("--append", action="store_true", help=append)
+    number("--mega-batches", metavar="B", help="training mega-batches (default with --append: 1)")
+    number(
+        "--words", metavar="N", help="words per mega-batch, such as 440M (default with --append: as before)"
     )
-    add("--mega-batches", type=count, metavar="B", help="training mega-batches (default with --append: 1)")
-    add(
-        "--words",
-        type=count,
-        metavar="N",
-        help="words of each mega-batch: 440M, 0.5M, ... (default with --append: as before)",
-    )
-    add("--eval-words", type=count, metavar="N", help="words of the evaluation mega-batch (default: --words)")
-    add("--valid-words", type=count, metavar="N", help="words of the validation set")
-    add("--valid-source", metavar="NAME", help="source of the validation set (default: the last one)")
+    number("--eval-words", metavar="N", help="words of the evaluation mega-batch (default: --words)")
+    number("--valid-words", metavar="N", help="words of the validation set")
+    add("--valid-source", metavar="NAME", help="source of the validation set (default: the last CORPUS)")
     tokenizer = arguments.add_mutually_exclusive_group().add_argument
-    tokenizer("--vocab-size", type=count, metavar="V", help="BPE units to train, specials not counted")
-    tokenizer("--tokenizer", metavar="MODEL", help="use this SentencePiece .model, train none")
-    tokenizer(
-        "--bpe", choices=("gpt2",), help="use GPT-2's byte-level BPE, of the next two files; train none"
-    )
-    add("--gpt2-encoder-json", metavar="FILE", help="with --bpe gpt2: encoder.json, the units' ids")
+    tokenizer("--vocab-size", type=count, metavar="V", help="BPE tokens to train, without specials")
+    tokenizer("--tokenizer", metavar="MODEL", help="use your own SentencePiece .model")
+    tokenizer("--bpe", choices=("gpt2",), help="use GPT-2's byte-level BPE, given by the next two flags")
+    add("--gpt2-encoder-json", metavar="FILE", help="with --bpe gpt2: encoder.json, the token ids")
     add("--gpt2-vocab-bpe", metavar="FILE", help="with --bpe gpt2: vocab.bpe, the merges")
-    add("--seed", type=int, metavar="S", help="of the random order (default: 0)")
+    add("--seed", type=int, metavar="S", help="seed of the random order (default: 0)")
     cores = len(os.sched_getaffinity(0))
-    add("--workers", type=count, default=cores, metavar="K", help=f"processes (default: all cores, {cores})")
-    add(
-        "--cluster",
-        choices=("local", "slurm"),
-        default="local",
-        help="where they run: on this machine, or as an array of K jobs for each stage, for which this waits",
-    )
+    number("--workers", default=cores, metavar="K", help=f"processes (default: all cores, {cores})")
+    where = "run the stages on this machine, or each as an array of K SLURM jobs; waits for them"
+    add("--cluster", choices=("local", "slurm"), default="local", help=where)
     resources.add_flags(arguments, cluster.USUAL, "of the K jobs")
     return arguments
 
 
-def _add_text_flags(add: Callable[..., Any]) -> None:
-    """The flags that say where the text is and what a document is."""
+def _add_text_flags(arguments: Parser) -> None:
+    """The flags for the input files and their documents."""
+    add = arguments.add_argument
+    switch = functools.partial(add, action="store_true")
     add(
         "corpus",
         nargs="+",
         metavar="CORPUS",
-        help="PATH or NAME=PATH of a source: a file, a directory of files or a quoted pattern such as "
-        f"'cc/**/*.gz', of {KNOWN}; a name may repeat, the default is the file's or directory's. Names that "
-        "begin with . or _ (.cache, _SUCCESS, _temporary) are not read, unless you name the path itself",
+        help="PATH or NAME=PATH of a source: a file, a directory or a quoted pattern such as 'cc/**/*.gz', "
+        f"of {KNOWN}; a NAME may repeat, the default is the name of the file or directory. Names that begin "
+        "with . or _ (.cache, _SUCCESS, _temporary) are ignored, unless PATH itself has them",
     )
     add(
         "--documents",
@@ -108,44 +100,34 @@ def _add_text_flags(add: Callable[..., Any]) -> None:
         default=[],
         metavar="[NAME=]MODE",
         help="what a document of a .txt or .md file is, in all sources or in NAME: a block between blank "
-        "lines (blank-line, the default), the file, a line, or what is between <doc id=...> and </doc> "
+        "lines (blank-line, the default), the file, a line, or the text between <doc id=...> and </doc> "
         "(wikiextractor); may be repeated",
     )
-    add(
-        "--text-key",
-        default="text",
-        metavar="FIELD",
-        help="field of .jsonl and .parquet files that holds the text (default: text)",
-    )
+    field = "field of .jsonl and .parquet files that holds the text (default: text)"
+    add("--text-key", default="text", metavar="FIELD", help=field)
     add(
         "--on-bad-input",
         choices=("error", "skip"),
         default="error",
-        help="what to do with text that cannot be read or is not UTF-8, malformed JSON, damaged archives, "
-        "...: end with an error (default), or skip and count it",
+        help="unreadable files, text that is not UTF-8, malformed JSON, damaged archives, ...: exit with an "
+        "error (default), or skip and count them",
     )
-    add("--unescape-html", action="store_true", help="turn &amp; and the like into what they stand for")
-    add(
-        "--strip-control",
-        action="store_true",
-        help="remove control characters (C0, C1, U+FEFF, U+FFFE, U+FFFF) that are not white space",
+    switch("--unescape-html", help="replace HTML entities such as &amp; by their characters")
+    control = "remove control characters (C0, C1, U+FEFF, U+FFFE, U+FFFF) that are not white space"
+    switch("--strip-control", help=control)
+    split = (
+        "split longer documents between lines, so that small mega-batches meet their size; the parts of a "
+        "document may then fall into different mega-batches (default: never split)"
     )
-    add(
-        "--max-document-words",
-        type=count,
-        default=0,
-        metavar="N",
-        help="split longer documents between lines, so that small mega-batches can be cut exactly; parts of "
-        "one document may then fall into different mega-batches (default: never split)",
-    )
+    add("--max-document-words", type=count, default=0, metavar="N", help=split)
 
 
 def documents_mode(text: str) -> tuple[str, str]:
-    """(source, mode) of MODE or NAME=MODE; the source is empty for all."""
+    """An argparse type: (source, mode) of [NAME=]MODE; an empty source means all."""
     name, _, mode = text.rpartition("=")
-    if mode not in DOCUMENTS or text.startswith("="):
+    if mode not in MODES or text.startswith("="):
         raise argparse.ArgumentTypeError(
-            f"invalid choice: {text!r} (choose [NAME=]MODE, MODE from {', '.join(DOCUMENTS)})"
+            f"invalid choice: {text!r} (choose [NAME=]MODE, MODE from {', '.join(MODES)})"
         )
     return name, mode
 
@@ -166,7 +148,7 @@ def named_path(argument: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def noted(problems: list[str]) -> Iterator[None]:
-    """Add a UserError of the block to `problems`, to go on and find the others."""
+    """Collect a UserError of the block in `problems`, so that all are reported at once."""
     try:
         yield
     except UserError as error:
@@ -174,15 +156,15 @@ def noted(problems: list[str]) -> Iterator[None]:
 
 
 def refuse(problems: list[str]) -> None:
-    """UserError of all problems, each once, if there are any."""
+    """UserError: all problems, each once, if there are any."""
     if problems:
         raise UserError("; ".join(dict.fromkeys(problems)))
 
 
 def named_files(corpus: list[str]) -> list[tuple[str, str]]:
-    """(source, path) of each file of the CORPUS arguments, each file once.
+    """(source, path) of the files of the CORPUS arguments, each file once.
 
-    UserError: all arguments of which `find_files` finds no files, and files of two sources.
+    UserError: all arguments without files, and all files of two sources.
     """
     files: dict[str, tuple[str, str]] = {}
     problems: list[str] = []
@@ -198,7 +180,7 @@ def named_files(corpus: list[str]) -> list[tuple[str, str]]:
 
 
 def reader_of(arguments: argparse.Namespace) -> Reader:
-    """The reader that the flags mean. UserError: a mode for a source that there is not."""
+    """The reader for the flags. UserError: --documents for an unknown source."""
     modes = dict(sorted(arguments.documents))
     default = modes.pop("", Reader.documents)
     for name in modes:
@@ -220,8 +202,8 @@ def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None
         raise UserError(f"{flag}: no such source; there are {', '.join(names)}")
 
 
-def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings of a new stream. UserError: all flags that lack, or contradict each other or the files."""
+def settings_of(arguments: argparse.Namespace) -> StreamSettings:
+    """The settings of a new stream. UserError: all missing or contradictory flags, and all bad files."""
     problems: list[str] = []
     with noted(problems):
         files = named_files(arguments.corpus)
@@ -237,7 +219,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     with noted(problems):
         tokenizer = given_tokenizer(arguments)
     refuse(problems)
-    return Settings(
+    return StreamSettings(
         files=files,
         wanted=Wanted(
             arguments.mega_batches,
@@ -253,17 +235,17 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
     )
 
 
-def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> Settings:
-    """The settings of an addition: what makes documents, their order and their units are the stream's.
+def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamSettings:
+    """The settings of an addition: seed, tokenizer and normalisation are those of the stream.
 
-    UserError: all flags that would change them, or contradict the files.
+    UserError: all flags that would change them, and all bad files.
     """
     problems: list[str] = []
     with noted(problems):
         files = named_files(arguments.corpus)
-    if refused := [flag for flag in _NOT_TO_APPEND if _given(arguments, flag) is not None]:
+    if refused := [flag for flag in _FIXED if _given(arguments, flag) is not None]:
         problems.append(
-            f"{', '.join(refused)} is not for --append, which goes on with what {stream.directory} has"
+            f"{', '.join(refused)}: not with --append, which keeps the settings of {stream.directory}"
         )
     with noted(problems):
         reader = reader_of(arguments)
@@ -272,9 +254,9 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> Setting
         kept[name] = was = stream.settings.get(name, getattr(Reader, name))
         if (now := getattr(arguments, name)) and now != was:
             flag = name.replace("_", "-")
-            problems.append(f"--{flag}: the stream was made with {was or 'no'} --{flag}, which holds for all")
+            problems.append(f"--{flag}: the stream was made with {was or 'no'} --{flag}; leave it out")
     refuse(problems)
-    return Settings(
+    return StreamSettings(
         files=files,
         wanted=Wanted(
             arguments.mega_batches or 1,
@@ -287,7 +269,7 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> Setting
         seed=stream.seed,
         reader=dataclasses.replace(reader, **kept),
         vocab_size=None,
-        tokenizer={name: str(stream.directory / name) for name in stream.files if name != "dict.txt"},
+        tokenizer={name: str(stream.directory / name) for name in stream.files if name != DICTIONARY},
     )
 
 
@@ -296,21 +278,21 @@ def _given(arguments: argparse.Namespace, flag: str) -> Any:
 
 
 def given_tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
-    """`Settings.tokenizer`. UserError: a file that is missing, or flags that do not go together."""
+    """`StreamSettings.tokenizer`. UserError: a missing file, or an incomplete set of flags."""
     given = {flag: path for flag in ("--tokenizer", *_GPT2_FILES) if (path := _given(arguments, flag))}
     problems = [f"{flag} {path}: no such file" for flag, path in given.items() if not Path(path).is_file()]
     if any((flag in given) != bool(arguments.bpe) for flag in _GPT2_FILES):
         problems.append(f"--bpe gpt2, {' FILE and '.join(_GPT2_FILES)} FILE go together: all three or none")
     refuse(problems)
     names = GPT2.files if arguments.bpe else SentencePiece.files
-    return dict(zip(names, given.values(), strict=bool(given)))
+    return dict(zip(names, given.values(), strict=bool(given)))  # {} if none is given
 
 
 @command
 def main() -> None:
     """Make the stream and print its table."""
     arguments = parser().parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the workers or jobs, as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stop workers or jobs, as on Ctrl-C
     resources.check_cluster(arguments)
     wanted = resources.read(arguments, cluster.USUAL)
     on_slurm = arguments.cluster == "slurm"
@@ -322,10 +304,10 @@ def main() -> None:
     print(summary(stream))
     for what, numbers in (
         ("seconds", {stage: f"{seconds:.2f}" for stage, seconds in work.seconds.items()}),
-        ("CPU seconds", {stage: f"{cost.cpu:.2f}" for stage, cost in work.costs.items()}),
-        ("peak MB of a process", {stage: f"{cost.peak / 1e6:.0f}" for stage, cost in work.costs.items()}),
+        ("CPU seconds", {stage: f"{usage.cpu:.2f}" for stage, usage in work.usage.items()}),
+        ("peak MB of a process", {stage: f"{usage.peak / 1e6:.0f}" for stage, usage in work.usage.items()}),
     ):
-        if numbers:  # none where nothing was left to do
+        if numbers:  # empty if the stream was already finished
             print(f"{what}: " + "  ".join(f"{stage} {number}" for stage, number in numbers.items()))
 
 

@@ -1,26 +1,25 @@
-"""The table of a stream, and advice: on documents that are paragraphs, and on parts off their target."""
+"""The table of a stream, with advice on books cut into paragraphs and on splits that miss their size."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
-from alma.report import as_text
+from alma.report.tables import as_text
 from alma.stream import Stream
 from data_prep import blocks
 from data_prep.documents import Reader
 from data_prep.formats import kind
 
-_FILES = 3  # one or two files are hardly a document each
+_FILES = 3  # fewer files are not taken for a collection of books
 _PARAGRAPH = 100  # words: documents that average fewer may be paragraphs
 _BOOK = 5000  # words: files that average more may be books
-_OFF = 0.01  # of its target: a part that is farther off is mentioned
+_OFF = 0.01  # relative deviation of a part from its target size that is reported
 
 
 def books(files: Sequence[tuple[str, str]], reader: Reader, totals: Mapping[str, Sequence[int]]) -> list[str]:
-    """A warning for each source whose .txt files seem to be one document each, but are cut at blank lines.
+    """A warning for each source whose .txt files look like books but are cut at blank lines.
 
-    `files`: (source, path) of each; `totals`: documents and words of each source. Sources for which
-    `--documents SOURCE=blank-line` was given, or with a file too long for a document, are left out.
+    `files`: (source, path) of each; `totals`: documents and words of each source. Sources with an explicit
+    `--documents SOURCE=blank-line`, or with a file too long for a document, get no warning.
     """
     found = []
     for source, (documents, words) in totals.items():
@@ -31,7 +30,8 @@ def books(files: Sequence[tuple[str, str]], reader: Reader, totals: Mapping[str,
             and len(paths) >= _FILES
             and words < _PARAGRAPH * documents
             and words > _BOOK * len(paths)
-            and all(map(_could_be_a_document, paths))
+            and all(kind(path) == "text" for path in paths)
+            and all(os.path.getsize(path) <= blocks.MAX_DOCUMENT_BYTES for path in paths)
         ):
             found.append(
                 f"warning: {source}: cut at blank lines, {len(paths):,} files gave {documents:,} documents "
@@ -41,12 +41,8 @@ def books(files: Sequence[tuple[str, str]], reader: Reader, totals: Mapping[str,
     return found
 
 
-def _could_be_a_document(path: str) -> bool:
-    return kind(path) == "text" and os.path.getsize(path) <= blocks.MAX_DOCUMENT_BYTES
-
-
 def summary(stream: Stream) -> str:
-    """The stream as a table: one row for each part."""
+    """The stream as a table, one row per part, and what was read, dropped and skipped."""
     wanted = targets(stream)
     sources = sorted({name for part in stream.parts for name in part.sources})
     rows = [["", "words", "off target", "documents", "items", "tokens", "MB", *sources]]
@@ -73,7 +69,7 @@ def summary(stream: Stream) -> str:
 
 
 def targets(stream: Stream) -> dict[str, int]:
-    """The words that were asked for, of each part."""
+    """Target size of each part in words."""
     wanted = stream.settings
     sizes = [wanted["words"]] * wanted["mega_batches"]
     for each in stream.appended:
@@ -86,7 +82,7 @@ def targets(stream: Stream) -> dict[str, int]:
 
 
 def off_target(stream: Stream, wanted: Mapping[str, int]) -> Iterator[str]:
-    """A line on the parts that are more than 1% off, with the cause, and what helps if anything does."""
+    """A line on the parts more than 1% off their target: the cause, and a remedy if there is one."""
     off = {
         part.name: f"{part.name} {part.words / wanted[part.name] - 1:+.1%}"
         for part in stream.parts
@@ -94,7 +90,8 @@ def off_target(stream: Stream, wanted: Mapping[str, int]) -> Iterator[str]:
     }
     if not off:
         return
-    longest = max(_longest(each) for each in (stream.corpus, *(each["corpus"] for each in stream.appended)))
+    corpora = [stream.corpus, *(each["corpus"] for each in stream.appended)]
+    longest = max(each.get("longest_document", 0) for each in corpora)
     given = stream.settings.get("max_document_words", 0)
     enough = _rounded(_OFF * min(wanted[name] for name in off))
     size = f" of up to {longest:,} words" if longest else ""
@@ -106,11 +103,7 @@ def off_target(stream: Stream, wanted: Mapping[str, int]) -> Iterator[str]:
     yield f"off target: {', '.join(off.values())}: {cause}"
 
 
-def _longest(corpus: Mapping[str, Any]) -> int:
-    return int(corpus.get("longest_document", 0))
-
-
 def _rounded(number: float) -> int:
-    """Down to one digit, at least 1."""
+    """Rounded down to one significant digit, at least 1."""
     scale = 10 ** max(0, len(str(int(number))) - 1)
     return max(1, int(number) // scale * scale)

@@ -1,7 +1,7 @@
-"""Bytes of input files, compressed or not, in blocks and in runs of whole documents, and what is bad there.
+"""Bytes of input files, compressed or not, in blocks and in runs of whole documents; bad input as `Skipped`.
 
-Nothing here holds more than one document and one block of text, whatever the file: what is longer than
-MAX_DOCUMENT_BYTES is passed over without being read into memory.
+Memory is bounded by one document and one block of text: what is longer than MAX_DOCUMENT_BYTES is read past
+without being kept.
 """
 
 import bz2
@@ -20,25 +20,25 @@ MAX_DOCUMENT_BYTES = 32 << 20
 
 PACKED = (".gz", ".zst", ".bz2")
 BLOCK = 1 << 20
-_ZSTD_INPUT = 2048  # the most its decompressor can make of it at once is 64 MiB
+_ZSTD_INPUT = 2048  # compressed bytes per call; they decompress to at most 64 MiB
 _LINE_BYTES = 1 << 13
 BOM = b"\xef\xbb\xbf"
 
 
 class Skipped(NamedTuple):
-    """Bad input: from `offset`, in bytes of the uncompressed file; in records, from 0, of a .parquet file."""
+    """Bad input of a file. Offsets count uncompressed bytes, or the records of a .parquet file, from 0."""
 
     path: str
     offset: int
     reason: str
 
     def __str__(self) -> str:
-        unit = "record" if self.path.endswith(".parquet") else "byte"
-        return f"{self.path}: {self.reason} at {unit} {self.offset}"
+        what = "record" if self.path.endswith(".parquet") else "byte"
+        return f"{self.path}: {self.reason} at {what} {self.offset}"
 
 
 class Segment(NamedTuple):
-    """Bytes [start, end) of a file of one source; a compressed file is always one whole segment."""
+    """Bytes [start, end) of a file of one source; a compressed file is always one segment."""
 
     source: str
     path: str
@@ -47,15 +47,15 @@ class Segment(NamedTuple):
 
 
 class Border(NamedTuple):
-    """The end of a document within lines of text."""
+    """What ends a document within lines of text."""
 
     usual: tuple[bytes, ...]
-    """The usual ones, which are found fast."""
+    """Its usual forms, found fast by `bytes.rfind`."""
     pattern: re.Pattern[bytes]
-    """All of them."""
+    """All its forms."""
 
     def last(self, text: bytes) -> int:
-        """Behind a late border in `text`, the last one if need be; 0 if there is none."""
+        """The end of the last usual border in `text`; without one, of the last border; 0 if there is none."""
         end = max((at + len(usual) for usual in self.usual if (at := text.rfind(usual)) >= 0), default=0)
         if end:
             return end
@@ -69,7 +69,7 @@ class Damaged(Exception):
 
 
 def border_after(file: IO[bytes], position: int, border: Border) -> int:
-    """The first byte at or after `position` that follows a whole document."""
+    """The first byte at or after `position` that follows a border; the size of the file if none does."""
     file.seek(position - 1)
     held = b""
     while block := file.read(BLOCK):
@@ -84,28 +84,29 @@ class Input:
     """The uncompressed bytes of a segment."""
 
     def __init__(self, segment: Segment) -> None:
+        self.segment = segment
         self.position = segment.start
-        self._path = segment.path
         self._end = None if segment.path.endswith(PACKED) else segment.end
         self._error: Exception | None = None
 
     @cached_property
     def _file(self) -> IO[bytes]:
-        file = open_file(self._path)
+        file = open_file(self.segment.path)
         if self.position:
             file.seek(self.position)
         return file
 
     def close(self) -> None:
-        if "_file" in self.__dict__:
+        """Close the file if it was opened."""
+        if "_file" in self.__dict__:  # cached_property keeps its value there
             self._file.close()
 
     def bad(self, offset: int, reason: str) -> Skipped:
-        """What is wrong at `offset`."""
-        return Skipped(self._path, offset, reason)
+        """Bad input at `offset`."""
+        return Skipped(self.segment.path, offset, reason)
 
     def read(self, size: int) -> bytes:
-        """The next `size` bytes, fewer at the end only; all that come before a damaged place are given."""
+        """The next `size` bytes, fewer at the end. An error is raised once all bytes before it are read."""
         if self._error:
             raise self._error
         left = size if self._end is None else min(size, self._end - self.position)
@@ -121,34 +122,35 @@ class Input:
             self._error = error
         return b"".join(parts)
 
-    def readline(self) -> bytes:
-        """The next line, or the first _LINE_BYTES of it."""
+    def readline(self, size: int = _LINE_BYTES) -> bytes:
+        """The next line, or its first `size` bytes."""
         if self._error:
             raise self._error
-        line = self._file.readline(_LINE_BYTES)
+        line = self._file.readline(size)
         self.position += len(line)
         return line
 
     def decode(self, raw: bytes, offset: int) -> str | Skipped:
-        """Decode UTF-8 that was found at `offset`."""
+        """Decode the UTF-8 text at `offset`."""
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
             return self.bad(offset + error.start, "not UTF-8")
 
     def too_long(self, offset: int) -> Skipped:
+        """A document at `offset` that exceeds MAX_DOCUMENT_BYTES."""
         return self.bad(offset, f"a document longer than {MAX_DOCUMENT_BYTES:,} bytes")
 
     def runs(self, border: Border) -> Iterator[tuple[int, bytes] | Skipped]:
-        """The text in runs of whole documents, each with its offset, without documents that are too long.
+        """(offset, text) of runs of whole documents; documents that are too long are skipped.
 
-        A byte order mark at the file's beginning is no text.
+        A byte order mark at the beginning of the file is dropped.
         """
         held, start, skipping = b"", self.position, False
         while block := self.read(BLOCK if skipping else self._step(len(held))):
             held += block
-            if start == 0:
-                held, start = (held[3:], 3) if held.startswith(BOM) else (held, 0)
+            if start == 0 and held.startswith(BOM):
+                held, start = held[len(BOM) :], len(BOM)
             if skipping:
                 match = border.pattern.search(held)
                 held = held[match.end() :] if match else _tail(held)
@@ -158,7 +160,7 @@ class Input:
                 run, held = held[:end], held[end:]
                 yield start, run
                 start += end
-            if held[:1].isspace():  # white space before a document does not count
+            if held[:1].isspace():  # white space before a document does not count towards its length
                 start += indent(held)
                 held = held.lstrip()
             if len(held) > MAX_DOCUMENT_BYTES:
@@ -168,12 +170,12 @@ class Input:
             yield start, held
 
     def _step(self, held: int) -> int:
-        """How much to read: doubled each time, so that long documents take linear time."""
+        """Bytes to read next: as many as are held, so that a long document takes linear time."""
         return min(max(BLOCK, held), MAX_DOCUMENT_BYTES + 1 - held)
 
 
 def _tail(text: bytes) -> bytes:
-    """What a border may begin with at the end of `text`, which has none and is thrown away; kept short."""
+    """A short suffix of `text` that keeps any beginning of a border; `text` itself contains none."""
     line = text[max(text.rfind(b"\n"), 0) :]
     if len(line) <= _LINE_BYTES:
         return line
@@ -181,10 +183,12 @@ def _tail(text: bytes) -> bytes:
 
 
 def indent(text: bytes) -> int:
+    """Bytes of white space at the beginning."""
     return len(text) - len(text.lstrip())
 
 
 def open_file(path: str) -> IO[bytes]:
+    """Open a file for reading, decompressed by its suffix."""
     if path.endswith(".gz"):
         return cast(IO[bytes], gzip.open(path))
     if path.endswith(".bz2"):
@@ -195,7 +199,7 @@ def open_file(path: str) -> IO[bytes]:
 
 
 class _Zstd(io.RawIOBase):
-    """Reads every frame of a file; zstandard's own reader takes a truncated file for a whole one."""
+    """All frames of a .zst file; EOFError if it is truncated, which zstandard's own reader ignores."""
 
     def __init__(self, path: str) -> None:
         self._file = open(path, "rb")  # noqa: SIM115

@@ -1,9 +1,10 @@
-"""Documents out of corpus files, cut into fixed units of work.
+"""Corpus files cut into shards, and the documents of a shard: the input of stages scan and shuffle.
 
-A document is normalised text: lines without leading or trailing space, every run of white space one space,
-no empty lines, joined by newlines.
+A document is normalised text: lines without leading or trailing space, a single space for every run of white
+space, no empty lines.
 """
 
+import contextlib
 import fnmatch
 import glob
 import html
@@ -15,13 +16,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from alma.errors import UserError
-from data_prep.blocks import Segment, Skipped, border_after
-from data_prep.formats import KNOWN, border_of, raw_documents, require_known
+from data_prep.blocks import Segment, Skipped
+from data_prep.formats import KNOWN, raw_documents, require_known, segment_starts
 
-UNIT_BYTES = 64 << 20
-"""Input bytes a unit of work aims at; fixed, so that units never depend on the number of workers."""
+SHARD_BYTES = 64 << 20
+"""Target size of a shard in bytes of input; fixed, so that shards never depend on the number of workers."""
 
-Unit = tuple[Segment, ...]
+Shard = tuple[Segment, ...]
+"""A slice of the input, read by one task."""
 
 _ASCII_SPACES = "\t\v\f\r\x1c\x1d\x1e\x1f"
 _SPACES = (
@@ -30,50 +32,50 @@ _SPACES = (
     + "".join(map(chr, range(0x2000, 0x200B)))
     + "\u2028\u2029\u202f\u205f\u3000"
 )
-_LOOSE_LINE = re.compile(r"\n(?:[ \n]|(?<= \n))")
+_LOOSE_LINE = re.compile(r"\n(?:[ \n]|(?<= \n))")  # a newline beside a space or another newline
 _LINE = re.compile(r"[^\n]+")
 _CONTROL = re.compile("[\0-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How documents are cut out of text."""
+    """How documents are found in files and normalised. stream.json records the fields by name."""
 
     documents: str = "blank-line"
-    """What a document of a .txt or .md file is. `blank-line`: blank lines (nothing but ASCII white space)
-    separate them; `file`, `line`: one each; `wikiextractor`: what is between <doc id=...> and </doc>."""
+    """What a document of a .txt or .md file is, a key of `formats.MODES`. `blank-line`: text between lines of
+    ASCII white space; `file`; `line`; `wikiextractor`: text between <doc id=...> and </doc>."""
     max_document_words: int = 0
-    """Documents longer than this many words are split between lines; 0: never."""
+    """Longer documents are split between lines; 0: never."""
     documents_of: dict[str, str] = field(default_factory=dict)
-    """The same as `documents` for sources that differ."""
+    """`documents` for single sources."""
     text_key: str = "text"
     """The field of .jsonl and .parquet files that holds the text."""
     on_bad_input: str = "error"
-    """`error`: raise; `skip`: report it and go on."""
+    """`error`: raise a UserError; `skip`: report and continue."""
     unescape_html: bool = False
-    """Whether `&amp;` and the like become the characters they stand for."""
+    """Replace HTML entities such as `&amp;` by their characters."""
     strip_control: bool = False
-    """Whether control characters (C0, C1, U+FEFF, U+FFFE, U+FFFF) are removed; white space stays."""
+    """Remove control characters (C0, C1, U+FEFF, U+FFFE, U+FFFF) that are not white space."""
 
     def read(
-        self, unit: Unit, skipped: Callable[[Skipped], None] | None = None
+        self, shard: Shard, skipped: Callable[[Skipped], None] | None = None
     ) -> Iterator[tuple[str, str, int]]:
-        """Yield (source, text, words) for each document with at least one word, in the unit's order.
+        """Yield (source, text, words) of each document with at least one word, in the order of the shard.
 
-        Bad input goes to `skipped`, if it is to be skipped; else it is a UserError.
+        Bad input is passed to `skipped` with on_bad_input="skip", otherwise it is a UserError.
         """
-        for segment in unit:
+        for segment in shard:
             for raw in raw_documents(segment, self.documents_in(segment.source), self.text_key):
                 if isinstance(raw, str):
                     for text, words in self._split(self._normalise(raw)):
                         yield segment.source, text, words
                 elif self.on_bad_input == "error":
-                    raise UserError(f"{raw}; mend or remove it, or go on without it: --on-bad-input skip")
+                    raise UserError(f"{raw}; fix or remove it, or leave it out with --on-bad-input skip")
                 elif skipped:
                     skipped(raw)
 
     def documents_in(self, source: str) -> str:
-        """What a document of the source's .txt and .md files is."""
+        """What a document of a .txt or .md file of the source is."""
         return self.documents_of.get(source, self.documents)
 
     def _normalise(self, text: str) -> str:
@@ -84,7 +86,7 @@ class Reader:
         return normalise(text)
 
     def _split(self, text: str) -> Iterator[tuple[str, int]]:
-        """A normalised document and its words, in several pieces if it is too long."""
+        """(text, words) of a normalised document, or of its parts if it is too long."""
         words = text.count(" ") + text.count("\n") + 1 if text else 0
         if not self.max_document_words or words <= self.max_document_words:
             if words:
@@ -102,10 +104,10 @@ class Reader:
 
 
 def normalise(text: str) -> str:
-    """One space for every run of white space, no space at the ends of lines, no empty lines.
+    """A single space for every run of white space, no space at the ends of lines, no empty lines.
 
-    What `" ".join(line.split())` gives for each line, in steps over the whole text: faster, and without a
-    list of all words, which takes gigabytes for the longest documents.
+    Equals `" ".join(line.split())` for each line, but works on the whole text: faster, and without a list of
+    all words, which takes gigabytes for the longest documents.
     """
     for space in _ASCII_SPACES if text.isascii() else _SPACES:
         text = text.replace(space, " ")
@@ -119,10 +121,10 @@ def normalise(text: str) -> str:
 
 
 def find_files(path: str) -> list[str]:
-    """The corpus files at `path`: a file, all below a directory, or what a glob pattern (with **) matches.
+    """The corpus files of `path`: a file, a directory with all below it, or a glob pattern (with **).
 
-    Sorted, each once. Names that begin with . or _ are passed over, except in `path` itself. UserError:
-    nothing there, or an unknown kind of file.
+    Sorted, without duplicates. Names that begin with . or _ are ignored, except those in `path` itself.
+    UserError: no files, or a file of unknown format.
     """
     if os.path.exists(path):
         roots = [Path(path)]
@@ -133,7 +135,7 @@ def find_files(path: str) -> list[str]:
     files = {str(file.absolute()) for root in roots for file in _files_below(root)}
     if not files:
         where = "an empty directory" if os.path.isdir(path) else "matches no file"
-        raise UserError(f"{path}: {where} (names that begin with . or _ do not count); expected {KNOWN}")
+        raise UserError(f"{path}: {where} (names that begin with . or _ are ignored); expected {KNOWN}")
     for file in sorted(files):
         require_known(file)
     return sorted(files)
@@ -144,7 +146,7 @@ def _hidden(name: str) -> bool:
 
 
 def _named(match: str, pattern: str) -> bool:
-    """Whether the pattern names all parts of the match that begin with _; glob leaves out .*."""
+    """Whether the pattern names all parts of the match that begin with _; glob itself ignores .*."""
     named = [part for part in Path(pattern).parts if part.startswith("_")]
     parts = [part for part in Path(match).parts if part.startswith("_")]
     return all(any(fnmatch.fnmatchcase(part, name) for name in named) for part in parts)
@@ -166,39 +168,32 @@ def _files_below(root: Path) -> Iterator[Path]:
                 yield file
 
 
-def make_units(sources: list[tuple[str, str]], reader: Reader, unit_bytes: int = UNIT_BYTES) -> list[Unit]:
-    """Cut the files, given as (source, path), into units of about `unit_bytes`; small files share a unit."""
-    units: list[Unit] = []
-    unit: list[Segment] = []
+def make_shards(files: list[tuple[str, str]], reader: Reader, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
+    """Cut files, given as (source, path), into shards of about `shard_bytes`; small files share a shard."""
+    shards: list[Shard] = []
+    shard: list[Segment] = []
     size = 0
-    for source, path in sources:
-        for segment in _segments(source, path, reader, unit_bytes):
-            if unit and size + segment.end - segment.start > unit_bytes:
-                units.append(tuple(unit))
-                unit, size = [], 0
-            unit.append(segment)
+    for source, path in files:
+        for segment in _segments(source, path, reader, shard_bytes):
+            if shard and size + segment.end - segment.start > shard_bytes:
+                shards.append(tuple(shard))
+                shard, size = [], 0
+            shard.append(segment)
             size += segment.end - segment.start
-    return [*units, tuple(unit)] if unit else units
+    return [*shards, tuple(shard)] if shard else shards
 
 
-def _segments(source: str, path: str, reader: Reader, unit_bytes: int) -> Iterator[Segment]:
+def _segments(source: str, path: str, reader: Reader, shard_bytes: int) -> Iterator[Segment]:
     size, starts = 0, [0]
-    try:
+    with contextlib.suppress(OSError):  # reported when the documents are read
         size = os.path.getsize(path)
-        if path.endswith(".parquet"):  # a segment has the row groups that begin in it
-            starts = list(range(0, size, unit_bytes)) or [0]
-        elif border := border_of(path, reader.documents_in(source)):
-            with open(path, "rb") as file:
-                while (start := border_after(file, starts[-1] + unit_bytes, border)) < size:
-                    starts.append(start)
-    except OSError:  # the reader says what is wrong
-        starts = [0]
+        starts = segment_starts(path, reader.documents_in(source), size, shard_bytes)
     for start, end in zip(starts, [*starts[1:], size], strict=True):
         yield Segment(source, path, start, end)
 
 
 def skipped_summary(skips: list[Skipped], shown: int = 3) -> str:
-    """What was skipped, for the reader of a terminal: how many for each reason, and the first of them."""
+    """One line on what was skipped: the number for each reason, and the first few."""
     skips = sorted(set(skips))
     reasons = Counter(skip.reason.split(" (")[0] for skip in skips)
     counts = ", ".join(f"{count:,} {reason}" for reason, count in sorted(reasons.items()))

@@ -1,12 +1,14 @@
-"""Raw documents out of files: plain text, JSON lines, WikiExtractor's, Common Crawl's WET and Parquet.
+"""Formats of corpus files: how the documents of each are found.
 
-What cannot be read is yielded as `Skipped`.
+A new format is a function that yields the documents of a segment, or `Skipped` for what cannot be read, and
+an entry in FORMATS at the end.
 """
 
+import functools
 import importlib.util
 import re
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,75 +18,94 @@ import zstandard
 
 from alma.errors import UserError
 from data_prep import blocks
-from data_prep.blocks import BOM, PACKED, Border, Damaged, Input, Segment, Skipped, indent, open_file
-
-DOCUMENTS = ("blank-line", "file", "line", "wikiextractor")
-"""What a document of a .txt or .md file may be."""
-
-_SUFFIXES = (".txt", ".md", ".jsonl", ".warc.wet", ".wet")
-KNOWN = f"{' '.join(_SUFFIXES)} and wiki_NN (also with {' '.join(PACKED)}), .parquet"
-"""The file names that can be read, for messages."""
+from data_prep.blocks import PACKED, Border, Damaged, Input, Segment, Skipped, border_after, indent, open_file
 
 _LINE = Border((b"\n",), re.compile(rb"\n"))
 _BLANK_LINE = Border((b"\n\n", b"\n\r\n"), re.compile(rb"\n[ \t\r\v\f]*\n"))
 _DOC_END = Border((b"</doc>\n",), re.compile(rb"</doc>[ \t\r]{0,8}\n"))
-_BORDERS = {
-    "line": _LINE,
-    "blank-line": _BLANK_LINE,
-    "wikiextractor": _DOC_END,
-    "json": _LINE,
-    "wiki-json": _LINE,
-}
+_DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
 
 _HINT = "choose one of its fields by --text-key: "
-_SHOWN = 30  # fields, and characters of a field's name
+_SHOWN = 30  # fields in a message, and characters of a field's name
 
-_DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
+
+class Format(NamedTuple):
+    """A kind of corpus file."""
+
+    documents: Callable[[Input, str], Iterator[str | Skipped]]
+    """Yields the text of each document, not normalised; arguments: the bytes of a segment, --text-key."""
+    border: Border | None = None
+    """Where a file that is not compressed may be cut into segments; None: nowhere."""
+
+
+def format_of(path: str, mode: str) -> Format:
+    """The format of a file; `mode`: --documents, for .txt and .md.
+
+    WikiExtractor writes two formats as wiki_NN, told apart by the first byte. Damaged: neither of them.
+    """
+    found = kind(path)
+    if found == "text":
+        return MODES[mode]
+    if found != "wiki":
+        return FORMATS[found]
+    with closing(open_file(path)) as file:
+        first = file.read(1)
+    if first not in (b"", b"<", b"{"):
+        raise Damaged("WikiExtractor's files begin with <doc or {")
+    return _WIKI_JSON if first == b"{" else MODES["wikiextractor"]
+
+
+def kind(path: str) -> str:
+    """`text`, `wiki` or a key of FORMATS, by the name of the file; empty if unknown."""
+    name = Path(path).name
+    packed = name.endswith(PACKED)
+    for suffix in PACKED:
+        name = name.removesuffix(suffix)
+    if re.fullmatch(r"wiki_\d+", name):
+        return "wiki"
+    suffix = Path(name).suffix
+    if suffix in _TEXT:
+        return "text"
+    return suffix if suffix in FORMATS and not (packed and suffix == ".parquet") else ""
 
 
 def stem(name: str) -> str:
-    """A file's name without what says its format."""
-    for suffix in PACKED:
-        name = name.removesuffix(suffix)
-    for suffix in (*_SUFFIXES, ".parquet"):
+    """The name of a file without the suffixes of its format."""
+    for suffix in (*PACKED, *_TEXT, *FORMATS):
         name = name.removesuffix(suffix)
     return name
 
 
 def require_known(path: str) -> None:
-    """UserError: nothing here reads files of this name, or the package that does is not installed."""
+    """UserError: the format of the file is unknown, or needs a package that is not installed."""
     found = kind(path)
     if not found:
         raise UserError(f"{path}: unknown kind of file; known are {KNOWN}")
-    if found == "parquet" and importlib.util.find_spec("pyarrow") is None:
+    if found == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError(f"{path}: needs pyarrow; pip install 'alma-macroscale[corpus]'")
 
 
-def border_of(path: str, documents: str) -> Border | None:
-    """Where the file may be cut; None: nowhere. OSError: it cannot be read."""
+def segment_starts(path: str, mode: str, size: int, step: int) -> list[int]:
+    """Where segments of about `step` bytes begin in a file of `size` bytes. OSError: unreadable."""
+    if path.endswith(".parquet"):  # cut anywhere: a segment has the row groups that begin in it
+        return list(range(0, size, step)) or [0]
+    starts = [0]
     try:
-        return None if path.endswith(PACKED) else _BORDERS.get(_format(path, documents))
-    except Damaged:
-        return None
+        border = None if path.endswith(PACKED) else format_of(path, mode).border
+    except Damaged:  # reported when the documents are read
+        return starts
+    if border:
+        with open(path, "rb") as file:
+            while (start := border_after(file, starts[-1] + step, border)) < size:
+                starts.append(start)
+    return starts
 
 
-def raw_documents(segment: Segment, documents: str, text_key: str) -> Iterator[str | Skipped]:
-    """The text of each document, not normalised, or what is wrong with it."""
+def raw_documents(segment: Segment, mode: str, text_key: str) -> Iterator[str | Skipped]:
+    """The text of each document of a segment, not normalised, or what is wrong with it."""
     with closing(Input(segment)) as data:
         try:
-            form = _format(segment.path, documents)
-            if form == "parquet":
-                yield from _parquet(segment, text_key, data)
-            elif form == "wet":
-                yield from _wet(data)
-            elif form == "file":
-                yield from _whole(data)
-            elif form in ("json", "wiki-json"):
-                yield from _json(data, text_key) if form == "json" else _json(data, "text", hint="")
-            elif form == "wikiextractor":
-                yield from _doc_elements(data)
-            elif form != "empty":
-                yield from _plain(data, _BORDERS[form])
+            yield from format_of(segment.path, mode).documents(data, text_key)
         except OSError as error:
             reason = f"unreadable ({error.strerror})" if error.errno else f"damaged or truncated ({error})"
             yield data.bad(data.position, reason)
@@ -92,52 +113,15 @@ def raw_documents(segment: Segment, documents: str, text_key: str) -> Iterator[s
             yield data.bad(data.position, f"damaged or truncated ({error})")
 
 
-def kind(path: str) -> str:
-    """text, json, wiki, wet or parquet by the file's name; empty if it is none of them."""
-    name = Path(path).name
-    if name.endswith(".parquet"):
-        return "parquet"
-    for suffix in PACKED:
-        name = name.removesuffix(suffix)
-    if re.fullmatch(r"wiki_\d+", name):
-        return "wiki"
-    return {".txt": "text", ".md": "text", ".jsonl": "json", ".wet": "wet"}.get(Path(name).suffix, "")
-
-
-def _format(path: str, documents: str) -> str:
-    """How the file's documents are found; WikiExtractor's two formats differ in the first byte."""
-    found = kind(path)
-    if found == "text":
-        return documents
-    if found == "wiki":
-        with closing(open_file(path)) as file:
-            first = file.read(1)
-        if first not in (b"", b"<", b"{"):
-            raise Damaged("WikiExtractor's files begin with <doc or {")
-        return {b"": "empty", b"<": "wikiextractor", b"{": "wiki-json"}[first]
-    return found
-
-
-def _whole(data: Input) -> Iterator[str | Skipped]:
-    raw = data.read(blocks.MAX_DOCUMENT_BYTES + 1)
-    if len(raw) > blocks.MAX_DOCUMENT_BYTES:
-        yield data.too_long(0)
-        return
-    data.read(1)  # raises what is wrong behind the text, if anything is
-    start = len(BOM) if raw.startswith(BOM) else 0
-    yield data.decode(raw[start:], start)
-
-
-class _Piece(NamedTuple):
-    """Bytes between borders; maybe none."""
+class _Span(NamedTuple):
+    """Bytes between borders, maybe none; `closed`: a border follows."""
 
     offset: int
     text: bytes
     closed: bool
-    """Whether a border follows."""
 
 
-def _pieces(data: Input, border: Border) -> Iterator[_Piece | Skipped]:
+def _spans(data: Input, border: Border) -> Iterator[_Span | Skipped]:
     for run in data.runs(border):
         if isinstance(run, Skipped):
             yield run
@@ -145,25 +129,58 @@ def _pieces(data: Input, border: Border) -> Iterator[_Piece | Skipped]:
         start, text = run
         at = 0
         for match in border.pattern.finditer(text):
-            yield _Piece(start + at, text[at : match.start()], True)
+            yield _Span(start + at, text[at : match.start()], True)
             at = match.end()
-        yield _Piece(start + at, text[at:], False)
+        yield _Span(start + at, text[at:], False)
 
 
-def _plain(data: Input, border: Border) -> Iterator[str | Skipped]:
-    for piece in _pieces(data, border):
-        yield piece if isinstance(piece, Skipped) else data.decode(piece.text, piece.offset)
+def _between(border: Border, data: Input, _key: str) -> Iterator[str | Skipped]:
+    """What is between borders."""
+    for span in _spans(data, border):
+        yield span if isinstance(span, Skipped) else data.decode(span.text, span.offset)
+
+
+def _whole(data: Input, _key: str) -> Iterator[str | Skipped]:
+    """The file."""
+    raw = data.read(blocks.MAX_DOCUMENT_BYTES + 1)
+    if len(raw) > blocks.MAX_DOCUMENT_BYTES:
+        yield data.too_long(0)
+        return
+    data.read(1)  # raises an error that waits at the end
+    start = len(blocks.BOM) if raw.startswith(blocks.BOM) else 0
+    yield data.decode(raw[start:], start)
+
+
+def _doc_elements(data: Input, _key: str) -> Iterator[str | Skipped]:
+    """What is between the lines <doc id=...> and </doc>."""
+    for span in _spans(data, _DOC_END):
+        if isinstance(span, Skipped):
+            yield span
+            continue
+        offset, text, closed = span
+        if not closed:  # the last line of the file may lack its newline
+            closed = text.rstrip().endswith(b"</doc>")
+            text = text.rstrip().removesuffix(b"</doc>")
+        starts = list(_DOC_START.finditer(text))
+        outside = text[: starts[0].start() if starts else len(text)]
+        if outside.strip():
+            yield data.bad(offset + indent(outside), "text outside <doc> and </doc>")
+        for start in starts if not closed else starts[:-1]:
+            yield data.bad(offset + start.start(), "a <doc> without </doc>")
+        if closed and starts:
+            yield data.decode(text[starts[-1].end() :], offset + starts[-1].end())
 
 
 def _json(data: Input, key: str, hint: str = _HINT) -> Iterator[str | Skipped]:
-    for piece in _pieces(data, _LINE):
-        if isinstance(piece, Skipped):
-            yield piece
+    """Field `key` of the object on each line; empty lines are none."""
+    for span in _spans(data, _LINE):
+        if isinstance(span, Skipped):
+            yield span
             continue
-        line = piece.text.strip()
+        line = span.text.strip()
         if not line:
             continue
-        offset = piece.offset + indent(piece.text)
+        offset = span.offset + indent(span.text)
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError as error:
@@ -179,37 +196,17 @@ def _json(data: Input, key: str, hint: str = _HINT) -> Iterator[str | Skipped]:
 
 
 def _no_text(key: str, fields: Iterable[str], hint: str = _HINT) -> str:
-    """`fields`: the others, of which one may hold the text."""
+    """Why a record has no text; `fields`: those that may hold it instead."""
     names = [f"`{name[:_SHOWN]}`" for name in fields]
     more = ", ..." if len(names) > _SHOWN else ""
     shown = f" ({hint}{', '.join(names[:_SHOWN])}{more})" if names and hint else ""
     return f"no field `{key}` that holds a string{shown}"
 
 
-def _doc_elements(data: Input) -> Iterator[str | Skipped]:
-    """The text between the lines <doc id=...> and </doc>."""
-    for piece in _pieces(data, _DOC_END):
-        if isinstance(piece, Skipped):
-            yield piece
-            continue
-        offset, text, closed = piece
-        if not closed:  # the file's last line may lack its end
-            closed = text.rstrip().endswith(b"</doc>")
-            text = text.rstrip().removesuffix(b"</doc>")
-        starts = list(_DOC_START.finditer(text))
-        outside = text[: starts[0].start() if starts else len(text)]
-        if outside.strip():
-            yield data.bad(offset + indent(outside), "text outside <doc> and </doc>")
-        for start in starts if not closed else starts[:-1]:
-            yield data.bad(offset + start.start(), "a <doc> without </doc>")
-        if closed and starts:
-            yield data.decode(text[starts[-1].end() :], offset + starts[-1].end())
+def _wet(data: Input, _key: str) -> Iterator[str | Skipped]:
+    """The payload of each `conversion` record.
 
-
-def _wet(data: Input) -> Iterator[str | Skipped]:
-    """The payloads of `conversion` records.
-
-    No WARC package: fastwarc 2.0 and warcio 1.8 take truncated archives for whole ones, which must not pass.
+    fastwarc 2.0 and warcio 1.8 take truncated archives for whole ones, so neither is used.
     """
     while line := data.readline():
         start = data.position - len(line)
@@ -225,27 +222,28 @@ def _wet(data: Input) -> Iterator[str | Skipped]:
         length = headers.get(b"content-length", b"")
         if not length.isdigit():
             raise Damaged("a WARC record without Content-Length")
-        text = headers.get(b"warc-type") == b"conversion"
+        is_text = headers.get(b"warc-type") == b"conversion"
         end = data.position + int(length)
-        if text and int(length) <= blocks.MAX_DOCUMENT_BYTES:
+        if is_text and int(length) <= blocks.MAX_DOCUMENT_BYTES:
             offset = data.position
             payload = data.read(int(length))
             if data.position == end:
                 yield data.decode(payload, offset)
-        elif text:
+        elif is_text:
             yield data.too_long(start)
         while data.position < end:
             if not data.read(min(blocks.BLOCK, end - data.position)):
                 raise Damaged("the last record is incomplete")
 
 
-def _parquet(segment: Segment, key: str, data: Input) -> Iterator[str | Skipped]:
-    """The strings of column `key`, of the row groups that begin in the segment."""
+def _parquet(data: Input, key: str) -> Iterator[str | Skipped]:
+    """The strings of column `key` in the row groups that begin in the segment; offsets count rows."""
     import pyarrow
     import pyarrow.parquet
 
+    path, start, end = data.segment.path, data.segment.start, data.segment.end
     try:
-        with pyarrow.parquet.ParquetFile(segment.path, buffer_size=blocks.BLOCK, pre_buffer=False) as file:
+        with pyarrow.parquet.ParquetFile(path, buffer_size=blocks.BLOCK, pre_buffer=False) as file:
             data.position = 0
             if key not in file.schema_arrow.names or not _is_string(file.schema_arrow.field(key).type):
                 strings = [field.name for field in file.schema_arrow if _is_string(field.type)]
@@ -253,16 +251,13 @@ def _parquet(segment: Segment, key: str, data: Input) -> Iterator[str | Skipped]
                 return
             for number in range(file.num_row_groups):
                 group = file.metadata.row_group(number)
-                if not segment.start <= _first_byte(group) < segment.end:
+                if not start <= _first_byte(group) < end:
                     data.position += group.num_rows
                     continue
-                column = next(
-                    c for i in range(group.num_columns) if (c := group.column(i)).path_in_schema == key
-                )
-                rows = blocks.BLOCK * group.num_rows // max(column.total_uncompressed_size, 1)
-                for batch in file.iter_batches(
-                    min(max(rows, 1), 4096), row_groups=[number], columns=[key], use_threads=False
-                ):
+                columns = map(group.column, range(group.num_columns))
+                size = next(c.total_uncompressed_size for c in columns if c.path_in_schema == key)
+                rows = min(max(blocks.BLOCK * group.num_rows // max(size, 1), 1), 4096)  # about a block
+                for batch in file.iter_batches(rows, row_groups=[number], columns=[key], use_threads=False):
                     for value in batch.column(0):
                         yield _parquet_text(value, key, data)
                         data.position += 1
@@ -290,6 +285,30 @@ def _parquet_text(value: Any, key: str, data: Input) -> str | Skipped:
         return data.bad(data.position, "not UTF-8")
     if text is None:
         return data.bad(data.position, _no_text(key, ()))
+    # A character has at most 4 bytes: only long strings need to be encoded to be measured.
     if 4 * len(text) > blocks.MAX_DOCUMENT_BYTES and len(text.encode()) > blocks.MAX_DOCUMENT_BYTES:
         return data.too_long(data.position)
     return text
+
+
+FORMATS = {
+    ".jsonl": Format(_json, _LINE),
+    ".warc.wet": Format(_wet),
+    ".wet": Format(_wet),
+    ".parquet": Format(_parquet),
+}
+"""Formats by suffix: the last suffix decides, longer ones are removed from the name of a source."""
+
+_TEXT = (".txt", ".md")
+MODES = {
+    "blank-line": Format(functools.partial(_between, _BLANK_LINE), _BLANK_LINE),
+    "file": Format(_whole),
+    "line": Format(functools.partial(_between, _LINE), _LINE),
+    "wikiextractor": Format(_doc_elements, _DOC_END),
+}
+"""Formats of .txt and .md files, by --documents."""
+
+_WIKI_JSON = Format(lambda data, _: _json(data, "text", hint=""), _LINE)  # its field is always `text`
+
+KNOWN = f"{' '.join([*_TEXT, *FORMATS])} and wiki_NN (all but .parquet also with {' '.join(PACKED)})"
+"""The file names that can be read, for messages."""

@@ -1,4 +1,4 @@
-"""GPT-2's byte-level BPE, from the user's own encoder.json and vocab.bpe: ids exactly as fairseq's."""
+"""GPT-2's byte-level BPE, from given encoder.json and vocab.bpe, with the ids of fairseq."""
 
 import json
 from pathlib import Path
@@ -6,20 +6,21 @@ from pathlib import Path
 import regex
 
 from alma.errors import UserError
+from data_prep.dictionary import SPECIALS
 from data_prep.tokenizer import END, Encoder
 
-# fairseq's (and OpenAI's). A token holds no space but its first character, so it lies within " word": what
-# this takes for whitespace str.split() does too, and normalised text has none but single spaces.
+# The pattern of OpenAI and fairseq. Only the first character of a match can be a space, so no token crosses
+# two words: the pattern's white space is that of str.split, and normalised text keeps single spaces only.
 _TOKENS = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 
 
 class GPT2(Encoder):
-    """The unit of GPT-2's id i is the decimal number i, as in fairseq's dict.txt: its fairseq id is i + 4."""
+    """As in fairseq's dict.txt, GPT-2's id i is the token spelt as the number i, and has fairseq id i + 4."""
 
     files = ("encoder.json", "vocab.bpe")
 
     def __init__(self, encoder_json: str | Path, vocab_bpe: str | Path) -> None:
-        """Load the two files. UserError: damaged, not of GPT-2's form, or not of each other."""
+        """Load the two files. UserError: damaged, not in GPT-2's format, or of two vocabularies."""
         try:
             from tokenizers import Tokenizer, models, pre_tokenizers
         except ImportError as error:
@@ -28,9 +29,10 @@ class GPT2(Encoder):
         ids = _read_ids(encoder_json, bytes_.alphabet())
         self._engine = Tokenizer(models.BPE(ids, _read_merges(vocab_bpe, ids), cache_capacity=0))
         self._engine.pre_tokenizer = bytes_
-        super().__init__([str(i) for i in range(len(ids))], range(4, len(ids) + 4))
+        super().__init__([str(i) for i in range(len(ids))], range(SPECIALS, len(ids) + SPECIALS))
 
     def _cut(self, text: str) -> list[str]:
+        # A word keeps the space before it. END replaces line breaks first, so that "\n" can mark the cuts.
         return text.replace("\n", END).replace(" ", "\n ").replace(END, f"\n{END}\n").split("\n")
 
     def _tokenize(self, text: str) -> list[int]:
@@ -38,22 +40,24 @@ class GPT2(Encoder):
 
 
 def _read_ids(path: str | Path, alphabet: list[str]) -> dict[str, int]:
-    """encoder.json: {unit: id}, units written in GPT-2's `alphabet` of bytes."""
+    """encoder.json: {token: id}, tokens spelt in GPT-2's `alphabet` of bytes."""
     try:
         ids = json.loads(Path(path).read_text("utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); copy encoder.json again") from error
     if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()):
-        raise UserError(f"{path}: not GPT-2's encoder.json, an object of units and their ids")
+        raise UserError(f"{path}: not GPT-2's encoder.json, an object of tokens and their ids")
     if sorted(ids.values()) != list(range(len(ids))):
-        raise UserError(f"{path}: the ids of its {len(ids):,} units are not 0 to {len(ids) - 1:,}, once each")
+        raise UserError(
+            f"{path}: the ids of its {len(ids):,} tokens are not 0 to {len(ids) - 1:,}, once each"
+        )
     if lacking := set(alphabet) - ids.keys():
-        raise UserError(f"{path}: lacks units for {len(lacking)} of the 256 bytes, such as {min(lacking)!r}")
+        raise UserError(f"{path}: lacks tokens for {len(lacking)} of the 256 bytes, such as {min(lacking)!r}")
     return ids
 
 
 def _read_merges(path: str | Path, ids: dict[str, int]) -> list[tuple[str, str]]:
-    """vocab.bpe: a line `#version...`, then two units a line; those at the top are joined first."""
+    """vocab.bpe: a line `#version...`, then two tokens per line to merge, by falling priority."""
     try:
         first, *lines, last = Path(path).read_text("utf-8").split("\n")
     except ValueError as error:
@@ -67,17 +71,15 @@ def _read_merges(path: str | Path, ids: dict[str, int]) -> list[tuple[str, str]]
     for number, line in enumerate(lines, 2):
         pair = tuple(line.split())
         if len(pair) != 2:
-            raise UserError(f"{path}:{number}: {line!r} is not two units; copy vocab.bpe again")
+            raise UserError(f"{path}:{number}: {line!r} is not two tokens; copy vocab.bpe again")
         joined = "".join(pair)
         if unknown := {*pair, joined} - ids.keys():
             raise UserError(
-                f"{path}:{number}: the unit {min(unknown)!r} is not in encoder.json; give the two files of "
+                f"{path}:{number}: the token {min(unknown)!r} is not in encoder.json; give the two files of "
                 "one vocabulary"
             )
-        if joined in used:  # the order of joins would be another in fairseq than in tokenizers
-            raise UserError(
-                f"{path}:{number}: makes {joined!r}, which a line above uses: not made by training"
-            )
+        if joined in used:  # fairseq and tokenizers would merge in different orders
+            raise UserError(f"{path}:{number}: makes {joined!r}, which an earlier line uses: no trained BPE")
         used.update(pair)
         merges.append(pair)
     return merges

@@ -1,19 +1,16 @@
-"""`python -m data_prep.inspect STREAM`: what is in a stream and whether its mega-batches are i.i.d.
+"""`python -m data_prep.inspect STREAM`: describe a stream and test whether its mega-batches are i.i.d.
 
-With --samples also documents to read; with --verify instead: whether every file is whole.
+--samples also prints documents; --verify instead checks every file.
 """
 
 import argparse
 import json
-import multiprocessing
 import os
 import re
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from itertools import combinations, count
 from typing import Any, TypeVar
 
@@ -21,106 +18,82 @@ import numpy as np
 from tqdm import tqdm
 
 from alma.errors import Parser, UserError, command, fail
-from alma.processes import end_with_parent
-from alma.report import as_text
-from alma.stream import Part, Stream
+from alma.report.tables import as_text
+from alma.stream import FileInfo, Part, Stream
+from alma.workers import Workers
 from data_prep import similarity, verify
+from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, UNKNOWN, dictionary_problems, read_tokens
 from data_prep.install import leftovers
 from data_prep.similarity import Counts
 
-UNKNOWN = 3
-SPECIALS = 4  # ids before the first unit of dict.txt
-_PREFIX = 1_000_000  # tokens of each part that types are counted in
+_PREFIX = 1_000_000  # tokens of each part in which types are counted
 _SAMPLE = 300  # characters
-_DEVIATIONS = 6  # i.i.d. parts of few, long documents reach 5, real streams 3.3
-_FITTED = 1.3  # of pairs of megabatch_00, which units are fitted to: 1.23 with 20,000 units on 0.5M words
-_SHARE_DEVIATIONS = 5
+_DEVIATIONS = 6  # z from which a pair differs; i.i.d. parts of few, long documents reach 5, real streams 3.3
+_FITTED = 1.3  # ratio from which pairs of megabatch_00 differ: 20,000 tokens trained on 0.5M words reach 1.23
+_SHARE_DEVIATIONS = 5  # |z| from which the shares of sources differ
 
 NOTES = """\
 Tokens include the end of every line and document; median, 95% and longest are tokens of a document.
-types/token: distinct units per token in the first {prefix:,} tokens of each part. unknown, bytes: share of
-<unk> and of byte-fallback units in the tokens (-: the tokenizer has none). Sources: share of the words.
+types/token: distinct tokens per token in the first {prefix:,} tokens of each part. unknown, bytes: share of
+<unk> and of byte-fallback tokens (-: the tokenizer has none). Sources: share of the words.
 """
 QUESTION = """\
-Are the mega-batches i.i.d.? Jensen-Shannon divergence of the units of two parts, over that of random
-regroupings of the same documents (1 = i.i.d.; at the size of the smaller part; - = too few documents).
-A tokenizer trained on megabatch_00 fits it better than the others, which lifts its pairs by up to 0.25;
-valid, which often is of one source, does not count."""
+Are the mega-batches i.i.d.? Jensen-Shannon divergence of the token frequencies of two parts, relative to
+random regroupings of the same documents (1 = i.i.d.; at the size of the smaller part; - = too few documents).
+A tokenizer trained on megabatch_00 fits it better than the others, which raises its pairs by up to 0.25.
+The verdict leaves out valid, which often has a single source."""
 Result = TypeVar("Result")
 
 
-def open_pool(workers: int) -> Executor:
-    """Processes, or for one worker a thread of this process."""
-    if workers == 1:
-        return ThreadPoolExecutor(1)
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent)
-
-
 def run_all(
-    pool: Executor,
+    workers: Workers,
     title: str,
     function: Callable[..., Result],
     tasks: Sequence[tuple[Any, ...]],
     weights: Sequence[int],
     unit: str = "B",
 ) -> list[Result]:
-    """`function(*task)` of every task, in the order of tasks; progress counts their weights.
+    """`function(*task)` for every task, in their order; the progress bar adds up `weights`.
 
-    UserError: the first that a task raised, or a worker that the system killed.
+    Raises the first error of a task. UserError: the system killed a worker.
     """
-    weight = dict(zip([pool.submit(function, *task) for task in tasks], weights, strict=True))
+    results: dict[int, Result] = {}
     with tqdm(desc=title, total=sum(weights), unit=unit, unit_scale=True, disable=None) as bar:
-        try:
-            for future in as_completed(weight):
-                future.result()
-                bar.update(weight[future])
-        except BrokenProcessPool as error:
-            raise UserError("a worker was killed (out of memory?); run again with fewer --workers") from error
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return [future.result() for future in weight]
+        for number, result in workers.run(function, tasks):
+            results[number] = result()
+            bar.update(weights[number])
+    return [results[number] for number in range(len(tasks))]
 
 
-def describe(stream: Stream, pool: Executor, seed: int) -> str:
-    """The table of parts, and the similarity of mega-batches with its verdict."""
+def describe(stream: Stream, workers: Workers, seed: int) -> str:
+    """The table of parts, and the similarity of the mega-batches with its verdict."""
     parts = stream.parts
     least = min(part.tokens for part in stream.megabatches)
     sizes = [min(least, part.tokens) for part in parts]
     cuts = np.unique([end for size in sizes for end in similarity.group_ends(size)])
     prefix = min(_PREFIX, *(part.tokens for part in parts))
-    units = read_units(stream)
+    tokens = read_tokens(stream.directory)
     tasks = [
-        (stream.path(part), len(units) + SPECIALS, cuts, prefix, [seed % 2**64, number])
+        (stream.path(part), len(tokens) + SPECIALS, cuts, prefix, [seed % 2**64, number])
         for number, part in enumerate(parts)
     ]
-    counts = run_all(pool, "count", similarity.count_part, tasks, [part.tokens for part in parts], "token")
-    table = as_text(part_table(parts, counts, units, prefix))
-    return "\n".join([table, NOTES.format(prefix=prefix), alike(stream, counts, sizes, cuts, pool)])
-
-
-def read_units(stream: Stream) -> list[str]:
-    """The units of dict.txt in the order of their ids, of which the first is 4."""
-    path = stream.directory / "dict.txt"
-    try:
-        lines = path.read_text("utf-8").split("\n")[:-1]
-    except (FileNotFoundError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: damaged ({error}); `--verify` lists all that is") from error
-    return [line.removesuffix(" #fairseq:overwrite").rpartition(" ")[0] for line in lines]
+    counts = run_all(workers, "count", similarity.count_part, tasks, [part.tokens for part in parts], "token")
+    table = as_text(part_table(parts, counts, tokens, prefix))
+    return "\n".join([table, NOTES.format(prefix=prefix), alike(stream, counts, sizes, cuts, workers)])
 
 
 def part_table(
-    parts: Sequence[Part], counts: Sequence[Counts], units: list[str], prefix: int
+    parts: Sequence[Part], counts: Sequence[Counts], tokens: list[str], prefix: int
 ) -> list[list[str]]:
-    """One row for each part."""
-    single = [SPECIALS + i for i, unit in enumerate(units) if re.fullmatch("<0x[0-9A-F]{2}>", unit)]
+    """One row per part, after the header."""
+    single = [SPECIALS + i for i, token in enumerate(tokens) if re.fullmatch("<0x[0-9A-F]{2}>", token)]
+    has_bytes = len(single) == 256  # as every model with byte fallback
     sources = sorted({name for part in parts for name in part.sources})
     header = ["", "words", "tokens", "tokens/word", "documents", "median", "95%", "longest", "types/token"]
     rows = [[*header, "unknown", "bytes", *sources]]
     for part, found in zip(parts, counts, strict=True):
         middle, high = np.percentile(found.lengths, [50, 95])
         total = found.total
-        has_bytes = len(single) == 256  # as every model with byte fallback
         rows.append(
             [part.name, f"{part.words:,}", f"{part.tokens:,}", f"{part.tokens / part.words:.3f}"]
             + [f"{part.documents:,}", f"{middle:,.0f}", f"{high:,.0f}", f"{found.lengths.max():,}"]
@@ -132,13 +105,13 @@ def part_table(
 
 
 def alike(
-    stream: Stream, counts: Sequence[Counts], sizes: Sequence[int], cuts: np.ndarray, pool: Executor
+    stream: Stream, counts: Sequence[Counts], sizes: Sequence[int], cuts: np.ndarray, workers: Workers
 ) -> str:
-    """The matrix of similarity and a sentence on what it means."""
+    """The matrix of ratios, and the verdicts on tokens and sources."""
     parts = stream.parts
     pairs = list(combinations(range(len(parts)), 2))
-    tasks = [(counts[i].units, counts[j].units, cuts, min(sizes[i], sizes[j])) for i, j in pairs]
-    found = run_all(pool, "compare", similarity.compare, tasks, [1] * len(pairs), "pair")
+    tasks = [(counts[i].tokens, counts[j].tokens, cuts, min(sizes[i], sizes[j])) for i, j in pairs]
+    found = run_all(workers, "compare", similarity.compare, tasks, [1] * len(pairs), "pair")
     ratios = dict(zip(pairs, found, strict=True))
     short = [part.name.removeprefix("megabatch_") for part in parts]
     rows = [["", *short[:-1]]]
@@ -155,9 +128,9 @@ def alike(
 
 
 def verdict(names: Sequence[str], ratios: dict[tuple[int, int], tuple[float, float]]) -> str:
-    """One sentence on the units, with the worst pair."""
+    """One sentence on the token frequencies, with the worst pair."""
     if not ratios:
-        return "Units: cannot tell, for the parts have too few documents or too long ones."
+        return "Tokens: cannot tell, because the documents of the parts are too few or too long."
     differ = {
         pair: (ratio, z)
         for pair, (ratio, z) in ratios.items()
@@ -165,11 +138,11 @@ def verdict(names: Sequence[str], ratios: dict[tuple[int, int], tuple[float, flo
     }
     (i, j), (ratio, z) = max((differ or ratios).items(), key=lambda item: item[1][0])
     answer = f"NOT i.i.d., {len(differ)} of {len(ratios)} pairs differ" if differ else "as i.i.d."
-    return f"Units: {answer}; worst are {names[i]} and {names[j]}, ratio {ratio:.2f} (z = {z:.1f})."
+    return f"Tokens: {answer}; worst are {names[i]} and {names[j]}, ratio {ratio:.2f} (z = {z:.1f})."
 
 
 def shares_verdict(parts: Sequence[Part], counts: Sequence[Counts]) -> str:
-    """One sentence on the shares of sources, with the worst."""
+    """One sentence on the shares of the sources, with the worst."""
     sources = sorted({name for part in parts for name in part.sources})
     worst, where = 0.0, ""
     for name in sources:
@@ -185,7 +158,7 @@ def shares_verdict(parts: Sequence[Part], counts: Sequence[Counts]) -> str:
 
 
 def samples(stream: Stream, number: int, seed: int) -> str:
-    """The beginnings of `number` random documents of each part, as text."""
+    """The beginnings of `number` random documents of each part."""
     decode = decoder(stream)
     lines = []
     for index, part in enumerate(stream.parts):
@@ -194,8 +167,8 @@ def samples(stream: Stream, number: int, seed: int) -> str:
         for chosen in np.sort(rng.choice(len(ends), min(number, len(ends)), replace=False)).tolist():
             start, end = (int(ends[chosen - 1]) if chosen else 0), int(ends[chosen])
             shown = ids[start : min(end, start + 4 * _SAMPLE)]  # a character may take 4 tokens
-            items = np.split(shown, np.flatnonzero(shown == verify.EOS) + 1)
-            text = "\n".join(decode(item[item != verify.EOS].tolist()) for item in items).strip()
+            items = np.split(shown, np.flatnonzero(shown == EOS) + 1)
+            text = "\n".join(decode(item[item != EOS].tolist()) for item in items).strip()
             text = text[:_SAMPLE] + (" ..." if len(text) > _SAMPLE else "")
             lines.append(f"\n{part.name}, document {chosen + 1:,} of {len(ends):,}, {end - start:,} tokens:")
             lines.append(textwrap.indent(text, "    "))
@@ -203,49 +176,51 @@ def samples(stream: Stream, number: int, seed: int) -> str:
 
 
 def decoder(stream: Stream) -> Callable[[list[int]], str]:
-    """From ids of a line to its text, by the stream's own tokenizer. UserError: it has none."""
+    """A function from the ids of a line to its text. UserError: the stream has no tokenizer."""
     model, encoder = stream.directory / "tokenizer.model", stream.directory / "encoder.json"
     try:
         if model.name in stream.files:
             import sentencepiece
 
             processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+            # SentencePiece's ids are one less than fairseq's, but for <unk> 0.
             return lambda ids: str(processor.decode([i - 1 if i > UNKNOWN else 0 for i in ids]))
         if encoder.name in stream.files:
-            return _gpt2_decoder(read_units(stream), json.loads(encoder.read_text("utf-8")))
+            return _gpt2_decoder(read_tokens(stream.directory), json.loads(encoder.read_text("utf-8")))
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{stream.directory}: damaged tokenizer ({error}); copy it again") from error
     raise UserError(f"{stream.directory}: stream.json names no tokenizer, so there is no --samples")
 
 
-def _gpt2_decoder(units: list[str], ids: dict[str, int]) -> Callable[[list[int]], str]:
-    """dict.txt names GPT-2's ids; its units spell bytes, each as a character that prints."""
+def _gpt2_decoder(tokens: list[str], ids: dict[str, int]) -> Callable[[list[int]], str]:
+    """`tokens` of dict.txt are GPT-2's ids; `ids` of encoder.json spell bytes as printable characters."""
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = (byte for byte in range(256) if byte not in printing)
     byte_of = {chr(byte): byte for byte in printing} | {chr(c): b for c, b in zip(count(256), others)}
-    spelling = {str(i): bytes(byte_of.get(c, 63) for c in unit) for unit, i in ids.items()}
+    spelling = {str(i): bytes(byte_of.get(c, ord("?")) for c in token) for token, i in ids.items()}
     return lambda line: b"".join(
-        spelling[units[i - SPECIALS]] if i >= SPECIALS else b"?" for i in line
+        spelling[tokens[i - SPECIALS]] if i >= SPECIALS else b"?" for i in line
     ).decode(errors="replace")
 
 
-def check(stream: Stream, pool: Executor) -> None:
-    """Print a line for each problem and exit with code 2, or print what was verified."""
+def check(stream: Stream, workers: Workers) -> None:
+    """Print each problem on a line and exit with code 2; without problems, print what was verified."""
     start = time.monotonic()
     files = dict(stream.files)
     for part in stream.parts:
         files |= part.files
-    jobs = [(stream.directory / name, info) for name, info in files.items()]
+    tasks = [(info, stream.directory / name) for name, info in files.items()]
     sizes = [info.size for info in files.values()]
-    problems = [line for found in run_all(pool, "files", verify.file_problems, jobs, sizes) for line in found]
-    problems += verify.dictionary_problems(stream.directory / "dict.txt", stream.vocab_size)
+    damage = run_all(workers, "files", FileInfo.problem, tasks, sizes)
+    problems = [f"{path}: {found}" for (_, path), found in zip(tasks, damage, strict=True) if found]
+    problems += dictionary_problems(stream.directory / DICTIONARY, stream.vocab_size)
     parts = [(stream.path(part), part, stream.vocab_size + SPECIALS) for part in stream.parts]
     tokens = [part.tokens for part in stream.parts]
-    for found in run_all(pool, "parts", verify.part_problems, parts, tokens, "token"):
+    for found in run_all(workers, "parts", verify.part_problems, parts, tokens, "token"):
         problems += found
     problems += verify.key_problems(stream)
     for path in leftovers(stream.directory):
-        print(f"warning: {path}: left by an interrupted run; remove it if none is going on", file=sys.stderr)
+        print(f"warning: {path}: left by an interrupted run; remove it if no run is active", file=sys.stderr)
     for problem in problems:
         print(problem)
     if problems:
@@ -269,13 +244,13 @@ def parser() -> Parser:
     """The command line."""
     made = Parser(
         prog="python -m data_prep.inspect",
-        description="Describe a stream and tell whether its mega-batches are i.i.d.",
+        description="Describe a stream and test whether its mega-batches are i.i.d.",
         allow_abbrev=False,
     )
     add = made.add_argument
-    add("stream", metavar="STREAM", help="directory that `python -m data_prep` made")
+    add("stream", metavar="STREAM", help="directory made by `python -m data_prep`")
     either = made.add_mutually_exclusive_group().add_argument
-    either("--verify", action="store_true", help="instead check every file; exit code 2 if one is damaged")
+    either("--verify", action="store_true", help="check every file instead; exit code 2 if one is damaged")
     either("--samples", type=_positive, default=0, metavar="N", help="also print N documents of each part")
     add("--seed", type=int, default=0, metavar="S", help="of samples and regroupings (default: 0)")
     cores = len(os.sched_getaffinity(0))
@@ -288,11 +263,11 @@ def main() -> None:
     """Describe or verify the stream."""
     options = parser().parse_args()
     stream = Stream.load(options.stream)
-    with open_pool(options.workers) as pool:
+    with Workers(options.workers) as workers:
         if options.verify:
-            check(stream, pool)
+            check(stream, workers)
             return
-        print(describe(stream, pool, options.seed))
+        print(describe(stream, workers, options.seed))
     if options.samples:
         print(samples(stream, options.samples, options.seed))
 

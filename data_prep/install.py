@@ -1,11 +1,11 @@
-"""From work directory to stream: finished files are renamed to their place, stream.json last.
+"""Install: move the finished files from the work directory to the stream, stream.json last.
 
-    STREAM/.work-SETTINGS/         units of work; everything is written here, under a hash of the settings
-    STREAM/.work-SETTINGS/stream/  the finished files, laid out as the stream; its stream.json is written last
+    STREAM/.work-DIGEST/         intermediate files; DIGEST is a hash of the settings
+    STREAM/.work-DIGEST/stream/  finished files, laid out as the stream; its stream.json is written last
 
-Renaming needs no disk space. Once a work directory has stream/stream.json, each file named there is either in
-it or in the stream, and at most one work directory has files in the stream. So a kill at any moment loses
-nothing, and files of different settings never mix. Hold the lock of the stream for everything here.
+Files are renamed, which needs no disk space. Once a work directory has stream/stream.json, each file named
+there is either in it or in the stream, and at most one work directory has files in the stream. So a kill at
+any moment loses nothing, and files of different settings never mix. Callers hold the lock of the stream.
 """
 
 import contextlib
@@ -13,20 +13,20 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from alma.files import fsync_directory
 from alma.stream import FILE, Stream, is_stream
-from data_prep.plan import FINISHED
+from data_prep.work import FINISHED
 
 WORK = ".work-"
 
 
 def install(work: Path, out: Path) -> Stream:
-    """Rename what is in WORK/stream to its place in `out`; after a kill, rename the rest. Then `clean`.
+    """Move the files of WORK/stream to `out`, or those that are left after a kill; then `clean`.
 
-    What another work directory had begun to install goes back to it first.
+    An unfinished installation from another work directory is undone first.
     """
     for other in works(out):
         if other != work:
@@ -44,17 +44,17 @@ def works(out: Path) -> list[Path]:
 
 
 def leftovers(out: Path) -> list[Path]:
-    """What killed runs left: work directories and temporary files."""
+    """Work directories and temporary files of killed runs."""
     return sorted([*works(out), *out.rglob(".*.tmp")])
 
 
 def clean(out: Path, own: Path | None = None) -> None:
-    """Remove all leftovers of a finished stream, and say so of work directories other than `own`."""
+    """Remove all leftovers of a finished stream; report work directories other than `own`."""
     for work in works(out):
         _withdraw(work, out)
         if work != own:
             print(f"{work}: left by an interrupted run with other settings; removed", file=sys.stderr)
-        # Renamed first: no run may go on with a directory that is half removed, no job write to it.
+        # Renamed first, so that no run resumes in a directory that is half removed, and no job writes to it.
         os.replace(work, out / f".{secrets.token_hex(6)}{work.name}.tmp")
     fsync_directory(out)
     for path in leftovers(out):
@@ -65,7 +65,7 @@ def clean(out: Path, own: Path | None = None) -> None:
 
 
 def _withdraw(work: Path, out: Path) -> None:
-    """Undo an `install` of `work` that was killed."""
+    """Undo an `install` from `work` that was killed."""
     if not is_stream(work / FINISHED):
         return
     installed = set(_files(Stream.load(work / FINISHED)))
@@ -74,23 +74,21 @@ def _withdraw(work: Path, out: Path) -> None:
     away = [name for name in sorted(installed) if not (work / FINISHED / name).is_file()]
     _move(away, out, work / FINISHED)
     for folder in {(out / name).parent for name in installed} - {out}:
-        with contextlib.suppress(OSError):  # it was not there, or has files of the user
+        with contextlib.suppress(OSError):  # missing, or it has files of the user
             folder.rmdir()
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:
-    """Rename those of the files that are in `source`, and make that survive a power cut."""
+    """Move those of the files that are in `source`, durably: they survive a power cut."""
     folders = {target}
     for name in names:
         if (source / name).is_file():
             folders.add((target / name).parent)
             (target / name).parent.mkdir(exist_ok=True)
             os.replace(source / name, target / name)
-    for folder in sorted(folders, reverse=True):  # what is in a folder before its name
+    for folder in sorted(folders, reverse=True):  # a folder before its parent
         fsync_directory(folder)
 
 
-def _files(stream: Stream) -> Iterator[str]:
-    yield from stream.files
-    for part in stream.parts:
-        yield from part.files
+def _files(stream: Stream) -> list[str]:
+    return [*stream.files, *(name for part in stream.parts for name in part.files)]

@@ -1,4 +1,8 @@
-"""The stages: scan, plan, shuffle, tokenizer, encode, finalise; a relaunch goes on where it stopped."""
+"""The pipeline: runs the stages in the work directory and installs the stream; a relaunch resumes.
+
+Reads the corpus and the settings; writes STREAM/.work-DIGEST/, named by a hash of all that the stream is a
+function of, so files of different settings never mix.
+"""
 
 import dataclasses
 import hashlib
@@ -12,20 +16,21 @@ from typing import Any
 
 import sentencepiece
 
+from alma.configs import differing
 from alma.errors import UserError
-from alma.files import LOCK, atomic_write, locked, make_directory, sha256_file
-from alma.stream import VERSION, FileInfo, Part, Stream, is_stream
-from data_prep import advice, documents, encode, install, plan, shuffle, tokenizer
-from data_prep.documents import Reader
-from data_prep.plan import Job, Wanted
-from data_prep.work import Task, Work
+from alma.files import LOCK, locked, make_directory, sha256_file
+from alma.stream import VERSION, Part, Stream, is_stream
+from data_prep import advice, documents, encode, install, plan, scan, shuffle, tokenizer
+from data_prep.documents import Reader, Shard
+from data_prep.plan import CorpusPlan, Wanted
+from data_prep.work import Task, Work, Workspace
 
-_LAYOUT = 2  # of the work directory: counted up when what another version left there cannot be used
-_SKIPS = 1000  # that stream.json lists
+_LAYOUT = 2  # version of the work directory; increase it when files of older code cannot be used
+_SKIPS = 1000  # skipped documents that stream.json lists
 
 
 @dataclass(frozen=True)
-class Settings:
+class StreamSettings:
     """All that the stream is a function of, besides the text."""
 
     files: list[tuple[str, str]]
@@ -34,9 +39,9 @@ class Settings:
     seed: int
     reader: Reader
     vocab_size: int | None
-    """Units to train; None with a given `tokenizer`."""
+    """Tokens to train; None with a given `tokenizer`."""
     tokenizer: dict[str, str]
-    """Paths of the given tokenizer's files, by their names in the stream; empty: train one."""
+    """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -44,7 +49,7 @@ class Settings:
         return tuple(sorted({source for source, _ in self.files}))
 
     def record(self) -> dict[str, Any]:
-        """The settings as stream.json keeps them; `input` stands for the files' names, sizes and times."""
+        """The settings as stream.json keeps them; `input` is a hash of the files' names, sizes and times."""
         try:
             stats = [(source, path, os.stat(path)) for source, path in self.files]
         except OSError as error:
@@ -62,10 +67,10 @@ class Settings:
         }
 
 
-def make_stream(settings: Settings, out: Path, work: Work) -> Stream:
-    """Make the stream in the directory `out`, or go on making it; nothing is done when it is finished.
+def make_stream(settings: StreamSettings, out: Path, work: Work) -> Stream:
+    """Make the stream in the directory `out`, or resume; returns at once if it is finished.
 
-    UserError: a bad corpus or tokenizer, `out` is taken, or another process is at work there.
+    UserError: a bad corpus or tokenizer, `out` has other files, or another process holds its lock.
     """
     record = settings.record()
     if settings.tokenizer:
@@ -81,24 +86,21 @@ def make_stream(settings: Settings, out: Path, work: Work) -> Stream:
         return stream
 
 
-def append(settings_for: Callable[[Stream], Settings], out: Path, work: Work) -> Stream:
-    """Add mega-batches to the finished stream in `out`, of documents that are in none of its parts.
+def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Work) -> Stream:
+    """Add mega-batches of new documents to the finished stream in `out`; only stream.json is rewritten.
 
-    Existing files stay untouched, except stream.json. `settings_for` is given the stream once it is locked,
-    `wanted.first` of its result is the number of the first new mega-batch; nothing is done when this addition
-    was made before. UserError: a bad corpus, a stream without .keys, or another process is at work there.
+    `settings_for` is called with the locked stream; `wanted.first` of its result is the number of the first
+    new mega-batch. Returns at once if the same addition was made before. UserError: a bad corpus, a stream
+    without .keys, or another process holds its lock.
     """
-    Stream.load(out)  # a UserError before there is a lock
+    Stream.load(out)  # a UserError before there is a lock file
     with locked(out):
         stream = Stream.load(out)
         settings = settings_for(stream)
         record = settings.record()
         if not any(_same(each, record) for each in stream.appended):
             if missing := [path for path in _keys(stream) if not path.is_file()]:
-                raise UserError(
-                    f"{missing[0]}: missing, so which documents the stream has is not known; make the "
-                    "stream again"
-                )
+                raise UserError(f"{missing[0]}: missing; the documents of the stream are unknown without it")
             return _make(settings, record, out, work, stream)
         _nothing_to_do(out)
         install.clean(out)
@@ -106,17 +108,17 @@ def append(settings_for: Callable[[Stream], Settings], out: Path, work: Work) ->
 
 
 def _keys(stream: Stream) -> list[Path]:
-    """The files that tell which documents the stream has."""
+    """The files that identify the documents of the stream."""
     return [stream.directory / f"{part.prefix}.keys" for part in stream.parts]
 
 
 def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether these are the settings of one call of `append`, which the second time starts further on."""
+    """Whether two records are of the same call of `append`; a repeated call has a later `first`."""
     return all(old.get(name) == value for name, value in new.items() if name != "first")
 
 
 def _require_free(out: Path) -> None:
-    """Refuse a directory that holds something else than a stream, finished or not."""
+    """UserError: the directory holds anything but a stream, finished or not."""
     make_directory(out)
     ours = is_stream(out) or install.works(out)
     if not ours and any(path.name != LOCK for path in out.iterdir()):
@@ -126,9 +128,7 @@ def _require_free(out: Path) -> None:
 def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
     """The stream in `out`. UserError: it was made with other settings."""
     stream = Stream.load(out)
-    old, new = ({"seed": s, **r} for s, r in ((stream.seed, stream.settings), (seed, record)))
-    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    if changed:
+    if changed := sorted(differing([{"seed": stream.seed, **stream.settings}, {"seed": seed, **record}])):
         raise UserError(
             f"{out}: holds a stream made with other settings ({', '.join(changed)}); choose another --out"
         )
@@ -137,138 +137,138 @@ def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
 
 
 def _nothing_to_do(out: Path) -> None:
-    print(f"{out}: was finished before with the same settings; nothing to do", file=sys.stderr)
+    print(f"{out}: already finished with the same settings; nothing to do", file=sys.stderr)
 
 
 def _make(
-    settings: Settings, record: dict[str, Any], out: Path, work: Work, before: Stream | None = None
+    settings: StreamSettings, record: dict[str, Any], out: Path, work: Work, before: Stream | None = None
 ) -> Stream:
     """Make a new stream, or an addition to `before`, in the work directory; then install it."""
-    job = _job(settings, record, out, before.parts if before else ())
-    if is_stream(job.finished):  # killed while it was installed
-        return install.install(job.work, out)
-    corpus, parts = _run(job, settings, work, _keys(before) if before else [])
+    space = _workspace(settings, record, out, before.parts if before else ())
+    if is_stream(space.finished):  # killed during the installation
+        return install.install(space.directory, out)
+    corpus, parts = _run(space, settings, work, _keys(before) if before else [])
     if before:
         stream = dataclasses.replace(
             before,
-            directory=job.finished,
+            directory=space.finished,
             megabatches=(*before.megabatches, *parts),
             appended=(*before.appended, {**record, "corpus": corpus}),
         )
     else:
+        *megabatches, test, valid = parts
         stream = Stream(
-            directory=job.finished,
+            directory=space.finished,
             version=VERSION,
             seed=settings.seed,
-            vocab_size=len(encode.load_encoder(job.work).pieces),
-            megabatches=tuple(parts[:-2]),
-            valid=parts[-1],
-            test=parts[-2],
+            vocab_size=len(encode.load_encoder(space.directory).tokens),
+            megabatches=tuple(megabatches),
+            valid=valid,
+            test=test,
             settings=record,
-            files=_units(job),
+            files=encode.finalise_vocabulary(space),
             corpus=corpus,
         )
     stream.write()
-    return install.install(job.work, out)
+    return install.install(space.directory, out)
 
 
-def _job(settings: Settings, record: dict[str, Any], out: Path, before: Sequence[Part]) -> Job:
-    """The work of these settings, in a directory of its own; `before`: the parts that the stream has."""
+def _workspace(
+    settings: StreamSettings, record: dict[str, Any], out: Path, before: Sequence[Part]
+) -> Workspace:
+    """The workspace of these settings; `before`: the parts of the stream that is extended."""
     had = [info.sha256 for part in before for info in part.files.values()]
-    constants = [VERSION, _LAYOUT, documents.UNIT_BYTES, plan.BUCKET_WORDS, sentencepiece.__version__, had]
-    work = out / (install.WORK + _digest([settings.seed, record, constants]))
-    work.mkdir(exist_ok=True)
+    constants = [VERSION, _LAYOUT, documents.SHARD_BYTES, plan.BUCKET_WORDS, sentencepiece.__version__, had]
+    directory = out / (install.WORK + _digest([settings.seed, record, constants]))
+    directory.mkdir(exist_ok=True)
     for name, given in settings.tokenizer.items():
-        _copy(given, work / name)
-    return Job(work, settings.seed, settings.reader, settings.sources)
+        encode.copy_atomic(given, directory / name)
+    return Workspace(directory, settings.seed, settings.reader, settings.sources)
 
 
-def _run(job: Job, settings: Settings, work: Work, known: list[Path]) -> tuple[dict[str, Any], list[Part]]:
-    """All stages; the corpus's totals and the parts. `known`: .keys files of the documents that it has."""
-    units = documents.make_units(settings.files, settings.reader, documents.UNIT_BYTES)
-    sizes = [sum(segment.end - segment.start for segment in unit) for unit in units]
-    work.run(
-        "scan",
-        plan.scan_unit,
-        [
-            Task(job.file("scan", number, "bin"), size, (job, number, unit))
-            for number, (unit, size) in enumerate(zip(units, sizes, strict=True))
-        ],
-        "B",
-    )
-    totals = plan.source_totals(job, len(units))
-    if warnings := advice.books(settings.files, settings.reader, dict(zip(job.sources, totals, strict=True))):
-        print(*warnings, sep="\n", file=sys.stderr)
-    firsts = plan.first_documents(job, len(units))
-    arguments = (job, settings.wanted, len(units), known)
-    work.run("plan", plan.plan_corpus, [Task(job.work / plan.PLAN, firsts[-1], arguments)], "document")
-    planned = plan.load_plan(job)
-    work.run(
-        "shuffle",
-        shuffle.shuffle_unit,
-        [
-            Task(
-                job.file("spill", number, "npy"), size, (job, number, unit, first, len(planned.bucket_split))
-            )
-            for number, (unit, size, first) in enumerate(zip(units, sizes, firsts[:-1], strict=True))
-        ],
-        "B",
-    )
-    shuffle.check_shuffle(job, planned, len(units))
+def _run(
+    space: Workspace, settings: StreamSettings, work: Work, known: list[Path]
+) -> tuple[dict[str, Any], list[Part]]:
+    """Run the stages; totals of the corpus, and the splits. `known`: .keys of the documents to leave out."""
+    shards = documents.make_shards(settings.files, settings.reader, documents.SHARD_BYTES)
+    count = len(shards)
+    tasks = [
+        Task(space.file("scan", number, "bin"), _size(shard), (space, number, shard))
+        for number, shard in enumerate(shards)
+    ]
+    work.run("scan", scan.scan_shard, tasks, "B")
+    totals = dict(zip(space.sources, scan.source_totals(space, count), strict=True))
+    warnings = advice.books(settings.files, settings.reader, totals)
+    for line in warnings:
+        print(line, file=sys.stderr)
+
+    firsts = scan.first_documents(space, count)
+    task = Task(space.directory / plan.PLAN, firsts[-1], (space, settings.wanted, count, known))
+    work.run("plan", plan.plan_corpus, [task], "document")
+    planned = plan.load_plan(space)
+
+    buckets = len(planned.bucket_split)
+    tasks = [
+        Task(
+            space.file("spill", number, "npy"), _size(shard), (space, number, shard, firsts[number], buckets)
+        )
+        for number, shard in enumerate(shards)
+    ]
+    work.run("shuffle", shuffle.shuffle_shard, tasks, "B")
+    shuffle.check_shuffle(space, planned, count)
+
     if settings.vocab_size is not None:
-        # of the first mega-batch alone: nothing is known of later ones when it comes
-        task = Task(job.work / tokenizer.MODEL, 1, (job, planned.buckets(0), len(units), settings.vocab_size))
-        work.run("tokenizer", _train_tokenizer, [task], "model")
-    work.run(
-        "encode",
-        encode.encode_bucket,
-        [
-            Task(job.file("bucket", bucket, "npz"), int(words), (job, bucket, len(units)))
-            for bucket, words in enumerate(planned.bucket_words)
-        ],
-        "word",
-    )
-    encode.check_encode(job, planned)
-    code = encode.load_encoder(job.work).dtype_code
+        # Only of the first mega-batch: the others have not arrived when the model is first trained.
+        arguments = (space, planned.buckets(0), count, settings.vocab_size)
+        task = Task(space.directory / tokenizer.MODEL, 1, arguments)
+        work.run("tokenizer", tokenizer.train_tokenizer, [task], "model")
+
+    tasks = [
+        Task(space.file("bucket", bucket, "npz"), int(words), (space, bucket, count))
+        for bucket, words in enumerate(planned.bucket_words)
+    ]
+    work.run("encode", encode.encode_bucket, tasks, "word")
+    encode.check_encode(space, planned)
+    parts = _finalise(space, settings.wanted, planned, work)
+    return _corpus_record(space, settings.wanted, planned, count, warnings), parts
+
+
+def _size(shard: Shard) -> int:
+    return sum(segment.end - segment.start for segment in shard)
+
+
+def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work) -> list[Part]:
+    """Run the last stage; the splits in the order of their numbers."""
+    code = encode.load_encoder(space.directory).dtype_code
     tasks = []
-    for number, (name, words) in enumerate(
-        zip(settings.wanted.names, planned.source_words.tolist(), strict=True)
-    ):
-        sources = dict(zip(job.sources, words, strict=True))
-        own = planned.buckets(number)
-        tasks.append(Task(job.work / f"{name}.json", sum(words), (job, name, own, sources, code)))
+    for number, (name, words) in enumerate(zip(wanted.names, planned.source_words.tolist(), strict=True)):
+        sources = dict(zip(space.sources, words, strict=True))
+        arguments = (space, name, planned.buckets(number), sources, code)
+        tasks.append(Task(space.directory / f"{name}.json", sum(words), arguments))
     work.run("finalise", encode.finalise_part, tasks, "word")
-    corpus = plan.corpus_summary(planned, settings.wanted)
-    if skips := sorted(plan.skips(job, len(units))):
+    return [Part.from_dict(json.loads(task.done.read_text())) for task in tasks]
+
+
+def _corpus_record(
+    space: Workspace, wanted: Wanted, planned: CorpusPlan, shards: int, warnings: list[str]
+) -> dict[str, Any]:
+    """What stream.json says of the corpus; `spread` of the mega-batches: (max - min) / `wanted.words`."""
+    split_words = planned.source_words.sum(1)[: wanted.mega_batches]
+    corpus: dict[str, Any] = {
+        "documents": planned.documents,
+        "words": planned.words,
+        "duplicate_documents": planned.duplicate_documents,
+        "duplicate_words": planned.duplicate_words,
+        "surplus_words": planned.words - planned.duplicate_words - int(planned.source_words.sum()),
+        "spread": float((split_words.max() - split_words.min()) / wanted.words),
+        "longest_document": planned.longest,
+    }
+    if skips := sorted(scan.skips(space, shards)):
         first = [str(skip) for skip in skips[:_SKIPS]]
         corpus["skipped"] = {"summary": documents.skipped_summary(skips), "first": first}
     if warnings:
         corpus["warnings"] = warnings
-    return corpus, [Part.from_dict(json.loads(task.done.read_text())) for task in tasks]
-
-
-def _units(job: Job) -> dict[str, FileInfo]:
-    """Write the dictionary and the tokenizer's files among the finished ones."""
-    encoder = encode.load_encoder(job.work)
-    for name in encoder.files:
-        _copy(job.work / name, job.finished / name)
-    counts = encode.piece_counts(job, plan.load_plan(job).buckets(0))
-    with atomic_write(job.finished / "dict.txt") as file:
-        file.write(encoder.dictionary(counts))
-    return {name: FileInfo.of(job.finished / name) for name in ("dict.txt", *encoder.files)}
-
-
-def _train_tokenizer(job: Job, buckets: list[int], units: int, vocab_size: int) -> None:
-    """Train on the documents of these buckets, in their order."""
-    texts = (text for bucket in buckets for text in shuffle.bucket_texts(job, bucket, units))
-    model = tokenizer.train(texts, vocab_size)
-    with atomic_write(job.work / tokenizer.MODEL, "wb") as file:
-        file.write(model)
-
-
-def _copy(source: str | Path, target: Path) -> None:
-    with atomic_write(target, "wb") as file:
-        file.write(Path(source).read_bytes())
+    return corpus
 
 
 def _digest(value: Any) -> str:

@@ -1,14 +1,12 @@
-"""`python -m data_prep.pydoc_corpus OUT`: real English text without a download, from installed documentation.
+"""`python -m data_prep.pydoc_corpus OUT`: English text from installed documentation, without a download.
 
-Three sources: the help topics of `pydoc`, docstrings of the standard library, those of installed packages.
-One document is one topic or one module, one line is one paragraph. Modules are parsed, never imported. The
-same installation always gives the same bytes.
+Three sources: help topics of `pydoc`, docstrings of the standard library, docstrings of installed packages.
+A document is a topic or a module, a line is a paragraph. Modules are parsed, never imported. The same
+installation always gives the same bytes.
 """
 
 import ast
 import inspect
-import itertools
-import multiprocessing
 import os
 import re
 import sysconfig
@@ -17,20 +15,21 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
-from alma.errors import Parser, UserError, command
-from alma.files import atomic_write
+from alma.errors import Parser, command
+from alma.files import atomic_write, make_directory
+from alma.workers import Workers
 
 PACKAGES = ("numpy", "scipy", "sklearn", "matplotlib", "torch", "networkx", "sympy", "setuptools")
 LEAST_WORDS = 20
 
-# Tests, vendored packages and inner machinery: little prose, or that of another package once more.
+# Tests, vendored packages and internal modules: little prose, or a copy of another package's.
 _SKIPPED = re.compile(r"test|conftest|_(?!core|lib)|externals|idlelib|lib2to3|site-packages")
 _CODE = re.compile(r"^\s*(>>>|\.\.\. |In \[|\$ )", re.MULTILINE)
 _RULER = re.compile(r"[\W_]+")
 
 
 def prose(text: str) -> list[str]:
-    """The paragraphs of a docstring that read as English, each on one line; code and tables are left out."""
+    """The paragraphs of a docstring that are English, each on one line, without code and tables."""
     paragraphs = []
     for block in re.split(r"\n\s*\n", inspect.cleandoc(text)):
         lines = [line for line in block.splitlines() if not _RULER.fullmatch(line)]
@@ -58,7 +57,7 @@ def docstrings(path: Path) -> list[str]:
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:
-    # Much faster than ast.walk, which visits every expression too.
+    # Much faster than ast.walk, which also visits every expression.
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         yield ast.get_docstring(node, clean=False) or ""
     for statement in getattr(node, "body", ()):
@@ -66,7 +65,7 @@ def _docstrings(node: ast.AST) -> Iterator[str]:
 
 
 def modules(folder: Path) -> Iterator[Path]:
-    """The modules below a folder in a fixed order, those without prose left out."""
+    """The modules below a folder that may have prose, in a fixed order."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not _SKIPPED.match(name))
         for name in sorted(files):
@@ -75,7 +74,7 @@ def modules(folder: Path) -> Iterator[Path]:
 
 
 def unrepeated(documents: Iterable[list[str]]) -> Iterator[tuple[str, int]]:
-    """(text, words) of each document, without paragraphs that came before; short ones are left out."""
+    """(text, words) of each document without paragraphs of earlier ones; short documents are left out."""
     seen: set[str] = set()
     for document in documents:
         fresh = [paragraph for paragraph in dict.fromkeys(document) if paragraph not in seen]
@@ -86,45 +85,50 @@ def unrepeated(documents: Iterable[list[str]]) -> Iterator[tuple[str, int]]:
 
 
 def write_source(path: Path, documents: Iterable[list[str]], max_words: int | None) -> tuple[int, int]:
-    """Write blank-line separated documents until `max_words` would be passed; count documents and words."""
+    """Write documents separated by blank lines, up to `max_words`; returns (documents, words)."""
     number = total = 0
     with atomic_write(path) as file:
         for text, words in unrepeated(documents):
             if max_words is not None and total + words > max_words:
                 break
-            file.write("\n" * bool(number) + text + "\n")
+            file.write("\n" + text + "\n" if number else text + "\n")
             number, total = number + 1, total + words
     return number, total
 
 
 def write_corpus(out: Path, max_words: int | None = None) -> dict[str, tuple[int, int]]:
-    """Write `out`/{topics,stdlib,packages}.txt; (documents, words) of each. UserError: `out` is a file."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: not a directory; name another one")
-    out.mkdir(parents=True, exist_ok=True)
+    """Write topics.txt, stdlib.txt and packages.txt; returns (documents, words) of each.
+
+    `max_words` limits each source. UserError: `out` is a file.
+    """
+    make_directory(out)
     installed = Path(sysconfig.get_path("purelib"))
     standard = Path(sysconfig.get_path("stdlib"))
-    with multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
-        packages = itertools.chain.from_iterable(modules(installed / name) for name in PACKAGES)
+    with Workers(len(os.sched_getaffinity(0))) as workers:
+
+        def parsed(paths: Iterable[Path]) -> Iterator[list[str]]:
+            for _, result in workers.run(docstrings, [(path,) for path in paths], in_order=True):
+                yield result()
+
         sources: dict[str, Iterable[list[str]]] = {
             "topics": (prose(topics[name]) for name in sorted(topics)),
-            "stdlib": pool.imap(docstrings, modules(standard), chunksize=16),
-            "packages": pool.imap(docstrings, packages, chunksize=16),
+            "stdlib": parsed(modules(standard)),
+            "packages": parsed(path for name in PACKAGES for path in modules(installed / name)),
         }
         return {name: write_source(out / f"{name}.txt", texts, max_words) for name, texts in sources.items()}
 
 
 @command
 def main() -> None:
-    """Write the corpus and print what is in it."""
+    """Write the corpus and print the size of each source."""
     parser = Parser(
         prog="python -m data_prep.pydoc_corpus",
-        description="Write the English of installed Python documentation as text, one file for each source.",
+        description="Write the English text of installed Python documentation, one file per source.",
     )
     parser.add_argument(
         "out", type=Path, metavar="OUT", help="directory for topics.txt, stdlib.txt, packages.txt"
     )
-    parser.add_argument("--max-words", type=int, metavar="N", help="of each source (default: all there is)")
+    parser.add_argument("--max-words", type=int, metavar="N", help="limit of each source (default: none)")
     arguments = parser.parse_args()
     print(f"{'source':10}{'documents':>10}{'words':>12}")
     for name, (documents, words) in write_corpus(arguments.out, arguments.max_words).items():

@@ -1,9 +1,10 @@
-"""How alike the parts of a stream are, against what i.i.d. documents give.
+"""Similarity of the parts of a stream, relative to i.i.d. documents.
 
-Words repeat within a document, so documents are the draws, not tokens. The documents of each part are dealt
-in random order to groups of equal tokens; two parts are compared by the Jensen-Shannon divergence of their
-units, and the yardstick is the same divergence between random regroupings, which take half of the groups of
-either part. Where documents are i.i.d., the parts are such a regrouping themselves: the ratio is about 1.
+Words repeat within a document, so the independent samples are documents, not tokens. The documents of each
+part are dealt in random order to groups with equal numbers of tokens. Two parts are compared by the
+Jensen-Shannon divergence of their token frequencies, relative to its mean over random regroupings, which
+take half of the groups of either part. If documents are i.i.d., the parts are such a regrouping themselves,
+and the ratio is about 1.
 
 V dictionary size, G = GROUPS.
 """
@@ -18,41 +19,33 @@ from alma.stream import DTYPES, read_index
 
 GROUPS = 8
 _REGROUPINGS = 60
-_BLOCK = 1 << 21  # tokens or items at once: 16 MB as int64
+_BLOCK = 1 << 21  # tokens or items per block: 16 MB as int64
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What one pass over a part finds."""
+    """Lengths and token frequencies of a part."""
 
     lengths: np.ndarray
-    """(documents,) tokens, every eos counted."""
-    units: np.ndarray
-    """(cuts + 1, V) uint32: occurrences in the documents dealt between two cuts; last row: the rest."""
+    """(documents,) tokens of each document, eos included."""
+    tokens: np.ndarray
+    """(cuts + 1, V) uint32 occurrences of each token in the documents up to each cut; last row: the rest."""
     types: int
-    """Distinct units among the first tokens of the part."""
+    """Distinct tokens among the first tokens of the part."""
 
     @property
     def total(self) -> np.ndarray:
-        """(V,) occurrences of each unit."""
-        return self.units.sum(0, dtype=np.int64)
+        """(V,) occurrences of each token."""
+        return self.tokens.sum(0, dtype=np.int64)
 
 
 def group_ends(size: int) -> list[int]:
-    """Where the groups end when `size` tokens are dealt."""
+    """Where each group ends when `size` tokens are dealt."""
     return [size * k // GROUPS for k in range(1, GROUPS + 1)]
 
 
-def document_ends(sizes: np.ndarray) -> np.ndarray:
-    """(documents,) int64: the token after each document, from the sizes of the items."""
-    ends = [np.zeros(0, np.int64)]
-    for running, block in running_sizes(sizes):
-        ends.append(running[block == 1])
-    return np.concatenate(ends)
-
-
 def running_sizes(sizes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Blocks of the cumulative sum of `sizes`, int64, and of `sizes` themselves."""
+    """Yield blocks of the cumulative sum of `sizes` (int64) and of `sizes`."""
     position = 0
     for start in range(0, len(sizes), _BLOCK):
         block = sizes[start : start + _BLOCK]
@@ -62,75 +55,82 @@ def running_sizes(sizes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def token_blocks(ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Blocks of ids, each with its first position."""
+    """Yield (position, ids) of each block."""
     for start in range(0, len(ids), _BLOCK):
         yield start, ids[start : start + _BLOCK]
 
 
 def open_part(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """The ids of a part, memory-mapped, and where its documents end. UserError: they do not fit."""
+    """The ids of a part, memory-mapped, and (documents,) int64 the end of each document in tokens.
+
+    UserError: missing or damaged.
+    """
     try:
         sizes, code = read_index(f"{path}.idx")
         ids = np.memmap(f"{path}.bin", DTYPES[code], "r")
-    except (OSError, ValueError) as error:  # missing; or empty, or no whole number of ids
-        raise UserError(f"{path}: damaged ({error}); `--verify` lists all that is") from error
-    ends = document_ends(sizes)
+    except (OSError, ValueError) as error:  # missing; or empty, or not a whole number of ids
+        raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
+    found = (running[block == 1] for running, block in running_sizes(sizes))
+    ends = np.concatenate([np.zeros(0, np.int64), *found])
     if not len(ends) or ends[-1] != len(ids) or (np.diff(ends) < 1).any():
-        raise UserError(f"{path}: damaged (.idx does not fit .bin); `--verify` lists all that is")
+        raise UserError(f"{path}: damaged (.idx does not fit .bin); `--verify` lists all damage")
     return ids, ends
 
 
 def count_part(path: str, dictionary_size: int, cuts: np.ndarray, prefix: int, seed: list[int]) -> Counts:
-    """Count the units of the part at `path` by where its documents fall between `cuts` in a random order.
+    """Put the documents of a part in random order and count its tokens between `cuts`, positions in it.
 
-    `types` is of the first `prefix` tokens. Memory: some 100 MB, and 32 bytes a document.
+    `types` counts the first `prefix` tokens. Memory: about 100 MB, and 32 bytes per document.
     UserError: the files do not fit each other or the dictionary.
     """
     ids, ends = open_part(path)
     lengths = np.diff(ends, prepend=0)
     order = np.random.default_rng(seed).permutation(len(lengths))
-    offset = np.empty(len(lengths), np.int64)  # of the row of `units` that a document counts in
+    offset = np.empty(len(lengths), np.int64)  # of each document's row in the flat `tokens`
     starts = np.cumsum(lengths[order]) - lengths[order]
     offset[order] = np.searchsorted(cuts, starts, "right") * dictionary_size
-    units = np.zeros((len(cuts) + 1) * dictionary_size, np.uint32)
+    tokens = np.zeros((len(cuts) + 1) * dictionary_size, np.uint32)
     for start, block in token_blocks(ids):
         stop = start + len(block)
         if block.max() >= dictionary_size:
-            raise UserError(f"{path}: damaged (ids beyond the dictionary); `--verify` lists all that is")
+            raise UserError(f"{path}: damaged (ids beyond the dictionary); `--verify` lists all damage")
         first, last = np.searchsorted(ends, [start, stop - 1], "right")
         inside = np.diff(np.minimum(ends[first : last + 1], stop), prepend=start)
         rows = np.repeat(offset[first : last + 1], inside)
         rows += block
-        units += np.bincount(rows, minlength=len(units)).astype(np.uint32)
+        tokens += np.bincount(rows, minlength=len(tokens)).astype(np.uint32)
     types = np.zeros(dictionary_size, bool)
     types[ids[:prefix]] = True
-    return Counts(lengths, units.reshape(-1, dictionary_size), int(types.sum()))
+    return Counts(lengths, tokens.reshape(-1, dictionary_size), int(types.sum()))
 
 
-def groups_of(units: np.ndarray, cuts: np.ndarray, size: int) -> np.ndarray:
-    """(G, V) occurrences in equal shares of the first `size` tokens of the random order of a part."""
+def groups_of(tokens: np.ndarray, cuts: np.ndarray, size: int) -> np.ndarray:
+    """(G, V) occurrences in equal shares of the first `size` tokens of a part, in its random order."""
     last = np.searchsorted(cuts, group_ends(size))
-    return np.diff(np.cumsum(units, 0, dtype=np.int64)[last], axis=0, prepend=0)
+    return np.diff(np.cumsum(tokens, 0, dtype=np.int64)[last], axis=0, prepend=0)
 
 
 def compare(
-    units: np.ndarray, other_units: np.ndarray, cuts: np.ndarray, size: int
+    tokens: np.ndarray, other_tokens: np.ndarray, cuts: np.ndarray, size: int
 ) -> tuple[float, float] | None:
-    """Divergence of `size` tokens of two parts over its mean in regroupings, and by how many standard
-    deviations it is above that mean; None where a group is empty: too few documents, or too long ones."""
-    one, other = groups_of(units, cuts, size), groups_of(other_units, cuts, size)
+    """Divergence of `size` tokens of two parts, given as `Counts.tokens`: (ratio, z).
+
+    `ratio` is relative to the mean over regroupings, `z` the difference in their standard deviations. None:
+    a group is empty, because the documents are too few or too long.
+    """
+    one, other = groups_of(tokens, cuts, size), groups_of(other_tokens, cuts, size)
     if not (one.any(1).all() and other.any(1).all()):
         return None
     rng = np.random.default_rng(0)
     seen = (one + other).any(0)
     one, other = one[:, seen].astype(float), other[:, seen].astype(float)
     total = one.sum(0) + other.sum(0)
-    yardstick = []
+    regrouped = []
     for _ in range(_REGROUPINGS):
         halves = [groups[rng.permutation(GROUPS)[: GROUPS // 2]].sum(0) for groups in (one, other)]
-        yardstick.append(divergence(halves[0] + halves[1], total - halves[0] - halves[1]))
-    value, mean, deviation = divergence(one.sum(0), other.sum(0)), np.mean(yardstick), np.std(yardstick)
-    if not deviation:  # one unit only
+        regrouped.append(divergence(halves[0] + halves[1], total - halves[0] - halves[1]))
+    value, mean, deviation = divergence(one.sum(0), other.sum(0)), np.mean(regrouped), np.std(regrouped)
+    if not deviation:  # a single token
         return None
     return float(value / mean), float((value - mean) / deviation)
 
@@ -147,10 +147,10 @@ def _entropy(p: np.ndarray) -> np.floating:
 
 
 def share_deviation(shares: Sequence[float], lengths: Sequence[np.ndarray]) -> list[float]:
-    """By how many standard deviations at least a source's share of each part is off its share of the others.
+    """z-scores, at their smallest, of a source's share in each part against its share in the others.
 
-    `lengths`: tokens of the documents of each part. Which of them are of the source is not recorded, so the
-    deviation is the largest that is possible: that of a source which has the longest documents.
+    `lengths`: tokens of the documents of each part. The source of a document is not recorded, so the standard
+    deviation is the largest possible: that of a source with the longest documents.
     """
     result = []
     tokens = [int(own.sum()) for own in lengths]

@@ -1,4 +1,8 @@
-"""SentencePiece: training, and text -> ids exactly as SentencePiece and fairseq-preprocess give."""
+"""Stage tokenizer, and the encoders: text to the ids that SentencePiece and fairseq-preprocess give.
+
+The stage reads the spills of the first mega-batch and writes tokenizer.model. `SentencePiece` and `GPT2`
+(gpt2.py) are the encoders that stage encode uses.
+"""
 
 import io
 import itertools
@@ -13,7 +17,11 @@ import numpy as np
 import sentencepiece
 
 from alma.errors import UserError
+from alma.files import atomic_write
 from alma.stream import DTYPES, dtype_code
+from data_prep.dictionary import EOS, SPECIALS, UNKNOWN
+from data_prep.shuffle import bucket_texts
+from data_prep.work import Workspace
 
 TRAINING_BYTES = 200_000_000
 """Text of the first mega-batch that the tokenizer is trained on."""
@@ -21,23 +29,30 @@ TRAINING_BYTES = 200_000_000
 MODEL = "tokenizer.model"
 """The model's name in a stream."""
 
-_THREADS = 4  # 1, 2 and 4 give the same units; fixed, for the .model keeps it
-SPECIALS = 3  # SentencePiece's <unk> <s> </s>
-EOS = 2
 END = "\v"
-"""The end of a line, among words, none of which has white space."""
-_SPACE = "\u2581"  # SentencePiece's mark for a space, which text may hold too
-_CACHE_BYTES = 160 << 20  # of words and ids: 0.3 to 1.8 million; with the dictionary 260 MB
-_CACHED_LENGTH = 64
-_BLOCK = 1 << 15  # words that are looked up together: of more, many new ones occur several times
-_ROW = 32  # words in a sentence for SentencePiece: it is fastest with about so many
+"""The end of a line in a list of words; text has none, because it is white space."""
+_THREADS = 4  # recorded in the .model, so fixed; 1, 2 and 4 give the same tokens
+_OWN_SPECIALS = 3  # SentencePiece's ids <unk> 0, <s> 1, </s> 2
+_SPACE = "\u2581"  # SentencePiece's mark for a space; it may also occur in text
+_CACHE_BYTES = 160 << 20  # of words and ids: 0.3 to 1.8 million words; 260 MB with the dict itself
+_CACHED_LENGTH = 64  # characters of the longest cached word
+_BLOCK = 1 << 15  # words per look-up; in larger blocks, new words recur and leave more holes to fill
+_ROW = 32  # words per sentence passed to SentencePiece, which is fastest around this length
 
 
-def train(texts: Iterable[bytes], units: int) -> bytes:
-    """Train a model of `units` BPE units and 3 specials; returns the .model file's bytes.
+def train_tokenizer(space: Workspace, buckets: list[int], shards: int, vocab_size: int) -> None:
+    """Train on the documents of the buckets, in their order, and write tokenizer.model."""
+    texts = (text for bucket in buckets for text in bucket_texts(space, bucket, shards))
+    model = train(texts, vocab_size)
+    with atomic_write(space.directory / MODEL, "wb") as file:
+        file.write(model)
+
+
+def train(texts: Iterable[bytes], vocab_size: int) -> bytes:
+    """Train a BPE model of `vocab_size` tokens and 3 specials; returns the bytes of the .model file.
 
     Deterministic: the same bytes on any machine. UserError: the text has too few different words for
-    so many units, or too many different characters for so few.
+    `vocab_size`, or too many different characters.
     """
     model = io.BytesIO()
     try:
@@ -45,15 +60,15 @@ def train(texts: Iterable[bytes], units: int) -> bytes:
             sentence_iterator=_lines(texts),
             model_writer=model,
             model_type="bpe",
-            vocab_size=units + SPECIALS,
-            character_coverage=0.9999,  # 0.9995 leaves 1 in 2000 characters unknown; 1 spends units on noise
+            vocab_size=vocab_size + _OWN_SPECIALS,
+            character_coverage=0.9999,  # 0.9995 makes 1 in 2000 characters unknown; 1 spends tokens on noise
             normalization_rule_name="identity",
             max_sentence_length=1 << 30,
             num_threads=_THREADS,
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _training_error(str(error), units) from error
+        raise _training_error(str(error), vocab_size) from error
     return model.getvalue()
 
 
@@ -66,43 +81,44 @@ def _lines(texts: Iterable[bytes]) -> Iterator[str]:
             return
 
 
-def _training_error(message: str, units: int) -> UserError:
+def _training_error(message: str, vocab_size: int) -> UserError:
     if most := re.search(r"value <= (\d+)", message):
         return UserError(
-            f"--vocab-size {units:,} is too large for the first mega-batch, which gives at most "
-            f"{int(most[1]) - SPECIALS:,} units; ask for fewer units or more words"
+            f"--vocab-size {vocab_size:,} is too large for the first mega-batch, which gives at most "
+            f"{int(most[1]) - _OWN_SPECIALS:,} tokens; ask for fewer tokens or more words"
         )
     if least := re.search(r"required_chars\. \d+ vs (\d+)", message):
         return UserError(
-            f"--vocab-size {units:,} is too small for the characters of the first mega-batch; ask for more "
-            f"than {int(least[1]) - SPECIALS:,}"
+            f"--vocab-size {vocab_size:,} is too small for the characters of the first mega-batch; ask for "
+            f"more than {int(least[1]) - _OWN_SPECIALS:,}"
         )
     return UserError(f"SentencePiece could not train: {message}")
 
 
 class Encoder(ABC):
-    """Normalised text -> fairseq ids, as the tokenizer and fairseq-preprocess give them.
+    """Normalised text to fairseq ids, exactly as the tokenizer and fairseq-preprocess give them.
 
-    Words are encoded by heart: known ones are looked up, the others of many documents encoded together. A
-    kind of encoder is made of the paths of its files, in the order of `files`.
+    The ids of words are cached; the new words of many documents are encoded in one call. The constructor
+    of a subclass takes the paths of `files`.
     """
 
     files: ClassVar[tuple[str, ...]]
-    """Their names in a stream."""
+    """Names of the tokenizer's files in a stream."""
 
-    def __init__(self, pieces: list[str], ids: Sequence[int]) -> None:
-        """`pieces`: the units by fairseq id, from 4 on; `ids`: the fairseq id of each of the tokenizer's."""
-        self.pieces = pieces
-        self.dictionary_size = len(pieces) + 4
+    def __init__(self, tokens: list[str], ids: Sequence[int]) -> None:
+        """`tokens`: those of dict.txt, in order; `ids`: the fairseq id of each id of the tokenizer."""
+        self.tokens = tokens
+        self.dictionary_size = len(tokens) + SPECIALS
         self.dtype_code = dtype_code(self.dictionary_size)
         self.dtype = np.dtype(DTYPES[self.dtype_code])
         self._ids = np.array(ids, self.dtype)
-        self._hole = 256**self.dtype.itemsize - 1  # no id: dictionaries that large have the next dtype
-        self._known = _Known(np.array(self._hole, self.dtype).tobytes())
-        self._known[END] = np.array(EOS, self.dtype).tobytes()
+        # Stands for an unknown word. It is no id: a dictionary of that size would have a larger dtype.
+        self._hole = 256**self.dtype.itemsize - 1
+        self._cache = _WordCache(np.array(self._hole, self.dtype).tobytes())
+        self._cache[END] = np.array(EOS, self.dtype).tobytes()
 
     def encode(self, documents: Iterable[str]) -> np.ndarray:
-        """The ids of all documents (tokens,): each line and eos, and one more eos after each document."""
+        """(tokens,) the ids of all documents: each line with eos, and one more eos after each document."""
         words: list[str] = []
         for text in documents:
             words += self._cut(text)
@@ -112,46 +128,38 @@ class Encoder(ABC):
 
     @abstractmethod
     def _cut(self, text: str) -> list[str]:
-        """The text in pieces that are encoded one by one, with END between lines."""
+        """Words, or lines, that can be encoded independently, with END between lines."""
 
     @abstractmethod
     def _tokenize(self, text: str) -> list[int]:
         """The tokenizer's own ids of a text."""
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
-        """The ids of each."""
+        """The fairseq ids of each word."""
         return [self._ids[self._tokenize(word)].tobytes() for word in words]
 
     def _look_up(self, words: list[str]) -> np.ndarray:
-        """The ids of words."""
-        ids = np.frombuffer(b"".join(map(self._known.__getitem__, words)), self.dtype)
-        unknown = self._known.unknown
+        """The ids of words: joined from the cache with a hole for each new word, which is then filled."""
+        ids = np.frombuffer(b"".join(map(self._cache.__getitem__, words)), self.dtype)
+        unknown = self._cache.unknown
         if not unknown:
             return ids
         new = list(dict.fromkeys(unknown))
-        learnt = dict(zip(new, self._encode_words(new), strict=True))
+        encoded = dict(zip(new, self._encode_words(new), strict=True))
         data, width = ids.tobytes(), ids.itemsize
         parts: list[bytes] = []
         start = 0
         for hole, word in zip(np.flatnonzero(ids == self._hole).tolist(), unknown, strict=True):
-            parts += (data[start : hole * width], learnt[word])
+            parts += (data[start : hole * width], encoded[word])
             start = (hole + 1) * width
         parts.append(data[start:])
         unknown.clear()
-        self._known.keep(learnt)
+        self._cache.keep(encoded)
         return np.frombuffer(b"".join(parts), self.dtype)
 
-    def dictionary(self, counts: np.ndarray) -> str:
-        """dict.txt: units with their counts, by fairseq id (dictionary_size,); at least 1 each."""
-        fixed = {"<s>", "<pad>", "</s>", "<unk>"}
-        return "".join(
-            f"{piece} {max(int(count), 1)}{' #fairseq:overwrite' if piece in fixed else ''}\n"
-            for piece, count in zip(self.pieces, counts[4:], strict=True)
-        )
 
-
-class _Known(dict[str, bytes]):
-    """Ids by word: of short words, as many as fit. Others are collected, and stand as `hole`."""
+class _WordCache(dict[str, bytes]):
+    """Ids of words, up to _CACHE_BYTES. A missing word gives `hole` and is appended to `unknown`."""
 
     def __init__(self, hole: bytes) -> None:
         super().__init__()
@@ -163,39 +171,39 @@ class _Known(dict[str, bytes]):
         self.unknown.append(word)
         return self._hole
 
-    def keep(self, learnt: dict[str, bytes]) -> None:
-        """Learn words, if there is still room."""
+    def keep(self, encoded: dict[str, bytes]) -> None:
+        """Add the short words while there is room."""
         if self._left > 0:
-            short = {word: ids for word, ids in learnt.items() if len(word) <= _CACHED_LENGTH}
+            short = {word: ids for word, ids in encoded.items() if len(word) <= _CACHED_LENGTH}
             self.update(short)
             self._left -= sum(map(sys.getsizeof, itertools.chain(short, short.values())))
 
 
 class SentencePiece(Encoder):
-    """A .model of SentencePiece, of any kind."""
+    """A SentencePiece .model of any type."""
 
     files = (MODEL,)
 
     def __init__(self, model: str | Path) -> None:
-        """Load a .model. UserError: not a model, or one whose ids do not map to fairseq's."""
+        """Load a .model. UserError: not a model, or its ids do not map to fairseq's."""
         try:
             self._processor = processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
         except (OSError, RuntimeError) as error:
             raise UserError(f"{model}: not a SentencePiece model") from error
         if (processor.unk_id(), processor.bos_id(), processor.eos_id()) != (0, 1, 2):
             raise UserError(f"{model}: needs <unk>, <s>, </s> as ids 0, 1, 2 (SentencePiece's default)")
-        pieces = [processor.id_to_piece(i) for i in range(SPECIALS, processor.get_piece_size())]
-        for piece in pieces:
-            if piece.split() != [piece]:
+        tokens = [processor.id_to_piece(i) for i in range(_OWN_SPECIALS, processor.get_piece_size())]
+        for token in tokens:
+            if token.split() != [token]:
                 raise UserError(
-                    f"{model}: the unit {piece!r} holds whitespace, which fairseq's dict.txt cannot"
+                    f"{model}: the token {token!r} contains white space, which fairseq's dict.txt cannot hold"
                 )
-        super().__init__(pieces, [3, 0, EOS, *range(4, len(pieces) + 4)])
+        super().__init__(tokens, [UNKNOWN, 0, EOS, *range(SPECIALS, len(tokens) + SPECIALS)])
         self._by_word = self._words_are_independent()
-        self._starts = np.array([False] * SPECIALS + [piece.startswith(_SPACE) for piece in pieces])
-        # BPE's scores are the order of its merges. Ties of other models depend on where a word stands.
-        order = [processor.get_score(i) for i in range(SPECIALS, len(self._starts))]
-        self._is_bpe = order == [-i for i in range(len(pieces))]
+        self._starts = np.array([False] * _OWN_SPECIALS + [token.startswith(_SPACE) for token in tokens])
+        # BPE scores are the order of the merges. Other models may split a word differently by its position.
+        order = [processor.get_score(i) for i in range(_OWN_SPECIALS, len(self._starts))]
+        self._is_bpe = order == [-i for i in range(len(tokens))]
 
     def _cut(self, text: str) -> list[str]:
         if self._by_word and _SPACE not in text:
@@ -206,12 +214,12 @@ class SentencePiece(Encoder):
         return self._processor.encode(text)
 
     def _encode_words(self, words: list[str]) -> list[bytes]:
-        """The ids of each; of many in one call, twice as fast, unless the model may mix them up."""
+        """As the base class, but many words in one call, twice as fast, where their ids can be separated."""
         text = " ".join(words)
         marked = _SPACE + text.replace(" ", _SPACE)
         if not self._is_bpe or self._processor.normalize(text) != marked:
             return super()._encode_words(words)
-        if marked.count(_SPACE) > len(words):  # lines, or words with the mark
+        if marked.count(_SPACE) > len(words):  # some are lines, or contain the mark: those one by one
             odd = [word for word in words if _SPACE in word or " " in word]
             ids = dict(zip(odd, super()._encode_words(odd), strict=True))
             even = [word for word in words if word not in ids]
@@ -219,12 +227,12 @@ class SentencePiece(Encoder):
             return [ids[word] for word in words]
         rows = [" ".join(words[i : i + _ROW]) for i in range(0, len(words), _ROW)]
         found = self._processor.encode(rows, num_threads=1)
-        units = np.fromiter(itertools.chain.from_iterable(found), np.int64)
-        data = self._ids[units].tobytes()
-        starts = np.append(np.flatnonzero(self._starts[units]), len(units)) * self._ids.itemsize
+        flat = np.fromiter(itertools.chain.from_iterable(found), np.int64)
+        data = self._ids[flat].tobytes()
+        starts = np.append(np.flatnonzero(self._starts[flat]), len(flat)) * self._ids.itemsize
         return [data[a:b] for a, b in itertools.pairwise(starts.tolist())]
 
     def _words_are_independent(self) -> bool:
-        """Whether a sentence's ids are those of its words: always so for models trained here."""
-        crossing = any(_SPACE in piece[1:] for piece in self.pieces)
-        return not crossing and _SPACE in self.pieces and self._tokenize("a a") == 2 * self._tokenize("a")
+        """Whether the ids of a sentence are those of its words, as for every model trained here."""
+        crossing = any(_SPACE in token[1:] for token in self.tokens)
+        return not crossing and _SPACE in self.tokens and self._tokenize("a a") == 2 * self._tokenize("a")

@@ -1,4 +1,4 @@
-"""Whether a stream is whole: every file against stream.json, every part against itself and the others."""
+"""Checks of a stream: parts for consistency, documents for duplicates."""
 
 import os
 from collections.abc import Iterator
@@ -7,25 +7,19 @@ from pathlib import Path
 import numpy as np
 
 from alma.errors import UserError
-from alma.stream import DTYPES, KEY_BYTES, FileInfo, Part, Stream, dtype_code, read_index, read_pointers
+from alma.stream import DTYPES, KEY_BYTES, Part, Stream, dtype_code, read_index, read_pointers
+from data_prep.dictionary import EOS
 from data_prep.similarity import running_sizes, token_blocks
 
-EOS = 2
-_KEY = f"S{KEY_BYTES}"  # numpy compares these byte by byte, which is the order of big-endian numbers
+_KEY = f"S{KEY_BYTES}"  # compared byte by byte, as big-endian numbers are
 _KEYS_AT_ONCE = 1 << 20
-_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
-_OVERWRITE = " #fairseq:overwrite"
-
-
-def file_problems(path: Path, info: FileInfo) -> list[str]:
-    """Size and SHA-256 of a file against stream.json."""
-    problem = info.problem(path)
-    return [f"{path}: {problem}"] if problem else []
 
 
 def part_problems(path: str, part: Part, dictionary_size: int) -> list[str]:
-    """What is wrong inside .bin and .idx of a part, whose files may have the checksums of stream.json all
-    the same; a missing file is for `file_problems`. Memory: some 50 MB."""
+    """Inconsistencies of .bin and .idx, which a faulty writer leaves under matching checksums.
+
+    None for a missing file, which `FileInfo.problem` reports. Memory: about 50 MB.
+    """
     if not (os.path.isfile(f"{path}.idx") and os.path.isfile(f"{path}.bin")):
         return []
     try:
@@ -34,7 +28,7 @@ def part_problems(path: str, part: Part, dictionary_size: int) -> list[str]:
         return [str(error).split(";")[0]]
     found = []
     if code != dtype_code(dictionary_size):
-        found.append(f"{path}.idx: of type {DTYPES[code].__name__}, not as {dictionary_size:,} units need")
+        found.append(f"{path}.idx: of type {DTYPES[code].__name__}, not as {dictionary_size:,} tokens need")
     dtype = np.dtype(DTYPES[code])
     tokens, odd = divmod(os.path.getsize(f"{path}.bin"), dtype.itemsize)
     ids = np.memmap(f"{path}.bin", dtype, "r", shape=(tokens,)) if tokens else np.zeros(0, dtype)
@@ -73,34 +67,11 @@ def _index_problems(path: str, sizes: np.ndarray, ids: np.ndarray, part: Part) -
             yield f"has {actual:,} {what}, stream.json says {said:,}"
 
 
-def dictionary_problems(path: Path, units: int) -> list[str]:
-    """What keeps fairseq from reading dict.txt as `units` units; a missing file is for `file_problems`."""
-    if not path.is_file():
-        return []
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.readlines()
-    except UnicodeDecodeError as error:
-        return [f"{path}: not UTF-8 at byte {error.start}"]
-    found = [] if len(lines) == units else [f"has {len(lines):,} lines, stream.json says {units:,} units"]
-    known = set(_SPECIALS)
-    for number, line in enumerate(lines, 1):
-        kept = line.rstrip()
-        unit, _, count = kept.removesuffix(_OVERWRITE).rpartition(" ")
-        if not unit or not count.isdecimal():
-            found.append(f"line {number} is not `unit count`")
-        elif unit in known and not kept.endswith(_OVERWRITE):
-            found.append(f"line {number}: the unit {unit!r} a second time")
-        known.add(unit)
-    shown = found[:3] + ([f"{len(found) - 3:,} lines more like these"] if len(found) > 3 else [])
-    return [f"{path}: {problem}" for problem in shown]
-
-
 def key_problems(stream: Stream) -> list[str]:
-    """Documents that are in two parts or twice in one, by the keys of the parts that have some.
+    """Documents that are in two parts or twice in one, by their .keys.
 
-    All keys are merged in ranges, so the memory is some 100 MB for any number of documents whose keys
-    ascend (as all must but those of valid), and 16 bytes for each other one.
+    Keys are merged range by range: about 100 MB of memory for any number of documents. Keys that do not
+    ascend, as those of valid may, are sorted in memory, 16 bytes each.
     """
     found, names, columns = [], [], []
     for part in stream.parts:
@@ -132,15 +103,15 @@ def _ascend(keys: np.ndarray) -> bool:
 
 
 def _shared(columns: list[np.ndarray]) -> dict[tuple[int, int], int]:
-    """How many keys each pair of ascending columns shares, or a column with itself."""
+    """Number of keys that each pair (i, j) of ascending columns shares; i = j: repeated keys of a column."""
     shared: dict[tuple[int, int], int] = {}
     ranges = 1 + sum(map(len, columns)) // _KEYS_AT_ONCE
     borders = np.array([(i * 2**128 // ranges).to_bytes(16) for i in range(1, ranges)], _KEY)
     cuts = [[0, *np.searchsorted(keys, borders), len(keys)] for keys in columns]
     for i in range(ranges):
-        pieces = [keys[cut[i] : cut[i + 1]] for keys, cut in zip(columns, cuts, strict=True)]
-        keys = np.concatenate([np.zeros(0, _KEY), *pieces])
-        owner = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
+        slices = [keys[cut[i] : cut[i + 1]] for keys, cut in zip(columns, cuts, strict=True)]
+        keys = np.concatenate([np.zeros(0, _KEY), *slices])
+        owner = np.repeat(np.arange(len(slices)), [len(each) for each in slices])
         order = np.argsort(keys, kind="stable")
         keys, owner = keys[order], owner[order]
         again = np.flatnonzero(keys[1:] == keys[:-1])

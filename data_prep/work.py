@@ -1,65 +1,79 @@
-"""Work that survives a kill: each unit of a stage is a file, made by one of any number of workers."""
+"""The work directory, and restartable stages: a task writes a file, and is finished once that file exists."""
 
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from alma.errors import UserError
-from alma.processes import end_with_parent, peak_memory
+from alma.processes import peak_memory
+from alma.workers import Workers
+from data_prep.documents import Reader
+
+FINISHED = "stream"
+"""The folder of a work directory for finished files, laid out as the stream."""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """What every task of a stage needs: the work directory, and how documents are read and hashed."""
+
+    directory: Path
+    seed: int
+    reader: Reader
+    sources: tuple[str, ...]
+    """Names in alphabetical order; a document found in several sources counts for the first."""
+
+    @property
+    def finished(self) -> Path:
+        """The folder for finished files."""
+        return self.directory / FINISHED
+
+    def file(self, name: str, number: int, suffix: str) -> Path:
+        """An intermediate file of a shard or bucket."""
+        return self.directory / f"{name}-{number:05d}.{suffix}"
 
 
 class Task(NamedTuple):
-    """One unit of a stage: it is finished once the file `done` exists, which it writes last."""
+    """A part of a stage. It writes the file `done` last."""
 
     done: Path
     weight: int
-    """In the unit that the stage's progress is shown in."""
+    """Its size, in the unit of the stage's progress bar."""
     arguments: tuple[Any, ...]
 
 
 @dataclass
-class Cost:
-    """What tasks took."""
+class Usage:
+    """CPU time and memory of tasks."""
 
     cpu: float = 0.0
-    """Seconds of all processes."""
+    """CPU seconds, summed over processes."""
     peak: int = 0
-    """Bytes of the largest process up to their end, the code of its libraries included."""
-
-    def add(self, other: "Cost") -> None:
-        """Count those of other tasks too."""
-        self.cpu += other.cpu
-        self.peak = max(self.peak, other.peak)
+    """Peak memory of the largest process in bytes, shared libraries included."""
 
 
 class Work:
-    """A pool of processes, and what each stage took; `workers` = 1 runs in this process."""
+    """Runs stages in worker processes and measures them; one worker is this process."""
 
     def __init__(self, workers: int) -> None:
         self.seconds: dict[str, float] = {}
-        """That each stage lasted."""
-        self.costs: dict[str, Cost] = {}
-        self._workers = workers
-        self._pool: ProcessPoolExecutor | None = None
+        """Wall-clock seconds of each stage."""
+        self.usage: dict[str, Usage] = {}
+        self._workers = Workers(workers)
 
     def __enter__(self) -> "Work":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._pool:
-            self._pool.shutdown(cancel_futures=True)
+    def __exit__(self, *error: Any) -> None:
+        self._workers.__exit__(*error)
 
     def run(self, stage: str, function: Callable[..., None], tasks: Sequence[Task], unit: str) -> None:
-        """Call `function(*task.arguments)` for every task that is not finished; progress counts `unit`.
+        """Call `function(*task.arguments)` for every unfinished task; the progress bar counts `unit`s.
 
-        UserError: what a task raised, or a worker that the system killed.
+        Raises the first error of a task. UserError: the system killed a worker.
         """
         start = time.monotonic()
         todo = [task for task in tasks if not task.done.exists()]
@@ -67,35 +81,22 @@ class Work:
         finished = total - sum(task.weight for task in todo)
         bar = tqdm(desc=stage, total=total, initial=finished, unit=unit, unit_scale=True, disable=None)
         with bar:
-            cost = self.costs.setdefault(stage, Cost())
+            usage = self.usage.setdefault(stage, Usage())
             for weight, own in self._results(stage, function, todo) if todo else ():
                 bar.update(weight)
-                cost.add(own)
+                usage.cpu += own.cpu
+                usage.peak = max(usage.peak, own.peak)
         self.seconds[stage] = time.monotonic() - start
 
     def _results(
         self, stage: str, function: Callable[..., None], todo: list[Task]
-    ) -> Iterator[tuple[int, Cost]]:
-        """Run the tasks; yield the weight of each as it ends, and its cost."""
-        if self._workers == 1 or len(todo) < 2:
-            for task in todo:
-                yield task.weight, _measured(function, task.arguments)
-            return
-        if self._pool is None:
-            spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._workers, spawn, initializer=end_with_parent)
-        futures = {self._pool.submit(_measured, function, task.arguments): task.weight for task in todo}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BrokenProcessPool as error:
-            raise UserError(
-                "a worker was killed (out of memory?); run again with fewer --workers, it goes on from here"
-            ) from error
+    ) -> Iterator[tuple[int, Usage]]:
+        """Run the tasks; yield weight and usage of each when it is done."""
+        for number, result in self._workers.run(_measured, [(function, task.arguments) for task in todo]):
+            yield todo[number].weight, result()
 
 
-def _measured(function: Callable[..., None], arguments: tuple[Any, ...]) -> Cost:
-    """Call the function; what it took."""
+def _measured(function: Callable[..., None], arguments: tuple[Any, ...]) -> Usage:
     start = time.process_time()
     function(*arguments)
-    return Cost(time.process_time() - start, peak_memory())
+    return Usage(time.process_time() - start, peak_memory())

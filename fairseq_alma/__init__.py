@@ -1,14 +1,14 @@
-"""The fairseq plug-in: importing it registers its task, its archs and its criterion.
+"""The fairseq plug-in; importing it registers its task, archs and criterion.
 
-`python -m fairseq_alma.COMMAND` imports it before COMMAND has read its command line: fairseq and torch, which
-take seconds, are left to the command then, and the plug-in registers when fairseq is imported.
+Only `python -m fairseq_alma.COMMAND` delays this until COMMAND imports fairseq: its options are parsed before
+fairseq and torch load, which takes seconds.
 """
 
 import sys
 
 import fairseq_alma_hook
 
-if sys.argv[0] == "-m":  # Python's documented mark of this case
+if sys.argv[0] == "-m":  # what Python sets while it locates the module of -m
     fairseq_alma_hook.install()
 else:
     from fairseq_alma import plugin  # noqa: F401

@@ -1,15 +1,13 @@
-"""What fairseq-train would make of command lines: python -m fairseq_alma.check < LINES.json
+"""Resolve fairseq-train command lines without running them: `python -m fairseq_alma.check < LINES.json`.
 
-Standard input is a JSON list of command lines, each a list of the words that follow `fairseq-train`. Standard
-output is a JSON list with an object for each: its `arch`, and `settings` with the value of every flag, null
-for a flag without one. A command line that fairseq-train would refuse is one line on standard error and exit
-code 2. Nothing is built and no data are read.
+Input: a JSON list of command lines, each a list of the words after `fairseq-train`. Output: a JSON list with
+one object per command line: `arch`, and `settings`, the value of every flag (null if unset). If fairseq-train
+would refuse a command line: one line on standard error and exit code 2.
 """
 
 import json
 import logging
 import sys
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -17,29 +15,28 @@ from alma.errors import Parser, UserError, command
 
 
 class _Unused(ModuleType):
-    """Stands for a module of which nothing is called."""
+    """Placeholder for a module whose functions are never called."""
 
     def __getattr__(self, name: str) -> None:
         return None
 
 
 def read(text: str) -> list[list[str]]:
-    """The command lines in a JSON text. UserError: it has another form."""
+    """The command lines in a JSON text. UserError: not a list of lists of strings."""
     try:
         lines = json.loads(text)
     except ValueError as error:
         raise UserError(f"standard input is not JSON: {error}") from None
-    if not _is_list(lines, lambda line: _is_list(line, lambda word: isinstance(word, str))):
+    if not (
+        isinstance(lines, list)
+        and all(isinstance(line, list) and all(isinstance(word, str) for word in line) for line in lines)
+    ):
         raise UserError("standard input: give a JSON list of command lines, each a list of words")
     return lines
 
 
-def _is_list(value: Any, of: Callable[[Any], bool]) -> bool:
-    return isinstance(value, list) and all(map(of, value))
-
-
 def resolve(words: list[str]) -> dict[str, Any]:
-    """The arch and all settings of a command line. UserError: fairseq-train would refuse it."""
+    """The arch and all settings of a command line; exits with code 2 if fairseq-train would refuse it."""
     from fairseq import options
     from fairseq.models import ARCH_MODEL_REGISTRY
 
@@ -57,11 +54,10 @@ def resolve(words: list[str]) -> dict[str, Any]:
 
 @command
 def main() -> None:
-    """Entry point of `python -m fairseq_alma.check`."""
-    prog = "python -m fairseq_alma.check"
-    Parser(prog=prog, description="Resolve command lines of fairseq-train, given as JSON.").parse_args()
+    """Resolve fairseq-train command lines, given as JSON."""
+    Parser(prog="python -m fairseq_alma.check", description=main.__doc__).parse_args()
     lines = read(sys.stdin.read())
-    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # a second of fairseq's import
+    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # they would take a second to import
         sys.modules[name] = _Unused(name)
     import fairseq  # noqa: F401  the plug-in registers with it
 

@@ -1,4 +1,4 @@
-"""Reading fairseq checkpoints: nothing is unpickled but tensors, and what goes wrong is one clear line."""
+"""Read fairseq checkpoints safely (weights_only=True), with a one-line diagnosis of damaged files."""
 
 import errno
 import pickle
@@ -16,16 +16,14 @@ from alma.errors import UserError
 PREFIX = "decoder."
 """Prefix of every parameter name of a decoder-only language model."""
 _ZIP = b"PK\x03\x04"
-_DELETE = (
-    "delete it and run again: training goes on from an earlier one, if one is left as checkpoint_last.pt"
-)
+_DELETE = "delete it, copy an earlier checkpoint (if any) to checkpoint_last.pt, and run again"
 
 
 @contextmanager
 def reading(path: str) -> Iterator[None]:
-    """Turn what reading a missing, unreadable, damaged or foreign checkpoint raises into a UserError.
+    """Turn the errors of reading a missing, unreadable, damaged or foreign checkpoint into a UserError.
 
-    It advises to delete only what has been found to be damaged.
+    The message advises deletion only if the damage is certain.
     """
     try:
         yield
@@ -39,13 +37,13 @@ def _unreadable(path: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such checkpoint"
     if isinstance(error, IsADirectoryError):
-        return f"is a directory; give a checkpoint, such as {path}/checkpoint_best.pt"
+        return f"is a directory; give a checkpoint in it, such as {path}/checkpoint_best.pt"
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    return f"cannot be read: {error.strerror or error} ({name}); the checkpoint may be whole: try again"
+    return f"cannot be read: {error.strerror or error} ({name}); the checkpoint may be intact: try again"
 
 
 def _diagnosis(path: str, error: Exception) -> str:
-    """What is wrong with a file that torch has refused with `error`."""
+    """Why torch refused a file with `error`."""
     what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     try:
         with open(path, "rb") as file:
@@ -62,19 +60,16 @@ def _diagnosis(path: str, error: Exception) -> str:
         return _unreadable(path, unreadable)
     if found := re.search(r"GLOBAL (\S+)", str(error)):
         return (
-            f"contains Python objects ({found[1]}), as those of old fairseq versions do: loading them could "
-            "run any code; if you trust it, load it with weights_only=False and save it without them"
+            f"contains Python objects ({found[1]}), as in old fairseq versions: loading them could run any "
+            "code; if you trust the file, load it with weights_only=False and save it without them"
         )
     if head == _ZIP:
         return f"not a fairseq checkpoint ({what})"
-    return f"not a fairseq checkpoint, or one in torch's old format of which a part is missing ({what})"
+    return f"not a fairseq checkpoint, or a truncated one in torch's old format ({what})"
 
 
-def glance(path: str) -> dict[str, Any]:
-    """The checkpoint with its tensors left on disk (memory-mapped): cheap, whatever its size.
-
-    Those in torch's old format, from before 1.6, are read into memory.
-    """
+def memory_map(path: str) -> dict[str, Any]:
+    """Memory-map a checkpoint, which is cheap at any size; torch's format before 1.6 is read into memory."""
     with reading(path):
         with open(path, "rb") as file:
             mapped = file.read(len(_ZIP)) == _ZIP
@@ -85,42 +80,41 @@ def glance(path: str) -> dict[str, Any]:
 
 
 def averaged(path: str, state: dict[str, Any]) -> dict[str, Any]:
-    """`state`, read from `path`, with the average of its weights as its model. UserError: it has none."""
+    """`state`, read from `path`, with the weight average as its model. UserError: it has none."""
     average = (state.get("extra_state") or {}).get("ema")
     if average is None:
-        raise UserError(
-            f"{path} has no average of its weights: train with --store-ema, or leave --weights out"
-        )
+        raise UserError(f"{path} has no weight average: train with --store-ema, or leave --weights out")
     return state | {"model": average}
 
 
-def glance_at(paths: Sequence[str], weights: str = "trained") -> list[dict[str, Any]]:
-    """Memory-map language models that can form an ensemble, with their `weights` (see defaults.WEIGHTS).
+def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[dict[str, Any]]:
+    """Memory-map language models and check that they can form an ensemble; `weights`: see defaults.WEIGHTS.
 
-    UserError: one is missing, damaged, without such weights or no language model, or they do not fit.
+    UserError: one is missing, damaged, without a weight average or not a language model, or they differ in
+    dictionary or block length.
     """
-    states = [glance(path) for path in paths]
+    states = [memory_map(path) for path in paths]
     if weights == "average":
         states = [averaged(path, state) for path, state in zip(paths, states, strict=True)]
     for path, state in zip(paths, states, strict=True):
         if not (state.get("cfg") and all(name.startswith(PREFIX) for name in state["model"])):
-            raise UserError(f"{path} is not the checkpoint of a decoder-only language model of this fairseq")
+            raise UserError(f"{path} is not a checkpoint of a decoder-only language model of this fairseq")
         rows, expected = (_dictionary(each["model"]) for each in (state, states[0]))
         if rows != expected:
             raise UserError(
                 f"{path} has a dictionary of {rows} entries, {paths[0]} of {expected}: "
-                "members need one dictionary"
+                "members need the same dictionary"
             )
         blocks, expected = (each["cfg"]["task"]["tokens_per_sample"] for each in (state, states[0]))
         if blocks != expected:
             raise UserError(
                 f"{path} was trained on blocks of {blocks} tokens, {paths[0]} on {expected}: "
-                "members need one --tokens-per-sample"
+                "members need the same --tokens-per-sample"
             )
     return states
 
 
 def _dictionary(model: dict[str, Any]) -> int | None:
-    """Entries of a model's dictionary, of an ensemble's first member; None where they have no embedding."""
+    """Size of a model's dictionary, from its first embedding; None without one."""
     embeddings = (len(value) for name, value in model.items() if name.endswith("embed_tokens.weight"))
     return next(embeddings, None)

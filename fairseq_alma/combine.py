@@ -1,7 +1,7 @@
-"""One checkpoint of several: python -m fairseq_alma.combine CKPT... --out ens.pt [--average probs|logits]
+"""Combine checkpoints into one: `python -m fairseq_alma.combine CKPT... --out F [--average probs|logits]`.
 
-fairseq-eval-lm, fairseq-interactive and fairseq-generate load it as one model. Averaging probabilities gives
-what they give for `--path a.pt:b.pt`.
+fairseq-eval-lm, -interactive and -generate load the result as one model. With averaged probabilities it gives
+the same results as `--path a.pt:b.pt`.
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import Parser, UserError, command
-from alma.files import make_directory, save_tensors
+from alma.files import checkpoint_file, make_directory
 from fairseq_alma.defaults import AVERAGES, WEIGHTS
 
 
 def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dict[str, Any]:
-    """The checkpoint of the ensemble. UserError: members that do not fit."""
-    from fairseq_alma.checkpoint import PREFIX, glance_at  # and torch: seconds
+    """The state of the combined checkpoint. UserError: the models cannot form an ensemble."""
+    from fairseq_alma.checkpoint import PREFIX, memory_map_members  # torch: seconds to import
 
-    states = glance_at(paths, weights)
+    states = memory_map_members(paths, weights)
     for path, state in zip(paths, states, strict=True):
         if state["cfg"]["model"]["_name"] == "alma_ensemble":
             raise UserError(f"{path} is an ensemble already: give the checkpoints of its members")
@@ -26,32 +26,29 @@ def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dic
         for i, state in enumerate(states)
         for name, value in state["model"].items()
     }
-    config = states[0]["cfg"] | {
-        "model": {
-            "_name": "alma_ensemble",
-            "members": [state["cfg"]["model"] for state in states],
-            "average": average,
-        }
-    }
-    own = {"ema", "ema_fp32_params"}  # of the first member's weights
+    members = [state["cfg"]["model"] for state in states]
+    config = states[0]["cfg"] | {"model": {"_name": "alma_ensemble", "members": members, "average": average}}
+    own = {"ema", "ema_fp32_params"}  # averages of the first member's weights
     extra = {key: value for key, value in states[0].get("extra_state", {}).items() if key not in own}
     return states[0] | {"cfg": config, "model": model, "extra_state": extra, "last_optimizer_state": None}
 
 
 @command
 def main() -> None:
-    """Entry point of `python -m fairseq_alma.combine`."""
-    parser = Parser(prog="python -m fairseq_alma.combine", description="Make one checkpoint of several.")
-    parser.add_argument("checkpoints", nargs="+", metavar="CKPT", help="of language models of one dictionary")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
-    parser.add_argument("--average", choices=AVERAGES, default="probs", help="over members (default: probs)")
-    parser.add_argument(
-        "--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: those of --store-ema"
-    )
+    """Combine checkpoints into one."""
+    parser = Parser(prog="python -m fairseq_alma.combine", description=main.__doc__)
+    add = parser.add_argument
+    add("checkpoints", nargs="+", metavar="CKPT", help="language models with one dictionary")
+    add("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
+    add("--average", choices=AVERAGES, default="probs", help="over members (default: probs)")
+    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: the --store-ema weights")
     options = parser.parse_args()
+    import torch  # seconds
+
     state = combine(options.checkpoints, options.average, options.weights)
     make_directory(options.out.parent)
-    save_tensors(options.out, state)
+    with checkpoint_file(options.out) as file:
+        torch.save(state, file)
     print(f"{options.out}: {len(options.checkpoints)} members, {options.average} averaged")
 
 

@@ -1,4 +1,4 @@
-"""fairseq's command lines for `--task alma_lm`: defaults, and one clear line for what fairseq refuses."""
+"""fairseq's command lines for `--task alma_lm`: our defaults, and one line for each kind of error."""
 
 import argparse
 import ast
@@ -22,7 +22,7 @@ _SHOWN = 12  # choices that an error message lists
 
 
 def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
-    """Whether a command line is for `--task alma_lm`, or for a task that does not exist."""
+    """Whether a command line has `--task alma_lm`, given or by default, or a task that does not exist."""
     task = parser.get_default("task")
     for word, following in itertools.pairwise([*words, ""]):
         name, _, value = word.partition("=")
@@ -33,35 +33,39 @@ def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
 
 def parse(
     original: Callable, parser: argparse.ArgumentParser, words: Sequence[str], modify: Callable | None
-) -> tuple[argparse.Namespace, list[str]]:
-    """As `original`, fairseq's parse_args_and_arch with parse_known, but with our defaults and errors.
+) -> argparse.Namespace:
+    """Parse `words` with `original`, fairseq's parse_args_and_arch, but with our defaults and errors.
 
-    UserError: a flag, choice or value that fairseq does not take.
+    UserError: an unknown flag or choice, an invalid or missing value.
     """
     training = "--max-update" in parser._option_string_actions
-    given: set[str] = set()
+    given: set[str] = set()  # flags in `words`, each under the first of its names
+    checked: set[argparse.Action] = set()
 
     def prepare(parser: argparse.ArgumentParser) -> None:
-        # Called before the flags of arch, task, optimizer and scheduler are added to the parser, and after.
+        # fairseq calls it twice: before it adds the flags of arch, task, optimizer and scheduler, and after.
         if modify:
             modify(parser)
-        for action in parser._actions:
+        for action in set(parser._actions) - checked:
             _check_values(action)
-        given.update(_given(parser, words))
+        checked.update(parser._actions)
+        known = parser._option_string_actions
+        names = (word.partition("=")[0] for word in words)
+        given.update(known[name].option_strings[0] for name in names if name in known)
         if training:
             for flag, value in defaults.chosen(given).items():
-                if flag in parser._option_string_actions:
-                    parser.set_defaults(**{parser._option_string_actions[flag].dest: value})
+                if flag in known:
+                    parser.set_defaults(**{known[flag].dest: value})
 
     def run(words: Sequence[str]):
         return original(parser, words, parse_known=True, modify_parser=prepare)
 
-    setattr(parser, "error", lambda message: _refuse(parser, message))  # noqa: B010  mypy
+    parser.error = lambda message: _refuse(parser, message)  # type: ignore[method-assign]
     if training:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
         parser.epilog = _epilog()
     if asking := {"-h", "--help"}.intersection(words):
-        with contextlib.suppress(UserError):  # no matter what else is wrong: now the parser has all flags
+        with contextlib.suppress(UserError):  # whatever else is wrong, the parser now has all flags
             run([word for word in words if word not in asking])
         parser.print_help()
         sys.exit()
@@ -69,20 +73,10 @@ def parse(
     _refuse_unknown(parser, unknown)
     if training:
         _fill_schedule(args, given)
-        used = {flag: value for flag, value in defaults.chosen(given).items() if _has(args, flag)}
+        chosen = defaults.chosen(given).items()
+        used = {flag: value for flag, value in chosen if hasattr(args, flag[2:].replace("-", "_"))}
         logger.info(f"defaults of --task {TASK}: {_shown(used)}")
-    return args, unknown
-
-
-def _given(parser: argparse.ArgumentParser, words: Sequence[str]) -> set[str]:
-    """The flags in `words` by the first of their names."""
-    known = parser._option_string_actions
-    names = (word.partition("=")[0] for word in words)
-    return {known[name].option_strings[0] for name in names if name in known}
-
-
-def _has(args: argparse.Namespace, flag: str) -> bool:
-    return hasattr(args, flag[2:].replace("-", "_"))
+    return args
 
 
 def _shown(values: dict[str, object]) -> str:
@@ -92,32 +86,32 @@ def _shown(values: dict[str, object]) -> str:
 def _epilog() -> str:
     schedule = {
         "--warmup-updates": f"{defaults.WARMUP}, at most a tenth of --total-num-update",
-        "--total-num-update": "that of --max-update",
+        "--total-num-update": "the value of --max-update",
     }
     lines = (f"  {_shown({flag: value})}" for flag, value in (defaults.TRAINING | schedule).items())
     return "\n".join((f"defaults of --task {TASK}:", *lines))
 
 
 def _fill_schedule(args: argparse.Namespace, given: set[str]) -> None:
-    """The length of polynomial_decay and of its warm-up, where they are not given."""
-    if args.lr_scheduler != defaults.SCHEDULER:
+    """Set the length of polynomial_decay and of its warm-up unless they are given."""
+    if args.lr_scheduler != defaults.TRAINING["--lr-scheduler"]:
         return
     if "--total-num-update" not in given:
         args.total_num_update = args.max_update or defaults.TRAINING["--max-update"]
     if "--warmup-updates" not in given:
-        args.warmup_updates = defaults.warmup(args.total_num_update)
+        args.warmup_updates = min(defaults.WARMUP, int(args.total_num_update) // 10)
 
 
 def _check_values(action: argparse.Action) -> None:
-    """Have argparse report what fairseq only meets later, as a traceback: lists and tuples of numbers."""
+    """Let argparse check lists and tuples of numbers; fairseq would evaluate them later, with a traceback."""
     if action.dest == "total_num_update":
-        action.type = float  # fairseq gives it none, for its default is another flag's value
+        action.type = float  # fairseq declares no type, since its default is another flag's value
     convert, default = action.type, action.default
     tuple_as_text = convert is str and isinstance(default, (tuple, list))
-    if convert is None or (isinstance(convert, type) and not tuple_as_text) or hasattr(convert, "checked"):
+    if convert is None or (isinstance(convert, type) and not tuple_as_text):
         return
 
-    def checked(text: str) -> Any:
+    def convert_or_refuse(text: str) -> Any:
         try:
             if tuple_as_text and len(ast.literal_eval(text)) != len(default):
                 raise ValueError
@@ -127,12 +121,11 @@ def _check_values(action: argparse.Action) -> None:
         except Exception as error:  # fairseq evaluates the text
             raise argparse.ArgumentTypeError(f"invalid value: {text!r}") from error
 
-    checked.checked = True  # type: ignore[attr-defined]
-    action.type = checked
+    action.type = convert_or_refuse
 
 
 def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """argparse's `message` as a UserError."""
+    """Raise argparse's `message` as a UserError."""
     if choice := re.match(r"argument (\S+?)(?:/\S+)?: invalid choice: (['\"])(.*?)\2 \(", message):
         flag, value = choice[1], choice[3]
         names = [str(each) for each in parser._option_string_actions[flag].choices or ()]
@@ -146,7 +139,7 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
 
 
 def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
-    """UserError that names what is in a command line that fairseq does not know, if there is any."""
+    """UserError: the command line has words that fairseq does not know; names each, with a suggestion."""
     flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     problems = []
     for flag in flags or unknown:

@@ -1,16 +1,15 @@
-"""Choices of our commands, and the defaults of `--task alma_lm`: the paper's training, for GPUs of 32 GB.
+"""Choices of our commands, and the defaults of `--task alma_lm`: the paper's training, on 32 GB GPUs.
 
-It imports nothing: command lines are read before torch and fairseq, which take seconds. The defaults are from
-the paper's section 5 and appendix B.2. The command line overrides them; fairseq's own hold for all other
-flags and tasks.
+Imports nothing, so that our commands parse their options before torch and fairseq load, which takes seconds.
+The defaults follow the paper's section 5 and appendix B.2; all other flags and tasks keep fairseq's own.
 """
 
 from collections.abc import Collection
 
 AVERAGES = ("probs", "logits")
-"""What is averaged over the members of an ensemble."""
+"""What an ensemble averages over its members."""
 WEIGHTS = ("trained", "average")
-"""Of a checkpoint: as trained, or their exponential moving average (fairseq's --store-ema)."""
+"""Which weights of a checkpoint to use: as trained, or their exponential moving average (--store-ema)."""
 
 TRAINING: dict[str, object] = {
     "--arch": "switch_gmoe",
@@ -27,7 +26,7 @@ TRAINING: dict[str, object] = {
     "--keep-interval-updates": 1,
     "--no-epoch-checkpoints": True,
 }
-"""As in experiments/table2/sizes/base.yaml. Without its --fp16, which a CPU has no use for."""
+"""As in experiments/table2/sizes/base.yaml, except --fp16: a CPU gains nothing from it."""
 
 _SAVING = (
     "--save-interval",
@@ -45,22 +44,16 @@ UNLESS = {
     "--keep-interval-updates": _SAVING,
     "--no-epoch-checkpoints": _SAVING,
 }
-"""Defaults that other flags replace."""
+"""Defaults that do not apply if one of these flags is given."""
 
-SCHEDULER = "polynomial_decay"
 WARMUP = 500
-"""Updates of linear warm-up, at most a tenth of all; then the learning rate falls linearly to 0."""
+"""Updates of linear warm-up, at most a tenth of all; then the learning rate decays linearly to 0."""
 
 
 def chosen(given: Collection[str]) -> dict[str, object]:
-    """The defaults that hold for a command line with the flags `given`."""
+    """The defaults that apply to a command line with the flags `given`."""
     return {
         flag: value
         for flag, value in TRAINING.items()
         if flag not in given and not set(given).intersection(UNLESS.get(flag, ()))
     }
-
-
-def warmup(updates: float) -> int:
-    """Updates of warm-up in a schedule of `updates`."""
-    return min(WARMUP, int(updates) // 10)

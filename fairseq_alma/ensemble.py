@@ -1,6 +1,6 @@
-"""Several language models as one: the mean of their probabilities, or of their logits (section 4.1).
+"""Several language models as one: the mean of their probabilities or of their logits (paper, section 4.1).
 
-Shapes: B sequences, T tokens, V the dictionary.
+Shapes: B batch, T time, V vocabulary, N members.
 """
 
 import math
@@ -16,20 +16,22 @@ from torch import Tensor, nn
 
 from alma.errors import UserError
 from fairseq_alma.defaults import AVERAGES
+from fairseq_alma.moe.layer import routings_of
+from fairseq_alma.moe.router import Routing
 
 
 @dataclass
 class EnsembleLMConfig(FairseqDataclass):
-    """What `fairseq_alma.combine` writes."""
+    """Config of the checkpoints that `fairseq_alma.combine` writes."""
 
     members: Any = field(default=None, metadata={"help": "the model config of each member"})
     average: ChoiceEnum(list(AVERAGES)) = field(  # type: ignore[valid-type]
-        default="probs", metadata={"help": "what is averaged over the members: probabilities or logits"}
+        default="probs", metadata={"help": "average the members' probabilities or their logits"}
     )
 
 
 class EnsembleDecoder(FairseqIncrementalDecoder):
-    """Decoders of one dictionary, computed one after the other: two (B, T, V) tensors at most are kept."""
+    """Decoders with one dictionary, run one after the other: at most two (B, T, V) tensors at a time."""
 
     def __init__(self, decoders: Sequence[nn.Module], average: str):
         super().__init__(decoders[0].dictionary)
@@ -38,49 +40,52 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
 
     def forward(
         self, prev_output_tokens: Tensor, incremental_state=None, features_only: bool = False, **kwargs
-    ):
-        """Tokens (B, T) -> (B, T, V) in fp32, whose softmax is what the ensemble predicts; no attention.
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Tokens (B, T) to logits (B, T, V) in fp32 of the averaged prediction; no attention weights.
 
-        `features_only`: the members' features side by side, divided by their number. Each part times its
-        member's output weights, summed, is the mean of the logits.
+        With `features_only`, the members' features, concatenated and divided by N: their product with the
+        members' concatenated output weights is the mean of the logits. extra["routings"] has the routings
+        of all members' Switch layers, by "member.block".
         """
+        kwargs["incremental_state"] = incremental_state
         if features_only:
-            kwargs.update(incremental_state=incremental_state, features_only=True)
-            features = [member(prev_output_tokens, **kwargs)[0] for member in self.members]
-            return torch.cat(features, dim=-1) / len(features), {"attn": [None]}
+            kwargs["features_only"] = True
+        routings: dict[str, Routing] = {}
+        features: list[Tensor] = []
         total: Any = None
-        for member in self.members:
-            logits = member(prev_output_tokens, incremental_state=incremental_state, **kwargs)[0].float()
-            if self.average == "logits":
+        for i, member in enumerate(self.members):
+            output = member(prev_output_tokens, **kwargs)
+            routings.update({f"{i}.{block}": found for block, found in routings_of(output).items()})
+            if features_only:
+                features.append(output[0])
+            elif self.average == "logits":
+                logits = output[0].float()
                 total = logits if total is None else total + logits
             else:
-                logs = F.log_softmax(logits, dim=-1)
+                logs = F.log_softmax(output[0].float(), dim=-1)
                 total = logs if total is None else torch.logaddexp(total, logs)
-        n = len(self.members)
-        return (total / n if self.average == "logits" else total - math.log(n)), {"attn": [None]}
-
-    def load_balancing_loss(self) -> Tensor | float:
-        """Sum over the members that have one, each as if it were trained alone."""
-        losses = [getattr(member, "load_balancing_loss", None) for member in self.members]
-        return sum((loss() for loss in losses if loss), 0.0)
+        n, extra = len(self.members), {"attn": [None], "routings": routings}
+        if features_only:
+            return torch.cat(features, dim=-1) / n, extra
+        return (total / n if self.average == "logits" else total - math.log(n)), extra
 
     def max_positions(self) -> int:
-        """Of the member with the shortest context."""
+        """The shortest context of any member."""
         return min(member.max_positions() for member in self.members)  # type: ignore[operator]
 
 
 @register_model("alma_ensemble", dataclass=EnsembleLMConfig)
 class EnsembleLanguageModel(FairseqLanguageModel):
-    """One model to all of fairseq's tools; members may differ in size and in experts."""
+    """An ensemble as one model for fairseq's tools; members may differ in size and number of experts."""
 
     @classmethod
     def build_model(cls, cfg, task) -> "EnsembleLanguageModel":
-        """Build the members, each as its own config says."""
+        """Build each member from its config. UserError: trained directly instead of combined."""
         if not cfg.members:
             raise UserError("alma_ensemble is made by `python -m fairseq_alma.combine`, not trained")
         return cls.of([task.build_model(member, from_checkpoint=True) for member in cfg.members], cfg.average)
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], average: str = "probs") -> "EnsembleLanguageModel":
-        """An ensemble of language models that are there already."""
+        """An ensemble of existing language models."""
         return cls(EnsembleDecoder([model.decoder for model in models], average))  # type: ignore[misc, arg-type]

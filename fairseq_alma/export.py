@@ -1,8 +1,7 @@
-"""A checkpoint for Hugging Face: python -m fairseq_alma.export CKPT --out DIR [--tokenizer STREAM]
+"""Export a checkpoint to Hugging Face: `python -m fairseq_alma.export CKPT --out DIR [--tokenizer STREAM]`.
 
-DIR is what transformers loads by `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)`: the
-weights, config.json, and modeling_alma.py, which computes what fairseq computes. With --tokenizer it is also
-what `AutoTokenizer.from_pretrained(DIR)` loads.
+`AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)` loads the result: the weights, config.json
+and modeling_alma.py, the model's code. With --tokenizer, `AutoTokenizer.from_pretrained(DIR)` works too.
 """
 
 from pathlib import Path
@@ -13,15 +12,15 @@ from fairseq_alma.defaults import WEIGHTS
 
 @command
 def main() -> None:
-    """Entry point of `python -m fairseq_alma.export`."""
-    parser = Parser(prog="python -m fairseq_alma.export", description="Make a Hugging Face model.")
+    """Export to Hugging Face."""
+    parser = Parser(prog="python -m fairseq_alma.export", description=main.__doc__)
     add = parser.add_argument
-    add("checkpoint", metavar="CKPT", help="of a switch_gmoe* or transformer_lm, or combined")
-    add("--out", type=Path, required=True, metavar="DIR", help="the folder to write")
-    add("--tokenizer", type=Path, metavar="STREAM", help="the stream that it was trained on")
-    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: those of --store-ema")
+    add("checkpoint", metavar="CKPT", help="a switch_gmoe*, transformer_lm or combined model")
+    add("--out", type=Path, required=True, metavar="DIR", help="the directory to write")
+    add("--tokenizer", type=Path, metavar="STREAM", help="export the tokenizer of the training stream too")
+    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: the --store-ema weights")
     options = parser.parse_args()
-    from fairseq_alma.hugging_face import export  # and fairseq: seconds
+    from fairseq_alma.hugging_face import export  # fairseq: seconds to import
 
     export(options.checkpoint, options.out, options.tokenizer, options.weights)
     print(f"{options.out}: load it with AutoModelForCausalLM.from_pretrained(…, trust_remote_code=True)")

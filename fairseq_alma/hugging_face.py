@@ -1,4 +1,4 @@
-"""A checkpoint as a folder that Hugging Face transformers loads (see `fairseq_alma.export`).
+"""Convert a checkpoint to a directory that Hugging Face transformers loads (see `fairseq_alma.export`).
 
 Shapes: V vocabulary, D model, F hidden, E experts, P positions.
 """
@@ -17,13 +17,13 @@ from torch import Tensor
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.stream import Stream
-from fairseq_alma.checkpoint import PREFIX, glance_at, reading
-from fairseq_alma.switch_layer import upgrade_router
+from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
+from fairseq_alma.moe.router import upgrade_router
 from fairseq_alma.switch_lm import SwitchLanguageModel
 
-BOS, PAD, EOS, UNK = range(4)  # fairseq's
+BOS, PAD, EOS, UNK = range(4)  # ids of fairseq's special tokens
 MODEL_CODE = Path(__file__).with_name("modeling_alma.py")
-_ACTIVATIONS = {  # fairseq's names and those of transformers
+_ACTIVATIONS = {  # fairseq's name -> transformers' name
     "relu": "relu",
     "gelu": "gelu",
     "gelu_accurate": "gelu_pytorch_tanh",
@@ -52,19 +52,19 @@ _NOT_SUPPORTED = (
 
 
 def read_model(path: str, weights: str = "trained") -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config and the weights of a checkpoint under the names of modeling_alma.py.
+    """Read a checkpoint; returns its config and weights under the names of modeling_alma.py.
 
-    UserError: missing, damaged, without such `weights` (see defaults.WEIGHTS), or a model that
-    modeling_alma.py would not compute as fairseq does.
+    `weights` as in defaults.WEIGHTS. UserError: missing, damaged, without a weight average, or a model that
+    modeling_alma.py does not support.
     """
-    (state,) = glance_at([path], weights)
+    (state,) = memory_map_members([path], weights)
     all_members = {name.removeprefix(PREFIX): value for name, value in state["model"].items()}
     parts, average = _parts(state["cfg"]["model"])
     members, tensors = [], {}
     for i, part in enumerate(parts):
         prefix = "" if average is None else f"members.{i}."
         own = {name.removeprefix(prefix): w for name, w in all_members.items() if name.startswith(prefix)}
-        with reading(path):  # a config or weights with something missing
+        with reading(path):  # a KeyError: the config or the weights are incomplete
             config, own = _member(path, part, own)
         members.append(config)
         tensors.update({f"members.{i}.{name}": weight for name, weight in own.items()})
@@ -78,13 +78,13 @@ def read_model(path: str, weights: str = "trained") -> tuple[dict[str, Any], dic
             "members": members,
             "average": average,
         }
-    # The first block of a stream begins with eos, a later one where the one before was cut.
+    # Text starts as in training: with bos if --add-bos-token was given, else with eos, as a stream does.
     tokens = {"bos_token_id": BOS if state["cfg"]["task"].get("add_bos_token") else EOS, "pad_token_id": PAD}
     return config | tokens | {"eos_token_id": EOS}, tensors
 
 
 def _parts(options: dict[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
-    """The options of each member, and what is averaged over them; None for a model that is no ensemble."""
+    """The options of each member and what the ensemble averages; None for a single model."""
     members = options.get("members", 1)
     if options["_name"] == "alma_ensemble":
         return members, options["average"]
@@ -96,11 +96,10 @@ def _parts(options: dict[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
 def _member(
     path: str, options: dict[str, Any], weights: dict[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The config and the renamed weights of one decoder. UserError: not supported."""
+    """The config and the renamed weights of one decoder. UserError: unsupported."""
     _check_options(path, options)
     tied = bool(options["share_decoder_input_output_embed"])
     dim = options["decoder_embed_dim"]
-    switch = "moe_freq" in options
     config = {
         "vocab_size": len(weights["embed_tokens.weight"]),
         "hidden_size": dim,
@@ -108,10 +107,10 @@ def _member(
         "num_attention_heads": options["decoder_attention_heads"],
         "intermediate_size": options["decoder_ffn_embed_dim"],
         "hidden_act": _ACTIVATIONS[options["activation_fn"]],
-        # fairseq counts positions from the id of padding + 1; the rows before are never read.
+        # fairseq numbers positions from PAD + 1; earlier rows are unused.
         "max_position_embeddings": len(weights["embed_positions.weight"]) - PAD - 1,
-        "num_experts": options["moe_expert_count"] if switch else 0,
-        "decoder_sparse_step": options["moe_freq"] if switch else 1,
+        "num_experts": options.get("moe_expert_count", 0),
+        "decoder_sparse_step": options.get("moe_freq", 1),
         "scale_embedding": not options["no_scale_embedding"],
         "tie_word_embeddings": tied,
     }
@@ -130,11 +129,11 @@ def _member(
 
 
 def _check_options(path: str, options: dict[str, Any]) -> None:
-    """That an option leaves the model what modeling_alma.py computes. UserError: it does not."""
+    """UserError: an option that modeling_alma.py does not implement."""
     name = options["_name"]
     known = ARCH_MODEL_REGISTRY.get(name, MODEL_REGISTRY.get(name))
     if known not in (TransformerLanguageModel, SwitchLanguageModel):
-        raise UserError(f"{path} is a {name}: export takes switch_gmoe* and transformer_lm")
+        raise UserError(f"{path} is a {name}: export supports switch_gmoe* and transformer_lm")
     problems = [f"without --{flag}" for flag in _NEEDED if not options.get(flag)]
     problems += [f"with --{flag}" for flag in _NOT_SUPPORTED if options.get(flag)]
     for flag in ("decoder_input_dim", "decoder_output_dim"):
@@ -143,27 +142,27 @@ def _check_options(path: str, options: dict[str, Any]) -> None:
     if options["activation_fn"] not in _ACTIVATIONS:
         problems.append(f"with --activation-fn {options['activation_fn']}")
     if 0 <= options.get("moe_eval_capacity_token_fraction", -1) < 1:
-        problems.append("with --moe-eval-capacity-token-fraction (which drops tokens by batch)")
+        problems.append("with --moe-eval-capacity-token-fraction (drops tokens depending on the batch)")
     if options.get("members", 1) > 1:
-        problems.append("as a UMix that is itself a member")
+        problems.append("as a UMix and combined with others")
     if problems:
         raise UserError(f"{path} was trained {problems[0].replace('_', '-')}, which export does not support")
 
 
 def _check_shapes(path: str, config: dict[str, Any], weights: dict[str, Tensor]) -> None:
-    """That the weights are those of modeling_alma.py for this config. UserError: the first that differs."""
+    """UserError: weights that differ from those of modeling_alma.py for this config; names the first."""
     expected = _shapes(config)
     for name in sorted(expected.keys() | weights.keys()):
         found = tuple(weights[name].shape) if name in weights else "absent"
         if found != expected.get(name):
             raise UserError(
-                f"{path}: {name} is {found}, expected {expected.get(name, 'no such weight')}: not what "
-                "export knows of its arch"
+                f"{path}: {name} is {found}, expected {expected.get(name, 'no such weight')}: export "
+                "supports the plug-in's own archs only"
             )
 
 
 def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a decoder's weights."""
+    """Names and shapes of a decoder's weights in modeling_alma.py."""
     v, d, f, e = (config[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_experts"))
     norm: dict[str, tuple[int, ...]] = {"weight": (d,), "bias": (d,)}
     square: dict[str, tuple[int, ...]] = {"weight": (d, d), "bias": (d,)}
@@ -188,30 +187,30 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def tokenizer_files(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """What transformers' fast tokenizer reads, by file name, from a stream's tokenizer.
+    """Convert a stream's tokenizer to the files of transformers' fast tokenizer, by file name.
 
-    Ids are those of the stream: a newline is eos, which a stream has after every line. Text begins with
-    what the model was trained to begin with. UserError: no stream, damaged, another vocabulary, not BPE.
+    Ids are those of the stream, in which eos ends every line: a newline is eos. Text starts as in training
+    (see `read_model`). UserError: not a stream, damaged, another vocabulary, not BPE.
     """
     stream = Stream.load(directory)
     stream.check([])
-    units, steps = (_gpt2 if "vocab.bpe" in stream.files else _sentencepiece)(directory)
-    if len(units) + 4 != config["vocab_size"]:
+    tokens, steps = (_gpt2 if "vocab.bpe" in stream.files else _sentencepiece)(directory)
+    if len(tokens) + 4 != config["vocab_size"]:
         raise UserError(
-            f"{directory} has a dictionary of {len(units) + 4:,} entries, the checkpoint of "
+            f"{directory} has a dictionary of {len(tokens) + 4:,} entries, the checkpoint of "
             f"{config['vocab_size']:,}: give the stream that the model was trained on"
         )
     special = {"<s>": BOS, "<pad>": PAD, "\n": EOS, "<unk>": UNK}
-    if clash := special.keys() & set(units):
-        raise UserError(f"{directory}: the unit {clash.pop()} has the name of a special token")
-    vocabulary = special | {unit: i + 4 for i, unit in enumerate(units)}
+    if clash := special.keys() & set(tokens):
+        raise UserError(f"{directory}: the token {clash.pop()} has the name of a special token")
+    vocabulary = special | {token: i + 4 for i, token in enumerate(tokens)}
     begin = "<s>" if config["bos_token_id"] == BOS else "\n"
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": begin,
         "eos_token": "\n",
         "pad_token": "<pad>",
-        "padding_side": "left",  # for generation
+        "padding_side": "left",  # so that a batch of prompts can be continued
         "model_max_length": config["max_position_embeddings"],
         "clean_up_tokenization_spaces": False,
         "model_input_names": ["input_ids", "attention_mask"],
@@ -226,7 +225,7 @@ _SPACES = (
 
 
 def _gpt2(directory: Path) -> tuple[list[str], dict[str, Any]]:
-    """The units by id, and the steps of the tokenizer in the format of Hugging Face tokenizers."""
+    """GPT-2's tokens by id, and the tokenizer's steps in the format of Hugging Face tokenizers."""
     ids = json.loads((directory / "encoder.json").read_bytes())
     lines = (directory / "vocab.bpe").read_text("utf-8").split("\n")[1:-1]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
@@ -239,35 +238,35 @@ def _gpt2(directory: Path) -> tuple[list[str], dict[str, Any]]:
 
 
 def _sentencepiece(directory: Path) -> tuple[list[str], dict[str, Any]]:
-    """The same of SentencePiece, whose units are in the order in which BPE made them."""
+    """SentencePiece's tokens by id, and the steps; BPE's merges follow from the order of the tokens."""
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
-    units = [pieces.id_to_piece(i) for i in range(3, pieces.get_piece_size())]
-    if any(pieces.get_score(i + 3) != -i for i in range(len(units))):  # BPE's scores are the order of merges
+    tokens = [pieces.id_to_piece(i) for i in range(3, pieces.get_piece_size())]
+    if any(pieces.get_score(i + 3) != -i for i in range(len(tokens))):  # BPE scores are ranks of merges
         raise UserError(f"{directory}/tokenizer.model is not a BPE model: only those can be exported")
-    known = set(units)
+    known = set(tokens)
     merges = [
-        [unit[:cut], unit[cut:]]
-        for unit in units
-        for cut in range(1, len(unit))
-        if unit[:cut] in known and unit[cut:] in known
+        [token[:cut], token[cut:]]
+        for token in tokens
+        for cut in range(1, len(token))
+        if token[:cut] in known and token[cut:] in known
     ]
 
     def replace(old: str, new: str) -> dict[str, Any]:
         return {"type": "Replace", "pattern": {"String": old}, "content": new}
 
-    there = [*_SPACES, {"type": "Prepend", "prepend": "\u2581"}, replace(" ", "\u2581")]
+    encode = [*_SPACES, {"type": "Prepend", "prepend": "\u2581"}, replace(" ", "\u2581")]
     strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-    back = [replace("\u2581", " "), {"type": "Fuse"}, replace("\n ", "\n"), strip]
-    return units, {
-        "normalizer": {"type": "Sequence", "normalizers": there},
+    decode = [replace("\u2581", " "), {"type": "Fuse"}, replace("\n ", "\n"), strip]
+    return tokens, {
+        "normalizer": {"type": "Sequence", "normalizers": encode},
         "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": back},
+        "decoder": {"type": "Sequence", "decoders": decode},
         "model": {"unk_token": "<unk>", "fuse_unk": True, "merges": merges},
     }
 
 
 def _tokenizer(vocabulary: dict[str, int], steps: dict[str, Any], begin: str) -> dict[str, Any]:
-    """The format of Hugging Face tokenizers."""
+    """The content of tokenizer.json."""
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     start = {"SpecialToken": {"id": begin, "type_id": 0}}
     text = [{"Sequence": {"id": name, "type_id": 0}} for name in "AB"]
@@ -291,18 +290,29 @@ def _tokenizer(vocabulary: dict[str, int], steps: dict[str, Any], begin: str) ->
 
 
 def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "trained") -> None:
-    """Write the model of the checkpoint `path` into the folder `out`. UserError: see above; no room."""
+    """Write the model of the checkpoint `path`, and a stream's `tokenizer`, into the directory `out`.
+
+    UserError: as `read_model` and `tokenizer_files`; the disk is full.
+    """
     config, tensors = read_model(path, weights)
     files = tokenizer_files(tokenizer, config) if tokenizer else {}
     special = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     files["generation_config.json"] = special
     make_directory(out)
-    (out / "config.json").unlink(missing_ok=True)  # written last: a folder that has one is complete
+    (out / "config.json").unlink(missing_ok=True)  # written last: it marks a complete directory
     for name, content in files.items():
         write_json_atomic(out / name, content)
     with atomic_write(out / MODEL_CODE.name) as file:
         file.write(MODEL_CODE.read_text())
-    _save_weights(out / "model.safetensors", tensors)
+    weights_file = out / "model.safetensors"
+    try:
+        with atomic_write(weights_file, "wb") as file:
+            file.write(save(tensors, metadata={"format": "pt"}))  # save_file would set mode 0600
+    except OSError as error:
+        raise UserError(
+            f"{weights_file}: cannot be written ({type(error).__name__}: full disk, quota?); free some space "
+            "and run the same command again"
+        ) from error
     names = {"AutoConfig": "AlmaConfig", "AutoModelForCausalLM": "AlmaForCausalLM"}
     header = {
         "model_type": "alma",
@@ -311,14 +321,3 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
         "dtype": str(tensors["members.0.embed_tokens.weight"].dtype).removeprefix("torch."),
     }
     write_json_atomic(out / "config.json", header | config)
-
-
-def _save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        with atomic_write(path, "wb") as file:
-            file.write(save(tensors, metadata={"format": "pt"}))  # save_file would make it private
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written ({type(error).__name__}: full disk, quota?); make room and run the "
-            "same again"
-        ) from error

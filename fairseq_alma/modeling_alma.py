@@ -1,10 +1,11 @@
-"""A language model trained with ALMA's fairseq plug-in, for Hugging Face transformers.
+"""A language model of ALMA's fairseq plug-in, for Hugging Face transformers.
 
-A pre-LN decoder with learned positions, in which every `decoder_sparse_step`-th block has a Switch layer
-(Fedus et al., 2021) in place of its FFN; or several such decoders, averaged. `fairseq_alma.export` copies
-this file beside the weights, so it imports nothing but torch and transformers.
+Self-contained (torch and transformers only): `fairseq_alma.export` copies this file beside the weights.
 
-Shapes: B sequences, T new tokens, P tokens so far (T of them new), S = B * T, D model, F hidden, E experts,
+A pre-LN decoder with learned positions and a Switch layer (Fedus et al., 2021) in place of the FFN of every
+`decoder_sparse_step`-th block; or the average of several such decoders.
+
+Shapes: B sequences, T new tokens, P all tokens (cached and new), S = B * T, D model, F hidden, E experts,
 V vocabulary.
 """
 
@@ -21,9 +22,9 @@ from transformers.utils import can_return_tuple
 
 
 class AlmaConfig(PretrainedConfig):
-    """Sizes of a decoder; or `members`, a list of such configs, and what is averaged over them.
+    """Sizes of a decoder; or of an ensemble: `members`, their configs, and `average`, "probs" or "logits".
 
-    num_experts 0 is a dense model. Of an ensemble, num_hidden_layers counts the layers of all members.
+    A dense model has num_experts 0. The num_hidden_layers of an ensemble is the sum over its members.
     """
 
     model_type = "alma"
@@ -61,7 +62,7 @@ class AlmaConfig(PretrainedConfig):
 
 
 class AlmaAttention(nn.Module):
-    """Causal self-attention; the cache keeps keys and values under the number `layer`."""
+    """Causal self-attention; `layer` is the index of its keys and values in the cache."""
 
     def __init__(self, config: AlmaConfig, layer: int):
         super().__init__()
@@ -73,7 +74,7 @@ class AlmaAttention(nn.Module):
         self.out_proj = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Tensor, allowed: Tensor, cache) -> Tensor:
-        """`x` (B, T, D); `allowed` (B or 1, 1, T, P) is true where a query may look at a key."""
+        """`x` (B, T, D) -> (B, T, D); queries attend to keys where `allowed` (B or 1, 1, T, P) is true."""
         q, k, v = (
             projection(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -85,9 +86,11 @@ class AlmaAttention(nn.Module):
 
 
 class AlmaRouter(nn.Module):
-    """Top-1 router in fp32. An expert that was split in m without a change of function has m in `copies`.
-    Where `parent` is not -1, the expert's row is the gate of a split instead: tokens of `parent` with a
-    negative product go on to it, and keep the weight they have.
+    """Top-1 router in fp32.
+
+    `copies` (E,) counts the copies of an expert after function-preserving splits, 1 if it was never split.
+    `parent` (E,) is -1, or the expert that this one was split from in a tree. The expert's row of `weight` is
+    then the gate of the split: tokens of the parent with a negative logit move to it and keep their weight.
     """
 
     copies: Tensor
@@ -100,7 +103,7 @@ class AlmaRouter(nn.Module):
         self.register_buffer("parent", torch.full((config.num_experts,), -1))
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens (S, D) -> expert (S,) and the weight of its output (S,) in fp32."""
+        """Tokens (S, D) -> expert (S,) and the weight of its output (S,), fp32."""
         with torch.autocast(tokens.device.type, enabled=False):
             logits = F.linear(tokens.float(), self.weight.float())
         root = logits.masked_fill(self.parent >= 0, -math.inf)
@@ -115,7 +118,7 @@ class AlmaRouter(nn.Module):
 
 
 class AlmaSwitchFFN(nn.Module):
-    """E expert FFNs; each token goes through one, and none is dropped."""
+    """E expert FFNs; each token is processed by one, and none is dropped."""
 
     def __init__(self, config: AlmaConfig):
         super().__init__()
@@ -155,7 +158,7 @@ class AlmaFFN(nn.Module):
 
 
 class AlmaBlock(nn.Module):
-    """Attention and FFN, each behind a layer norm and added to what comes in."""
+    """Pre-LN attention and FFN, each with a residual connection."""
 
     def __init__(self, config: AlmaConfig, index: int, layer: int):
         super().__init__()
@@ -172,7 +175,7 @@ class AlmaBlock(nn.Module):
 
 
 class AlmaDecoder(nn.Module):
-    """One language model; its layers are `first_layer`, `first_layer` + 1, ... in the cache."""
+    """One language model; its layers use the cache from index `first_layer` on."""
 
     def __init__(self, config: AlmaConfig, first_layer: int):
         super().__init__()
@@ -188,7 +191,7 @@ class AlmaDecoder(nn.Module):
             self.output_projection = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, positions: Tensor, allowed: Tensor, cache, keep) -> Tensor:
-        """`tokens` and `positions` (B, T) -> logits (B, keep, V) of the last `keep` tokens, of all for 0."""
+        """`tokens`, `positions` (B, T) -> logits (B, keep, V) of the last `keep` tokens; 0: of all."""
         x = self.scale * self.embed_tokens(tokens) + self.embed_positions(positions)
         for layer in self.layers:
             x = layer(x, allowed, cache)
@@ -198,7 +201,7 @@ class AlmaDecoder(nn.Module):
 
 
 class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
-    """The mean of its members' logits, or probabilities; most models have one member."""
+    """Causal language model: a decoder, or the mean of several decoders' logits or probabilities."""
 
     config_class = AlmaConfig
     _supports_sdpa = True
@@ -213,7 +216,7 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The token embedding of the first member."""
+        """The token embedding (of the first member)."""
         return self.members[0].get_submodule("embed_tokens")
 
     @can_return_tuple
@@ -228,10 +231,11 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs,
     ) -> CausalLMOutputWithPast:
-        """Tokens `input_ids` (B, T) -> logits (B, T, V), whose softmax is what the model predicts.
+        """Tokens `input_ids` (B, T) -> logits (B, T, V), or those of `logits_to_keep` tokens.
 
-        `attention_mask` (B, P) is 0 for padding, on either side, which takes no position. The loss is of
-        `labels` (B, T), shifted here. ValueError: more tokens than the model has positions.
+        `attention_mask` (B, P) is 0 for padding, on either side, which takes up no position. `labels` (B, T)
+        are shifted here. Logits of an ensemble that averages probabilities are log-probabilities. ValueError:
+        more tokens than the model has positions.
         """
         if past_key_values is None and use_cache:
             past_key_values = DynamicCache()
@@ -243,7 +247,7 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
         query = key[past:, None]
         allowed = (key <= query)[None, None]
         if attention_mask is not None:
-            # Padding looks at itself: a softmax over nothing is not a number.
+            # Padding attends to itself: a softmax over no keys would be NaN.
             allowed = allowed & (attention_mask[:, None, None].bool() | (key == query))
         if position_ids is None:
             position_ids = key[None]
@@ -260,7 +264,7 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
 
     def _average(self, outputs) -> Tensor:
-        """Of the members' logits, each (B, T, V), computed one after the other."""
+        """The mean of the members' logits or probabilities, (B, T, V); consumes one member at a time."""
         n = len(self.members)
         if n == 1:
             return next(outputs)

@@ -1,12 +1,13 @@
-"""Registers the task, the archs and the criterion, and has fairseq's commands start with the work-arounds.
+"""Register the task, the archs and the criterion with fairseq.
 
-A script that only imports fairseq gets the names and nothing else.
+A script that imports fairseq gets these names and nothing else; `hooks` are installed when a command starts.
 """
 
 from fairseq import options
 
-from fairseq_alma import compat, ensemble, loss, switch_lm, task
+from fairseq_alma import compat, ensemble, hooks, switch_lm, task
+from fairseq_alma.training import loss
 
 __all__ = ["ensemble", "loss", "switch_lm", "task"]
 
-options.get_parser = compat.at_entry(options.get_parser)
+compat.replace(options, "get_parser", hooks.install_first)

@@ -1,9 +1,10 @@
-"""The measurements that the records of a run need of a stage's models (see `fairseq_alma.evaluate`)."""
+"""What `fairseq_alma.evaluate` measures on a stage's models, for the records of a run."""
 
 import math
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,69 +15,77 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import progress_bar
 
 from alma.errors import UserError
-from alma.lm_flops import Shape
+from alma.flops import Shape
 from alma.metrics import bits_per_byte, perplexity
-from fairseq_alma.checkpoint import averaged, glance, glance_at
+from fairseq_alma.checkpoint import averaged, memory_map, memory_map_members
 from fairseq_alma.ensemble import EnsembleLanguageModel
-from fairseq_alma.evaluation import Evaluation, evaluate
+from fairseq_alma.moe.metrics import Evaluation, evaluate
 
 
-def build_untrained(arguments: list[str], seeds: Sequence[int]):
-    """The config, task, models and their configs of a fairseq-train command line, as it would initialise
-    them with each of `seeds` (default: with its own)."""
-    cfg = convert_namespace_to_omegaconf(
-        options.parse_args_and_arch(options.get_training_parser(default_task="alma_lm"), arguments)
-    )
+@dataclass
+class Loaded:
+    """The models of a command line."""
+
+    cfg: Any
+    """fairseq's config."""
+    task: Any
+    models: list[torch.nn.Module]
+    shapes: list[Shape]
+    """The sizes of the members: a checkpoint of `fairseq_alma.combine` has several."""
+    paths: list[str]
+    """The checkpoints; none for untrained models."""
+
+
+def build_untrained(arguments: list[str], seeds: Sequence[int]) -> Loaded:
+    """Initialise the model of a fairseq-train command line with each of `seeds`; none: with its own seed."""
+    cfg = _config(options.get_training_parser(default_task="alma_lm"), arguments)
     task = tasks.setup_task(cfg.task)
     models = []
     for seed in seeds or [cfg.common.seed]:
         np.random.seed(seed)  # noqa: NPY002  as fairseq-train does
         utils.set_torch_seed(seed)
         models.append(task.build_model(cfg.model))
-    return cfg, task, models, [cfg.model] * len(models)
+    return Loaded(cfg, task, models, [Shape.of(cfg.model, len(task.dictionary))] * len(models), [])
 
 
-def load_trained(arguments: list[str], weights: str, context_window: int):
-    """The config, task, models and their configs of a fairseq-eval-lm command line."""
-    cfg = convert_namespace_to_omegaconf(
-        options.parse_args_and_arch(options.get_eval_lm_parser(default_task="alma_lm"), arguments)
-    )
+def load_trained(arguments: list[str], weights: str, context_window: int) -> Loaded:
+    """Load the checkpoints of a fairseq-eval-lm command line; `weights` as in `defaults.WEIGHTS`."""
+    cfg = _config(options.get_eval_lm_parser(default_task="alma_lm"), arguments)
     if cfg.common_eval.path is None:
         raise UserError("no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags")
     cfg.task.tokens_per_sample -= context_window
     paths = utils.split_paths(cfg.common_eval.path)
-    states = glance_at(paths, weights)
+    members: list[dict[str, Any]] = []
+    for state in memory_map_members(paths, weights):
+        config = state["cfg"]["model"]
+        members += config["members"] if config["_name"] == "alma_ensemble" else [config]
     task = tasks.setup_task(cfg.task)
-    models = [_load(path, task, weights) for path in paths]
-    configs = [state["cfg"]["model"] for state in states]
-    return cfg, task, models, [each for config in configs for each in members_of(config)]
+    models = []
+    for path in paths:
+        state = checkpoint_utils.load_checkpoint_to_cpu(path)
+        if weights == "average":
+            state = averaged(path, state)
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
+        models.append(model)
+    shapes = [Shape.of(Namespace(**member), len(task.dictionary)) for member in members]
+    return Loaded(cfg, task, models, shapes, paths)
 
 
-def _load(path: str, task, weights: str) -> torch.nn.Module:
-    state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    if weights == "average":
-        state = averaged(path, state)
-    (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
-    return model
-
-
-def members_of(config: dict[str, Any]) -> list[Namespace]:
-    """The model configs in a checkpoint's: several in one of `fairseq_alma.combine`."""
-    combined = config["_name"] == "alma_ensemble"
-    return [Namespace(**each) for each in (config["members"] if combined else [config])]
+def _config(parser, arguments: list[str]):
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
 
 
 def training_record(checkpoint: str, shape: Shape) -> dict[str, Any]:
-    """What the training of a stage took, from its last checkpoint (the best may be an earlier one).
+    """The cost of training a stage, from its last checkpoint (`checkpoint` may be the best).
 
-    `flops` are those of training, forward and backward, as in the paper; `validation_flops` (None in
-    checkpoints of earlier versions) and `growth_flops` (choosing the experts to split) come on top.
+    `flops` count the forward and backward passes of training, as in the paper; `validation_flops` (None for
+    checkpoints of earlier versions) and `growth_flops` (choosing the experts to split) are not included.
     """
     last = Path(checkpoint).with_name("checkpoint_last.pt")
-    state = glance(str(last if last.exists() else checkpoint))
+    state = memory_map(str(last if last.exists() else checkpoint))
     counts = state["extra_state"].get("AlmaLMTask")
     if counts is None:
-        raise UserError(f"{checkpoint} was not trained by --task alma_lm: its tokens are not known")
+        raise UserError(f"{checkpoint} has no token counts: it was not trained by --task alma_lm")
     return {
         "updates": state["optimizer_history"][-1]["num_updates"],
         "tokens": counts["train_tokens"],
@@ -89,7 +98,7 @@ def training_record(checkpoint: str, shape: Shape) -> dict[str, Any]:
 
 
 def describe(task, result: Evaluation, split: str) -> dict[str, Any]:
-    """Perplexity per token, and per word and byte where the data say how many there are."""
+    """Perplexity per token, and per word and byte if the stream says how many `split` has."""
     part = {"valid": task.stream.valid, "test": task.stream.test}.get(split) if task.stream else None
     nll = result.nll / result.tokens
     return {
@@ -110,8 +119,9 @@ def describe(task, result: Evaluation, split: str) -> dict[str, Any]:
     }
 
 
-def measure(cfg, task, model, split: str, context_window: int) -> Evaluation:
-    """Evaluate on a split. UserError: its loss is not finite."""
+def evaluate_on(split: str, loaded: Loaded, model: torch.nn.Module, context_window: int) -> Evaluation:
+    """Evaluate `model` on a split. UserError: the loss is not finite."""
+    cfg, task = loaded.cfg, loaded.task
     if torch.cuda.is_available() and not cfg.common.cpu:
         model = model.cuda()
     task.load_dataset(split)
@@ -119,7 +129,7 @@ def measure(cfg, task, model, split: str, context_window: int) -> Evaluation:
         dataset=task.dataset(split),
         max_tokens=cfg.dataset.max_tokens,
         batch_size=cfg.dataset.batch_size,
-        max_positions=model.max_positions(),
+        max_positions=model.max_positions(),  # type: ignore[operator]
         num_workers=0,
         context_window=context_window,
     )
@@ -131,43 +141,22 @@ def measure(cfg, task, model, split: str, context_window: int) -> Evaluation:
     return result
 
 
-def measure_trained(arguments: list[str], weights: str, context_window: int, valid: bool) -> dict[str, Any]:
-    """The record of a fairseq-eval-lm command line, evaluated on its --gen-subset (see `_record`).
+def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
+    """Measure a model, or the ensemble of several, on --gen-subset (default: test).
 
-    `weights` as in `defaults.WEIGHTS`. Its `training` has an entry for each checkpoint, none for one of
-    `fairseq_alma.combine`.
+    `valid`: measure the loss on the validation split too. `training` has the cost of training each
+    checkpoint; it is empty for untrained models and checkpoints of `fairseq_alma.combine`.
     """
-    cfg, task, models, configs = load_trained(arguments, weights, context_window)
-    record, shapes = _record(cfg, task, models, configs, cfg.dataset.gen_subset, context_window, valid)
-    training = []
-    if len(shapes) == len(models):
-        paths = utils.split_paths(cfg.common_eval.path)
-        training = [training_record(*each) for each in zip(paths, shapes, strict=True)]
-    return record | {"training": training}
-
-
-def measure_untrained(
-    arguments: list[str], seeds: Sequence[int], context_window: int, valid: bool
-) -> dict[str, Any]:
-    """The same of the model that a fairseq-train command line initialises, on `test`."""
-    cfg, task, models, configs = build_untrained(arguments, seeds)
-    record, _ = _record(cfg, task, models, configs, "test", context_window, valid)
-    return record | {"training": []}
-
-
-def _record(
-    cfg, task, models: list, configs: list, split: str, context_window: int, valid: bool
-) -> tuple[dict[str, Any], list[Shape]]:
-    """The record without `training`, and the shapes of the models; `valid`: with a validation score."""
+    models, shapes, split = loaded.models, loaded.shapes, loaded.cfg.dataset.gen_subset
     model = models[0] if len(models) == 1 else EnsembleLanguageModel.of(models)
-    record = describe(task, measure(cfg, task, model, split, context_window), split)
+    record = describe(loaded.task, evaluate_on(split, loaded, model, context_window), split)
     score = None
     if valid:
-        result = measure(cfg, task, model, "valid", context_window)
+        result = evaluate_on("valid", loaded, model, context_window)
         loss = result.nll / result.tokens
         score = {"loss": loss, "perplexity": perplexity(loss)}
-    shapes = [Shape.of(config, len(task.dictionary)) for config in configs]
     experts = {shape.experts for shape in shapes if shape.switch_layers}
+    separate = len(loaded.paths) == len(shapes)  # no checkpoint has several members
     return record | {
         "valid": score,
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -177,4 +166,5 @@ def _record(
         ),
         "members": sum(shape.members for shape in shapes),
         "expert_count": experts.pop() if len(experts) == 1 else None,
-    }, shapes
+        "training": list(map(training_record, loaded.paths, shapes)) if separate else [],
+    }

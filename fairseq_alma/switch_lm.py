@@ -4,6 +4,7 @@ fairseq's pre-LN decoder with a Switch layer in every `--moe-freq`-th block (pap
 """
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,9 +24,10 @@ from fairseq.utils import safe_getattr
 from torch import Tensor, nn
 
 from alma.errors import UserError
-from alma.lm_flops import ARCHS, Arch
+from alma.flops import ARCHS, Arch
 from fairseq_alma.ensemble import EnsembleDecoder
-from fairseq_alma.switch_layer import SwitchFFN
+from fairseq_alma.moe.layer import SwitchFFN
+from fairseq_alma.moe.router import Routing
 
 _NOT_SUPPORTED = (
     "adaptive_input",
@@ -40,61 +42,58 @@ _NOT_SUPPORTED = (
 
 @dataclass
 class SwitchLMConfig(TransformerLanguageModelConfig):
-    """fairseq's transformer_lm and the Switch layer; the --moe-* names are those of fairseq's moe branch."""
+    """Options of fairseq's transformer_lm and of the Switch layer, named as in fairseq's moe branch."""
 
     moe_expert_count: int = field(default=4, metadata={"help": "experts in each Switch layer"})
     moe_freq: int = field(default=2, metadata={"help": "a Switch layer in every N-th block"})
     moe_capacity_factor: float = field(
         default=1.0,
-        metadata={"help": "in training an expert takes at most FACTOR * tokens / experts; 0: no limit"},
+        metadata={"help": "capacity of an expert in training, times tokens / experts; 0: no limit"},
     )
     moe_eval_capacity_token_fraction: float = field(
         default=-1.0,
-        metadata={"help": "the same in evaluation, as a fraction of the batch's tokens; negative: no limit"},
+        metadata={"help": "capacity of an expert in evaluation, times tokens; negative: no limit"},
     )
     moe_expert_parallel: bool = field(
         default=False,
-        metadata={"help": "each process holds a part of the experts, not all, and tokens go to them"},
+        metadata={"help": "divide the experts among the processes, and send tokens to them"},
     )
     compile: bool = field(
         default=False,
-        metadata={
-            "help": "train with torch.compile'd blocks on a GPU (slower on a CPU, where it does nothing)"
-        },
+        metadata={"help": "train with torch.compile on a GPU; no effect on a CPU, where it would be slower"},
     )
     members: int = field(
-        default=1, metadata={"help": "UMix: train this many models as one, their logits averaged"}
+        default=1, metadata={"help": "UMix: train this many models as one and average their logits"}
     )
 
 
 class CausalSelfAttention(MultiheadAttention):
-    """fairseq's, told to scaled_dot_product_attention as causal where nothing but the future is masked.
+    """fairseq's self-attention, with is_causal=True in scaled_dot_product_attention instead of a mask tensor.
 
-    fairseq gives it the future as a tensor, with which the fastest kernels of a GPU cannot be used.
+    A mask tensor rules out the fastest GPU kernels. Padding and incremental decoding take fairseq's own path.
     """
 
-    def forward(self, query: Tensor, key: Tensor | None, value: Tensor | None, **kwargs):
-        """As fairseq's, `query` (T, B, D); an `attn_mask` is taken to be that of the future."""
-        options = {name for name, given in kwargs.items() if given is not None and given is not False}
-        if options != {"attn_mask"} or self.use_xformers:
-            return super().forward(query, key, value, **kwargs)
-        length, batch, dim = query.shape
-        heads = (length, batch, self.num_heads, self.head_dim)
+    def forward(self, x_TBD: Tensor, mask_TT: Tensor | None, padding_BT: Tensor | None, incremental_state):
+        """Attention output (T, B, D); `mask_TT` is the causal mask, None in incremental decoding."""
+        if mask_TT is None or padding_BT is not None or self.use_xformers:
+            qkv = (x_TBD, x_TBD, x_TBD, padding_BT, incremental_state)
+            return super().forward(*qkv, need_weights=False, attn_mask=mask_TT)[0]
+        heads = (*x_TBD.shape[:2], self.num_heads, self.head_dim)
         q, k, v = (
-            project(query).view(heads).permute(1, 2, 0, 3)
+            project(x_TBD).view(heads).permute(1, 2, 0, 3)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         dropping = self.training or self.dropout_module.apply_during_inference
         dropout = self.dropout_module.p if dropping else 0.0
         attention = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return self.out_proj(attention.permute(2, 0, 1, 3).reshape(length, batch, dim)), None
+        return self.out_proj(attention.permute(2, 0, 1, 3).reshape(x_TBD.shape))
 
 
 class DecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's, with causal self-attention."""
+    """fairseq's pre-LN decoder block with causal self-attention and a dense FFN."""
 
     def build_self_attention(self, embed_dim: int, cfg, **_) -> CausalSelfAttention:
-        """As fairseq's; the options it has for other models are False in this one."""
+        """As fairseq's, without its options for other models."""
         return CausalSelfAttention(
             embed_dim,
             cfg.decoder.attention_heads,
@@ -105,23 +104,40 @@ class DecoderLayer(TransformerDecoderLayerBase):
             xformers_att_config=cfg.decoder.xformers_att_config,
         )
 
+    def forward(
+        self,
+        x_TBD: Tensor,
+        mask_TT: Tensor | None,
+        padding_BT: Tensor | None,
+        incremental_state: dict[str, Any] | None,
+        largest_batch: int,
+    ) -> tuple[Tensor, ...]:
+        """The block's output (T, B, D), followed by the fields of a `Routing` in a Switch block.
+
+        One flat tuple: fairseq's activation checkpointing differentiates no nested outputs.
+        """
+        h_TBD = self.self_attn(self.self_attn_layer_norm(x_TBD), mask_TT, padding_BT, incremental_state)
+        if self.c_attn is not None:  # --scale-heads
+            h_TBD = (h_TBD.unflatten(-1, (self.nh, self.head_dim)) * self.c_attn[:, None]).flatten(-2)
+        if self.attn_ln is not None:  # --scale-attn
+            h_TBD = self.attn_ln(h_TBD)
+        x_TBD = x_TBD + self.dropout_module(h_TBD)
+        h_TBD, *routing = self.feed_forward(self.final_layer_norm(x_TBD), padding_BT, largest_batch)
+        if self.w_resid is not None:  # --scale-resids
+            x_TBD = self.w_resid * x_TBD
+        return x_TBD + self.dropout_module(h_TBD), *routing
+
+    def feed_forward(self, x_TBD: Tensor, padding_BT: Tensor | None, largest_batch: int) -> tuple:
+        """The dense FFN, (T, B, D)."""
+        return (self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(x_TBD)))),)
+
 
 class SwitchDecoderLayer(DecoderLayer):
-    """fairseq's decoder layer with a SwitchFFN where its dense FFN would be.
-
-    fairseq's layer computes fc2(act(fc1(x))); here fc1 is the whole Switch layer and the rest the identity,
-    so that everything else (norms, attention, incremental decoding) stays fairseq's. The load-balancing loss
-    leaves as third output, not through an attribute: under activation checkpointing only outputs carry a
-    gradient.
-    """
+    """A decoder block with a SwitchFFN, under fairseq's name `fc1`, in place of the dense FFN."""
 
     def __init__(self, cfg: TransformerConfig, args: SwitchLMConfig):
         self.moe = args
         super().__init__(cfg, no_encoder_attn=True)
-        self.activation_fn = nn.Identity()
-        self.activation_dropout_module = nn.Identity()
-        self.balance_loss: Tensor
-        self.register_forward_hook(_keep_balance_loss)
 
     def build_fc1(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> SwitchFFN:
         return SwitchFFN(
@@ -134,30 +150,19 @@ class SwitchDecoderLayer(DecoderLayer):
             self.activation_dropout_module,
         )
 
-    def build_fc2(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> nn.Module:
-        return nn.Identity()
+    def build_fc2(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> None:
+        """None: the SwitchFFN is the whole FFN."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the last pass's loss: deepcopy refuses tensors that have a graph."""
-        return {name: value for name, value in super().__getstate__().items() if name != "balance_loss"}
-
-    def forward(self, x: Tensor, *args, self_attn_padding_mask: Tensor | None = None, **kwargs):
-        """As fairseq's, `x` (T, B, D), but returns (x, attention, load-balancing loss)."""
-        self.fc1.padding_mask = self_attn_padding_mask
-        x, attention, _ = super().forward(x, *args, self_attn_padding_mask=self_attn_padding_mask, **kwargs)
-        balance_loss = self.fc1.balance_loss
-        self.fc1.balance_loss = balance_loss.detach()  # recomputation sets it, too: no graph is left behind
-        return x, attention, balance_loss
-
-
-def _keep_balance_loss(layer: SwitchDecoderLayer, inputs, outputs) -> None:
-    layer.balance_loss = outputs[2]
+    def feed_forward(self, x_TBD: Tensor, padding_BT: Tensor | None, largest_batch: int) -> tuple:
+        """The Switch FFN, (T, B, D), and the fields of its routing."""
+        y_TBD, routing = self.fc1(x_TBD, padding_BT, largest_batch)
+        return y_TBD, *routing
 
 
 def compile_training(layer: nn.Module) -> None:
-    """Have torch.compile'd what `layer` does in training.
+    """Run the layer's forward pass by torch.compile in training.
 
-    Evaluation has batches of many shapes, and Switch layers that drop no token read sizes off the device.
+    Not in evaluation: its batches have many shapes, and Switch layers without a capacity sync with the host.
     """
     eager, compiled = layer.forward, torch.compile(layer.forward)
     layer.forward = lambda *args, **kwargs: (compiled if layer.training else eager)(*args, **kwargs)
@@ -184,41 +189,69 @@ class SwitchDecoder(TransformerDecoder):
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
-    def extract_features_scriptable(self, prev_output_tokens: Tensor, *args, **kwargs):
-        """As fairseq's; processes that share out the experts agree on the size of their batches."""
-        shards = next((module.shards for module in self.modules() if isinstance(module, SwitchFFN)), None)
-        if shards:
-            shards.agree(prev_output_tokens.numel(), prev_output_tokens.device)
-        return super().extract_features_scriptable(prev_output_tokens, *args, **kwargs)
+    def extract_features(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: None = None,
+        incremental_state: dict[str, Any] | None = None,
+        full_context_alignment: bool = False,
+        **_,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Features (B, T, D) of the tokens (B, T); extra["routings"]: the Routing of each Switch block."""
+        x_TBD, padding_BT = self._embed(prev_output_tokens, incremental_state)
+        causal = incremental_state is None and not full_context_alignment
+        mask_TT = self.buffered_future_mask(x_TBD) if causal else None
+        largest_batch = self._largest_batch(prev_output_tokens)
+        routings: dict[str, Routing] = {}
+        for block, layer in enumerate(self.layers):
+            x_TBD, *routing = layer(x_TBD, mask_TT, padding_BT, incremental_state, largest_batch)
+            if routing:
+                routings[str(block)] = Routing(*routing)
+        if self.layer_norm is not None:
+            x_TBD = self.layer_norm(x_TBD)
+        x_BTD = x_TBD.transpose(0, 1)
+        if self.project_out_dim is not None:
+            x_BTD = self.project_out_dim(x_BTD)
+        return x_BTD, {"attn": [None], "routings": routings}
 
-    def load_balancing_loss(self) -> Tensor | float:
-        """Sum of the Switch layers' load-balancing losses of the last forward pass; call it once for each.
+    def _embed(self, tokens_BT: Tensor, incremental_state) -> tuple[Tensor, Tensor | None]:
+        """Embeddings (T, B, D) and padding (B, T); of the last token only in incremental decoding."""
+        positions = None
+        if self.embed_positions is not None:
+            positions = self.embed_positions(tokens_BT, incremental_state)
+        if incremental_state is not None:
+            tokens_BT = tokens_BT[:, -1:]
+            positions = None if positions is None else positions[:, -1:]
+        x_BTD = self.embed_scale * self.embed_tokens(tokens_BT)
+        if self.project_in_dim is not None:
+            x_BTD = self.project_in_dim(x_BTD)
+        if positions is not None:
+            x_BTD += positions
+        if self.layernorm_embedding is not None:
+            x_BTD = self.layernorm_embedding(x_BTD)
+        padding_BT = tokens_BT.eq(self.padding_idx)
+        return self.dropout_module(x_BTD).transpose(0, 1), padding_BT if padding_BT.any() else None
 
-        It has the graph, the layers keep the values: what keeps a graph cannot be copied.
-        """
-        layers = [layer for layer in self.modules() if isinstance(layer, SwitchDecoderLayer)]
-        losses = [layer.balance_loss for layer in layers]
-        for layer in layers:
-            layer.balance_loss = layer.balance_loss.detach()
-        return sum(losses, 0.0)
+    def _largest_batch(self, tokens_BT: Tensor) -> int:
+        """Tokens in the largest batch of any process, by one collective; 0 without expert parallelism."""
+        group = next((module.ep_group for module in self.modules() if isinstance(module, SwitchFFN)), None)
+        return group.largest(torch.tensor(tokens_BT.numel(), device=tokens_BT.device)) if group else 0
 
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)
 class SwitchLanguageModel(TransformerLanguageModel):
-    """A decoder-only Switch Transformer (paper, section 5: SM on the language modeling task), or UMix."""
+    """A decoder-only Switch Transformer (paper, section 5), or several as one UMix."""
 
     decoder: SwitchDecoder | EnsembleDecoder
 
     @classmethod
     def build_model(cls, args, task) -> "SwitchLanguageModel":
-        """Build from fairseq's arguments. UserError: experts or frequency < 1, options it cannot honour."""
+        """Build from fairseq's arguments. UserError: a count < 1, or an unsupported option."""
         if args.moe_expert_count < 1 or args.moe_freq < 1 or args.members < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")
         for flag in _NOT_SUPPORTED:
             if safe_getattr(args, flag):
-                raise UserError(
-                    f"--{flag.replace('_', '-')} does not go with a Switch Transformer: leave it out"
-                )
+                raise UserError(f"a Switch Transformer does not support --{flag.replace('_', '-')}: drop it")
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample
         decoders = [
@@ -232,22 +265,19 @@ class SwitchLanguageModel(TransformerLanguageModel):
         return cls(decoders[0] if args.members == 1 else EnsembleDecoder(decoders, "logits"))
 
 
-def _architecture(name: str, arch: Arch) -> None:
-    def fill(args) -> None:
-        for key, value in (
-            ("decoder_layers", arch.layers),
-            ("decoder_embed_dim", arch.dim),
-            ("decoder_attention_heads", arch.heads),
-            ("decoder_ffn_embed_dim", 4 * safe_getattr(args, "decoder_embed_dim", arch.dim)),
-            ("activation_fn", "gelu"),
-            ("decoder_learned_pos", True),
-            ("share_decoder_input_output_embed", True),
-        ):
-            setattr(args, key, safe_getattr(args, key, value))
-        base_lm_architecture(args)
-
-    register_model_architecture("switch_lm", name)(fill)
+def _fill(arch: Arch, args) -> None:
+    for key, value in (
+        ("decoder_layers", arch.layers),
+        ("decoder_embed_dim", arch.dim),
+        ("decoder_attention_heads", arch.heads),
+        ("decoder_ffn_embed_dim", 4 * safe_getattr(args, "decoder_embed_dim", arch.dim)),
+        ("activation_fn", "gelu"),
+        ("decoder_learned_pos", True),
+        ("share_decoder_input_output_embed", True),
+    ):
+        setattr(args, key, safe_getattr(args, key, value))
+    base_lm_architecture(args)
 
 
 for _name, _arch in ARCHS.items():
-    _architecture(_name, _arch)
+    register_model_architecture("switch_lm", _name)(partial(_fill, _arch))

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import resource
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,73 +12,70 @@ import torch
 from fairseq.data import MonolingualDataset, TokenBlockDataset
 from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import utils as distributed_utils
-from fairseq.logging import metrics
 from fairseq.optim.amp_optimizer import AMPOptimizer
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from numpy.typing import NDArray
+from torch.utils.hooks import RemovableHandle
 
 from alma.errors import UserError
+from alma.processes import peak_memory
 from alma.stages import Stage, stages
 from alma.stream import Stream, is_stream, read_index
-from fairseq_alma import blocks, preprocessed
-from fairseq_alma.evaluation import token_nll
-from fairseq_alma.expert_parallel import Shards
-from fairseq_alma.loss import ChunkedCrossEntropyCriterion
-from fairseq_alma.switch_layer import expert_losses, routing_stats, switch_layers
+from fairseq_alma.data import blocks, preprocessed
+from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
+from fairseq_alma.moe.layer import routings_of, switch_layers
+from fairseq_alma.moe.metrics import layer_stats, log_layers, token_nll
+from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
 
-_KEPT = (
-    "train_tokens",
-    "valid_tokens",
-    "growth_tokens",
-    "seconds",
-    "peak_memory",
-)  # of this stage, kept in checkpoints
+_KEPT = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory")
+"""Measurements of this stage that checkpoints keep."""
 
 
 @dataclass
 class AlmaLMConfig(LanguageModelingConfig):
-    """fairseq's language_modeling and the stage of the stream."""
+    """Options of fairseq's language_modeling, of the stage and of growth."""
 
     tokens_per_sample: int = field(default=512, metadata={"help": "input sequence length in tokens"})
     stage: int = field(default=0, metadata={"help": "which stage to train, from 0"})
-    waiting_time: int = field(default=1, metadata={"help": "mega-batches gathered before a stage trains"})
+    waiting_time: int = field(default=1, metadata={"help": "mega-batches that arrive before each stage"})
     replay: bool = field(
-        default=False, metadata={"help": "train on all mega-batches so far, not the new ones"}
+        default=False, metadata={"help": "train on all mega-batches so far, not only on the new ones"}
     )
     megabatch_words: int = field(
         default=0,
         metadata={"help": "cut a fairseq-preprocess directory into mega-batches of this many words"},
     )
-    megabatch_tokens: int = field(default=0, metadata={"help": "the same, in tokens"})
-    megabatch_seed: int = field(default=1, metadata={"help": "seed of that cut; the same for every stage"})
+    megabatch_tokens: int = field(default=0, metadata={"help": "as --megabatch-words, in tokens"})
+    megabatch_seed: int = field(default=1, metadata={"help": "seed of this cut; use the same in every stage"})
     moe_gate_loss_wt: float = field(default=0.01, metadata={"help": "weight of the load-balancing loss"})
     grow_experts: int = field(
         default=0,
         metadata={
-            "help": "of --moe-expert-count experts, this many are split off the losing experts of "
-            "--finetune-from-model, the previous stage's checkpoint"
+            "help": "split this many losing experts of --finetune-from-model, the previous stage's "
+            "checkpoint; --moe-expert-count is the number after the splits"
         },
     )
     grow_router: ChoiceEnum(["preserve", "copy", "tree"]) = field(  # type: ignore[valid-type]
         default="preserve",
         metadata={
-            "help": "preserve: splits leave the model's function as it was but for --grow-noise; copy: "
-            "copies of experts and router rows (the paper's language models), set apart by --grow-noise; "
-            "tree: each split gets a gate of its own (its section 4.2), function as it was"
+            "help": "preserve: copy experts and router rows and keep the model's function, except for "
+            "--grow-noise; copy: plain copies (the paper's language models) and --grow-noise; tree: add a "
+            "gate for each split (the paper's section 4.2), which keeps the function"
         },
     )
     grow_noise: float = field(
         default=0.1,
         metadata={
             "help": "standard deviation of the noise between the router rows of parent and copy, half on "
-            "each; the paper mentions none. 0: plain copies, a tie, in which argmax takes the parent"
+            "each (not in the paper); with 0 the rows are equal, and argmax always picks the parent"
         },
     )
     grow_optimizer: ChoiceEnum(["reset", "copy"]) = field(  # type: ignore[valid-type]
-        default="reset", metadata={"help": "optimizer state after growing: start anew, or copy the parents'"}
+        default="reset",
+        metadata={"help": "optimizer state after growth: reset it, or copy that of the parents"},
     )
 
 
@@ -87,27 +83,27 @@ class AlmaLMConfig(LanguageModelingConfig):
 class AlmaLMTask(LanguageModelingTask):
     """Language modelling on a stage of a mega-batch stream.
 
-    DATA is a stream directory (see alma.stream) or what fairseq-preprocess wrote; several directories of the
-    latter, joined by ':', are shards of one corpus. `train` is what the stage trains on, `valid` and `test`
-    are as in fairseq.
+    DATA is a stream directory (see alma.stream) or the output directory of fairseq-preprocess; several of the
+    latter, joined by ':', are shards of one corpus. The split `train` has the mega-batches of the stage.
     """
 
     def __init__(self, args, dictionary, output_dictionary=None, targets=None):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = Stream.load(args.data) if is_stream(args.data) else None
         if self.stream:
-            self.plan(len(self.stream.megabatches))
+            self._stage(len(self.stream.megabatches))  # raise before fairseq builds and prints a model
         self.train_tokens = 0
         self.valid_tokens = 0
         self.growth_tokens = 0
-        self.seconds = 0.0  # before this process
+        self.seconds = 0.0  # in earlier processes
         self.started = time.monotonic()
         self.peak_memory = 0
-        self.sources: dict[str, tuple[list[str], NDArray[np.int64] | None]] = {}  # files, items (None: all)
+        # By split: prefixes of the files, and the numbers of their items to use (None: all).
+        self.sources: dict[str, tuple[list[str], NDArray[np.int64] | None]] = {}
 
     @classmethod
     def setup_dictionary(cls, args, **kwargs):
-        """As fairseq's. UserError when the data or its dict.txt are missing, or dict.txt is none."""
+        """As fairseq's. UserError: data or dict.txt missing, or dict.txt not a dictionary."""
         if not args.data:
             raise UserError("no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`")
         first = Path(args.data.split(":")[0])
@@ -119,27 +115,27 @@ class AlmaLMTask(LanguageModelingTask):
             )
         try:
             return super().setup_dictionary(args, **kwargs)
-        except Exception as error:  # fairseq raises that of a wrong encoding
+        except Exception as error:  # fairseq raises Exception for a wrong encoding
             raise UserError(f"{first}/dict.txt is not a dictionary: {error}; make the data again") from error
 
     def build_model(self, args, from_checkpoint: bool = False):
-        """fairseq's; with --moe-expert-parallel the model to train has this process's experts only.
+        """As fairseq's; with --moe-expert-parallel, the trained model has the local experts only.
 
-        UserError: no such stage, experts that cannot be shared out evenly.
+        UserError: no such stage, experts not divisible by the number of processes.
         """
         if self._is_cut() and (self.args.stage or self.args.waiting_time != 1) and not from_checkpoint:
-            self.plan(len(self.megabatches))  # before a model is built and printed
+            self._stage(len(self.megabatches))  # as in __init__
         model = super().build_model(args, from_checkpoint)
         processes = distributed_utils.get_data_parallel_world_size()
         if getattr(args, "moe_expert_parallel", False) and processes > 1 and not from_checkpoint:
             if args.moe_expert_count % processes:
                 raise UserError(
-                    f"--moe-expert-parallel: {args.moe_expert_count} experts cannot be shared out evenly to "
-                    f"{processes} processes; use a multiple as --moe-expert-count, or leave the flag out"
+                    f"--moe-expert-parallel: {args.moe_expert_count} experts cannot be divided among "
+                    f"{processes} processes; use a multiple as --moe-expert-count, or drop the flag"
                 )
-            shards = Shards(distributed_utils.get_data_parallel_group())
+            group = ExpertParallelGroup(distributed_utils.get_data_parallel_group())
             for layer in switch_layers(model).values():
-                layer.share_out(shards)
+                layer.parallelize(group)
         return model
 
     def load_dataset(self, split: str, epoch: int = 1, combine: bool = False, **kwargs) -> None:
@@ -147,27 +143,23 @@ class AlmaLMTask(LanguageModelingTask):
 
         UserError: stage out of range, files missing, truncated, changed or empty.
         """
-        if self.stream:
-            self.sources[split] = (self._stream_files(split), None)
-        else:
-            self.sources[split] = self._preprocessed_items(split)
+        items = self._stream_items(self.stream, split) if self.stream else self._preprocessed_items(split)
+        self.sources[split] = items
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
 
-    def plan(self, megabatches: int) -> Stage:
-        """This run's stage of a stream of `megabatches`. UserError when there is none such."""
-        plan = stages(megabatches, self.args.waiting_time, self.args.replay)
-        if not 0 <= self.args.stage < len(plan):
+    def _stage(self, megabatches: int) -> Stage:
+        """The stage --stage of a stream of `megabatches`. UserError: no such stage."""
+        found = stages(megabatches, self.args.waiting_time, self.args.replay)
+        if not 0 <= self.args.stage < len(found):
             raise UserError(
                 f"--stage {self.args.stage}: {megabatches} mega-batches with --waiting-time "
-                f"{self.args.waiting_time} have stages 0 to {len(plan) - 1}"
+                f"{self.args.waiting_time} have stages 0 to {len(found) - 1}"
             )
-        return plan[self.args.stage]
+        return found[self.args.stage]
 
-    def _stream_files(self, split: str) -> list[str]:
-        stream = self.stream
-        assert stream is not None
+    def _stream_items(self, stream: Stream, split: str) -> tuple[list[str], None]:
         if split == "train":
-            stage = self.plan(len(stream.megabatches))
+            stage = self._stage(len(stream.megabatches))
             parts = [stream.megabatches[t - 1] for t in stage.train_on]
             logger.info(f"stage {stage.index}: mega-batches {', '.join(str(t) for t in stage.train_on)}")
         elif split in ("valid", "test"):
@@ -176,7 +168,7 @@ class AlmaLMTask(LanguageModelingTask):
             raise UserError(f"{split}: a stream has the splits train, valid and test")
         if distributed_utils.get_global_rank() == 0:
             stream.check(parts)
-        return self._checked([stream.path(part) for part in parts])
+        return self._checked([stream.path(part) for part in parts]), None
 
     def _preprocessed_items(self, split: str) -> tuple[list[str], NDArray[np.int64] | None]:
         if split != "train":
@@ -188,7 +180,7 @@ class AlmaLMTask(LanguageModelingTask):
                     "--megabatch-tokens to cut it into mega-batches"
                 )
             return self._checked(self._train_prefixes()), None
-        stage = self.plan(len(self.megabatches))
+        stage = self._stage(len(self.megabatches))
         numbers = ", ".join(str(t) for t in stage.train_on)
         logger.info(f"{len(self.megabatches)} mega-batches; stage {stage.index}: {numbers}")
         return self._train_prefixes(), np.concatenate([self.megabatches[t - 1] for t in stage.train_on])
@@ -197,12 +189,12 @@ class AlmaLMTask(LanguageModelingTask):
         return [f"{directory}/train" for directory in self.args.data.split(":")]
 
     def _is_cut(self) -> bool:
-        """Whether DATA is a fairseq-preprocess directory to be cut into mega-batches."""
+        """Whether to cut DATA, a fairseq-preprocess directory, into mega-batches."""
         return not self.stream and bool(self.args.megabatch_words or self.args.megabatch_tokens)
 
     @functools.cached_property
     def megabatches(self) -> list[NDArray[np.int64]]:
-        """Item numbers of every mega-batch that a fairseq-preprocess directory is cut into."""
+        """Numbers of the items in each mega-batch of a fairseq-preprocess directory."""
         prefixes, words = self._checked(self._train_prefixes()), self.args.megabatch_words
         sizes = np.concatenate([read_index(f"{prefix}.idx")[0] for prefix in prefixes])
         weights = preprocessed.count_words(prefixes, self.dictionary) if words else sizes
@@ -214,32 +206,32 @@ class AlmaLMTask(LanguageModelingTask):
             preprocessed.check_files(prefix)
         return prefixes
 
-    def _token_blocks(self, split: str, length: int) -> blocks.TokenBlocks | TokenBlockDataset:
+    def _blocks(self, split: str, length: int) -> MonolingualDataset:
         prefixes, items = self.sources[split]
         tokens = blocks.Tokens(prefixes, items)
         if not len(tokens):
             raise UserError(f"{self.args.data}: {split} is empty")
-        if self.args.sample_break_mode in (None, "none") and self.targets == ["future"]:
-            return blocks.TokenBlocks(tokens, length, self.dictionary.eos())
-        indexed = preprocessed.indexed(prefixes, items)
-        return TokenBlockDataset(
-            indexed,
-            indexed.sizes,
-            length,
-            pad=self.dictionary.pad(),
-            eos=self.dictionary.eos(),
-            break_mode=self.args.sample_break_mode,
-            include_targets=True,
-        )
-
-    def _blocks(self, split: str, length: int) -> MonolingualDataset:
-        token_blocks = self._token_blocks(split, length)
+        across_items = self.args.sample_break_mode in (None, "none")
+        token_blocks: blocks.TokenBlocks | TokenBlockDataset
+        if across_items and self.targets == ["future"]:
+            token_blocks = blocks.TokenBlocks(tokens, length, self.dictionary.eos())
+        else:
+            indexed = preprocessed.indexed(prefixes, items)
+            token_blocks = TokenBlockDataset(
+                indexed,
+                indexed.sizes,
+                length,
+                pad=self.dictionary.pad(),
+                eos=self.dictionary.eos(),
+                break_mode=self.args.sample_break_mode,
+                include_targets=True,
+            )
         return MonolingualDataset(
             token_blocks,
             token_blocks.sizes,
             self.dictionary,
             self.output_dictionary,
-            add_eos_for_other_targets=self.args.sample_break_mode not in (None, "none"),
+            add_eos_for_other_targets=not across_items,
             shuffle=True,
             targets=self.targets,
             add_bos_token=self.args.add_bos_token,
@@ -248,127 +240,89 @@ class AlmaLMTask(LanguageModelingTask):
         )
 
     def eval_lm_dataloader(self, dataset, max_positions=None, **kwargs):
-        """As fairseq's, but blocks longer than the model's positions are cut anew instead of left out."""
+        """As fairseq's, with blocks cut to the model's positions; fairseq drops longer blocks."""
         if max_positions and max_positions < self.args.tokens_per_sample:
             split = next(name for name, loaded in self.datasets.items() if loaded is dataset)
             dataset = self._blocks(split, max_positions - kwargs.get("context_window", 0))
         return super().eval_lm_dataloader(dataset, max_positions=max_positions, **kwargs)
 
     def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, max_positions=None, **kwargs):
-        """fairseq's; batches of equal blocks are the same but computed, not listed (see `blocks`)."""
-        grouped = kwargs.get("grouped_shuffling", False)
-        if grouped or not blocks.equal_blocks(dataset, max_tokens, max_positions):
+        """As fairseq's; batches of equal blocks are computed on demand, not listed (see `blocks`)."""
+        if kwargs.get("grouped_shuffling") or not blocks.equal_blocks(dataset, max_tokens, max_positions):
             return super().get_batch_iterator(dataset, max_tokens, max_sentences, max_positions, **kwargs)
         return blocks.batch_iterator(dataset, max_tokens, max_sentences, **kwargs)
 
     def can_reuse_epoch_itr(self, dataset) -> bool:
-        """Never: fairseq would batch epoch 2 as epoch 1 was, but not after a resume in epoch 2."""
+        """Never: epoch 2 would reuse the batches of epoch 1, but not after a resume within epoch 2."""
         return False
 
     def has_sharded_data(self, split: str) -> bool:
-        """Never: the shards of a stage are one data set, not one per epoch."""
+        """Never: fairseq would train on one shard per epoch, not on all."""
         return False
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
-        """fairseq's, with the load-balancing loss added: it acts under any criterion.
+        """As fairseq's, plus the load-balancing loss, with any criterion.
 
-        A criterion's loss is a sum that fairseq divides by `sample_size`: so is the balance loss then.
+        It is multiplied by `sample_size`, by which fairseq divides the sum of losses.
         """
         model.train()
         model.set_num_updates(update_num)
-        with torch.autograd.profiler.record_function("forward"):
+        outputs: list[tuple] = []
+        with torch.autograd.profiler.record_function("forward"), collect_outputs(model, outputs):
             with torch.autocast(sample["target"].device.type, enabled=isinstance(optimizer, AMPOptimizer)):
                 loss, sample_size, logging_output = criterion(model, sample)
-            balance = getattr(_unwrapped(model).decoder, "load_balancing_loss", lambda: 0.0)()
+            routings = routings_of(outputs[-1]) if outputs else {}
+            outputs.clear()  # free the logits before backward
+            balance = sum(routing.balance_loss for routing in routings.values())
             loss = loss + self.args.moe_gate_loss_wt * sample_size * balance
         if ignore_grad:
             loss = loss * 0
         with torch.autograd.profiler.record_function("backward"):
             optimizer.backward(loss)
-        for layer, module in switch_layers(_unwrapped(model)).items():
-            for key, value in routing_stats(module).items():
-                logging_output[f"moe_l{layer}_{key}"] = value
+        logging_output |= layer_stats(routings)
         if torch.cuda.is_available():
             self.peak_memory = max(self.peak_memory, torch.cuda.max_memory_allocated())
         return loss, sample_size, logging_output
 
     def valid_step(self, sample, model, criterion):
-        """fairseq's, and each expert's share of the language-model loss."""
-        outputs: list[Any] = []
-        hook = model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-        try:
+        """As fairseq's, plus the loss of each expert."""
+        outputs: list[tuple] = []
+        with collect_outputs(model, outputs):
             loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
-        finally:
-            hook.remove()
-        layers = switch_layers(_unwrapped(model))
-        if layers:
+        if outputs and (routings := routings_of(outputs[-1])):
             if isinstance(criterion, ChunkedCrossEntropyCriterion):
-                nll = criterion.nll  # the model's output has no logits
+                nll = criterion.nll  # the decoder returned features, not logits
             else:
                 nll = token_nll(outputs[-1][0], sample["target"], self.dictionary.pad())
-            for layer, module in layers.items():
-                for key, value in routing_stats(module).items():
-                    logging_output[f"moe_l{layer}_{key}"] = value
-                logging_output[f"moe_l{layer}_nll"] = expert_losses(module, nll)
+            logging_output |= layer_stats(routings, nll)
         return loss, sample_size, logging_output
 
     def reduce_metrics(self, logging_outputs, criterion) -> None:
-        """Log fairseq's metrics and each Switch layer's (layer numbers from 0, as in the parameter names)."""
+        """As fairseq's, plus the metrics of the Switch layers, numbered as in the parameter names."""
         super().reduce_metrics(logging_outputs, criterion)
         tokens = int(sum(log.get("ntokens", 0) for log in logging_outputs))
         if criterion.training:
             self.train_tokens += tokens
         else:
             self.valid_tokens += tokens
-        names = {key for log in logging_outputs for key in log if key.startswith("moe_l")}
-        for prefix in sorted({name.rsplit("_", 1)[0] for name in names}):
-            total = {
-                name.rsplit("_", 1)[1]: sum(log[name] for log in logging_outputs if name in log)
-                for name in names
-                if name.rsplit("_", 1)[0] == prefix
-            }
-            if float(total["tokens"]) > 0:
-                _log_router(prefix.removeprefix("moe_"), total)
+        log_layers(logging_outputs)
 
     def get_checkpoint_dict(self) -> dict[str, Any]:
-        """What fairseq keeps for us in a checkpoint and gives back on resume (not on fine-tuning)."""
+        """Measurements of this stage for the checkpoint; fairseq restores them only when it resumes."""
         if not torch.cuda.is_available():
-            self.peak_memory = max(
-                self.peak_memory, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            )
+            self.peak_memory = max(self.peak_memory, peak_memory())
         state = {name: getattr(self, name) for name in _KEPT}
         state["seconds"] += time.monotonic() - self.started
         return {type(self).__name__: state}
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
-        """Undo of `get_checkpoint_dict`; earlier versions did not count the tokens of validation."""
+        """Restore the measurements; checkpoints of earlier versions lack `valid_tokens`."""
         for name in _KEPT:
             setattr(self, name, state.get(name, 0))
 
 
-def _unwrapped(model):
-    """The model inside fairseq's distributed wrappers."""
-    while not hasattr(model, "decoder"):
+def collect_outputs(model, outputs: list[tuple]) -> RemovableHandle:
+    """Append the output of each forward pass of the decoder, called by any criterion, to `outputs`."""
+    while not hasattr(model, "decoder"):  # fairseq's distributed wrappers
         model = model.module
-    return model
-
-
-def _log_router(layer: str, total: dict[str, Any]) -> None:
-    """Log the router metrics of one layer from sums over tokens (see `routing_stats`)."""
-    tokens = total["tokens"]
-    load = total["load"]
-    share = load / tokens
-    for name, value in (
-        ("balance_loss", total["balance"] / tokens),
-        ("dropped", total["dropped"] / tokens),
-        ("max_load", share.max() * len(share)),
-        ("dead_experts", (load == 0).sum()),
-        ("entropy", total["entropy"] / tokens),
-        ("top1_prob", total["top1"] / tokens),
-        *((f"share{e}", value) for e, value in enumerate(share)),
-        *(
-            (f"nll{e}", n / c.clamp(min=1))
-            for e, (n, c) in enumerate(zip(total.get("nll", ()), load, strict=False))
-        ),
-    ):
-        metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)
+    return model.decoder.register_forward_hook(lambda decoder, inputs, output: outputs.append(output))

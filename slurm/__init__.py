@@ -1,1 +1,1 @@
-"""The launcher: a chain of stages of one language-model learner, each restartable at any moment."""
+"""The launcher: runs of language models and sweeps of image runs, on this machine and on SLURM."""

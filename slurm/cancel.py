@@ -1,19 +1,20 @@
-"""Cancel what is not done of runs on a cluster; no other job is touched.
+"""Cancel the incomplete jobs of runs on a cluster, and no others.
 
 python -m slurm.cancel RUN... [--dry-run]
 
-The command that launched a run goes on with it later, where it was cancelled.
+Rerun the launch command to resume a cancelled run.
 """
 
 from alma.errors import Parser, UserError, command
-from slurm.queue import find, live_units, on_cluster, scancel
+from slurm.engine.queue import find, live_jobs, on_cluster
+from slurm.engine.squeue import scancel
 
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="python -m slurm.cancel", description="Cancel what is not done of runs on a cluster.")
-    made.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a folder that holds some")
-    made.add_argument("--dry-run", action="store_true", help="say what would be cancelled, and leave it")
+    made = Parser(prog="python -m slurm.cancel", description="Cancel incomplete jobs of runs on a cluster.")
+    made.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a folder of runs")
+    made.add_argument("--dry-run", action="store_true", help="print the jobs without cancelling them")
     return made
 
 
@@ -25,13 +26,13 @@ def main() -> None:
     if not runs:
         where = ", ".join(options.runs)
         raise UserError(f"{where}: not launched on a cluster (no jobs.json): end a local run by Ctrl-C")
-    units = live_units(runs)
-    if units and not options.dry_run:
-        scancel([unit.job for unit in units if unit.job])
-    for unit in units:
-        print(f"{unit.run}: {unit.name} (job {unit.job})")
+    jobs = live_jobs(runs)
+    if jobs and not options.dry_run:
+        scancel([job.job_id for job in jobs if job.job_id])
+    for job in jobs:
+        print(f"{job.run}: {job.name} (job id {job.job_id})")
     done = "would cancel" if options.dry_run else "cancelled"
-    print(f"{done} {len(units)} units" if units else "nothing to cancel")
+    print(f"{done} {len(jobs)} jobs" if jobs else "nothing to cancel")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
-"""The whole path in a few minutes on a CPU: corpus, stream, two learners; learners of images; report.
-
-Nothing is downloaded.
+"""Demo, minutes on a CPU without downloads: corpus, stream, two language models, image learners, report.
 
 python -m slurm.demo [--out DIR]
 
-Each command is printed before it runs, to be copied; after an interruption all of it can be run again.
+Prints each command before it runs. Rerun the demo to resume after an interruption.
 """
 
 import os
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from alma.errors import Parser, command
@@ -26,16 +24,17 @@ TRAINING = (
     "--lr 4e-3 --lr-scheduler polynomial_decay --warmup-updates 10 --total-num-update 40 --clip-norm 1 "
     "--no-epoch-checkpoints --cpu"
 )
-LEARNERS = {"sm": "", "gmoe": "--grow-experts 2,2,4"}
+OPTIONS = {"sm": "", "gmoe": "--grow-experts 2,2,4"}
+"""Of the launcher, by learner."""
 
 
 def steps(out: Path) -> list[list[str]]:
-    """The command lines in order; those of one step run side by side."""
+    """The command lines of each step; those of one step run at the same time."""
     corpus, stream, runs = (shlex.quote(str(out / name)) for name in ("corpus", "stream", "runs"))
     sources = " ".join(f"{name}={corpus}/{name}.txt" for name in ("topics", "stdlib", "packages"))
     launches = []
-    for learner, growth in LEARNERS.items():
-        options = f"--learner {learner} --cluster local --out {runs}/{learner} {growth}".strip()
+    for learner, own in OPTIONS.items():
+        options = f"--learner {learner} --cluster local --out {runs}/{learner} {own}".strip()
         launches.append(f"python -m slurm.launch {stream} {options} -- {TRAINING}")
     return [
         [f"python -m data_prep.pydoc_corpus {corpus}"],
@@ -51,41 +50,30 @@ def steps(out: Path) -> list[list[str]]:
 
 
 def run(lines: Sequence[str]) -> None:
-    """Run the command lines of a step side by side, each on its share of the cores; exits if one fails."""
+    """Run the command lines of a step at the same time, each on its share of the cores; exit if one fails."""
     threads = max(1, (os.cpu_count() or 1) // len(lines))
+    # Idle OpenMP threads spin: processes that each use all cores would slow each other down.
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    output = None if len(lines) == 1 else subprocess.PIPE
     processes = []
     for line in lines:
         print(f"\n$ {line}", flush=True)
-        # Idle OpenMP threads spin: two processes that each take all cores would slow each other down.
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        output = None if len(lines) == 1 else subprocess.PIPE
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, *shlex.split(line)[1:]],
-                env=environment,
-                stdout=output,
-                stderr=output and subprocess.STDOUT,
-                text=True,
-            )
-        )
-    readers = [
-        threading.Thread(target=_copy, args=(p, line)) for p, line in zip(processes, lines, strict=True)
-    ]
-    for reader in readers:
-        reader.start()
-    codes = [process.wait() for process in processes]
-    for reader in readers:
-        reader.join()
+        words = [sys.executable, *shlex.split(line)[1:]]
+        error = output and subprocess.STDOUT
+        processes.append(subprocess.Popen(words, env=environment, stdout=output, stderr=error, text=True))
+    with ThreadPoolExecutor(len(lines)) as pool:
+        codes = list(pool.map(_follow, processes, lines))
     for code in codes:
         if code:
             sys.exit(code if code > 0 else 1)
 
 
-def _copy(process: subprocess.Popen, line: str) -> None:
-    """Print what a process says, with its learner's name before each line."""
+def _follow(process: subprocess.Popen, line: str) -> int:
+    """Print the output of a process, each line after the name of its learner; return its exit code."""
     name = line.partition("--learner ")[2].partition(" ")[0]
-    for said in process.stdout or ():
-        print(f"{name:>4} | {said}", end="", flush=True)
+    for text in process.stdout or ():
+        print(f"{name:>4} | {text}", end="", flush=True)
+    return process.wait()
 
 
 @command

@@ -1,4 +1,4 @@
-"""Run a whole chain of stages of a language-model learner; the same command goes on where it stopped.
+"""Run all stages of a language-model learner; rerun the same command to resume.
 
 python -m slurm.launch STREAM --learner gmoe --out RUN --grow-experts 2 -- --max-update 400 ...
 python -m slurm.launch experiments/table2/gmoe_w1_base.yaml --stream STREAM --size small lr=1e-3
@@ -6,6 +6,7 @@ python -m slurm.launch experiments/table2/gmoe_w1_base.yaml --stream STREAM --si
 
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -16,34 +17,35 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError, command
-from alma.files import locked, make_directory
+from alma.files import locked, make_directory, patiently_locked
 from alma.records import Run
-from alma.report import as_text
+from alma.report.tables import as_text
 from alma.stages import stages
 from alma.stream import FileInfo, Stream, is_stream
-from slurm import child, queue, resources, submit
-from slurm.estimate import check, count_units, estimate, table
-from slurm.flags import described
-from slurm.local import run_side_by_side, slot
-from slurm.machine import Machine
-from slurm.plan import Plan, Request, make_plan, reshard_command
-from slurm.progress import say
-from slurm.request import parse, read_requests, resolved
-from slurm.resources import Resources
-from slurm.stage import UNTRAINED, collect, run_stages
-from slurm.unit import patiently_locked
+from slurm.engine import children, queue, resources, submission, terminal
+from slurm.engine.machine import Machine
+from slurm.engine.queue import SubmittedJob
+from slurm.engine.resources import Resources
+from slurm.engine.terminal import say
+from slurm.lm.estimate import check, estimate, table, vocabulary_size
+from slurm.lm.flags import described
+from slurm.lm.local import run_in_order, run_side_by_side, slot
+from slurm.lm.plan import Plan, Request, make_plan, reshard_command
+from slurm.lm.request import parse, read_requests, resolved
+from slurm.lm.rows import UNTRAINED, collect
+from slurm.lm.stage import RunJob, in_submission_order, jobs_of
 
 
 def count_megabatches(request: Request) -> int:
-    """B: as stream.json says, or as the flags cut an ordinary fairseq-preprocess directory."""
+    """B: from stream.json, or from the flags that cut a fairseq-preprocess directory."""
     if is_stream(request.stream):
         return len(Stream.load(request.stream).megabatches)
     say(f"cutting {request.stream} into mega-batches")
-    return json.loads(child.ask(reshard_command(request), "cutting the data"))["megabatches"]
+    return json.loads(children.ask(reshard_command(request), "cutting the data"))["megabatches"]
 
 
 def identity(stream: str) -> dict[str, Any]:
-    """What tells data apart in run.json: a stream may be moved, for stream.json has all its checksums."""
+    """Identity of the data for run.json; a moved stream stays the same, by its checksums."""
     if not is_stream(stream):
         return {"data": ":".join(str(Path(shard).resolve()) for shard in stream.split(":"))}
     made = Stream.load(stream)
@@ -59,128 +61,141 @@ def _digest(files: Mapping[str, FileInfo]) -> str:
     return hashlib.sha256("".join(files[name].sha256 for name in sorted(files)).encode()).hexdigest()
 
 
-def run_config(request: Request, plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """What tells the plan's run apart, and those of it that may grow: a finished run goes on when its stream
-    has got longer.
+def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The run's config, and those of its keys that may grow with the stream.
 
-    UserError: the run that is there has a last stage that ended early because its stream did.
+    Raises UserError if the last stage of the existing run was cut short by the end of a shorter stream.
     """
+    waiting_time, replay = plan.config["waiting_time"], plan.config["replay"]
     if (plan.out / "run.json").exists():
         before = Run.read(plan.out).config["megabatches"]
-        if before < plan.config["megabatches"] and request.waiting_time <= before:
-            last = stages(before, request.waiting_time, request.replay)[-1]
-            now = stages(plan.config["megabatches"], request.waiting_time, request.replay)[last.index]
+        if before < plan.config["megabatches"] and waiting_time <= before:
+            last = stages(before, waiting_time, replay)[-1]
+            now = stages(plan.config["megabatches"], waiting_time, replay)[last.index]
             if last != now and (plan.out / f"stage_{last.index:02d}").exists():
                 raise UserError(
-                    f"{plan.out}: stage {last.index} trained when its stream ended with mega-batch "
+                    f"{plan.out}: stage {last.index} was trained when the stream ended with mega-batch "
                     f"{last.last}; now it would wait for mega-batch {now.last}: choose another --out"
                 )
-    growing = ("megabatches", "megabatch_sha256", "grow_experts") if is_stream(request.stream) else ()
-    return plan.config | identity(request.stream), growing
+    growing = ("megabatches", "megabatch_sha256", "grow_experts") if is_stream(plan.stream) else ()
+    return plan.config | identity(plan.stream), growing
 
 
-def open_run(request: Request, plan: Plan) -> Run:
-    """The plan's run directory. UserError: something was trained there with other settings."""
-    config, growing = run_config(request, plan)
+def open_run(plan: Plan) -> Run:
+    """Create or resume the run directory. Raises UserError if it was trained with other settings."""
+    config, growing = run_config(plan)
     run = Run.open(plan.out, config, plan.seeds, growing, untrained=[UNTRAINED])
-    run.note(stages=len(plan.stages))  # so many were asked for
+    run.note(stages=len(plan.stages))  # as requested, which may be fewer than the stream has
     return run
 
 
-def launch(request: Request, plan: Plan) -> None:
-    """Run one request to its end, all stages on this machine, one after the other; print its rows."""
+def launch(plan: Plan) -> None:
+    """Run all stages on this machine, one after the other; print the rows."""
     make_directory(plan.out)
     with locked(plan.out):
         _check_queue(plan)
-        run = open_run(request, plan)
-        run_stages(plan, run)
+        run = open_run(plan)
+        run_in_order(plan, run)
     print(summary(run))
 
 
-def launch_side_by_side(requests: Sequence[Request], plans: Sequence[Plan], jobs: int) -> None:
-    """Run all requests to their end on this machine, `jobs` trainings at a time; print their rows."""
+def launch_here(plans: Sequence[Plan], jobs: int) -> None:
+    """Run all plans on this machine, `jobs` jobs at a time; print the rows."""
+    if jobs == 1:
+        for plan in plans:
+            if len(plans) > 1:
+                print(f"\n{plan.out}", flush=True)
+            launch(plan)
+        return
     with ExitStack() as stack:
         for plan in plans:
             make_directory(plan.out)
             stack.enter_context(locked(plan.out))
             _check_queue(plan)
-        runs = [open_run(request, plan) for request, plan in zip(requests, plans, strict=True)]
+        runs = [open_run(plan) for plan in plans]
         run_side_by_side(plans, runs, jobs)
     for run in runs:
         print(f"\n{run.directory}\n{summary(run)}")
 
 
 def _check_queue(plan: Plan) -> None:
-    """UserError: jobs of the run are in SLURM's queue, which would train the same stages."""
+    """Raise UserError if SLURM has jobs of the run, which would train the same stages."""
     if not queue.on_cluster(plan.out) or not shutil.which("squeue"):
         return
-    if busy := queue.live_units([plan.out]):
+    if busy := queue.live_jobs([plan.out]):
         raise _in_the_queue(plan, busy, "give --cluster slurm")
 
 
-def _in_the_queue(plan: Plan, busy: Sequence[queue.Unit], instead: str) -> UserError:
-    jobs = ", ".join(dict.fromkeys(str(unit.job) for unit in busy if unit.run == plan.out))
+def _in_the_queue(plan: Plan, busy: Sequence[SubmittedJob], instead: str) -> UserError:
+    ids = ", ".join(dict.fromkeys(str(job.job_id) for job in busy if job.run == plan.out))
     return UserError(
-        f"{plan.out}: jobs {jobs} of this run are in SLURM's queue: {instead}, or cancel them "
+        f"{plan.out}: jobs of this run are in SLURM's queue (job ids {ids}): {instead}, or cancel them "
         f"with: python -m slurm.cancel {plan.out}"
     )
 
 
-def launch_on_slurm(
-    requests: Sequence[Request], plans: Sequence[Plan], wanted: Resources, wait: bool
-) -> None:
-    """Submit all that is not complete, and not in the queue."""
-    folder = submit.log_folder(plans)
+def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> None:
+    """Submit all jobs that are neither complete nor queued; with `wait` print the rows at the end."""
+    folder = submission.log_folder(common_folder(plans))
+    jobs = slurm_jobs(plans, wanted)
     outs = [plan.out for plan in plans]
-    with ExitStack() as stack:  # two launches at a time would both find nothing in the queue
+    with ExitStack() as stack:  # else two launches could both find an empty queue
         for out in outs:
             make_directory(out)
             stack.enter_context(patiently_locked(out))
-        busy = submit.in_queue(outs)
+        busy = submission.in_queue(outs)
         if busy:
-            say(f"{len(busy)} units are in the queue already, {busy[0].run} {busy[0].name} among them")
-        taken = {unit.run for unit in busy}
-        for request, plan in zip(requests, plans, strict=True):
-            if plan.out in taken and not Run.check(plan.out, *run_config(request, plan)):
+            say(f"{len(busy)} jobs are already in the queue, among them {busy[0].run} {busy[0].name}")
+        taken = {job.run for job in busy}
+        for plan in plans:
+            if plan.out in taken and not Run.check(plan.out, *run_config(plan)):
                 raise _in_the_queue(plan, busy, "wait for them")
-            open_run(request, plan)
-        jobs = {unit.marker: str(unit.job) for unit in busy}
+            open_run(plan)
+        ids = {job.marker: str(job.job_id) for job in busy}
         try:
-            submit.submit(plans, wanted, submit.to_slurm(folder), jobs)
+            submission.submit(in_submission_order(jobs), wanted, submission.to_slurm(folder), ids)
         finally:
-            submit.record(plans, jobs, folder, busy)
-    new = len(jobs) - len(busy)
-    say(f"{new} units submitted" + (f"; their logs: {folder}" if new else ""))
-    names = " ".join(str(out) for out in outs)
+            for out in outs:
+                submission.record(out, [job for job in jobs if job.run == out], ids, folder, busy)
+    new = len(ids) - len(busy)
+    say(f"{new} jobs submitted" + (f"; their logs: {folder}" if new else ""))
     if not wait:
-        print(f"watch them with: python -m slurm.status --watch {names}")
+        print(f"watch them with: python -m slurm.status --watch {' '.join(map(str, outs))}")
         return
     problems = queue.wait(outs)
-    for request, plan in zip(requests, plans, strict=True):
+    for plan in plans:
         with patiently_locked(plan.out):  # the last job may not have appended its rows yet
-            run = open_run(request, plan)
+            run = open_run(plan)
             collect(plan, run)
         print(f"\n{plan.out}\n{summary(run)}")
     if problems:
-        raise child.StageFailed("; ".join(str(problem) for problem in problems))
+        raise children.StageFailed("; ".join(map(str, problems)))
+
+
+def slurm_jobs(plans: Sequence[Plan], wanted: Resources) -> list[RunJob]:
+    """All jobs of the plans; fairseq or SLURM starts the processes of a node, depending on `wanted`."""
+    spawns = wanted.tasks_per_node == 1 and wanted.gpus_per_node > 1
+    return [job for plan in plans for job in jobs_of(plan, spawns)]
+
+
+def common_folder(plans: Sequence[Plan]) -> Path:
+    """The deepest folder that contains all runs; that of a single run is its own."""
+    return Path(os.path.commonpath([plan.out.resolve() for plan in plans]))
 
 
 def show_jobs(plans: Sequence[Plan], wanted: Resources, verbose: bool) -> None:
-    """Print which jobs would be submitted; `verbose`: as sbatch would get them."""
-    paper = submit.Paper()
-    submit.submit(plans, wanted, submit.to_paper(submit.log_folder(plans), paper), {})
-    texts = paper.texts if verbose else [text.partition("\n")[0] for text in paper.texts]
-    print("\n".join([*texts, str(paper)]))
+    """Print which jobs would be submitted; `verbose`: with the input of sbatch."""
+    folder = submission.log_folder(common_folder(plans))
+    texts, totals = submission.dry_run(in_submission_order(slurm_jobs(plans, wanted)), wanted, folder)
+    print(*(text if verbose else text.partition("\n")[0] for text in texts), totals, sep="\n")
 
 
-def announce(requests: Sequence[Request], plans: Sequence[Plan], machine: Machine, verbose: bool) -> None:
-    """Say what all runs will take, and with which settings.
+def announce(plans: Sequence[Plan], machine: Machine, verbose: bool) -> None:
+    """Print the cost and the settings of all runs; write nothing.
 
-    UserError: what is left of one does not fit `machine`, or its directory has a training with other
-    settings. Nothing has been written by then.
+    Raises UserError if a run does not fit `machine`, or its directory was trained with other settings.
     """
-    pairs = list(zip(requests, plans, strict=True))
-    estimates = [estimate(plan, count_units(request.stream), machine) for request, plan in pairs]
+    estimates = [estimate(plan, vocabulary_size(plan.stream), machine) for plan in plans]
     say(table(estimates))
     trained_with: dict[str, Path] = {}
     for plan in plans:
@@ -193,8 +208,8 @@ def announce(requests: Sequence[Request], plans: Sequence[Plan], machine: Machin
                 commands = [training.command for training in spec.trainings] + [spec.evaluate]
                 say("\n".join(map(shlex.join, commands)))
     check(estimates)
-    for request, plan in pairs:
-        Run.check(plan.out, *run_config(request, plan))
+    for plan in plans:
+        Run.check(plan.out, *run_config(plan))
 
 
 def summary(run: Run) -> str:
@@ -210,17 +225,6 @@ def summary(run: Run) -> str:
     return as_text(lines)
 
 
-def launch_here(requests: Sequence[Request], plans: Sequence[Plan], jobs: int) -> None:
-    """Run all requests to their end on this machine."""
-    if jobs > 1:
-        launch_side_by_side(requests, plans, jobs)
-        return
-    for request, plan in zip(requests, plans, strict=True):
-        if len(requests) > 1:
-            print(f"\n{request.out}", flush=True)
-        launch(request, plan)
-
-
 @command
 def main() -> None:
     """Entry point of `python -m slurm.launch`."""
@@ -233,27 +237,26 @@ def main() -> None:
         if jobs < 1:
             raise UserError(f"--jobs {jobs}: give 1 or more")
         if options.cluster == "debug" and jobs > 1:
-            raise UserError(f"--jobs {jobs}: only one child can have the terminal: leave it out")
+            raise UserError(f"--jobs {jobs}: debug attaches one training to the terminal: leave it out")
         say("checking the flags of fairseq-train")
-        requests = resolved(requests)
-        plans = [make_plan(request, count_megabatches(request)) for request in requests]
+        plans = [make_plan(request, count_megabatches(request)) for request in resolved(requests)]
         on_slurm = options.cluster == "slurm"
-        announce(requests, plans, wanted.machine() if on_slurm else slot(plans, jobs), options.verbose)
+        announce(plans, wanted.machine() if on_slurm else slot(plans, jobs), options.verbose)
         if options.dry_run:
             if on_slurm:
                 show_jobs(plans, wanted, options.verbose)
             return
         if on_slurm:
-            submit.check(wanted)
-            launch_on_slurm(requests, plans, wanted, options.wait)
+            submission.check(wanted)
+            launch_on_slurm(plans, wanted, options.wait)
             return
         if options.cluster == "debug":
-            child.lend_terminal()
-        launch_here(requests, plans, jobs)
-    except child.StageFailed as failed:
+            terminal.attached = True
+        launch_here(plans, jobs)
+    except children.StageFailed as failed:
         print(f"error: {failed}", file=sys.stderr)
         sys.exit(1)
-    print(f"compare runs with: python -m alma.report {' '.join(str(request.out) for request in requests)}")
+    print(f"compare runs with: python -m alma.report {' '.join(str(plan.out) for plan in plans)}")
 
 
 if __name__ == "__main__":

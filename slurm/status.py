@@ -1,20 +1,20 @@
-"""Where runs are: a line for each unit of those on a cluster, and for each local run.
+"""State of runs: a line for each job on a cluster, and for each local run.
 
 python -m slurm.status RUN... [--watch [SECONDS]]
 
-state            a unit of a run on a cluster             a local run
-done             its marker is there                      all stages asked for have their rows
-running          SLURM says so                            a process holds its lock
+state            a job on a cluster                       a local run
+done             its marker exists                        all requested stages have rows
+running          running in SLURM                         a process holds its lock
 queued           waits for resources                      -
-waiting          waits for a unit that it needs           -
-requeued         ran before, and is in the queue again    -
-failed           its job ended without its marker         its last log ends with an error
+waiting          waits for a job that it needs            -
+requeued         ran before, is queued again              -
+failed           its SLURM job ended without its marker   its last log ends with an error
 stopped          -                                        none of the others: killed, or Ctrl-C
-cancelled        by somebody, or what it needs failed     -
-lost             SLURM does not know its job any more     -
-never submitted  it has no job                            -
+cancelled        by a user, or a job it needs failed      -
+lost             SLURM no longer knows its job id         -
+never submitted  it has no job id                         -
 
-Exit code 0: all is done or on its way (down to `requeued`); 1: something is not.
+Exit code 0: everything is done or moving (`requeued` and above); 1: something is not.
 """
 
 import json
@@ -28,37 +28,47 @@ from argparse import RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
 from alma.errors import Parser, UserError, command
 from alma.records import Run
-from alma.report import as_text
-from slurm.here import state_of
-from slurm.queue import BAD, MOVING, Status, Unit, count, find, look, on_cluster, tail, watch
+from alma.report.tables import as_text
+from slurm.engine import queue
+from slurm.engine.queue import JobStatus, SubmittedJob
+from slurm.lm.local import state_of
 
-SECONDS = 10.0  # between two looks of --watch
-HEADER = ["run", "unit", "state", "job", "node", "updates", "perplexity", "ETA"]
+SECONDS = 10.0
+"""Default interval of --watch."""
+HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA"]
 _LINE = re.compile(r".* \| (train_inner|valid) \| (\{.*\})$")
 
-Line = tuple[list[str], str]
-"""Cells under HEADER, and what follows them: log and error."""
+
+class StatusLine(NamedTuple):
+    """A line of the table."""
+
+    cells: list[str]
+    """Under HEADER."""
+    remark: str
+    """Log and error."""
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a training is, as the end of its log tells."""
+class LoggedProgress:
+    """Progress of a training, from the end of its log."""
 
     updates: int | None = None
-    speed: float = 0.0  # updates a second
+    speed: float = 0.0
+    """Updates per second."""
     perplexity: str = ""
-    """The latest on the validation set, else that of the last training batches."""
+    """Of the last validation, else of the last training batches."""
 
     @classmethod
-    def read(cls, log: Path) -> "Progress":
-        """What the log tells; empty where there is none."""
+    def read(cls, log: Path) -> "LoggedProgress":
+        """Read a log of fairseq-train; empty if there is none."""
         updates, speed, trained, valid = None, 0.0, "", ""
-        for line in tail(log).splitlines():
+        for line in queue.tail(log).splitlines():
             found = _LINE.match(line)
             try:
                 stats = json.loads(found[2]) if found else {}
@@ -67,49 +77,49 @@ class Progress:
                 elif found:
                     updates, speed = int(stats["num_updates"]), float(stats.get("ups", 0))
                     trained = f"train {float(stats['ppl']):,.2f}"
-            except (ValueError, KeyError, TypeError):  # lines of several processes run together
+            except (ValueError, KeyError, TypeError):  # mixed lines of several processes
                 continue
         return cls(updates, speed, valid or trained)
 
     def eta(self, total: int | None) -> str:
-        """The time until all updates are done; empty where it cannot be told."""
+        """Time until `total` updates are done; empty if unknown."""
         if self.updates is None or total is None or not 0 < self.speed < math.inf:
             return ""
         return tqdm.format_interval(max(0, total - self.updates) / self.speed)
 
 
-def lines(seen: Sequence[Status]) -> list[Line]:
-    """The table's lines of units."""
+def lines(seen: Sequence[JobStatus]) -> list[StatusLine]:
+    """The lines of the table."""
     made = []
     for status in seen:
-        unit = status.unit
-        training = unit.kind == "train" and status.state != "waiting"
-        progress = Progress.read(unit.own_log) if training and unit.own_log else Progress()
-        updates = "" if progress.updates is None else f"{progress.updates}/{unit.updates or '?'}"
-        eta = progress.eta(unit.updates) if status.state == "running" else ""
-        perplexity = progress.perplexity if training else _result(unit)
+        job = status.job
+        training = job.kind == "train" and status.state != "waiting"
+        progress = LoggedProgress.read(job.own_log) if training and job.own_log else LoggedProgress()
+        updates = "" if progress.updates is None else f"{progress.updates}/{job.updates or '?'}"
+        eta = progress.eta(job.updates) if status.state == "running" else ""
+        perplexity = progress.perplexity if training else _result(job)
         cells = [
-            str(unit.run),
-            unit.name,
+            str(job.run),
+            job.name,
             status.state,
-            unit.job or "",
+            job.job_id or "",
             status.node,
             updates,
             perplexity,
             eta,
         ]
-        made.append((cells, _remark(status)))
+        made.append(StatusLine(cells, _remark(status)))
     return made
 
 
-def table(made: Sequence[Line]) -> str:
+def table(made: Sequence[StatusLine]) -> str:
     """The table for a terminal."""
-    columns = list(zip(HEADER, *(cells for cells, _ in made), strict=True))
+    columns = list(zip(HEADER, *(line.cells for line in made), strict=True))
     for i, column in enumerate(columns[: HEADER.index("updates")]):
         width = max(map(len, column))
-        columns[i] = tuple(cell.ljust(width) for cell in column)  # words to the left, numbers to the right
+        columns[i] = tuple(cell.ljust(width) for cell in column)  # text to the left, numbers to the right
     text = as_text([list(cells) for cells in zip(*columns, strict=True)]).splitlines()
-    remarks = ["log", *(remark for _, remark in made)]
+    remarks = ["log", *(line.remark for line in made)]
     return "\n".join(f"{line}  {remark}".rstrip() for line, remark in zip(text, remarks, strict=True))
 
 
@@ -118,62 +128,58 @@ def parser() -> Parser:
     made = Parser(
         prog="python -m slurm.status", description=__doc__, formatter_class=RawDescriptionHelpFormatter
     )
-    made.add_argument("runs", nargs="*", metavar="RUN", help="a run directory, or a folder that holds some")
+    made.add_argument("runs", nargs="*", metavar="RUN", help="a run directory, or a folder of runs")
     made.add_argument(
         "--watch",
         nargs="?",
         const=str(SECONDS),
         metavar="SECONDS",
-        help=f"look again every SECONDS (default: {SECONDS:g}) until all is done or nothing moves any more",
+        help=f"repeat every SECONDS (default: {SECONDS:g}) until everything is done or nothing is moving",
     )
     return made
 
 
-def _result(unit: Unit) -> str:
-    """The perplexity that an evaluation measured, or the last of a local run."""
-    if unit.kind == "run":
-        last = Run.read(unit.run).rows[-1:]
+def _result(job: SubmittedJob) -> str:
+    """Perplexity that an evaluation measured, or the last of a local run."""
+    if job.kind == "run":
+        last = Run.read(job.run).rows[-1:]
         return f"{last[0]['value']:,.2f}" if last and last[0]["metric"] == "perplexity" else ""
     try:
-        return f"{json.loads(unit.marker.read_bytes())['perplexity']:,.2f}"
+        return f"{json.loads(job.marker.read_bytes())['perplexity']:,.2f}"
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
 
-def _remark(status: Status) -> str:
-    """The log and what went wrong; of what has not started yet, what it waits for."""
-    unit = status.unit
-    log = status.log or ((unit.own_log or unit.log) if status.state in ("running", "done") else None)
-    return ": ".join(filter(None, (_short(log) if log else "", status.why)))
+def _remark(status: JobStatus) -> str:
+    """The log and the error; before the start, what the job waits for."""
+    job = status.job
+    log = status.log or ((job.own_log or job.log) if status.state in ("running", "done") else None)
+    shown = min(str(log), os.path.relpath(log), key=len) if log else ""
+    return ": ".join(filter(None, (shown, status.why)))
 
 
-def _short(path: Path) -> str:
-    """The path as it is from here, if that is shorter."""
-    return min(str(path), os.path.relpath(path), key=len)
-
-
-def _show(seen: Sequence[Status]) -> str:
-    """The table and a line that counts; of the finished units no more than a terminal has room for."""
+def _show(seen: Sequence[JobStatus]) -> str:
+    """The table and the counts; without finished jobs if the terminal is too small for all."""
     made = lines(seen)
     room = shutil.get_terminal_size().lines - 4 if sys.stdout.isatty() else len(made)
     if len(made) > room:
-        made = [line for line in made if line[0][HEADER.index("state")] != "done"]
-    return f"{table(made)}\n{count(seen)}"
+        made = [line for line in made if line.cells[HEADER.index("state")] != "done"]
+    return f"{table(made)}\n{queue.count(seen)}"
 
 
-def _looks(launched: Sequence[Path], local: Sequence[Path], seconds: float) -> Iterator[list[Status]]:
-    """What `watch` sees, with the local runs; goes on while one of these is running."""
-    for seen in watch(launched, seconds):
+def _looks(launched: Sequence[Path], local: Sequence[Path], seconds: float) -> Iterator[list[JobStatus]]:
+    """`watch` the `launched` runs together with the `local` ones, until none of them is moving."""
+    for seen in queue.watch(launched, seconds):
         here = [state_of(run) for run in local]
         yield [*seen, *here]
-    while any(status.state in MOVING for status in here):
+    while any(status.state in queue.MOVING for status in here):
         time.sleep(seconds)
         here = [state_of(run) for run in local]
         yield [*seen, *here]
 
 
 def _read_words() -> tuple[list[str], float | None]:
-    """Runs, and seconds between looks if --watch was given."""
+    """Runs, and the interval of --watch (None: not given)."""
     given = parser().parse_intermixed_args()
     runs, seconds = given.runs, given.watch
     try:
@@ -191,12 +197,12 @@ def _read_words() -> tuple[list[str], float | None]:
 def main() -> None:
     """Entry point of `python -m slurm.status`."""
     words, seconds = _read_words()
-    runs = find(words)
-    launched = [run for run in runs if on_cluster(run)]
-    local = [run for run in runs if not on_cluster(run)]
-    seen: list[Status] = []
+    runs = queue.find(words)
+    launched = [run for run in runs if queue.on_cluster(run)]
+    local = [run for run in runs if not queue.on_cluster(run)]
+    seen: list[JobStatus] = []
     if seconds is None:
-        seen = [*look(launched), *map(state_of, local)]
+        seen = [*queue.look(launched), *map(state_of, local)]
         print(_show(seen))
     else:
         before = ""
@@ -204,13 +210,14 @@ def main() -> None:
             for seen in _looks(launched, local, seconds):
                 now = _show(seen)
                 if sys.stdout.isatty():
-                    print(f"\x1b[H\x1b[2J{now}", flush=True)  # from the top of an empty screen
+                    print(f"\x1b[H\x1b[2J{now}", flush=True)  # clear the screen first
                 elif now != before:
-                    print(f"{before and chr(10)}{now}", flush=True)
+                    separator = "\n" if before else ""
+                    print(separator + now, flush=True)
                 before = now
         except KeyboardInterrupt:
             print()
-    sys.exit(1 if any(status.state in BAD for status in seen) else 0)
+    sys.exit(1 if any(status.state in queue.BAD for status in seen) else 0)
 
 
 if __name__ == "__main__":

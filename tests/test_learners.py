@@ -8,11 +8,12 @@ import itertools
 import pytest
 
 from alma.records import MACHINE_FIELDS, Run
-from slurm import request as slurm_request
-from slurm import stage as slurm_stage
+from slurm.engine import children
 from slurm.launch import count_megabatches, launch
-from slurm.plan import LEARNERS, make_plan
-from slurm.request import read_requests, resolved
+from slurm.lm import request as slurm_request
+from slurm.lm.learners import LEARNERS
+from slurm.lm.plan import make_plan
+from slurm.lm.request import read_requests, resolved
 
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
@@ -45,7 +46,7 @@ def forked(monkeypatch, start):
             assert finished.code == 0, finished.output
 
     made = Forked()
-    monkeypatch.setattr(slurm_stage.child, "run", made.run)
+    monkeypatch.setattr(children, "run", made.run)
     monkeypatch.setattr(slurm_request, "resolve", _resolve)
     return made
 
@@ -61,12 +62,12 @@ def run(stream, out, *options, flags=()) -> list[dict]:
     """Launch in this process; the rows without what belongs to the machine."""
     words = [str(word) for word in (stream, "--out", out, *options, "--", *FLAGS, *flags)]
     (request,) = resolved(read_requests(words))
-    launch(request, make_plan(request, count_megabatches(request)))
+    launch(make_plan(request, count_megabatches(request)))
     return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(out).rows]
 
 
 def test_every_learner_waits_and_replays_and_the_report_prints_both_tables(forked, stream, tmp_path, capsys):
-    from alma.report import main
+    from alma.report.__main__ import main
 
     values = {}
     for learner, wait in itertools.product(LEARNERS, ("1", "2")):

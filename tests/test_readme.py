@@ -1,4 +1,4 @@
-"""The README's commands are accepted by what they call, and its file tree is that of the repository."""
+"""The README's commands are accepted by what they call, and the paths on the pages exist."""
 
 import itertools
 import re
@@ -41,8 +41,8 @@ def test_make_targets_exist():
 
 def test_data_prep_and_launch_accept_their_commands(monkeypatch):
     from data_prep.__main__ import parser
-    from slurm.plan import make_plan
-    from slurm.request import read_requests, resolved
+    from slurm.lm.plan import make_plan
+    from slurm.lm.request import read_requests, resolved
 
     for words in arguments_of("python", "-m", "data_prep"):
         assert parser().parse_args(words).out.name.startswith("stream")
@@ -69,8 +69,8 @@ def test_status_and_cancel_accept_their_commands():
 
 
 def test_sweeps_accept_their_commands():
-    from slurm.part import parts
     from slurm.sweep import parser
+    from slurm.vision.part import parts
 
     for words in arguments_of("python", "-m", "slurm.sweep"):
         split = words.index("--")
@@ -90,7 +90,7 @@ def test_the_image_half_accepts_its_commands():
 
 
 def test_reports_accept_their_commands():
-    from alma.report import parser
+    from alma.report.__main__ import parser
 
     for words in arguments_of("python", "-m", "alma.report"):
         assert parser().parse_args(words).runs
@@ -106,11 +106,12 @@ def test_the_library_example_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_table_of_presets_names_every_difference():
-    from vision.presets import AUTHORS
+    from vision.learners import LEARNERS
 
     table = README.split("### Two presets")[1].split("\n## ")[0]
     named = set(re.findall(r"`--([a-z-]+)`", table)) - {"preset", "stream-seed"}
-    assert named == {name.replace("_", "-") for settings in AUTHORS.values() for name in settings}
+    presets = [kind.settings_class.authors for kind in LEARNERS.values()]
+    assert named == {name.replace("_", "-") for settings in presets for name in settings}
 
 
 @pytest.mark.parametrize("command", ["train", "eval-lm", "interactive", "generate"])
@@ -127,10 +128,15 @@ def test_fairseq_accepts_its_commands(command):
         assert options.parse_args_and_arch(make(default_task="alma_lm"), words).task == "alma_lm"
 
 
-def test_the_file_tree_names_every_module():
-    tree = README.split("## Files")[1]
-    for package in ("alma", "data_prep", "fairseq_alma", "vision", "slurm", "benchmarks"):
-        listed = set(re.findall(r"^      (\w+\.py)", tree.split(f"    {package}/")[1].split("/  ")[0], re.M))
-        actual = {path.name for path in (ROOT / package).glob("*.py")} - {"__init__.py"}
-        assert actual - listed <= {"__main__.py"}, package
-        assert listed <= actual, package
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
+)
+def test_links_and_paths_of_a_page_exist(page):
+    text = page.read_text()
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", text)
+    assert all((page.parent / link).exists() for link in links)
+    places = {ROOT}
+    for path in re.findall(r"`([\w./]+(?:\.py|/))`", text):
+        found = next((place / path for place in places if (place / path).exists()), None)
+        assert found, path
+        places = {ROOT, found.parent}  # `plan.py` after `data_prep/formats.py` lies beside it

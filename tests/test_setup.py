@@ -1,4 +1,4 @@
-"""Installation: the plug-in is found by fairseq wherever it is imported, and nothing names a machine."""
+"""Installation: importing fairseq registers the plug-in; no file names a registry or a machine."""
 
 import os
 import re
@@ -22,12 +22,12 @@ FAIRSEQ = {
     "fairseq_alma/command.py": "import sys\nassert 'fairseq' not in sys.modules\nimport fairseq\n"
     "assert fairseq.tasks.REGISTRY == [True]\n",
 }
-"""fairseq as far as the hook knows it: options are imported before the task registry is ready."""
+"""A minimal fairseq: like the real one, it imports options before its task registry is complete."""
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> Path:
-    """A copy of what is packaged, so that building leaves nothing in the tree."""
+    """A copy of the packaged files, so that builds do not write to the tree."""
     folder = tmp_path_factory.mktemp("source")
     for path in ROOT.iterdir():
         if (path / "__init__.py").exists() and path.name not in {"tests", "benchmarks"}:
@@ -49,7 +49,7 @@ def wheel(source: Path, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A site-packages folder with the hook and a made-up fairseq, which every Python of `python` reads."""
+    """A site-packages directory with the hook and the minimal fairseq, used by every `python(…, site)`."""
     for name in (PTH, "fairseq_alma_hook.py"):
         shutil.copy2(ROOT / name, tmp_path)
     for name, text in FAIRSEQ.items():
@@ -60,14 +60,14 @@ def site(tmp_path: Path) -> Path:
 
 
 def python(code: str, site: Path | None = None, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh Python; `site` comes before what is installed."""
+    """Run code in a new Python; modules in `site` come first."""
     environment = os.environ | ({"PYTHONPATH": str(site)} if site else {})
     command = [sys.executable, *options, "-W", "ignore", "-c", code]
     return subprocess.run(command, env=environment, cwd=site, capture_output=True, text=True)
 
 
 def check(code: str, site: Path | None = None) -> None:
-    """`code` must end well and quietly."""
+    """Assert that `code` succeeds without a message."""
     done = python(code, site)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -94,19 +94,19 @@ def test_plugin_is_registered_once_after_fairseq_is_complete(statement: str, sit
     check(f"{statement}; import fairseq; assert fairseq.tasks.REGISTRY == [True]", site)
 
 
-def test_command_registers_it_when_it_imports_fairseq(site: Path) -> None:
+def test_command_registers_the_plugin_when_it_imports_fairseq(site: Path) -> None:
     command = [sys.executable, "-m", "fairseq_alma.command"]
     environment = os.environ | {"PYTHONPATH": str(site)}
     done = subprocess.run(command, env=environment, cwd=site, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_finder_leaves_with_the_first_import(site: Path) -> None:
+def test_finder_is_removed_by_the_first_import(site: Path) -> None:
     waiting = "[f for f in sys.meta_path if type(f).__module__ == 'fairseq_alma_hook']"
     check(f"import sys; assert len({waiting}) == 1; import fairseq; assert not {waiting}", site)
 
 
-def test_looking_for_fairseq_does_not_disarm_the_hook(site: Path) -> None:
+def test_finding_the_spec_of_fairseq_does_not_disarm_the_hook(site: Path) -> None:
     code = "import importlib.util as u, sys; u.find_spec('fairseq'); assert 'fairseq' not in sys.modules"
     check(f"{code}; import fairseq; assert fairseq.tasks.REGISTRY == [True]", site)
 
@@ -121,26 +121,26 @@ def test_spawned_child_registers_too(site: Path) -> None:
     )
 
 
-def test_broken_plugin_is_seen(site: Path) -> None:
+def test_broken_plugin_raises(site: Path) -> None:
     (site / "fairseq_alma" / "plugin.py").write_text("import no_such_module\n")
     done = python("import fairseq.options", site)
     assert done.returncode == 1
     assert "No module named 'no_such_module'" in done.stderr
 
 
-def test_half_removed_installation_is_quiet(site: Path) -> None:
+def test_pth_without_its_module_is_silent(site: Path) -> None:
     (site / "fairseq_alma_hook.py").unlink()
     done = python(f"import site; site.addsitedir({str(site)!r})", site, "-S", "-I")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_processes_without_fairseq_import_nothing_more() -> None:
+def test_processes_without_fairseq_import_only_the_hook() -> None:
     before = python("import sys; print(*sorted(sys.modules))").stdout.split()
     assert "fairseq_alma_hook" in before, "not installed with its .pth; run `make`"
     assert not {"torch", "numpy", "fairseq", "fairseq_alma", "alma"} & set(before)
 
 
-def test_importing_fairseq_registers_names_and_changes_nothing_else() -> None:
+def test_importing_fairseq_registers_names_and_replaces_nothing() -> None:
     check(
         "import signal, fairseq, fairseq.trainer\n"
         "from fairseq import checkpoint_utils, models, options, tasks\n"
@@ -151,6 +151,18 @@ def test_importing_fairseq_registers_names_and_changes_nothing_else() -> None:
         "parse, load = options.parse_args_and_arch, checkpoint_utils.load_checkpoint\n"
         "for function in (parse, load, distributed.call_main):\n"
         "    assert function.__code__.co_filename.startswith(fairseq.__path__[0]), function\n"
+    )
+
+
+def test_a_fairseq_command_installs_the_hooks_once() -> None:
+    check(
+        "import signal, fairseq\n"
+        "from fairseq import checkpoint_utils, options\n"
+        "original = checkpoint_utils.load_checkpoint\n"
+        "for _ in range(2):\n"
+        "    options.get_eval_lm_parser()\n"
+        "    assert checkpoint_utils.load_checkpoint.__wrapped__ is original\n"
+        "    assert callable(signal.getsignal(signal.SIGUSR2))\n"
     )
 
 
@@ -198,8 +210,8 @@ def test_make_refuses_other_pythons(version: tuple[int, int], tmp_path: Path) ->
     assert not venv.exists()
 
 
-def test_another_torch_brings_its_own_companions() -> None:
-    # not what a `make test TORCH=...` that runs this test has set
+def test_make_with_another_torch_unpins_its_companions() -> None:
+    # Without the settings of a `make test TORCH=...` that runs this test.
     environment = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "TORCH"}}
 
     def pins(*torch: str) -> list[str]:

@@ -1,8 +1,7 @@
 """Streams to and from the continual-learning libraries Continuum and Avalanche.
 
-Their images become bytes, as ours are: bytes are taken as they are, floats of 0..1 are rounded to 1/255, and
-others (normalised ones) are refused. Each of their tasks or experiences becomes one mega-batch, shuffled by
-`seed`, since the last tenth of it is for validation and theirs may be sorted by class.
+Each task or experience becomes one mega-batch, shuffled by `seed`: its last tenth is for validation, and the
+libraries may sort by class. Images become bytes; floats must be in 0..1 and are rounded to 1/255.
 """
 
 import importlib
@@ -21,27 +20,25 @@ _OURS = ("ToTensor", "PILToTensor", "Normalize")
 
 
 def from_continuum(train: Iterable[Any], test: Any, name: str = "folder", seed: int = 0) -> MegaBatchStream:
-    """A stream of the TaskSets of `train`, a scenario such as InstanceIncremental or a sequence of TaskSets.
+    """A stream of TaskSets: `train` is a scenario or a sequence of TaskSets, `test` one TaskSet or several.
 
-    `test` is one TaskSet or several; `name`, one of `presets.DATASETS`, says whose settings a run takes.
-    TaskSets hold images (n, height, width[, channels]), those of type TENSOR (n, channels, height, width).
-    Raw samples are read: ToTensor and Normalize are left to us, other transformations are refused.
-    UserError for those, and for anything but images of one size with 1 or 3 channels and labels from 0.
+    TaskSets hold images (n, height, width[, channels]), or (n, channels, height, width) if of type TENSOR.
+    Raw samples are read, without ToTensor and Normalize. `name`, one of `presets.DATASETS`, selects the
+    settings of a run. UserError for other transformations, and for anything but images of one size with 1 or
+    3 channels and labels from 0.
     """
     tests = [test] if hasattr(test, "get_raw_samples") else test
     return _stream([_raw(task) for task in train], [_raw(task) for task in tests], name, seed)
 
 
 def to_continuum(stream: MegaBatchStream, part: str = "train") -> list[Any]:
-    """A Continuum TaskSet of each mega-batch, with task label t - 1; its images come out normalised, as ours.
-
-    `part` takes the `train` or `valid` images of each, `all`, or gives the `test` set as the only TaskSet.
-    UserError for another part, or where Continuum cannot be imported.
-    """
+    """One Continuum TaskSet per mega-batch t, with task label t - 1 and normalised images. `part` selects the
+    "train", "valid" or "all" images of each, or the "test" set as the only TaskSet. UserError for another
+    part, or if Continuum cannot be imported."""
     from torchvision.transforms import Compose, Normalize, ToTensor
 
     if part not in PARTS:
-        raise UserError(f"part {part!r}: one of {', '.join(PARTS)}")
+        raise UserError(f"part {part!r}: choose from {', '.join(PARTS)}")
     tasks = _library("continuum.tasks", "continuum")
     data = stream.dataset
     if part == "test":
@@ -54,28 +51,25 @@ def to_continuum(stream: MegaBatchStream, part: str = "train") -> list[Any]:
     found = []
     for task, (images, labels) in enumerate(chosen):
         x = images.permute(0, 2, 3, 1).contiguous().numpy()
-        x = x[..., 0] if x.shape[3] == 1 else x  # what Pillow wants of gray images
+        x = x[..., 0] if x.shape[3] == 1 else x  # Pillow takes gray images without a channel
         found.append(tasks.TaskSet(x, labels.numpy().copy(), np.full(len(labels), task), transform))
     return found
 
 
 def from_avalanche(benchmark: Any, name: str = "folder", seed: int = 0) -> MegaBatchStream:
-    """A stream of the experiences of `benchmark.train_stream`, and the images of all of `test_stream`.
+    """A stream of the experiences of `benchmark.train_stream`; its test set joins those of `test_stream`.
 
-    The transformations of the current group ("train" or "eval": normalisation, augmentation) are left out;
-    frozen ones, and those of the wrapped dataset, are applied, once. `name` and UserError: as in
-    `from_continuum`; images are PIL images, or arrays or tensors (channels, height, width).
+    Images are PIL images, or arrays or tensors (channels, height, width). The transformations of the current
+    group ("train" or "eval") are left out; frozen ones and those of the wrapped data set are applied once.
+    `name` and UserError as in `from_continuum`.
     """
     train, test = benchmark.train_stream, benchmark.test_stream
     return _stream([_items(one) for one in train], [_items(one) for one in test], name, seed)
 
 
 def to_avalanche(stream: MegaBatchStream) -> Any:
-    """An Avalanche benchmark: an experience of each mega-batch in `train_stream` and in `valid_stream`, and
-    the test set as the one of `test_stream`; all have task label 0, and images normalised as ours.
-
-    UserError where Avalanche cannot be imported.
-    """
+    """An Avalanche benchmark with normalised images and task label 0. `train_stream` and `valid_stream` have
+    one experience per mega-batch, `test_stream` has one. UserError if Avalanche cannot be imported."""
     from torchvision.transforms import Compose, ConvertImageDtype, Normalize
 
     scenarios = _library("avalanche.benchmarks.scenarios", "avalanche-lib")
@@ -105,7 +99,7 @@ def to_avalanche(stream: MegaBatchStream) -> Any:
 
 
 class _Pairs(torch.utils.data.Dataset):
-    """Images as bytes, with labels that are plain numbers, as Avalanche wants them."""
+    """Byte images with labels as plain numbers, which Avalanche requires."""
 
     def __init__(self, images: torch.Tensor, targets: list[int]):
         self.images, self.targets = images, targets
@@ -133,19 +127,17 @@ def _raw(taskset: Any) -> Images:
     lost = [type(t).__name__ for t in transforms if type(t).__name__ not in _OURS]
     lost += [what for what in ("target_trsf", "bounding_boxes") if getattr(taskset, what, None) is not None]
     if lost:
-        raise UserError(
-            f"a TaskSet's {', '.join(lost)} would be lost: apply it to the images and labels first"
-        )
+        raise UserError(f"a TaskSet's {', '.join(lost)} would be lost: apply it to images and labels first")
     kind = getattr(taskset.data_type, "name", str(taskset.data_type))
     if kind not in ("IMAGE_ARRAY", "TENSOR"):
-        raise UserError(f"a TaskSet of type {kind}: only IMAGE_ARRAY and TENSOR are images in memory")
+        raise UserError(f"a TaskSet of type {kind}: only IMAGE_ARRAY and TENSOR are supported")
     x, y, _ = taskset.get_raw_samples()
     x = np.asarray(x)
     return _images(x.transpose(0, 3, 1, 2) if x.ndim == 4 and kind == "IMAGE_ARRAY" else x, y)
 
 
 def _listed(value: Any) -> list[Any]:
-    """Continuum gives none, one, or one for each task."""
+    """A list of Continuum's transformations: None, one, or one per task."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
@@ -154,36 +146,34 @@ def _items(experience: Any) -> Images:
     samples = list(map(_item, experience.dataset.remove_current_transform_group()))
     sizes = {x.shape for x, _ in samples}
     if len(sizes) != 1:
-        raise UserError(f"an experience has images of {len(sizes)} sizes: it needs one")
+        raise UserError(f"an experience has images of {len(sizes)} sizes: scale them to one")
     return _images(np.stack([x for x, _ in samples]), [int(y) for _, y in samples])
 
 
 def _item(sample: Sequence[Any]) -> tuple[np.ndarray, Any]:
     x = sample[0]
-    if hasattr(x, "getbands"):  # PIL: channels last, or none
+    if hasattr(x, "getbands"):  # a PIL image: channels last, or gray
         x = np.asarray(x)
         return (x if x.ndim == 2 else x.transpose(2, 0, 1)), sample[1]
     return np.asarray(x), sample[1]
 
 
 def _images(x: np.ndarray, y: Any) -> Images:
-    """Images (n[, channels], height, width) and their labels (n,), checked and as bytes."""
+    """Check images (n[, channels], height, width) and labels (n,), and convert the images to bytes."""
     x = x[:, None] if x.ndim == 3 else x
     if x.ndim != 4 or x.shape[1] not in (1, 3) or x.dtype.kind not in "uif":
-        raise UserError(
-            f"images of shape {x.shape}, type {x.dtype}: they need height, width, 1 or 3 channels"
-        )
+        raise UserError(f"images of shape {x.shape}, type {x.dtype}: need height, width, 1 or 3 channels")
     labels = np.asarray(y)
     if labels.shape != x.shape[:1] or labels.dtype.kind not in "ui" or labels.min(initial=0) < 0:
         raise UserError(
-            f"labels of shape {labels.shape}, type {labels.dtype}: one number from 0 for each image"
+            f"labels of shape {labels.shape}, type {labels.dtype}: need one number from 0 per image"
         )
     if x.dtype != np.uint8:
         top = 1 if x.dtype.kind == "f" else 255
         low, high = x.min(initial=0), x.max(initial=0)
         if not (low >= 0 and high <= top):
             raise UserError(
-                f"pixels from {low:g} to {high:g}: give bytes, or floats of 0 to 1, not normalised"
+                f"pixels from {low:g} to {high:g}: give bytes, or floats in 0 to 1, not normalised"
             )
         x = np.rint(x * (255 / top)).astype(np.uint8)
     return Images(torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(labels.astype(np.int64)))
@@ -191,12 +181,12 @@ def _images(x: np.ndarray, y: Any) -> Images:
 
 def _stream(train: list[Images], test: list[Images], name: str, seed: int) -> MegaBatchStream:
     if name not in presets.DATASETS:
-        raise UserError(f"name {name!r}: one of {', '.join(presets.DATASETS)}")
+        raise UserError(f"name {name!r}: choose from {', '.join(presets.DATASETS)}")
     if not train or not sum(len(part.labels) for part in test):
-        raise UserError("nothing to learn from, or no test images")
+        raise UserError("no training images, or no test images")
     shapes = {tuple(part.images.shape[1:]) for part in train + test}
     if len(shapes) > 1:
-        raise UserError(f"images of several shapes, such as {min(shapes)} and {max(shapes)}: they need one")
+        raise UserError(f"images of shapes such as {min(shapes)} and {max(shapes)}: scale them to one")
     joined = (Images(*map(torch.cat, zip(*parts, strict=True))) for parts in (train, test))
     sizes = [len(part.labels) for part in train]
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])

@@ -1,4 +1,4 @@
-"""Images of a data set, read once into memory, and the stream of mega-batches made of them."""
+"""Data sets in memory, and the stream of mega-batches of their images."""
 
 import gzip
 import hashlib
@@ -21,16 +21,14 @@ import torch
 from torch import Tensor
 
 from alma.errors import UserError
+from alma.stages import Stage
 from vision import presets
 from vision.train import Examples
 
 VALIDATION = 0.1
-"""Share of each mega-batch that is kept for validation (appendix B.1)."""
+"""Share of each mega-batch used for validation (appendix B.1)."""
 
-_KNOWN = {
-    "mnist": ((0.1307,), (0.3081,)),
-    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-}
+_KNOWN = {"mnist": ((0.1307,), (0.3081,)), "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))}
 _DAMAGED = (
     *(RuntimeError, OSError, EOFError, ValueError, KeyError, AssertionError),
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
@@ -46,7 +44,7 @@ class Images(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """A data set in memory; `mean` and `std` of each channel for pixel values in 0..1."""
+    """A data set in memory; `mean` and `std` are those of each channel, for pixel values in 0..1."""
 
     name: str
     train: Images
@@ -75,7 +73,7 @@ class Dataset:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits of all bytes: two runs with the same one saw the same data."""
+        """16 hex digits that identify the data: a hash of all images and labels."""
         digest = hashlib.blake2b(digest_size=8)
         for part in (*self.train, *self.test):
             digest.update(part.contiguous().numpy().data)
@@ -84,16 +82,16 @@ class Dataset:
 
 @lru_cache(maxsize=2)
 def load(name: str, root: str = "data", download: bool = False, image_size: int | None = None) -> Dataset:
-    """Read a data set of `presets.DATASETS` from `root`: for `folder`, a tree root/train/CLASS/*.png and
-    root/test/CLASS/*.png; for the others what torchvision.datasets reads.
+    """Read a data set of `presets.DATASETS` from `root`.
 
-    UserError when it is not there (and `download` is off), unreadable, or of images of several sizes
-    without `image_size` (pixels of the square they are scaled to).
+    `folder` reads root/train/CLASS/*.png and root/test/CLASS/*.png, scaled to `image_size` x `image_size`
+    pixels if given; the others read the files of torchvision.datasets. UserError if files are missing
+    (without `download`) or unreadable, or if images differ in size.
     """
     if name not in presets.DATASETS:
-        raise UserError(f"--dataset {name}: one of {', '.join(presets.DATASETS)}")
+        raise UserError(f"--dataset {name}: choose from {', '.join(presets.DATASETS)}")
     if image_size is not None and name != "folder":
-        raise UserError(f"--image-size is for --dataset folder: {name} has its own")
+        raise UserError(f"--image-size needs --dataset folder: the images of {name} have a fixed size")
     if image_size is not None and image_size < 1:
         raise UserError(f"--image-size {image_size}: at least 1")
     try:
@@ -103,7 +101,7 @@ def load(name: str, root: str = "data", download: bool = False, image_size: int 
             return _folder(Path(root), image_size)
         return _torchvision(name, root, download)
     except _DAMAGED as error:
-        hint = "give its folder with --data-root" + (", or --download" if name != "folder" else "")
+        hint = "give its folder with --data-root" + (", or use --download" if name != "folder" else "")
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
 
@@ -111,12 +109,7 @@ def load(name: str, root: str = "data", download: bool = False, image_size: int 
 def _torchvision(name: str, root: str, download: bool) -> Dataset:
     from torchvision import datasets
 
-    make: Callable[..., Any] = {
-        "mnist": datasets.MNIST,
-        "emnist": datasets.EMNIST,
-        "cifar10": datasets.CIFAR10,
-        "cifar100": datasets.CIFAR100,
-    }[name]
+    make: Callable[..., Any] = getattr(datasets, name.upper())
     options = {"split": "balanced"} if name == "emnist" else {}
     parts = []
     with _unpacked(Path(root), make.__name__) as place:
@@ -132,8 +125,8 @@ def _torchvision(name: str, root: str, download: bool) -> Dataset:
 
 @contextmanager
 def _unpacked(root: Path, folder: str) -> Iterator[Path]:
-    """`root`, or where files of root/folder/raw are only there as .gz, which torchvision does not read, a
-    copy of them unpacked, with links to the others. Nothing is written to `root`, which may be read-only."""
+    """A root that torchvision can read: `root`, or if root/folder/raw has .gz files that are not unpacked, a
+    temporary folder with these unpacked and links to the others. `root` may be read-only."""
     files = list((root / folder / "raw").glob("*"))
     packed = [path for path in files if path.suffix == ".gz" and path.with_suffix("") not in files]
     if not packed:
@@ -152,7 +145,7 @@ def _unpacked(root: Path, folder: str) -> Iterator[Path]:
 
 
 def _digits() -> Dataset:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8; every fifth of a fixed random order is for tests."""
+    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; a fixed random fifth is the test set."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -192,7 +185,7 @@ def _folder(root: Path, size: int | None) -> Dataset:
 
 
 def _decoded(paths: list[str], size: int | None) -> list[np.ndarray]:
-    """In few threads and many at a time: of small images, decoding is short and Python the rest."""
+    """Arrays (height, width, 3) of image files; chunks keep the threads' overhead low for small images."""
     chunks = [paths[start : start + 64] for start in range(0, len(paths), 64)]
     with ThreadPoolExecutor(4) as pool:
         return list(chain.from_iterable(pool.map(lambda chunk: [_read(p, size) for p in chunk], chunks)))
@@ -203,9 +196,9 @@ def _read(path: str, size: int | None) -> np.ndarray:
 
     try:
         with Image.open(path) as image:
-            if image.mode[0] in "IF":  # Pillow would cut them off at 255
+            if image.mode[0] in "IF":  # Pillow would clip the values at 255
                 raise UserError(
-                    f"{path} has more than 8 bits a channel (mode {image.mode}): convert it first"
+                    f"{path} has more than 8 bits per channel (mode {image.mode}): convert it first"
                 )
             rgb = image.convert("RGB")
             return np.asarray(rgb.resize((size, size), Image.Resampling.BILINEAR) if size else rgb)
@@ -214,14 +207,14 @@ def _read(path: str, size: int | None) -> np.ndarray:
 
 
 def make_dataset(name: str, train: Images, test: Images, statistics: Any = None) -> Dataset:
-    """A data set of classes 0 to the largest label. `statistics`: mean and std of each channel; those of the
-    training images if not given."""
+    """A data set of classes 0 to the largest label. `statistics` are mean and std of each channel; None
+    computes them from the training images."""
     classes = int(max(train.labels.max(), test.labels.max())) + 1
     return Dataset(name, train, test, classes, *(statistics or _statistics(train.images)))
 
 
 def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """From counts of the 256 values: pixels as doubles would take 8 times the memory of the images."""
+    """Mean and std of each channel, from counts of the 256 values: doubles take 8 times the memory."""
     counts = torch.stack(
         [images[:, c].flatten().bincount(minlength=256) for c in range(images.shape[1])]
     ).double()
@@ -244,10 +237,10 @@ class MegaBatch:
 class MegaBatchStream(Sequence[MegaBatch]):
     """B mega-batches of a data set: an i.i.d. partition of its training images, and its test set.
 
-    The partition is that of `numpy.random.seed(seed)`, `permutation` and `array_split`, as in the authors'
-    code, so that runs can be compared chunk by chunk; the global random state is left alone. The last
-    tenth of each (shuffled) mega-batch is its validation set. `parts` gives another partition: the indices
-    of each mega-batch. UserError where a mega-batch would have fewer than 2 examples.
+    The partition equals that of the authors' code (`numpy.random.seed(seed)`, `permutation`, `array_split`),
+    but leaves the global random state unchanged. The last tenth of each shuffled mega-batch is its validation
+    set. `parts` replaces the partition by given indices of each mega-batch. UserError if a mega-batch has
+    fewer than 2 images.
     """
 
     def __init__(
@@ -265,8 +258,8 @@ class MegaBatchStream(Sequence[MegaBatch]):
             wanted = presets.megabatches(self.dataset.name) if megabatches is None else megabatches
             if not 1 <= wanted <= total // 2:
                 raise UserError(
-                    f"{wanted} mega-batches of {total} training images: at least 1, and at most "
-                    f"{total // 2}, one image of each for training and one for validation"
+                    f"{wanted} mega-batches of {total} training images: choose 1 to {total // 2}, so that "
+                    "each has an image for training and one for validation"
                 )
             if not 0 <= seed < 2**32:
                 raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")
@@ -276,11 +269,11 @@ class MegaBatchStream(Sequence[MegaBatch]):
         if min(map(len, self.parts), default=0) < 2:
             raise UserError("a mega-batch needs at least 2 images: one for training, one for validation")
         if not all(part.min() >= 0 and part.max() < total for part in self.parts):
-            raise UserError(f"parts: indices from 0 to {total - 1}, those of the training images")
+            raise UserError(f"parts: indices of training images are 0 to {total - 1}")
 
     @property
     def partition(self) -> int | str:
-        """What tells this partition from others: its seed, or 16 hex digits of the `parts` given."""
+        """Identifies the partition: its seed, or 16 hex digits, a hash of the given `parts`."""
         if not self._parts_given:
             return self.seed
         digest = hashlib.blake2b(digest_size=8)
@@ -296,14 +289,11 @@ class MegaBatchStream(Sequence[MegaBatch]):
     @overload
     def __getitem__(self, index: slice) -> list[MegaBatch]: ...
     def __getitem__(self, index: int | slice) -> MegaBatch | list[MegaBatch]:
-        """By position, from 0: `stream[0]` is mega-batch 1."""
+        """Mega-batches by position from 0: `stream[0]` is mega-batch t = 1."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         t = range(1, len(self) + 1)[index]
         return MegaBatch(t, *(self.images(indices) for indices in self.split(t)))
-
-    def __iter__(self) -> Iterator[MegaBatch]:
-        return (self[i] for i in range(len(self)))
 
     def split(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the training and validation images of mega-batch t = 1..B."""
@@ -312,11 +302,31 @@ class MegaBatchStream(Sequence[MegaBatch]):
         return part[:cut], part[cut:]
 
     def indices(self, train_on: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Those of several mega-batches together."""
+        """Indices of the training and validation images of several mega-batches."""
         train, valid = zip(*(self.split(t) for t in train_on), strict=True)
         return np.concatenate(train), np.concatenate(valid)
 
     def images(self, indices: np.ndarray) -> Images:
-        """Training images by index."""
+        """Images of the training set by index."""
         chosen = torch.from_numpy(indices)
         return Images(self.dataset.train.images[chosen], self.dataset.train.labels[chosen])
+
+
+class StageData:
+    """Training and validation examples of the stages of a `schedule`, normalised anew at every call."""
+
+    def __init__(self, stream: MegaBatchStream, schedule: Sequence[Stage], device: torch.device):
+        self._stream, self._schedule, self._device = stream, schedule, device
+        self.black = stream.dataset.black.to(device)
+
+    def train(self, index: int) -> Examples:
+        """Training examples of stage `index`."""
+        return self._examples(index, 0)
+
+    def valid(self, index: int) -> Examples:
+        """Validation examples of stage `index`."""
+        return self._examples(index, 1)
+
+    def _examples(self, index: int, part: int) -> Examples:
+        indices = self._stream.indices(self._schedule[index].train_on)[part]
+        return self._stream.dataset.examples(self._stream.images(indices), self._device)

@@ -1,4 +1,4 @@
-"""One run: a stream, a learner and a run directory, that can be interrupted at any moment and goes on."""
+"""One run: a learner on a stream, recorded in a run directory. It resumes after any interruption."""
 
 import pickle
 import time
@@ -10,13 +10,12 @@ from tqdm import tqdm
 
 from alma import environment, processes
 from alma.errors import UserError
-from alma.files import locked, make_directory, save_tensors
+from alma.files import checkpoint_file, locked, make_directory
 from alma.records import Run
 from alma.stages import Stage, stages
-from vision.data import MegaBatchStream
-from vision.learners import LEARNERS, Learner
-from vision.presets import of_learner, resolve
-from vision.train import Examples, Progress
+from vision.data import MegaBatchStream, StageData
+from vision.learners import LEARNERS, Learner, resolve
+from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -35,16 +34,15 @@ def run(
     save_stages: bool = False,
     **settings: Any,
 ) -> Run:
-    """Let `learner` see the whole stream (Algorithm 1); returns the run, whose rows are on disk in `out`.
+    """Run Algorithm 1 with a learner of `vision.learners.LEARNERS`; returns the run, whose rows are in `out`.
 
-    `settings` are fields of `presets.Settings`, such as hidden=64 or epochs=20; what is not given is that of
-    a preset, "paper", "draft" or "authors", for the data set. A run that was interrupted goes on from its
-    last checkpoint, written every `save_interval` seconds, with the same numbers; a complete one is returned
-    as it is. `save_stages` also keeps the model of each stage. UserError: settings out of range, or other
-    settings than those of the run in `out`.
+    `settings` are the learner's, such as hidden=64; defaults are those of `preset` ("paper", "draft" or
+    "authors") for the data set. A checkpoint is written every `save_interval` seconds, and with `save_stages`
+    the model of each stage. An interrupted run resumes from the checkpoint, bit for bit; a complete one is
+    returned as it is. UserError: a setting out of range, or `out` holds a run with other settings.
     """
     chosen = resolve(stream.dataset.name, learner, preset, settings, waiting_time)
-    place = device_of(device)
+    target = device_of(device)
     schedule = stages(len(stream), waiting_time, replay)
     config = {
         "learner": learner,
@@ -54,48 +52,42 @@ def run(
         "seed": seed,
         "dataset": stream.dataset.name,
         "data": stream.dataset.fingerprint,
-        **of_learner(chosen, learner),
+        **chosen.config(),
+        **({"partition": stream.partition} if stream.partition != seed else {}),
     }
-    if stream.partition != seed:
-        config["partition"] = stream.partition
     make_directory(Path(out))
     with locked(Path(out)):
         record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
         rows = record.rows
-        if len(rows) <= len(stream):
-            if rows and "valid" not in rows[0]["extra"]:
-                raise UserError(
-                    f"{record.directory} was begun by an earlier version, whose numbers this one does not "
-                    "repeat: start it again in another --out"
-                )
-            reset = reset_peak_memory(place)
-            subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, place)
-            player = _Player(subject, stream, schedule, record.directory, save_interval, save_stages, reset)
-            _play(record, player, schedule, chosen.epochs)
+        if len(rows) > len(stream):
+            return record
+        if rows and "valid" not in rows[0]["extra"]:
+            raise UserError(
+                f"{record.directory} was started by an earlier version, whose numbers this one does not "
+                "reproduce: choose another --out"
+            )
+        subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, target)
+        trainer = _Trainer(subject, stream, schedule, record.directory, save_interval, save_stages)
+        _play(record, trainer, schedule, chosen.epochs)
     return record
 
 
-def _play(record: Run, player: "_Player", schedule: list[Stage], epochs: int) -> None:
-    """Go through the stream, from where the checkpoint is."""
-    if player.done and schedule[player.done - 1].last not in (row["t"] for row in record.rows):
+def _play(record: Run, trainer: "_Trainer", schedule: list[Stage], epochs: int) -> None:
+    """Run Algorithm 1 from the checkpoint on. UserError if rows of completed stages are missing."""
+    done = trainer.done
+    if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
         raise UserError(
-            f"{record.results} lacks rows that {CHECKPOINT} has: delete the checkpoint to repeat them"
+            f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
         )
-    with tqdm(
-        total=len(schedule) * epochs,
-        initial=player.done * epochs,
-        unit="epoch",
-        disable=None,
-        desc=record.directory.name,
-        leave=False,
-    ) as bar:
-        player.bar = bar
-        environment.play(record, player, schedule, player.test, player.done, player.seconds)
-    player.save()
+    name, total = record.directory.name, len(schedule) * epochs
+    with tqdm(desc=name, total=total, initial=done * epochs, unit="epoch", disable=None, leave=False) as bar:
+        trainer.bar = bar
+        environment.play(record, trainer, schedule, trainer.test, done, trainer.seconds)
+    trainer.save()
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name, "auto" for a GPU if there is one; UserError for one that cannot be used."""
+    """The device called `name`; "auto" is a GPU if there is one. UserError if it cannot be used."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -108,22 +100,15 @@ def device_of(name: str) -> torch.device:
 
 
 def reset_peak_memory(device: torch.device) -> bool:
-    """Have `peak_memory` count from now on; whether that can be done."""
+    """Restart the measurement of peak memory; returns whether the system supports it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return True
     return processes.reset_peak_memory()
 
 
-def peak_memory(device: torch.device) -> int:
-    """Most memory in use at a time, bytes: on a GPU of its tensors, else of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return processes.peak_memory()
-
-
-class _Player:
-    """A learner as the environment sees it: fed with its stages, checkpointed, tested."""
+class _Trainer:
+    """Trains and tests a learner as the `StageLearner` of `alma.environment`, and writes its checkpoints."""
 
     def __init__(
         self,
@@ -133,25 +118,24 @@ class _Player:
         directory: Path,
         save_interval: float,
         save_stages: bool,
-        own_memory: bool,
     ):
         self.learner, self.directory = learner, directory
         self.save_interval, self.save_stages = save_interval, save_stages
         self.bar: tqdm | None = None
-        self.done = 0  # stages
-        self.seconds = 0.0  # spent on the next one before an interruption
-        self._own_memory, self._peak = own_memory, 0
-        self._data = _Data(stream, schedule, learner.device)
+        self.done = 0  # completed stages
+        self.seconds = 0.0  # spent on the current stage before an interruption
+        self._own_memory, self._peak = reset_peak_memory(learner.device), 0
+        self._data = StageData(stream, schedule, learner.device)
         self._test = stream.dataset.examples(stream.dataset.test, learner.device)
-        self._kept: dict[str, Any] = {}
+        self._cache: dict[str, Any] = {}
         self._interrupted: Progress | None = None
         self._saved = time.monotonic()
         self._load()
 
     def train(self, stage: Stage) -> dict[str, float]:
-        """Train on a stage, with checkpoints."""
-        # Not earlier: a checkpoint may say that a stage is done when its row is on disk. And not of a learner
-        # in the middle of a stage, which is what it resumes.
+        """Train on a stage; returns FLOPs by purpose."""
+        # A completed stage is saved only here, once its row is on disk. A learner that resumes mid-stage is
+        # not saved: the checkpoint would lose its progress.
         if not self._interrupted and self._due():
             self.save()
         self._began = time.monotonic() - self.seconds
@@ -164,50 +148,49 @@ class _Player:
         return flops
 
     def test(self) -> tuple[float, float]:
-        """Test error and the FLOPs of finding it."""
-        predicted, flops = self.learner.predict(self._test.images, self._kept)
+        """Test error (a fraction) and the FLOPs of measuring it."""
+        predicted, flops = self.learner.predict(self._test.images, self._cache)
         return float((predicted != self._test.labels).double().mean()), flops
 
     @property
     def parameters(self) -> int:
-        """The learner's."""
         return self.learner.parameters
 
     @property
     def eval_flops_per_example(self) -> float:
-        """The learner's."""
         return self.learner.eval_flops_per_example
 
     @property
     def peak_memory_bytes(self) -> int:
-        """Of this run, before an interruption too."""
-        return max(self._peak, peak_memory(self.learner.device))
+        """Peak of the tensors on a GPU, or of the process, the time before interruptions included."""
+        device = self.learner.device
+        on_gpu = device.type == "cuda"
+        return max(self._peak, torch.cuda.max_memory_allocated(device) if on_gpu else processes.peak_memory())
 
     @property
     def valid(self) -> dict[str, float] | None:
-        """The learner's."""
         return self.learner.valid
 
     @property
     def details(self) -> dict[str, Any]:
-        """The learner's; `memory_of` "process" where its peak is not of this run alone."""
+        """The learner's details; "memory_of" marks a peak memory that covers the whole process."""
         return self.learner.details | ({} if self._own_memory else {"memory_of": "process"})
 
     def epoch_done(self) -> bool:
-        """Move the progress bar; is a checkpoint due?"""
+        """Advance the progress bar; returns whether a checkpoint is due."""
         if self.bar is not None:
             self.bar.update()
         return self._due()
 
     def save(self, progress: Progress | None = None) -> None:
-        """Write the checkpoint: stages done, the learner, and how far it is in the next stage."""
+        """Write the checkpoint, within a stage with its progress."""
         state = {
             "done": self.done,
             "seconds": time.monotonic() - self._began if progress else 0.0,
             "peak_memory": self.peak_memory_bytes,
             "learner": self.learner.state(),
             "progress": progress and vars(progress),
-            "kept": self._kept,
+            "kept": self._cache,
         }
         self._write(CHECKPOINT, state)
         self._saved = time.monotonic()
@@ -216,7 +199,8 @@ class _Player:
         return time.monotonic() - self._saved >= self.save_interval
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
-        save_tensors(self.directory / name, state)
+        with checkpoint_file(self.directory / name) as file:
+            torch.save(state, file)
 
     def _load(self) -> None:
         path = self.directory / CHECKPOINT
@@ -224,36 +208,16 @@ class _Player:
             return
         state = read_checkpoint(path, self.learner.device)
         self.learner.load(state["learner"])
-        self.done, self._kept = state["done"], state["kept"]
+        self.done, self._cache = state["done"], state["kept"]
         self.seconds, self._peak = state["seconds"], state["peak_memory"]
         if state["progress"]:
             self._interrupted = Progress(**state["progress"])
 
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What `torch.save` wrote, tensors and plain values only; UserError for a truncated or foreign file."""
+    """Tensors and plain values that `torch.save` wrote. UserError for a truncated or foreign file."""
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"{path} is damaged ({reason}): delete it, and the run starts again") from None
-
-
-class _Data:
-    """The examples of a stage, gathered and normalised when it is asked for."""
-
-    def __init__(self, stream: MegaBatchStream, schedule: list[Stage], device: torch.device):
-        self._stream, self._schedule, self._device = stream, schedule, device
-        self.black = stream.dataset.black.to(device)
-
-    def train(self, index: int) -> Examples:
-        """Training examples of a stage."""
-        return self._examples(index, 0)
-
-    def valid(self, index: int) -> Examples:
-        """Validation examples of a stage."""
-        return self._examples(index, 1)
-
-    def _examples(self, index: int, part: int) -> Examples:
-        stream, stage = self._stream, self._schedule[index]
-        return stream.dataset.examples(stream.images(stream.indices(stage.train_on)[part]), self._device)

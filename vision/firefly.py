@@ -1,13 +1,15 @@
 """Growth of a network in width and depth (Wu et al. 2020, "Firefly Neural Architecture Descent").
 
-A network is first over-grown with candidates: every neuron split in two, some new neurons, a new layer
-wherever one fits. Each candidate is a perturbation p of the network, which at p = 0 keeps its function; a
-few gradient steps turn the perturbations to where the loss falls, one more pass over the data scores them,
-and the best for their size are planted. Both backbones of `vision.models` are seen as a chain of hidden
-layers and a classifier, with M = 1; a neuron is a channel where the layer is a convolution.
+The network is first over-grown with candidates: a split of every neuron, some new neurons, a new layer
+wherever one fits. Each candidate is a perturbation p of the network that keeps its function at p = 0. A few
+gradient steps turn the perturbations to where the loss falls, another pass over the data scores them, and
+the best for their size are selected. Both backbones of `vision.models` are treated as a chain of hidden
+layers and a classifier, with M = 1; in a convolution, a neuron is a channel.
 
-Shapes: n examples, I inputs and H neurons of a hidden layer, O neurons of the layer after it, K new
-neurons, S the kernel, () or (3, 3). Activations are (n, H) or (n, H, height, width).
+Shapes: n examples, C classes, I inputs and H neurons of a hidden layer, O neurons of the layer after it, K
+candidates for new neurons, S the kernel size, () or (3, 3). Activations are (n, H) or (n, H, height, width).
+The vectors of a layer are its tensors with one value per neuron, by attribute: its bias and, if it is a
+convolution, its batch normalisation.
 """
 
 import math
@@ -23,157 +25,163 @@ from vision.models import BATCH_NORM_EPSILON, MLP, VGG, Conv, Dense, uniform
 from vision.train import Examples
 
 RADIUS = 0.05
-"""Norm of a perturbation: of a neuron's incoming weights, as a share of their norm; of a new neuron's
-outgoing weights, as a share of the mean norm of the others'; of what a new layer adds to the identity. Much
-more changes the function, much less leaves the copies of a neuron alike and prefers new layers, whose effect
-is of the first order (splits: the second)."""
+"""Norm of a perturbation, relative to the norm of a neuron's incoming weights (splits), to the mean norm of
+the outgoing weights of the other neurons (new neurons), or to the identity (layers). A much larger one
+changes the function. A much smaller one leaves the copies of a neuron alike and favours new layers, whose
+effect is of first order (that of splits: second)."""
 
 MEASURED = 512
-"""Examples that set the batch normalisation of candidates; more would take more memory than training."""
+"""Examples that set the batch normalisation of candidates; more would exceed the memory of training."""
 
-_VALUES = (0, 2, 3)  # dimensions of a channel's values
-
+Vectors = dict[str, Tensor]
 _VECTORS = {Dense: ("bias",), Conv: ("bias", "scale", "shift", "mean", "variance")}
+_CHANNEL = (0, 2, 3)  # dimensions of the values of one channel
 
 
 class Choice(NamedTuple):
-    """What a hidden layer gets: the neurons (s,) that are split, the new ones (k,) of the candidates that
-    are planted, and whether a layer comes after it."""
+    """Selected candidates of a hidden layer: indices of neurons to split (s,), indices of candidates for new
+    neurons (k,), and whether a new layer follows."""
 
     split: Tensor
     new: Tensor
     layer: bool
 
 
-class Sprouts:
-    """A hidden layer and its candidates, all kinds with the candidates first.
+class Candidates:
+    """A hidden layer with its candidates, which are dimension 0 of each perturbation.
 
-    `split` (H, I, *S) moves the two copies of a neuron to theta + p and theta - p; `outgoing` (K, O, *S) are
-    the outgoing weights of the new neurons, whose incoming ones `new` (K, I, *S) are random; `layer`
-    (1, H, H, *S), or with 0 in front where none fits, is what a new layer adds to the identity.
+    `split` (H, I, *S) moves the two copies of a neuron from weights w to w + p and w - p. `outgoing`
+    (K, O, *S) are the outgoing weights of new neurons; their incoming weights `new` (K, I, *S) are random.
+    `layer` (1, H, H, *S), or (0, ...) where no layer fits, is added to the identity.
     """
 
     def __init__(
         self, layer: Any, after: Any, new: int, deepen: bool, pool: bool, generator: torch.Generator
     ):
         self.weight, self.pool = layer.weight.data[0], pool
-        self.vectors = torch.stack([getattr(layer, name).data.flatten() for name in _VECTORS[type(layer)]])
+        self.vectors = {name: getattr(layer, name).data.flatten() for name in _VECTORS[type(layer)]}
         (neurons, inputs), kernel = self.weight.shape[:2], self.weight.shape[2:]
         outgoing = after.weight.data[0].transpose(0, 1)
-        self.split = self._drawn(self.weight.shape, _norms(self.weight), generator)
-        self.outgoing = self._drawn((new, *outgoing.shape[1:]), _norms(outgoing).mean(), generator)
+        self.split = self._random(self.weight.shape, _norms(self.weight), generator)
+        self.outgoing = self._random((new, *outgoing.shape[1:]), _norms(outgoing).mean(), generator)
         identity = self._identity(neurons)
-        self.layer = self._drawn((int(deepen), *identity.shape), self.weight.new_ones(()), generator)
+        self.layer = self._random((int(deepen), *identity.shape), self.weight.new_ones(()), generator)
         incoming = torch.empty(new, inputs, *kernel)
         uniform(incoming, incoming[0].numel(), generator)
         self.new = incoming.to(self.weight.device)
-        self.fresh = self.vectors.new_zeros(len(self.vectors), new)  # like `vectors`, of the new neurons
-        self.identity = self.vectors.new_zeros(len(self.vectors), neurons + new)  # of a new layer, H + K
+        self.new_vectors = {name: self.weight.new_zeros(new) for name in self.vectors}
+        # of the new layer, for the neurons and all new ones (H + K,)
+        self.layer_vectors = {name: self.weight.new_zeros(neurons + new) for name in self.vectors}
 
-    def _drawn(self, shape: Sequence[int], norm: Tensor, generator: torch.Generator) -> Tensor:
-        drawn = torch.randn(*shape, generator=generator).to(self.weight.device)
-        return F.normalize(drawn.flatten(1)).mul_(RADIUS * norm[..., None]).view(shape).requires_grad_()
+    def _random(self, shape: Sequence[int], norm: Tensor, generator: torch.Generator) -> Tensor:
+        """Candidates in random directions, with RADIUS times `norm` as their norm."""
+        values = torch.randn(*shape, generator=generator).to(self.weight.device)
+        return F.normalize(values.flatten(1)).mul_(RADIUS * norm[..., None]).view(shape).requires_grad_()
 
     def _identity(self, neurons: int) -> Tensor:
-        """The weight (neurons, neurons, *S) that changes nothing."""
+        """Weight (neurons, neurons, *S) of the identity."""
         eye = torch.eye(neurons, device=self.weight.device)
         return F.pad(eye[..., None, None], (1, 1, 1, 1)) if self.weight.dim() == 4 else eye
 
     @property
     def perturbations(self) -> list[Tensor]:
-        """In the order of `Choice`."""
+        """The candidates of each kind, in the order of `Choice`."""
         return [self.split, self.outgoing, self.layer]
 
     def __call__(self, x: Tensor, carried: Tensor | float, measure: bool = False) -> tuple[Tensor, Tensor]:
-        """Inputs (n, I, ...), and what new neurons before add to the neurons (n, H, ...) -> the activations
-        (n, H, ...) and what the new neurons here add to those of the next layer."""
+        """Inputs (n, I, ...) and the products (n, H, ...) `carried` from new neurons of the layer before ->
+        activations (n, H, ...) and the products (n, O, ...) of the new neurons here."""
         neurons = len(self.weight)
         products = product(torch.cat([self.weight, self.split, self.new]), x)
         before, moved, new = products.split([neurons, neurons, len(self.new)], 1)
         before = before + carried
         if measure:
             self._measure(before, new)
-        plus, minus = (_normalised(values, self.vectors) for values in (before + moved, before - moved))
-        fresh = _normalised(new, self.fresh)
-        if self.pool:  # of each copy of its own, as it will be
-            plus, minus, fresh = (F.max_pool2d(values, 2) for values in (plus, minus, fresh))
+        plus, minus = (_activation(values, self.vectors) for values in (before + moved, before - moved))
+        new = _activation(new, self.new_vectors)
+        if self.pool:  # each copy by itself, as in the grown network
+            plus, minus, new = (F.max_pool2d(values, 2) for values in (plus, minus, new))
         x = (plus + minus) / 2
         for weight in self.layer:
             x = (x + product(weight, x)).relu()
-        return x, product(self.outgoing.transpose(0, 1), fresh)
+        return x, product(self.outgoing.transpose(0, 1), new)
 
     def _measure(self, before: Tensor, new: Tensor) -> None:
-        """Set the batch normalisation of new neurons and of a new layer by what they normalise: convolutions
-        (n, H, ...) and (n, K, ...)."""
-        values = new.numel() // new.shape[1]
-        variance, mean = torch.var_mean(new, _VALUES, correction=0)
-        # One value more, at 1 from the mean: few or dead examples would give a variance near 0.
+        """Set the batch normalisation of new neurons and of a new layer, given the products of neurons
+        (n, H, ...) and of new ones (n, K, ...)."""
+        names, values = _VECTORS[Conv], new.numel() // new.shape[1]
+        variance, mean = torch.var_mean(new, _CHANNEL, correction=0)
+        # As with one more value at distance 1: few or dead examples have a variance near 0.
         variance = (variance * values + 1) / (values + 1)
-        self.fresh = torch.stack([mean * 0, mean * 0 + 1, mean * 0, mean, variance])
-        after = _normalised(before, self.vectors), _normalised(new, self.fresh)
-        variance, mean = torch.var_mean(torch.cat(after, 1), _VALUES, correction=0)
-        # Scaling back what it normalises, it is the identity in evaluation, and about that in training.
-        scale = (variance + BATCH_NORM_EPSILON).sqrt()
-        self.identity = torch.stack([mean * 0, scale, mean, mean, variance])
+        zeros = torch.zeros_like(mean)
+        self.new_vectors = dict(zip(names, (zeros, zeros + 1, zeros, mean, variance), strict=True))
+        after = _activation(before, self.vectors), _activation(new, self.new_vectors)
+        variance, mean = torch.var_mean(torch.cat(after, 1), _CHANNEL, correction=0)
+        # Undoes the normalisation: the identity in evaluation mode, and nearly so in training mode.
+        scale, zeros = (variance + BATCH_NORM_EPSILON).sqrt(), torch.zeros_like(mean)
+        self.layer_vectors = dict(zip(names, (zeros, scale, mean, mean, variance), strict=True))
 
-    def wider(self, split: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-        """Weight (H + s + k, I, *S) and vectors (., H + s + k): neurons, second copies, new ones."""
+    def wider(self, split: Tensor, new: Tensor) -> tuple[Tensor, Vectors]:
+        """Weight (H + s + k, I, *S) and vectors (H + s + k,): all neurons, second copies, new neurons."""
         plus = self.weight.clone()
         plus[split] += self.split[split]
         minus = self.weight[split] - self.split[split]
-        vectors = torch.cat([self.vectors, self.vectors[:, split], self.fresh[:, new]], 1)
+        vectors = {
+            name: torch.cat([values, values[split], self.new_vectors[name][new]])
+            for name, values in self.vectors.items()
+        }
         return torch.cat([plus, minus, self.new[new]]), vectors
 
-    def deeper(self, new: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer after this one: its weights from the neurons (H + k, H, *S) and from the planted new
-        ones (H + k, k, *S), which it hands on as they are, and its vectors (., H + k)."""
-        neurons, both = len(self.weight), self._identity(len(self.weight) + len(new))
-        both[:neurons, :neurons] += self.layer[0]
+    def deeper(self, new: Tensor) -> tuple[Tensor, Tensor, Vectors]:
+        """The new layer: its weights from the neurons (H + k, H, *S) and from the selected new ones
+        (H + k, k, *S), which it passes through, and its vectors (H + k,)."""
+        neurons, weight = len(self.weight), self._identity(len(self.weight) + len(new))
+        weight[:neurons, :neurons] += self.layer[0]
         chosen = torch.cat([torch.arange(neurons, device=new.device), neurons + new])
-        return both[:, :neurons], both[:, neurons:], self.identity[:, chosen]
+        vectors = {name: values[chosen] for name, values in self.layer_vectors.items()}
+        return weight[:, :neurons], weight[:, neurons:], vectors
 
 
 class Overgrown:
-    """An MLP or VGG (M = 1) in evaluation mode, with all splits, `new` candidates for new neurons in each
-    hidden layer, and where `depth` is true a new layer after each that is not followed by pooling."""
+    """An MLP or VGG (M = 1) in evaluation mode with candidates in each hidden layer. Candidates are a split
+    of every neuron, `new` neurons and, if `depth`, a layer unless pooling follows."""
 
     def __init__(self, model: MLP | VGG, new: int, depth: bool, generator: torch.Generator):
         self.model, (*hidden, self.classifier) = model, layers_of(model)
         self.pixels, pools = _pixels(model)
         after = [*hidden[1:], self.classifier]
-        self.sprouts = [
-            Sprouts(layer, follower, new, depth and not pool, pool, generator)
+        self.candidates = [
+            Candidates(layer, follower, new, depth and not pool, pool, generator)
             for layer, follower, pool in zip(hidden, after, pools, strict=True)
         ]
-        self.perturbations = [p for sprouts in self.sprouts for p in sprouts.perturbations]
+        self.perturbations = [p for candidates in self.candidates for p in candidates.perturbations]
 
     def __call__(self, x: Tensor, measure: bool = False) -> Tensor:
         """Images (n, ...) -> logits (n, C)."""
         carried: Tensor | float = 0.0
         x = x.flatten(1) if isinstance(self.model, MLP) else x
-        for sprouts in self.sprouts:
-            x, carried = sprouts(x, carried, measure)
+        for candidates in self.candidates:
+            x, carried = candidates(x, carried, measure)
         return product(self.classifier.weight.data[0], x) + self.classifier.bias.data.flatten() + carried
 
     @torch.no_grad()
     def measure(self, images: Tensor) -> float:
-        """Set the batch normalisation of all candidates on some of the images; returns the FLOPs."""
+        """Set the batch normalisation of all candidates from the first MEASURED images; returns the FLOPs."""
         if isinstance(self.model, MLP):
             return 0.0
         self(images[:MEASURED], measure=True)
         return min(MEASURED, len(images)) * self.flops[0]
 
     def gradients(self, images: Tensor, labels: Tensor) -> list[Tensor]:
-        """Of the mean cross-entropy, by the perturbations."""
+        """Gradients of the mean cross-entropy with respect to the perturbations."""
         loss = F.cross_entropy(self(images), labels)
         return list(torch.autograd.grad(loss, self.perturbations, materialize_grads=True))
 
     def tune(self, batches: Iterable[Examples]) -> float:
-        """Turn the perturbations, each of a norm that stays, to where the loss falls; returns the FLOPs.
-
-        All of them at full size would move a deep network too far for its gradient to say what a few of
-        them do: meanwhile they are smaller by the number of layers."""
-        self._resize(1 / len(self.sprouts))
+        """Turn the perturbations to where the loss falls and keep their norms; returns the FLOPs. Meanwhile
+        they are divided by the number of layers: all of them at full size would move a deep network too far
+        for its gradient to describe the effect of a few."""
+        self._resize(1 / len(self.candidates))
         seen = 0
         for images, labels in batches:
             found = self.gradients(images, labels)
@@ -181,7 +189,7 @@ class Overgrown:
                 turned = F.normalize(p.detach().flatten(1)) - F.normalize(gradient.flatten(1))
                 p.data = F.normalize(turned).mul_(_norms(p.data)[:, None]).view(p.shape)
             seen += len(labels)
-        self._resize(len(self.sprouts))
+        self._resize(len(self.candidates))
         return seen * sum(self.flops)
 
     def _resize(self, factor: float) -> None:
@@ -189,9 +197,9 @@ class Overgrown:
             p.data *= factor
 
     def scores(self, batches: Iterable[Examples]) -> tuple[list[Tensor], float]:
-        """For each tensor of `perturbations`, (candidates,): the derivative of the mean loss by a factor
-        epsilon of each candidate. At epsilon = 1, as in the authors' code: at 0 that of a split is 0, and
-        that of a layer says nothing of how soon it overshoots. And the FLOPs."""
+        """Scores (candidates,) for each tensor of `perturbations`, and the FLOPs. A score is the derivative
+        of the mean loss by a factor epsilon of the candidate, at epsilon = 1 as in the authors' code. At 0,
+        that of a split is 0 and that of a layer ignores how soon it overshoots."""
         total, seen = [torch.zeros_like(p) for p in self.perturbations], 0
         for images, labels in batches:
             for sums, gradient in zip(total, self.gradients(images, labels), strict=True):
@@ -203,43 +211,44 @@ class Overgrown:
 
     @property
     def flops(self) -> tuple[float, float]:
-        """Forward and backward for one example, counted as in `vision.models.Flops`; backward, the weights
-        of the classifier have no gradient."""
+        """Forward and backward FLOPs per example, counted as in `vision.models.Flops`; the weights of the
+        classifier have no gradient."""
         forward, head = 0.0, 2.0 * self.classifier.weight.numel()
-        for sprouts, now, after in zip(self.sprouts, self.pixels, [*self.pixels[1:], 1], strict=True):
-            weights = 2 * sprouts.weight.numel() + sprouts.new.numel() + sprouts.layer.numel()
-            forward += 2.0 * (weights * now + sprouts.outgoing.numel() * after)
-        first = self.sprouts[0]
+        for each, now, after in zip(self.candidates, self.pixels, [*self.pixels[1:], 1], strict=True):
+            weights = 2 * each.weight.numel() + each.new.numel() + each.layer.numel()
+            forward += 2.0 * (weights * now + each.outgoing.numel() * after)
+        first = self.candidates[0]
         images = 2.0 * (2 * first.weight.numel() + first.new.numel()) * self.pixels[0]
         return forward + head, 2 * forward + head - images
 
     def select(self, scores: Sequence[Tensor], budget: float) -> list[Choice]:
-        """The candidates with the largest decrease of loss for each parameter that they add, until about
-        `budget` parameters are added: a candidate is passed over if the sum is nearer without it.
-
-        The costs in the order are those of each candidate alone; in the sum, those of all together."""
-        counts = [[0, 0, 0] for _ in self.sprouts]
+        """Select candidates by decrease of loss per added parameter, until about `budget` are added. A
+        candidate is skipped if the total is nearer to the budget without it; one at least is selected. The
+        order uses the parameters that each candidate adds alone, the total those that all add together."""
+        counts = [[0, 0, 0] for _ in self.candidates]  # splits, new neurons and layers of each hidden layer
         present = self.parameters(counts)
         order = []
-        for at, values in enumerate(scores):
-            counts[at // 3][at % 3] = 1
+        for which, values in enumerate(scores):
+            layer, kind = divmod(which, 3)
+            counts[layer][kind] = 1
             cost = self.parameters(counts) - present
-            counts[at // 3][at % 3] = 0
-            order += [(value / cost, at, which) for which, value in enumerate(values.tolist())]
+            counts[layer][kind] = 0
+            order += [(value / cost, which, index) for index, value in enumerate(values.tolist())]
         order.sort()
         chosen: list[list[int]] = [[] for _ in scores]
         added = 0
-        for _, at, which in order:
-            counts[at // 3][at % 3] += 1
+        for _, which, index in order:
+            layer, kind = divmod(which, 3)
+            counts[layer][kind] += 1
             more = self.parameters(counts) - present
             if abs(more - budget) < abs(added - budget):
-                chosen[at].append(which)
+                chosen[which].append(index)
                 added = more
             else:
-                counts[at // 3][at % 3] -= 1
+                counts[layer][kind] -= 1
         if not added:
             chosen[order[0][1]].append(order[0][2])
-        return [self._choice(*chosen[at : at + 3]) for at in range(0, len(chosen), 3)]
+        return [self._choice(*chosen[which : which + 3]) for which in range(0, len(chosen), 3)]
 
     def _choice(self, split: list[int], new: list[int], layer: list[int]) -> Choice:
         device = self.classifier.weight.device
@@ -247,20 +256,20 @@ class Overgrown:
         return Choice(indices[0], indices[1], bool(layer))
 
     def parameters(self, counts: Sequence[Sequence[int]]) -> int:
-        """Of the network with (splits, new neurons, new layers) at each hidden layer."""
-        first = self.sprouts[0].weight
+        """Parameters of the network grown by (splits, new neurons, new layers) at each hidden layer."""
+        first = self.candidates[0].weight
         taps, vectors = first[0, 0].numel(), 1 if first.dim() == 2 else 3
         outputs = [first.shape[1], *chain(*self._outputs(counts))]
         hidden = sum((taps * before + vectors) * after for before, after in pairwise(outputs))
         return hidden + (outputs[-1] + 1) * self.classifier.weight.shape[1]
 
     def _outputs(self, counts: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Neurons of each hidden layer followed by those of the layer planted after it."""
-        neurons = [len(sprouts.weight) for sprouts in self.sprouts]
+        """For each hidden layer, its neurons and those of the new layer after it, if there is one."""
+        neurons = [len(candidates.weight) for candidates in self.candidates]
         return [[h + s + k] + [h + k] * layer for h, (s, k, layer) in zip(neurons, counts, strict=True)]
 
     def widths(self, choices: Sequence[Choice]) -> list[Any]:
-        """Of the network with the choices, as MLP and VGG take them."""
+        """Widths of the grown network, as MLP and VGG take them."""
         outputs = self._outputs([(len(split), len(new), int(layer)) for split, new, layer in choices])
         if isinstance(self.model, MLP):
             return [self.model.widths[0], *chain(*outputs), self.model.widths[-1]]
@@ -268,55 +277,55 @@ class Overgrown:
         return [list(chain(*islice(rest, len(block)))) for block in self.model.widths]
 
     @torch.no_grad()
-    def plant(self, choices: Sequence[Choice], model: MLP | VGG) -> None:
-        """Write this network with the choices, and nothing of the other candidates, to `model`, which is of
-        `widths(choices)`."""
+    def write(self, choices: Sequence[Choice], model: MLP | VGG) -> None:
+        """Write the network with only the selected candidates to `model`, a network of `widths(choices)`."""
         for layer, (weight, vectors) in zip(layers_of(model), self._layers(choices), strict=True):
             layer.weight[0] = weight
-            for name, values in zip(_VECTORS[type(layer)], vectors, strict=True):
+            for name, values in vectors.items():
                 getattr(layer, name).view(-1).copy_(values)
 
-    def _layers(self, choices: Sequence[Choice]) -> Iterable[tuple[Tensor, Tensor]]:
+    def _layers(self, choices: Sequence[Choice]) -> Iterable[tuple[Tensor, Vectors]]:
         """Weight and vectors of each layer of the grown network."""
-        first = self.sprouts[0].weight
+        first = self.candidates[0].weight
         split, outgoing = choices[0].split[:0], first[:, :0]
-        for sprouts, choice in zip(self.sprouts, choices, strict=True):
-            weight, vectors = sprouts.wider(choice.split, choice.new)
+        for candidates, choice in zip(self.candidates, choices, strict=True):
+            weight, vectors = candidates.wider(choice.split, choice.new)
             unused = outgoing.new_zeros(len(choice.new), *outgoing.shape[1:])
             yield _columns(weight, split, torch.cat([outgoing, outgoing[choice.split], unused])), vectors
-            split, outgoing = choice.split, sprouts.outgoing[choice.new].transpose(0, 1)
+            split, outgoing = choice.split, candidates.outgoing[choice.new].transpose(0, 1)
             if choice.layer:
-                weight, kept, vectors = sprouts.deeper(choice.new)
-                yield _columns(weight, split, kept), vectors
+                weight, passed, vectors = candidates.deeper(choice.new)
+                yield _columns(weight, split, passed), vectors
                 split = split[:0]
         head = self.classifier
-        yield _columns(head.weight.data[0], split, outgoing), head.bias.data.view(1, -1)
+        yield _columns(head.weight.data[0], split, outgoing), {"bias": head.bias.data.flatten()}
 
 
 def layers_of(model: MLP | VGG) -> list[Any]:
-    """The layers in order, the classifier last."""
+    """All layers in order; the classifier is the last."""
     if isinstance(model, MLP):
         return list(model.layers)
     return [*(layer for block in model.blocks for layer in block.layers), model.classifier]
 
 
 def product(weight: Tensor, x: Tensor) -> Tensor:
-    """Weight (H, I, *S) times activations (n, I, ...) -> (n, H, ...). A matrix takes the mean of images."""
+    """Weight (H, I, *S) times activations (n, I, ...) -> (n, H, ...). A matrix takes the mean of an image."""
     if weight.dim() == 4:
         return F.conv2d(x, weight, padding=1)
     return F.linear(x.mean((2, 3)) if x.dim() == 4 else x, weight)
 
 
-def _normalised(x: Tensor, vectors: Tensor) -> Tensor:
-    """Bias, batch normalisation in evaluation mode and ReLU of (n, H, ...); `vectors` as in `_VECTORS`."""
-    if len(vectors) == 1:
-        return (x + vectors[0]).relu()
-    bias, scale, shift, mean, variance = vectors
-    return F.batch_norm(x, mean - bias, variance, scale, shift, eps=BATCH_NORM_EPSILON).relu()
+def _activation(x: Tensor, vectors: Vectors) -> Tensor:
+    """Bias, batch normalisation in evaluation mode, and ReLU of products (n, H, ...)."""
+    if "mean" not in vectors:
+        return (x + vectors["bias"]).relu()
+    norm = vectors["mean"] - vectors["bias"], vectors["variance"], vectors["scale"], vectors["shift"]
+    return F.batch_norm(x, *norm, eps=BATCH_NORM_EPSILON).relu()
 
 
 def _columns(rows: Tensor, split: Tensor, outgoing: Tensor) -> Tensor:
-    """Rows (H, I, *S) for inputs of which those that were `split` (s,) are two, and more that are new."""
+    """Weight (H, I, *S) with the inputs `split` (s,) halved and repeated, and with the `outgoing` weights
+    (H, k, *S) of new inputs."""
     rows = rows.clone()
     rows[:, split] /= 2
     return torch.cat([rows, rows[:, split], outgoing], 1)
@@ -328,7 +337,7 @@ def _norms(weights: Tensor) -> Tensor:
 
 
 def _pixels(model: MLP | VGG) -> tuple[list[int], list[bool]]:
-    """Positions at which each hidden layer is computed, and whether pooling comes after it."""
+    """Number of positions of each hidden layer, and whether pooling follows."""
     if isinstance(model, MLP):
         return [1] * (len(model.widths) - 2), [False] * (len(model.widths) - 2)
     pixels, pools, size = [], [], model.shape[1:]

@@ -1,8 +1,8 @@
-"""Tensors that start at multiples of 64 bytes, and a model's parameters as views of one vector.
+"""A model's parameters as views of one vector, and tensors aligned to 64 bytes.
 
-Matrix products and convolutions may take the values before such an address apart, and so add the same numbers
-in another order when a tensor lies elsewhere: the last bits of a result then depend on where its tensors lie.
-Aligned ones give the same bits each time (see "Obtaining Numerically Reproducible Results" in MKL's guide).
+The order of additions in matrix products and convolutions may depend on the alignment of their operands, and
+so may the last bits of a result. With aligned tensors, results are reproducible (see "Obtaining Numerically
+Reproducible Results" in MKL's guide).
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ from torch import Tensor, nn
 from vision.mixture import Committee
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register."""
+"""Bytes of a cache line and of the widest vector register."""
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a copy if it does not start at a multiple of 64 bytes."""
+    """The tensor itself if it starts at a multiple of 64 bytes, else a copy that does."""
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def align(model: nn.Module) -> None:
-    """Move the parameters and buffers that do not start at a multiple of 64 bytes."""
+    """Align all parameters and buffers of a model to 64 bytes."""
     for tensor in chain(model.parameters(), model.buffers()):
         tensor.data = aligned(tensor.data)
 
 
 class Flat:
-    """A model's parameters as one vector, its gradients and its buffers too: one optimizer step is a few
-    operations however many layers there are. The model's own tensors become views of the vectors, with
-    zeros between them so that each is aligned."""
+    """Vectors of a model's parameters, their gradients and its buffers. The model's tensors become views of
+    the vectors; zeros between them keep each one aligned. A step of the optimizer then takes a few
+    operations, whatever the number of layers."""
 
     def __init__(self, model: nn.Module):
         self.parameters: list[Tensor] = list(model.parameters())
@@ -48,7 +48,7 @@ class Flat:
         self._voters = {id(t): i for i, n in enumerate(networks) for t in chain(n.parameters(), n.buffers())}
 
     def write(self, gradients: Sequence[Tensor]) -> None:
-        """Copy the gradients of the parameters into the vector."""
+        """Copy the gradients of all parameters into the vector."""
         torch._foreach_copy_(self._gradients, list(gradients))
 
     def snapshot(self) -> tuple[Tensor, Tensor]:
@@ -56,11 +56,9 @@ class Flat:
         return self.values.clone(), self.buffers.clone()
 
     def keep(self, snapshot: tuple[Tensor, Tensor], voters: Tensor) -> None:
-        """Copy the values of those `voters` (V,) that are true into a snapshot.
-
-        A tensor of a `Committee` is one voter's. Others start with the members, so a mask of V = M takes
-        some members', one of V = 1 everything.
-        """
+        """Copy the values of the voters selected by the mask `voters` (V,) into a snapshot. With V = 1 that
+        is everything. A tensor of a `Committee` belongs to one voter; in a stack, dimension 0 of every tensor
+        is the voter."""
         if len(voters) == 1:
             snapshot[0].copy_(self.values)
             snapshot[1].copy_(self.buffers)
@@ -76,13 +74,13 @@ class Flat:
                         kept.copy_(now.data)
 
     def restore(self, snapshot: tuple[Tensor, Tensor]) -> None:
-        """Set parameters and buffers to those of a snapshot."""
+        """Copy a snapshot back into the parameters and buffers."""
         self.values.copy_(snapshot[0])
         self.buffers.copy_(snapshot[1])
 
 
-def _room(tensor: Tensor) -> int:
-    """Elements from the start of a tensor to the next multiple of 64 bytes after its end."""
+def _padded_size(tensor: Tensor) -> int:
+    """Number of elements of a tensor, rounded up to a multiple of 64 bytes."""
     step = ALIGNMENT // tensor.element_size()
     return -(-tensor.numel() // step) * step
 
@@ -90,7 +88,7 @@ def _room(tensor: Tensor) -> int:
 def _flatten(tensors: Sequence[Tensor]) -> Tensor:
     if not tensors:
         return torch.empty(0)
-    vector = tensors[0].new_zeros(sum(map(_room, tensors)))
+    vector = tensors[0].new_zeros(sum(map(_padded_size, tensors)))
     for view, tensor in zip(_views(vector, tensors), tensors, strict=True):
         view.copy_(tensor.detach())
     return vector
@@ -100,5 +98,5 @@ def _views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     found, start = [], 0
     for tensor in like:
         found.append(vector[start : start + tensor.numel()].view(tensor.shape))
-        start += _room(tensor)
+        start += _padded_size(tensor)
     return found

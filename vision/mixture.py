@@ -1,7 +1,7 @@
-"""Mixtures of experts that grow: tree or flat routers, soft or hard gates (section 4.2, appendix A).
+"""Mixtures of experts that grow: tree or flat gating, soft or hard gates (section 4.2, appendix A).
 
-Shapes: n examples, D inputs of a router, E experts. The experts of a layer are the members of a stack
-(`vision.models`), so all of them are computed together.
+Shapes: n examples, D inputs of a gating function, E experts. The experts of a layer are the members of one
+stack (`vision.models`), so they are computed together.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,15 @@ from torch.nn import functional as F
 
 from vision.models import Conv, ConvBlock, Dense, Flops, pooled, uniform, vgg_widths
 
-POOLED = 4  # a router of images sees them averaged to 4 x 4, as in the authors' code
+POOLED = 4  # height and width to which images are averaged before gating, as in the authors' code
 
 
-class Router(nn.Module):
-    """Gate values g(j | z) of E experts. A tree has E - 1 inner nodes with two children each: the gate of
-    a leaf is the product of the probabilities on its path (eq. 3). A flat router is one softmax over E."""
+class Gating(nn.Module):
+    """The gating function g(j | z) of E experts. A tree has E - 1 inner nodes with two branches each; the
+    gate value of a leaf is the product of the branch probabilities on its path (eq. 3). Flat gating is one
+    softmax over the experts."""
 
-    paths: Tensor  # (E, 2 (E - 1)): 1 where a node's branch is on the way to a leaf; empty for a flat router
+    paths: Tensor  # (E, 2 (E - 1)): 1 for the branches on the path to each leaf; empty if flat
 
     def __init__(self, inputs: int, experts: int, tree: bool):
         super().__init__()
@@ -31,10 +32,10 @@ class Router(nn.Module):
         self.bias = nn.Parameter(torch.empty(rows, 1))
         self.register_buffer("paths", torch.zeros(1, 0))
         for leaf in range(experts - 1 if tree else 0):
-            self._split_path(leaf)  # breadth first: the tree is as shallow as can be
+            self._split_path(leaf)  # breadth first, so that the tree is balanced
 
     def forward(self, z: Tensor) -> Tensor:
-        """Inputs (D, n) -> gate values (E, n), which sum to 1 over the experts."""
+        """Inputs (D, n) -> gate values (E, n); they sum to 1 over the experts."""
         logits = torch.addmm(self.bias, self.weight, z)
         if not self.tree:
             return logits.softmax(0)
@@ -42,8 +43,9 @@ class Router(nn.Module):
         return torch.mm(self.paths, branches).exp()
 
     def choose(self, z: Tensor) -> Tensor:
-        """The expert (n,) where the more probable branch of each node leads: so a split of the leaf that is
-        reached, which halves its probability, does not change where others go."""
+        """Inputs (D, n) -> the expert (n,) reached by the more probable branch of each node. A split divides
+        the examples of its leaf and leaves all others in place. The argmax of the gate values would not: a
+        split lowers those of its leaf."""
         logits = torch.addmm(self.bias, self.weight, z)
         if not self.tree:
             return logits.argmax(0)
@@ -52,13 +54,13 @@ class Router(nn.Module):
         return (torch.mm(self.paths, taken) - self.paths.sum(1, keepdim=True)).argmax(0)
 
     def reset(self, generator: torch.Generator) -> None:
-        """Draw all gates as torch.nn.Linear does."""
+        """Initialise all gates as torch.nn.Linear."""
         for values in (self.weight.data, self.bias.data):
             uniform(values, self.weight.shape[1], generator)
 
     def split(self, expert: int, generator: torch.Generator) -> None:
-        """Add an expert, the last one. In a tree, the leaf becomes a node with a random gate whose children
-        are the leaf's expert and the new one; a flat router gets one more random row."""
+        """Add expert E. In a tree, the leaf becomes a node with a random gate; its children are `expert` and
+        the new one. Flat gating gets one more random row."""
         more = 2 if self.tree else 1
         device = self.weight.device
         for name in ("weight", "bias"):
@@ -77,26 +79,22 @@ class Router(nn.Module):
 
     @property
     def flops(self) -> float:
-        """Of one example."""
-        return 2.0 * self.weight.numel() + self.path_flops
-
-    @property
-    def path_flops(self) -> float:
-        """Of one example, for the sums along the paths."""
-        return 2.0 * self.paths.numel()
+        """FLOPs per example: logits, and sums along the paths."""
+        return 2.0 * (self.weight.numel() + self.paths.numel())
 
 
 class MixtureLayer(nn.Module):
-    """Experts and their router: sum over j of g(j | z) h(z | j). Hard gates are one-hot in the forward pass
-    and pass the gradient to the softmax probabilities (straight-through)."""
+    """Experts h and their gating function g: the sum over j of g(j | z) h(z | j). Hard gates are one-hot in
+    the forward pass; in the backward pass the gradient goes to the gate probabilities (straight-through
+    estimator)."""
 
-    def __init__(self, experts: Dense | ConvBlock, router: Router, hard: bool):
+    def __init__(self, experts: Dense | ConvBlock, router: Gating, hard: bool):
         super().__init__()
         self.experts, self.router, self.hard = experts, router, hard
 
     def forward(self, z: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Inputs of the layer -> its output, and the gate values used (E, n). `generator` samples hard gates
-        in training; in evaluation one expert is chosen, and only that one computed."""
+        """Layer inputs -> layer outputs and gate values (E, n). In training, `generator` samples hard gates;
+        in evaluation, only the chosen expert is computed."""
         if self.hard and not self.training:
             chosen = self.router.choose(self.features(z))
             return self._dispatch(z, chosen), F.one_hot(chosen, self.size).T.to(z.dtype)
@@ -109,11 +107,11 @@ class MixtureLayer(nn.Module):
         return self.combine(z, gates), gates
 
     def features(self, z: Tensor) -> Tensor:
-        """What the router sees: (D, n), or (n, c, H, W) averaged to a 4 x 4 image."""
+        """Inputs of the gating function: (D, n) as they are, (n, c, H, W) averaged to 4 x 4 pixels."""
         return F.adaptive_avg_pool2d(z, POOLED).flatten(1).t() if z.dim() == 4 else z
 
     def combine(self, z: Tensor, gates: Tensor) -> Tensor:
-        """The experts' outputs weighted with the gates (E, n)."""
+        """Outputs of all experts, weighted with the gates (E, n)."""
         if isinstance(self.experts, Dense):
             return (self.experts(z).relu() * gates[:, None]).sum(0)
         out = self.experts(z, shared=True)
@@ -121,7 +119,7 @@ class MixtureLayer(nn.Module):
         return (out * gates.t()[:, :, None, None, None]).sum(1)
 
     def _dispatch(self, z: Tensor, chosen: Tensor) -> Tensor:
-        """Each example through its expert alone; `chosen` (n,) are expert numbers."""
+        """Pass each example through its expert only; `chosen` (n,) are the experts' indices."""
         examples = 1 if z.dim() == 2 else 0
         order = chosen.argsort()
         counts = torch.bincount(chosen, minlength=self.size).tolist()
@@ -130,7 +128,7 @@ class MixtureLayer(nn.Module):
         return torch.cat(found, examples).index_select(examples, order.argsort())
 
     def _alone(self, expert: int, z: Tensor) -> Tensor:
-        """Output of one expert."""
+        """Outputs of one expert."""
         tensors = self.experts.state_dict(keep_vars=True)
         mine = {name: tensor[expert : expert + 1] for name, tensor in tensors.items()}
         if isinstance(self.experts, Dense):
@@ -143,7 +141,7 @@ class MixtureLayer(nn.Module):
         return len(next(self.experts.parameters()))
 
     def split(self, expert: int, generator: torch.Generator) -> None:
-        """Replace an expert by two exact copies of it, and a random gate between them."""
+        """Replace an expert by two exact copies with a random gate between them."""
         for module in self.experts.modules():
             for name, old in list(module.named_parameters(recurse=False)):
                 setattr(module, name, nn.Parameter(_with_copy(old.data, expert)))
@@ -157,55 +155,52 @@ def _with_copy(values: Tensor, row: int) -> Tensor:
 
 
 class Mixture(nn.Module):
-    """A network with mixture layers; subclasses add what is around them."""
+    """A network with mixture layers."""
 
-    voters = 1
+    members = voters = 1
 
     def __init__(self, layers: Sequence[MixtureLayer], classifier: Dense):
         super().__init__()
         self.layers: Sequence[MixtureLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
         self.classifier = classifier
-        self.generator: torch.Generator | None = None  # of hard gates in training
+        self.generator: torch.Generator | None = None  # samples hard gates in training
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:
-        """Sample hard gates from the first of them."""
+        """Sample hard gates with the first of the `generators`."""
         self.generator = generators[0]
 
     @property
     def experts(self) -> int:
-        """Experts of a layer, E: the same in all of them."""
+        """Experts per layer, E."""
         return self.layers[0].size
 
-    def reset(self, generator: torch.Generator) -> None:
-        """Draw new values for everything."""
+    def reset(self, generator: torch.Generator, member: int = 0) -> None:
+        """Initialise all parameters."""
         for module in self.modules():
-            if isinstance(module, Router):
+            if isinstance(module, Gating):
                 module.reset(generator)
             elif isinstance(module, Dense | Conv):
-                for member in range(len(module.weight)):
-                    module.reset(member, generator)
+                for expert in range(len(module.weight)):
+                    module.reset(expert, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, ...) -> logits (1, C, n)."""
         return self.routed(x)[0]
 
     def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Logits (1, C, n), and the gate values (E, n) of each mixture layer."""
+        """Images (n, ...) -> logits (1, C, n) and the gate values (E, n) of each mixture layer."""
         raise NotImplementedError
 
     @property
     def flops(self) -> Flops:
-        """Per example."""
+        """FLOPs per example."""
         raise NotImplementedError
 
     def count(self, experts: Sequence[float], head: Sequence[float] = ()) -> Flops:
-        """FLOPs per example, from those of all experts of each layer and of the layers before them.
-
-        Backward, a product costs twice its forward: without the gradient of the images in the first, and
-        without that of the paths, which are no parameters.
-        """
+        """FLOPs per example, given those of the experts of each layer and of the `head`, the layers before.
+        The backward pass costs twice the forward pass, less the gradients of the images and of the paths."""
         routers = [layer.router.flops for layer in self.layers]
-        paths = [layer.router.path_flops for layer in self.layers]
+        paths = [2.0 * layer.router.paths.numel() for layer in self.layers]
         forward = sum(head) + sum(experts) + sum(routers) + self.classifier.flops
         first = head[0] if head else experts[0] + routers[0] - paths[0]
         unused = sum(experts) * (1 - 1 / self.experts) if self.layers[0].hard else 0.0
@@ -217,11 +212,11 @@ class MixtureMLP(Mixture):
 
     def __init__(self, widths: Sequence[int], experts: int, tree: bool, hard: bool):
         sizes = pairwise(widths[:-1])
-        layers = [MixtureLayer(Dense(experts, d, h), Router(d, experts, tree), hard) for d, h in sizes]
+        layers = [MixtureLayer(Dense(experts, d, h), Gating(d, experts, tree), hard) for d, h in sizes]
         super().__init__(layers, Dense(1, widths[-2], widths[-1]))
 
     def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Images (n, ...) of D values -> logits (1, C, n), gate values of each layer."""
+        """Images (n, ...) with D values each -> logits (1, C, n) and gate values (E, n) of each layer."""
         z, gates = x.flatten(1).t(), []
         for layer in self.layers:
             z, used = layer(z, self.generator)
@@ -230,7 +225,6 @@ class MixtureMLP(Mixture):
 
     @property
     def flops(self) -> Flops:
-        """Per example."""
         return self.count([layer.experts.flops for layer in self.layers])  # type: ignore[misc]
 
 
@@ -243,14 +237,14 @@ class MixtureVGG(Mixture):
         first, *others = vgg_widths(channels)
         inputs = channels * POOLED**2
         layers = [
-            MixtureLayer(ConvBlock(experts, channels, block), Router(inputs, experts, tree), hard)
+            MixtureLayer(ConvBlock(experts, channels, block), Gating(inputs, experts, tree), hard)
             for block in others
         ]
         super().__init__(layers, Dense(1, channels, classes))
         self.shape, self.head = tuple(shape), ConvBlock(1, shape[0], first)
 
     def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Images (n, channels, height, width) -> logits (1, C, n), gate values of each layer."""
+        """Images (n, channels, height, width) -> logits (1, C, n) and gate values (E, n) of each layer."""
         z, gates = self.head(x, shared=True), []
         for layer in self.layers:
             z, used = layer(z, self.generator)
@@ -259,7 +253,6 @@ class MixtureVGG(Mixture):
 
     @property
     def flops(self) -> Flops:
-        """Per example."""
         head, size = self.head.flops(self.shape[1:])
         experts = []
         for layer in self.layers:
@@ -269,32 +262,34 @@ class MixtureVGG(Mixture):
 
 
 class Committee(nn.Module):
-    """M mixtures side by side, each a voter; unlike the members of a stack they share no operation."""
+    """M independent mixtures, each a voter, computed one after the other."""
 
     def __init__(self, networks: Sequence[Mixture]):
         super().__init__()
         self.networks: Sequence[Mixture] = nn.ModuleList(networks)  # type: ignore[assignment]
 
     @property
-    def voters(self) -> int:
-        """Number of independently trained networks, M."""
+    def members(self) -> int:
+        """Number of mixtures, M."""
         return len(self.networks)
 
+    voters = members
+
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
-        """Draw new values for one member."""
+        """Initialise one member."""
         self.networks[member].reset(generator)
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:
-        """Sample the hard gates of each member from its own generator, or all from the one there is."""
+        """Sample hard gates with one generator per member, or with a single one for all."""
         for network, generator in zip(self.networks, cycle(generators), strict=False):
             network.draw_from([generator])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (n, ...) for all members, or (M, n, ...) -> logits (M, C, n)."""
+        """Images (n, ...), the same for all members, or (M, n, ...) -> logits (M, C, n)."""
         images = x if x.dim() == 5 else [x] * self.voters
         return torch.cat([network(part) for network, part in zip(self.networks, images, strict=True)])
 
     @property
     def flops(self) -> Flops:
-        """Per example, of all members."""
+        """FLOPs per example of all members."""
         return Flops(*map(sum, zip(*(network.flops for network in self.networks), strict=True)))

@@ -1,10 +1,8 @@
 """Adadelta and SGD on one vector of parameters.
 
-Bit for bit what torch.optim computes (tests/vision/test_optim.py). Theirs spend as long on book-keeping in
-each step as all of the arithmetic takes for a small network, and import torch's compiler (LOG.md).
+They match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a torch.optim
+step is overhead, and torch.optim imports torch's compiler (LOG.md).
 """
-
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,46 +10,37 @@ from torch import Tensor
 from vision.presets import Settings
 
 
-class Optimizer(Protocol):
-    """Changes `values` by `gradients`, two vectors of one size, at every step."""
-
-    state: dict[str, Tensor]
-
-    def step(self, values: Tensor, gradients: Tensor) -> None:
-        """One update in place; `gradients` may be changed too."""
-
-
 class Adadelta:
-    """Zeiler (2012), with torch's rho and eps."""
+    """Adadelta (Zeiler, 2012) with torch's defaults of rho and eps."""
 
     RHO, EPS = 0.9, 1e-6
 
     def __init__(self, values: Tensor, lr: float, weight_decay: float):
         self.lr, self.weight_decay = lr, weight_decay
         self.state = {name: torch.zeros_like(values) for name in ("squares", "deltas")}
-        self._delta, self._scale = torch.empty_like(values), torch.empty_like(values)
+        self._delta, self._root = torch.empty_like(values), torch.empty_like(values)
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
-        """One update."""
+        """Update `values` in place; overwrites `gradients`."""
         squares, deltas = self.state["squares"], self.state["deltas"]
         if self.weight_decay:
             gradients.add_(values, alpha=self.weight_decay)
         squares.mul_(self.RHO).addcmul_(gradients, gradients, value=1 - self.RHO)
-        scale = torch.add(squares, self.EPS, out=self._scale).sqrt_()
-        delta = torch.add(deltas, self.EPS, out=self._delta).sqrt_().div_(scale).mul_(gradients)
+        root = torch.add(squares, self.EPS, out=self._root).sqrt_()
+        delta = torch.add(deltas, self.EPS, out=self._delta).sqrt_().div_(root).mul_(gradients)
         deltas.mul_(self.RHO).addcmul_(delta, delta, value=1 - self.RHO)
         values.add_(delta, alpha=-self.lr)
 
 
 class SGD:
-    """With momentum, weight decay and Nesterov's form of momentum as in torch."""
+    """SGD with momentum, Nesterov momentum and weight decay as in torch."""
 
     def __init__(self, values: Tensor, lr: float, momentum: float, weight_decay: float, nesterov: bool):
         self.lr, self.momentum, self.weight_decay, self.nesterov = lr, momentum, weight_decay, nesterov
         self.state: dict[str, Tensor] = {"velocity": torch.zeros_like(values)} if momentum else {}
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
-        """One update."""
+        """Update `values` in place; overwrites `gradients`."""
         if self.weight_decay:
             gradients.add_(values, alpha=self.weight_decay)
         if self.momentum:
@@ -60,8 +49,12 @@ class SGD:
         values.add_(gradients, alpha=-self.lr)
 
 
+Optimizer = Adadelta | SGD
+"""`state` holds vectors that checkpoints save; `step` updates the parameters."""
+
+
 def make(values: Tensor, settings: Settings) -> Optimizer:
-    """The optimizer that the settings name, with nothing in its memory yet."""
+    """A new optimizer of `values`, as the settings choose it."""
     if settings.optimizer == "adadelta":
         return Adadelta(values, settings.lr, settings.weight_decay)
     return SGD(values, settings.lr, settings.momentum, settings.weight_decay, settings.nesterov)

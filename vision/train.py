@@ -1,7 +1,7 @@
 """The training loop, the only one: all learners train here."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,43 +17,43 @@ from vision.presets import Settings
 
 EVALUATION_BATCH = 2000
 PADDING = 4
-DIVERGED = "training diverged: the validation loss is not a number; use a lower --lr"
+DIVERGED = "training diverged: the validation loss is not finite; use a lower --lr"
 
 
 class Examples(NamedTuple):
-    """Normalised images (n, channels, height, width), channels last in memory, and labels (n,). Minibatches
-    that differ between the M members of an ensemble have M in front of both."""
+    """Normalised images (n, channels, height, width), channels last in memory, and labels (n,). In
+    minibatches that differ between the M members of an ensemble, both have M as their first dimension."""
 
     images: Tensor
     labels: Tensor
 
     def aligned(self) -> "Examples":
-        """The same, copied if they do not start at multiples of 64 bytes."""
+        """The same examples in tensors aligned to 64 bytes."""
         return Examples(*map(aligned, self))
 
 
 @dataclass
 class Progress:
-    """How far training on a stage is: all that `fit` needs to go on from here with the same numbers."""
+    """State of training within a stage, complete enough for `fit` to resume bit for bit."""
 
-    spent: dict[str, float] = field(default_factory=dict)  # FLOPs before training began, by purpose
-    epoch: int = 0  # complete ones
-    waited: int = 0  # epochs since any voter was at its best
-    best: Tensor | None = None  # (V,) the lowest validation loss, or error, of each voter
-    now: tuple[Tensor, Tensor] | None = None  # parameters and buffers
-    kept: tuple[Tensor, Tensor] | None = None  # those of the best epoch
+    spent: dict[str, float] = field(default_factory=dict)  # FLOPs before training, by purpose
+    epoch: int = 0  # completed epochs
+    waited: int = 0  # epochs since any voter improved
+    best: Tensor | None = None  # (V,) lowest validation loss or error
+    now: tuple[Tensor, Tensor] | None = None  # current parameters and buffers
+    kept: tuple[Tensor, Tensor] | None = None  # parameters and buffers of each voter's best epoch
     optimizer: dict[str, Tensor] = field(default_factory=dict)
-    generators: list[Tensor] = field(default_factory=list)  # their states
+    generators: list[Tensor] = field(default_factory=list)  # states
 
 
-class Watch(Protocol):
-    """Who follows the training: a progress bar, a checkpoint."""
+class Callback(Protocol):
+    """Follows the training of a stage: progress bar, checkpoints."""
 
     def epoch_done(self) -> bool:
-        """Called after every epoch; true if `save` should be called now."""
+        """Called after every epoch; returns whether `save` should be called."""
 
     def save(self, progress: Progress) -> None:
-        """Write down how far training is. The tensors are live: they change with the next epoch."""
+        """Save the progress. Its tensors are live: the next epoch changes them."""
 
 
 def fit(
@@ -63,32 +63,23 @@ def fit(
     settings: Settings,
     generators: Sequence[torch.Generator],
     progress: Progress | None = None,
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     black: Tensor | float = 0.0,
 ) -> dict[str, float]:
-    """Train `model` on `train` and leave it as it was at its best epoch on `valid` (section 5, appendix B.1).
+    """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
 
-    The best epoch is that of the lowest validation loss (or error, by the settings), for each voter on its
-    own; batch-normalisation statistics belong to it. Order and augmentation come from the `generators`: one,
-    or one for each member. `black` (channels,) is what augmentation pads with. With the `progress` that
-    `watch` was given by an interrupted call, training goes on from there. Returns FLOPs by purpose: forward,
-    backward, validation, and those of `progress.spent`.
-    UserError when training diverged.
+    The best epoch has the lowest validation loss or error (`settings.select`), separately for each voter,
+    and includes its batch-normalisation statistics. `generators` determine order and augmentation: one for
+    all members or one each. Augmentation pads with `black` (channels,). `progress` resumes an interrupted
+    call. Returns FLOPs by purpose: forward, backward, validation, and `progress.spent`.
+    UserError if training diverges.
     """
     train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
     if isinstance(model, Mixture | Committee):
         model.draw_from(generators)
     optimizer = optim.make(flat.values, settings)
-    best = torch.full((model.voters,), torch.inf, device=flat.values.device)
-    kept = flat.snapshot()
-    if at.best is not None and at.now and at.kept:
-        best, kept = at.best, at.kept
-        flat.restore(at.now)
-        for name, values in at.optimizer.items():
-            optimizer.state[name].copy_(values)
-        for generator, state in zip(generators, at.generators, strict=True):
-            generator.set_state(state.cpu())
+    best, kept = _start(at, flat, optimizer, generators, model.voters)
     write_gradients = gradient_writer(model, flat)
     measure = loss_of if settings.select == "loss" else error_of
     while at.epoch < settings.epochs and not (settings.patience and at.waited >= settings.patience):
@@ -98,24 +89,42 @@ def fit(
             optimizer.step(flat.values, flat.gradients)
         score = validate(model, valid, measure)
         better = score < best - settings.patience_delta
-        at.epoch += 1
-        at.waited += 1
+        at.epoch, at.waited = at.epoch + 1, at.waited + 1
         if better.any():
             flat.keep(kept, better)
-            best = torch.where(better, score, best)
-            at.waited = 0
-        if watch and watch.epoch_done():
-            at.best, at.now, at.kept = best, (flat.values, flat.buffers), kept
-            at.optimizer = optimizer.state
-            at.generators = [generator.get_state() for generator in generators]
-            watch.save(at)
+            best, at.waited = torch.where(better, score, best), 0
+        if callback and callback.epoch_done():
+            now, states = (flat.values, flat.buffers), [each.get_state() for each in generators]
+            callback.save(
+                replace(at, best=best, now=now, kept=kept, optimizer=optimizer.state, generators=states)
+            )
     flat.restore(kept)
     if not (best.isfinite().all() and flat.values.isfinite().all()):
         raise UserError(DIVERGED)
     for p in flat.parameters:
         p.grad = None
-    flops, seen = model.flops, at.epoch * len(train.labels)
-    validation = at.epoch * len(valid.labels) * flops.inference
+    return _flops(model, at, len(train.labels), len(valid.labels))
+
+
+def _start(
+    at: Progress, flat: Flat, optimizer: optim.Optimizer, generators: Sequence[torch.Generator], voters: int
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Restore training from `at`, if it has begun. Returns each voter's best score and the snapshot of its
+    parameters and buffers at that epoch."""
+    if at.best is None or at.now is None or at.kept is None:
+        return torch.full((voters,), torch.inf, device=flat.values.device), flat.snapshot()
+    flat.restore(at.now)
+    for name, values in at.optimizer.items():
+        optimizer.state[name].copy_(values)
+    for generator, state in zip(generators, at.generators, strict=True):
+        generator.set_state(state.cpu())
+    return at.best, at.kept
+
+
+def _flops(model: Any, at: Progress, train: int, valid: int) -> dict[str, float]:
+    """FLOPs by purpose of `at.epoch` epochs over numbers of training and validation examples."""
+    flops, seen = model.flops, at.epoch * train
+    validation = at.epoch * valid * flops.inference
     return at.spent | {
         "forward": seen * flops.forward,
         "backward": seen * flops.backward,
@@ -124,7 +133,7 @@ def fit(
 
 
 def gradient_writer(model: nn.Module, flat: Flat) -> Callable[[Tensor, Tensor], None]:
-    """A function of images and labels that writes the gradient of the voters' summed losses to `flat`."""
+    """A function of images and labels that writes the gradient of the sum of the voters' losses to `flat`."""
     if isinstance(model, MLP):
         return model.gradient_writer()
 
@@ -136,19 +145,19 @@ def gradient_writer(model: nn.Module, flat: Flat) -> Callable[[Tensor, Tensor], 
 
 def loss_of(logits: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy (nats) of each voter: logits (V, C, n), labels (n,) or (V, n) -> (V,)."""
-    if len(logits) == 1:  # one operation instead of three
+    if len(logits) == 1:  # the same result in one operation instead of three
         return F.cross_entropy(logits, labels[None]).view(1)
     return F.cross_entropy(logits, labels.expand(len(logits), -1), reduction="none").mean(1)
 
 
 def error_of(logits: Tensor, labels: Tensor) -> Tensor:
-    """Share of examples each voter is wrong on: logits (V, C, n), labels (n,) -> (V,)."""
+    """Error, as a fraction, of each voter: logits (V, C, n), labels (n,) -> (V,)."""
     return (logits.argmax(1) != labels).float().mean(1)
 
 
 @torch.no_grad()
 def validate(model: Any, examples: Examples, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Mean over the examples of `loss_of` or `error_of`, (V,), in evaluation mode."""
+    """`measure` (`loss_of` or `error_of`) over all examples in evaluation mode, (V,)."""
     model.eval()
     n = len(examples.labels)
     if n <= EVALUATION_BATCH:
@@ -158,15 +167,11 @@ def validate(model: Any, examples: Examples, measure: Callable[[Tensor, Tensor],
 
 
 def minibatches(
-    examples: Examples,
-    settings: Settings,
-    generators: Sequence[torch.Generator],
-    black: Tensor | float = 0.0,
+    examples: Examples, settings: Settings, generators: Sequence[torch.Generator], black: Tensor | float = 0.0
 ) -> Iterator[Examples]:
-    """One epoch in random order, or in M orders of M `generators`: minibatches of n examples or (M, n).
-
-    What fits one minibatch is used as it is; a last one of a single example, which has no batch statistics,
-    joins the one before."""
+    """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n). If
+    one minibatch holds all examples, their order is kept. A last minibatch of one example would have no batch
+    statistics, so it joins the one before."""
     n, size = len(examples.labels), settings.batch_size
     if n <= size and not settings.augment:
         yield examples
@@ -175,20 +180,20 @@ def minibatches(
     pieces = list(torch.stack(orders).to(examples.labels.device).split(size, 1))
     if n > size and pieces[-1].shape[1] == 1:
         pieces[-2:] = [torch.cat(pieces[-2:], 1)]
-    pixels = examples.images.permute(0, 2, 3, 1)  # contiguous: whole images are copied
+    pixels = examples.images.permute(0, 2, 3, 1)  # contiguous, so each image is copied as one row
     rows = pixels.reshape(n, -1)
     for piece in pieces:
         images = rows.index_select(0, piece.flatten()).view(*piece.shape, *pixels.shape[1:])
         if settings.augment:
             pairs = zip(images, generators, strict=True)
-            images = torch.stack([augment(own, generator, black) for own, generator in pairs])
+            images = torch.stack([augment(member, generator, black) for member, generator in pairs])
         images, labels = images.permute(0, 1, 4, 2, 3), examples.labels[piece]
         yield Examples(images, labels) if len(piece) > 1 else Examples(images[0], labels[0])
 
 
 def augment(images: Tensor, generator: torch.Generator, black: Tensor | float) -> Tensor:
-    """Images (n, height, width, channels), cropped at random after padding each side with 4 `black` pixels
-    (channels,), half of them flipped (B.1.2)."""
+    """Randomly crop images (n, height, width, channels), padded on each side with 4 `black` pixels
+    (channels,), and flip half of them (B.1.2)."""
     n, height, width, channels = images.shape
     shift = torch.randint(0, 2 * PADDING + 1, (n, 2, 1), generator=generator)
     flip = torch.rand(n, 1, generator=generator) < 0.5

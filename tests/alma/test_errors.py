@@ -1,4 +1,4 @@
-"""Bad input is one line, which names what was probably meant."""
+"""Errors of command lines, with hints, and number lists."""
 
 import argparse
 
@@ -34,18 +34,18 @@ def parser(**settings) -> Parser:
         ("--out b --worker x", "argument --workers: invalid int value: 'x'; see"),
     ],
 )
-def test_a_misspelt_option_is_named(method, words, message):
+def test_a_misspelt_option_has_a_hint(method, words, message):
     with pytest.raises(UserError) as refused:
         getattr(parser(), method)(words.split())
     assert str(refused.value).startswith(message)
 
 
-def test_every_misspelt_option_has_its_hint():
+def test_every_misspelt_option_has_a_hint():
     with pytest.raises(UserError, match=r"\(did you mean --workers\? did you mean --mega-batches\?\)"):
         parser(allow_abbrev=False).parse_args("--out x --worker 1 --megabatches 2".split())
 
 
-def test_the_closest_of_some_words_or_none():
+def test_closest_word():
     assert closest("switch_gmo", ["switch_gmoe", "transformer_lm"]) == "switch_gmoe"
     assert closest("vgg", ["switch_gmoe", "transformer_lm"]) is None
 
@@ -55,7 +55,12 @@ def test_lists_of_numbers():
     assert number_list("3-3") == [3]
 
 
+def test_repeats_may_be_kept():
+    assert number_list("2,2,0-1,1", repeats=True) == [2, 2, 0, 1, 1]
+
+
 @pytest.mark.parametrize("text", ["2-0", "0,2-0", "", "1,", "a", "-1", "1-", "0-1-2", "1.5"])
-def test_lists_of_no_numbers_are_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="a whole number|goes up"):
-        number_list(text)
+def test_invalid_number_lists_are_refused(text):
+    for kind in (argparse.ArgumentTypeError, UserError):  # for options, and for other text
+        with pytest.raises(kind, match="a whole number|goes up"):
+            number_list(text)

@@ -1,4 +1,4 @@
-"""Files are whole or absent."""
+"""Atomic files and locks."""
 
 import errno
 import fcntl
@@ -17,14 +17,14 @@ from alma.files import atomic_write, holder, locked, sha256_file, write_json_ato
 
 
 def write_and_crash(file, content):
-    """Half a job."""
+    """Write, then fail."""
     file.write(content)
     file.flush()
     raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(("mode", "old", "new"), [("w", "old", "nëw\n"), ("wb", b"old", b"\x00new")])
-def test_a_file_changes_only_when_the_block_ends_well(tmp_path, mode, old, new):
+def test_a_file_changes_only_if_the_block_succeeds(tmp_path, mode, old, new):
     path = tmp_path / "file"
     with atomic_write(path, mode) as file:
         file.write(old)
@@ -39,7 +39,7 @@ def test_a_file_changes_only_when_the_block_ends_well(tmp_path, mode, old, new):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_new_file_can_be_read_by_the_group_like_any_other(tmp_path):
+def test_a_new_file_has_the_default_permissions(tmp_path):
     (tmp_path / "plain").touch()
     write_json_atomic(tmp_path / "atomic", {})
     assert (tmp_path / "atomic").stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -54,7 +54,7 @@ def test_json_is_valid_json(tmp_path):
     assert json.loads(path.read_text()) == {"ä": [1, 0.1, None]}
 
 
-def test_sha256_is_that_of_the_bytes(tmp_path):
+def test_sha256(tmp_path):
     content = bytes(range(256)) * 5000
     (tmp_path / "file").write_bytes(content)
     assert sha256_file(tmp_path / "file") == hashlib.sha256(content).hexdigest()
@@ -66,7 +66,7 @@ NAMESPACES = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--moun
 
 
 def hold(directory: Path, *before: str) -> subprocess.Popen[str]:
-    """Another process that holds the directory until its stdin is closed; returns when it does."""
+    """Start a process that locks the directory until its stdin is closed; returns once it holds the lock."""
     process = subprocess.Popen(
         [*before, sys.executable, "-c", HOLD, str(directory)],
         stdin=subprocess.PIPE,
@@ -80,13 +80,13 @@ def hold(directory: Path, *before: str) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_lock_excludes_until_its_holder_ends_however_it_ends(tmp_path):
+def test_a_lock_is_held_until_its_process_ends_or_dies(tmp_path):
     process = hold(tmp_path)
     who = f"pid {process.pid} on {socket.gethostname()}"
     with pytest.raises(UserError, match=rf"another process is at work here \({who}\)"), locked(tmp_path):
         pass
     assert holder(tmp_path) == who
-    assert holder(tmp_path) == who  # looking takes nothing away
+    assert holder(tmp_path) == who  # reading the holder does not release the lock
     process.kill()
     process.communicate()
     assert holder(tmp_path) is None
@@ -96,7 +96,7 @@ def test_a_lock_excludes_until_its_holder_ends_however_it_ends(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_it_is_a_posix_lock_on_a_regular_file_which_nfs_keeps_across_nodes(tmp_path):
+def test_the_lock_is_posix_and_on_a_regular_file_as_nfs_needs(tmp_path):
     script = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
     other = [sys.executable, "-c", script, str(tmp_path / ".lock")]
     with locked(tmp_path):
@@ -105,7 +105,7 @@ def test_it_is_a_posix_lock_on_a_regular_file_which_nfs_keeps_across_nodes(tmp_p
     assert subprocess.run(other).returncode == 0
 
 
-def test_a_lock_excludes_processes_that_do_not_see_each_other(tmp_path):
+def test_a_lock_excludes_processes_of_other_pid_namespaces(tmp_path):
     if subprocess.run([*NAMESPACES, "true"], capture_output=True).returncode:
         pytest.skip("no right to make namespaces")
     process = hold(tmp_path, *NAMESPACES)
@@ -117,7 +117,7 @@ def test_a_lock_excludes_processes_that_do_not_see_each_other(tmp_path):
     hold(tmp_path, *NAMESPACES).communicate()
 
 
-def test_a_lock_excludes_threads_and_is_kept_when_one_is_refused(tmp_path):
+def test_a_lock_excludes_threads_and_survives_refused_attempts(tmp_path):
     elsewhere = tmp_path.with_name(f"{tmp_path.name}_link")
     elsewhere.symlink_to(tmp_path)
     with locked(tmp_path), locked(tmp_path, "other"):
@@ -131,7 +131,7 @@ def test_a_lock_excludes_threads_and_is_kept_when_one_is_refused(tmp_path):
         pass
 
 
-def test_a_fork_does_not_have_its_parents_lock(tmp_path):
+def test_a_fork_does_not_inherit_the_lock(tmp_path):
     with locked(tmp_path):
         child = os.fork()
         if child == 0:
@@ -144,11 +144,11 @@ def test_a_fork_does_not_have_its_parents_lock(tmp_path):
             finally:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
-        with pytest.raises(RuntimeError, match="another process"):  # nor has it taken the lock away
+        with pytest.raises(RuntimeError, match="another process"):  # and the parent still holds the lock
             hold(tmp_path)
 
 
-def test_without_locks_there_is_a_warning(tmp_path, monkeypatch, capsys):
+def test_a_file_system_without_locks_causes_a_warning(tmp_path, monkeypatch, capsys):
     def lockf(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -1,124 +1,93 @@
-"""Figure 5 from runs: what is in it, on synthetic runs whose numbers are known."""
+"""Figure 5: its contents, on runs with known numbers."""
 
 import itertools
-import json
 
 import pytest
 from matplotlib import colors
 
-from alma import figures, lm_figures, lm_flops, lm_reference, lm_tables
-from alma.records import Run
-from alma.results import find_runs
-from alma.stages import stage_at, stages
+from alma.flops import ARCHS, Shape
+from alma.report.lm import figures as lm_figures
+from alma.report.lm.entries import find_entries
+from alma.report.lm.reference import reference
+from alma.report.results import find_runs
+from alma.report.style import COLOURS
 
-PAPER = lm_reference.reference()
+from .synthetic import legend_of, lm_run
+
+PAPER = reference()
 RED = colors.to_rgba("#CC0000")
 
 
-def make_run(
-    directory, values, learner="sm", w=1, millions=64, experts=4, members=None, flops=1e15, **config
-):
-    """A run of B = len(values) mega-batches: perplexity 5e4 while untrained, then values[t-1]; a stage costs
-    `flops`. `millions` of parameters, `experts` and `members` are numbers, or lists over t = 1..B."""
-    at = {"millions": millions, "experts": experts, "members": members}
-    lists = {k: v if isinstance(v, list) else [v] * len(values) for k, v in at.items()}
-    plan = stages(len(values), w)
-    settings = {"learner": learner, "megabatches": len(values), "waiting_time": w, "replay": False, "seed": 0}
-    settings |= {"arch": "switch_gmoe", "moe_expert_count": lists["experts"][0], "fairseq_flags": []}
-    run = Run.open(directory, settings | config)
-    lines = []
-    for t in range(len(values) + 1):
-        stage = stage_at(plan, t)
-        now = {k: v[max(t, 1) - 1] for k, v in lists.items() if v[0] is not None}
-        row = {
-            "t": t,
-            "stage": stage.index if stage else None,
-            "trained_on": list(stage.train_on) if stage else [],
-            "metric": "perplexity",
-            "value": values[t - 1] if stage else 5e4,
-            "parameters": round(1e6 * now.pop("millions")),
-            "train_flops": flops if stage and stage.last == t else 0,
-            "eval_flops_per_example": 1.0,
-            "seconds": 1.0,
-            "peak_memory_bytes": 1,
-            "extra": now,
-        }
-        lines.append(json.dumps(row) + "\n")
-    run.results.write_text("".join(lines))
-
-
 def entries(place):
-    (found,) = lm_tables.entries(find_runs([place]))[0].values()
+    (found,) = find_entries(find_runs([place]))[0].values()
     return found
 
 
 def lines_of(axes, colour):
-    """Points of the lines of that colour."""
+    """Points of the lines with this colour."""
     drawn = [line for line in axes.lines if colors.to_rgba(line.get_color()) == colors.to_rgba(colour)]
     return [[tuple(map(float, point)) for point in line.get_xydata()] for line in drawn]
 
 
-def legend_of(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
 def test_a_trajectory_has_a_point_per_mega_batch_and_averages_since_the_first(tmp_path):
     for seed in (0, 1):
-        make_run(tmp_path / f"{seed}", [30.0 + seed, 20.0, 10.0], seed=seed)
+        lm_run(tmp_path / f"{seed}", [30.0 + seed, 20.0, 10.0], seed=seed)
     (entry,) = entries(tmp_path)
-    line = lm_figures.trajectory(entry.result)
+    line = lm_figures.trajectory(entry)
     assert line.x == ([1000, 2000, 3000], [64e6] * 3, [4, 4, 4])
     assert line.y == pytest.approx([30.5, 25.25, 20 + 1 / 6])
     assert line.deviation == pytest.approx([0.5**0.5, 0.5**0.5 / 2, 0.5**0.5 / 3])
 
 
-def test_growing_moves_right_and_experts_count_those_of_all_members(tmp_path):
-    make_run(tmp_path / "a", [30.0, 20.0, 16.0], "gens", millions=[64, 128, 192], members=[1, 2, 3])
-    make_run(tmp_path / "b", [30.0, 20.0, 16.0], "gmoe", millions=[64, 77, 90], experts=[4, 6, 8])
-    make_run(tmp_path / "c", [30.0, 20.0, 16.0], "ens", experts=None, members=5)
-    ens, gens, gmoe = (lm_figures.trajectory(entry.result) for entry in entries(tmp_path))
+def test_growth_increases_costs_and_experts_are_those_of_all_members(tmp_path):
+    lm_run(tmp_path / "a", [30.0, 20.0, 16.0], "gens", millions=[64, 128, 192], members=[1, 2, 3])
+    lm_run(tmp_path / "b", [30.0, 20.0, 16.0], "gmoe", millions=[64, 77, 90], experts=[4, 6, 8])
+    lm_run(tmp_path / "c", [30.0, 20.0, 16.0], "ens", experts=None, members=5)
+    ens, gens, gmoe = (lm_figures.trajectory(entry) for entry in entries(tmp_path))
     assert gens.x[1:] == ([64e6, 128e6, 192e6], [4, 8, 12])
     assert gmoe.x[1:] == ([64e6, 77e6, 90e6], [4, 6, 8])
     assert ens.x[2] == [5, 5, 5]
     assert gmoe.y == pytest.approx([30, 25, 22])
 
 
-def test_the_papers_line_has_its_averages_sizes_and_derived_compute(tmp_path):
-    make_run(tmp_path / "a", [30.0] * 4)
-    make_run(tmp_path / "b", [30.0] * 4, "ens", millions=130, members=2)
-    make_run(tmp_path / "c", [30.0] * 4, "gens", millions=[64, 128, 192, 256], members=[1, 2, 3, 4])
-    make_run(tmp_path / "d", [30.0] * 4, "gmoe", millions=[210, 266, 999, 436], experts=[4, 6, 8, 12])
-    make_run(tmp_path / "e", [30.0] * 4, millions=500, arch="switch_gmoe_large")
-    make_run(tmp_path / "f", [30.0] * 4, "moe")
+def test_the_papers_line_has_its_averages_and_sizes_and_derived_compute(tmp_path):
+    lm_run(tmp_path / "a", [30.0] * 4)
+    lm_run(tmp_path / "b", [30.0] * 4, "ens", millions=130, members=2)
+    lm_run(tmp_path / "c", [30.0] * 4, "gens", millions=[64, 128, 192, 256], members=[1, 2, 3, 4])
+    lm_run(tmp_path / "d", [30.0] * 4, "gmoe", millions=[210, 266, 999, 436], experts=[4, 6, 8, 12])
+    lm_run(tmp_path / "e", [30.0] * 4, millions=500, arch="switch_gmoe_large")
+    lm_run(tmp_path / "f", [30.0] * 4, "moe")
     found = entries(tmp_path)
-    of = {(e.learner, round(lm_tables.parameters(e.result, 1) / 1e6)): e.result for e in found}
+    of = {(e.result.learner, round(e.parameters(1) / 1e6)): e for e in found}
     sm, ens, gens, gmoe = (
         lm_figures.paper_trajectory(of[key], PAPER)
         for key in (("sm", 64), ("ens", 130), ("gens", 64), ("gmoe", 210))
     )
     assert sm.y == pytest.approx([28.57, 28.01, 27.6433, 27.365], abs=1e-4)
-    stage = 120_000 * 192 * 3 * 45.7e9 / 1e12  # not the 42 GFLOPs that the paper prints
+    stage = 120_000 * 192 * 3 * 45.7e9 / 1e12  # the paper prints 42 GFLOPs
     assert sm.x[0] == pytest.approx([stage, 2 * stage, 3 * stage, 4 * stage], rel=1e-3)
     assert sm.x[1:] == ([65e6] * 4, [4] * 4)
-    assert ens.x[0] == pytest.approx([2 * x for x in sm.x[0]])  # 4 experts each, as sm
+    assert ens.x[0] == pytest.approx([2 * x for x in sm.x[0]])  # 4 experts each, like sm
     assert ens.x[2] == [8] * 4
     assert gens.x[0] == pytest.approx(sm.x[0])
     assert gens.x[1:] == ([65e6, 130e6, 195e6, 260e6], [4, 8, 12, 16])
     assert gens.y == pytest.approx([28.57, 27.42, 26.75, 26.315])
     large = 120_000 * 192 * 3 * 126.5e9 / 1e12
-    assert gmoe.x[0] == pytest.approx([large, 2 * large], rel=1e-3)  # up to the size that is not the paper's
+    assert gmoe.x[0] == pytest.approx(
+        [large, 2 * large], rel=1e-3
+    )  # up to the first size that is not the paper's
     assert gmoe.y == pytest.approx([22.47, 21.845])
     assert lm_figures.paper_trajectory(of["sm", 500], PAPER) is None
     assert lm_figures.paper_trajectory(of["moe", 64], PAPER) is None
 
 
 @pytest.mark.parametrize("size", ["base", "large"])
-def test_equal_work_is_at_equal_compute_as_the_papers(tmp_path, size):
-    """A run of the paper's architecture and updates is drawn above or below the paper's point, not beside."""
-    arch = lm_flops.ARCHS[f"switch_gmoe_{size}"]
-    shape = lm_flops.Shape(arch.layers, arch.dim, 4 * arch.dim, 50_264, 512, experts=8, moe_freq=2)
+def test_equal_work_has_the_papers_compute(tmp_path, size):
+    """The same architecture and updates as the paper's have the same x."""
+    arch = ARCHS[f"switch_gmoe_{size}"]
+    shape = Shape(arch.layers, arch.dim, 4 * arch.dim, 50_264, 512, experts=8, moe_freq=2)
     flops = shape.training_flops(120_000 * 192 * 512)
-    make_run(
+    lm_run(
         tmp_path,
         [30.0] * 4,
         millions=shape.parameters / 1e6,
@@ -127,20 +96,20 @@ def test_equal_work_is_at_equal_compute_as_the_papers(tmp_path, size):
         arch=f"switch_gmoe_{size}",
     )
     (entry,) = entries(tmp_path)
-    ours, paper = lm_figures.trajectory(entry.result), lm_figures.paper_trajectory(entry.result, PAPER)
+    ours, paper = lm_figures.trajectory(entry), lm_figures.paper_trajectory(entry, PAPER)
     assert ours.x[0] == pytest.approx(paper.x[0])
 
 
 def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(tmp_path):
-    make_run(tmp_path / "sm4", [30.0, 29.0, 28.0, 27.0])
-    make_run(tmp_path / "sm8", [28.0, 27.0, 26.0, 25.0], millions=90, experts=8)
-    make_run(tmp_path / "own", [26.0, 25.0, 24.0, 23.0], millions=500, arch="switch_gmoe_large")
-    make_run(tmp_path / "ens", [27.0, 26.0, 25.0, 24.0], "ens", millions=128, members=2)
-    make_run(tmp_path / "umix", [27.5, 26.0, 25.0, 24.0], "umix", millions=128, members=2)
-    figure, matched = lm_figures.trade_offs(entries(tmp_path), PAPER, "average perplexity")
+    lm_run(tmp_path / "sm4", [30.0, 29.0, 28.0, 27.0])
+    lm_run(tmp_path / "sm8", [28.0, 27.0, 26.0, 25.0], millions=90, experts=8)
+    lm_run(tmp_path / "own", [26.0, 25.0, 24.0, 23.0], millions=500, arch="switch_gmoe_large")
+    lm_run(tmp_path / "ens", [27.0, 26.0, 25.0, 24.0], "ens", millions=128, members=2)
+    lm_run(tmp_path / "umix", [27.5, 26.0, 25.0, 24.0], "umix", millions=128, members=2)
+    figure, matched = lm_figures.figure5(entries(tmp_path), PAPER, "average perplexity")
     assert matched == 3
     compute, parameters, experts = figure.axes
-    blue, vermilion, green = figures.COLOURS[:3]
+    blue, vermilion, green = COLOURS[:3]
     assert sorted(lines_of(compute, blue)) == [
         [(1000, 26.0), (2000, 25.5), (3000, 25.0), (4000, 24.5)],
         [(1000, 28.0), (2000, 27.5), (3000, 27.0), (4000, 26.5)],
@@ -154,7 +123,7 @@ def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(t
         (130e6, 26.20),
     ]
     (side,), (middle,) = lines_of(experts, vermilion), lines_of(experts, green)
-    assert 0 < middle[0][0] - side[0][0] < 1  # side by side, nearer than two numbers of experts
+    assert 0 < middle[0][0] - side[0][0] < 1  # side by side, less than one expert apart
     assert middle[0][0] == pytest.approx(8)
     texts = [text for text in compute.texts if colors.to_rgba(text.get_color()) == RED]
     assert sorted((text.get_text(), text.xy[1]) for text in texts) == [("4", 26.0), ("4", 30.0), ("8", 28.0)]
@@ -169,8 +138,8 @@ def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(t
 def test_close_red_numbers_are_moved_apart(tmp_path):
     for experts, shift in ((4, 0.0), (8, 0.01), (12, 0.02)):
         values = [30.0 - shift, 20.0, 10.0]
-        make_run(tmp_path / str(experts), values, millions=500 + experts, experts=experts)
-    figure, _ = lm_figures.trade_offs(entries(tmp_path), PAPER, "")
+        lm_run(tmp_path / str(experts), values, millions=500 + experts, experts=experts)
+    figure, _ = lm_figures.figure5(entries(tmp_path), PAPER, "")
     found = sorted((text.xy[1], text.get_text()) for text in figure.axes[0].texts)
     assert [count for _, count in found] == ["12", "8", "4"]
     gap = 0.04 * (figure.axes[0].get_ylim()[1] - figure.axes[0].get_ylim()[0])
@@ -178,39 +147,39 @@ def test_close_red_numbers_are_moved_apart(tmp_path):
 
 
 def test_only_the_smallest_waiting_time_without_replay_is_drawn(tmp_path):
-    make_run(tmp_path / "w2", [0, 20.0, 19.0, 18.0], w=2)
-    make_run(tmp_path / "w4", [0, 0, 0, 18.0], w=4)
-    make_run(tmp_path / "x", [9.0, 9.0, 9.0, 9.0], update_multiplier=2)
-    make_run(tmp_path / "r", [9.0, 9.0, 9.0, 9.0], replay=True)
-    make_run(tmp_path / "s", [9.0, 9.0, 9.0, 9.0], from_scratch=True)
+    lm_run(tmp_path / "w2", [0, 20.0, 19.0, 18.0], w=2)
+    lm_run(tmp_path / "w4", [0, 0, 0, 18.0], w=4)
+    lm_run(tmp_path / "x", [9.0, 9.0, 9.0, 9.0], update_multiplier=2)
+    lm_run(tmp_path / "r", [9.0, 9.0, 9.0, 9.0], replay=True)
+    lm_run(tmp_path / "s", [9.0, 9.0, 9.0, 9.0], from_scratch=True)
     (shown,) = lm_figures.comparable(entries(tmp_path))
     assert shown.setting == "SM_w2"
-    line = lm_figures.trajectory(shown.result)
+    line = lm_figures.trajectory(shown)
     assert (line.x[0], line.y) == ([1000, 1000, 2000], pytest.approx([20, 19.5, 19]))
 
 
 def test_draw_writes_a_picture_and_names_what_is_left_out(tmp_path):
-    make_run(tmp_path / "a", [30.0, 29.0, 28.0, 27.0])
-    make_run(tmp_path / "b", [0, 0, 0, 18.0], w=4)
-    found, _ = lm_tables.entries(find_runs([tmp_path]))
-    ((path, caption),), remarks = lm_figures.draw(found, tmp_path, per_word=False)
+    lm_run(tmp_path / "a", [30.0, 29.0, 28.0, 27.0])
+    lm_run(tmp_path / "b", [0, 0, 0, 18.0], w=4)
+    found, _ = find_entries(find_runs([tmp_path]))
+    ((path, caption),), remarks = lm_figures.write_figure5(found, tmp_path, per_word=False)
     assert path == tmp_path / "figure5.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "Grey: the paper" in caption
-    assert "45.7 GFLOPs an input of 512 tokens for base" in caption
+    assert "45.7 GFLOPs per input of 512 tokens for base" in caption
     assert remarks == [
         "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch): SM_w4 of base",
         "Figure 5: 1 of 1 runs have a counterpart in the paper",
     ]
-    ((_, caption),), remarks = lm_figures.draw(found, tmp_path, per_word=True)
+    ((_, caption),), remarks = lm_figures.write_figure5(found, tmp_path, per_word=True)
     assert "Grey" not in caption
-    assert len(remarks) == 1  # nothing to look for counterparts in
+    assert len(remarks) == 1  # no line on counterparts
 
 
-def test_nothing_comparable_is_a_line_and_no_picture(tmp_path):
-    make_run(tmp_path, [9.0, 9.0], replay=True)
-    found, _ = lm_tables.entries(find_runs([tmp_path]))
-    pictures, remarks = lm_figures.draw(found, tmp_path, per_word=False)
+def test_without_comparable_runs_there_is_a_remark_and_no_picture(tmp_path):
+    lm_run(tmp_path, [9.0, 9.0], replay=True)
+    found, _ = find_entries(find_runs([tmp_path]))
+    pictures, remarks = lm_figures.write_figure5(found, tmp_path, per_word=False)
     assert pictures == []
     (remark,) = remarks
     assert remark.startswith("not in Figure 5 (one waiting time")

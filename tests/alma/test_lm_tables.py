@@ -1,90 +1,50 @@
-"""The paper's language-model tables: every cell, on synthetic runs whose numbers are known."""
+"""The paper's language-model tables: every cell, on runs with known numbers."""
 
 import csv
 import io
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from alma import lm_reference, lm_tables, report
 from alma.errors import UserError
-from alma.lm_tables import Sheet
-from alma.records import Run
-from alma.results import find_runs
-from alma.stages import stage_at, stages
+from alma.report.lm import tables as lm_tables
+from alma.report.lm.entries import find_entries
+from alma.report.lm.reference import reference
+from alma.report.results import find_runs
+from alma.report.tables import PaperTable
 
-ROOT = Path(__file__).resolve().parents[2]
+from .synthetic import ROOT, lm_run, rename_metric, report
+
 BASE, LARGE = (38.6, 6.3), (95.7, 28.34)  # millions of shared parameters, and of each expert
-PAPER = lm_reference.reference()
+PAPER = reference()
 
 
-def make_run(directory, values, learner="sm", w=1, size=BASE, experts=4, members=None, rows=None, **config):
-    """A run of B = len(values) mega-batches: perplexity 5e4 while untrained, then values[t-1]. `experts` and
-    `members` (None: one model) are numbers, or lists over t = 1..B."""
-    at = {"experts": experts, "members": members}
-    lists = {k: v if isinstance(v, list) else [v] * len(values) for k, v in at.items()}
-    plan = stages(len(values), w)
-    settings = {"learner": learner, "megabatches": len(values), "waiting_time": w, "replay": False, "seed": 0}
-    settings |= {"moe_expert_count": lists["experts"][0]} | ({"members": members} if members else {})
-    settings |= {"arch": "switch_gmoe_large" if size is LARGE else "switch_gmoe", "fairseq_flags": []}
-    run = Run.open(directory, settings | config)
-    lines = []
-    for t in range(len(values) + 1)[:rows]:
-        stage = stage_at(plan, t)
-        known = {k: v[max(t, 1) - 1] for k, v in lists.items() if v[0] is not None}
-        value = values[t - 1] if stage else 5e4
-        millions = (size[0] + size[1] * known.get("experts", 0)) * known.get("members", 1)
-        row = {
-            "t": t,
-            "stage": stage.index if stage else None,
-            "trained_on": list(stage.train_on) if stage else [],
-            "metric": "perplexity",
-            "value": value,
-            "parameters": round(1e6 * millions),
-            "train_flops": 1e15 if stage and stage.last == t else 0,
-            "eval_flops_per_example": 1.0,
-            "seconds": 1.0,
-            "peak_memory_bytes": 1,
-            "extra": known | {"perplexity_per_word": 2 * value},
-        }
-        lines.append(json.dumps(row) + "\n")
-    run.results.write_text("".join(lines))
-    return run
+def make_run(directory, values, learner="sm", w=1, size=BASE, experts=4, members=None, **config):
+    """`lm_run` with the parameters of a `size`: (shared, per expert) in millions."""
+    counts = [experts] * len(values) if not isinstance(experts, list) else experts
+    each = [members] * len(values) if not isinstance(members, list) else members
+    millions = [(size[0] + size[1] * (e or 0)) * (m or 1) for e, m in zip(counts, each, strict=True)]
+    config = {"arch": "switch_gmoe_large" if size is LARGE else "switch_gmoe"} | config
+    return lm_run(directory, values, learner, w, experts, members, millions, **config)
 
 
-def sheets(*places, per_word=False):
-    """Sheets by stem, remarks, and which tables are missing."""
-    entries, remarks = lm_tables.entries(find_runs(places), per_word)
+def tables_of(*places, per_word=False):
+    """Tables by file name, remarks, and lines on missing tables."""
+    entries, remarks = find_entries(find_runs(places), per_word)
     found, missing = lm_tables.tables(entries, per_word)
     return found, remarks, missing
 
 
 def table2(place):
     """Lines of Table 2 as text, without the header."""
-    return sheets(place)[0]["table2"].text[1:]
-
-
-def command(*arguments):
-    """Run the report as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "alma.report", *map(str, arguments)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
-    )
+    return tables_of(place)[0]["table2"].rows[1:]
 
 
 @pytest.fixture(scope="module")
 def paper_runs(tmp_path_factory):
-    """Runs of the paper's w = 1 settings for both sizes, and of Table 1's i.i.d. ones, 1 perplexity worse."""
+    """Runs with the settings of the paper's Table 2, for both sizes, each 1 perplexity worse."""
     place = tmp_path_factory.mktemp("paper")
     grown = {"gens": (4, [1, 2, 3, 4]), "gmoe": ([4, 6, 8, 12], None)}
     for size, shape in (("base", BASE), ("large", LARGE)):
@@ -105,97 +65,43 @@ def paper_runs(tmp_path_factory):
     return place
 
 
-def test_reference_tables_hold_the_papers_numbers():
-    assert len(PAPER) == 2 * 21
-    assert sum(len(line.perplexity) for line in PAPER) == 2 * (5 * 4 + 8 + 8)
-    by = {tuple(line[:5]): line for line in PAPER}
-    assert len(by) == len(PAPER)
-    sm = by["sm", 1, 1, "12", "large"]
-    assert (sm.parameters, sm.perplexity) == (436e6, {1: 21.63, 2: 20.26, 3: 19.44, 4: 18.98})
-    assert by["sm", 4, 4, "12", "base"].perplexity == {4: 22.87}
-    assert by["sm", 3, 1, "8", "large"].perplexity == {3: 19.29}
-    assert by["ens", 1, 1, "4@4", "base"].perplexity == {1: 25.03, 2: 24.03, 3: 23.45, 4: 23.29}
-    assert (by["gens", 1, 1, "4@3", "large"].parameters, by["gens", 1, 1, "4@3", "base"].perplexity) == (
-        630e6,
-        {3: 25.41},
-    )
-    assert by["gmoe", 1, 1, "6", "base"][5:] == (78e6, {2: 26.46})
-    totals = {
-        s: sum(sum(line.perplexity.values()) for line in PAPER if line.size == s) for s in ("base", "large")
-    }
-    assert totals == pytest.approx({"base": 911.84, "large": 712.67})
-
-
-def test_table_1_of_the_paper_is_part_of_its_table_2():
-    by = {tuple(line[:5]): line.perplexity for line in PAPER}
-    pairs = lm_reference.reference_iid()
-    assert pairs["base", "ens", "4@2", 3] == (24.30, 24.57)
-    assert pairs["large", "ens", "4@2", 4] == (17.88, 18.92)
-    assert len(pairs) == 4
-    for (size, learner, experts, k), (iid, seq) in pairs.items():
-        assert seq == by[learner, 1, 1, experts, size][k]
-        # Table 2 gives 17.84 for what is 17.88 in Table 1: the paper contradicts itself there.
-        assert iid == pytest.approx(by[learner, k, k, experts, size][k], abs=0.05)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "complaint"),
-    [
-        ("28.57,27.45", "28.57,zero", "table2.csv:2: 'zero' is not a positive"),
-        ("sm,3,1,8,91M,*", "sm,3,1,8,91M,25.00", "table2.csv:5: `*` belongs"),
-        ("sm,1,1,8,91M", "xx,1,1,8,91M", "table2.csv:3: not a line"),
-        (",20.15", "", "table2.csv:22: not a line"),
-        ("4@4,260M,,,,25.01", "4@4,260M,,,,", "table2.csv:18: no perplexity of base"),
-        ("gens,1,1,4@1", "gens,one,1,4@1", "table2.csv:15: 'one' is not a positive"),
-    ],
-)
-def test_a_damaged_reference_is_named_with_its_line(tmp_path, monkeypatch, before, after, complaint):
-    text = (ROOT / "alma/reference/table2.csv").read_text()
-    assert text.count(before) == 1
-    (tmp_path / "reference").mkdir()
-    (tmp_path / "reference/table2.csv").write_text(text.replace(before, after))
-    monkeypatch.setattr(lm_reference, "files", lambda package: tmp_path)
-    with pytest.raises(UserError, match=re.escape(complaint)):
-        lm_reference.reference()
-
-
-def test_table_2_of_the_papers_runs_has_the_papers_layout_and_numbers(paper_runs):
-    found, remarks, missing = sheets(paper_runs)
+def test_table_2_has_the_papers_layout_and_numbers(paper_runs):
+    found, remarks, missing = tables_of(paper_runs)
     assert (remarks, missing) == ([], [])
-    sheet = found["table2"]
-    assert sheet.groups == ["base", "large"]
-    assert sheet.header[:4] == ["setting", "# experts", "base |θ|", "base t=1"]
-    assert sheet.header[-1] == "large t=4"
-    lines = sheet.text[1:]
-    with open(ROOT / "alma/reference/table2.csv") as file:
+    table = found["table2"]
+    assert table.groups == ["base", "large"]
+    assert table.header[:4] == ["setting", "# experts", "base |θ|", "base t=1"]
+    assert table.header[-1] == "large t=4"
+    lines = table.rows[1:]
+    with open(ROOT / "alma/report/lm/table2.csv") as file:
         expected = list(csv.DictReader(file))
     assert [line[1] for line in lines] == [line["experts"] for line in expected]
     assert [line[0] for line in lines][:3] == ["SM_w1"] * 3
     assert [line[0] for line in lines][3:7] == ["SM_w3", "SM_w3 (3x steps)", "SM_w4", "SM_w4 (4x steps)"]
     assert [line[0] for line in lines][-8:] == ["gEns_w1", "", "", "", "gMoE_w1", "", "", ""]
-    for line, reference in zip(lines, expected, strict=True):
-        numbers = list(reference.values())[4:]
+    for line, published in zip(lines, expected, strict=True):
+        numbers = list(published.values())[4:]
         for cell, number in zip(line[2:], numbers, strict=True):
             if number.endswith("M"):
                 ours = cell.removesuffix(f" [{number}]")
                 assert ours != cell
                 assert float(ours[:-1]) == pytest.approx(float(number[:-1]), rel=0.03)
-            elif number in ("", "*"):  # after its last stage the paper's w = 3 stops; ours trains on the rest
+            elif number in ("", "*"):  # the paper's w = 3 has no second stage
                 assert cell in (number, "100.00")
             else:
                 assert cell == f"{float(number) + 1:.2f} [{number}]"
-    assert sheet.ends == [6, 12, 16]
-    *_, matched, base = sheet.notes
+    assert table.ends == [6, 12, 16]
+    *_, matched, base = table.notes
     assert "42 of 42 rows match" in matched
     assert "prints 65M, 91M and 116M for its base model" in base
     assert "has 63.8M, 89.0M and 114.2M" in base
 
 
-def test_the_large_models_sizes_are_the_papers_but_for_rounding(tmp_path):
+def test_the_large_models_sizes_are_the_papers(tmp_path):
     make_run(tmp_path, [30.0], size=LARGE)
-    sheet = sheets(tmp_path)[0]["table2"]
-    assert sheet.text[1][2] == "209M [210M]"
-    assert not any("base model" in note for note in sheet.notes)
+    table = tables_of(tmp_path)[0]["table2"]
+    assert table.rows[1][2] == "209M [210M]"
+    assert not any("base model" in note for note in table.notes)
 
 
 def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
@@ -208,9 +114,9 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
     make_run(tmp_path / "gmoe", [0, 33.0, 31.0], "gmoe", w=2, experts=[4, 4, 6], **tiny)
     make_run(tmp_path / "moe", [1234.5, 33.5, 33.25], "moe", experts=8, from_scratch=True, **tiny)
     make_run(tmp_path / "dense", [40.0, 39.0, 38.0], experts=None, arch="transformer_lm")
-    found, _, missing = sheets(tmp_path)
+    found, _, missing = tables_of(tmp_path)
     assert found["table2"].groups == ["transformer_lm", "tiny"]
-    tiny_cells = [[*line[:2], *line[6:]] for line in found["table2"].text[1:]]
+    tiny_cells = [[*line[:2], *line[6:]] for line in found["table2"].rows[1:]]
     assert tiny_cells == [
         ["SM_w1", "dense", "", "", "", ""],
         ["SM_w1", "4", "63.8M [65M]", "31.00 ±1.00 [28.57]", "28.00 ±0.00 [27.45]", "26.00 ±0.00 [26.91]"],
@@ -223,7 +129,7 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
         ["", "6", "76.4M", "", "", "31.00"],
         ["MoE_w1 (from scratch)", "8", "89M", "1,234.50", "33.50", "33.25"],
     ]
-    assert found["table2"].text[1][2:6] == ["38.6M", "40.00", "39.00", "38.00"]
+    assert found["table2"].rows[1][2:6] == ["38.6M", "40.00", "39.00", "38.00"]
     star, spread, matched, _ = found["table2"].notes
     assert star.startswith("* the learner waits")
     assert spread.startswith("± is the sample standard deviation")
@@ -234,21 +140,21 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
     ]
 
 
-def test_runs_called_the_same_say_in_what_they_differ(tmp_path):
+def test_equal_names_are_extended_by_differences(tmp_path):
     flags = ["--fp16", "--lr", "1e-3", "--decoder-layers", "2"]
     make_run(tmp_path / "a", [30.0], fairseq_flags=flags)
     make_run(tmp_path / "b", [20.0], fairseq_flags=["--lr=2e-3", "--decoder-layers=2"])
     make_run(tmp_path / "c", [10.0], experts=8, fairseq_flags=["--lr", "3e-3", "--decoder-layers", "2"])
     for name, growth in (("d", [2]), ("e", [4])):
         make_run(tmp_path / name, [9.0, 8.0], "gmoe", experts=[4, 4 + growth[0]], grow_experts=growth)
-    found, *_ = sheets(tmp_path)
+    found, *_ = tables_of(tmp_path)
     assert found["table2_B1"].title == "Table 2: test perplexity of base layers=2 after mega-batch t, B = 1"
-    assert [line[:2] for line in found["table2_B1"].text[1:]] == [
+    assert [line[:2] for line in found["table2_B1"].rows[1:]] == [
         ["SM_w1", "8"],
         ["SM_w1 fp16 lr=1e-3", "4"],
         ["SM_w1 lr=2e-3", "4"],
     ]
-    assert [line[:2] for line in found["table2_B2"].text[1:]] == [
+    assert [line[:2] for line in found["table2_B2"].rows[1:]] == [
         ["gMoE_w1 grow_experts=2", "4"],
         ["", "6"],
         ["gMoE_w1 grow_experts=4", "4"],
@@ -257,7 +163,7 @@ def test_runs_called_the_same_say_in_what_they_differ(tmp_path):
 
 
 @pytest.mark.parametrize("settings", [{"replay": True}, {"from_scratch": True}, {"update_multiplier": 2}])
-def test_other_protocols_and_sizes_have_no_number_of_the_paper(tmp_path, settings):
+def test_other_protocols_have_no_number_of_the_paper(tmp_path, settings):
     make_run(tmp_path / "a", [30.0, 29.0, 28.0, 27.0], **settings)
     ((setting, _, _, *cells),) = table2(tmp_path)
     told = {"replay": "(replay)", "from_scratch": "(from scratch)", "update_multiplier": "(2x steps)"}
@@ -271,12 +177,12 @@ def test_sizes_match_to_3_percent(tmp_path, millions, matches):
     assert table2(tmp_path)[0][3] == ("30.00 [28.57]" if matches else "30.00")
 
 
-def test_table_1_pairs_iid_at_its_first_stage_with_sequential(paper_runs, tmp_path):
+def test_table_1_pairs_iid_with_sequential(paper_runs, tmp_path):
     make_run(tmp_path / "umix", [5.0, 6.0, 7.0, 8.0], "umix", members=2)
     make_run(tmp_path / "umix4", [0, 0, 0, 4.0], "umix", w=4, members=2, update_multiplier=4)
     make_run(tmp_path / "umix8", [0, 0, 0, 3.0], "umix", w=4, members=2, experts=8, update_multiplier=4)
-    found, *_ = sheets(paper_runs, tmp_path)
-    assert found["table1"].text == [
+    found, *_ = tables_of(paper_runs, tmp_path)
+    assert found["table1"].rows == [
         ["method", "# experts", "k=3 i.i.d.", "k=3 seq.", "k=4 i.i.d.", "k=4 seq."],
         ["base SM", "8", "25.21", "25.74", "", ""],
         ["base SM", "12", "", "", "23.87", "24.78"],
@@ -289,11 +195,11 @@ def test_table_1_pairs_iid_at_its_first_stage_with_sequential(paper_runs, tmp_pa
     assert "2 of 7 rows" in found["table1"].notes[-1]
 
 
-def test_of_several_sequential_runs_the_most_similar_one_is_taken(tmp_path):
+def test_table_1_takes_the_most_similar_sequential_run(tmp_path):
     for name, rate, value in (("a", "1", 20.0), ("b", "2", 21.0)):
         make_run(tmp_path / name, [30.0, 29.0, value], fairseq_flags=["--lr", rate])
     make_run(tmp_path / "c", [0, 0, 19.0], w=3, update_multiplier=3, fairseq_flags=["--lr", "2"])
-    assert sheets(tmp_path)[0]["table1"].text[1][2:4] == ["19.00", "21.00"]
+    assert tables_of(tmp_path)[0]["table1"].rows[1][2:4] == ["19.00", "21.00"]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +207,7 @@ def test_of_several_sequential_runs_the_most_similar_one_is_taken(tmp_path):
     [
         ({"update_multiplier": 1}, {}, "no run trains on k = 3 or 4"),
         ({"replay": True}, {}, "no run trains on k = 3 or 4"),
-        ({}, {"update_multiplier": 3}, "no run with w = 1 has come to t = 3 or 4"),
+        ({}, {"update_multiplier": 3}, "no run with w = 1 has reached t = 3 or 4"),
         ({}, {"from_scratch": True}, "no run with w = 1"),
         ({}, {"rows": 3}, "no run with w = 1"),
         ({}, {"experts": 8}, "same learner, size and number of experts"),
@@ -310,22 +216,22 @@ def test_of_several_sequential_runs_the_most_similar_one_is_taken(tmp_path):
         ({}, {"members": 3}, "same learner, size and number of experts"),
     ],
 )
-def test_without_a_pair_one_line_says_what_is_missing(tmp_path, iid, sequential, reason):
+def test_without_a_pair_one_line_states_the_reason(tmp_path, iid, sequential, reason):
     iid, sequential = {"update_multiplier": 3, **iid}, {"learner": "ens", "members": 2, **sequential}
     make_run(tmp_path / "iid", [0, 0, 20.0], "ens", w=3, members=2, **iid)
     make_run(tmp_path / "seq", [23.0, 22.0, 21.0], **sequential)
-    found, _, (missing,) = sheets(tmp_path)
+    found, _, (missing,) = tables_of(tmp_path)
     assert found.keys() == {"table2"}
     assert missing.startswith("Table 1 left out: ")
     assert reason in missing
 
 
-def test_csv_has_plain_numbers_and_the_paper_in_a_column_of_its_own(tmp_path):
+def test_csv_has_plain_numbers_and_a_column_for_the_paper(tmp_path):
     for seed in (0, 1):
         make_run(tmp_path / f"sm{seed}", [30.0 + seed, 29.0], seed=seed)
     make_run(tmp_path / "gmoe", [31.0, 30.0], "gmoe", experts=[4, 6])
     make_run(tmp_path / "w2", [0, 25.0], w=2)
-    text = report.sheet_as_csv(sheets(tmp_path)[0]["table2"])
+    text = tables_of(tmp_path)[0]["table2"].as_csv()
     one, waits, grown, after = csv.DictReader(io.StringIO(text))
     assert one == {
         **{"setting": "SM_w1", "# experts": "4", "|θ|": "63.8M", "|θ| paper": "65M"},
@@ -348,7 +254,7 @@ def braces_balance(text):
 def test_latex_is_balanced_escaped_and_rectangular(paper_runs, tmp_path):
     for name, value in (("a_b%{", 30.0), ("c&d$#~^\\", 31.0)):
         make_run(tmp_path / str(value), [value] * 4, name=name)
-    text = report.sheet_as_latex(sheets(paper_runs, tmp_path)[0]["table2"])
+    text = tables_of(paper_runs, tmp_path)[0]["table2"].as_latex()
     assert braces_balance(text)
     begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", text) for word in ("begin", "end"))
     assert begun == ended[::-1] == ["table", "tabular"]
@@ -368,18 +274,18 @@ def test_latex_is_balanced_escaped_and_rectangular(paper_runs, tmp_path):
     assert text.isascii()
 
 
-def test_per_word_uses_the_rows_that_have_it_and_not_the_paper(tmp_path):
+def test_per_word_uses_rows_that_have_it_without_the_paper(tmp_path):
     make_run(tmp_path / "a", [30.0, 20.0, 10.0])
     make_run(tmp_path / "b", [0, 0, 9.0], w=3, update_multiplier=3)
-    found, *_ = sheets(tmp_path, per_word=True)
+    found, *_ = tables_of(tmp_path, per_word=True)
     assert found["table2"].title.startswith("Table 2: test perplexity per word of base")
-    assert found["table2"].text[1][3:] == ["60.00", "40.00", "20.00"]
-    assert found["table1"].text[1][2:4] == ["18.00", "20.00"]
+    assert found["table2"].rows[1][3:] == ["60.00", "40.00", "20.00"]
+    assert found["table1"].rows[1][2:4] == ["18.00", "20.00"]
     bare = make_run(tmp_path / "c", [30.0, 20.0, 10.0], "moe")
     bare.results.write_text(bare.results.read_text().replace('"perplexity_per_word"', '"other"'))
-    assert len(sheets(tmp_path, per_word=True)[0]["table2"].lines) == 2
+    assert len(tables_of(tmp_path, per_word=True)[0]["table2"].lines) == 2
     with pytest.raises(UserError, match="perplexity_per_word"):
-        lm_tables.entries([bare], per_word=True)
+        find_entries([bare], per_word=True)
 
 
 @pytest.mark.parametrize(
@@ -387,26 +293,26 @@ def test_per_word_uses_the_rows_that_have_it_and_not_the_paper(tmp_path):
     [
         ({"stages": 2}, ["not finished (t=3/4): SM_w3 of base"]),
         ({"stages": 1}, []),
-        ({}, ["t=3/4, and how many stages were asked for is not recorded: SM_w3 of base"]),
+        ({}, ["t=3/4, and the number of requested stages is not recorded: SM_w3 of base"]),
     ],
 )
-def test_a_run_is_finished_when_the_stages_asked_for_are(tmp_path, asked, remarks):
+def test_unfinished_runs_have_a_remark(tmp_path, asked, remarks):
     run = make_run(tmp_path / "a", [0, 0, 20.0, 19.0], w=3, rows=4)
     (run.directory / "run.json").write_text(json.dumps(run.info | asked))
-    found, told, _ = sheets(tmp_path)
-    assert found["table2"].text[1][3:] == ["*", "*", "20.00", ""]
+    found, told, _ = tables_of(tmp_path)
+    assert found["table2"].rows[1][3:] == ["*", "*", "20.00", ""]
     assert told == remarks
 
 
-def test_other_runs_are_named(tmp_path):
+def test_runs_without_perplexity_have_a_remark(tmp_path):
     make_run(tmp_path / "a", [30.0, 20.0])
     other = make_run(tmp_path / "b", [0.3, 0.2], dataset="digits")
-    other.results.write_text(other.results.read_text().replace("perplexity", "error"))
-    assert sheets(tmp_path)[1] == [f"not a perplexity run, left out: {other.directory}"]
+    rename_metric(other, "error")
+    assert tables_of(tmp_path)[1] == [f"not a perplexity run, left out: {other.directory}"]
 
 
 def test_command_prints_and_writes_the_tables(paper_runs, tmp_path):
-    done = command(paper_runs, "--table", "lm", "--out", tmp_path / "out")
+    done = report(paper_runs, "--table", "lm", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "Table 2: test perplexity after mega-batch t, B = 4"
@@ -427,18 +333,18 @@ def test_command_prints_and_writes_the_tables(paper_runs, tmp_path):
     [
         (["--table", "lm"], "no perplexity"),
         (["--figures", "lm"], "no perplexity"),
-        (["--per-word"], "--per-word is of --table lm"),
+        (["--per-word"], "--per-word needs --table lm"),
     ],
 )
 def test_errors_are_one_line(tmp_path, flags, complaint):
     run = make_run(tmp_path, [0.3, 0.2])
-    run.results.write_text(run.results.read_text().replace("perplexity", "error"))
-    done = command(tmp_path, *flags)
+    rename_metric(run, "error")
+    done = report(tmp_path, *flags)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert complaint in done.stderr
 
 
-def test_experts_and_members_are_the_configs_where_rows_do_not_tell(tmp_path):
+def test_experts_and_members_default_to_the_config(tmp_path):
     run = make_run(tmp_path, [30.0], "ens", members=2)
     run.results.write_text(run.results.read_text().replace('"experts": 4, "members": 2, ', ""))
     assert "members" not in run.results.read_text()
@@ -446,4 +352,4 @@ def test_experts_and_members_are_the_configs_where_rows_do_not_tell(tmp_path):
 
 
 def test_a_table_without_groups_has_no_prefix():
-    assert Sheet("", ["n"], ["base"], ["t=1"], [], []).header == ["n", "t=1"]
+    assert PaperTable("", ["n"], ["base"], ["t=1"], [], []).header == ["n", "t=1"]

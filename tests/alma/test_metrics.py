@@ -1,4 +1,4 @@
-"""Equations 1 and 2, and language-model units."""
+"""Equations 1 and 2, perplexity and bits per byte."""
 
 import math
 
@@ -27,7 +27,7 @@ def test_memory_is_exact_beyond_floating_point():
 def test_average_perplexity_of_table_2():
     base = {0: 50000.0, 1: 28.57, 2: 27.45, 3: 26.91, 4: 26.53}  # SM_w1, 4 experts
     assert metrics.average(base) == pytest.approx(27.365)
-    assert metrics.cumulative_perplexity(base) == pytest.approx(109.46)
+    assert metrics.cumulative_error_rate(base) == pytest.approx(109.46)
 
 
 def test_average_before_any_data_is_not_a_number():

@@ -1,4 +1,4 @@
-"""The run directory: what is written is whole, read back unchanged, and never mixed with another run."""
+"""The run directory: rows are complete, unchanged when read, and never mixed with another run's."""
 
 import errno
 import json
@@ -39,7 +39,7 @@ def row(t, **changes):
     } | changes
 
 
-def test_a_run_is_described_and_goes_on(tmp_path):
+def test_a_run_is_described_and_resumed(tmp_path):
     run = Run.open(tmp_path / "new/run", CONFIG, seeds={"members": [1, 2]})
     run.append(row(0))
     info = json.loads((tmp_path / "new/run/run.json").read_text())
@@ -53,7 +53,7 @@ def test_a_run_is_described_and_goes_on(tmp_path):
     assert [r["t"] for r in Run.read(tmp_path / "new/run").rows] == [0, 1]
 
 
-def test_tuples_in_a_config_do_not_count_as_a_change(tmp_path):
+def test_tuples_equal_lists_in_a_config(tmp_path):
     Run.open(tmp_path, CONFIG | {"layers": (1, 2)})
     Run.open(tmp_path, CONFIG | {"layers": (1, 2)})
 
@@ -70,24 +70,8 @@ def test_another_config_is_refused_with_both_values(tmp_path):
     assert len(Run.read(tmp_path).rows) == 1
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "expected"),
-    [
-        (["--lr", "4e-3", "--cpu"], ["--cpu", "--lr=2e-3"], ["--lr: 4e-3 -> 2e-3"]),
-        (["--lr", "1e-3", "--lr", "2e-3"], ["--lr=2e-3"], []),
-        (["--cpu"], ["--clip-norm", "-1"], ["--clip-norm: not given -> -1", "--cpu: given -> not given"]),
-        (["--adam-betas", "(0.9,", "0.98)"], ["--adam-betas=(0.9, 0.98)"], []),
-        ([2, 2, 4], [2, 4, 4], ["list: [2, 2, 4] -> [2, 4, 4]"]),
-        (["a" * 64, "b" * 64], ["a" * 64, "c" * 64, "d"], [f"list[1]: {'b' * 12}… -> {'c' * 12}…"]),
-        (["a" * 64, "b" * 64], ["a" * 64], ["list: 2 values -> 1"]),
-    ],
-)
-def test_differences_are_told_and_nothing_else(before, now, expected):
-    assert records.differences(CONFIG | {"list": before}, CONFIG | {"list": now}) == expected
-
-
-def test_a_run_in_which_nothing_was_trained_is_started_anew(tmp_path):
-    """Its measurements of another untrained model go, its logs stay; a checkpoint is something trained."""
+def test_an_untrained_run_with_another_config_is_replaced(tmp_path):
+    """Measurements of its untrained model are removed, logs are kept. A checkpoint counts as training."""
     before = Run.open(tmp_path, CONFIG)
     before.append(row(0))
     for name in ("untrained.json", "untrained.log"):
@@ -113,13 +97,13 @@ def test_notes_are_kept_in_run_json(tmp_path):
 
 
 @pytest.mark.parametrize("key", records.CONFIG_KEYS)
-def test_a_config_needs_what_reports_need(tmp_path, key):
+def test_a_config_needs_its_required_keys(tmp_path, key):
     with pytest.raises(ValueError, match=key):
         Run.open(tmp_path / "run", {k: v for k, v in CONFIG.items() if k != key})
     assert not (tmp_path / "run").exists()
 
 
-def test_a_partial_last_line_is_read_over_and_dropped_on_opening(tmp_path):
+def test_a_partial_last_line_is_ignored_and_removed_on_opening(tmp_path):
     run = Run.open(tmp_path, CONFIG)
     run.append(row(0))
     run.append(row(1))
@@ -142,7 +126,8 @@ def finished(tmp_path_factory):
 
 
 @given(cut=st.integers(0, 700))
-def test_cut_anywhere_the_whole_rows_remain(finished, cut):
+@settings(deadline=None)
+def test_complete_rows_survive_a_cut_anywhere(finished, cut):
     run, content = finished
     assert len(content) < 700
     run.results.write_bytes(content[:cut])
@@ -154,7 +139,7 @@ def test_cut_anywhere_the_whole_rows_remain(finished, cut):
 
 
 @pytest.mark.parametrize("bad", ["{}", "not json", "[1]", '{"t": 1', ""])
-def test_a_corrupt_line_elsewhere_is_named(tmp_path, bad):
+def test_any_other_corrupt_line_is_an_error(tmp_path, bad):
     run = Run.open(tmp_path, CONFIG)
     run.append(row(0))
     run.results.write_text(run.results.read_text() + bad + "\n" + json.dumps(row(2)) + "\n")
@@ -162,7 +147,7 @@ def test_a_corrupt_line_elsewhere_is_named(tmp_path, bad):
         _ = run.rows
 
 
-def test_a_repeated_t_on_disk_is_named(tmp_path):
+def test_a_repeated_t_on_disk_is_an_error(tmp_path):
     run = Run.open(tmp_path, CONFIG)
     run.results.write_text((json.dumps(row(1)) + "\n") * 2)
     with pytest.raises(UserError, match=r"jsonl:2: second row for t=1"):
@@ -178,7 +163,7 @@ def test_a_repeated_t_is_refused_also_after_reopening(tmp_path):
 
 
 def test_a_t_that_another_writer_added_is_refused(tmp_path):
-    """Rows are not read again at every append, but they are when the file has changed."""
+    """Rows are read again only if the file has changed."""
     first, second = Run.open(tmp_path, CONFIG), Run.open(tmp_path, CONFIG)
     first.append(row(1))
     second.append(row(2))
@@ -202,28 +187,28 @@ def test_a_t_that_another_writer_added_is_refused(tmp_path):
         {"surprise": 1},
     ],
 )
-def test_rows_that_are_not_rows_are_refused(tmp_path, changes):
+def test_invalid_rows_are_refused(tmp_path, changes):
     run = Run.open(tmp_path, CONFIG)
     with pytest.raises(ValueError, match=next(iter(changes))):
         run.append(row(2) | changes)
     assert run.rows == []
 
 
-def test_a_row_that_lacks_a_field_is_refused(tmp_path):
+def test_a_row_without_a_field_is_refused(tmp_path):
     incomplete = row(1)
     del incomplete["seconds"]
     with pytest.raises(ValueError, match="missing fields \\['seconds'\\]"):
         Run.open(tmp_path, CONFIG).append(incomplete)
 
 
-def test_a_diverged_metric_is_the_users_to_mend(tmp_path):
+def test_a_diverged_metric_is_a_user_error(tmp_path):
     run = Run.open(tmp_path, CONFIG)
     with pytest.raises(UserError, match="t=1: training diverged"):
         run.append(row(1, value=float("nan")))
     assert run.rows == []
 
 
-def test_a_run_opened_for_reading_takes_no_rows(tmp_path):
+def test_a_run_opened_for_reading_is_read_only(tmp_path):
     Run.open(tmp_path, CONFIG)
     with pytest.raises(ValueError, match=r"Run\.read"):
         Run.read(tmp_path).append(row(0))
@@ -273,7 +258,7 @@ for t in range(100000):
 """
 
 
-def test_reading_while_running_and_going_on_after_a_kill(tmp_path):
+def test_reading_during_a_run_and_resuming_after_a_kill(tmp_path):
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent)))}
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], env=environment)
     try:
@@ -294,14 +279,14 @@ def test_reading_while_running_and_going_on_after_a_kill(tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, "not json", "[]", "{}", '{"config": {"learner": "sm"}}'])
-def test_what_is_not_a_run_directory_is_refused(tmp_path, content):
+def test_other_directories_are_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(UserError, match=r"run\.json"):
         Run.read(tmp_path)
 
 
-def test_places_that_cannot_be_a_run_are_refused(tmp_path):
+def test_paths_that_cannot_be_a_run_are_refused(tmp_path):
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file/run"):
         with pytest.raises(UserError, match="choose another --out"):
@@ -331,7 +316,7 @@ def test_the_commit_is_unknown_outside_the_projects_own_checkout(tmp_path, monke
     assert provenance.commit().endswith("-dirty")
 
 
-def test_settings_that_may_grow_are_recorded_anew_when_they_did(tmp_path):
+def test_growing_settings_are_updated(tmp_path):
     start = CONFIG | {"parts": [1, 2], "layers": 3}
     first = Run.open(tmp_path, start)
     first.append(row(1))

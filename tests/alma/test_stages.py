@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alma.errors import UserError
-from alma.stages import Stage, stage_at, stages
+from alma.stages import Stage, stages
 
 
 @st.composite
@@ -46,22 +46,10 @@ def test_replay_is_the_union_of_all_arrivals_at_the_same_times(stream):
         assert (replayed.first, replayed.last) == (plain.first, plain.last)
 
 
-@given(streams())
-def test_stage_at_is_the_last_one_whose_data_have_all_arrived(stream):
-    plan = stages(*stream)
-    for t in range(stream[0] + 1):
-        stage = stage_at(plan, t)
-        done = [candidate for candidate in plan if candidate.last <= t]
-        assert stage == (done[-1] if done else None)
-        if t < stream[1]:
-            assert stage is None
-    assert stage_at(plan, stream[0]) == plan[-1]
-
-
 @pytest.mark.parametrize(
     ("megabatches", "waiting_time", "says"),
     [(0, 1, "at least 1"), (4, 0, "use 1"), (4, -2, "use 1"), (4, 5, "use at most 4")],
 )
-def test_impossible_schedules_say_what_to_do(megabatches, waiting_time, says):
+def test_impossible_schedules_are_errors_with_advice(megabatches, waiting_time, says):
     with pytest.raises(UserError, match=says):
         stages(megabatches, waiting_time)

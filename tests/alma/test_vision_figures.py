@@ -1,148 +1,57 @@
-"""The paper's figures of image runs: what is in them, on synthetic runs whose numbers are known."""
+"""The paper's figures of image runs: their contents, on runs with known numbers."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from alma import figures, image_runs, report, vision_captions, vision_figures
-from alma.image_runs import Missing
-from alma.records import Run
-from alma.results import compute, find_runs, memory
-from alma.stages import stage_at, stages
+from alma.report.figures import over_time
+from alma.report.page import write_report
+from alma.report.results import LEARNERS, find_runs
+from alma.report.style import COLOURS
+from alma.report.vision import figures as vision_figures
+from alma.report.vision import select
+from alma.report.vision.select import Missing
+from alma.stages import stages
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def make_run(directory, trained, w=1, size=8, seed=0, rows=None, learner="sm", replay=False, **settings):
-    """A run of B = len(trained) mega-batches, its error .9 while untrained, then `trained[t-1]`.
-
-    Parameters are 10 * size, a stage costs 1e12 FLOPs for each mega-batch it trains on, testing 100 * size.
-    """
-    plan = stages(len(trained), w, replay)
-    config = {
-        "learner": learner,
-        "megabatches": len(trained),
-        "waiting_time": w,
-        "replay": replay,
-        "seed": seed,
-    }
-    config |= {"dataset": "digits", "data": "00", "arch": "mlp", "hidden": size, **settings}
-    run = Run.open(directory, config)
-    lines = []
-    for t in range(len(trained) + 1)[:rows]:
-        stage = stage_at(plan, t)
-        lines.append(
-            {
-                "t": t,
-                "stage": stage.index if stage else None,
-                "trained_on": list(stage.train_on) if stage else [],
-                "metric": "error",
-                "value": trained[t - 1] if stage else 0.9,
-                "parameters": 10 * size,
-                "train_flops": 1e12 * len(stage.train_on) if stage and stage.last == t else 0,
-                "eval_flops_per_example": 100.0 * size,
-                "seconds": 0.1,
-                "peak_memory_bytes": 1,
-                "extra": {},
-            }
-        )
-    run.results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return run
-
-
-def results_of(place):
-    (results,) = image_runs.data_sets(find_runs([place])).values()
-    return results
-
-
-@pytest.fixture(scope="module")
-def grid(tmp_path_factory):
-    """Runs for all figures: sm (two seeds) and ens, sizes 4 and 8, waits 1, 2, 4; replay; gmoe and moe."""
-    place = tmp_path_factory.mktemp("grid")
-    for size in (4, 8):
-        for w in (1, 2, 4):
-            for seed in (0, 1):
-                make_run(place / f"sm{size}{w}{seed}", [0.5, 0.4, 0.3, 0.2 + seed / 10], w, size, seed)
-            make_run(place / f"ens{size}{w}", [0.4, 0.3, 0.2, 0.1], w, size, learner="ens", members=5)
-        make_run(place / f"replay{size}", [0.4, 0.2, 0.2, 0.1], 2, size, replay=True)
-    for router in ("tree", "flat"):
-        make_run(place / router, [0.3, 0.3, 0.3, 0.3], learner="gmoe", router=router, experts=2)
-    make_run(place / "moe", [0.35, 0.35, 0.35, 0.35], learner="moe", router="tree", experts=2)
-    return place
-
-
-def command(*arguments, cwd=ROOT):
-    """Run the report as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "alma.report", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+from .synthetic import image_run, legend_of, rename_metric, report, results_of
 
 
 def panels(figure):
-    """Axes that hold data."""
+    """The axes with data."""
     return [axes for axes in figure.axes if axes.lines]
 
 
 def drawn(axes, colour):
-    """Points of the lines of that colour, waiting (dotted) ones left out."""
+    """Points of the lines with this colour, except dotted ones (untrained)."""
     lines = [line for line in axes.lines if line.get_color() == colour and line.get_linestyle() != ":"]
     return [list(map(tuple, line.get_xydata())) for line in lines]
-
-
-def legend_of(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def test_trade_offs_join_sizes_of_a_learner_and_wait_and_leave_out_replay(grid):
-    results = image_runs.without_replay(results_of(grid))
-    curves = image_runs.trade_offs(results, memory)
-    assert [(c.result.learner, c.result.config["waiting_time"]) for c in curves[:6]] == [
-        *(("sm", w) for w in (1, 2, 4)),
-        *(("ens", w) for w in (1, 2, 4)),
-    ]
-    assert curves[0].x == [5 * 40, 5 * 80]  # Mem is over t = 0..B
-    assert curves[0].y == pytest.approx([1.45, 1.45])  # mean of 1.4 and 1.5
-    assert curves[0].deviation == pytest.approx([0.1 / 2**0.5] * 2)
-    assert curves[5].y == pytest.approx([0.9 * 3 + 0.1] * 2)  # waits for all 4
-    by_compute = image_runs.trade_offs(results, compute)
-    assert by_compute[1].x == pytest.approx([4.0, 4.0])
 
 
 def test_trade_off_figure_draws_the_curves_with_error_bars_and_both_axes(grid):
     results = results_of(grid)
     figure = vision_figures.cost_trade_offs(results)[""]
     left, right = panels(figure)
-    blue = figures.COLOURS[0]
+    blue = COLOURS[0]
     assert drawn(right, blue)[0] == [(200, pytest.approx(1.45)), (400, pytest.approx(1.45))]
-    assert len(left.containers) == len({(r.learner, r.config["waiting_time"]) for r in results})
+    assert len(left.containers) == len({(r.method, r.waiting_time) for r in results})
     (second,) = right.child_axes
     assert second.get_ylabel() == "mean error (%)"
     assert second._functions[0](1.0) == pytest.approx(25)  # B = 4
     assert {"sm", "ens", "gmoe", "moe", "w = 1", "w = 2", "w = 4"} <= set(legend_of(figure))
 
 
-def test_error_over_time_is_split_where_training_starts_and_has_a_band(tmp_path):
+def test_error_over_time_is_dotted_while_untrained_and_has_a_band(tmp_path):
     for seed, last in enumerate((0.2, 0.3)):
-        make_run(tmp_path / str(seed), [0, 0.5, 0.5, last], w=2, seed=seed)
-    make_run(tmp_path / "w4", [0, 0, 0, 0.1], w=4)
+        image_run(tmp_path / str(seed), [0, 0.5, 0.5, last], w=2, seed=seed)
+    image_run(tmp_path / "w4", [0, 0, 0, 0.1], w=4)
     results = results_of(tmp_path)
-    found = image_runs.over_time(results[0])
+    found = over_time(results[0])
     assert found.y == pytest.approx([90, 90, 50, 50, 25])
     assert found.deviation == pytest.approx([0, 0, 0, 0, 50**0.5])
     figure = vision_figures.learning_curves(results)[""]
     (axes,) = panels(figure)
-    assert drawn(axes, figures.COLOURS[0]) == [[(2, 50), (3, 50), (4, pytest.approx(25))]]
-    assert drawn(axes, figures.COLOURS[1]) == [[(4, pytest.approx(10))]]
+    assert drawn(axes, COLOURS[0]) == [[(2, 50), (3, 50), (4, pytest.approx(25))]]
+    assert drawn(axes, COLOURS[1]) == [[(4, pytest.approx(10))]]
     waiting = [line for line in axes.lines if line.get_linestyle() == ":"]
     assert [list(line.get_xdata()) for line in waiting] == [[0, 1, 2], [0, 1, 2, 3, 4]]
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
@@ -150,21 +59,10 @@ def test_error_over_time_is_split_where_training_starts_and_has_a_band(tmp_path)
     assert axes.get_yscale() == "log"
 
 
-def test_learning_curves_take_the_learner_and_size_with_most_waits(tmp_path):
-    for w in (1, 2):
-        make_run(tmp_path / f"sm{w}", [0.5] * 4, w, size=32)
-    for w in (1, 2, 4):
-        make_run(tmp_path / f"ens{w}", [0.5] * 4, w, learner="ens", size=4)
-        make_run(tmp_path / f"big{w}", [0.5] * 4, w, learner="ens", size=16)
-    chosen = image_runs.most_waits(results_of(tmp_path))
-    assert {(r.learner, r.config["hidden"]) for r in chosen} == {("ens", 16)}
-    assert [r.config["waiting_time"] for r in chosen] == [1, 2, 4]
-
-
-def test_small_and_large_are_the_ends_of_the_sizes_two_learners_a_row(tmp_path):
+def test_small_and_large_have_two_learners_per_row(tmp_path):
     for size in (4, 8, 16):
         for learner in ("sm", "ens", "ff"):
-            make_run(tmp_path / f"{learner}{size}", [0.5, size / 100], size=size, learner=learner)
+            image_run(tmp_path / f"{learner}{size}", [0.5, size / 100], size=size, learner=learner)
     shown = panels(vision_figures.small_and_large(results_of(tmp_path))[""])
     titles = [axes.get_title() for axes in shown]
     assert titles == [
@@ -173,39 +71,30 @@ def test_small_and_large_are_the_ends_of_the_sizes_two_learners_a_row(tmp_path):
         "ff, 4 hidden units",
         "ff, 16 hidden units",
     ]
-    assert [drawn(axes, figures.COLOURS[0])[0][-1] for axes in shown] == [(2, 4), (2, 16), (2, 4), (2, 16)]
+    assert [drawn(axes, COLOURS[0])[0][-1] for axes in shown] == [(2, 4), (2, 16), (2, 4), (2, 16)]
     styles = [line.get_linestyle() for line in shown[0].lines if line.get_linestyle() != ":"]
     assert styles == ["-", "--"]
 
 
-def test_replay_pairs_are_alike_in_all_else(grid, tmp_path):
-    pairs = image_runs.replay_pairs(results_of(grid))
+def test_replay_pairs_differ_in_nothing_else(grid, tmp_path):
+    pairs = select.replay_pairs(results_of(grid))
     assert [(p.config["hidden"], p.config["waiting_time"]) for p, _ in pairs] == [(4, 2), (8, 2)]
     assert all(not plain.config["replay"] and again.config["replay"] for plain, again in pairs)
     figure = vision_figures.replay_at_one_wait(results_of(grid))[""]
     (axes,) = panels(figure)
-    # Without: stages of 2 and 2 mega-batches; with: 2 and 4. Waiting at t = 1 costs .9.
+    # Stages train on 2 and 2 mega-batches without replay, on 2 and 4 with it. The error at t = 1 is .9.
     line = [(4, pytest.approx(0.9 + 0.4 + 0.3 + 0.25)), (6, pytest.approx(0.9 + 0.2 + 0.2 + 0.1))]
-    assert drawn(axes, figures.COLOURS[0])[0] == line
+    assert drawn(axes, COLOURS[0])[0] == line
     faces = [
         (marks.get_xdata()[0], marks.get_markerfacecolor())
         for marks in axes.lines
         if marks.get_marker() == "o"
     ]
-    assert faces == [(4, "white"), (6, figures.COLOURS[0])]
-    make_run(tmp_path / "a", [0.5, 0.4])
-    make_run(tmp_path / "b", [0.5, 0.4], size=4, replay=True)
+    assert faces == [(4, "white"), (6, COLOURS[0])]
+    image_run(tmp_path / "a", [0.5, 0.4])
+    image_run(tmp_path / "b", [0.5, 0.4], size=4, replay=True)
     with pytest.raises(Missing, match="no two runs that differ only in --replay"):
-        image_runs.replay_pairs(results_of(tmp_path))
-
-
-@pytest.mark.parametrize(("waits", "chosen"), [((5, 10, 20), 10), ((5, 5, 20), 5), ((20, 5), 5)])
-def test_replay_is_at_waiting_time_10_or_the_commonest(tmp_path, waits, chosen):
-    for i, w in enumerate(waits):
-        for replay in (False, True):
-            make_run(tmp_path / f"{i}{replay}", [0.5] * 20, w, size=i + 1, replay=replay)
-    pairs = image_runs.at_one_wait(image_runs.replay_pairs(results_of(tmp_path)))
-    assert {plain.config["waiting_time"] for plain, _ in pairs} == {chosen}
+        select.replay_pairs(results_of(tmp_path))
 
 
 def test_replay_over_all_waits_has_a_panel_per_learner(tmp_path):
@@ -213,37 +102,23 @@ def test_replay_over_all_waits_has_a_panel_per_learner(tmp_path):
         for w in (1, 2):
             for replay in (False, True):
                 name = tmp_path / f"{learner}{w}{replay}"
-                make_run(name, [0.5, 0.4, 0.3, 0.2 - 0.1 * replay], w, learner=learner, replay=replay)
-        make_run(tmp_path / f"{learner}4", [0, 0, 0, 0.05], 4, learner=learner)
+                image_run(name, [0.5, 0.4, 0.3, 0.2 - 0.1 * replay], w, learner=learner, replay=replay)
+        image_run(tmp_path / f"{learner}4", [0, 0, 0, 0.05], 4, learner=learner)
     results = results_of(tmp_path)
     costs, over_time = (
         panels(paint(results)[""])
         for paint in (vision_figures.replay_at_all_waits, vision_figures.replay_over_time)
     )
     assert [axes.get_title() for axes in costs] == ["sm", "gens"]
-    first, second = figures.COLOURS[:2]
+    first, second = COLOURS[:2]
     assert [x for x, _ in drawn(costs[0], first)[0]] == [4, 10]
     assert [x for x, _ in drawn(costs[0], second)[0]] == [4, 6]
-    assert [len(drawn(over_time[1], colour)) for colour in figures.COLOURS[:3]] == [2, 2, 1]
+    assert [len(drawn(over_time[1], colour)) for colour in COLOURS[:3]] == [2, 2, 1]
     dashed = [line for line in over_time[0].lines if line.get_linestyle() == "--"]
     assert [line.get_ydata()[-1] for line in dashed] == pytest.approx([10, 10])
 
 
-def test_spokes_are_shares_of_the_largest_or_logarithmic(tmp_path):
-    make_run(tmp_path / "a", [0.5, 0.5], size=1)
-    make_run(tmp_path / "b", [0.2, 0.3], size=1, learner="ens")
-    make_run(tmp_path / "c", [0.1, 0.1], size=100, learner="ff")
-    found = image_runs.spokes(results_of(tmp_path))
-    assert found["CER"].values == pytest.approx([1.0, 0.5, 0.2])
-    assert found["CER"].places == pytest.approx([1.0, 0.5, 0.2])
-    assert found["Mem"].values == [30, 30, 3000]
-    assert found["Mem"].places == pytest.approx([0.1, 0.1, 1.0])
-    assert found["test FLOPs"].values == [300, 300, 30000]
-    assert found["train FLOPs"].values == [2e12] * 3
-    assert [spoke.logarithmic for spoke in found.values()] == [False, True, False, True]
-
-
-def test_radars_are_one_per_size_and_a_polygon_per_learner_and_wait(grid):
+def test_a_radar_plot_per_size_and_a_polygon_per_learner_and_wait(grid):
     found = vision_figures.radars(results_of(grid))
     assert list(found) == ["_h4", "_h8"]
     sm, ens = panels(found["_h4"])
@@ -255,79 +130,60 @@ def test_radars_are_one_per_size_and_a_polygon_per_learner_and_wait(grid):
 
 
 def test_ablation_compares_routers_that_differ_in_nothing_else(grid, tmp_path):
-    shown = image_runs.ablation(results_of(grid))
+    shown = select.ablation(results_of(grid))
     assert list(shown) == ["gmoe, tree", "gmoe, flat", "moe, 2 experts"]
     assert shown["gmoe, flat"].config["router"] == "flat"
     assert {(r.config["hidden"], r.config["waiting_time"]) for r in shown.values()} == {(8, 1)}
     (axes,) = panels(vision_figures.growth_ablation(results_of(grid))[""])
-    assert drawn(axes, figures.COLOURS[0])[0][-1] == (4, pytest.approx(30))
-    make_run(tmp_path / "a", [0.5, 0.4], learner="gmoe", router="tree", experts=1)
-    make_run(tmp_path / "b", [0.5, 0.4], learner="gmoe", router="flat", experts=2)
+    assert drawn(axes, COLOURS[0])[0][-1] == (4, pytest.approx(30))
+    image_run(tmp_path / "a", [0.5, 0.4], learner="gmoe", router="tree", experts=1)
+    image_run(tmp_path / "b", [0.5, 0.4], learner="gmoe", router="flat", experts=2)
     with pytest.raises(Missing, match="router"):
-        image_runs.ablation(results_of(tmp_path))
+        select.ablation(results_of(tmp_path))
 
 
 def test_ablation_has_an_ensemble_of_mixtures_and_never_a_single_network(tmp_path):
-    """The draft's section 5.2: "an ensemble of fixed MoEs ... trained independently on each mega-batch"."""
+    """Section 5.2 of the draft: "an ensemble of fixed MoEs ... trained independently on each mega-batch"."""
     for router in ("tree", "flat"):
-        make_run(tmp_path / router, [0.3, 0.3], learner="gmoe", router=router, experts=2)
-    make_run(tmp_path / "sm", [0.5, 0.4])
-    make_run(tmp_path / "gens", [0.5, 0.4], learner="gens", experts=1)
-    make_run(tmp_path / "old", [0.5, 0.4], learner="gens")
-    make_run(tmp_path / "ens", [0.5, 0.4], learner="ens", experts=2, members=5)
-    assert list(image_runs.ablation(results_of(tmp_path))) == ["gmoe, tree", "gmoe, flat"]
-    make_run(tmp_path / "other", [0.1, 0.1], learner="gens", experts=2, router="flat")
-    make_run(tmp_path / "alike", [0.6, 0.5], learner="gens", experts=2, router="tree")
-    make_run(tmp_path / "more", [0.1, 0.1], learner="gens", experts=4, router="tree")
-    shown = image_runs.ablation(results_of(tmp_path))
+        image_run(tmp_path / router, [0.3, 0.3], learner="gmoe", router=router, experts=2)
+    image_run(tmp_path / "sm", [0.5, 0.4])
+    image_run(tmp_path / "gens", [0.5, 0.4], learner="gens", experts=1)
+    image_run(tmp_path / "old", [0.5, 0.4], learner="gens")
+    image_run(tmp_path / "ens", [0.5, 0.4], learner="ens", experts=2, members=5)
+    assert list(select.ablation(results_of(tmp_path))) == ["gmoe, tree", "gmoe, flat"]
+    image_run(tmp_path / "other", [0.1, 0.1], learner="gens", experts=2, router="flat")
+    image_run(tmp_path / "alike", [0.6, 0.5], learner="gens", experts=2, router="tree")
+    image_run(tmp_path / "more", [0.1, 0.1], learner="gens", experts=4, router="tree")
+    shown = select.ablation(results_of(tmp_path))
     assert list(shown) == ["gmoe, tree", "gmoe, flat", "ensemble of moe, 2 experts"]
     figure = vision_figures.growth_ablation(results_of(tmp_path))[""]
     ends = {line.get_color(): line.get_ydata()[-1] for line in panels(figure)[0].lines}
-    assert ends[figures.COLOURS[2]] == pytest.approx(50)
+    assert ends[COLOURS[2]] == pytest.approx(50)
     assert legend_of(figure)[1:] == list(shown)
 
 
-def test_captions_tell_errata_with_numbers_that_are_those_of_the_schedule(tmp_path):
+def test_errata_in_captions_agree_with_the_schedule(tmp_path):
     for w, factor in ((10, "5.5 times for w = 10"), (1, "50.5 times for w = 1")):
         plain, replay = (sum(len(s.train_on) for s in stages(100, w, again)) for again in (False, True))
         assert f"{replay / plain:.1f} times for w = {w}" == factor
-        assert factor in vision_captions.CAPTIONS["replay_over_time"]
-    assert vision_captions.CAPTIONS.keys() == vision_figures.FIGURES.keys()
+        assert factor in vision_figures.FIGURES["replay_over_time"][1]
     for name in ("trade_offs", "replay", "replay_waits"):
-        assert "at most B" in vision_captions.CAPTIONS[name]
+        assert "at most B" in vision_figures.FIGURES[name][1]
 
 
-def test_methods_say_in_what_they_differ_from_the_usual_settings(tmp_path):
+def test_methods_show_unusual_settings(tmp_path):
     for size in (4, 8):
-        make_run(tmp_path / f"tree{size}", [0.5, 0.4], size=size, learner="gmoe", router="tree", experts=1)
-    make_run(tmp_path / "flat", [0.5, 0.4], learner="gmoe", router="flat", experts=2)
-    make_run(tmp_path / "sm", [0.5, 0.4])
+        image_run(tmp_path / f"tree{size}", [0.5, 0.4], size=size, learner="gmoe", router="tree", experts=1)
+    image_run(tmp_path / "flat", [0.5, 0.4], learner="gmoe", router="flat", experts=2)
+    image_run(tmp_path / "sm", [0.5, 0.4])
     results = results_of(tmp_path)
-    assert [r.learner for r in results] == ["sm", "gmoe", "gmoe", "gmoe router=flat experts=2"]
+    assert [r.method for r in results] == ["sm", "gmoe", "gmoe", "gmoe router=flat experts=2"]
     looks = {vision_figures._look(result, results) for result in results}
     assert len(looks) == 3
 
 
-def test_data_sets_are_apart_by_name_stream_and_content(tmp_path):
-    make_run(tmp_path / "a", [0.5, 0.4])
-    make_run(tmp_path / "b", [0.5, 0.4, 0.3])
-    make_run(tmp_path / "c", [0.5, 0.4], dataset="mnist", data="aaaaaaaa")
-    make_run(tmp_path / "d", [0.5, 0.4], dataset="mnist", data="bbbbbbbb")
-    found = image_runs.data_sets(find_runs([tmp_path]))
-    assert sorted(found) == ["digits_B2", "digits_B3", "mnist_B2_aaaaaa", "mnist_B2_bbbbbb"]
-
-
-def test_more_waits_than_colours_keep_the_ends(tmp_path):
-    for w in range(1, 11):
-        make_run(tmp_path / str(w), [0.5] * 10, w)
-    kept, left_out = image_runs.at_most(7, results_of(tmp_path))
-    waits = [result.config["waiting_time"] for result in kept]
-    assert (len(waits), waits[0], waits[-1]) == (7, 1, 10)
-    assert sorted(waits + left_out) == list(range(1, 11))
-
-
 def test_command_draws_all_figures_and_names_them_in_the_report(grid, tmp_path):
-    done = command(grid, "--figures", "vision", "--out", tmp_path / "out")
+    done = report(grid, "--figures", "vision", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     names = (
         "learning_curves trade_offs over_time replay replay_waits replay_over_time radar_h4 radar_h8 ablation"
@@ -342,16 +198,16 @@ def test_command_draws_all_figures_and_names_them_in_the_report(grid, tmp_path):
     markdown = (tmp_path / "out/report.md").read_text()
     assert re.findall(r"!\[.*\]\((.*)\)", markdown) == pictures
     assert "Figure 4: CER and compute" in markdown
-    tables = command(grid).stdout
+    tables = report(grid).stdout
     assert done.stdout.startswith(tables)
 
 
-def test_what_is_missing_is_named_and_out_has_a_default(tmp_path):
-    make_run(tmp_path / "runs/a", [0.5, 0.4])
-    make_run(tmp_path / "runs/half", [0.5, 0.4], rows=2, seed=1)
-    other = make_run(tmp_path / "runs/lm", [0.5, 0.4])
-    other.results.write_text(other.results.read_text().replace('"error"', '"perplexity"'))
-    done = command("runs", "--figures", "vision", cwd=tmp_path)
+def test_missing_figures_have_remarks_and_out_has_a_default(tmp_path):
+    image_run(tmp_path / "runs/a", [0.5, 0.4])
+    image_run(tmp_path / "runs/half", [0.5, 0.4], rows=2, seed=1)
+    other = image_run(tmp_path / "runs/lm", [0.5, 0.4])
+    rename_metric(other, "perplexity")
+    done = report("runs", "--figures", "vision", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[lines.index("not finished (t=1/2), left out of the figures: runs/half") :] == [
@@ -372,19 +228,20 @@ def test_what_is_missing_is_named_and_out_has_a_default(tmp_path):
 
 
 def test_without_image_runs_it_is_an_error_and_nothing_is_written(tmp_path):
-    run = make_run(tmp_path / "a", [0.5, 0.4])
-    run.results.write_text(run.results.read_text().replace('"error"', '"perplexity"'))
-    done = command(tmp_path / "a", "--figures", "vision", "--out", tmp_path / "out")
+    run = image_run(tmp_path / "a", [0.5, 0.4])
+    rename_metric(run, "perplexity")
+    done = report(tmp_path / "a", "--figures", "vision", "--out", tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
     assert "no image run" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-def test_without_the_flag_only_general_figures_are_drawn(tmp_path):
-    make_run(tmp_path / "a", [0.5, 0.4])
+def test_the_general_figures_are_the_default(tmp_path):
+    image_run(tmp_path / "a", [0.5, 0.4])
     runs = find_runs([tmp_path / "a"])
-    written = report.write_report([results_of(tmp_path / "a")], runs, tmp_path / "out")
+    (tmp_path / "out").mkdir()
+    written = write_report([results_of(tmp_path / "a")], runs, tmp_path / "out")
     assert [path.name for path in written[2:]] == [
         "error_B2_over_time.png",
         "error_B2_compute.png",
@@ -393,9 +250,9 @@ def test_without_the_flag_only_general_figures_are_drawn(tmp_path):
 
 
 def test_a_hundred_runs_are_one_figure_with_a_short_legend(tmp_path):
-    for learner in image_runs.LEARNERS[:5]:
+    for learner in LEARNERS[:5]:
         for w in (1, 2, 4, 5, 10):
             for size in (4, 8, 16, 32):
-                make_run(tmp_path / f"{learner}{w}{size}", [0.5] * 10, w, size, learner=learner)
+                image_run(tmp_path / f"{learner}{w}{size}", [0.5] * 10, w, size, learner=learner)
     figure = vision_figures.cost_trade_offs(results_of(tmp_path))[""]
     assert len(legend_of(figure)) == 2 + 5 + 5

@@ -1,4 +1,4 @@
-"""The made-up corpus, and both benchmarks of data_prep on little text."""
+"""The synthetic corpus, and both benchmarks of data_prep on little text."""
 
 import csv
 import importlib
@@ -10,37 +10,37 @@ import numpy as np
 import pytest
 
 from alma.errors import UserError
-from data_prep.documents import make_units, normalise
+from data_prep.documents import make_shards, normalise
 
 
 @pytest.fixture
 def module(monkeypatch):
-    """Import one; among the installed packages there is another `benchmarks`."""
+    """Import a benchmark; an installed package is called `benchmarks` too."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
     return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.fixture
 def scale(module, monkeypatch):
-    """data_prep_scale with small units, buckets and vocabulary."""
+    """data_prep_scale with small shards, buckets and vocabulary."""
     scale = module("data_prep_scale")
-    monkeypatch.setattr("data_prep.documents.UNIT_BYTES", 1 << 20)
+    monkeypatch.setattr("data_prep.documents.SHARD_BYTES", 1 << 20)
     monkeypatch.setattr("data_prep.plan.BUCKET_WORDS", 50_000)
-    monkeypatch.setattr(scale, "UNITS", 500)
+    monkeypatch.setattr(scale, "VOCABULARY", 500)
     return scale
 
 
-def texts(corpus, units):
-    return [list(corpus.reader.read(unit)) for unit in units]
+def texts(corpus, shards):
+    return [list(corpus.reader.read(shard)) for shard in shards]
 
 
-def test_made_up_documents_are_a_function_of_their_number(scale, tmp_path):
+def test_synthetic_documents_are_a_function_of_their_number(scale, tmp_path):
     corpus = scale.Corpus(12e6, tmp_path)
-    units = make_units(corpus.files, corpus.reader, 1 << 20)
-    found = texts(corpus, units)
-    scale.text_of.cache_clear()
-    assert texts(pickle.loads(pickle.dumps(corpus)), units[::-1]) == found[::-1]
-    assert len(units) == len(corpus.files) == len(found)
+    shards = make_shards(corpus.files, corpus.reader, 1 << 20)
+    found = texts(corpus, shards)
+    scale.line_pool.cache_clear()
+    assert texts(pickle.loads(pickle.dumps(corpus)), shards[::-1]) == found[::-1]
+    assert len(shards) == len(corpus.files) == len(found)
     assert {len(each) for each in found} == {corpus.reader.file_documents}
     documents = [document for each in found for document in each]
     assert len(documents) == corpus.documents
@@ -58,7 +58,7 @@ def test_made_up_documents_are_a_function_of_their_number(scale, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_stages_of_made_up_text_are_measured_and_nothing_is_left(scale, tmp_path, capsys, workers):
+def test_stages_of_synthetic_text_are_measured_and_files_removed(scale, tmp_path, capsys, workers):
     flags = f"--gigabytes 0.004 --out {tmp_path}/out --workers {workers} --results {tmp_path}/results"
     scale.main([*flags.split(), "--encode-share", "0.5"])
     with open(tmp_path / "results/data_prep_scale.csv", newline="") as file:
@@ -66,7 +66,7 @@ def test_stages_of_made_up_text_are_measured_and_nothing_is_left(scale, tmp_path
     processes = {row["stage"]: len(row["peak MB of each process"].split()) for row in rows}
     assert processes == {"scan": workers, "plan": 1, "shuffle": workers, "tokenizer": 1, "encode": workers}
     assert [row["tasks"] for row in rows[:4]] == ["4", "1", "4", "1"]
-    assert "4 units" in capsys.readouterr().out
+    assert "4 shards" in capsys.readouterr().out
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -79,14 +79,20 @@ def test_stages_of_made_up_text_are_measured_and_nothing_is_left(scale, tmp_path
         ("", "required: --gigabytes"),
     ],
 )
-def test_what_cannot_be_measured_is_an_error(scale, tmp_path, flags, message):
+def test_bad_flags_of_scale(scale, tmp_path, flags, message):
     with pytest.raises(UserError, match=message):
         scale.main([*flags.split(), "--out", str(tmp_path)])
 
 
 def test_speed_on_little_text(module, monkeypatch, tmp_path):
     speed = module("data_prep_speed")
-    small = {"UNITS": 300, "MAX_DOCUMENT_WORDS": 50, "BLOCK": 100, "SAMPLE_BYTES": 40_000, "WORKERS": (2,)}
+    small = {
+        "VOCABULARY": 300,
+        "MAX_DOCUMENT_WORDS": 50,
+        "BLOCK": 100,
+        "SAMPLE_BYTES": 40_000,
+        "WORKERS": (2,),
+    }
     once = {"LEAST_RUNS": 1, "spread": lambda values: f"{values[0]:.2f}"}
     for name, value in (small | once).items():
         monkeypatch.setattr(speed, name, value)
@@ -105,7 +111,7 @@ def test_speed_on_little_text(module, monkeypatch, tmp_path):
     assert float(rows[2][0]["seconds"]) > 0
 
 
-def test_a_command_that_fails_is_an_error_with_its_last_words(module):
+def test_a_failing_command_is_an_error_with_the_end_of_its_output(module):
     speed = module("data_prep_speed")
     with pytest.raises(UserError, match=r"code 3: no more"):
         speed.run([sys.executable, "-c", "import sys; print('no more'); sys.exit(3)"])

@@ -1,4 +1,4 @@
-"""Processes that are halted between turns, with a script in the place of fairseq-train."""
+"""Processes halted between turns, with a script instead of fairseq-train."""
 
 import importlib
 import os
@@ -22,7 +22,7 @@ sys.exit("RuntimeError: no more")
 
 @pytest.fixture
 def speed(monkeypatch):
-    """The module; among the installed packages there is another `benchmarks`."""
+    """The module; an installed package is called `benchmarks` too."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
     return importlib.import_module("benchmarks.train_speed")
 
@@ -33,7 +33,7 @@ def state(pid: int) -> str:
 
 
 def wait_for_halt(pid: int) -> None:
-    """A signal takes effect a little after it was sent."""
+    """A signal takes effect a little later."""
     deadline = time.monotonic() + 10
     while state(pid) != "T":
         assert time.monotonic() < deadline
@@ -44,15 +44,15 @@ def command(updates: int, seconds: float) -> list[str]:
     return [sys.executable, "-c", SCRIPT, str(updates), str(seconds)]
 
 
-def test_a_turn_is_exactly_one_update_and_time_halted_does_not_count(speed):
-    with speed.Training(command(100, 0.2)) as training:
+def test_a_turn_is_one_update_and_halted_time_does_not_count(speed):
+    with speed.PausedTraining(command(100, 0.2)) as training:
         training.run(speed.WARM_UP)
         wait_for_halt(training.process.pid)
-        time.sleep(1)  # five updates, were it not halted
+        time.sleep(1)  # five updates if it were not halted
         assert training.run(1) > 2048 / 0.9
         assert sum("train_inner" in line for line in training.log) == speed.WARM_UP + 1
         assert training.parameters() == 1234
-        assert 10**6 < training.peak_bytes() < 10**9
+        assert 10**6 < speed.resident_memory(training.process.pid, peak=True) < 10**9
         wait_for_halt(training.process.pid)
     assert training.process.returncode == -15
     with pytest.raises(ProcessLookupError):
@@ -60,7 +60,7 @@ def test_a_turn_is_exactly_one_update_and_time_halted_does_not_count(speed):
 
 
 def test_turns_are_in_the_order_of_the_models_whoever_goes_first(speed):
-    with speed.Training(command(100, 0.01)) as fast, speed.Training(command(100, 0.2)) as slow:
+    with speed.PausedTraining(command(100, 0.01)) as fast, speed.PausedTraining(command(100, 0.2)) as slow:
         for training in (fast, slow):
             training.run(1)
         measured = speed.turns([slow, fast], repeats=3)
@@ -69,7 +69,10 @@ def test_turns_are_in_the_order_of_the_models_whoever_goes_first(speed):
 
 
 def test_a_process_that_dies_is_an_error_with_the_end_of_its_log(speed):
-    with speed.Training(command(2, 0)) as training, pytest.raises(UserError, match=r"(?s)code 1: .*no more"):
+    with (
+        speed.PausedTraining(command(2, 0)) as training,
+        pytest.raises(UserError, match=r"(?s)code 1: .*no more"),
+    ):
         training.run(2)
 
 

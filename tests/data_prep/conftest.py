@@ -1,4 +1,4 @@
-"""A small corpus of made-up text, and a way to run the command line in this process."""
+"""A small synthetic corpus, and a way to run the command line in this process."""
 
 import random
 import subprocess
@@ -11,7 +11,7 @@ from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from data_prep import __main__ as cli
-from data_prep import inspect
+from data_prep import blocks, inspect
 from data_prep.documents import Reader, Segment
 
 from .small_streams import random_documents, write_stream
@@ -20,7 +20,7 @@ SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
 
 
 def make_documents(seed: int, number: int, longest: int = 8) -> list[str]:
-    """`number` different documents of 1 to `longest` lines of 1 to 12 words."""
+    """`number` distinct documents of 1 to `longest` lines of 1 to 12 words."""
     rng = random.Random(seed)
 
     def word() -> str:
@@ -36,14 +36,14 @@ def make_documents(seed: int, number: int, longest: int = 8) -> list[str]:
 
 
 def check_against_fairseq_preprocess(
-    stream: Path, text: Path, units: Callable[[str], list[str]], folder: Path
+    stream: Path, text: Path, tokens: Callable[[str], list[str]], folder: Path
 ) -> None:
-    """fairseq-preprocess makes the same .bin and .idx of the units of the lines of the .txt file `text`."""
+    """fairseq-preprocess makes the same .bin and .idx from the .txt file `text`; `tokens` splits a line."""
     dictionary = Dictionary.load(str(stream / "dict.txt"))
     by_ids = {}
     for _, document, _ in Reader().read((Segment("text", str(text), 0, text.stat().st_size),)):
-        lines = [units(line) for line in [*document.split("\n"), ""]]
-        by_ids[tuple(dictionary.index(unit) for line in lines for unit in [*line, "</s>"])] = lines
+        lines = [tokens(line) for line in [*document.split("\n"), ""]]
+        by_ids[tuple(dictionary.index(token) for line in lines for token in [*line, "</s>"])] = lines
     flags: list[str | Path] = []
     for split, prefix in (("train", "megabatch_00/train"), ("test", "test")):
         ids: list[int] = []
@@ -77,7 +77,7 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch):
-    """Call the command with arguments; small sizes unless they say otherwise."""
+    """Run the command with these arguments; sizes are small by default."""
 
     def call(*arguments: object, out: Path, **flags: object) -> Path:
         defaults = {"mega_batches": 3, "words": 1500, "valid_words": 300, "vocab_size": 120, "workers": 1}
@@ -95,7 +95,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def inspected(monkeypatch, capsys):
-    """Call the command; returns exit code, stdout, stderr."""
+    """Run the command; returns exit code, stdout, stderr."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         line = [str(argument) for argument in arguments]
@@ -118,3 +118,10 @@ def iid_stream(tmp_path):
     """Three mega-batches of 200 documents, all i.i.d."""
     sizes = (200, 200, 200, 40, 150)
     return write_stream(tmp_path / "stream", [random_documents(i, n) for i, n in enumerate(sizes)])
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Limits documents to 20 bytes; the argument is the size of blocks."""
+    monkeypatch.setattr(blocks, "MAX_DOCUMENT_BYTES", 20)
+    return lambda size: monkeypatch.setattr(blocks, "BLOCK", size)

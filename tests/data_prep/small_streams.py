@@ -1,4 +1,4 @@
-"""Small streams written by hand, and damage to them that keeps the checksums of stream.json right."""
+"""Small streams written by hand, and damaged streams with matching checksums."""
 
 import dataclasses
 import random
@@ -8,11 +8,11 @@ import numpy as np
 
 from alma.stream import FileInfo, Part, Stream, write_index
 
-UNITS = 60
+TOKENS = 60
 
 
 def write_part(out: Path, name: str, documents: list[list[list[int]]], sources: dict[str, int], first: int):
-    """Documents are lists of lines of ids; their keys begin at `first` and ascend, but in valid."""
+    """Documents are lists of lines of ids. Keys begin at `first` and ascend, except those of valid."""
     prefix = f"{name}/train" if name.startswith("megabatch") else name
     (out / prefix).parent.mkdir(parents=True, exist_ok=True)
     items = [item for document in documents for item in [*([*line, 2] for line in document), [2]]]
@@ -30,9 +30,9 @@ def write_part(out: Path, name: str, documents: list[list[list[int]]], sources: 
 def write_stream(
     out: Path, parts: list[list], sources: list[dict[str, int]] | None = None, files=None
 ) -> Path:
-    """A stream of mega-batches, valid and test as given, in that order."""
+    """A stream of the given parts: mega-batches, then valid and test."""
     out.mkdir()
-    files = {"dict.txt": "".join(f"u{i} 1\n" for i in range(UNITS)), **(files or {})}
+    files = {"dict.txt": "".join(f"u{i} 1\n" for i in range(TOKENS)), **(files or {})}
     for name, text in files.items():
         (out / name).write_text(text, "utf-8")
     names = [*(f"megabatch_{t:02d}" for t in range(len(parts) - 2)), "valid", "test"]
@@ -41,13 +41,13 @@ def write_stream(
         made.append(write_part(out, name, documents, sources[i] if sources else {"web": 100}, first))
         first += len(documents)
     known = {name: FileInfo.of(out / name) for name in files}
-    units = files["dict.txt"].count("\n")
-    Stream(out, 1, 0, units, tuple(made[:-2]), made[-2], made[-1], {}, known).write()
+    tokens = files["dict.txt"].count("\n")
+    Stream(out, 1, 0, tokens, tuple(made[:-2]), made[-2], made[-1], {}, known).write()
     return out
 
 
-def random_documents(seed: int, number: int, low: int = 4, high: int = 4 + UNITS) -> list[list[list[int]]]:
-    """Documents that repeat a few units of their own over and over, as real ones do."""
+def random_documents(seed: int, number: int, low: int = 4, high: int = 4 + TOKENS) -> list[list[list[int]]]:
+    """Documents that each repeat a few tokens, as real ones do."""
     rng = random.Random(seed)
     documents = []
     for _ in range(number):
@@ -57,8 +57,7 @@ def random_documents(seed: int, number: int, low: int = 4, high: int = 4 + UNITS
 
 
 def bless(out: Path, **changes: object) -> None:
-    """Write the checksums of what is there now into stream.json, as a faulty writer would, and changes of
-    megabatch_00's record."""
+    """Update the checksums in stream.json, as a faulty writer would; `changes` go to megabatch_00."""
     stream = Stream.load(out)
 
     def measured(files):

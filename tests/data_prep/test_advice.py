@@ -1,4 +1,4 @@
-"""What data_prep advises: where books were cut at blank lines, and where a part is off its target."""
+"""Advice on books cut at blank lines and on parts that miss their target size."""
 
 import dataclasses
 from pathlib import Path
@@ -16,7 +16,7 @@ from .conftest import make_documents
 
 @pytest.fixture
 def books(tmp_path) -> Path:
-    """Three files of 200 paragraphs, some 6,000 words each."""
+    """Three files of 200 paragraphs, about 6,000 words each."""
     folder = tmp_path / "books"
     folder.mkdir()
     for n in range(3):
@@ -27,7 +27,7 @@ def books(tmp_path) -> Path:
 SIZES = {"mega_batches": 1, "words": 4000, "eval_words": 4000, "valid_words": 2000}
 
 
-def test_books_that_blank_lines_cut_are_pointed_out(books, prepare, tmp_path, capsys):
+def test_books_cut_at_blank_lines_are_a_warning(books, prepare, tmp_path, capsys):
     out = prepare(books, out=tmp_path / "out", **SIZES)
     corpus = Stream.load(out).corpus
     said = (
@@ -132,7 +132,7 @@ def test_advice_only_where_it_helps(iid_stream, given, longest, words, off, betw
 
 
 def test_the_advice_helps(prepare, tmp_path, capsys):
-    """Documents of many lines: what is advised brings every part within 1%."""
+    """Long documents: with the recommended flag, every part is within 1%."""
     (tmp_path / "a.txt").write_text("\n\n".join(make_documents(0, 60, longest=200)), "utf-8")
     sizes = {"mega_batches": 2, "words": 8000, "valid_words": 6000}
     prepare(tmp_path / "a.txt", out=tmp_path / "out", **sizes)

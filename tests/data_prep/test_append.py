@@ -1,4 +1,4 @@
-"""--append: more mega-batches for a finished stream, of documents that it does not have."""
+"""--append: adds mega-batches of new documents to a finished stream."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def stream(corpus, prepare, tmp_path) -> Path:
 
 @pytest.fixture
 def more(corpus, tmp_path) -> Path:
-    """A corpus of 600 new documents, and of all that the stream was made from."""
+    """600 new documents and the whole corpus of the stream."""
     old = "\n\n".join(path.read_text("utf-8") for path in sorted(corpus.iterdir()))
     new = make_documents(3, 600)
     path = tmp_path / "more.txt"
@@ -52,7 +52,7 @@ def test_new_documents_alone_are_added(stream, more, prepare, capsys):
     assert not set(added) & set(had)
     assert len(added) == len(set(added)) == sum(part.documents for part in longer.megabatches[3:])
     assert set(added) & set(make_documents(3, 600))
-    # alpha's and web's surplus was in no part: it may come now
+    # the surplus of alpha and web was in no part, so it may be added
     assert set(added) <= {*make_documents(3, 600), *make_documents(1, 300), *make_documents(2, 200)}
     for part in longer.megabatches[3:]:
         longest = max(len(text.split()) for text in added)
@@ -62,7 +62,7 @@ def test_new_documents_alone_are_added(stream, more, prepare, capsys):
     assert rows[0][-3:] == ["alpha", "more", "web"]
 
 
-def test_added_twice_and_then_again(stream, more, prepare, tmp_path, capsys):
+def test_the_same_addition_twice_and_another(stream, more, prepare, tmp_path, capsys):
     prepare(more, "--append", out=stream, **NEW)
     once = digests(stream)
     prepare(more, "--append", out=stream, **NEW)
@@ -84,7 +84,7 @@ def test_the_first_command_still_finds_its_stream(corpus, stream, more, prepare,
 
 
 def test_the_order_is_that_of_the_seed(corpus, more, prepare, tmp_path):
-    """Documents that are left over are in hash order, with whatever seed the stream has."""
+    """Added documents are in hash order with the seed of the stream."""
     out = prepare(corpus, out=tmp_path / "seven", seed=7)
     prepare(more, "--append", out=out, **NEW | {"mega_batches": 2})
     for part in Stream.load(out).parts:
@@ -93,7 +93,7 @@ def test_the_order_is_that_of_the_seed(corpus, more, prepare, tmp_path):
         assert (np.diff(keys[:, 0].astype(np.float64)) > 0).all()
 
 
-def test_killed_while_it_adds(corpus, stream, more, prepare, tmp_path):
+def test_append_killed_and_run_again(corpus, stream, more, prepare, tmp_path):
     other = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "other")
     prepare(more, "--append", out=stream, **NEW | {"mega_batches": 2})
     script = """
@@ -115,7 +115,7 @@ __main__.main()
     while not codes or codes[-1]:
         assert len(codes) < 12
         codes.append(subprocess.run([sys.executable, "-c", script, "6", *line]).returncode)
-        assert Stream.load(other).parts  # at any moment it is a stream
+        assert Stream.load(other).parts  # a stream at any moment
     assert len(codes) > 2
     assert set(codes[:-1]) == {-signal.SIGKILL}
     assert digests(other) == digests(stream)
@@ -124,14 +124,14 @@ __main__.main()
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"vocab_size": 120}, "--vocab-size is not for --append"),
-        ({"valid_words": 100}, "--valid-words is not for --append"),
-        ({"seed": 0}, "--seed is not for --append"),
+        ({"vocab_size": 120}, "--vocab-size: not with --append"),
+        ({"valid_words": 100}, "--valid-words: not with --append"),
+        ({"seed": 0}, "--seed: not with --append"),
         ({"max_document_words": 20}, "the stream was made with no --max-document-words"),
         ({"words": 100_000}, "words are missing; add text or ask for fewer"),
     ],
 )
-def test_what_cannot_be_added(stream, more, prepare, capsys, flags, message):
+def test_flags_that_append_refuses(stream, more, prepare, capsys, flags, message):
     old = digests(stream)
     with pytest.raises(SystemExit) as error:
         prepare(more, "--append", out=stream, **NEW | flags)
@@ -141,11 +141,13 @@ def test_what_cannot_be_added(stream, more, prepare, capsys, flags, message):
     assert all((stream / name).is_file() for name in old)
 
 
-def test_a_stream_whose_documents_are_not_known(stream, more, prepare, capsys):
+def test_append_needs_the_keys_of_the_stream(stream, more, prepare, capsys):
     (stream / "valid.keys").unlink()
     with pytest.raises(SystemExit):
         prepare(more, "--append", out=stream, **NEW)
-    assert "valid.keys: missing, so which documents the stream has is not known" in capsys.readouterr().err
+    assert (
+        "valid.keys: missing; the documents of the stream are unknown without it" in capsys.readouterr().err
+    )
     assert not list(stream.glob(".work-*"))
 
 
@@ -156,8 +158,8 @@ def test_nothing_to_append_to(more, prepare, tmp_path, capsys):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_run_goes_on_with_the_longer_stream(stream, more, prepare):
-    """What slurm.launch compares when a stream has got longer stays as it was."""
+def test_a_run_continues_with_the_longer_stream(stream, more, prepare):
+    """An addition leaves unchanged what slurm.launch compares."""
     record = json.loads((stream / "stream.json").read_text("utf-8"))
     prepare(more, "--append", out=stream, **NEW)
     longer = json.loads((stream / "stream.json").read_text("utf-8"))

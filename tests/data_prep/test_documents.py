@@ -1,4 +1,4 @@
-"""Readers: the same documents wherever a file is cut, and text normalised as fairseq will see it."""
+"""Readers: cuts do not change the documents; text is normalised as fairseq splits it."""
 
 import re
 
@@ -6,22 +6,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.documents import Reader, find_files, make_units
+from data_prep.documents import Reader, find_files, make_shards
 
 LINES = st.lists(
     st.sampled_from(["", " \t", "\r", "a", "b c\r", "\u00a0", "d\u2009e \u0085f", "é" * 9]), max_size=30
 )
 
 
-def read(path, reader, unit_bytes):
-    units = make_units([("s", str(path))], reader, unit_bytes)
-    assert sum(segment.end - segment.start for unit in units for segment in unit) == path.stat().st_size
-    return [(text, words) for unit in units for _, text, words in reader.read(unit)]
+def read(path, reader, shard_bytes):
+    shards = make_shards([("s", str(path))], reader, shard_bytes)
+    assert sum(segment.end - segment.start for shard in shards for segment in shard) == path.stat().st_size
+    return [(text, words) for shard in shards for _, text, words in reader.read(shard)]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines=LINES, unit_bytes=st.integers(1, 60), last=st.sampled_from(["", "\n"]))
-def test_units_do_not_change_the_documents(tmp_path, lines, unit_bytes, last):
+@given(lines=LINES, shard_bytes=st.integers(1, 60), last=st.sampled_from(["", "\n"]))
+def test_shards_do_not_change_the_documents(tmp_path, lines, shard_bytes, last):
     text = "\n".join(lines) + last
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
@@ -30,7 +30,7 @@ def test_units_do_not_change_the_documents(tmp_path, lines, unit_bytes, last):
         own = [re.sub(r"\s+", " ", line).strip() for line in block.split("\n")]
         if any(own):
             expected.append("\n".join(filter(None, own)))
-    found = read(path, Reader(), unit_bytes)
+    found = read(path, Reader(), shard_bytes)
     assert [text for text, _ in found] == expected
     assert [words for _, words in found] == [len(text.split()) for text in expected]
 
@@ -52,21 +52,23 @@ def test_splitting_keeps_every_line(tmp_path, lines, limit):
 def test_json_lines_may_be_cut_anywhere(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"text": "word{n}\\n\\nmore"}}\n\n' for n in range(20)))
-    for unit_bytes in (1, 7, 50, 1000):
-        assert [text for text, _ in read(path, Reader(), unit_bytes)] == [f"word{n}\nmore" for n in range(20)]
+    for shard_bytes in (1, 7, 50, 1000):
+        assert [text for text, _ in read(path, Reader(), shard_bytes)] == [
+            f"word{n}\nmore" for n in range(20)
+        ]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_dropped(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\n\ntwo\ufeff".encode())
     assert [text for text, _ in read(path, Reader(), 1000)] == ["one", "two\ufeff"]
 
 
-def test_small_files_share_a_unit(tmp_path):
+def test_small_files_share_a_shard(tmp_path):
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("word")
     files = [("s", file) for file in find_files(str(tmp_path))]
-    assert [len(unit) for unit in make_units(files, Reader("file"), 12)] == [3, 3, 3, 1]
+    assert [len(shard) for shard in make_shards(files, Reader("file"), 12)] == [3, 3, 3, 1]
 
 
 def test_directories_are_read_sorted_without_hidden_files(tmp_path):

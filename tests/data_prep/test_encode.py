@@ -1,4 +1,4 @@
-"""Ids are SentencePiece's own, and files those of fairseq-preprocess, byte for byte."""
+"""Ids equal SentencePiece's, and files equal those of fairseq-preprocess."""
 
 import itertools
 import sys
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream, read_index
+from data_prep.dictionary import dictionary_text
 from data_prep.encode import load_encoder
 from data_prep.tokenizer import SentencePiece, train
 
@@ -31,7 +32,7 @@ ODD = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A trained .model; the odd characters are mostly unknown to it."""
+    """A trained .model, to which most odd characters are unknown."""
     text = [text.encode() for text in [*make_documents(3, 300), "<pad> a<pad> <s> > < / p"] * 2]
     path = tmp_path_factory.mktemp("model") / "tokenizer.model"
     path.write_bytes(train(text, 150))
@@ -49,7 +50,7 @@ def check_line(encoder, processor, line):
 
 
 def check_documents(encoder, processor, texts):
-    """Together, where new words of all of them are encoded in one call; and again, when they are known."""
+    """Encode all documents in one call, first with new words, then from the cache."""
     documents = [
         "\n".join(filter(None, (" ".join(line.split()) for line in text.split("\n")))) for text in texts
     ]
@@ -77,7 +78,7 @@ def test_ids_are_sentencepieces(model, line):
 
 
 def test_odd_text(model):
-    """A literal U+2581 is SentencePiece's space, which it strips where a word ends a sentence."""
+    """U+2581 is SentencePiece's mark for a space, which it strips at the end of a sentence."""
     encoder, processor = SentencePiece(model), processor_of(model)
     short = [
         "".join(letters) for length in range(1, 6) for letters in itertools.product("b \u2581", repeat=length)
@@ -94,7 +95,7 @@ def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
     for text in make_documents(3, 30) * 2:
         for line in text.split("\n"):
             check_line(encoder, processor, line)
-    held = sum(map(sys.getsizeof, [*encoder._known, *encoder._known.values()]))
+    held = sum(map(sys.getsizeof, [*encoder._cache, *encoder._cache.values()]))
     assert 5000 <= held < 7000, "the words of one line may be too much"
 
 
@@ -126,9 +127,9 @@ def test_given_models_of_any_kind(tmp_path, options):
         check_line(encoder, processor, line)
     check_documents(SentencePiece(tmp_path / "m.model"), processor, make_documents(5, 60))
     check_documents(SentencePiece(tmp_path / "m.model"), processor, make_documents(6, 30) + ODD)
-    (tmp_path / "dict.txt").write_text(encoder.dictionary(np.ones(encoder.dictionary_size)), "utf-8")
+    (tmp_path / "dict.txt").write_text(dictionary_text(encoder.tokens, [1] * len(encoder.tokens)), "utf-8")
     dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
-    assert dictionary.symbols[4:] == encoder.pieces
+    assert dictionary.symbols[4:] == encoder.tokens
 
 
 def test_models_that_do_not_fit_are_refused(tmp_path):

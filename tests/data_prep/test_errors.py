@@ -1,4 +1,4 @@
-"""Every mistake of the user ends with one line on stderr and exit code 2, and leaves no stream."""
+"""Bad input gives one line on stderr and exit code 2, and leaves no stream."""
 
 import bz2
 import gzip
@@ -40,7 +40,7 @@ def refused(prepare, tmp_path, capsys):
 
 
 def test_the_small_corpus_is_good(prepare, tmp_path):
-    """What the other tests break is otherwise fine."""
+    """The input of the other tests, undamaged."""
     path = write(tmp_path / "a.txt", TEXT)
     prepare(path, out=tmp_path / "out", mega_batches=1, words=3, valid_words=3, vocab_size=10)
 
@@ -66,7 +66,7 @@ def test_malformed_json(refused, tmp_path):
         path = write(tmp_path / f"{number}.jsonl", good + b"\n" + good + line + good)
         found = refused(path)
         assert found.startswith(f"error: {path}: {message}")
-        assert f" at byte {2 * len(good) + 1}; mend or remove it, or" in found
+        assert f" at byte {2 * len(good) + 1}; fix or remove it, or" in found
         path = write(tmp_path / f"{number}.jsonl.gz", gzip.compress(good + line))
         found = refused(path)
         assert found.startswith(f"error: {path}: {message}")
@@ -130,7 +130,7 @@ def test_too_small_a_corpus(refused, tmp_path):
         ({"documents": "b=file"}, "--documents b=: no such source; there are a"),
         ({"on_bad_input": "ignore"}, "invalid choice"),
         ({"frobnicate": "1"}, "unrecognized arguments"),
-        ({"partition": "cpu", "mem_gb": "4"}, "--partition, --mem-gb: only for --cluster slurm"),
+        ({"partition": "cpu", "mem_gb": "4"}, "--partition, --mem-gb: only with --cluster slurm"),
     ],
 )
 def test_bad_flags(refused, tmp_path, flags, message):
@@ -150,7 +150,7 @@ def test_bad_model(refused, tmp_path):
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir()), "found out too late"
 
 
-def test_out_that_is_taken(refused, tmp_path):
+def test_out_with_other_files(refused, tmp_path):
     path = write(tmp_path / "a.txt", TEXT)
     other = write(tmp_path / "home" / "notes", b"mine").parent
     assert "not empty" in refused(path, out=other)
@@ -176,7 +176,7 @@ def test_a_stream_of_other_settings(prepare, capsys, tmp_path):
     assert (out / "stream.json").read_bytes() == before
 
 
-def test_all_that_is_wrong_is_said_at_once_files_first(refused, tmp_path, capsys):
+def test_all_problems_are_reported_at_once_files_first(refused, tmp_path, capsys):
     out = tmp_path / "out"
     none = dict.fromkeys(("mega_batches", "words", "valid_words", "vocab_size"))
     absent, other = tmp_path / "absent.txt", tmp_path / "other.txt"
@@ -203,7 +203,7 @@ def test_errors_in_workers_are_one_line_too(tmp_path):
     script = write(
         tmp_path / "run.py",
         b"from data_prep import __main__, documents\n"
-        b"if __name__ == '__main__':\n    documents.UNIT_BYTES = 1\n    __main__.main()\n",
+        b"if __name__ == '__main__':\n    documents.SHARD_BYTES = 1\n    __main__.main()\n",
     )
     sizes = {"mega-batches": 1, "words": 3, "valid-words": 3, "vocab-size": 10, "workers": 2}
     flags = [f"--{name}={value}" for name, value in sizes.items()]

@@ -1,4 +1,4 @@
-"""GPT-2's ids are those of fairseq's own encoder, and files those of its flow, byte for byte."""
+"""Ids equal those of fairseq's GPT-2 encoder, and files equal those of fairseq-preprocess."""
 
 import json
 
@@ -83,15 +83,15 @@ def test_odd_text(pair):
             check_line(pair, each)
 
 
-def test_what_the_pattern_takes_for_space_is_none_of_a_normalised_line(pair):
-    """This is why a token cannot lie across two words. The pattern is fairseq's."""
+def test_white_space_of_the_pattern_never_occurs_in_a_normalised_line(pair):
+    """So no token crosses two words. The pattern is fairseq's."""
     assert pair[1].pat.pattern == gpt2._TOKENS.pattern
     spaces = [c for c in map(chr, range(0x110000)) if regex.match(r"\s", c)]
     assert len(spaces) > 20
     assert not "".join(spaces).split()
 
 
-def test_files_are_those_of_fairseqs_flow(prepare, gpt2_files, pair, tmp_path):
+def test_files_are_those_of_fairseq_preprocess_with_gpt2(prepare, gpt2_files, pair, tmp_path):
     blocks = [text.replace("\n", "\r\n") for text in make_documents(6, 150)] + ODD
     path = tmp_path / "text.txt"
     path.write_bytes("\n\n".join(blocks).encode())
@@ -137,20 +137,20 @@ def test_flags_that_do_not_go_together(refused, gpt2_files):
     assert "vocab.bpe: not JSON" in refused(**flags | swapped)
 
 
-def without(ids, unit):
-    return {other: i - (i > ids[unit]) for other, i in ids.items() if other != unit}
+def without(ids, token):
+    return {other: i - (i > ids[token]) for other, i in ids.items() if other != token}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda ids: json.dumps(ids)[:-50], "not JSON"),
-        (lambda ids: json.dumps(list(ids)), "an object of units and their ids"),
-        (lambda ids: json.dumps(ids | {"A": "1"}), "an object of units and their ids"),
-        (lambda ids: json.dumps(ids | {"extra": 1001}), "the ids of its 1,001 units are not 0 to 1,000"),
-        (lambda ids: json.dumps(ids | {"extra": 7}), "the ids of its 1,001 units are not 0 to 1,000"),
-        (lambda ids: json.dumps(without(ids, "\u0100")), "lacks units for 1 of the 256 bytes"),
-        (lambda ids: json.dumps(without(ids, "Ġthe")), "the unit 'Ġthe' is not in encoder.json"),
+        (lambda ids: json.dumps(list(ids)), "an object of tokens and their ids"),
+        (lambda ids: json.dumps(ids | {"A": "1"}), "an object of tokens and their ids"),
+        (lambda ids: json.dumps(ids | {"extra": 1001}), "the ids of its 1,001 tokens are not 0 to 1,000"),
+        (lambda ids: json.dumps(ids | {"extra": 7}), "the ids of its 1,001 tokens are not 0 to 1,000"),
+        (lambda ids: json.dumps(without(ids, "\u0100")), "lacks tokens for 1 of the 256 bytes"),
+        (lambda ids: json.dumps(without(ids, "Ġthe")), "the token 'Ġthe' is not in encoder.json"),
         (lambda ids: "\xff", "not JSON"),
     ],
 )
@@ -167,11 +167,11 @@ def test_a_bad_encoder_json(gpt2_files, tmp_path, change, message):
         (lambda text: text.removeprefix("#version: 0.2\n"), "does not begin with a line #version"),
         (lambda text: text[:-3], "or not end with a newline"),
         (lambda text: "", "not lines of text"),
-        (lambda text: text + "a\n", "'a' is not two units"),
-        (lambda text: text + "a b c\n", "'a b c' is not two units"),
-        (lambda text: text.replace("\n", "\n\n", 1), "vocab.bpe:2: '' is not two units"),
+        (lambda text: text + "a\n", "'a' is not two tokens"),
+        (lambda text: text + "a b c\n", "'a b c' is not two tokens"),
+        (lambda text: text.replace("\n", "\n\n", 1), "vocab.bpe:2: '' is not two tokens"),
         (lambda text: text + "zq qz\n", "is not in encoder.json"),
-        (lambda text: "#version\n" + "".join(reversed(text.splitlines(True)[1:])), "not made by training"),
+        (lambda text: "#version\n" + "".join(reversed(text.splitlines(True)[1:])), "no trained BPE"),
     ],
 )
 def test_a_bad_vocab_bpe(gpt2_files, tmp_path, change, message):

@@ -1,4 +1,4 @@
-"""What `python -m data_prep.inspect` says of a stream is so."""
+"""`python -m data_prep.inspect`: statistics, verdicts and samples are right."""
 
 import json
 import re
@@ -13,7 +13,7 @@ from alma.stream import Stream, read_index
 from data_prep import similarity
 
 from .conftest import make_documents
-from .small_streams import UNITS, random_documents, write_stream
+from .small_streams import TOKENS, random_documents, write_stream
 
 
 def cells(text: str, name: str) -> list[str]:
@@ -26,7 +26,7 @@ def cells(text: str, name: str) -> list[str]:
 
 def test_the_table_against_a_slow_count(corpus, prepare, tmp_path, inspected, monkeypatch):
     out = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "out")
-    monkeypatch.setattr(similarity, "_BLOCK", 97)  # documents and items over the borders of blocks
+    monkeypatch.setattr(similarity, "_BLOCK", 97)  # documents and items cross the borders of blocks
     code, text, _ = inspected(out)
     assert code == 0
     stream = Stream.load(out)
@@ -58,26 +58,26 @@ def test_the_table_against_a_slow_count(corpus, prepare, tmp_path, inspected, mo
         assert row[9:] == ["-", *(f"{part.sources[name] / part.words:.1%}" for name in ("alpha", "web"))]
 
 
-def test_unknown_and_byte_units_are_counted(tmp_path, inspected):
-    units = [f"<0x{i:02X}>" for i in range(256)]
-    dictionary = "".join(f"{unit} 1\n" for unit in ["a", *units, "b"])
-    document = [[[4, 5, 3, 261, 260, 4, 4, 4]]]  # with two eos 10 tokens, of which 1 unknown and 2 bytes
+def test_unknown_and_byte_tokens_are_counted(tmp_path, inspected):
+    tokens = [f"<0x{i:02X}>" for i in range(256)]
+    dictionary = "".join(f"{token} 1\n" for token in ["a", *tokens, "b"])
+    document = [[[4, 5, 3, 261, 260, 4, 4, 4]]]  # with two eos 10 tokens: 1 unknown, 2 bytes
     out = write_stream(tmp_path / "out", [document * 30] * 4, files={"dict.txt": dictionary})
     assert cells(inspected(out)[1], "megabatch_01")[8:10] == ["10.000%", "20.000%"]
 
 
 def test_groups_are_equal_shares_of_whole_documents(iid_stream):
     path = str(iid_stream / "megabatch_00/train")
-    lengths = np.diff(similarity.document_ends(read_index(f"{path}.idx")[0]), prepend=0)
+    lengths = np.diff(similarity.open_part(path)[1], prepend=0)
     size = 3000
     cuts = np.unique([*similarity.group_ends(size), *similarity.group_ends(900)])
-    counts = similarity.count_part(path, UNITS + 4, cuts, 10, [0])
+    counts = similarity.count_part(path, TOKENS + 4, cuts, 10, [0])
     ids = np.fromfile(f"{path}.bin", np.uint16)
-    assert counts.total.tolist() == np.bincount(ids, minlength=UNITS + 4).tolist()
+    assert counts.total.tolist() == np.bincount(ids, minlength=TOKENS + 4).tolist()
     assert counts.lengths.tolist() == lengths.tolist()
     for wanted in (size, 900):
-        groups = similarity.groups_of(counts.units, cuts, wanted)
-        assert groups.shape == (similarity.GROUPS, UNITS + 4)
+        groups = similarity.groups_of(counts.tokens, cuts, wanted)
+        assert groups.shape == (similarity.GROUPS, TOKENS + 4)
         assert abs(groups.sum(1) - wanted / similarity.GROUPS).max() <= lengths.max()
 
 
@@ -100,7 +100,7 @@ def test_a_stream_of_data_prep_is_iid(prepare, tmp_path, inspected):
     out = prepare(path, out=tmp_path / "out", words=5000)
     code, text, _ = inspected(out)
     assert code == 0
-    assert "Units: as i.i.d.;" in text
+    assert "Tokens: as i.i.d.;" in text
     assert "Sources: one, text." in text
     first, *others = [
         line.split() for line in text.splitlines() if re.match(r"(mega|test)\w* +\d\.\d\d\b", line)
@@ -112,24 +112,24 @@ def test_a_stream_of_data_prep_is_iid(prepare, tmp_path, inspected):
 
 
 def test_repeated_words_within_documents_are_no_difference(iid_stream, inspected):
-    """Tokens are far from independent here; only documents are."""
+    """Documents are independent, tokens are far from it."""
     text = inspected(iid_stream)[1]
-    assert "Units: as i.i.d.;" in text
+    assert "Tokens: as i.i.d.;" in text
     whole = [np.fromfile(iid_stream / f"megabatch_0{t}/train.bin", np.uint16) for t in range(2)]
-    counts = [np.bincount(ids, minlength=UNITS + 4) for ids in whole]
+    counts = [np.bincount(ids, minlength=TOKENS + 4) for ids in whole]
     rng = np.random.default_rng(0)
     drawn = [rng.multinomial(len(ids), sum(counts) / sum(counts).sum()) for ids in whole]
     assert similarity.divergence(*counts) > 3 * similarity.divergence(*drawn), "as i.i.d. tokens they differ"
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
-def test_a_megabatch_of_another_vocabulary_is_named(tmp_path, inspected, odd):
+def test_a_megabatch_with_another_vocabulary_is_reported(tmp_path, inspected, odd):
     parts = [random_documents(i, 200) for i in range(5)]
     parts[odd] = random_documents(9, 200, low=24)
     out = write_stream(tmp_path / "out", parts)
     code, text, _ = inspected(out)
     assert code == 0
-    verdict = next(line for line in text.splitlines() if line.startswith("Units:"))
+    verdict = next(line for line in text.splitlines() if line.startswith("Tokens:"))
     assert "NOT i.i.d., 3 of 6 pairs differ" in verdict
     assert f"megabatch_0{odd}" in verdict
     assert float(re.search(r"ratio ([\d.]+)", verdict)[1]) > 2
@@ -139,12 +139,12 @@ def test_an_odd_validation_set_is_shown_but_not_judged(tmp_path, inspected):
     parts = [random_documents(i, 200) for i in range(5)]
     parts[3] = random_documents(9, 200, low=24)
     text = inspected(write_stream(tmp_path / "out", parts))[1]
-    assert "Units: as i.i.d.;" in text
+    assert "Tokens: as i.i.d.;" in text
     row = [line for line in text.splitlines() if line.startswith("valid ")][1]
     assert all(float(cell) > 2 for cell in row.split()[1:])
 
 
-def test_other_shares_of_sources_are_named(tmp_path, inspected):
+def test_different_shares_of_sources_are_reported(tmp_path, inspected):
     parts = [random_documents(i, 200) for i in range(4)]
     sources = [{"web": 5000, "wiki": 5000}, {"web": 9000, "wiki": 1000}, {"web": 9, "wiki": 1}]
     text = inspected(write_stream(tmp_path / "out", parts, [*sources, sources[0]]))[1]
@@ -152,7 +152,7 @@ def test_other_shares_of_sources_are_named(tmp_path, inspected):
 
 
 def test_shares_of_iid_documents_deviate_little():
-    """Also where the documents of one source are much longer."""
+    """Even if the documents of one source are much longer."""
     rng = np.random.default_rng(0)
     worst = 0.0
     for _ in range(100):
@@ -163,11 +163,11 @@ def test_shares_of_iid_documents_deviate_little():
     assert 1.5 < worst < 4.5
 
 
-def test_too_few_documents_are_no_answer(tmp_path, inspected):
+def test_no_verdict_with_too_few_documents(tmp_path, inspected):
     out = write_stream(tmp_path / "out", [random_documents(i, 3) for i in range(4)])
     code, text, _ = inspected(out)
     assert code == 0
-    assert "Units: cannot tell" in text
+    assert "Tokens: cannot tell" in text
 
 
 # Samples
@@ -189,7 +189,7 @@ def test_samples_are_documents_of_the_corpus(corpus, prepare, tmp_path, inspecte
     assert inspected(out, "--samples", 4, "--seed", 1)[1] != text
 
 
-def test_samples_of_gpt2_units(tmp_path, inspected):
+def test_samples_of_gpt2_tokens(tmp_path, inspected):
     """dict.txt holds GPT-2's ids; here id i spells byte i, and 256 is ` né`."""
     from tokenizers import Tokenizer, decoders, models
 

@@ -1,4 +1,4 @@
-"""Finished files come to their place under the lock: nothing is lost, and files of two settings never mix."""
+"""Installation under the lock: nothing is lost, and files of different settings never mix."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ APPEND = ("--append", "--workers", "1", "--mega-batches")
 
 
 class _KilledError(BaseException):
-    """Ends the process like a kill: nothing of the program is to see it."""
+    """Stands for SIGKILL: no handler of the program catches it."""
 
 
 def run(monkeypatch, *line: object) -> None:
@@ -39,7 +39,7 @@ def command(*line: object, script: str = "from data_prep import __main__; __main
 
 @contextlib.contextmanager
 def killed_after(monkeypatch, renames: int):
-    """Everything `install` does ends at this rename, or later if it has fewer."""
+    """`install` is killed before rename number `renames`, if it gets that far."""
     left, replace = renames, os.replace
 
     def fatal(*arguments):
@@ -56,8 +56,7 @@ def killed_after(monkeypatch, renames: int):
 
 @pytest.fixture
 def mixed(corpus, tmp_path, monkeypatch):
-    """Two commands for one --out, of 3 and 2 mega-batches, what each makes alone, and an --out where both are
-    ready to be installed."""
+    """Two commands for one --out the stream of each, and an --out with both to install."""
     lines, wholes = [], []
     for seed, megabatches in ((1, 3), (2, 2)):
         lines.append([corpus, "--seed", seed, "--mega-batches", megabatches, *SIZES.split(), "--out"])
@@ -74,7 +73,7 @@ def mixed(corpus, tmp_path, monkeypatch):
 
 
 def test_two_seeds_killed_in_turn_while_they_are_installed(mixed, tmp_path, monkeypatch, capsys):
-    """Whichever comes to its end makes the stream that it makes alone."""
+    """The command that finishes makes the same stream as alone."""
     lines, wholes, ready = mixed
     rng = random.Random(0)
     for attempt in range(25):
@@ -85,7 +84,7 @@ def test_two_seeds_killed_in_turn_while_they_are_installed(mixed, tmp_path, monk
             last = 1 - last
             with killed_after(monkeypatch, rng.randrange(15)):
                 run(monkeypatch, *lines[last], out)
-                break  # not killed: the rest had fewer files
+                break  # not killed: fewer files were left
         else:
             last = rng.randrange(2)
             run(monkeypatch, *lines[last], out)
@@ -97,7 +96,7 @@ def test_two_seeds_killed_in_turn_while_they_are_installed(mixed, tmp_path, monk
 
 
 def test_two_seeds_killed_in_turn_at_random_moments(corpus, prepare, tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "UNIT_BYTES", 12000)
+    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
     monkeypatch.setattr(plan, "BUCKET_WORDS", 1000)
     lines = [[corpus, "--seed", seed, "--mega-batches", 3, *SIZES.split(), "--out"] for seed in (1, 2)]
     wholes = []
@@ -117,10 +116,8 @@ def test_two_seeds_killed_in_turn_at_random_moments(corpus, prepare, tmp_path, m
     assert digests(out) == wholes[turn % 2]
 
 
-def test_an_addition_killed_while_it_is_installed_gives_way_to_another(
-    corpus, prepare, tmp_path, monkeypatch
-):
-    """And is made again afterwards, with what then is new."""
+def test_a_killed_installation_is_undone_by_another_addition(corpus, prepare, tmp_path, monkeypatch):
+    """Made again later, it contains what is new by then."""
     out = prepare(corpus, out=tmp_path / "out")
     before = digests(out)
     for n, name in ((3, "one"), (4, "two")):
@@ -139,7 +136,7 @@ def test_an_addition_killed_while_it_is_installed_gives_way_to_another(
     assert [list(part.sources) for part in Stream.load(out).megabatches[3:]] == [["two"], ["one"], ["one"]]
 
 
-def test_a_finished_command_takes_back_an_addition_that_was_killed(corpus, prepare, tmp_path, monkeypatch):
+def test_a_finished_command_undoes_a_killed_addition(corpus, prepare, tmp_path, monkeypatch):
     out = prepare(corpus, out=tmp_path / "out")
     before = digests(out)
     (tmp_path / "one.txt").write_text("\n\n".join(make_documents(3, 300)), "utf-8")
@@ -151,7 +148,7 @@ def test_a_finished_command_takes_back_an_addition_that_was_killed(corpus, prepa
 
 
 def test_killed_while_work_directories_are_removed(mixed, monkeypatch):
-    """No run goes on with what is left of them; the same command removes it."""
+    """No run resumes in their remains; the same command removes them."""
     lines, wholes, out = mixed
 
     def kill(*_, **__):
@@ -168,7 +165,7 @@ def test_killed_while_work_directories_are_removed(mixed, monkeypatch):
 
 
 def test_installing_takes_no_disk_space(mixed, monkeypatch):
-    """The files are renamed, not written again."""
+    """Files are renamed, not copied."""
     lines, _, out = mixed
     (work,) = (path for path in install.works(out) if Stream.load(path / "stream").seed == 2)
     before = {path.stat().st_ino for path in (work / "stream").rglob("*.bin")}
@@ -218,7 +215,7 @@ __main__.main()
 
 
 def start_paused(*line: object) -> subprocess.Popen[str]:
-    """The command in a process that holds the lock, and goes on after a line on its stdin."""
+    """Run the command in a process that holds the lock and waits for a line on stdin."""
     process = subprocess.Popen(
         command(*line, script=PAUSED), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -231,7 +228,7 @@ def contents(out: Path) -> dict[Path, bytes]:
 
 
 def test_two_additions_at_once(two, monkeypatch, capsys):
-    """The second is refused in one line, and writes nothing."""
+    """The second exits with one line and writes nothing."""
     out, (one, other) = two
     first = start_paused(*one)
     during = contents(out)
@@ -248,7 +245,7 @@ def test_two_additions_at_once(two, monkeypatch, capsys):
     digests(out)
 
 
-def test_a_second_build_and_an_addition_beside_the_first_build(corpus, tmp_path, monkeypatch, capsys):
+def test_a_second_build_and_an_addition_during_the_first_build(corpus, tmp_path, monkeypatch, capsys):
     out = tmp_path / "out"
     line = [corpus, "--mega-batches", 3, *SIZES.split(), "--out", out]
     first = start_paused(*line)
@@ -271,10 +268,8 @@ def test_a_second_build_and_an_addition_beside_the_first_build(corpus, tmp_path,
     digests(out)
 
 
-def test_a_stream_that_cannot_be_written_is_finished_all_the_same(
-    corpus, prepare, tmp_path, monkeypatch, capsys
-):
-    """As is one that was made before there was a lock file: no file is made there."""
+def test_a_finished_stream_may_be_read_only(corpus, prepare, tmp_path, monkeypatch, capsys):
+    """So is one without a lock file: no file is created."""
     out = prepare(corpus, out=tmp_path / "out")
     (out / LOCK).unlink()
     monkeypatch.setattr(pipeline, "locked", functools.partial(pytest.fail, "locked"))

@@ -1,4 +1,4 @@
-"""The stream is a function of the documents and the settings, whatever the files, workers and accidents."""
+"""The stream depends only on documents and settings, not on files, workers and interruptions."""
 
 import contextlib
 import errno
@@ -26,15 +26,15 @@ from .conftest import make_documents
 
 
 @pytest.fixture
-def small_units(monkeypatch):
-    """Many units, runs and buckets, as a large corpus has."""
-    monkeypatch.setattr(documents, "UNIT_BYTES", 3000)
+def small_shards(monkeypatch):
+    """Many shards, runs and buckets, as a large corpus has."""
+    monkeypatch.setattr(documents, "SHARD_BYTES", 3000)
     monkeypatch.setattr(plan, "BUCKET_WORDS", 400)
     monkeypatch.setattr(shuffle, "RUN_BYTES", 1000)
 
 
 def digests(out: Path) -> dict[str, str]:
-    """SHA-256 of every file of a finished stream but stream.json, after comparing them with it."""
+    """SHA-256 of every file of a finished stream except stream.json, checked against it."""
     stream = Stream.load(out)
     parts = [*stream.megabatches, stream.valid, stream.test]
     stream.check(parts)
@@ -60,10 +60,10 @@ def texts(out: Path, prefix: str) -> list[str]:
     return found
 
 
-def test_any_number_of_workers_and_units(corpus, prepare, tmp_path, request):
+def test_any_number_of_workers_and_shards(corpus, prepare, tmp_path, request):
     sources = (corpus / "alpha.txt", corpus / "web.txt")
     whole = digests(prepare(*sources, out=tmp_path / "one"))
-    request.getfixturevalue("small_units")
+    request.getfixturevalue("small_shards")
     for workers in (1, 2, 3):
         assert digests(prepare(*sources, out=tmp_path / f"{workers}", workers=workers)) == whole
 
@@ -108,7 +108,7 @@ def test_one_document_a_file(corpus, prepare, tmp_path):
     assert digests(out) == whole
 
 
-def test_every_document_is_in_one_place(corpus, prepare, tmp_path, small_units):
+def test_every_document_is_in_one_part(corpus, prepare, tmp_path, small_shards):
     out = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "out")
     stream = Stream.load(out)
     alpha, web = make_documents(1, 300), make_documents(2, 200)
@@ -140,14 +140,14 @@ def test_the_seed_changes_the_order(corpus, prepare, tmp_path):
 
 
 def test_the_tokenizer_sees_the_first_megabatch_only(prepare, tmp_path):
-    """Each document has a character of its own: the units hold those of mega-batch 1, all and no other."""
+    """Each document has a unique character; the tokens have exactly those of mega-batch 1."""
     blocks = [f"{chr(0x4E00 + n) * 9} {text}" for n, text in enumerate(make_documents(7, 150))]
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(blocks), "utf-8")
     out = prepare(path, out=tmp_path / "out", words=700, vocab_size=200)
-    units = "".join(Dictionary.load(str(out / "dict.txt")).symbols)
+    tokens = "".join(Dictionary.load(str(out / "dict.txt")).symbols)
     first = "".join(texts(out, "megabatch_00/train"))
-    assert {c for c in units if "\u4e00" <= c <= "\u9fff"} == {c for c in first if "\u4e00" <= c <= "\u9fff"}
+    assert {c for c in tokens if "\u4e00" <= c <= "\u9fff"} == {c for c in first if "\u4e00" <= c <= "\u9fff"}
     assert all("\u2047" in text for text in texts(out, "megabatch_01/train"))
 
 
@@ -188,15 +188,15 @@ def fatal(function):
         return function(*arguments)
     return call
 alma.files.os.replace = fatal(os.replace)
-documents.UNIT_BYTES = 12000
+documents.SHARD_BYTES = 12000
 plan.BUCKET_WORDS = 1000
 __main__.main()
 """
 
 
 def test_killed_anywhere_and_run_again(corpus, prepare, tmp_path, monkeypatch):
-    """Kill after every few renames; each relaunch goes on, and the end is the uninterrupted stream."""
-    monkeypatch.setattr(documents, "UNIT_BYTES", 12000)
+    """Kill after every few renames; relaunches resume and make the stream of an uninterrupted run."""
+    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
     monkeypatch.setattr(plan, "BUCKET_WORDS", 1000)
     whole = digests(prepare(corpus, out=tmp_path / "whole"))
     out = tmp_path / "out"
@@ -214,8 +214,8 @@ def test_killed_anywhere_and_run_again(corpus, prepare, tmp_path, monkeypatch):
 
 
 def test_killed_at_20_random_moments(corpus, prepare, tmp_path, monkeypatch):
-    """With two workers; whenever a relaunch comes to its end, it has made the uninterrupted stream."""
-    monkeypatch.setattr(documents, "UNIT_BYTES", 2000)
+    """With two workers; a relaunch that finishes has made the stream of an uninterrupted run."""
+    monkeypatch.setattr(documents, "SHARD_BYTES", 2000)
     monkeypatch.setattr(plan, "BUCKET_WORDS", 300)
     whole = digests(prepare(corpus, out=tmp_path / "whole"))
     wanted = "--mega-batches 3 --words 1500 --valid-words 300 --vocab-size 120 --workers 2"
@@ -312,7 +312,7 @@ def test_lost_documents_are_noticed(corpus, prepare, tmp_path, monkeypatch, caps
     monkeypatch.setattr(encode, "bucket_texts", lossy)
     with pytest.raises(SystemExit):
         prepare(corpus, out=tmp_path / "out")
-    assert "is not what was planned" in capsys.readouterr().err
+    assert "differs from the plan" in capsys.readouterr().err
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(corpus, prepare, tmp_path, monkeypatch, capsys):
@@ -330,7 +330,7 @@ def test_a_file_that_changes_meanwhile_is_noticed(corpus, prepare, tmp_path, mon
 
 
 def test_changed_settings_start_anew(corpus, prepare, tmp_path, monkeypatch, capsys):
-    """What an interrupted run with other settings has left is neither used nor kept."""
+    """Files of an interrupted run with other settings are removed, not used."""
     whole = digests(prepare(corpus, out=tmp_path / "whole", seed=2, max_document_words=30))
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
@@ -342,7 +342,7 @@ def test_changed_settings_start_anew(corpus, prepare, tmp_path, monkeypatch, cap
 
 
 def test_a_document_of_500000_words_is_one_item(corpus, prepare, tmp_path):
-    """On a single line; it goes where its hash says, among the others."""
+    """On a single line."""
     rng = random.Random(0)
     giant = " ".join(rng.choices(["ba", "bebe", "dodo", "gigi", "lulu"], k=500_000))
     (corpus / "giant.txt").write_text(f"{giant}\n\nba be", "utf-8")
@@ -352,7 +352,7 @@ def test_a_document_of_500000_words_is_one_item(corpus, prepare, tmp_path):
     assert stream.megabatches[0].words >= 500_000 - 60
 
 
-def test_empty_documents_are_none(corpus, prepare, tmp_path):
+def test_empty_documents_are_ignored(corpus, prepare, tmp_path):
     whole = digests(prepare(corpus, out=tmp_path / "whole"))
     (corpus / "empty.txt").write_text("")
     (corpus / "blank.jsonl").write_text('{"text": ""}\n\n{"text": " \\n\\t "}\n')
@@ -363,7 +363,7 @@ def test_empty_documents_are_none(corpus, prepare, tmp_path):
 
 
 def test_bad_input_is_left_out_of_all_stages_and_counted(corpus, prepare, tmp_path, capsys):
-    """The stream is that of the good documents; those skipped are in stream.json and on the terminal."""
+    """The stream has the good documents; stream.json and the terminal report the others."""
     sources = (f"text={corpus}", f"lines={tmp_path / 'more.jsonl'}")
     good = [json.dumps({"text": text}) for text in make_documents(5, 20)]
     (tmp_path / "more.jsonl").write_text("\n".join(good), "utf-8")

@@ -1,4 +1,4 @@
-"""The plan: every document in one place, cuts within half a document of their targets, no duplicates."""
+"""The plan: each document in one split, cuts within half a document of their targets, no duplicates."""
 
 import tracemalloc
 
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from data_prep import plan
-from data_prep.plan import LEFT_OUT, RECORD, Wanted, assign_splits, make_plan
+from data_prep.plan import LEFT_OUT, Wanted, assign_splits, make_plan
+from data_prep.scan import RECORD
 
 SOURCES = ("alpha", "web")
 
@@ -45,7 +46,7 @@ def corpora(draw):
 
 
 def test_a_long_validation_document_that_leaves_too_few_words_is_an_error():
-    """20 documents of 1 word, and one of 59 that is nearer to 30 words of validation than none."""
+    """20 documents of 1 word and one of 59, which is nearer to 30 words of validation than none."""
     records = np.zeros(21, RECORD)
     records["high"], records["low"] = np.arange(1, 22), np.arange(1, 22)
     records["second"], records["words"] = np.arange(1, 22), 1
@@ -133,7 +134,7 @@ def test_too_few_words_says_how_many_are_missing():
     records = make_records([(0, 10, 0), (0, 10, 1), (1, 5, 1)])
     with pytest.raises(
         UserError,
-        match=r"15 words in 2 documents after dropping 1 duplicates.* 28 are asked for: 13 words are missing",
+        match=r"15 words in 2 documents after dropping 1 duplicates.* 28 are needed: 13 words are missing",
     ):
         assign_splits(records, Wanted(2, 8, 8, 4, "web"), SOURCES)
     with pytest.raises(UserError, match=r"source web has 5 words.*1 words are missing"):
@@ -148,14 +149,14 @@ def test_a_document_longer_than_a_megabatch_is_refused():
 
 @given(corpora(), st.randoms())
 @settings(max_examples=40, deadline=None)
-def test_what_the_stream_has_is_in_no_new_megabatch(corpus, random):
-    """Planned after some documents of the stream, the others fare as if those had not been there."""
+def test_documents_of_the_stream_are_in_no_new_megabatch(corpus, random):
+    """The plan is that of the corpus without the documents that the stream has."""
     records, wanted = corpus
     wanted = Wanted(wanted.mega_batches, wanted.words, 0, 0, None, first=5)
     old = records[random.sample(range(len(records)), len(records) // 4)].copy()
     keys = set(zip(old["high"].tolist(), old["low"].tolist(), strict=True))
     had = np.array([(row["high"], row["low"]) in keys for row in records])
-    old["words"] = old["source"] = old["second"] = 0  # all that is known of them are their keys
+    old["words"] = old["source"] = old["second"] = 0  # only their keys are known
     try:
         expected, _ = assign_splits(records[~had], wanted, SOURCES)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The corpus that comes without a download: the same bytes every time, prose only."""
+"""The corpus of installed documentation: the same bytes every time, prose only."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class Thing:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    """A small corpus of what is installed here."""
+    """A small corpus of the installed documentation."""
     out = tmp_path_factory.mktemp("corpus")
     write_corpus(out, 20_000)
     return out
@@ -85,5 +85,5 @@ def test_same_bytes_every_time(corpus: Path, tmp_path: Path, monkeypatch) -> Non
 
 def test_a_file_in_the_way_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
-    with pytest.raises(UserError, match="not a directory"):
+    with pytest.raises(UserError, match="cannot become one"):
         write_corpus(tmp_path / "out")

@@ -1,4 +1,4 @@
-"""The stream format: what is written is read back, and damage is named."""
+"""The stream format: reading reverses writing, and damage is reported."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from alma.stream import FileInfo, Part, Stream, is_stream, read_index, write_ind
 
 @pytest.fixture
 def stream(tmp_path):
-    """A stream whose one part of three items serves as every split."""
+    """A stream with one part of three items, used as every split."""
     np.array([5, 6, 2, 2, 7, 2], np.uint16).tofile(tmp_path / "valid.bin")
     write_index(tmp_path / "valid.idx", np.array([3, 1, 2]), 8)
     (tmp_path / "dict.txt").write_text("a 1\n")

@@ -18,7 +18,7 @@ def test_a_whole_stream_is_verified(iid_stream, inspected):
     assert re.fullmatch(r"verified 16 files, [\d.e-]+ GB in \d+\.\d s\n", text)
 
 
-def test_what_data_prep_made_is_verified(corpus, prepare, tmp_path, inspected):
+def test_a_stream_of_data_prep_is_verified(corpus, prepare, tmp_path, inspected):
     assert inspected(prepare(corpus, out=tmp_path / "out"), "--verify", "--workers", 2)[0] == 0
 
 
@@ -85,12 +85,12 @@ def edit_keys(part: str, change):
 
 
 def swap_keys(keys: bytes) -> bytes:
-    """The last of a block of 50 and the first of the next."""
+    """Swap the last key of a block of 50 and the first of the next."""
     return keys[: 49 * 16] + keys[50 * 16 : 51 * 16] + keys[49 * 16 : 50 * 16] + keys[51 * 16 :]
 
 
 def copy_key(out: Path) -> None:
-    """A document of megabatch_02 is in test and in valid too."""
+    """Copy the key of a document of megabatch_02 to test and valid."""
     key = (out / "megabatch_02/train.keys").read_bytes()[149 * 16 : 150 * 16]
     for part, place in (("test", 149), ("valid", 10)):
         keys = np.frombuffer((out / f"{part}.keys").read_bytes(), "S16").copy()
@@ -103,7 +103,7 @@ IDX, BIN = "megabatch_00/train.idx: ", "megabatch_00/train.bin: "
 DAMAGES = {
     "other type": (
         lambda out: write_index(out / "test.idx", read_index(out / "test.idx")[0], 9) or bless(out),
-        ["test.idx: of type uint32, not as 64 units need"],
+        ["test.idx: of type uint32, not as 64 tokens need"],
     ),
     "truncated .bin": (
         lambda out: shorten(out / "test.bin"),
@@ -137,15 +137,15 @@ DAMAGES = {
     ),
     "no count": (
         edit_file("dict.txt", lambda text: text.replace("u7 1", "u7")),
-        ["line 8 is not `unit count`"],
+        ["line 8 is not `token count`"],
     ),
     "twice": (
         edit_file("dict.txt", lambda text: text.replace("u7 ", "u6 ")),
-        ["line 8: the unit 'u6' a second"],
+        ["line 8: the token 'u6' a second"],
     ),
-    "no unit": (
+    "no token": (
         edit_file("dict.txt", lambda text: text.replace("u7 1", "<s> 1")),
-        ["the unit '<s>' a second"],
+        ["the token '<s>' a second"],
     ),
     "keys": (
         edit_keys("test", lambda keys: keys[16:]),
@@ -185,7 +185,7 @@ def test_each_damage_is_found(iid_stream, inspected, monkeypatch, name):
 
 
 def test_all_damages_are_listed_at_once(iid_stream, inspected):
-    names = ["no eos", "pointer", "documents", "keys"]  # with matching checksums, so before the others
+    names = ["no eos", "pointer", "documents", "keys"]  # first those that update the checksums
     names += ["truncated .bin", "flipped byte", "missing dict.txt"]
     for name in names:
         DAMAGES[name][0](iid_stream)
@@ -197,8 +197,8 @@ def test_all_damages_are_listed_at_once(iid_stream, inspected):
     assert f"{len(text.splitlines())} problems" in error
 
 
-def test_keys_with_zeros_and_high_bits_are_told_apart(iid_stream, inspected):
-    """Order is that of unsigned bytes, and a trailing zero is a byte like others."""
+def test_keys_with_zeros_and_high_bits_are_distinguished(iid_stream, inspected):
+    """Keys are ordered as unsigned bytes; trailing zeros count."""
     rng = np.random.default_rng(0)
     keys = sorted(rng.bytes(15) + end for end in [b"\0", b"\1"] for _ in range(75))
     assert keys[0][0] < 128 < keys[-1][0]

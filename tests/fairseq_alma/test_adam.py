@@ -1,10 +1,10 @@
-"""Fused Adam against fairseq's."""
+"""The fused Adam matches fairseq's."""
 
 import pytest
 import torch
 from fairseq.optim.adam import Adam
 
-from fairseq_alma.adam import FusedAdam
+from fairseq_alma.training.adam import FusedAdam
 
 
 def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
@@ -13,7 +13,7 @@ def parameters(dtype: torch.dtype) -> list[torch.nn.Parameter]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_is_fairseqs_adam_and_goes_on_from_its_states(dtype):
+def test_matches_fairseqs_adam_and_loads_its_states(dtype):
     """The third parameter has no gradient at first; eps is large enough to matter."""
     models = [parameters(dtype), parameters(dtype)]
     options = {"lr": 0.1, "betas": (0.9, 0.98), "eps": 1e-2, "weight_decay": 0.1}

@@ -1,4 +1,4 @@
-"""--store-ema: the average of the weights in training, after a resume and in a new stage, and its uses."""
+"""--store-ema: the weight average in training, after a resume, in a new stage and in our commands."""
 
 import copy
 import json
@@ -8,8 +8,8 @@ import torch
 from fairseq.dataclass.configs import EMAConfig
 from safetensors.torch import load_file
 
-from fairseq_alma.average import WeightAverage
-from fairseq_alma.growth import GROWN
+from fairseq_alma.moe.growth import GROWN
+from fairseq_alma.training.average import WeightAverage
 
 EMA = ("--store-ema", "--ema-decay", "0.5")
 
@@ -37,7 +37,7 @@ def averaged(train, tmp_path):
     return tmp_path / "run" / "checkpoint_last.pt"
 
 
-def test_each_weight_is_averaged_once_in_fp32_and_buffers_are_the_models(build):
+def test_each_weight_is_averaged_once_in_fp32_and_buffers_are_copied(build):
     _, model = build("--members", "1")
     assert model.decoder.embed_tokens.weight is model.decoder.output_projection.weight
     model.half()
@@ -55,11 +55,11 @@ def test_each_weight_is_averaged_once_in_fp32_and_buffers_are_the_models(build):
     found = average.get_model()
     for name, weight in found.named_parameters():
         torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-6, msg=name)
-    for (name, mine), buffer in zip(found.named_buffers(), model.buffers(), strict=True):
-        assert torch.equal(mine, buffer.to(mine.dtype)), name
+    for (name, copied), buffer in zip(found.named_buffers(), model.buffers(), strict=True):
+        assert torch.equal(copied, buffer.to(copied.dtype)), name
 
 
-def test_a_resumed_average_is_that_of_one_run(start, stream, tiny, train, tmp_path):
+def test_a_resumed_average_equals_that_of_an_uninterrupted_run(start, stream, tiny, train, tmp_path):
     flags = ("--max-update", "12", "--save-interval-updates", "4", "--ema-update-freq", "3")
     whole = train(tmp_path / "whole", *flags)
     save = tmp_path / "killed"
@@ -92,16 +92,8 @@ def test_other_models_are_averaged_too(train, tmp_path, flags):
 @pytest.mark.parametrize("router", ["preserve", "copy", "tree"])
 def test_a_grown_stage_starts_its_average_from_the_grown_weights(train, averaged, tmp_path, router):
     growing = ("--stage", "1", "--moe-expert-count", "6", "--grow-experts", "2", "--grow-router", router)
-    state = train(
-        tmp_path / "grown",
-        *growing,
-        "--finetune-from-model",
-        averaged,
-        "--max-update",
-        "1",
-        "--warmup-updates",
-        "1",
-    )
+    updates = ("--max-update", "1", "--warmup-updates", "1")
+    state = train(tmp_path / "grown", *growing, "--finetune-from-model", averaged, *updates)
     grown = load(tmp_path / "grown" / GROWN)["model"]
     is_mean_of(state, grown)
 
@@ -117,7 +109,7 @@ def test_a_new_stage_starts_its_average_from_the_weights_it_loads(train, average
 
 
 def is_mean_of(state: dict, before: dict) -> None:
-    """That the average in `state` is the mean of the weights `before` its one update and after."""
+    """Assert that the average in `state` is the mean of the weights `before` and after its only update."""
     for name, value in state["extra_state"]["ema"].items():
         if value.is_floating_point():
             mean = (before[name].float() + state["model"][name].float()) / 2
@@ -130,7 +122,7 @@ def test_expert_parallelism_averages_all_experts(train, tmp_path):
     apart = train(tmp_path / "parallel", *flags, "--moe-expert-parallel")["extra_state"]["ema"]
     assert together.keys() == apart.keys()
     for name, value in together.items():
-        if not name.endswith("k_proj.bias"):  # softmax cancels it: Adam scales up its rounding errors
+        if not name.endswith("k_proj.bias"):  # its gradient is rounding error, which Adam scales up
             torch.testing.assert_close(apart[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
@@ -153,7 +145,7 @@ def test_the_average_is_evaluated_combined_and_exported(start, stream, averaged,
     combining = ("--out", both, "--weights", "average")
     assert start("combine", averaged, averaged, *combining).wait().code == 0
     assert nll(both) == pytest.approx(found, rel=1e-5)
-    assert "has no average" in start("combine", both, averaged, *combining).wait().error
+    assert "has no weight average" in start("combine", both, averaged, *combining).wait().error
     assert start("export", averaged, "--out", tmp_path / "hf", "--weights", "average").wait().code == 0
     exported = load_file(tmp_path / "hf" / "model.safetensors")
     key = "layers.0.self_attn.k_proj.weight"
@@ -168,9 +160,7 @@ def test_a_checkpoint_without_an_average_is_one_clear_line(start, stream, averag
     average = ("--weights", "average", "--out", tmp_path / "out")
     for command in (("evaluate", stream, "--path", plain), ("combine", plain), ("export", plain)):
         error = start(*command, *average).wait().error
-        assert (
-            error == f"{plain} has no average of its weights: train with --store-ema, or leave --weights out"
-        )
+        assert error == f"{plain} has no weight average: train with --store-ema, or leave --weights out"
     untrained = ("--untrained", "--arch", "switch_gmoe_tiny")
     assert "an untrained model has no average" in start("evaluate", stream, *untrained, *average).wait().error
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Blocks and batches by arithmetic are those that fairseq builds an index and lists for."""
+"""Blocks and batches equal fairseq's, which builds an index and lists for them."""
 
 import pickle
 import tempfile
@@ -14,17 +14,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from alma.stream import write_index
-from fairseq_alma import preprocessed
-from fairseq_alma.blocks import TokenBlocks, Tokens, batch_iterator, equal_blocks
+from fairseq_alma.data import preprocessed
+from fairseq_alma.data.blocks import TokenBlocks, Tokens, batch_iterator, equal_blocks
 
 DICTIONARY = Dictionary()
-for unit in range(100):
-    DICTIONARY.add_symbol(f"▁{unit}")
+for number in range(100):
+    DICTIONARY.add_symbol(f"▁{number}")
 EOS, PAD = DICTIONARY.eos(), DICTIONARY.pad()
 
 
 def write(directory, files) -> list[str]:
-    """Prefixes of token files with items of these sizes, for each file; every item ends in eos."""
+    """Write a token file for each list of item sizes; returns the prefixes. Every item ends in eos."""
     rng = np.random.default_rng(0)
     prefixes = []
     for number, sizes in enumerate(files):
@@ -65,7 +65,7 @@ def same_items(a, b) -> None:
 
 
 def some_items(files, seed: int) -> np.ndarray:
-    """Runs of items in a random order, one of them left out; a run may go on from one file into the next."""
+    """Runs of items in random order, all but one of them; a run may span two files."""
     rng = np.random.default_rng(seed)
     count = sum(map(len, files))
     runs = np.split(np.arange(count), np.sort(rng.integers(0, count, 4)))
@@ -78,10 +78,10 @@ def some_items(files, seed: int) -> np.ndarray:
     length=st.integers(1, 20),
     seed=st.none() | st.integers(0, 99),
 )
-@example(files=[[1], [1], [1]], length=2, seed=None)  # one-token files, a block over two, a short one
-@example(files=[[4, 4], [8]], length=8, seed=None)  # block borders are file borders
+@example(files=[[1], [1], [1]], length=2, seed=None)  # one-token files: a block of two files, a short block
+@example(files=[[4, 4], [8]], length=8, seed=None)  # blocks end where files end
 @example(files=[[3]], length=20, seed=None)  # fewer tokens than a block
-def test_every_block_is_fairseqs(files, length, seed):
+def test_every_block_equals_fairseqs(files, length, seed):
     with tempfile.TemporaryDirectory() as directory:
         prefixes = write(directory, files)
         items = None if seed is None else some_items(files, seed)
@@ -102,10 +102,10 @@ def test_every_block_is_fairseqs(files, length, seed):
     shuffle=st.booleans(),
     offset=st.integers(0, 5),
 )
-@example(800, 8, 8 * 13, None, 8, 1, False, 0)  # 13 fit, 8 are taken, a multiple
-@example(8 * 13, 8, None, 16, 8, 1, False, 0)  # the last 5 are left out
+@example(800, 8, 8 * 13, None, 8, 1, False, 0)  # 13 fit; 8 is a multiple of 8
+@example(8 * 13, 8, None, 16, 8, 1, False, 0)  # drops the last 5
 @example(8 * 13, 8, None, 5, 8, 1, False, 0)
-def test_every_batch_of_every_process_is_fairseqs(
+def test_every_batch_of_every_process_equals_fairseqs(
     tokens, length, max_tokens, max_sentences, multiple, shards, shuffle, offset
 ):
     if not (max_tokens or max_sentences):
@@ -141,7 +141,7 @@ def same_batches(own, peer) -> None:
     ("workers", "options"),
     [(0, {}), (1, {}), (0, {"add_bos_token": True}), (0, {"fixed_pad_length": 16, "pad_to_bsz": 8})],
 )
-def test_what_the_model_gets_is_what_fairseq_gives(tmp_path, workers, options):
+def test_model_inputs_equal_fairseqs(tmp_path, workers, options):
     prefixes = write(tmp_path, [[7] * 40, [5] * 33])
     flags = {"seed": 5, "epoch": 3}
     own = batch_iterator(ours(prefixes, 16, **options), 64, None, num_workers=workers, **flags)
@@ -150,7 +150,7 @@ def test_what_the_model_gets_is_what_fairseq_gives(tmp_path, workers, options):
     same_batches(own.next_epoch_itr(), peer.next_epoch_itr())
 
 
-def test_going_on_at_an_update_reads_no_block_before_it(tmp_path, monkeypatch):
+def test_resuming_reads_no_earlier_block(tmp_path, monkeypatch):
     dataset = ours(write(tmp_path, [[9] * 500]), 8)
     whole = batch_iterator(dataset, 32, None)
     batches = whole.next_epoch_itr()
@@ -180,7 +180,7 @@ def test_memory_does_not_grow_with_items_nor_pickles_with_tokens(tmp_path):
     assert len(pickle.dumps(dataset.dataset)) < 2000
 
 
-def test_a_file_without_items_is_no_obstacle(tmp_path):
+def test_files_without_items_are_skipped(tmp_path):
     prefixes = write(tmp_path, [[], [3, 2], [], [4]])
     dataset = ours(prefixes, 4)
     alone = ours([prefixes[1], prefixes[3]], 4)

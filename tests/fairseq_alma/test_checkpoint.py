@@ -1,4 +1,4 @@
-"""What is said of a checkpoint that cannot be read: only what is found to be damaged may be deleted."""
+"""Messages about unreadable checkpoints; they advise deletion only if the damage is certain."""
 
 import argparse
 import errno
@@ -8,83 +8,83 @@ import pytest
 import torch
 
 from alma.errors import UserError
-from fairseq_alma.checkpoint import glance
+from fairseq_alma.checkpoint import memory_map
 
 STATE = {"model": {"decoder.weight": torch.ones(1000)}}
-DELETE = "delete it and run again"
+DELETE = "delete it, copy an earlier checkpoint"
 
 
 @pytest.fixture
 def path(tmp_path):
-    """A whole checkpoint."""
+    """An intact checkpoint."""
     torch.save(STATE, tmp_path / "checkpoint.pt")
     return tmp_path / "checkpoint.pt"
 
 
-def said(path) -> str:
+def message(path) -> str:
     with pytest.raises(UserError) as error:
-        glance(str(path))
+        memory_map(str(path))
     assert str(error.value).startswith(f"{path}: ")
     return str(error.value)
 
 
-def test_damage_that_is_found_may_be_deleted(path):
+def test_certain_damage_may_be_deleted(path):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    assert "truncated; " + DELETE in said(path)
+    assert "truncated; " + DELETE in message(path)
     path.write_bytes(b"")
-    assert "empty; " + DELETE in said(path)
+    assert "empty; " + DELETE in message(path)
     pickled = whole.index(b"decoder.weight")
     path.write_bytes(whole[:pickled] + b"\xff" * 60 + whole[pickled + 60 :])
-    assert "has a wrong checksum; " + DELETE in said(path)
+    assert "has a wrong checksum; " + DELETE in message(path)
 
 
-def test_torchs_old_format_is_read_where_it_is_whole(path):
+def test_torchs_old_format_is_read_if_complete(path):
     torch.save(STATE, path, _use_new_zipfile_serialization=False)
-    assert torch.equal(glance(str(path))["model"]["decoder.weight"], torch.ones(1000))
+    assert torch.equal(memory_map(str(path))["model"]["decoder.weight"], torch.ones(1000))
     whole = path.read_bytes()
     for size in (30, len(whole) // 2):
         path.write_bytes(whole[:size])
-        assert "torch's old format of which a part is missing" in said(path)
-        assert DELETE not in said(path)
+        assert "a truncated one in torch's old format" in message(path)
+        assert DELETE not in message(path)
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 def test_python_objects_are_named_and_not_loaded(path, zipped):
     old = STATE | {"args": argparse.Namespace(arch="lm")}
     torch.save(old, path, _use_new_zipfile_serialization=zipped)
-    assert "contains Python objects (argparse.Namespace)" in said(path)
-    assert DELETE not in said(path)
+    assert "contains Python objects (argparse.Namespace)" in message(path)
+    assert DELETE not in message(path)
 
 
-def test_other_files_are_no_checkpoints(path, tmp_path):
-    assert "no such checkpoint" in said(tmp_path / "none.pt")
-    assert f"is a directory; give a checkpoint, such as {tmp_path}/" in said(tmp_path)
+def test_foreign_files_are_not_called_damaged(path, tmp_path):
+    assert "no such checkpoint" in message(tmp_path / "none.pt")
+    assert f"is a directory; give a checkpoint in it, such as {tmp_path}/" in message(tmp_path)
     path.write_text("no checkpoint\n" * 10)
-    assert "not a fairseq checkpoint" in said(path)
-    assert DELETE not in said(path)
+    assert "not a fairseq checkpoint" in message(path)
+    assert DELETE not in message(path)
     torch.save({"weights": 1}, path)
-    assert "not a fairseq checkpoint (KeyError: 'model')" in said(path)
+    assert "not a fairseq checkpoint (KeyError: 'model')" in message(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a", "b")
-    assert "not a fairseq checkpoint" in said(path)
+    assert "not a fairseq checkpoint" in message(path)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
-def test_an_error_of_the_file_system_is_no_damage(path, monkeypatch, number):
+def test_a_file_system_error_is_not_called_damage(path, monkeypatch, number):
     def load(*args, **kwargs):
         raise OSError(number, "not now", str(path))
 
     monkeypatch.setattr(torch, "load", load)
-    assert f"cannot be read: not now ({errno.errorcode[number]})" in said(path)
-    assert "try again" in said(path)
-    assert DELETE not in said(path)
+    assert f"cannot be read: not now ({errno.errorcode[number]})" in message(path)
+    assert "try again" in message(path)
+    assert DELETE not in message(path)
 
 
-def test_a_whole_file_that_torch_cannot_load_is_not_called_damaged(path, monkeypatch):
+def test_an_intact_file_that_torch_cannot_load_is_not_called_damaged(path, monkeypatch):
     def load(*args, **kwargs):
         raise RuntimeError("unable to mmap 4 bytes: Cannot allocate memory (12)")
 
     monkeypatch.setattr(torch, "load", load)
-    assert "Cannot allocate memory" in said(path)
-    assert DELETE not in said(path)
+    assert "Cannot allocate memory" in message(path)
+    assert DELETE not in message(path)

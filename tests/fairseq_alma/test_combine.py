@@ -1,4 +1,4 @@
-"""Combined checkpoints: one model to fairseq's tools, equal to its members' mean, or one clear line."""
+"""Combined checkpoints load as one model in fairseq's tools, equal to the mean of the members."""
 
 import re
 
@@ -11,7 +11,7 @@ from fairseq_alma.ensemble import EnsembleLanguageModel
 
 @pytest.fixture
 def members(build, stream, tiny, tmp_path):
-    """Checkpoints of two models of different experts and width, as initialised; and the models."""
+    """Checkpoints of two untrained models with different experts and widths, the models, their task."""
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq.options import get_training_parser, parse_args_and_arch
     from omegaconf import OmegaConf
@@ -67,7 +67,7 @@ def perplexity(start, stream, path) -> float:
     return float(re.search(r"Loss \(base 2\): ([\d.]+)", finished.output)[1])
 
 
-def test_eval_lm_takes_it_as_one_model_and_agrees_with_a_list_of_members(start, members, stream, tmp_path):
+def test_eval_lm_loads_it_as_one_model_and_agrees_with_a_list_of_members(start, members, stream, tmp_path):
     paths, _, _ = members
     combined = perplexity(start, stream, combine(start, paths, tmp_path / "ens.pt"))
     listed = perplexity(start, stream, f"{paths[0]}:{paths[1]}")
@@ -78,32 +78,32 @@ def test_eval_lm_takes_it_as_one_model_and_agrees_with_a_list_of_members(start, 
     assert perplexity(start, stream, one) == pytest.approx(alone[0], abs=2e-4)
 
 
-def test_interactive_generates_the_same_from_the_combined_and_the_listed(start, members, stream, tmp_path):
-    """Word by word, with incremental states of every member."""
+def test_interactive_generates_the_same_from_combined_and_listed_members(start, members, stream, tmp_path):
+    """Token by token, with incremental states of every member."""
     paths, _, _ = members
     text = tmp_path / "input.txt"
     text.write_text("\u2581the \u2581of\n")
-    said = []
+    texts = []
     for path in (combine(start, paths, tmp_path / "ens.pt"), f"{paths[0]}:{paths[1]}"):
         flags = ["--task", "alma_lm", "--path", path, "--beam", 2, "--max-len-b", 6, "--input", text]
         finished = start("interactive", stream, *flags).wait()
         assert finished.code == 0, finished.output
-        said.append(re.findall(r"^H-0\t\S+\t(.*)$", finished.output, re.MULTILINE))
-    assert said[0] == said[1]
-    assert said[0]
+        texts.append(re.findall(r"^H-0\t\S+\t(.*)$", finished.output, re.MULTILINE))
+    assert texts[0] == texts[1]
+    assert texts[0]
 
 
-def test_generate_continues_the_same_from_the_combined_and_the_listed(start, members, stream, tmp_path):
+def test_generate_generates_the_same_from_combined_and_listed_members(start, members, stream, tmp_path):
     paths, _, _ = members
-    said = []
+    texts = []
     for path in (combine(start, paths, tmp_path / "ens.pt"), f"{paths[0]}:{paths[1]}"):
         flags = ["--task", "alma_lm", "--path", path, "--gen-subset", "valid", "--sample-break-mode", "eos"]
         flags += ["--prefix-size", 3, "--batch-size", 16, "--beam", 1, "--max-len-b", 5]
         finished = start("generate", stream, *flags, "--skip-invalid-size-inputs-valid-test").wait()
         assert finished.code == 0, finished.output
-        said.append(sorted(re.findall(r"^H-(\d+)\t\S+\t(.*)$", finished.output, re.MULTILINE)))
-    assert said[0] == said[1]
-    assert len(said[0]) > 10
+        texts.append(sorted(re.findall(r"^H-(\d+)\t\S+\t(.*)$", finished.output, re.MULTILINE)))
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 10
 
 
 def changed(path, out, change):
@@ -118,7 +118,7 @@ def cut_dictionary(state):
     state["model"][name] = state["model"][name][:-8]
 
 
-def test_members_that_do_not_fit_are_one_clear_line_and_nothing_is_written(start, members, tmp_path):
+def test_mismatched_members_are_one_clear_line_and_nothing_is_written(start, members, tmp_path):
     (first, second), _, _ = members
 
     def error(*paths):
@@ -137,12 +137,12 @@ def test_members_that_do_not_fit_are_one_clear_line_and_nothing_is_written(start
     (tmp_path / "half.pt").write_bytes(first.read_bytes()[:2000])
     assert "half.pt: truncated" in error(first, tmp_path / "half.pt")
     other = changed(second, tmp_path / "o.pt", lambda state: state["model"].update(encoder=torch.zeros(1)))
-    assert "o.pt is not the checkpoint of a decoder-only" in error(first, other)
+    assert "o.pt is not a checkpoint of a decoder-only" in error(first, other)
     nested = combine(start, [first, second], tmp_path / "ens.pt")
     assert "ens.pt is an ensemble already" in error(first, nested)
 
 
-def test_listed_members_that_do_not_fit_are_one_clear_line_to_eval_lm_and_our_evaluation(
+def test_eval_lm_and_our_evaluation_refuse_mismatched_members_in_one_clear_line(
     start, members, stream, tmp_path
 ):
     (first, second), _, _ = members

@@ -1,4 +1,4 @@
-"""Command lines for `--task alma_lm`: the defaults, what is refused, and how fast our own are answered."""
+"""Command lines of `--task alma_lm`: defaults and errors; our own commands parse before torch loads."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fairseq import options
 
 from fairseq_alma import check, defaults
 
@@ -16,12 +17,12 @@ COMMANDS = ("check", "combine", "evaluate", "export", "reshard")
 
 
 def settings(*words: str) -> dict:
-    """What fairseq makes of `STREAM words`."""
+    """All settings of the command line `STREAM words`."""
     return check.resolve(["STREAM", *words])["settings"]
 
 
 def refused(capsys, *words: str) -> str:
-    """The one line that `words` are answered with."""
+    """The one-line error of a command line."""
     with pytest.raises(SystemExit, match="2"):
         check.resolve(list(words))
     output = capsys.readouterr()
@@ -32,10 +33,10 @@ def refused(capsys, *words: str) -> str:
 
 def test_the_literal_command_trains_as_the_paper_does():
     ours = settings("--task", "alma_lm")
-    sheet = yaml.safe_load((ROOT / "experiments/table2/sizes/base.yaml").read_text())["flags"]
-    # of the file and not of the task: the number of GPUs, precision, data loading
-    for flag in sheet.keys() - {"arch", "distributed-world-size", "fp16", "num-workers", "warmup-updates"}:
-        value = sheet[flag]
+    base = yaml.safe_load((ROOT / "experiments/table2/sizes/base.yaml").read_text())["flags"]
+    # These are the file's own: number of GPUs, precision, data loading.
+    for flag in base.keys() - {"arch", "distributed-world-size", "fp16", "num-workers", "warmup-updates"}:
+        value = base[flag]
         if flag in ("lr", "update-freq"):
             value = [float(value)]
         elif flag == "adam-eps":
@@ -47,7 +48,7 @@ def test_the_literal_command_trains_as_the_paper_does():
     assert ours["--batch-size-valid"] == 8
 
 
-def test_what_is_given_wins():
+def test_given_flags_override_the_defaults():
     given = {"--arch": "switch_gmoe_tiny", "--optimizer": "adamax", "--lr": "2", "--clip-norm": "0"}
     found = settings(*(word for pair in given.items() for word in pair), "--max-sentences=4")
     assert {flag: found[flag] for flag in given} == given | {"--lr": [2.0], "--clip-norm": 0.0}
@@ -55,6 +56,13 @@ def test_what_is_given_wins():
     found = settings("--max-tokens", "512", "--keep-last-epochs", "2")
     assert (found["--batch-size"], found["--update-freq"], found["--max-tokens"]) == (None, [1], 512)
     assert not found["--no-epoch-checkpoints"]
+
+
+def test_fairseq_validate_parses_without_defaults():
+    """It parses a second time with suppress_defaults, and then expects only what is given."""
+    parser = options.get_validation_parser(default_task="alma_lm")
+    given = options.parse_args_and_arch(parser, ["STREAM", "--path", "CKPT"], suppress_defaults=True)
+    assert vars(given) == {"data": "STREAM", "path": "CKPT"}
 
 
 def test_the_schedule_follows_the_number_of_updates():
@@ -96,11 +104,11 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
         ("--max-update 3", "no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`"),
     ],
 )
-def test_what_fairseq_does_not_take_is_one_line(capsys, words, line):
+def test_an_invalid_command_line_is_one_line(capsys, words, line):
     assert refused(capsys, *words.split()) == line
 
 
-def test_fairseq_train_refuses_a_misspelt_flag_and_makes_nothing(start, stream, tiny, tmp_path):
+def test_fairseq_train_refuses_a_misspelt_flag_and_writes_nothing(start, stream, tiny, tmp_path):
     done = start("train", stream, *tiny, "--max-tokns", "1", "--save-dir", tmp_path / "run").wait()
     assert done.code == 2
     assert done.output.strip() == "error: unrecognized argument --max-tokns: did you mean --max-tokens?"
@@ -108,23 +116,14 @@ def test_fairseq_train_refuses_a_misspelt_flag_and_makes_nothing(start, stream, 
 
 
 def test_the_literal_command_trains(start, stream, tmp_path):
-    flags = (
-        "--task",
-        "alma_lm",
-        "--arch",
-        "switch_gmoe_tiny",
-        "--max-update",
-        "2",
-        "--tokens-per-sample",
-        "64",
-    )
+    flags = "--task alma_lm --arch switch_gmoe_tiny --max-update 2 --tokens-per-sample 64".split()
     done = start("train", stream, *flags, "--save-dir", tmp_path).wait()
     assert done.code == 0, done.output
     assert "defaults of --task alma_lm: --batch-size 8 --update-freq 3 --optimizer adam" in done.output
     assert {path.name for path in tmp_path.glob("*.pt")} == {"checkpoint_best.pt", "checkpoint_last.pt"}
 
 
-def test_help_has_the_flags_of_the_task_and_its_defaults(start):
+def test_help_lists_the_flags_and_defaults_of_the_task(start):
     done = start("train", "--task", "alma_lm", "--help").wait()
     assert done.code == 0
     assert all(flag in done.output for flag in ("--grow-router", "--moe-expert-count", "--adam-betas"))
@@ -133,14 +132,14 @@ def test_help_has_the_flags_of_the_task_and_its_defaults(start):
 
 
 def run(command: str, *words: str, path: Path = ROOT, text: str = "") -> subprocess.CompletedProcess[str]:
-    """`python -m fairseq_alma.COMMAND`; modules in `path` come first."""
+    """Run `python -m fairseq_alma.COMMAND`; modules in `path` come first."""
     environment = os.environ | {"PYTHONPATH": f"{path}{os.pathsep}{ROOT}"}
     words = (sys.executable, "-m", f"fairseq_alma.{command}", *words)
     return subprocess.run(words, env=environment, cwd=ROOT, input=text, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_our_commands_read_their_command_line_before_torch_and_fairseq(command, tmp_path):
+def test_our_commands_parse_before_torch_and_fairseq_load(command, tmp_path):
     for name in ("torch", "fairseq", "numpy"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name} is imported')")
     helped = run(command, "--help", path=tmp_path)
@@ -150,7 +149,7 @@ def test_our_commands_read_their_command_line_before_torch_and_fairseq(command, 
     assert wrong.stderr.startswith("error: ")
 
 
-def test_check_resolves_command_lines_and_warns_of_nothing():
+def test_check_resolves_command_lines_without_warnings():
     lines = [
         ["S", "--arch", "switch_gmoe_tiny"],
         ["S", "--arch", "switch_gmoe_tiny", "--moe-expert-count", "6"],
@@ -165,7 +164,7 @@ def test_check_resolves_command_lines_and_warns_of_nothing():
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "[[1]]"])
-def test_check_refuses_what_is_no_list_of_command_lines(text):
+def test_check_refuses_input_of_another_form(text):
     done = run("check", text=text)
     assert done.returncode == 2
     assert done.stderr.startswith("error: standard input")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fairseq_alma.ensemble import EnsembleDecoder
-from fairseq_alma.switch_layer import switch_layers
+from fairseq_alma.moe.layer import switch_layers
 
 SEEDS = ("1", "1001", "2001")
 
@@ -95,7 +95,7 @@ def test_untrained_members_have_their_own_seeds(start, stream, build, tiny, tmp_
 
 
 @torch.no_grad()
-def test_umix_averages_the_logits_of_models_of_their_own(build, sample):
+def test_umix_averages_the_logits_of_independent_models(build, sample):
     _, umix = build("--members", "3")
     assert isinstance(umix.decoder, EnsembleDecoder)
     umix.eval()
@@ -121,7 +121,8 @@ def test_umix_trains_all_members_jointly_with_their_load_balancing_losses(build,
     optimizer = Optimizer()
     criterion = CrossEntropyCriterion(task, sentence_avg=False)
     loss, size, log = task.train_step(sample, umix, criterion, optimizer, 0)
-    balance = [layer.balance_loss for layer in switch_layers(umix).values()]
+    _, extra = umix(**sample["net_input"])
+    balance = [routing.balance_loss for routing in extra["routings"].values()]
     plain, _, _ = criterion(umix, sample)
     assert len(balance) == 2
     assert loss.item() == pytest.approx(plain.item() + 0.5 * size * sum(balance).item(), rel=1e-5)

@@ -1,4 +1,4 @@
-"""Expert parallelism in half precision and what it does not go with; fp32 is in test_train."""
+"""Expert parallelism: options it refuses, half precision, collectives per update; fp32 is in test_train."""
 
 from types import SimpleNamespace
 
@@ -7,12 +7,12 @@ import torch
 from fairseq.distributed import utils as distributed_utils
 
 from alma.errors import UserError
-from fairseq_alma.expert_parallel import check
+from fairseq_alma.moe.expert_parallel import check
 
 
 def test_experts_have_to_be_a_multiple_of_the_processes(build, monkeypatch):
     monkeypatch.setattr(distributed_utils, "get_data_parallel_world_size", lambda: 3)
-    with pytest.raises(UserError, match="4 experts cannot be shared out evenly to 3 processes"):
+    with pytest.raises(UserError, match="4 experts cannot be divided among 3 processes"):
         build("--moe-expert-parallel")
     build()
 
@@ -21,7 +21,7 @@ def test_experts_have_to_be_a_multiple_of_the_processes(build, monkeypatch):
     ("backend", "no_last", "words"),
     [("fully_sharded", False, "use legacy_ddp"), ("legacy_ddp", True, "--no-last-checkpoints")],
 )
-def test_options_that_do_not_go_with_it_are_refused(backend, no_last, words):
+def test_unsupported_options_are_refused(backend, no_last, words):
     cfg = SimpleNamespace(
         distributed_training=SimpleNamespace(ddp_backend=backend),
         checkpoint=SimpleNamespace(no_last_checkpoints=no_last),
@@ -30,7 +30,7 @@ def test_options_that_do_not_go_with_it_are_refused(backend, no_last, words):
         check(cfg)
 
 
-# Process 1 gets an infinite gradient in an expert of its own, once, in update 2.
+# In update 2, once, process 1 gets an infinite gradient in a local expert.
 OVERFLOW = """
 import torch
 from fairseq_alma.task import AlmaLMTask
@@ -49,13 +49,13 @@ def train_step(self, sample, model, criterion, optimizer, update_num, **kwargs):
     return result
 
 AlmaLMTask.train_step = train_step
-# fairseq makes a tensor on the GPU when it catches an overflow of --fp16
+# fairseq creates a GPU tensor when --fp16 overflows
 torch.Tensor.cuda = lambda self, *_: self
 """
 
 
 @pytest.mark.parametrize("precision", ["amp", "fp16"])
-def test_an_overflow_in_one_processs_expert_is_one_of_all(
+def test_an_overflow_in_a_local_expert_skips_the_update_on_all_processes(
     start_two, stream, tiny, tmp_path, user_dir, precision
 ):
     flags = ("--max-update", "4", "--moe-expert-parallel", "--ddp-backend", "legacy_ddp", "--dropout", "0")
@@ -71,10 +71,10 @@ def test_an_overflow_in_one_processs_expert_is_one_of_all(
 
 
 AGREEMENTS = """
-from fairseq_alma.expert_parallel import Shards
+from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 from fairseq_alma.task import AlmaLMTask
 
-largest, step, valid_step = Shards.largest, AlmaLMTask.train_step, AlmaLMTask.valid_step
+largest, step = ExpertParallelGroup.largest, AlmaLMTask.train_step
 waits = []
 
 def count(self, number):
@@ -87,15 +87,15 @@ def train_step(self, *args, **kwargs):
     print("waits", len(waits))
     return result
 
-Shards.largest, AlmaLMTask.train_step = count, train_step
+ExpertParallelGroup.largest, AlmaLMTask.train_step = count, train_step
 """
 
 
 @pytest.mark.parametrize("checkpointing", [(), ("--checkpoint-activations",)], ids=["", "recomputed"])
-def test_an_update_waits_once_for_the_other_process(
+def test_an_update_agrees_on_the_largest_batch_once(
     start_two, stream, tiny, tmp_path, user_dir, checkpointing
 ):
-    """Not once in each of its three Switch layers, and in their recomputation again."""
+    """Not in each of the three Switch layers, nor in their recomputation."""
     flags = ("--max-update", "2", "--moe-expert-parallel", "--ddp-backend", "legacy_ddp", "--moe-freq", "1")
     flags += ("--decoder-layers", "3", *checkpointing, *user_dir(AGREEMENTS))
     for process in start_two(stream, *tiny, "--save-dir", tmp_path / "run", *flags):
@@ -104,7 +104,7 @@ def test_an_update_waits_once_for_the_other_process(
         assert [line for line in finished.output.splitlines() if line.startswith("waits")] == ["waits 1"] * 2
 
 
-# fairseq's fp32 weights and states are flat where there is a GPU and no expert parallelism.
+# On a GPU and without expert parallelism, fairseq's fp32 weights and states are flat.
 FLAT = """
 import torch
 from fairseq.optim import FP16Optimizer
@@ -122,7 +122,7 @@ torch.cuda.current_device = lambda: None
 """
 
 
-def test_fp16_goes_on_with_experts_shared_out_and_back(start_two, stream, tiny, tmp_path, user_dir):
+def test_fp16_resumes_with_and_without_expert_parallelism(start_two, stream, tiny, tmp_path, user_dir):
     flags = ("--dropout", "0", "--fp16", "--ddp-backend", "legacy_ddp", *user_dir(FLAT))
 
     def train(name: str, updates: int, *more) -> str:
@@ -146,7 +146,7 @@ def test_fp16_goes_on_with_experts_shared_out_and_back(start_two, stream, tiny, 
     for name in ("exp_avg", "exp_avg_sq"):
         torch.testing.assert_close(parts[name], whole[name], atol=1e-3, rtol=1e-2)
     for name, weights in saved[0]["model"].items():
-        if not name.endswith("k_proj.bias"):  # softmax cancels it: Adam scales up its rounding errors
-            # The mean: the layouts round differently, and Adam scales that up where gradients are small.
+        if not name.endswith("k_proj.bias"):  # its gradient is rounding error only, which Adam scales up
+            # The mean: layouts round differently, and Adam scales differences of small gradients up.
             difference = (saved[1]["model"][name].float() - weights.float()).abs().mean()
             assert difference < 1e-4, name  # an update is 1e-2

@@ -1,4 +1,4 @@
-"""Exported models: transformers computes and generates what fairseq does, or there is one clear line."""
+"""Exported models compute in transformers what they do in fairseq; unsupported ones are one clear line."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from fairseq_alma.combine import combine
 from fairseq_alma.hugging_face import export
-from fairseq_alma.switch_layer import switch_layers
+from fairseq_alma.moe.layer import routings_of
 
 DENSE = "--arch transformer_lm --decoder-normalize-before --decoder-learned-pos".split()
 SIZES = "--decoder-output-dim 32 --decoder-input-dim 32 --decoder-ffn-embed-dim 64".split()
@@ -22,7 +22,7 @@ PAD, EOS, UNK = 1, 2, 3
 
 @pytest.fixture(scope="module")
 def transformers(tmp_path_factory):
-    """The library, offline; the copies that it makes of modelling files go to a temporary folder."""
+    """The library, offline, with its copies of modeling files in a temporary directory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("huggingface")))
         patch.setenv("HF_HUB_OFFLINE", "1")
@@ -32,10 +32,10 @@ def transformers(tmp_path_factory):
 
 @pytest.fixture
 def load(transformers):
-    """`load(folder, ...)` as users do."""
+    """`load(path, ...)` as users do."""
 
-    def run(folder, **settings):
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **settings)
+    def run(path, **settings):
+        return transformers.AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, **settings)
 
     return run
 
@@ -51,7 +51,7 @@ def checkpoint(stream, tiny, tmp_path):
         utils.set_torch_seed(cfg.common.seed)
         model = tasks.setup_task(cfg.task).build_model(cfg.model).eval()
         with torch.no_grad():
-            for key, parameter in model.named_parameters():  # no 0 or 1 is left that could hide a mistake
+            for key, parameter in model.named_parameters():  # no 0 or 1 may hide a mistake
                 scale = 0.1 if "embed" in key or "router" in key else 0.3
                 parameter.add_(scale * torch.randn_like(parameter))
         if change:
@@ -66,12 +66,12 @@ def checkpoint(stream, tiny, tmp_path):
 
 
 def split_without_a_change(state):
-    """As `preserve` grows: two experts split in two, one of them again."""
+    """Set `copies` as `preserve` does."""
     state["decoder.layers.1.fc1.router.copies"] = torch.tensor([3, 3, 2, 1])
 
 
 def tree(state):
-    """Roots 0 and 1; 2 split from 0, then 3 from 2, 4 from 0 and 5 from 1."""
+    """Set `parent` as `tree` does: roots 0 and 1; 2 split from 0, then 3 from 2, 4 from 0 and 5 from 1."""
     state["decoder.layers.1.fc1.router.parent"] = torch.tensor([-1, -1, 0, 2, 0, 1])
     state["decoder.layers.1.fc1.router.copies"][:2] = torch.tensor([1, 2])
 
@@ -89,26 +89,27 @@ MODELS = {
 
 @pytest.mark.parametrize("kind", MODELS)
 @torch.no_grad()
-def test_logits_are_those_of_fairseq(load, checkpoint, sample, tmp_path, kind):
-    """Of whole blocks, and of sequences of different lengths with padding at the right."""
+def test_logits_equal_fairseqs(load, checkpoint, sample, tmp_path, kind):
+    """For full blocks, and for sequences of different lengths with padding at the right."""
     flags, change = MODELS[kind]
     path, model = checkpoint("model.pt", *flags, change=change)
     export(str(path), tmp_path / "hf")
     exported = load(tmp_path / "hf")
-    tokens, layers = sample["net_input"]["src_tokens"], switch_layers(model).values()
+    tokens = sample["net_input"]["src_tokens"]
     loads = 0
     for length in (64, 40, 1):
         tokens[0, length:] = PAD
         mask = tokens != PAD
-        expected = model(tokens)[0]
+        expected, extra = model(tokens)
         assert expected.std() > 0.5
         found = exported(tokens, attention_mask=mask.long()).logits
         torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
-        loads += sum((layer.routing.counts for layer in layers), torch.zeros(1))
-    assert not layers or loads.all(), "an expert that nothing tests"
+        routings = routings_of((expected, extra)).values()
+        loads += sum((routing.counts_E for routing in routings), torch.zeros(1))
+    assert not routings or loads.all(), "an expert received no token"
 
 
-def test_what_an_earlier_version_has_saved_is_exported_as_well(load, checkpoint, tmp_path):
+def test_checkpoints_of_earlier_versions_are_exported(load, checkpoint, tmp_path):
     path, _ = checkpoint("model.pt", change=split_without_a_change)
     saved, router = torch.load(path, weights_only=True), "decoder.layers.1.fc1.router"
     saved["model"][f"{router}.log_multiplicity"] = saved["model"].pop(f"{router}.copies").float().log()
@@ -148,7 +149,7 @@ def generated(model, prompts, **settings):
 
 @torch.no_grad()
 def greedy(model, prompt, steps=12):
-    """fairseq's most probable continuation, every step computed from the start."""
+    """fairseq's greedy continuation without a cache."""
     tokens = prompt
     while len(tokens) < len(prompt) + steps and (tokens == prompt or tokens[-1] != EOS):
         tokens = [*tokens, int(model(torch.tensor([tokens]))[0][0, -1].argmax())]
@@ -156,8 +157,8 @@ def greedy(model, prompt, steps=12):
 
 
 @pytest.mark.parametrize("kind", ["tree", "untied"])
-def test_generation_with_the_cache_is_the_argmax_of_fairseq(load, checkpoint, tmp_path, kind):
-    """One by one, and two prompts of different lengths as a batch, the shorter padded at the left."""
+def test_generation_with_a_cache_equals_fairseqs_greedy_continuation(load, checkpoint, tmp_path, kind):
+    """For single prompts, and for a batch of two lengths, the shorter prompt padded at the left."""
     flags, change = MODELS[kind]
     path, model = checkpoint("model.pt", *flags, change=change)
     export(str(path), tmp_path / "hf")
@@ -214,7 +215,7 @@ def test_a_trained_model_and_its_tokenizer(start, load, transformers, kind, requ
     assert model.generation_config.eos_token_id == EOS
     batch = tokenizer(["The first", "A"], return_tensors="pt", padding=True)
     assert batch.input_ids[:, -1].tolist() != [EOS, EOS]
-    assert batch.input_ids[0, 0] == EOS, "text begins as training did"
+    assert batch.input_ids[0, 0] == EOS, "text starts as in training"
     answers = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=8), skip_special_tokens=True)
     assert [answer[:length] for answer, length in zip(answers, (9, 1), strict=True)] == ["The first", "A"]
 
@@ -233,7 +234,7 @@ LINES = pytest.mark.parametrize(
 
 
 @LINES
-def test_the_tokenizer_is_sentencepiece_line_by_line(checkpoint, transformers, stream, tmp_path, lines):
+def test_the_tokenizer_equals_sentencepiece_line_by_line(checkpoint, transformers, stream, tmp_path, lines):
     import sentencepiece
 
     path, _ = checkpoint("model.pt")
@@ -247,7 +248,7 @@ def test_the_tokenizer_is_sentencepiece_line_by_line(checkpoint, transformers, s
 
 
 @LINES
-def test_the_tokenizer_is_gpt2s_line_by_line(checkpoint, transformers, gpt2_stream, tmp_path, lines):
+def test_the_tokenizer_equals_gpt2s_line_by_line(checkpoint, transformers, gpt2_stream, tmp_path, lines):
     from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
     path, _ = checkpoint("model.pt")
@@ -256,31 +257,24 @@ def test_the_tokenizer_is_gpt2s_line_by_line(checkpoint, transformers, gpt2_stre
     expected = [EOS]
     for i, line in enumerate(lines.split("\n")):
         expected += [EOS] * (i > 0)
-        expected += [unit + 4 for unit in bpe.encode(" ".join(line.split()))]
+        expected += [token + 4 for token in bpe.encode(" ".join(line.split()))]
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
     assert tokenizer(lines).input_ids == expected
-    said = "\n".join(" ".join(line.split()) for line in lines.split("\n"))
-    assert tokenizer.decode(expected[1:]) == said
+    expected_text = "\n".join(" ".join(line.split()) for line in lines.split("\n"))
+    assert tokenizer.decode(expected[1:]) == expected_text
 
 
-def test_fairseq_speaks_gpt2s_bpe_with_the_stream(start, gpt2_stream, tiny, tmp_path):
-    """fairseq-interactive encodes a prompt into the dictionary and decodes what is said."""
+def test_fairseq_interactive_uses_the_streams_gpt2_bpe(start, gpt2_stream, tiny, tmp_path):
+    """It encodes the prompt and decodes the continuation."""
     assert start("train", gpt2_stream, *tiny, "--save-dir", tmp_path / "run").wait().code == 0
     (tmp_path / "input.txt").write_text("The first 漢\n", "utf-8")
-    flags = [
-        "--task",
-        "alma_lm",
-        "--path",
-        tmp_path / "run/checkpoint_last.pt",
-        "--input",
-        tmp_path / "input.txt",
-    ]
+    flags = f"--task alma_lm --path {tmp_path}/run/checkpoint_last.pt --input {tmp_path}/input.txt".split()
     flags += ["--bpe", "gpt2", "--gpt2-encoder-json", gpt2_stream / "encoder.json"]
     flags += ["--gpt2-vocab-bpe", gpt2_stream / "vocab.bpe", "--beam", 1, "--max-len-b", 20]
     finished = start("interactive", gpt2_stream, *flags).wait()
     assert finished.code == 0, finished.output
-    (said,) = re.findall(r"^D-0\t\S+\t(.*)$", finished.output, re.MULTILINE)
-    assert said.startswith("The first 漢"), finished.output
+    (continuation,) = re.findall(r"^D-0\t\S+\t(.*)$", finished.output, re.MULTILINE)
+    assert continuation.startswith("The first 漢"), finished.output
 
 
 @pytest.mark.parametrize(
@@ -297,7 +291,7 @@ def test_fairseq_speaks_gpt2s_bpe_with_the_stream(start, gpt2_stream, tiny, tmp_
         ([*DENSE, *SIZES, "--adaptive-input", "--adaptive-input-cutoff", "50"], "with --adaptive-input"),
     ],
 )
-def test_what_it_would_not_compute_alike_is_refused(start, checkpoint, stream, tiny, tmp_path, flags, line):
+def test_unsupported_options_are_refused(start, checkpoint, stream, tiny, tmp_path, flags, line):
     parser = options.get_training_parser(default_task="alma_lm")
     cfg = convert_namespace_to_omegaconf(
         options.parse_args_and_arch(parser, [str(stream), *tiny, *map(str, flags)])
@@ -324,9 +318,9 @@ def test_bad_input_is_one_clear_line(start, checkpoint, stream, tmp_path):
     (tmp_path / "half.pt").write_bytes(path.read_bytes()[:2000])
     assert "half.pt: truncated" in error(tmp_path / "half.pt")
     other = changed("o.pt", lambda state: state["model"].update(encoder=torch.zeros(1)))
-    assert "o.pt is not the checkpoint of a decoder-only language model" in error(other)
+    assert "o.pt is not a checkpoint of a decoder-only language model" in error(other)
     arch = changed("l.pt", lambda state: state["cfg"]["model"].update(_name="lightconv_lm"))
-    assert "l.pt is a lightconv_lm: export takes" in error(arch)
+    assert "l.pt is a lightconv_lm: export supports" in error(arch)
     less = changed("m.pt", lambda state: state["model"].pop("decoder.layers.1.fc1.b1"))
     assert "m.pt: layers.1.ffn.b1 is absent, expected (4, 128)" in error(less)
     none = changed("n.pt", lambda state: state["model"].pop("decoder.embed_tokens.weight"))
@@ -349,7 +343,7 @@ def test_bad_input_is_one_clear_line(start, checkpoint, stream, tmp_path):
     assert sorted(os.listdir(tmp_path / "hf")) == ["generation_config.json", "modeling_alma.py"]
 
 
-def test_config_json_speaks_hugging_face(checkpoint, tmp_path):
+def test_config_json_uses_transformers_names(checkpoint, tmp_path):
     path, _ = checkpoint("model.pt", "--moe-expert-count", 6)
     export(str(path), tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""What only a GPU can tell: `pytest -m gpu`."""
+"""Tests that need a GPU: `pytest -m gpu`."""
 
 import copy
 import json
@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fairseq_alma.switch_layer import SwitchFFN
+from fairseq_alma.moe.layer import SwitchFFN
 
 pytestmark = pytest.mark.gpu
 DIM = 64
 
 
 def on_both(dtype: torch.dtype, factor: float) -> tuple[SwitchFFN, SwitchFFN]:
-    """The same layer, its weights rounded to `dtype`: in fp32 on the CPU, in `dtype` on the GPU."""
+    """One layer with weights rounded to `dtype`: in fp32 on the CPU, in `dtype` on the GPU."""
     torch.manual_seed(0)
     layer = SwitchFFN(DIM, 4 * DIM, 8, factor, -1.0, F.gelu, nn.Identity()).to(dtype)
     return copy.deepcopy(layer).float(), layer.cuda()
@@ -27,12 +27,12 @@ def on_both(dtype: torch.dtype, factor: float) -> tuple[SwitchFFN, SwitchFFN]:
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)]
 )
-def test_the_layer_is_that_of_the_cpu(dtype, tolerance, factor):
+def test_the_layer_computes_the_same_as_on_the_cpu(dtype, tolerance, factor):
     x = torch.randn(64, 4, DIM).to(dtype)
     results = []
     for layer, given in zip(on_both(dtype, factor), (x.float(), x.cuda()), strict=True):
-        y = layer(given)
-        (y.float().square().mean() + layer.balance_loss).backward()
+        y, routing = layer(given)
+        (y.float().square().mean() + routing.balance_loss).backward()
         results.append([y, *(p.grad for p in layer.parameters())])
     for ours, expected in zip(*reversed(results), strict=True):
         scale = expected.abs().max().item()
@@ -40,13 +40,14 @@ def test_the_layer_is_that_of_the_cpu(dtype, tolerance, factor):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_nothing_waits_for_the_device_where_there_is_a_capacity(dtype):
+def test_with_a_capacity_nothing_syncs_with_the_host(dtype):
     _, layer = on_both(dtype, 1.0)
     x = torch.randn(64, 4, DIM, device="cuda", dtype=dtype, requires_grad=True)
-    layer(x).sum().backward()  # the first pass may set libraries up
+    layer(x)[0].sum().backward()  # the first pass may initialise libraries
     torch.cuda.set_sync_debug_mode("error")
     try:
-        (layer(x).sum() + layer.balance_loss).backward()
+        y, routing = layer(x)
+        (y.sum() + routing.balance_loss).backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -76,7 +77,7 @@ def train(arguments: list) -> list[float]:
         "--bf16 --criterion chunked_cross_entropy --compile",
     ],
 )
-def test_training_learns_what_it_does_on_the_cpu(stream, tiny, tmp_path, flags):
+def test_training_has_the_losses_of_the_cpu(stream, tiny, tmp_path, flags):
     losses = []
     for save, more in (("cpu", ["--cpu"]), ("gpu", flags.split())):
         command = [stream, *tiny, "--save-dir", tmp_path / save, "--distributed-world-size", "1", *more]
@@ -96,8 +97,8 @@ def test_training_learns_what_it_does_on_the_cpu(stream, tiny, tmp_path, flags):
         "--bf16 --ddp-backend pytorch_ddp",
     ],
 )
-def test_two_gpus_that_share_out_the_experts_train_as_one_that_accumulates(stream, tiny, tmp_path, flags):
-    """And its checkpoint, of fp16's states too, goes on where each GPU has all experts."""
+def test_expert_parallelism_on_two_gpus_trains_as_accumulation_on_one(stream, tiny, tmp_path, flags):
+    """Training resumes from its checkpoint, fp16 states included, with all experts on each GPU."""
     base = [stream, *tiny, "--ddp-backend", "legacy_ddp", *flags.split()]
     one = ["--save-dir", tmp_path / "one", "--distributed-world-size", "1", "--update-freq", "2"]
     two = ["--save-dir", tmp_path / "two", "--distributed-world-size", "2"]

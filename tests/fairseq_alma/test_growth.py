@@ -1,4 +1,4 @@
-"""Growing: `preserve` and `tree` are exact, `copy` jumps as the paper's does, every copy gets tokens."""
+"""Growth: `preserve` and `tree` are exact, `copy` changes gates as in the paper, every copy gets tokens."""
 
 import json
 
@@ -8,15 +8,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from alma.errors import UserError
-from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
-from fairseq_alma.precision import FP32, by_parameter, flat
-from fairseq_alma.switch_layer import SwitchFFN, switch_layers
+from fairseq_alma.moe.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
+from fairseq_alma.moe.layer import SwitchFFN, switch_layers
+from fairseq_alma.moe.router import Routing
+from fairseq_alma.training.precision import FP32, by_parameter, flat
 
 PREFIX = "decoder.layers.1.fc1"
 
 
 def grown(build, model, parents, router, **kwargs):
-    """A model with `parents` split off `model`'s experts."""
+    """A copy of `model` with its experts `parents` split."""
     state = {key: value.clone() for key, value in model.state_dict().items()}
     before = state[f"{PREFIX}.w1"].size(0)
     grow_model_state(state, {PREFIX: parents}, router, **kwargs)
@@ -25,13 +26,18 @@ def grown(build, model, parents, router, **kwargs):
     return larger.eval()
 
 
+@torch.no_grad()
+def run(model, sample) -> tuple[torch.Tensor, Routing]:
+    """The logits, and the routing of the only Switch layer."""
+    logits, extra = model.eval()(**sample["net_input"])
+    return logits, extra["routings"]["1"]
+
+
 def logits(model, sample) -> torch.Tensor:
-    model.eval()
-    with torch.no_grad():
-        return model(**sample["net_input"])[0]
+    return run(model, sample)[0]
 
 
-def test_preserve_without_noise_leaves_logits_as_they_were_even_twice(build, sample):
+def test_preserve_without_noise_keeps_logits_even_twice(build, sample):
     _, model = build("--moe-expert-count", "4")
     before = logits(model, sample)
     once = grown(build, model, [2, 0], "preserve")
@@ -41,7 +47,7 @@ def test_preserve_without_noise_leaves_logits_as_they_were_even_twice(build, sam
     assert switch_layers(twice)["1"].router.copies.tolist() == [2, 2, 4, 1, 4, 2, 4, 2, 4]
 
 
-def test_what_an_earlier_version_has_saved_grows_as_well():
+def test_checkpoints_of_earlier_versions_grow():
     layer = nn.ModuleDict({"fc1": SwitchFFN(8, 16, 3, 0.0, -1.0, F.gelu, nn.Identity())})
     new = layer.state_dict() | {"fc1.router.copies": torch.tensor([2, 1, 4])}
     old = dict(new) | {"fc1.router.log_multiplicity": torch.tensor([2.0, 1.0, 4.0]).log().bfloat16()}
@@ -55,13 +61,11 @@ def test_what_an_earlier_version_has_saved_grows_as_well():
 
 def test_copy_divides_every_gate_by_one_plus_the_copied_probabilities(build, sample):
     _, model = build("--moe-expert-count", "4")
-    before = logits(model, sample)
-    old = switch_layers(model)["1"].routing
-    larger = grown(build, model, [2, 0], "copy")
-    assert (logits(larger, sample) - before).abs().max() > 1e-3  # the paper's jump
-    new = switch_layers(larger)["1"].routing
-    expected = old.gate / (1 + old.probs[:, [2, 0]].sum(1))
-    torch.testing.assert_close(new.gate, expected, atol=1e-5, rtol=1e-4)
+    before, old = run(model, sample)
+    after, new = run(grown(build, model, [2, 0], "copy"), sample)
+    assert (after - before).abs().max() > 1e-3
+    expected = old.gate_S / (1 + old.probs_SE[:, [2, 0]].sum(1))
+    torch.testing.assert_close(new.gate_S, expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("size", [0.0, 0.1])
@@ -76,32 +80,36 @@ def test_copies_are_plain_without_noise_and_evenly_set_apart_with_it(build, size
 
 
 def noise(experts: int, dim: int = 32) -> dict:
-    """Arguments of grow_model_state; the mean tokens may be any where the function is to stay as it was."""
+    """Arguments of grow_model_state; any mean tokens will do where growth keeps the function."""
     return {"noise": 0.5, "mean_tokens": {PREFIX: torch.randn(experts, dim)}}
 
 
-def test_tree_leaves_outputs_as_they_were_whatever_the_noise_even_twice():
+def test_tree_growth_keeps_outputs_with_any_noise_even_twice():
     torch.manual_seed(0)
     layers = {
         experts: nn.ModuleDict({"fc1": SwitchFFN(8, 16, experts, 0.0, -1.0, F.gelu, nn.Identity())})
         for experts in (3, 5, 8)
     }
     x = torch.randn(50, 4, 8)
-    before = layers[3]["fc1"](x)
-    routed = [layers[3]["fc1"].expert_of]
-    for old, new, split in ((3, 5, [0, 2]), (5, 8, [0, 3, 1])):  # 0 has a gate by then, 3 is the new child
+    before, routing = layers[3]["fc1"](x)
+    routed = [routing.expert_S]
+    for old, new, split in (
+        (3, 5, [0, 2]),
+        (5, 8, [0, 3, 1]),
+    ):  # then 0 has a gate, 3 is a child
         state = dict(layers[old].state_dict())
         means = {"fc1": torch.randn(old, 8)}
         grow_model_state(state, {"fc1": split}, "tree", noise=0.5, mean_tokens=means, seed=new)
         layers[new].load_state_dict(state)
-        torch.testing.assert_close(layers[new]["fc1"](x), before, atol=1e-6, rtol=0)
-        routed.append(layers[new]["fc1"].expert_of)
+        after, routing = layers[new]["fc1"](x)
+        torch.testing.assert_close(after, before, atol=1e-6, rtol=0)
+        routed.append(routing.expert_S)
         changed = routed[-1] != routed[-2]
         assert set(routed[-1][changed].tolist()) == set(range(old, new))  # every child has tokens
     assert layers[8]["fc1"].router.parent.tolist() == [-1, -1, -1, 0, 2, 0, 3, 1]
 
 
-def test_tree_leaves_the_loss_of_a_model_as_it_was_even_after_preserve(build, sample):
+def test_tree_growth_keeps_the_loss_even_after_preserve(build, sample):
     _, model = build("--moe-expert-count", "4")
     model = grown(build, model, [2, 0], "preserve")
     before = logits(model, sample)
@@ -118,15 +126,15 @@ def test_tree_leaves_the_loss_of_a_model_as_it_was_even_after_preserve(build, sa
 
 
 @pytest.mark.parametrize("router", ["preserve", "copy"])
-def test_a_tree_goes_on_as_a_tree_only(build, router):
+def test_a_tree_grows_as_a_tree_only(build, router):
     _, model = build("--moe-expert-count", "2")
     larger = grown(build, model, [1], "tree", **noise(2))
-    with pytest.raises(UserError, match="go on with --grow-router tree"):
+    with pytest.raises(UserError, match="use --grow-router tree again"):
         grown(build, larger, [0], router)
 
 
 def test_a_tree_is_grown_trained_and_grown_again_by_fairseq_train(start, stream, tiny, tmp_path):
-    def run(save, *flags):
+    def train(save, *flags):
         finished = start("train", stream, *tiny, "--save-dir", tmp_path / save, *flags).wait()
         return finished, tmp_path / save / "checkpoint_last.pt"
 
@@ -139,56 +147,54 @@ def test_a_tree_is_grown_trained_and_grown_again_by_fairseq_train(start, stream,
         count = ["--stage", stage, "--moe-expert-count", 4 + 2 * stage, "--grow-experts", 2]
         return [*count, "--finetune-from-model", previous, "--grow-router", router]
 
-    _, stage0 = run("stage_00")
-    still, stage1 = run("stage_01", *flags(1, stage0), "--lr", "0", "--max-update", "1")
+    _, stage0 = train("stage_00")
+    still, stage1 = train("stage_01", *flags(1, stage0), "--lr", "0", "--max-update", "1")
     assert still.code == 0, still.output
     assert nll(stage1) == pytest.approx(nll(stage0), abs=1e-6)
-    trained, stage2 = run("stage_02", *flags(2, stage1))
+    trained, stage2 = train("stage_02", *flags(2, stage1))
     assert trained.code == 0, trained.output
     before, after = (torch.load(path, weights_only=True)["model"] for path in (stage2.parent / GROWN, stage2))
     gates = f"{PREFIX}.router.weight"
     assert (after[gates] - before[gates])[4:].abs().amax(1).min() > 1e-3
     assert torch.equal(after[f"{PREFIX}.router.parent"], before[f"{PREFIX}.router.parent"])
     assert (after[f"{PREFIX}.router.parent"] >= 0).tolist() == [False] * 4 + [True] * 4
-    refused, _ = run("stage_02_preserve", *flags(2, stage1, "preserve"))
-    assert "go on with --grow-router tree" in refused.error
+    refused, _ = train("stage_02_preserve", *flags(2, stage1, "preserve"))
+    assert "use --grow-router tree again" in refused.error
 
 
 @pytest.mark.parametrize("router", ["preserve", "tree"])
-def test_noise_shares_the_tokens_of_a_parent_with_its_copy(build, sample, router):
+def test_noise_divides_the_tokens_of_a_parent_with_its_copy(build, sample, router):
     _, model = build("--moe-expert-count", "2")
     layer = switch_layers(model)["1"]
     sums = torch.zeros(2, 32)
 
     def add(_, inputs, routing):
-        sums.index_add_(0, routing.expert, inputs[0])
+        sums.index_add_(0, routing.expert_S, inputs[0])
 
     hook = layer.router.register_forward_hook(add)
-    logits(model, sample)
+    _, routing = run(model, sample)
     hook.remove()
-    before = layer.routing.counts
-    without = grown(build, model, [0, 1], router)
-    logits(without, sample)
-    assert switch_layers(without)["1"].routing.counts.tolist() == [*before.tolist(), 0, 0]
+    before = routing.counts_E
+    _, routing = run(grown(build, model, [0, 1], router), sample)
+    assert routing.counts_E.tolist() == [*before.tolist(), 0, 0]
     for seed in range(5):
         means = {PREFIX: sums}
         larger = grown(build, model, [0, 1], router, noise=0.1, mean_tokens=means, seed=seed)
-        logits(larger, sample)
-        after = switch_layers(larger)["1"].routing.counts
+        after = run(larger, sample)[1].counts_E
         assert after.min() >= 0.1 * after.sum(), (before, after)
 
 
-def test_losing_experts_are_those_of_the_largest_summed_loss():
+def test_losing_experts_have_the_largest_summed_loss():
     assert losing_experts(torch.tensor([3.0, 9.0, 1.0, 7.0]), 2) == [1, 3]
     with pytest.raises(UserError, match="each of the 4 experts at most once"):
         losing_experts(torch.ones(4), 5)
 
 
-# Processes may be 10 s apart; to evaluate all batches takes longer than that.
+# Collectives time out after 10 s, and one process alone would evaluate all batches for longer.
 SLOW = """
 import datetime, functools, time
 import torch
-from fairseq_alma import growth
+from fairseq_alma.moe import growth
 
 init, evaluate = torch.distributed.init_process_group, growth.evaluate
 torch.distributed.init_process_group = functools.partial(init, timeout=datetime.timedelta(seconds=10))
@@ -206,7 +212,7 @@ growth.evaluate = slowly
 def test_two_processes_evaluate_half_of_the_validation_set_each(
     start, start_two, stream, tiny, tmp_path, user_dir
 ):
-    """What one process waits for the other is a part of the time-out of their collectives."""
+    """Processes that wait for a slower one may time out."""
     previous, sizes = tmp_path / "stage_00", ("--max-tokens-valid", "64")
     assert start("train", stream, *tiny, "--save-dir", previous, "--max-update", "2").wait().code == 0
     growing = ("--grow-experts", "2", "--moe-expert-count", "6", "--stage", "1", "--max-update", "1", *sizes)
@@ -225,7 +231,7 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
     torch.testing.assert_close(a["model"], b["model"], atol=1e-6, rtol=1e-5)
 
 
-def test_what_the_first_process_refuses_all_refuse(start, start_two, stream, tiny, tmp_path):
+def test_an_error_in_process_0_is_raised_in_all(start, start_two, stream, tiny, tmp_path):
     previous = tmp_path / "stage_00"
     flags = ("--save-dir", previous, "--max-update", "1", "--no-save-optimizer-state")
     assert start("train", stream, *tiny, *flags).wait().code == 0
@@ -238,7 +244,7 @@ def test_what_the_first_process_refuses_all_refuse(start, start_two, stream, tin
 
 @pytest.mark.parametrize("layout", [flat, by_parameter])
 def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build, layout):
-    """In whichever layout fairseq's fp16 optimizer has saved it, but for its fp32 weights."""
+    """In both layouts of fairseq's fp16 optimizer, without its fp32 weights."""
     _, model = build("--moe-expert-count", "3")
     shapes = {name: p.shape for name, p in model.named_parameters()}
     states = {

@@ -1,4 +1,4 @@
-"""A signal: fairseq-train saves, exits with code 75 and goes on with the same numbers when run again."""
+"""On a signal fairseq-train saves and exits with code 75; run again, it resumes bit for bit."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import torch
 
 AGAIN = 75
 
-# Loaded with --user-dir: the process named by SIGNAL_TO gets the signal in the midst of an update.
+# Loaded with --user-dir: rank SIGNAL_TO signals itself during update SIGNAL_AT.
 AT_UPDATE = """
 import os, signal
 import torch
@@ -31,7 +31,7 @@ AlmaLMTask.train_step = train_step
 
 @pytest.fixture
 def at_update(user_dir):
-    """`at_update(n, rank)`: flags and environment with which that process signals itself in update n."""
+    """`at_update(n, rank)`: flags and environment with which this rank signals itself during update n."""
     flags = user_dir(AT_UPDATE)
 
     def make(update: int, rank: int = 0) -> tuple[tuple, dict[str, str]]:
@@ -44,8 +44,8 @@ def load(path) -> dict:
     return torch.load(path, weights_only=True)
 
 
-def same(first, second) -> None:
-    """The same training state in two checkpoints, bit for bit; times may differ."""
+def assert_same(first, second) -> None:
+    """Assert that two checkpoints have the same training state, bit for bit; times may differ."""
     a, b = load(first), load(second)
     assert a["model"].keys() == b["model"].keys()
     assert all(torch.equal(a["model"][name], b["model"][name]) for name in a["model"])
@@ -63,7 +63,7 @@ def position(path) -> tuple[int, dict]:
     return state["optimizer_history"][-1]["num_updates"], state["extra_state"]
 
 
-def has_logged(child, text: str, seconds: float = 600) -> None:
+def wait_for_log(child, text: str, seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not (child.log.exists() and text in child.log.read_text()):
         assert time.monotonic() < deadline, child.log.read_text()
@@ -71,27 +71,27 @@ def has_logged(child, text: str, seconds: float = 600) -> None:
 
 
 def stopped(finished) -> str:
-    """The one line of a process that was interrupted."""
+    """The one line that an interrupted process logs about it."""
     assert finished.code == AGAIN, finished.output
     assert "Traceback" not in finished.output
-    (line,) = (line for line in finished.output.splitlines() if "asked by a signal" in line)
+    (line,) = (line for line in finished.output.splitlines() if "stopped by a signal" in line)
     return line
 
 
 def finish(child) -> str:
     finished = child.wait()
     assert finished.code == 0, finished.output
-    assert "asked by a signal" not in finished.output
+    assert "stopped by a signal" not in finished.output
     return finished.output
 
 
-def test_an_interrupted_run_goes_on_with_the_same_numbers(start, stream, tiny, tmp_path):
+def test_an_interrupted_run_resumes_bit_for_bit(start, stream, tiny, tmp_path):
     flags = ("--max-update", "80", "--save-interval-updates", "25", "--log-interval", "1")
     finish(start("train", stream, *tiny, "--save-dir", tmp_path / "whole", *flags))
     save = tmp_path / "interrupted"
     for update in (10, 60):
         child = start("train", stream, *tiny, "--save-dir", save, *flags)
-        has_logged(child, f'"num_updates": "{update}"')
+        wait_for_log(child, f'"num_updates": "{update}"')
         os.kill(child.pid, signal.SIGUSR1)
         line = stopped(child.wait())
         at, extra = position(save / "checkpoint_last.pt")
@@ -101,13 +101,13 @@ def test_an_interrupted_run_goes_on_with_the_same_numbers(start, stream, tiny, t
     finish(start("train", stream, *tiny, "--save-dir", save, *flags))
     assert {path.name for path in save.iterdir()} == {path.name for path in (tmp_path / "whole").iterdir()}
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
-        same(tmp_path / "whole" / name, save / name)
+        assert_same(tmp_path / "whole" / name, save / name)
 
 
 @pytest.mark.parametrize(
     "precision", ["fp16", "memory-efficient-fp16", "bf16", "memory-efficient-bf16", "amp"]
 )
-def test_half_precisions_go_on_with_the_same_numbers_as_the_loss_scale_grows(
+def test_half_precisions_resume_bit_for_bit_while_the_loss_scale_grows(
     start, stream, tiny, tmp_path, at_update, precision
 ):
     """The scale doubles every 3 updates; the interruption falls between two of them."""
@@ -121,16 +121,14 @@ def test_half_precisions_go_on_with_the_same_numbers_as_the_loss_scale_grows(
         assert f"after update {update}," in stopped(child.wait())
     finish(start("train", stream, *tiny, "--save-dir", save, *flags))
     last = "checkpoint_last.pt"
-    same(tmp_path / "whole" / last, save / last)
+    assert_same(tmp_path / "whole" / last, save / last)
     state = load(save / last)["last_optimizer_state"]
     if "bf16" not in precision:
         assert (state["scaler"]["scale"] if kind == "amp" else state["loss_scale"]) == 128 * 2**3
 
 
-def test_it_saves_what_is_not_saved_and_validates_only_when_that_is_due(
-    start, stream, tiny, tmp_path, at_update
-):
-    """Also in the middle of an epoch after a validation: the best stays the best."""
+def test_it_saves_once_and_validates_only_when_due(start, stream, tiny, tmp_path, at_update):
+    """Even after a validation in the middle of an epoch; the best checkpoint stays the best."""
     flags = ("--max-update", "12", "--save-interval-updates", "4", "--validate-interval-updates", "6")
     finish(start("train", stream, *tiny, "--save-dir", tmp_path / "whole", *flags))
     save = tmp_path / "interrupted"
@@ -151,7 +149,7 @@ def test_it_saves_what_is_not_saved_and_validates_only_when_that_is_due(
             assert (save / "checkpoint_best.pt").read_bytes() == best
     finish(start("train", stream, *tiny, "--save-dir", save, *flags))
     for name in ("checkpoint_1_4.pt", "checkpoint_1_8.pt", "checkpoint_last.pt", "checkpoint_best.pt"):
-        same(tmp_path / "whole" / name, save / name)
+        assert_same(tmp_path / "whole" / name, save / name)
 
 
 def test_a_signal_in_the_last_update_changes_nothing(start, stream, tiny, tmp_path, at_update):
@@ -164,12 +162,12 @@ def test_a_signal_in_the_last_update_changes_nothing(start, stream, tiny, tmp_pa
         again = tmp_path / f"{name}_again"
         arguments = (stream, *tiny, "--save-dir", again, *flags, *more)
         assert finish(start("train", *arguments, environment=environment)).count("Finished saving") == 1
-        same(save / "checkpoint_last.pt", again / "checkpoint_last.pt")
+        assert_same(save / "checkpoint_last.pt", again / "checkpoint_last.pt")
 
 
 @pytest.mark.parametrize("scheduler", ["polynomial_decay", "reduce_lr_on_plateau"])
-def test_at_the_end_of_an_epoch_it_goes_on_with_the_next(start, stream, tiny, tmp_path, at_update, scheduler):
-    """Also where the learning rate depends on the validation: it falls at every epoch here."""
+def test_at_the_end_of_an_epoch_it_resumes_with_the_next(start, stream, tiny, tmp_path, at_update, scheduler):
+    """Even if the learning rate depends on the validation loss; here it decays after every epoch."""
     plateau = scheduler == "reduce_lr_on_plateau"
     if plateau:
         at = tiny.index("--total-num-update")
@@ -186,10 +184,10 @@ def test_at_the_end_of_an_epoch_it_goes_on_with_the_next(start, stream, tiny, tm
     assert f"after update {2 * last}," in stopped(finished)
     assert finished.output.count("Finished saving") == (3 if plateau else 2)
     finish(start("train", stream, *tiny, "--save-dir", save, *flags))
-    same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
+    assert_same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
 
 
-def test_without_a_last_checkpoint_it_says_that_nothing_is_saved(start, stream, tiny, tmp_path, at_update):
+def test_without_a_last_checkpoint_it_reports_that_nothing_is_saved(start, stream, tiny, tmp_path, at_update):
     more, environment = at_update(3)
     for flag in ("--no-last-checkpoints", "--no-save"):
         child = start(
@@ -201,7 +199,7 @@ def test_without_a_last_checkpoint_it_says_that_nothing_is_saved(start, stream, 
 
 @pytest.mark.parametrize("parallel", [(), ("--moe-expert-parallel",)], ids=["replicated", "expert-parallel"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_two_processes_stop_together_when_one_gets_the_signal(
+def test_two_processes_stop_after_the_same_update_when_one_gets_the_signal(
     start_two, stream, tiny, tmp_path, at_update, rank, parallel
 ):
     flags = (stream, *tiny, *parallel, "--max-update", "12", "--ddp-backend", "legacy_ddp")
@@ -216,7 +214,7 @@ def test_two_processes_stop_together_when_one_gets_the_signal(
     assert position(save / "checkpoint_last.pt")[0] == 5
     for child in start_two(*flags, "--save-dir", save):
         finish(child)
-    same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
+    assert_same(tmp_path / "whole" / "checkpoint_last.pt", save / "checkpoint_last.pt")
 
 
 @pytest.mark.parametrize("to", ["parent", "starting parent", "worker"])
@@ -225,7 +223,7 @@ def test_spawned_processes_stop_together(start, stream, tiny, tmp_path, at_updat
     more, environment = at_update(4, rank=1) if to == "worker" else ((), {})
     child = start("train", stream, *tiny, *flags, "--log-interval", "1", *more, environment=environment)
     if to != "worker":
-        has_logged(child, '"num_updates": "3"' if to == "parent" else "defaults of --task")
+        wait_for_log(child, '"num_updates": "3"' if to == "parent" else "defaults of --task")
         os.kill(child.pid, signal.SIGUSR1)
     line = stopped(child.wait())
     updates, _ = position(tmp_path / "run" / "checkpoint_last.pt")
@@ -234,19 +232,10 @@ def test_spawned_processes_stop_together(start, stream, tiny, tmp_path, at_updat
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_a_process_of_its_own_stops_when_its_group_gets_the_signal(stream, tiny, tmp_path, number):
-    """As the launcher starts it, and with workers that load the data."""
+def test_a_signal_to_the_process_group_stops_training(stream, tiny, tmp_path, number):
+    """Started as by the launcher, with data-loading workers in the group."""
     log = tmp_path / "log"
-    flags = (
-        "--save-dir",
-        tmp_path / "run",
-        "--max-update",
-        "3000",
-        "--log-interval",
-        "1",
-        "--num-workers",
-        "1",
-    )
+    flags = f"--save-dir {tmp_path}/run --max-update 3000 --log-interval 1 --num-workers 1".split()
     command = [sys.executable, "-m", "fairseq_cli.train", stream, *tiny, *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, process_group=0)
@@ -262,10 +251,10 @@ def test_a_process_of_its_own_stops_when_its_group_gets_the_signal(stream, tiny,
             process.kill()
             process.wait()
     updates, _ = position(tmp_path / "run" / "checkpoint_last.pt")
-    assert f"asked by a signal: stopped after update {updates}," in log.read_text()
+    assert f"stopped by a signal after update {updates}," in log.read_text()
 
 
-def test_a_process_that_is_done_or_evaluates_is_not_harmed(start, stream, tiny, tmp_path):
+def test_complete_stages_and_evaluations_ignore_the_signal(start, stream, tiny, tmp_path):
     finish(start("train", stream, *tiny, "--save-dir", tmp_path / "run", "--max-update", "2"))
     last = tmp_path / "run" / "checkpoint_last.pt"
     before = last.read_bytes()
@@ -276,18 +265,18 @@ def test_a_process_that_is_done_or_evaluates_is_not_harmed(start, stream, tiny, 
         ("evaluate", (*evaluation, "--out", tmp_path / "result.json")),
     ):
         child = start(command, *arguments)
-        has_logged(child, "INFO")
+        wait_for_log(child, "INFO")
         os.kill(child.pid, signal.SIGUSR1)
         finish(child)
     assert last.read_bytes() == before
 
 
-def test_python_shutting_down_ignores_it_and_other_handlers_stay():
+def test_a_signal_at_exit_is_ignored_and_other_handlers_stay():
     ending = "import atexit, os, signal\natexit.register(lambda: None)\n"
     ending += "class Late:\n    def __del__(self, os=os): os.kill(os.getpid(), 10)\n"
-    code = ending + "from fairseq_alma import interrupt\ninterrupt.install()\ninterrupt.late = Late()\n"
+    install = "from fairseq_alma.training import interrupt\ninterrupt.install()\n"
+    code = f"{ending}{install}interrupt.late = Late()\n"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     code = "import signal\nhandler = lambda *_: None\nsignal.signal(signal.SIGUSR1, handler)\n"
-    code += "from fairseq_alma import interrupt\ninterrupt.install()\n"
-    code += "assert signal.getsignal(signal.SIGUSR1) is handler\n"
+    code += f"{install}assert signal.getsignal(signal.SIGUSR1) is handler\n"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

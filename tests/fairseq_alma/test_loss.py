@@ -1,4 +1,4 @@
-"""The criterion chunked_cross_entropy: fairseq's cross_entropy in value and gradient, without its logits."""
+"""The criterion chunked_cross_entropy: values and gradients of fairseq's, without a tensor of all logits."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
 from fairseq_alma.ensemble import EnsembleLanguageModel
-from fairseq_alma.loss import ChunkedCrossEntropyCriterion, chunked_nll
+from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion, chunked_nll
 
 PAD = 1
 
@@ -28,19 +28,19 @@ class Plain:
 
 @pytest.fixture
 def padded(sample) -> dict:
-    """`sample` with half of the second sequence and the end of the last as padding."""
+    """`sample` with padding in half of the second sequence and at the end of the last."""
     for row, length in ((1, 32), (3, 50)):
         sample["net_input"]["src_tokens"][row, length:] = PAD
         sample["target"][row, length:] = PAD
     return {**sample, "ntokens": int((sample["target"] != PAD).sum())}
 
 
-def inputs(tokens=50, dims=(16,), units=301, spread=1.0, dtype=torch.float32):
-    """Features (S, D), weights (V, D) and targets (S,), some of which are padding."""
+def inputs(tokens=50, dims=(16,), vocabulary=301, spread=1.0, dtype=torch.float32):
+    """Features (S, D), weights (V, D) and targets (S,), some of them padding."""
     torch.manual_seed(0)
     features = torch.randn(tokens, sum(dims)).to(dtype).requires_grad_()
-    weights = [(spread * torch.randn(units, dim)).to(dtype).requires_grad_() for dim in dims]
-    target = torch.randint(2, units, (tokens,))
+    weights = [(spread * torch.randn(vocabulary, dim)).to(dtype).requires_grad_() for dim in dims]
+    target = torch.randint(2, vocabulary, (tokens,))
     target[::7] = PAD
     return features, weights, target
 
@@ -83,8 +83,8 @@ def test_a_batch_of_padding_has_no_loss_and_zero_gradients():
     ("dtype", "error", "error_of_small"), [(torch.float16, 2e-3, 0.03), (torch.bfloat16, 2e-2, 0.2)]
 )
 def test_half_precision_gradients_do_not_underflow(dtype, error, error_of_small):
-    """Gradients around fp16's smallest number, 6e-8, are as exact as others, given a loss scale."""
-    features, weights, target = inputs(tokens=8, units=2000, spread=2, dtype=dtype)
+    """With a loss scale, gradients near fp16's smallest number, 6e-8, are as accurate as others."""
+    features, weights, target = inputs(tokens=8, vocabulary=2000, spread=2, dtype=dtype)
     scale = 2.0**11
     loss, _ = chunked_nll(features, weights, target, PAD, 3)
     (loss * scale).backward()
@@ -100,7 +100,7 @@ def test_half_precision_gradients_do_not_underflow(dtype, error, error_of_small)
 
 
 def test_sums_over_chunks_are_in_fp32():
-    """256 chunks of one token: bf16 would stop counting at 256 times the smallest."""
+    """A bf16 sum of equal terms stops growing after 256 of them."""
     features = torch.ones(512, 1, dtype=torch.bfloat16)
     weight = torch.zeros(4, 1, dtype=torch.bfloat16, requires_grad=True)
     chunked_nll(features, [weight], torch.full((512,), 2), PAD, 1)[0].backward()
@@ -146,8 +146,8 @@ MODELS = {
 
 
 def updates(task, model, criterion, sample) -> tuple[list, dict[str, torch.Tensor]]:
-    """What the criterion logs in 4 updates of two accumulated batches, and the gradients of a fifth."""
-    # Not Adam, which scales the rounding errors of small gradients up to an update.
+    """Logs of 5 updates of two accumulated batches each, and the gradients of the last."""
+    # SGD: Adam would scale rounding errors of small gradients up.
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     torch.manual_seed(3)
     logged = []
@@ -188,7 +188,7 @@ def test_training_is_that_of_fairseqs_criterion(build, padded, name, sentence_av
 
 
 class Scaled:
-    """fairseq's loss scale, as --fp16 begins with."""
+    """An optimizer with fairseq's initial loss scale."""
 
     def backward(self, loss: torch.Tensor) -> None:
         (128 * loss).backward()
@@ -211,7 +211,7 @@ def test_a_half_precision_model_has_the_same_gradients(build, padded, name, dtyp
 
 
 @pytest.mark.parametrize("name", ["switch", "umix"])
-def test_validation_has_the_same_loss_of_each_expert(build, padded, name):
+def test_validation_has_the_same_loss_per_expert(build, padded, name):
     task, model = build(*MODELS[name])
     found = [
         task.valid_step(padded, model, criterion.eval())
@@ -232,7 +232,7 @@ def test_validation_has_the_same_loss_of_each_expert(build, padded, name):
 
 
 class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest tensor that any operation makes."""
+    """Records the number of elements of the largest new tensor."""
 
     elements = 0
 
@@ -258,7 +258,7 @@ def test_no_tensor_of_all_logits_is_ever_made(build, sample, name):
         assert (largest.elements < all_logits) == chunked
 
 
-def test_what_it_cannot_do_is_refused(build, sample):
+def test_unsupported_decoders_and_chunk_sizes_are_refused(build, sample):
     task, model = build()
     with pytest.raises(UserError, match="--loss-chunk-tokens"):
         ChunkedCrossEntropyCriterion(task, False, 0)
@@ -274,7 +274,7 @@ TIMINGS = re.compile("wps|ups|wall|gb_free")
 
 
 def records(output: str, tag: str) -> list[dict]:
-    """What fairseq logged as JSON under a tag, but for timings."""
+    """fairseq's JSON log lines with a tag, without timings."""
     lines = (line.split(f":{tag}:", 1)[1] for line in output.splitlines() if f":{tag}:" in line)
     return [
         {key: float(value) for key, value in json.loads(line).items() if not TIMINGS.search(key)}
@@ -289,7 +289,7 @@ CHUNKED = ("--criterion", "chunked_cross_entropy", "--loss-chunk-tokens", "100")
 
 @pytest.fixture
 def plain_run(start, stream, tiny, tmp_path):
-    """The output and the parameters of fairseq-train with its own criterion."""
+    """Output and parameters of fairseq-train with fairseq's criterion."""
     finished = start("train", stream, *tiny, *FLAGS, "--save-dir", tmp_path / "plain").wait()
     assert finished.code == 0, finished.output
     return finished.output, parameters(tmp_path / "plain")
@@ -300,7 +300,7 @@ def parameters(directory) -> dict[str, torch.Tensor]:
 
 
 def same(found, expected) -> None:
-    """To 1e-5, but for the biases of keys: softmax ignores them, and Adam makes steps of their rounding."""
+    """Equal to 1e-5, except biases of keys: their gradient is rounding error only, which Adam scales up."""
     assert found.keys() == expected.keys()
     for name in found:
         if not name.endswith("k_proj.bias"):

@@ -1,6 +1,6 @@
-"""Loss scales of --amp and --fp16, the layouts of fp32 weights.
+"""Loss scaling of --amp and --fp16, and the layouts of fp32 weights.
 
-Resuming is in test_interrupt, several processes in test_expert_parallel.
+test_interrupt tests resuming, test_expert_parallel several processes.
 """
 
 from types import SimpleNamespace
@@ -10,8 +10,8 @@ import torch
 from fairseq import optim
 from omegaconf import OmegaConf
 
-from fairseq_alma import precision
-from fairseq_alma.precision import FP32, by_parameter, flat
+from fairseq_alma.training import precision
+from fairseq_alma.training.precision import FP32, by_parameter, flat
 
 SHAPES = [torch.Size(shape) for shape in ((3, 5), (5,), (2, 4, 4))]
 
@@ -40,16 +40,16 @@ def parameters(dtype=torch.float32) -> list[torch.nn.Parameter]:
 
 
 def build(kind, params, **common):
-    """fairseq's optimizer of a class, mended, and the trainer that it is mended for."""
+    """Build our version of fairseq's optimizer class `kind`, and its trainer."""
     cfg = config(**common)
     trainer = SimpleNamespace(cfg=cfg, device=torch.device("cpu"), _amp_retries=0)
     trainer.optimizer = kind.build_optimizer(cfg, params)
-    precision.mend(trainer, None)
+    precision.replace_optimizer(trainer, None)
     return trainer.optimizer, trainer
 
 
 def update(optimizer, params, step: int, clip: float = 0.0, factor: float = 1e-3) -> torch.Tensor:
-    """One update as fairseq's trainer makes it, with gradients of about `factor`; returns their norm."""
+    """Make an update as fairseq's trainer does, with gradients of about `factor`; returns their norm."""
     optimizer.zero_grad()
     generator = torch.Generator().manual_seed(step)
     target = [torch.randn(p.shape, generator=generator) for p in params]
@@ -62,8 +62,8 @@ def update(optimizer, params, step: int, clip: float = 0.0, factor: float = 1e-3
 
 
 @pytest.mark.parametrize("clip", [0.0, 1e-3])
-def test_amp_makes_the_updates_of_fp32_at_a_large_scale(clip):
-    """65536 is a power of two: scaling by it rounds nothing."""
+def test_amp_equals_fp32_at_a_large_scale(clip):
+    """Exactly, since 65536 is a power of two."""
     models = [parameters(), parameters()]
     plain = optim.build_optimizer(config().optimizer, models[0])
     scaled, _ = build(optim.AMPOptimizer, models[1])
@@ -75,7 +75,7 @@ def test_amp_makes_the_updates_of_fp32_at_a_large_scale(clip):
         assert all(torch.equal(a, b) for a, b in zip(*models, strict=True))
 
 
-def test_amp_skips_an_update_that_overflows_and_grows_the_scale_in_its_window():
+def test_amp_skips_an_overflow_and_grows_the_scale_after_its_window():
     params = parameters()
     optimizer, _ = build(optim.AMPOptimizer, params, amp_scale_window=3)
     scales = []
@@ -109,12 +109,12 @@ def test_a_checkpoint_without_the_scalers_state_loads(kind):
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    """fairseq asks for the GPU whose parameters it is to make flat; those on the CPU are on None."""
+    """fairseq flattens parameters of the current GPU only; parameters on the CPU have the GPU None."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
 
 
 @pytest.mark.parametrize("start_flat", [True, False])
-def test_fp16_goes_on_from_flat_states_by_parameter_and_back(on_a_gpu, start_flat):
+def test_fp16_loads_flat_states_by_parameter_and_back(on_a_gpu, start_flat):
     models = [parameters(torch.float16), parameters(torch.float16)]
     whole, _ = build(optim.FP16Optimizer, models[0], fp16_no_flatten_grads=False)
     parts, _ = build(optim.FP16Optimizer, models[1], fp16_no_flatten_grads=not start_flat)

@@ -1,4 +1,4 @@
-"""The router of the Switch layer: one softmax, its tree, copies of experts, half precision."""
+"""The router: one softmax, its tree, copies of experts, half precision, load-balancing loss, metrics."""
 
 import copy
 
@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fairseq_alma.switch_layer import Router, SwitchFFN
+from fairseq_alma.moe.layer import SwitchFFN
+from fairseq_alma.moe.metrics import expert_losses, routing_stats
+from fairseq_alma.moe.router import Router
 
 DIM = 8
 
@@ -70,19 +72,16 @@ def test_a_tree_routes_as_the_descent_token_by_token_in_values_and_gradients(dat
     tokens, weight = torch.randn(12, DIM), torch.randn(12, experts + 1)
     routing = router(tokens)
     slow = [slow_route(router, token) for token in tokens]
-    assert routing.expert.tolist() == [expert for expert, _, _ in slow]
-    assert routing.counts.sum() == 12
-    torch.testing.assert_close(routing.probs.sum(1), torch.ones(12), atol=1e-6, rtol=0)
-    gradients = []
-    for gate, probs in (
-        (routing.gate, routing.probs),
-        tuple(map(torch.stack, list(zip(*slow, strict=True))[1:])),
-    ):
-        gradients.append(
-            torch.autograd.grad((torch.cat([probs, gate[:, None]], 1) * weight).sum(), router.weight)
-        )
-    torch.testing.assert_close(routing.gate, torch.stack([gate for _, gate, _ in slow]), atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(routing.probs, torch.stack([p for _, _, p in slow]), atol=1e-6, rtol=1e-5)
+    assert routing.expert_S.tolist() == [expert for expert, _, _ in slow]
+    assert routing.counts_E.sum() == 12
+    torch.testing.assert_close(routing.probs_SE.sum(1), torch.ones(12), atol=1e-6, rtol=0)
+    slow_gate, slow_probs = (torch.stack(parts) for parts in list(zip(*slow, strict=True))[1:])
+    gradients = [
+        torch.autograd.grad((torch.cat([probs, gate[:, None]], 1) * weight).sum(), router.weight)
+        for gate, probs in ((routing.gate_S, routing.probs_SE), (slow_gate, slow_probs))
+    ]
+    torch.testing.assert_close(routing.gate_S, slow_gate, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(routing.probs_SE, slow_probs, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
 
 
@@ -92,9 +91,10 @@ def test_the_output_alone_trains_the_gates_of_the_splits_from_zero_on():
     layer.router.load_state_dict(state)
     with torch.no_grad():
         layer.router.weight[1] = 0.0
-    layer(torch.randn(6, 4, DIM)).sum().backward()
-    assert layer.routing.counts.tolist() == [24, 0]  # a tie: the old expert
-    assert layer.routing.gate.tolist() == [1.0] * 24
+    y, routing = layer(torch.randn(6, 4, DIM))
+    y.sum().backward()
+    assert routing.counts_E.tolist() == [24, 0]  # a tie: the old expert
+    assert routing.gate_S.tolist() == [1.0] * 24
     assert layer.router.weight.grad[1].abs().min() > 0
 
 
@@ -102,13 +102,13 @@ def test_a_tree_outlives_copies_and_half_precision_and_goes_with_the_state_dict(
     router = make_tree([-1, 0, -1, 1, 0])
     tokens = torch.randn(64, DIM)
     expected = router(tokens)
-    assert torch.equal(copy.deepcopy(router)(tokens).probs, expected.probs)
+    assert torch.equal(copy.deepcopy(router)(tokens).probs_SE, expected.probs_SE)
     half = copy.deepcopy(router).half()
     assert half.parent.tolist() == [-1, 0, -1, 1, 0]
-    torch.testing.assert_close(half(tokens).probs, expected.probs, atol=5e-3, rtol=0)
+    torch.testing.assert_close(half(tokens).probs_SE, expected.probs_SE, atol=5e-3, rtol=0)
     router.load_state_dict({**router.state_dict(), "parent": torch.full((5,), -1)})
     flat = torch.softmax(tokens @ router.weight.T - router.copies.log(), -1)
-    torch.testing.assert_close(router(tokens).probs, flat)
+    torch.testing.assert_close(router(tokens).probs_SE, flat)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -120,7 +120,7 @@ def test_half_precision_rounds_no_count_of_copies(dtype):
     expected = Router(DIM, 4)
     expected.load_state_dict({**router.state_dict(), "weight": router.weight.float()})
     tokens = torch.randn(64, DIM)
-    torch.testing.assert_close(router(tokens).gate, expected(tokens).gate, atol=1e-6, rtol=0)
+    torch.testing.assert_close(router(tokens).gate_S, expected(tokens).gate_S, atol=1e-6, rtol=0)
     assert router.copies.tolist() == [2, 1, 4, 64]
 
 
@@ -141,17 +141,62 @@ def test_a_router_without_splits_is_one_softmax_to_the_bit():
     logits, routing = F.linear(tokens, router.weight), router(tokens)
     probs = torch.softmax(logits - router.copies.log(), -1)
     expert = logits.argmax(-1)
-    assert torch.equal(routing.probs, probs)
-    assert torch.equal(routing.expert, expert)
-    assert torch.equal(routing.gate, probs[range(64), expert] * router.copies[expert])
+    assert torch.equal(routing.probs_SE, probs)
+    assert torch.equal(routing.expert_S, expert)
+    assert torch.equal(routing.gate_S, probs[range(64), expert] * router.copies[expert])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_router_computes_in_fp32_in_half_precision_models(dtype):
     layer = make(4).to(dtype)
     x = torch.randn(16, 2, DIM, dtype=dtype)
-    y = layer(x)
+    y, routing = layer(x)
     assert y.dtype == dtype
-    assert layer.routing.probs.dtype == torch.float32
+    assert routing.probs_SE.dtype == torch.float32
     expected = torch.softmax(x.float().transpose(0, 1).reshape(-1, DIM) @ layer.router.weight.float().T, -1)
-    torch.testing.assert_close(layer.routing.probs, expected)
+    torch.testing.assert_close(routing.probs_SE, expected)
+
+
+def test_balance_loss_is_one_at_balance_and_experts_when_collapsed():
+    router = Router(DIM, 4)
+    with torch.no_grad():
+        router.weight.copy_(torch.eye(4, DIM) * 1e-4)
+    tokens = torch.eye(4, DIM).repeat(6, 1)  # an equal number for each expert
+    assert router(tokens).balance_loss.item() == pytest.approx(1.0, abs=1e-3)
+    with torch.no_grad():
+        router.weight.zero_()
+        router.weight[2] = 100.0
+    assert router(tokens).balance_loss.item() == pytest.approx(4.0, abs=1e-3)
+
+
+def test_balance_loss_counts_tokens_before_they_are_dropped():
+    router = make(4).router
+    tokens = torch.randn(64, DIM)
+    routing = router(tokens, capacity=2)
+    assert routing.kept_E.sum() < routing.counts_E.sum() == 64
+    probs = torch.softmax(tokens @ router.weight.T, -1)
+    share = torch.bincount(probs.argmax(-1), minlength=4) / 64
+    assert routing.balance_loss.item() == pytest.approx(4 * (share * probs.mean(0)).sum().item(), rel=1e-5)
+
+
+def test_expert_losses_sum_the_loss_of_the_tokens_of_each_expert():
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[1, 4:] = True
+    _, routing = make(3)(torch.randn(7, 2, DIM), padding)
+    nll = torch.rand(2, 7)
+    sums = expert_losses(routing, nll)
+    assert sums.sum().item() == pytest.approx(nll[~padding].sum().item(), rel=1e-6)
+    for expert in range(3):
+        chosen = routing.expert_S.view(2, 7) == expert
+        assert sums[expert].item() == pytest.approx(nll[chosen].sum().item(), rel=1e-6)
+
+
+def test_routing_stats_describe_the_pass():
+    routing = make(3).router(torch.randn(32, DIM), capacity=6)
+    stats = routing_stats(routing)
+    assert stats["tokens"] == 32
+    assert stats["load"].sum() == 32
+    assert stats["dropped"] == (stats["load"] - 6).clamp(min=0).sum()
+    assert stats["balance"] == 32 * routing.balance_loss
+    entropy = -(routing.probs_SE * routing.probs_SE.log()).sum().item()
+    assert stats["entropy"].item() == pytest.approx(entropy, rel=1e-5)

@@ -1,6 +1,5 @@
-"""The Switch layer against a one-hot reference, its capacity, its losses; its router is in test_router."""
+"""The Switch layer: outputs and gradients of a one-hot reference, capacity, memory; see also test_router."""
 
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -17,9 +16,16 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fairseq_alma import switch_layer
-from fairseq_alma.dispatch import best_layout
-from fairseq_alma.switch_layer import SwitchFFN, expert_losses, routing_stats
+from fairseq_alma.moe import expert_parallel
+from fairseq_alma.moe import layer as switch_layer
+from fairseq_alma.moe.dispatchers import (
+    Dispatcher,
+    GroupedDispatcher,
+    LoopDispatcher,
+    PaddedDispatcher,
+    fastest_dispatcher,
+)
+from fairseq_alma.moe.layer import SwitchFFN
 
 DIM, HIDDEN = 8, 16
 
@@ -32,7 +38,7 @@ def make(experts: int, capacity_factor: float = 1.0, eval_capacity: float = -1.0
 
 
 def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-    """The same layer by the one-hot (S, E, C) dispatch of Mesh TensorFlow; x (T, B, D), padding (B, T)."""
+    """The same layer with the one-hot (S, E, C) dispatch of Mesh TensorFlow; x (T, B, D), padding (B, T)."""
     tokens = x.transpose(0, 1).reshape(-1, DIM)
     probs = torch.softmax(tokens @ layer.router.weight.T - layer.router.copies.log(), -1)
     chosen = F.one_hot((tokens @ layer.router.weight.T).argmax(-1), layer.experts)
@@ -49,11 +55,19 @@ def one_hot_reference(layer: SwitchFFN, x: torch.Tensor, padding: torch.Tensor) 
 
 
 def forced(layout: str):
-    """`best_layout` for a device that wants this one; padded, whose layout is a number, needs a capacity."""
-    return lambda x, capacity: ("loop" if capacity is None else capacity) if layout == "padded" else layout
+    """A `fastest_dispatcher` with this layout; padded without a capacity becomes loop."""
+
+    def dispatcher(x_SD, routing, capacity) -> Dispatcher:
+        if layout == "grouped":
+            return GroupedDispatcher(routing)
+        if layout == "padded" and capacity is not None:
+            return PaddedDispatcher(routing, capacity)
+        return LoopDispatcher(routing)
+
+    return dispatcher
 
 
-needs_grouped_mm = pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="grouped_mm is of torch 2.10")
+needs_grouped_mm = pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="needs torch 2.10")
 LAYOUTS = ["loop", "padded", pytest.param("grouped", marks=needs_grouped_mm)]
 
 
@@ -69,19 +83,17 @@ LAYOUTS = ["loop", "padded", pytest.param("grouped", marks=needs_grouped_mm)]
 def test_equals_the_one_hot_reference_in_outputs_and_gradients(
     monkeypatch, layout, experts, shape, factor, split, seed
 ):
-    monkeypatch.setattr(switch_layer, "best_layout", forced(layout))
+    monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
     layer = make(experts, factor)
     torch.manual_seed(seed)
     if split:
         layer.router.copies.random_(1, 5)
     x = torch.randn(*shape, DIM, requires_grad=True)
     padding = torch.rand(shape[1], shape[0]) < 0.2
-    layer.padding_mask = padding
     weight = torch.randn(*shape, DIM)
     names = ["x", *(name for name, _ in layer.named_parameters())]
     results = []
-    for function in (layer, lambda value: one_hot_reference(layer, value, padding)):
-        y = function(x)
+    for y in (layer(x, padding)[0], one_hot_reference(layer, x, padding)):
         gradients = torch.autograd.grad((y * weight).sum(), [x, *layer.parameters()], allow_unused=True)
         results.append((y, gradients))
     (ours, our_gradients), (reference, reference_gradients) = results
@@ -91,12 +103,12 @@ def test_equals_the_one_hot_reference_in_outputs_and_gradients(
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5, msg=name)
 
 
-def test_memory_of_a_gradient_is_used_again_once_nothing_else_uses_it():
+def test_memory_of_a_gradient_is_reused_once_nothing_refers_to_it():
     layer = make(4, 0.0)
     x = torch.randn(16, 2, DIM)
 
     def gradient() -> torch.Tensor:
-        layer(x).sum().backward()
+        layer(x)[0].sum().backward()
         assert layer.w1.grad is not None
         return layer.w1.grad
 
@@ -118,7 +130,7 @@ def test_memory_of_a_gradient_is_used_again_once_nothing_else_uses_it():
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the elements of every tensor that an operation makes; views and what is written in place not."""
+    """Counts the elements of every new tensor; views and in-place results do not count."""
 
     def __init__(self):
         super().__init__()
@@ -136,23 +148,21 @@ class Allocations(TorchDispatchMode):
 
 
 def allocations(layout: str, tokens: int, experts: int, monkeypatch) -> Allocations:
-    monkeypatch.setattr(switch_layer, "best_layout", forced(layout))
+    monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
     layer = make(experts)
     x = torch.randn(tokens, 1, DIM, requires_grad=True)
     with Allocations() as counted:
-        layer(x).sum().backward()
+        layer(x)[0].sum().backward()
     return counted
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_memory_is_linear_in_tokens_and_no_tensor_is_of_tokens_times_experts_times_capacity(
-    layout, monkeypatch
-):
+def test_memory_is_linear_in_tokens_and_no_tensor_has_shape_s_e_c(layout, monkeypatch):
     small, large = (allocations(layout, tokens, 4, monkeypatch) for tokens in (1024, 4096))
     assert large.largest <= 1.1 * HIDDEN * 4096  # a one-hot dispatch has S * S elements
     assert large.total <= 4 * small.total
     more = allocations(layout, 4096, 16, monkeypatch)
-    router = 20 * 4096 * 12  # (S, E) in softmax and losses, of 12 more experts
+    router = 20 * 4096 * 12  # (S, E) tensors of the softmax and the losses, for 12 more experts
     weights = 12 * sum(p.numel() for p in make(1).parameters())
     assert more.total <= 1.1 * large.total + router + 3 * weights
 
@@ -165,22 +175,23 @@ def test_memory_is_linear_in_tokens_and_no_tensor_is_of_tokens_times_experts_tim
         pytest.param("grouped", 0.0, marks=needs_grouped_mm),
     ],
 )
-def test_layouts_of_the_gpu_never_wait_for_a_number(layout, factor, monkeypatch):
-    """Fake tensors have shapes and no values: what asks for one raises."""
-    monkeypatch.setattr(switch_layer, "best_layout", forced(layout))
-    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):  # what grouped_mm of a GPU takes
+def test_layouts_of_the_gpu_never_sync_with_the_host(layout, factor, monkeypatch):
+    """Fake tensors have shapes but no values: reading one raises."""
+    monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
+    with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):  # the dtype of grouped_mm
         layer = make(4, factor)
         x = torch.randn(64, 2, DIM, requires_grad=True)
-        layer.padding_mask = torch.zeros(2, 64, dtype=torch.bool)
-        y = layer(x)
-        (y.sum() + layer.balance_loss).backward()
+        padding = torch.zeros(2, 64, dtype=torch.bool)
+        y, routing = layer(x, padding)
+        (y.sum() + routing.balance_loss).backward()
         assert y.shape == x.shape
         assert all(p.grad is not None for p in layer.parameters())
-        layer.shards = SimpleNamespace(tokens=256, send=lambda rows, _: rows, send_back=lambda rows, _: rows)
-        if factor:  # as many rows as the largest batch of all processes wants, which is known before
-            layer(x)
-        layer.shards = None
-        monkeypatch.setattr(switch_layer, "best_layout", forced("loop"))
+        if factor:  # the capacity of the largest batch of all processes, an argument, sets the rows
+            layer.ep_group = SimpleNamespace(size=1, process_group=None)
+            monkeypatch.setattr(expert_parallel, "_AllToAll", SimpleNamespace(apply=lambda _, x: x))
+            layer(x, padding, largest_batch=256)
+            layer.ep_group = None
+        monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced("loop"))
         with pytest.raises((DataDependentOutputException, DynamicOutputShapeException)):
             layer(x)
 
@@ -191,42 +202,50 @@ def test_drops_come_last_in_batch_major_order_and_only_in_training():
         layer.router.weight.zero_()
         layer.router.weight[0] = 1.0  # positive tokens all go to expert 0
     x = torch.rand(6, 4, DIM) + 0.1
-    dropped = (layer(x).transpose(0, 1).abs().sum(-1) == 0).reshape(-1)
+    y, routing = layer(x)
+    dropped = (y.transpose(0, 1).abs().sum(-1) == 0).reshape(-1)
     assert dropped.tolist() == [False] * 12 + [True] * 12  # C = ceil(24 / 2): sequences 0 and 1
-    assert routing_stats(layer)["dropped"] == 12
+    assert (routing.counts_E - routing.kept_E).tolist() == [12, 0]
     layer.eval()
-    assert (layer(x).abs().sum(-1) > 0).all()
+    assert (layer(x)[0].abs().sum(-1) > 0).all()
 
 
 def test_evaluation_capacity_limits_when_asked():
     layer = make(1, eval_capacity=0.25).eval()
-    layer(torch.randn(4, 4, DIM))
-    assert layer.kept.tolist() == [4]
+    assert layer(torch.randn(4, 4, DIM))[1].kept_E.tolist() == [4]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_with_a_capacity_of_zero_every_token_is_dropped(layout, monkeypatch):
-    monkeypatch.setattr(switch_layer, "best_layout", forced(layout))
+    monkeypatch.setattr(switch_layer, "fastest_dispatcher", forced(layout))
     layer = make(3, eval_capacity=0.0).eval()
-    y = layer(torch.randn(5, 2, DIM))
+    y, routing = layer(torch.randn(5, 2, DIM))
     y.sum().backward()
     assert (y == 0).all()
-    assert layer.kept.tolist() == [0, 0, 0]
+    assert routing.kept_E.tolist() == [0, 0, 0]
     assert (layer.w1.grad == 0).all()
 
 
 @pytest.mark.parametrize(
     ("capability", "layout"),
-    [((7, 0), 16), ((8, 0), 16), ((8, 9), 16), ((9, 0), "grouped"), ((10, 3), "grouped"), ((12, 0), 16)],
+    [
+        ((7, 0), PaddedDispatcher),
+        ((8, 0), PaddedDispatcher),
+        ((8, 9), PaddedDispatcher),
+        ((9, 0), GroupedDispatcher),
+        ((10, 3), GroupedDispatcher),
+        ((12, 0), PaddedDispatcher),
+    ],
 )
-def test_grouped_mm_is_used_where_it_does_not_wait_for_the_device(capability, layout, monkeypatch):
+def test_grouped_mm_is_used_where_it_does_not_sync_with_the_host(capability, layout, monkeypatch):
     monkeypatch.setattr(F, "grouped_mm", None, raising=False)
     asked = []
     monkeypatch.setattr(
         torch.cuda, "get_device_capability", lambda device: asked.append(device) or capability
     )
     x = SimpleNamespace(device=torch.device("cuda:1"), dtype=torch.bfloat16)
-    assert best_layout(x, 16) == layout
+    routing = make(3).router(torch.randn(20, DIM))
+    assert type(fastest_dispatcher(x, routing, 16)) is layout
     assert asked == [torch.device("cuda:1")]
 
 
@@ -236,60 +255,16 @@ def test_padding_is_not_routed_and_takes_no_capacity():
         layer.router.weight.zero_()
         layer.router.weight[0] = 1.0
     x = torch.rand(4, 2, DIM) + 0.1
-    layer.padding_mask = torch.tensor([[False, True, True, True], [False, False, False, True]])
-    y = layer(x).transpose(0, 1)
-    assert layer.routing.counts.tolist() == [4, 0]
-    assert (y[~layer.padding_mask].abs().sum(-1) > 0).all()
-    assert (y[layer.padding_mask] == 0).all()
+    padding = torch.tensor([[False, True, True, True], [False, False, False, True]])
+    y, routing = layer(x, padding)
+    assert routing.counts_E.tolist() == [4, 0]
+    assert (y.transpose(0, 1)[~padding].abs().sum(-1) > 0).all()
+    assert (y.transpose(0, 1)[padding] == 0).all()
 
 
 def test_a_batch_of_padding_only_gives_zeros_and_gradients():
     layer = make(3)
-    layer.padding_mask = torch.ones(2, 5, dtype=torch.bool)
-    y = layer(torch.randn(5, 2, DIM))
-    (y.sum() + layer.balance_loss).backward()
+    y, routing = layer(torch.randn(5, 2, DIM), torch.ones(2, 5, dtype=torch.bool))
+    (y.sum() + routing.balance_loss).backward()
     assert (y == 0).all()
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in (layer.w1, layer.router.weight))
-
-
-def test_balance_loss_is_one_at_balance_and_experts_when_collapsed():
-    layer = make(4)
-    with torch.no_grad():
-        layer.router.weight.copy_(torch.eye(4, DIM) * 1e-4)
-    x = torch.eye(4, DIM).repeat(6, 1).view(24, 1, DIM)  # an equal number for each expert
-    layer(x)
-    assert layer.balance_loss.item() == pytest.approx(1.0, abs=1e-3)
-    with torch.no_grad():
-        layer.router.weight.zero_()
-        layer.router.weight[2] = 100.0
-    layer(x)
-    assert layer.balance_loss.item() == pytest.approx(4.0, abs=1e-3)
-
-
-def test_balance_loss_counts_tokens_before_they_are_dropped():
-    layer = make(4, capacity_factor=0.1)
-    x = torch.randn(32, 2, DIM)
-    layer(x)
-    probs = torch.softmax(x.transpose(0, 1).reshape(-1, DIM) @ layer.router.weight.T, -1)
-    share = torch.bincount(probs.argmax(-1), minlength=4) / 64
-    assert layer.balance_loss.item() == pytest.approx(4 * (share * probs.mean(0)).sum().item(), rel=1e-5)
-
-
-def test_expert_losses_sum_the_loss_of_the_tokens_of_each_expert():
-    layer = make(3).eval()
-    layer(torch.randn(7, 2, DIM))
-    nll = torch.rand(2, 7)
-    sums = expert_losses(layer, nll)
-    for expert in range(3):
-        assert sums[expert].item() == pytest.approx(nll[layer.expert_of == expert].sum().item(), rel=1e-6)
-
-
-def test_stats_describe_the_pass():
-    layer = make(3, capacity_factor=0.5)
-    layer(torch.randn(16, 2, DIM))
-    stats = routing_stats(layer)
-    assert stats["tokens"] == 32
-    assert stats["load"].sum() == 32
-    assert stats["dropped"] == (stats["load"] - math.ceil(16 / 3)).clamp(min=0).sum()
-    probs = layer.routing.probs
-    assert stats["entropy"].item() == pytest.approx(-(probs * probs.log()).sum().item(), rel=1e-5)

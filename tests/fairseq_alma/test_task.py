@@ -1,4 +1,4 @@
-"""The task: what a stage trains on, resharding of fairseq-preprocess data, what it refuses."""
+"""The task: training data of a stage, cutting of fairseq-preprocess data, errors."""
 
 import shutil
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream, dtype_code, write_index
-from fairseq_alma.blocks import Batches, TokenBlocks
-from fairseq_alma.preprocessed import assign, count_words, documents, indexed
+from fairseq_alma.data.blocks import Batches, TokenBlocks
+from fairseq_alma.data.preprocessed import assign, count_words, documents, indexed
 
 LOADED = ("--sample-break-mode", "none", "--tokens-per-sample", "64")
 
@@ -33,7 +33,7 @@ def file_tokens(stream, *prefixes: str) -> list[int]:
 
 
 def whole(data):
-    """All training items of a fairseq-preprocess directory, uncut."""
+    """All training items of a fairseq-preprocess directory."""
     return indexed([f"{shard}/train" for shard in data.split(":")])
 
 
@@ -82,7 +82,7 @@ def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(
     assert np.all(np.abs(running - 12000 * np.arange(1, len(parts))) <= longest / 2 + 1)
 
 
-def test_words_read_off_the_dictionary_are_those_of_the_text(build, preprocessed, text):
+def test_the_dictionary_gives_the_number_of_words(build, preprocessed, text):
     task, _ = build("--megabatch-words", "12000", data=preprocessed)
     words = count_words([f"{shard}/train" for shard in preprocessed.split(":")], task.dictionary)
     assert words.sum() == sum(len((text / f"{n}.txt").read_text().split()) for n in ("help", "reference"))
@@ -122,7 +122,7 @@ def test_equal_blocks_need_no_index_and_batches_no_list(build, preprocessed):
 
 @pytest.mark.parametrize("mode", ["complete", "complete_doc", "eos"])
 def test_blocks_of_whole_items_are_fairseqs(build, preprocessed, mode):
-    """Not at a break mode that ignores items: a block then begins with one and ends with one."""
+    """In these break modes, a block begins and ends with an item."""
     flags = ("--megabatch-words", "20000", "--sample-break-mode", mode, "--tokens-per-sample", "64")
     task, _ = build(*flags, data=preprocessed)
     task.load_dataset("train")
@@ -133,7 +133,7 @@ def test_blocks_of_whole_items_are_fairseqs(build, preprocessed, mode):
     assert sorted(tokens_of(task, "train")) == sorted(torch.cat([corpus[i] for i in kept]).tolist())
 
 
-def test_one_directory_is_cut_as_well_as_several(build, preprocessed):
+def test_a_single_directory_can_be_cut(build, preprocessed):
     shard = preprocessed.split(":")[0]
     task, _ = build("--megabatch-words", "10000", data=shard)
     parts = task.megabatches
@@ -266,7 +266,7 @@ def test_a_stage_out_of_range_is_refused(build, stream):
             build(*flags)[0].load_dataset("train")
 
 
-def test_blocks_longer_than_the_models_positions_are_cut_anew_for_evaluation(build):
+def test_evaluation_cuts_blocks_to_the_models_positions(build):
     task, _ = build("--tokens-per-sample", "512")
     task.load_dataset("test")
     batches = list(task.eval_lm_dataloader(task.dataset("test"), max_positions=64, max_tokens=512))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alma.stream import Stream
-from fairseq_alma.growth import GROWN
+from fairseq_alma.moe.growth import GROWN
 
 
 def load(path) -> dict:
@@ -29,24 +29,24 @@ def logged(output: str, tag: str) -> list[dict]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def same_model(a, b, exact: bool = True) -> None:
+def assert_same_model(a, b, exact: bool = True) -> None:
     first, second = load(a)["model"], load(b)["model"]
     assert first.keys() == second.keys()
     for name in first:
         if exact:
             assert torch.equal(first[name], second[name]), name
-        elif not name.endswith("k_proj.bias"):  # softmax cancels it: Adam scales up its rounding errors
+        elif not name.endswith("k_proj.bias"):  # its gradient is rounding error, which Adam scales up
             torch.testing.assert_close(first[name], second[name], atol=1e-5, rtol=1e-5, msg=name)
 
 
 @pytest.fixture
 def stage0(start, stream, tiny, tmp_path):
-    """The last checkpoint of stage 0, 4 experts."""
+    """The last checkpoint of stage 0, with 4 experts."""
     train(start, stream, tiny, tmp_path / "stage_00")
     return tmp_path / "stage_00" / "checkpoint_last.pt"
 
 
-def test_a_stage_learns_and_logs_each_layers_router(start, stream, tiny, tmp_path):
+def test_a_stage_learns_and_logs_the_router_of_each_layer(start, stream, tiny, tmp_path):
     logs = tmp_path / "tensorboard"
     output = train(start, stream, tiny, tmp_path / "run", "--tensorboard-logdir", logs)
     inner, valid = logged(output, "train_inner"), logged(output, "valid")
@@ -62,17 +62,7 @@ def test_a_stage_learns_and_logs_each_layers_router(start, stream, tiny, tmp_pat
 
 @pytest.mark.parametrize("window", ["0", "16"])
 def test_stock_eval_lm_and_our_evaluation_agree(start, stream, stage0, tmp_path, window):
-    flags = [
-        stream,
-        "--task",
-        "alma_lm",
-        "--path",
-        stage0,
-        "--gen-subset",
-        "test",
-        "--context-window",
-        window,
-    ]
+    flags = f"{stream} --task alma_lm --path {stage0} --gen-subset test --context-window {window}".split()
     stock = start("eval-lm", *flags).wait()
     assert stock.code == 0, stock.output
     base2 = float(stock.output.split("Loss (base 2): ")[1].split(",")[0])
@@ -87,8 +77,8 @@ def test_stock_eval_lm_and_our_evaluation_agree(start, stream, stage0, tmp_path,
     assert sum(result["experts"]["1"]["share"]) == pytest.approx(1)
 
 
-def test_killed_training_goes_on_with_the_same_numbers(start, stream, tiny, tmp_path):
-    """Also in epoch 2: fairseq would batch it differently after a resume."""
+def test_killed_training_resumes_bit_for_bit(start, stream, tiny, tmp_path):
+    """In epoch 2 too, whose batches fairseq would change by a resume."""
     flags = ("--max-update", "60", "--save-interval-updates", "8", "--keep-interval-updates", "1")
     train(start, stream, tiny, tmp_path / "whole", *flags)
     save = tmp_path / "killed"
@@ -98,8 +88,8 @@ def test_killed_training_goes_on_with_the_same_numbers(start, stream, tiny, tmp_
     output = train(start, stream, tiny, save, *flags)
     assert "Loaded checkpoint" in output
     assert load(save / "checkpoint_last.pt")["extra_state"]["train_iterator"]["epoch"] > 1
-    same_model(tmp_path / "whole/checkpoint_last.pt", save / "checkpoint_last.pt")
-    same_model(tmp_path / "whole/checkpoint_best.pt", save / "checkpoint_best.pt")
+    assert_same_model(tmp_path / "whole/checkpoint_last.pt", save / "checkpoint_last.pt")
+    assert_same_model(tmp_path / "whole/checkpoint_best.pt", save / "checkpoint_best.pt")
     tokens = [
         load(tmp_path / d / "checkpoint_last.pt")["extra_state"]["AlmaLMTask"] for d in ("whole", "killed")
     ]
@@ -107,8 +97,9 @@ def test_killed_training_goes_on_with_the_same_numbers(start, stream, tiny, tmp_
     assert tokens[0]["valid_tokens"] == tokens[1]["valid_tokens"]
 
 
-def test_the_validation_score_and_the_cost_of_validation_are_recorded(start, stream, tiny, tmp_path):
-    flags = ("--save-interval-updates", "8", "--required-batch-size-multiple", "1")  # else some are left out
+def test_validation_loss_and_cost_are_recorded(start, stream, tiny, tmp_path):
+    # Without a multiple of 1, the last few blocks are dropped.
+    flags = ("--save-interval-updates", "8", "--required-batch-size-multiple", "1")
     output = train(start, stream, tiny, tmp_path / "run", *flags)
     best = tmp_path / "run" / "checkpoint_best.pt"
 
@@ -131,7 +122,7 @@ def test_the_validation_score_and_the_cost_of_validation_are_recorded(start, str
     assert training["validation_flops"] == times * Stream.load(stream).valid.tokens * per_token
 
 
-def test_a_finished_stage_started_again_changes_nothing(start, stream, tiny, stage0):
+def test_restarting_a_complete_stage_changes_nothing(start, stream, tiny, stage0):
     before = load(stage0)
     output = train(start, stream, tiny, stage0.parent)
     assert "nothing to train" in output
@@ -142,18 +133,7 @@ def test_a_finished_stage_started_again_changes_nothing(start, stream, tiny, sta
 
 @pytest.mark.parametrize("router", ["preserve", "copy", "tree"])
 def test_every_copy_receives_tokens_after_the_first_update(start, stream, tiny, stage0, tmp_path, router):
-    flags = [
-        "--stage",
-        "1",
-        "--moe-expert-count",
-        "6",
-        "--grow-experts",
-        "2",
-        "--max-update",
-        "1",
-        "--log-interval",
-        "1",
-    ]
+    flags = "--stage 1 --moe-expert-count 6 --grow-experts 2 --max-update 1 --log-interval 1".split()
     save = tmp_path / "grown"
     output = train(
         start, stream, tiny, save, "--finetune-from-model", stage0, "--grow-router", router, *flags
@@ -185,13 +165,13 @@ def test_the_optimizer_is_reset_or_copied_when_growing(start, stream, tiny, stag
     save = tmp_path / "grown"
     train(start, stream, tiny, save, "--finetune-from-model", stage0, "--grow-optimizer", mode, *flags)
     last = load(save / "checkpoint_last.pt")
-    assert last["optimizer_history"][-1]["num_updates"] == 1  # the schedule starts anew in both
+    assert last["optimizer_history"][-1]["num_updates"] == 1  # the schedule restarts in both
     steps = {int(state["step"]) for state in last["last_optimizer_state"]["state"].values()}
     assert steps == ({1} if mode == "reset" else {21})
 
 
 def train_on_two(start_two, stream, tiny, save, *flags):
-    """The output of the first of two gloo processes."""
+    """Train in two gloo processes; returns the output of the first."""
     first, second = (rank.wait() for rank in start_two(stream, *tiny, "--save-dir", save, *flags))
     assert (first.code, second.code) == (0, 0), first.output + second.output
     return first.output
@@ -199,18 +179,18 @@ def train_on_two(start_two, stream, tiny, save, *flags):
 
 @pytest.mark.parametrize("parallel", [(), ("--moe-expert-parallel",)], ids=["replicated", "expert-parallel"])
 @pytest.mark.parametrize("backend", ["pytorch_ddp", "legacy_ddp"])
-def test_two_gloo_processes_equal_one_that_accumulates(
+def test_two_gloo_processes_equal_gradient_accumulation_in_one(
     start, start_two, stream, tiny, tmp_path, backend, parallel
 ):
     flags = ["--max-update", "20", "--dropout", "0", "--log-interval", "1", "--ddp-backend", backend]
-    flags += ["--clip-norm", "0.1"]  # less than any of the norms
+    flags += ["--clip-norm", "0.1"]  # smaller than every norm
     one = train(start, stream, tiny, tmp_path / "one", *flags, "--update-freq", "2")
     two = train_on_two(start_two, stream, tiny, tmp_path / "two", *flags, *parallel)
     losses = [[float(record["loss"]) for record in logged(text, "train_inner")] for text in (one, two)]
     assert len(losses[0]) == 20
     assert all(float(record["gnorm"]) > 0.1 for record in logged(one, "train_inner"))
-    assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # as logged, 3 digits
-    same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "two/checkpoint_last.pt", exact=False)
+    assert losses[0] == pytest.approx(losses[1], abs=2e-3)  # logged with 3 decimals
+    assert_same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "two/checkpoint_last.pt", exact=False)
     counts = [load(tmp_path / d / "checkpoint_last.pt")["extra_state"]["AlmaLMTask"] for d in ("one", "two")]
     assert counts[0]["train_tokens"] == counts[1]["train_tokens"]
 
@@ -219,8 +199,8 @@ def test_two_gloo_processes_equal_one_that_accumulates(
 @pytest.mark.parametrize(
     "half", ["--fp16", "--memory-efficient-fp16", "--bf16", "--memory-efficient-bf16", "--amp"]
 )
-def test_half_precisions_learn_what_fp32_does(start, stream, tiny, tmp_path, half, criterion):
-    """--amp at the scale of a real run, where gradients are large enough for clipping, too."""
+def test_half_precisions_learn_like_fp32(start, stream, tiny, tmp_path, half, criterion):
+    """--amp with the loss scale of a real run."""
     flags = ("--dropout", "0", "--criterion", criterion, "--clip-norm", "0.1")
     whole = train(start, stream, tiny, tmp_path / "fp32", *flags)
     scale = ("--fp16-init-scale", "65536") if half == "--amp" else ()
@@ -230,27 +210,27 @@ def test_half_precisions_learn_what_fp32_does(start, stream, tiny, tmp_path, hal
     assert losses[1][-1] < losses[1][0] - 0.5
     if half == "--amp":
         return
-    weight = load(tmp_path / "half/checkpoint_last.pt")["model"]["decoder.layers.1.fc1.w1"]  # saved as fp32
+    weight = load(tmp_path / "half/checkpoint_last.pt")["model"]["decoder.layers.1.fc1.w1"]  # saved in fp32
     assert torch.equal(weight, weight.to(torch.bfloat16 if "bf16" in half else torch.float16).float())
 
 
-def test_shared_out_experts_go_on_where_all_have_all_and_back(start, start_two, stream, tiny, tmp_path):
+def test_training_resumes_with_and_without_expert_parallelism(start, start_two, stream, tiny, tmp_path):
     flags = ("--dropout", "0", "--ddp-backend", "legacy_ddp")
     train(start, stream, tiny, tmp_path / "one", *flags, "--update-freq", "2", "--max-update", "9")
     for updates, parallel in (("3", ["--moe-expert-parallel"]), ("6", []), ("9", ["--moe-expert-parallel"])):
         train_on_two(start_two, stream, tiny, tmp_path / "both", *flags, "--max-update", updates, *parallel)
-    same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "both/checkpoint_last.pt", exact=False)
+    assert_same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "both/checkpoint_last.pt", exact=False)
     states = [
         load(tmp_path / d / "checkpoint_last.pt")["last_optimizer_state"]["state"] for d in ("one", "both")
     ]
     for index in states[0]:
         torch.testing.assert_close(states[0][index], states[1][index], atol=1e-5, rtol=1e-4)
     output = train(start, stream, tiny, tmp_path / "both", "--max-update", "10", "--moe-expert-parallel")
-    assert "@ 10 updates" in output  # and in one process
+    assert "@ 10 updates" in output  # also in one process
 
 
 @pytest.mark.parametrize("parallel", [(), ("--moe-expert-parallel",)], ids=["replicated", "expert-parallel"])
-def test_two_processes_grow_and_resume_as_one(start, start_two, stream, tiny, stage0, tmp_path, parallel):
+def test_two_processes_grow_and_resume_like_one(start, start_two, stream, tiny, stage0, tmp_path, parallel):
     flags = ["--stage", "1", "--moe-expert-count", "6", "--grow-experts", "2"]
     flags += ["--finetune-from-model", stage0, "--dropout", "0"]
     train(start, stream, tiny, tmp_path / "one", *flags, "--update-freq", "2", "--max-update", "4")
@@ -260,10 +240,10 @@ def test_two_processes_grow_and_resume_as_one(start, start_two, stream, tiny, st
         )
     assert "@ 2 updates" in output
     for name in (GROWN, "checkpoint_last.pt"):
-        same_model(tmp_path / "one" / name, tmp_path / "two" / name, exact=False)
+        assert_same_model(tmp_path / "one" / name, tmp_path / "two" / name, exact=False)
 
 
-def test_processes_are_spawned_on_cpu_when_asked(start, stream, tiny, tmp_path):
+def test_distributed_world_size_spawns_processes_on_a_cpu(start, stream, tiny, tmp_path):
     flags = ("--max-update", "2", "--distributed-world-size", "2")
     output = train(start, stream, tiny, tmp_path / "run", *flags)
     assert "training on 2 devices" in output
@@ -286,9 +266,7 @@ def test_a_preprocessed_directory_trains_stage_by_stage(start, preprocessed, tin
         previous = ["--finetune-from-model", save / "checkpoint_last.pt"]
 
 
-def test_a_checkpoint_that_cannot_be_written_is_one_line_and_leaves_the_earlier_one(
-    start, stream, tiny, stage0
-):
+def test_a_failed_write_is_one_line_and_keeps_the_earlier_checkpoint(start, stream, tiny, stage0):
     before = stage0.read_bytes()
     more = ("--max-update", "25")
     child = start("train", stream, *tiny, "--save-dir", stage0.parent, *more, file_bytes=200_000)
@@ -302,7 +280,7 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line_and_leaves_the_earlier_
     assert not list(stage0.parent.glob("*.tmp"))
 
 
-def cut_short(path) -> None:
+def truncate(path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
 
 
@@ -314,7 +292,7 @@ def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_
     assert "dict.txt is missing" in error(data=tmp_path)
     damaged = tmp_path / "damaged"
     shutil.copytree(stream, damaged)
-    cut_short(damaged / "megabatch_00" / "train.bin")
+    truncate(damaged / "megabatch_00" / "train.bin")
     assert "train.bin: truncated" in error(data=damaged)
     late = start("train", stream, *tiny, "--save-dir", tmp_path / "late", "--stage", "3").wait()
     assert "stages 0 to 2" in late.error
@@ -336,7 +314,7 @@ def test_bad_input_is_one_line_and_exit_code_2(start, stream, tiny, stage0, tmp_
     assert "use --moe-expert-count 6" in error(*previous, "--moe-expert-count", "8", "--grow-experts", "2")
     assert "at most once" in error(*previous, "--moe-expert-count", "9", "--grow-experts", "5")
     assert "experts are never taken away" in error("--moe-expert-count", "2", save="stage_00")
-    cut_short(stage0)
+    truncate(stage0)
     assert "checkpoint_last.pt: truncated; delete it" in error(*previous)
     assert "checkpoint_last.pt: truncated; delete it" in error(save="stage_00")
     assert not list(tmp_path.glob("bad/*.pt"))

@@ -1,17 +1,15 @@
 """A private, real SLURM for tests: munged, slurmctld and virtual slurmd nodes with fake GPUs.
 
 `with Cluster() as cluster: cluster.run("sbatch", ...)`. All processes, jobs included, descend from one
-supervisor (this file, run as a script), which ends them when it is told to or when the test process is gone.
+supervisor, which ends them when told to or when the test process is gone.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import pwd
 import random
 import re
-import select
 import shutil
 import signal
 import socket
@@ -23,17 +21,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-FINAL = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"}
-FINAL |= {"PREEMPTED", "TIMEOUT"}
-"""States that a job does not leave by itself; a preempted one only with --no-requeue."""
+from tests.slurm.supervisor import descendants, parent_ids, read_proc
+
+FINAL = set("BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT".split())
+"""Final states; a preempted job ends only with --no-requeue."""
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"  # not on everybody's PATH
-_CHILD_SUBREAPER = 36  # linux/prctl.h
+_HERE = Path(__file__).parent
 
 
 def missing() -> str:
-    """Which of the daemons is not installed, or an empty string."""
+    """Name of a daemon that is not installed; empty if there is none."""
     return next((name for name in DAEMONS if not _which(name)), "")
 
 
@@ -44,9 +43,9 @@ def _which(name: str) -> str | None:
 class Cluster:
     """Nodes of `gpus` GPUs and `cpus` CPUs; partitions `main`, the default, and `high`, which preempts it.
 
-    A preempted job has `grace` seconds after its steps got SIGTERM or, with `preempt_signal`, it got the
-    signal asked for by --signal; SLURM looks so seldom that any grace but 0 becomes about 11 s. A requeued
-    job waits until its credential has expired, `requeue_delay` seconds; less than 5 becomes minutes.
+    grace: seconds of a preempted job after SIGTERM to its steps or, with `preempt_signal`, after its
+    --signal; SLURM checks so seldom that any grace but 0 becomes about 11 s. requeue_delay: seconds until
+    the credential of a requeued job expires; less than 5 becomes minutes.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Cluster:
         grace: int = 5,
         requeue_delay: int = 5,
     ):
-        # A node's name must resolve inside jobs, as MASTER_ADDR: loopback addresses do, without privileges.
+        # Node names are MASTER_ADDR inside jobs: loopback addresses resolve without privileges.
         self.nodes = [f"127.0.0.{10 + index}" for index in range(nodes)]
         self.gpus = gpus
         self.cpus = cpus
@@ -79,8 +78,8 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The present environment, made to speak to this cluster; for subprocesses."""
-        # the tests may run in a job of another SLURM
+        """This process's environment with this cluster as its SLURM; for subprocesses."""
+        # the tests may run inside a job of another SLURM
         outer = ("SLURM", "SBATCH", "SRUN", "SALLOC", "SINFO", "SQUEUE", "SCANCEL", "SACCT")
         environment = {k: v for k, v in os.environ.items() if not k.startswith(outer)}
         environment["SLURM_CONF"] = str(self.root / "slurm.conf")
@@ -88,14 +87,14 @@ class Cluster:
         return environment
 
     def start(self) -> None:
-        """Start all daemons and wait until every node is idle; RuntimeError if that fails."""
+        """Start all daemons and wait until every node is idle. Raises RuntimeError if that fails."""
         for attempt in range(3):
             try:
                 self._start()
                 return
             except RuntimeError as error:
                 self.stop()
-                # another process may have taken a port since it was chosen
+                # another process may have taken the port meanwhile
                 if "in use" not in str(error) or attempt == 2:
                     raise
             except BaseException:
@@ -104,53 +103,53 @@ class Cluster:
 
     def _start(self) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="slurm-"))
-        self.root.chmod(0o755)  # munged refuses a socket that others cannot reach
+        self.root.chmod(0o755)  # munged refuses a socket in a private folder
         self._supervisor = subprocess.Popen(
-            [sys.executable, "-IS", __file__, str(os.getpid()), str(self.root)],
+            [sys.executable, "-IS", str(_HERE / "supervisor.py"), str(os.getpid()), str(self.root)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for pytest, which then stops the cluster
+            start_new_session=True,  # Ctrl-C goes to pytest, which then stops the cluster
         )
         self._write_files()
         munged = ["munged", "--foreground", f"--key-file={self.root}/munge.key"]
         files = ("socket", "pid-file", "log-file", "seed-file")
         munged += [f"--{name}={self.root}/munge.{name}" for name in files]
         if os.geteuid() == 0:
-            munged.append("--force")  # it would rather not be root
+            munged.append("--force")  # it refuses to run as root
         socket_file = self.root / "munge.socket"
         munge = self._spawn("munged", munged)
         self._await({"munged": munge}, lambda: stat.S_ISSOCK(socket_file.stat().st_mode))
         pids = {"slurmctld": self._spawn("slurmctld", ["slurmctld", "-D"])}
-        # a slurmd that finds no slurmctld tries again only a second later
+        # slurmd retries a missing slurmctld only after a second
         self._await(pids, lambda: " is UP" in self.run("scontrol", "ping"))
         for node in self.nodes:
             pids[f"slurmd-{node}"] = self._start_slurmd(node)
         self._await(pids, lambda: self._node_states() == ["idle"] * len(self.nodes))
 
     def stop(self) -> None:
-        """End the daemons and whatever is left of the jobs, and remove the directory."""
-        supervisor, self._supervisor = self._supervisor, None
-        if supervisor:
-            supervisor.terminate()
-            supervisor.communicate()
+        """End the daemons and all processes of jobs, and remove the directory."""
+        if self._supervisor:
+            self._supervisor.terminate()
+            self._supervisor.communicate()
+            self._supervisor = None
 
     def run(self, *argv: object) -> str:
-        """The output of a SLURM command; RuntimeError with what it said if it fails."""
+        """Return the output of a SLURM command. Raises RuntimeError, with that output, if it fails."""
         words = [str(word) for word in argv]
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=120)
         if done.returncode:
-            said = f"{done.stdout}{done.stderr}".strip()
-            raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}\n{said}")
+            output = f"{done.stdout}{done.stderr}".strip()
+            raise RuntimeError(f"{' '.join(words)}: exit code {done.returncode}\n{output}")
         return done.stdout
 
     def submit(self, script: str, *options: object) -> str:
-        """Submit the lines of a shell script; returns the job's id."""
-        log = "--output=/dev/null"  # unless the options, which come later, say otherwise
+        """Submit a shell script; return its job id."""
+        log = "--output=/dev/null"  # later options override this
         return self.run("sbatch", "--parsable", log, *options, f"--wrap={script}").strip()
 
     def jobs(self) -> dict[str, dict[str, str]]:
-        """The fields of `scontrol show job` by job id, that of an array's element being `ID_INDEX`."""
+        """Fields of `scontrol show job` by job id; that of an array's element is `ID_INDEX`."""
         found = {}
         for line in self.run("scontrol", "--oneliner", "--all", "show", "job").splitlines():
             fields = dict(re.findall(r"(?:^| )(\w+)=(\S*)", line))
@@ -164,7 +163,7 @@ class Cluster:
         return found
 
     def states(self, *job_ids: object) -> dict[str, str]:
-        """The state of each job; of an array, that of each element (`ID_INDEX`)."""
+        """State of each job, and of each element of an array (`ID_INDEX`)."""
         wanted = {str(job_id) for job_id in job_ids}
         jobs = {key: job for key, job in self.jobs().items() if key in wanted or key.split("_")[0] in wanted}
         unknown = wanted - set(jobs) - {key.split("_")[0] for key in jobs}
@@ -173,11 +172,11 @@ class Cluster:
         return {key: job["JobState"] for key, job in jobs.items()}
 
     def state(self, job_id: object) -> str:
-        """The state of a job or of an element; the different ones, joined by commas, of an array."""
+        """State of a job or an element; of an array its distinct states, joined by commas."""
         return ",".join(sorted(set(self.states(job_id).values())))
 
     def wait(self, job_ids: Iterable[object], timeout: float = 60) -> dict[str, str]:
-        """The final states of jobs and of array elements, requeues followed; else TimeoutError."""
+        """Wait for the final states of jobs and array elements, over requeues. Raises TimeoutError."""
         ids = list(job_ids)
         self.until(lambda: set(self.states(*ids).values()) <= FINAL, timeout, ids)
         return self.states(*ids)
@@ -189,7 +188,7 @@ class Cluster:
     def until(
         self, condition: Callable[[], object], timeout: float = 30, job_ids: Iterable[object] = ()
     ) -> None:
-        """Wait for a condition; the TimeoutError after that tells what the jobs are at."""
+        """Wait for a condition. Raises TimeoutError with the states of the jobs."""
         timeout *= 5  # beside other work
         deadline = time.monotonic() + timeout
         while not condition():
@@ -204,27 +203,26 @@ class Cluster:
             time.sleep(0.05)
 
     def down(self, node: str) -> None:
-        """Set a node down: its jobs are requeued."""
+        """Set a node down; SLURM requeues its jobs."""
         self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
 
     def up(self, node: str) -> None:
-        """Give a node back; returns when jobs can start there."""
+        """Resume a node; return when jobs can start on it."""
         self.run("scontrol", "update", f"nodename={node}", "state=resume")
         self.until(lambda: self._node_states(node) in (["idle"], ["mix"], ["alloc"]))
 
     def crash(self, node: str) -> None:
-        """Kill slurmd and all of the node's steps and processes, as a power cut; the node then comes back."""
-        assert self._supervisor
-        family = _descendants(self._supervisor.pid)
+        """Kill slurmd and all steps and processes of a node, as a power cut does; then bring it back."""
+        family = self._family()
         mark = f"\0SLURMD_NODENAME={node}\0"
-        there = {pid for pid in family if mark in f"\0{_read(pid, 'environ')}"}
-        # A step's slurmstepd does not have the mark, but children that have. It goes first: it would report.
-        parents = _parents()
-        holders = {parents.get(pid, 0) for pid in there} & set(family) - {self._supervisor.pid}
+        there = {pid for pid in family if mark in f"\0{read_proc(pid, 'environ')}"}
+        # slurmstepd lacks the mark but its children have it. Kill it first, or it would report their end.
+        parents = parent_ids()
+        holders = {parents.get(pid, 0) for pid in there} & set(family)
         for pid in (self._slurmd[node], *holders, *there):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.down(node)  # what slurmctld does by itself when a node has not answered for SlurmdTimeout
+        self.down(node)  # as slurmctld does for a node that does not answer for SlurmdTimeout
         self._start_slurmd(node)
         self.up(node)
 
@@ -233,30 +231,27 @@ class Cluster:
         return self._slurmd[node]
 
     def _node_states(self, *nodes: str) -> list[str]:
-        """The states of the nodes, or of all; with a mark, as "idle*", while a node does not answer."""
+        """States of the given or of all nodes, marked (as in "idle*") while a node does not answer."""
         chosen = [f"--nodes={','.join(nodes)}"] if nodes else []
         return self.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%t", *chosen).split()
 
     def steps(self, job_id: object, step: str = "") -> list[int]:
-        """The slurmstepd processes of a job or element, or of its `step` ("batch", "0").
+        """Process ids of slurmstepd for a job or element, or for its `step` ("batch", "0").
 
-        SLURM is slow to see that one is killed: `ask_nodes_until`.
+        SLURM notices late that one was killed: see `ask_nodes_until`.
         """
-        assert self._supervisor
         title = f"slurmstepd: [{self._number(job_id)}.{step}"
-        return [pid for pid in _descendants(self._supervisor.pid) if _read(pid, "cmdline").startswith(title)]
+        return [pid for pid in self._family() if read_proc(pid, "cmdline").startswith(title)]
 
     def processes(self, job_id: object) -> list[int]:
-        """What a job or element runs, slurmstepd left out."""
-        assert self._supervisor
+        """Process ids of a job or element, without slurmstepd."""
         mark = f"\0SLURM_JOB_ID={self._number(job_id)}\0"
-        return [pid for pid in _descendants(self._supervisor.pid) if mark in f"\0{_read(pid, 'environ')}"]
+        return [pid for pid in self._family() if mark in f"\0{read_proc(pid, 'environ')}"]
 
     def ask_nodes_until(self, condition: Callable[[], object]) -> None:
-        """Have slurmctld ask its nodes what they run until a condition holds; by itself it does so seldom.
+        """Have slurmctld poll its nodes until a condition holds; by itself it does so seldom.
 
-        It requeues a job that its node does not know and that started 11 s ago or more (BatchStartTimeout
-        and 10).
+        It requeues a job that its node does not know, 11 s after the job's start (BatchStartTimeout + 10).
         """
 
         def asked() -> object:
@@ -266,8 +261,13 @@ class Cluster:
 
         self.until(asked)
 
+    def _family(self) -> list[int]:
+        """Process ids of all daemons and jobs."""
+        assert self._supervisor
+        return descendants(self._supervisor.pid)
+
     def _number(self, job_id: object) -> str:
-        """A job's own number, which an array's elements have too."""
+        """The id that SLURM gives each job, array elements included."""
         return self.jobs()[str(job_id)]["JobId"]
 
     def _spawn(self, name: str, argv: list[str]) -> int:
@@ -278,11 +278,8 @@ class Cluster:
         program = _which(argv[0])
         if not program:
             raise RuntimeError(f"{argv[0]} is not installed")
-        order = {
-            "argv": [program, *argv[1:]],
-            "log": str(self.root / f"{name}.out"),
-            "environment": self.environment,
-        }
+        order = {"argv": [program, *argv[1:]], "log": str(self.root / f"{name}.out")}
+        order["environment"] = self.environment
         print(json.dumps(order), file=self._supervisor.stdin, flush=True)
         return int(self._supervisor.stdout.readline())
 
@@ -295,7 +292,7 @@ class Cluster:
             except (OSError, RuntimeError):
                 pass  # not yet
             for name, pid in pids.items():
-                if not Path(f"/proc/{pid}").exists():  # the supervisor reaps
+                if not Path(f"/proc/{pid}").exists():  # reaped by the supervisor
                     raise RuntimeError(f"{name} ended at once:\n{self._tail(name)}")
             if time.monotonic() > deadline:
                 tails = "\n".join(self._tail(name) for name in pids)
@@ -304,29 +301,29 @@ class Cluster:
 
     def _tail(self, name: str, lines: int = 12) -> str:
         """The end of a daemon's log."""
-        logs = [self.root / f"{name}.out", self.root / "munge.log-file"][: 1 + (name == "munged")]
-        text = "\n".join(log.read_text(errors="replace") for log in logs if log.exists())
-        return "\n".join(text.splitlines()[-lines:])
+        logs = [self.root / f"{name}.out", *([self.root / "munge.log-file"] if name == "munged" else [])]
+        texts = (log.read_text(errors="replace") for log in logs if log.exists())
+        return "\n".join("\n".join(texts).splitlines()[-lines:])
 
     def _write_files(self) -> None:
-        """The key, the configuration, the files that stand for GPUs, and `sacct`."""
+        """Write the key, the configuration, device files of fake GPUs, and `sacct`."""
         (self.root / "munge.key").touch(0o600)
         (self.root / "munge.key").write_bytes(os.urandom(128))
         for name in ("bin", "state", "spool", "gpu"):
             (self.root / name).mkdir()
         for index in range(self.gpus):
-            (self.root / "gpu" / f"fake{index}").symlink_to("/dev/null")  # slurmd wants device files
+            (self.root / "gpu" / f"fake{index}").symlink_to("/dev/null")  # slurmd requires device files
         gpus = f"Name=gpu Type=fake File={self.root}/gpu/fake[0-{self.gpus - 1}]\n" if self.gpus else ""
         (self.root / "gres.conf").write_text(gpus)
         (self.root / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
         (self.root / "slurm.conf").write_text("\n".join(self._configuration()) + "\n")
         sacct = self.root / "bin" / "sacct"
-        sacct.write_text(f"#!{sys.executable} -IS\n{_SACCT}")
+        sacct.write_text(f"#!{sys.executable} -IS\n{(_HERE / 'sacct.py').read_text()}")
         sacct.chmod(0o755)
 
     def _configuration(self) -> Iterator[str]:
         host = socket.gethostname().split(".")[0]
-        user = _user()
+        user = pwd.getpwuid(os.geteuid()).pw_name
         controller, *ports = _free_ports(1 + len(self.nodes))
         yield from f"""
             ClusterName=test
@@ -342,31 +339,11 @@ class Cluster:
             SlurmctldPidFile={self.root}/slurmctld.pid
             SlurmdPidFile={self.root}/slurmd-%n.pid
             CommunicationParameters=NoCtldInAddrAny
-            MailProg=/bin/true
-            MpiDefault=none
-            ProctrackType=proctrack/linuxproc
-            TaskPlugin=task/none
-            JobAcctGatherType=jobacct_gather/none
-            AccountingStorageType=accounting_storage/none
-            PropagateResourceLimits=NONE
-            GresTypes=gpu
-            SelectType=select/cons_tres
-            SelectTypeParameters=CR_Core_Memory
-            DefMemPerCPU=1000
-            SlurmdParameters=config_overrides
-            ReturnToService=1
-            SchedulerType=sched/backfill
-            SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
-            PreemptType=preempt/partition_prio
-            PreemptMode=REQUEUE
-            JobRequeue=1
-            BatchStartTimeout=1
-            KillWait=1
-            InactiveLimit=0
             """.split()
-        # no accounting: slurmctld must remember what has ended
+        yield (_HERE / "slurm.conf").read_text()
+        # without accounting, slurmctld must remember ended jobs
         yield "MinJobAge=86400"
-        # ids that another cluster, or this one's forerunner, has not used: logs and ports are named by them
+        # ids that no other cluster has used: logs and ports depend on them
         yield f"FirstJobId={random.SystemRandom().randrange(1_000, 9_000_000)}"
         if self.preempt_signal:
             yield "SlurmctldParameters=preempt_send_user_signal"
@@ -381,44 +358,8 @@ class Cluster:
             yield f"PartitionName={name} Nodes={','.join(self.nodes)} MaxTime=INFINITE State=UP {more}"
 
 
-_SACCT = '''"""What slurmctld remembers, as sacct -o FIELDS -j ID[,ID...] --parsable2 [--noheader]."""
-import re, subprocess, sys
-
-fields, ids, header, words = "JobID,JobName,Partition,State,ExitCode", [], True, iter(sys.argv[1:])
-for word in words:
-    name, equals, value = word.partition("=")
-    if name in ("-j", "--jobs", "-o", "--format"):
-        value = value if equals else next(words)
-        if "j" in name:
-            ids += value.split(",")
-        else:
-            fields = value
-    header = header and word not in ("-n", "--noheader")
-names = {"state": "jobstate", "elapsed": "runtime", "start": "starttime", "end": "endtime"}
-fields = [field.split("%")[0] for field in fields.split(",")]
-if header:
-    print("|".join(fields))
-for job_id in ids:
-    shown = subprocess.run(["scontrol", "-ao", "show", "job", job_id], capture_output=True, text=True).stdout
-    for line in shown.splitlines():
-        job = {key.lower(): value for key, value in re.findall(r"(?:^| )(\\w+)=(\\S*)", line)}
-        if "jobid" not in job:
-            continue
-        if "arraytaskid" in job:
-            index = job["arraytaskid"]
-            job["jobid"] = job["arrayjobid"] + ("_" + index if index.isdigit() else f"_[{index}]")
-        if job.get("nodelist", "") in ("", "(null)"):
-            job["nodelist"] = "None assigned"
-        print("|".join(job.get(names.get(field.lower(), field.lower()), "") for field in fields))
-'''
-
-
-def _user() -> str:
-    return pwd.getpwuid(os.geteuid()).pw_name
-
-
 def _indices(text: str) -> Iterator[int]:
-    """The indices of an array as SLURM writes them: "3" or "0-4:2,7%2"."""
+    """Parse the indices of an array, such as "3" or "0-4:2,7%2"."""
     for part in text.split("%")[0].split(","):
         first, _, last = part.partition("-")
         last, _, step = last.partition(":")
@@ -426,7 +367,7 @@ def _indices(text: str) -> Iterator[int]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on, below those that the system gives to clients."""
+    """Free ports below the range that the system gives to clients."""
     free: list[int] = []
     while len(free) < count:
         port = random.SystemRandom().randrange(15_000, 32_000)
@@ -438,83 +379,3 @@ def _free_ports(count: int) -> list[int]:
         if port not in free:
             free.append(port)
     return free
-
-
-def _parents() -> dict[int, int]:
-    """The parent of every process there is."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = path.read_text(errors="replace")
-        except OSError:
-            continue  # just ended
-        found[int(path.parent.name)] = int(text.rpartition(")")[2].split()[1])
-    return found
-
-
-def _descendants(pid: int) -> list[int]:
-    parents = _parents()
-    family = [pid]
-    for ancestor in family:  # grows as it is read
-        family += [child for child, parent in parents.items() if parent == ancestor]
-    return family[1:]
-
-
-def _read(pid: int, name: str) -> str:
-    """A file of /proc/PID; empty once the process has ended."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _supervise(parent: int, root: str) -> None:
-    """Start what stdin says until it ends, the parent is gone or SIGTERM comes; then end every descendant."""
-    # Orphans become this process's children: a slurmstepd and what a job leaves behind, whatever its session.
-    ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    daemons = []
-    try:
-        # stdin alone does not tell: forks of the parent hold the other end, too
-        while os.getppid() == parent:
-            if select.select([sys.stdin], [], [], 0.1)[0]:
-                line = sys.stdin.readline()
-                if not line:
-                    break
-                order = json.loads(line)
-                with open(order["log"], "ab") as log:
-                    daemons.append(
-                        subprocess.Popen(
-                            order["argv"],
-                            stdin=subprocess.DEVNULL,
-                            stdout=log,
-                            stderr=log,
-                            env=order["environment"],
-                            cwd=root,
-                        )
-                    )
-                print(daemons[-1].pid, flush=True)
-            _reap()
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        deadline = time.monotonic() + 10
-        while _reap() and time.monotonic() < deadline:
-            for pid in _descendants(os.getpid()):
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-        shutil.rmtree(root, ignore_errors=True)
-
-
-def _reap() -> bool:
-    """Take leave of the children that have ended; whether there are others."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return False
-    return True
-
-
-if __name__ == "__main__":
-    _supervise(int(sys.argv[1]), sys.argv[2])

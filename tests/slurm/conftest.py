@@ -1,21 +1,24 @@
-"""Private SLURM clusters, one of each kind per test process."""
+"""Fixtures: private SLURM clusters, stand-ins for SLURM, a submitted run, a launcher."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from launcher import make
+from stand_ins import Slurm, entry, write
 
 from tests.slurm.cluster import Cluster, missing
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes of eight GPUs; preemption sends SIGTERM, SLURM's default."""
+    """Two nodes of eight GPUs; preemption sends SIGTERM, the default of SLURM."""
     yield from _started(preempt_signal=False)
 
 
 @pytest.fixture(scope="session")
 def cluster_with_signal() -> Iterator[Cluster]:
-    """The same, but preemption sends the signal that a job has asked for by --signal."""
+    """The same, but preemption sends the signal of the job's --signal."""
     yield from _started(preempt_signal=True)
 
 
@@ -24,3 +27,47 @@ def _started(preempt_signal: bool) -> Iterator[Cluster]:
         pytest.skip(f"{name} is not installed")
     with Cluster(preempt_signal=preempt_signal) as started:
         yield started
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    made = Slurm(tmp_path / "bin")
+    made.folder.mkdir()
+    made.has(squeue="", scancel="")
+    monkeypatch.setenv("PATH", str(made.folder))  # neither sacct nor a real SLURM
+    return made
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch) -> Path:
+    """Two members, two stages: untrained, stages 0 (array 7) and 1 (array 8), evaluations 20 and 21."""
+    monkeypatch.chdir(tmp_path)
+    entries = [entry("untrained", None, ".", "untrained.json", "5", [])]
+    for stage in (0, 1):
+        for member in (0, 1):
+            directory = f"stage_0{stage}/member_{member}"
+            name = f"stage {stage}, member {member + 1} of 2"
+            needs = [member + 1] if stage else []
+            entries.append(
+                entry(name, stage, directory, f"{directory}/trained.json", f"{7 + stage}_{member}", needs)
+            )
+        directory = f"stage_0{stage}"
+        marker, needs = f"{directory}/result.json", [len(entries) - 2, len(entries) - 1]
+        entries.append(
+            entry(f"evaluation of stage {stage}", stage, directory, marker, str(20 + stage), needs)
+        )
+    write(Path("run"), entries)
+    return Path("run")
+
+
+@pytest.fixture
+def launcher(tmp_path):
+    return make(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory) -> list[dict]:
+    """Rows of an uninterrupted gmoe run, w = 1."""
+    uninterrupted = make(tmp_path_factory.mktemp("uninterrupted") / "x", learner="gmoe")
+    uninterrupted.run()
+    return uninterrupted.rows

@@ -1,9 +1,11 @@
-"""`python -m slurm.launch` over fake children (tests/slurm/fake), as several tests start it."""
+"""`python -m slurm.launch` over fake children (tests/slurm/fake), shared by several tests."""
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,18 +15,18 @@ import pytest
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from alma.stream import FileInfo, Part, Stream
-from slurm import request
-from slurm.plan import Request
+from slurm.lm import request
+from slurm.lm.plan import Request
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests/slurm/fake"
-SMALL = ("--arch", "switch_gmoe_tiny")  # its checkpoints have room on any disk
-ESTIMATE = 4  # lines on stderr before anything runs: flags are being checked, the plan, the settings
+SMALL = ("--arch", "switch_gmoe_tiny")  # small checkpoints
+ESTIMATE = 4  # lines on stderr before a run: "checking the flags", table of 2 lines, settings
 
 
 @dataclass
 class Launcher:
-    """Starts `python -m slurm.launch` in a folder of its own, where `stream` has 4 mega-batches."""
+    """Starts `python -m slurm.launch` in its own folder, with a `stream` of 4 mega-batches."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
@@ -38,7 +40,7 @@ class Launcher:
     def start_words(
         self, *words: str, program: Sequence[str] = ("-m", "slurm.launch"), **options
     ) -> subprocess.Popen:
-        """`options` are Popen's."""
+        """`options`: of Popen."""
         path = os.pathsep.join((str(FAKE), str(ROOT)))
         added = {**self.environment, "PYTHONPATH": path, "FAKE_PIDS": str(self.pids)}
         return subprocess.Popen(
@@ -49,7 +51,7 @@ class Launcher:
         )
 
     def run(self, *words: str, code: int = 0, **options) -> tuple[str, str]:
-        """Launch, wait, check the exit code; what was printed to stdout and stderr."""
+        """Launch, wait and check the exit code; return stdout and stderr."""
         process = self.start(*words, **options)
         out, err = process.communicate(timeout=60)
         assert process.returncode == code, err
@@ -57,7 +59,7 @@ class Launcher:
 
     @property
     def pids(self) -> Path:
-        """Process ids of all fake trainings, one a line."""
+        """File with the process ids of all fake trainings, one per line."""
         return self.folder / "pids"
 
     @property
@@ -79,7 +81,7 @@ def make(folder: Path, **settings) -> Launcher:
 
 
 def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
-    """stream.json of so many mega-batches, each of its own content."""
+    """Write stream.json of distinct mega-batches."""
     parts = [
         Part(name, name, 1, 1, 1, 1, 1, {}, {f"{name}.bin": FileInfo(1, name)})
         for name in ("valid", "test", *(f"megabatch_{k:02d}" for k in range(megabatches)))
@@ -90,7 +92,7 @@ def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
 
 
 def read_requests(words: Sequence[str]) -> list[Request]:
-    """Requests with their settings, by fairseq's stand-in. UserError: it refuses the flags."""
+    """Requests with settings from the stand-in of fairseq. Raises UserError for refused flags."""
     spec = importlib.util.spec_from_file_location("fake_check", FAKE / "fairseq_alma/check.py")
     assert spec
     assert spec.loader
@@ -110,10 +112,24 @@ def read_requests(words: Sequence[str]) -> list[Request]:
 
 
 def call(main: Callable[[], None], monkeypatch, *words: object) -> int:
-    """Run a command in this process as its entry point does; its exit code."""
+    """Run a command in this process; return its exit code."""
     monkeypatch.setattr(sys, "argv", ["command", *map(str, words)])
     try:
         main()
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     return 0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process has ended; it may be a zombie."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True

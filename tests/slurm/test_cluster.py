@@ -57,7 +57,8 @@ def test_children_wait_for_their_parents_and_go_with_them(cluster, tmp_path):
 
 
 def test_the_gpus_of_a_node_are_given_out_one_by_one(cluster, tmp_path):
-    script = "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES; sleep 0.5"
+    script = "echo $SLURMD_NODENAME $CUDA_VISIBLE_DEVICES\n"
+    script += f"until [ $(ls {tmp_path} | wc -l) = 2 ]; do sleep 0.1; done"  # both at a time
     node = f"--nodelist={cluster.nodes[0]}"
     jobs = [
         cluster.submit(script, f"--gpus-per-node={gpus}", node, f"--output={tmp_path}/%j") for gpus in (5, 3)
@@ -157,7 +158,8 @@ def test_nothing_stays_behind_when_the_test_process_is_gone(cluster, tmp_path, e
     # the job leaves a process of another session, deaf to signals, and so does the test process a fork
     script = f"""
 import os, time
-from tests.slurm.cluster import Cluster, _descendants
+from tests.slurm.cluster import Cluster
+from tests.slurm.supervisor import descendants
 with Cluster(nodes=1) as cluster:
     left = "trap : TERM INT HUP; echo $$ >{tmp_path}/job; while :; do sleep 1; done"
     cluster.submit(f"setsid sh -c '{{left}}' & wait")
@@ -165,7 +167,7 @@ with Cluster(nodes=1) as cluster:
     if os.fork() == 0:
         time.sleep(20)
         os._exit(0)
-    print(cluster.root, *_descendants(cluster._supervisor.pid), cluster._supervisor.pid, flush=True)
+    print(cluster.root, *descendants(cluster._supervisor.pid), cluster._supervisor.pid, flush=True)
     time.sleep(60)
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""data_prep's stages as arrays on a real SLURM: the stream is that of one machine."""
+"""Stages of data_prep as arrays on a real SLURM: they give the stream of a single machine."""
 
 import os
 import shutil
@@ -14,14 +14,14 @@ import data_prep.cluster
 from alma.errors import UserError
 from alma.files import LOCK
 from alma.stream import Stream
-from slurm import queue
+from slurm.engine.squeue import NoAnswer
 
 ROOT = Path(__file__).parents[2]
 DRIVER = """
 import sys
 from data_prep import __main__, cluster, documents
 cluster.POLL_SECONDS = 0.3
-documents.UNIT_BYTES = 20_000
+documents.SHARD_BYTES = 20_000
 __main__.main()
 """
 WANTED = "--mega-batches 3 --words 1500 --valid-words 300 --vocab-size 120".split()
@@ -29,7 +29,7 @@ WANTED = "--mega-batches 3 --words 1500 --valid-words 300 --vocab-size 120".spli
 
 @pytest.fixture
 def corpus(tmp_path) -> Path:
-    """Some 100 kB of text, 40 files of 25 documents."""
+    """About 100 kB of text: 40 files of 25 documents."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
@@ -69,7 +69,7 @@ def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     _, err = there.communicate(timeout=600)
     assert there.returncode == 0, err
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
-    # 3 each of scan, shuffle, encode and finalise; plan and tokenizer are one
+    # 3 jobs each of scan, shuffle, encode and finalise; plan and tokenizer have 1
     assert len(cluster.jobs()) - before == 4 * 3 + 2
 
     killed = start(cluster, corpus, tmp_path / "killed", *on_slurm)
@@ -111,8 +111,8 @@ def test_a_share_is_one_task(cluster, corpus, tmp_path):
     assert "--nodes and --tasks-per-node: a share of a stage is one task" in err
 
 
-def test_a_squeue_that_does_not_answer_is_asked_again(cluster, corpus, tmp_path):
-    """The first time of every stage, too: no job is cancelled, and the stream is made."""
+def test_data_prep_retries_a_squeue_that_does_not_answer(cluster, corpus, tmp_path):
+    """Also in the first look of a stage; no job is cancelled."""
     calls = tmp_path / "calls"
     calls.mkdir()
     squeue = tmp_path / "bin" / "squeue"
@@ -135,20 +135,20 @@ def test_a_squeue_that_does_not_answer_is_asked_again(cluster, corpus, tmp_path)
     assert "CANCELLED" not in states
 
 
-def test_why_a_stage_ended_is_said_when_its_jobs_cannot_be_cancelled(tmp_path, monkeypatch, capsys):
+def test_a_failed_cancellation_does_not_hide_the_error(tmp_path, monkeypatch, capsys):
     class Task(NamedTuple):
         done: Path
         weight: int = 1
         arguments: tuple = ()
 
     def refuse(jobs):
-        raise queue.NoAnswer("scancel: no answer for 60 s")
+        raise NoAnswer("scancel: no answer for 60 s")
 
     def fail(*_):
         raise UserError("7: no memory")
 
-    monkeypatch.setattr(data_prep.cluster.submit, "to_slurm", lambda folder: lambda *_: ["7"])
-    monkeypatch.setattr(queue, "scancel", refuse)
+    monkeypatch.setattr(data_prep.cluster.submission, "to_slurm", lambda folder: lambda *_: ["7"])
+    monkeypatch.setattr(data_prep.cluster, "scancel", refuse)
     monkeypatch.setattr(data_prep.cluster, "_follow", fail)
     work = data_prep.cluster.ClusterWork(1, data_prep.cluster.USUAL)
     with pytest.raises(UserError, match="7: no memory"):

@@ -1,4 +1,4 @@
-"""The demo's commands fit the programs they call."""
+"""The commands of the demo."""
 
 import shlex
 from pathlib import Path
@@ -8,12 +8,12 @@ from launcher import read_requests
 
 from data_prep.__main__ import parser
 from slurm import demo
-from slurm.plan import make_plan
+from slurm.lm.plan import make_plan
 from vision.run import jobs_of
 from vision.run import parser as vision_parser
 
 
-def test_commands_are_accepted_by_the_programs_they_call(monkeypatch, tmp_path):
+def test_the_programs_accept_the_commands(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     lines = [line for step in demo.steps(Path("a b")) for line in step]
     corpus, prepare, *launches, images, report = map(shlex.split, lines)
@@ -30,7 +30,7 @@ def test_commands_are_accepted_by_the_programs_they_call(monkeypatch, tmp_path):
     assert report[2:] == ["alma.report", "a b/runs", "--out", "a b/report"]
 
 
-def test_commands_of_a_step_run_side_by_side_and_a_failure_ends_the_demo(capfd, tmp_path):
+def test_commands_of_a_step_run_concurrently_and_a_failure_ends_the_demo(capfd, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     meet = (
         "import pathlib, sys, time\n"

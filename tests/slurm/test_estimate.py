@@ -1,4 +1,4 @@
-"""What a run will take, counted by hand, and the runs that are refused before anything is written."""
+"""Cost estimates counted by hand, and runs that are refused before anything is written."""
 
 import sys
 from pathlib import Path
@@ -9,12 +9,13 @@ from launcher import ESTIMATE, read_requests
 import slurm.launch
 from alma.errors import UserError
 from alma.stream import FileInfo, Part, Stream
-from slurm.estimate import PROCESS, Estimate, check, count_units, estimate, table
-from slurm.machine import Machine
-from slurm.plan import make_plan
+from slurm.engine.machine import Machine
+from slurm.lm.estimate import PROCESS, Estimate, check, estimate, table, vocabulary_size
+from slurm.lm.plan import make_plan
 
 TABLE2 = Path(__file__).parents[2] / "experiments/table2"
 CPU = Machine((), 10**12)
+ONE_GPU = Machine((8 * 10**9,), None)
 # L 2, D 8, F 32, V 10 + 4, P 16, E 4: embeddings (14 + 18) * 8, attention and norms 2 * (4 * 72 + 32), a
 # dense FFN of 552, the last norm 16: 1464 shared; 552 and a router row of 8 in each expert.
 # A token's forward pass: 2 * (2 * (256 + 512) + 8 * E + 14 * 8) = 3296 + 16 * E FLOPs.
@@ -25,12 +26,12 @@ TINY = """
 
 
 def estimated(
-    *words: str, flags: str = "", units: int | None = 10, machine: Machine = CPU, out: Path | str = "R"
+    *words: str, flags: str = "", vocabulary: int | None = 10, machine: Machine = CPU, out: Path | str = "R"
 ) -> Estimate:
-    """Of a run on 4 mega-batches with the flags of TINY and `flags`."""
+    """Estimate of a run on 4 mega-batches with TINY and `flags`."""
     words = words if "--learner" in words else ("--learner", "sm", *words)
     (request,) = read_requests(["S", "--out", str(out), *words, "--", *TINY, *flags.split()])
-    return estimate(make_plan(request, 4), units, machine)
+    return estimate(make_plan(request, 4), vocabulary, machine)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def estimated(
         (["--update-multiplier", "3", "--waiting-time", "2"], "4", 3704, 60, 7680, 7680 * 3 * 3360),
     ],
 )
-def test_counts_are_those_by_hand(words, experts, parameters, updates, tokens, flops):
+def test_counts_match_those_by_hand(words, experts, parameters, updates, tokens, flops):
     made = estimated(*words)
     assert (made.experts, made.parameters) == (experts, parameters)
     assert (made.updates, made.tokens, made.flops) == (updates, tokens, flops)
@@ -61,7 +62,7 @@ def test_counts_are_those_by_hand(words, experts, parameters, updates, tokens, f
 @pytest.mark.parametrize(
     ("name", "millions"), [("sm4", 63.8), ("sm8", 89.0), ("sm12", 114.2), ("gmoe", 114.2), ("ens2", 127.6)]
 )
-def test_the_base_size_is_the_papers(name, millions):
+def test_the_base_size_matches_the_paper(name, millions):
     (request,) = read_requests([str(TABLE2 / f"{name}_w1_base.yaml")])
     made = estimate(make_plan(request, 4), 50_260, Machine((32 * 10**9,) * 8, None))
     assert round(made.parameters / 1e6, 1) == millions
@@ -83,7 +84,7 @@ def test_the_base_size_is_the_papers(name, millions):
         ("--tokens-per-sample 32 --batch-size 2 --batch-size 3", 3 * 32),
     ],
 )
-def test_a_batch_is_what_fairseq_makes_of_the_flags(flags, tokens):
+def test_the_batch_matches_fairseq(flags, tokens):
     assert estimated(flags=flags).costs[0].batch == tokens
 
 
@@ -103,11 +104,14 @@ def test_processes(flags, gpus, processes):
     assert made.tokens == processes * 5120
 
 
-def test_what_the_settings_do_not_tell_is_a_question_mark_and_no_error():
+def test_unknown_costs_are_question_marks():
     unknown = Machine((), 1)
     other = estimated(flags="--arch lstm_lm", machine=unknown)
     assert table([other]).splitlines()[1].split() == ["R", "sm", "-", "?", "40", "0.0M", "?", "?"]
-    shapeless = (estimated(units=None, machine=unknown), estimated(flags="--moe-freq 0", machine=unknown))
+    shapeless = (
+        estimated(vocabulary=None, machine=unknown),
+        estimated(flags="--moe-freq 0", machine=unknown),
+    )
     endless = estimated(flags="--max-update 0")
     assert (endless.updates, endless.tokens, endless.flops) == (None, None, None)
     assert [each.parameters for each in (other, *shapeless)] == [None] * 3
@@ -123,7 +127,7 @@ def test_without_flags_the_defaults_are_counted():
 
 
 def test_a_dense_model_is_counted_by_hand():
-    """L 6, D 512, F 2048, V 10 + 4: without learned positions, and with an output of its own or not."""
+    """L 6, D 512, F 2048, V 10 + 4: without learned positions, with and without tied embeddings."""
     layers = 6 * (4 * (512**2 + 512) + 2 * 512 * 2048 + 2048 + 512 + 4 * 512)
     for flags, own in (("", 2), ("--share-decoder-input-output-embed", 1)):
         words = ["S", "--learner", "sm", "--out", "R", "--", "--arch", "transformer_lm", *flags.split()]
@@ -158,15 +162,13 @@ def test_the_table_is_aligned_and_has_totals():
         ("--fp16 --distributed-world-size 2", 22),
     ],
 )
-def test_memory_of_the_weights_and_what_belongs_to_them(flags, bytes_a_parameter):
-    """Between dictionaries of 10 and 11 units, all but the logits of a batch of 64 tokens."""
-    few, many = (
-        estimated(flags=flags, units=units, machine=Machine((10**10,), None)).costs[0] for units in (10, 11)
-    )
+def test_memory_per_parameter(flags, bytes_a_parameter):
+    """The difference between vocabularies of 10 and 11 tokens, less the logits of a batch of 64 tokens."""
+    few, many = (estimated(flags=flags, vocabulary=size, machine=ONE_GPU).costs[0] for size in (10, 11))
     assert many.memory - few.memory == 8 * bytes_a_parameter + 64 * 12
 
 
-def test_shared_out_experts_and_chunked_logits_take_less():
+def test_expert_parallelism_and_chunked_logits_save_memory():
     flags = "--distributed-world-size 2"
     both = Machine((10**10,) * 2, None)
     all_experts, half = (
@@ -182,8 +184,8 @@ def test_shared_out_experts_and_chunked_logits_take_less():
 
 
 def test_activations_by_hand():
-    """A batch of 64 tokens on a GPU: 34 D bytes a layer in half precision (Korthikanti et al.; F = 4 D), 2 F
-    more for the GELU's input, 8 D more in the Switch layer of two."""
+    """64 tokens on a GPU: 34 D bytes per layer in half precision (Korthikanti et al.; F = 4 D), 2 F
+    more for the GELU's input, 8 D more in one of the two layers, which is a Switch layer."""
     gpu = Machine((10**10,), None)
     whole, kept = (
         estimated(flags=f"--memory-efficient-fp16 {more}", machine=gpu).costs[0].memory
@@ -208,8 +210,8 @@ def test_activations_by_hand():
         ("SWITCHLESS --checkpoint-activations", 1.583),
     ],
 )
-def test_memory_is_near_what_fairseq_train_took(flags, gigabytes):
-    """Peak resident memory of 3 updates on a CPU, torch 2.13, a dictionary of 4,000 units."""
+def test_memory_is_near_that_of_fairseq_train(flags, gigabytes):
+    """Peak resident memory of 3 updates on a CPU, torch 2.13, a vocabulary of 4,000 tokens."""
     deep = (
         "switch_gmoe_tiny --decoder-embed-dim 256 --decoder-layers 8 --tokens-per-sample 512 --batch-size 8"
     )
@@ -222,16 +224,13 @@ def test_memory_is_near_what_fairseq_train_took(flags, gigabytes):
     assert made.memory / 1e9 == pytest.approx(gigabytes, rel=0.1)
 
 
-ONE_GPU = Machine((8 * 10**9,), None)
-
-
 @pytest.mark.parametrize(
     ("flags", "machine", "message"),
     [
         (
             "--batch-size 800000",
             Machine((), 10 * 10**9),
-            r"memory, and free here are 10.0 GB: .* --batch-size",
+            r"memory, and this machine has free 10.0 GB: .* --batch-size",
         ),
         (
             "--cpu --distributed-world-size 9",
@@ -247,19 +246,19 @@ ONE_GPU = Machine((8 * 10**9,), None)
         (
             "--distributed-world-size=8",
             Machine((10**10,) * 5, None),
-            "5 GPUs: the same minibatches are `-- --distributed-world-size 4 --update-freq 4`",
+            "machine: 5; for the same minibatches give `-- --distributed-world-size 4 --update-freq 4`",
         ),
         ("--fp16", CPU, "--fp16 needs a GPU, and this machine has none"),
     ],
 )
-def test_what_does_not_fit_is_refused(flags, machine, message):
+def test_runs_that_do_not_fit_are_refused(flags, machine, message):
     with pytest.raises(UserError, match=message) as refused:
         check([estimated(machine=CPU), estimated(flags=flags, machine=machine, out="big")])
     assert str(refused.value).startswith("big: ")
     assert "\n" not in str(refused.value)
 
 
-def test_the_same_fits_where_there_is_room():
+def test_the_same_runs_fit_larger_machines():
     check([estimated(flags="--batch-size 800000", machine=Machine((), 10**13))])
     check([estimated(flags="--distributed-world-size 8", machine=Machine((10**10,) * 8, None))])
     check([estimated(flags="--cpu --distributed-world-size 3", machine=Machine((), 4 * 10**9))])
@@ -267,12 +266,12 @@ def test_the_same_fits_where_there_is_room():
 
 
 def disk(monkeypatch, free: int) -> None:
-    """A disk with so many bytes free."""
+    """Fake a disk with `free` bytes."""
     usage = type("Usage", (), {"free": free})
-    monkeypatch.setattr("slurm.estimate.shutil.disk_usage", lambda place: usage)
+    monkeypatch.setattr("slurm.lm.estimate.shutil.disk_usage", lambda place: usage)
 
 
-def test_checkpoints_of_half_precision_have_the_fp32_weights_too():
+def test_checkpoints_in_half_precision_include_fp32_weights():
     plain, *others = (
         estimated(flags=flags).costs[0].checkpoints
         for flags in ("", "--fp16", "--bf16", "--fp16 --memory-efficient-fp16")
@@ -281,7 +280,7 @@ def test_checkpoints_of_half_precision_have_the_fp32_weights_too():
 
 
 def test_checkpoints_need_room_once(monkeypatch, tmp_path):
-    """Of 4 trainings, 3 files of 12 bytes a parameter; what is there already needs none."""
+    """3 files of 12 bytes per parameter for each of 4 trainings; existing checkpoints need no more."""
     need = 4 * 3 * 12 * 3704
     made, other = (estimated(out=tmp_path / "runs" / name) for name in ("a", "b"))
     disk(monkeypatch, need)
@@ -297,7 +296,7 @@ def test_checkpoints_need_room_once(monkeypatch, tmp_path):
     check([made])
 
 
-def test_a_complete_run_is_refused_for_nothing(tmp_path, monkeypatch):
+def test_a_complete_run_always_fits(tmp_path, monkeypatch):
     made = estimated(flags="--fp16", machine=Machine((), 1), out=tmp_path)
     disk(monkeypatch, 0)
     for stage in range(4):
@@ -308,13 +307,13 @@ def test_a_complete_run_is_refused_for_nothing(tmp_path, monkeypatch):
     check([made])
 
 
-def test_units_are_the_lines_of_the_dictionary(tmp_path):
+def test_the_vocabulary_is_the_lines_of_the_dictionary(tmp_path):
     (tmp_path / "dict.txt").write_text("a 3\nb 2\nmadeupword0000 0\n")
-    assert count_units(f"{tmp_path}:{tmp_path}/other") == 3
-    assert count_units(str(tmp_path / "missing")) is None
+    assert vocabulary_size(f"{tmp_path}:{tmp_path}/other") == 3
+    assert vocabulary_size(str(tmp_path / "missing")) is None
 
 
-def test_the_machine_is_what_its_tools_tell(tmp_path, monkeypatch):
+def test_the_machine_is_read_from_nvidia_smi_and_proc(tmp_path, monkeypatch):
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -348,6 +347,8 @@ def test_the_launcher_refuses_before_it_writes_anything(tmp_path, monkeypatch, c
     out, err = capsys.readouterr()
     assert ended.value.code == 2
     *_, last = err.splitlines()
-    assert last.startswith("error: run: training needs about 1.0 GB of memory, and free here are 0.1 GB: ")
+    assert last.startswith(
+        "error: run: training needs about 1.0 GB of memory, and this machine has free 0.1 GB"
+    )
     assert (err.count("\n"), out) == (ESTIMATE + 1, "")
     assert sorted(tmp_path.rglob("*")) == before

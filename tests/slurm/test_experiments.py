@@ -1,4 +1,4 @@
-"""Experiments as files: those of table2 are the rows of the paper's Table 2, bad ones are one clear line."""
+"""Experiment files: table2 has the rows of the paper's Table 2; errors are one clear line."""
 
 from pathlib import Path
 
@@ -6,15 +6,15 @@ import pytest
 from launcher import read_requests
 
 from alma.errors import UserError
-from alma.lm_reference import reference
-from slurm.plan import make_plan
+from alma.report.lm.reference import reference
+from slurm.lm.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/table2").glob("*.yaml"))
 
 
 def setting(request) -> tuple[str, int, int, str]:
-    """Learner, waiting time, update multiplier and the experts of the first stage, as in the table."""
+    """Learner, waiting time, update multiplier and the experts of the first stage, as in Table 2."""
     experts = str(request.settings["--moe-expert-count"])
     members = {"ens": f"@{request.members}", "gens": "@1"}.get(request.learner, "")
     return request.learner, request.waiting_time, request.update_multiplier, experts + members
@@ -40,11 +40,11 @@ def test_there_is_a_file_for_every_row_of_the_papers_table(monkeypatch, size):
             assert "--grow-router copy" in words[-1]
             assert "--grow-noise=0.1" in words[-1]
         if request.waiting_time == 3:
-            assert last.stage.last == 3  # the paper has nothing at the fourth mega-batch
+            assert last.stage.last == 3  # the paper has no result at the fourth mega-batch
         assert request.settings["--batch-size"] * 3 * 8 == 192
 
 
-def test_small_is_the_same_rows(monkeypatch):
+def test_size_small_has_the_same_rows(monkeypatch):
     monkeypatch.chdir(ROOT)
     small = read_requests(["experiments/table2", "--size", "small"])
     assert len(small) == len(FILES) / 2 == 15
@@ -67,11 +67,11 @@ def experiments(folder: Path) -> None:
         (folder / f"set/{name}.yaml").write_text(text)
 
 
-def test_experiments_are_run_as_their_files_and_the_command_line_say(tmp_path, monkeypatch):
+def test_the_command_line_overrides_files(tmp_path, monkeypatch):
     experiments(tmp_path)
     monkeypatch.chdir(tmp_path)
     grown, fixed = read_requests(["set/grow_big.yaml", "set/fixed_big.yaml"])
-    assert (grown.learner, grown.grow_experts, str(grown.out)) == ("gmoe", "2", "runs/set/grow_big")
+    assert (grown.learner, grown.grow_experts, str(grown.out)) == ("gmoe", [2], "runs/set/grow_big")
     assert (fixed.replay, fixed.stream, grown.replay) == (True, "stream", False)
     wanted = {"--max-update": "3", "--lr": "2e-3", "--moe-expert-count": "8"}
     assert fixed.flags == {name: [f"{name}={value}"] for name, value in wanted.items()}
@@ -87,7 +87,7 @@ def test_experiments_are_run_as_their_files_and_the_command_line_say(tmp_path, m
     }
 
 
-def test_what_key_value_says_holds_for_all_files_and_the_command_line_comes_before_it(tmp_path, monkeypatch):
+def test_key_value_overrides_all_files_and_flags_override_key_value(tmp_path, monkeypatch):
     experiments(tmp_path)
     monkeypatch.chdir(tmp_path)
     words = ["set", "max-update=9", "replay=false", "--stages", "2", "waiting-time=3", "seed=4", "size=tiny"]
@@ -104,7 +104,7 @@ def test_what_key_value_says_holds_for_all_files_and_the_command_line_comes_befo
     assert one.flags.keys() == {"--max-update", "--moe-expert-count"}
 
 
-def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
+def test_an_existing_path_may_contain_an_equals_sign(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("lr=1").mkdir()
     (one,) = read_requests(["lr=1", "--learner", "sm", "--out", "R"])
@@ -139,12 +139,12 @@ def test_a_path_may_have_an_equals_sign(tmp_path, monkeypatch):
             ["set", "learnr=ens"],
             "set/fixed_big.yaml: unrecognized .*: --learnr=ens",
         ),
-        ("set/new", "learner: sm", ["set", "dropout=.1"], "--dropout=0.1.*others go after `--`"),
+        ("set/new", "learner: sm", ["set", "dropout=.1"], "--dropout=0.1.*give others after `--`"),
         ("set/new", "learner: sm", ["set", "partition=x"], "give --partition on the command line"),
         ("set/new", "learner: sm", ["set", "cluster=slurm"], "give --cluster on the command line"),
         ("set/new", "learner: sm", ["set", "lr=[1"], "lr=\\[1: the value is not YAML"),
         ("set/new", "learner: sm", ["set", "lr=[1]"], "lr: give flags as"),
-        ("set/new", "learner: sm", ["stream", "--out", "R", "lr=1"], "lr=: key=value is for experiments"),
+        ("set/new", "learner: sm", ["stream", "--out", "R", "lr=1"], "lr=: key=value overrides experiments"),
     ],
 )
 def test_bad_experiments_are_one_clear_line(tmp_path, monkeypatch, file, text, words, message):

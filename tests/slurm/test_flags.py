@@ -1,4 +1,4 @@
-"""fairseq's own answers: what the launcher reads of them, and that the tests' stand-in gives the same."""
+"""Flag values from fairseq itself; the stand-in of other tests gives the same."""
 
 import importlib.util
 import shlex
@@ -7,7 +7,7 @@ import pytest
 from launcher import FAKE
 
 from alma.errors import UserError
-from slurm.flags import described, resolve
+from slurm.lm.flags import described, resolve
 
 LINES = [
     "S --task alma_lm",
@@ -23,7 +23,7 @@ def real() -> list:
     return resolve([shlex.split(line) for line in (*LINES, LINES[0])])
 
 
-def test_the_stand_in_of_the_tests_answers_as_fairseq_does(real):
+def test_the_stand_in_answers_like_fairseq(real):
     spec = importlib.util.spec_from_file_location("fake_check", FAKE / "fairseq_alma/check.py")
     fake = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fake)
@@ -31,15 +31,15 @@ def test_the_stand_in_of_the_tests_answers_as_fairseq_does(real):
         ours = fake.resolve(shlex.split(line))["settings"]
         told = {name: theirs.get(name) for name in ours}
         for name in ("--adam-eps", "--clip-norm", "--weight-decay", "--total-num-update", "--warmup-updates"):
-            ours.pop(name), told.pop(name)  # the launcher reads none of them
+            ours.pop(name), told.pop(name)  # unused by the launcher
         assert ours == told, line
 
 
-def test_the_same_line_is_answered_alike(real):
+def test_equal_command_lines_have_equal_values(real):
     assert real[-1] == real[0]
 
 
-def test_the_settings_that_tell_most_are_a_command_line(real):
+def test_trainings_are_described_as_command_lines(real):
     assert described(real[1], whole=False) == (
         "fairseq-train --arch switch_gmoe_tiny --optimizer adam --lr 0.002 --lr-scheduler polynomial_decay "
         "--tokens-per-sample 512 --batch-size 4 --update-freq 2 --max-update 9"
@@ -56,6 +56,6 @@ def test_the_settings_that_tell_most_are_a_command_line(real):
         ("--max-update many", "--max-update.*many"),
     ],
 )
-def test_what_fairseq_refuses_is_a_user_error(flags, message):
+def test_flags_that_fairseq_refuses_are_user_errors(flags, message):
     with pytest.raises(UserError, match=message):
         resolve([["S", "--task", "alma_lm", *flags.split()]])

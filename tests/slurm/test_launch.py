@@ -1,52 +1,12 @@
-"""The launcher as a user runs it, over fake children: rows, relaunches, kills, failures, the lock."""
+"""The launcher over fake children: rows, relaunches, refused command lines."""
 
-import contextlib
-import fcntl
 import json
-import os
-import pty
-import select
-import signal
-import socket
-import subprocess
-import termios
-import time
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from launcher import ESTIMATE, ROOT, SMALL, make, write_stream
+from launcher import ESTIMATE, SMALL, make, write_stream
 
 from alma.records import Run
-from slurm import queue
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    return make(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory) -> list[dict]:
-    """Rows of an uninterrupted gmoe run, w = 1."""
-    uninterrupted = make(tmp_path_factory.mktemp("uninterrupted") / "x", learner="gmoe")
-    uninterrupted.run()
-    return uninterrupted.rows
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def ended(pid: int) -> bool:
-    """Whether a process has ended, although nobody here may reap it."""
-    with contextlib.suppress(FileNotFoundError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    return True
+from slurm.engine import queue
 
 
 def test_a_chain_gives_a_row_per_megabatch_and_a_table(launcher, expected):
@@ -122,19 +82,6 @@ def test_an_ensemble_trains_every_member_at_every_stage(launcher):
     assert Run.read(launcher.out).info["seeds"] == {"member_0": 0, "member_1": 1000, "member_2": 2000}
 
 
-def test_an_ensemble_killed_between_its_members_goes_on(launcher, tmp_path):
-    launcher.learner = "ens"
-    launcher.environment["FAKE_SLEEP"] = "0.1"
-    process = launcher.start()
-    wait_for((launcher.out / "stage_01/member_1/checkpoint_last.pt").exists)
-    process.kill()
-    process.wait()
-    launcher.run()
-    whole = make(tmp_path / "whole", learner="ens")
-    whole.run()
-    assert launcher.rows == whole.rows
-
-
 def test_a_growing_ensemble_trains_one_member_a_stage(launcher):
     launcher.learner = "gens"
     out, _ = launcher.run()
@@ -146,7 +93,7 @@ def test_a_growing_ensemble_trains_one_member_a_stage(launcher):
 
 
 @pytest.mark.parametrize("learner", ["sm", "gmoe", "gens"])
-def test_a_finished_run_goes_on_when_its_stream_has_got_longer(launcher, learner, tmp_path):
+def test_a_finished_run_resumes_on_a_longer_stream(launcher, learner, tmp_path):
     launcher.learner = learner
     launcher.run()
     before = launcher.rows
@@ -164,7 +111,7 @@ def test_a_finished_run_goes_on_when_its_stream_has_got_longer(launcher, learner
     assert "megabatch_sha256: 5 values -> 4; megabatches: 5 -> 4" in launcher.run(code=2)[1]
 
 
-def test_a_longer_stream_with_other_beginnings_is_refused(launcher):
+def test_a_longer_stream_with_a_different_beginning_is_refused(launcher):
     launcher.run()
     write_stream(launcher.folder / "stream", 5)
     record = json.loads((launcher.folder / "stream/stream.json").read_text())
@@ -173,18 +120,18 @@ def test_a_longer_stream_with_other_beginnings_is_refused(launcher):
     assert "megabatch_sha256[0]: " in launcher.run(code=2)[1]
 
 
-def test_a_stage_cut_short_by_the_end_of_the_stream_is_not_mixed_with_a_longer_one(launcher):
+def test_a_stage_cut_short_by_the_end_of_a_shorter_stream_is_refused(launcher):
     launcher.run("--waiting-time", "3")
     write_stream(launcher.folder / "stream", 5)
     _, err = launcher.run("--waiting-time", "3", code=2)
-    assert "stage 1 trained when its stream ended with mega-batch 4" in err
+    assert "stage 1 was trained when the stream ended with mega-batch 4" in err
     assert err.count("\n") == ESTIMATE + 1
     launcher.run("--waiting-time", "2", "--out", "other")
     write_stream(launcher.folder / "stream", 6)
     launcher.run("--waiting-time", "2", "--out", "third")
 
 
-def test_stages_stops_early_and_more_of_them_go_on(launcher, expected):
+def test_a_run_of_fewer_stages_resumes_with_more(launcher, expected):
     launcher.learner = "gmoe"
     launcher.run("--stages", "2")
     assert launcher.rows == expected[:3]
@@ -212,151 +159,23 @@ def test_experiments_run_one_after_the_other(launcher):
     )
 
 
-MOMENTS: dict[str, Callable[[Path], bool]] = {
-    "start": lambda out: (out / "run.json").exists(),
-    "untrained": lambda out: (out / "untrained.json").exists(),
-    "training": lambda out: (out / "stage_00/checkpoint_last.pt").exists(),
-    "evaluating": lambda out: (out / "stage_01/eval.log").exists(),
-    "measured": lambda out: (out / "stage_01/result.json").exists(),
-    "later": lambda out: (out / "stage_02/checkpoint_last.pt").exists(),
-}
-
-
-def test_killed_at_any_moment_and_relaunched_it_gives_the_same_rows(launcher, expected):
-    launcher.learner = "gmoe"
-    launcher.environment["FAKE_SLEEP"] = "0.1"
-    for moment in MOMENTS.values():
-        process = launcher.start()
-        wait_for(lambda moment=moment: moment(launcher.out))
-        process.kill()
-        process.wait()
-        last = launcher.pids.read_text().split()[-1:] if launcher.pids.exists() else []
-        wait_for(lambda last=last: all(ended(int(pid)) for pid in last))
-    launcher.run()
-    assert launcher.rows == expected
-    assert (launcher.out / "stage_00/train.log").read_text().count("$ ") == 2
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_stops_the_child_and_says_how_to_go_on(launcher, how):
-    launcher.environment["FAKE_SLEEP"] = "0.5"
-    process = launcher.start()
-    wait_for((launcher.out / "stage_00/checkpoint_last.pt").exists)
-    process.send_signal(how)
-    _, err = process.communicate(timeout=10)
-    assert process.returncode == 130
-    assert err.splitlines()[-1] == "interrupted; the same command goes on from here"
-    assert ended(int(launcher.pids.read_text()))
-
-
-@pytest.mark.parametrize(
-    ("how", "code", "message"),
-    [
-        ("user", 2, "error: stream/train.bin: truncated; copy it again"),
-        ("flag", 2, "error: unrecognized arguments: --nonsense"),
-        (
-            "python",
-            1,
-            "error: training of stage 0 (mega-batch 1): exit code 1: RuntimeError: CUDA error: out of luck; "
-            "log: run/stage_00/train.log",
-        ),
-        (
-            "kill",
-            1,
-            "error: training of stage 0 (mega-batch 1): signal 9 (Killed); log: run/stage_00/train.log",
-        ),
-    ],
-)
-def test_a_failing_child_is_one_line(launcher, how, code, message):
-    launcher.environment["FAKE_CRASH"] = f"0:1:{how}"
-    _, err = launcher.run(code=code)
-    assert err.splitlines()[-1] == message
-    assert err.splitlines()[ESTIMATE:-1][-1] == "stage 0 (mega-batch 1): training"
-
-
-def test_a_second_launcher_on_the_same_run_is_refused(launcher):
-    launcher.environment["FAKE_SLEEP"] = "5"
-    first = launcher.start()
-    wait_for((launcher.out / "stage_00/train.log").exists)
-    _, err = launcher.run(code=2)
-    last = f"error: run: another process is at work here (pid {first.pid} on {socket.gethostname()}); "
-    assert err.splitlines()[ESTIMATE:] == [f"{last}let it end or choose another --out"]
-    first.terminate()
-    first.communicate(timeout=10)
-
-
 def test_other_settings_are_refused_where_something_was_trained(launcher):
-    """And a half-trained stage was: its checkpoint would go on with other settings."""
+    """Even in the first stage, whose checkpoint would be resumed."""
     launcher.environment["FAKE_CRASH"] = "0:1:user"
     launcher.run(code=2)
     for options in ((), ("--dry-run",), ("--jobs", "2")):
         _, err = launcher.run("--seed", "3", *options, code=2, flags=("--max-update", "3", *SMALL))
         assert err.splitlines()[ESTIMATE:] == [
             "error: run holds a run with other settings (--max-update: 2 -> 3; seed: 0 -> 3): choose another "
-            "--out, or give the settings of that run to go on with it"
+            "--out, or give that run's settings to resume it"
         ]
     write_stream(launcher.folder / "stream", 4, dictionary="other")
     _, err = launcher.run(code=2)
     assert "(stream_sha256: " in err
     del launcher.environment["FAKE_CRASH"]
     write_stream(launcher.folder / "stream", 4)
-    launcher.run(flags=("--max-update=2", *SMALL))  # the same flags, otherwise written
+    launcher.run(flags=("--max-update=2", *SMALL))  # the same flags in another spelling
     assert len(launcher.rows) == 5
-
-
-@pytest.mark.parametrize("left", ["untrained", "first update", "evaluated"])
-def test_where_nothing_was_trained_a_mended_command_starts_anew(launcher, left):
-    if left == "untrained":
-        launcher.environment["FAKE_UNTRAINED"] = "user"
-    else:
-        launcher.environment["FAKE_CRASH"] = "0:0:user"
-    launcher.run(code=2)
-    assert (launcher.out / "run.json").exists()
-    launcher.environment.clear()
-    launcher.run("--seed", "3")
-    assert Run.read(launcher.out).config["seed"] == 3
-    plain = make(launcher.folder / "plain")
-    plain.run("--seed", "3")
-    assert launcher.rows == plain.rows
-
-
-def test_a_preempted_evaluation_of_the_untrained_model_deletes_nothing(launcher):
-    """As a job does it: killed, requeued, done; then other settings are as welcome as in any run."""
-    job = f"""
-import os, sys
-sys.path[:0] = {[str(ROOT / "tests/slurm"), str(ROOT)]!r}
-from launcher import read_requests
-from slurm.launch import open_run
-from slurm.plan import make_plan
-from slurm.unit import Unit
-(request,) = read_requests(sys.argv[1:])
-plan = make_plan(request, 4)
-plan.out.mkdir(exist_ok=True)
-open_run(request, plan)
-Unit(plan, "untrained")()
-"""
-    words = ("stream", "--learner", "sm", "--out", "run", "--", *SMALL, "--max-update", "2")
-
-    def start() -> subprocess.Popen:
-        return launcher.start_words(*words, program=["-c", job], start_new_session=True)
-
-    launcher.environment["FAKE_UNTRAINED"] = "60"
-    first = start()
-    log = launcher.out / "untrained.log"
-    wait_for(lambda: log.exists() and "evaluating" in log.read_text().split())
-    os.killpg(first.pid, signal.SIGTERM)
-    assert first.stdout.readline() == "waiting for SLURM to end or to requeue this job\n"
-    first.kill()
-    first.communicate()
-    assert Run.read(launcher.out).rows == []
-    launcher.environment["FAKE_UNTRAINED"] = "0"
-    again = start()
-    _, err = again.communicate(timeout=60)
-    assert again.returncode == 0, err
-    assert [row["t"] for row in launcher.rows] == [0]
-    launcher.run("--seed", "1", "--stages", "1")  # nothing was trained
-    assert "seed: 1 -> 0" in launcher.run(code=2)[1]
-    assert [row["t"] for row in launcher.rows] == [0, 1]
 
 
 def test_flags_are_refused_before_anything_is_made(launcher):
@@ -372,8 +191,8 @@ def test_flags_are_refused_before_anything_is_made(launcher):
     assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
 
 
-def test_all_flags_are_checked_at_once(launcher):
-    """Those of several runs in one process, the same ones once."""
+def test_one_process_checks_all_flags(launcher):
+    """One process checks the flags of all runs, equal ones once."""
     calls = launcher.folder / "calls"
     launcher.environment["FAKE_CHECKS"] = str(calls)
     launcher.run("--seeds", "0-2", "--dry-run")
@@ -396,7 +215,7 @@ def test_a_dry_run_shows_a_short_plan_and_makes_nothing(launcher):
 def test_options_of_a_cluster_are_refused_elsewhere(launcher):
     for options in (("--partition", "learn"), ("--wait",), ("--mem-gb", "8", "--cluster", "debug")):
         _, err = launcher.run(*options, code=2)
-        assert err.startswith(f"error: {options[0]}: only for --cluster slurm")
+        assert err.startswith(f"error: {options[0]}: only with --cluster slurm")
         assert err.count("\n") == 1
     launcher.environment["PATH"] = str(launcher.folder)  # no sbatch
     assert "no SLURM here" in launcher.run("--cluster", "slurm", code=2)[1]
@@ -414,52 +233,7 @@ def test_bad_command_lines_are_one_line_and_exit_code_2(launcher):
     assert "is not a folder" in launcher.run(code=2)[1]
 
 
-def test_jobs_side_by_side_give_the_same_rows(tmp_path, expected):
-    """Both learners, an ensemble's members among the jobs; the second launch finds all done."""
-    both = make(tmp_path / "x", learner="gmoe", environment={"FAKE_SLEEP": "0.05"})
-    both.run("--jobs", "3", "--seeds", "0-1")
-    first, second = (replace(both, run_name=f"run_s{seed}").rows for seed in (0, 1))
-    assert first == expected
-    assert [row["value"] for row in first] != [row["value"] for row in second]
-    trained = len(both.pids.read_text().split())
-    assert trained == 8
-    _, err = both.run("--jobs", "3", "--seeds", "0-1")
-    assert err.count("was complete") == 2 * 9
-    assert len(both.pids.read_text().split()) == trained
-
-
-def test_side_by_side_a_failure_stops_what_needs_it_and_nothing_else(tmp_path):
-    both = make(tmp_path / "x", learner="ens", environment={"FAKE_CRASH": "1:1:python"})
-    _, err = both.run("--jobs", "2", "--stages", "2", code=1)
-    assert "CUDA error: out of luck" in err.splitlines()[-1]
-    assert [row["t"] for row in both.rows] == [0, 1]
-    assert not (both.out / "stage_01" / "result.json").exists()
-    both.environment.pop("FAKE_CRASH")
-    both.run("--jobs", "2", "--stages", "2")
-    assert [row["t"] for row in both.rows] == [0, 1, 2]
-
-
-def test_side_by_side_ctrl_c_ends_all_children(tmp_path):
-    both = make(tmp_path / "x", learner="ens", environment={"FAKE_SLEEP": "5"})
-    process = both.start("--jobs", "2")
-    wait_for(lambda: both.pids.exists() and len(both.pids.read_text().split()) == 2)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130, err
-    for pid in both.pids.read_text().split():
-        wait_for(lambda pid=int(pid): ended(pid))
-
-
-def test_side_by_side_rows_that_a_kill_kept_from_being_appended_come_later(tmp_path, expected):
-    run = make(tmp_path / "x", learner="gmoe")
-    run.run()
-    path = run.out / "results.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
-    run.run("--jobs", "2")
-    assert run.rows == expected
-
-
-def test_experiments_do_not_say_where_to_run(launcher):
+def test_experiments_may_not_choose_the_machine(launcher):
     experiment = launcher.folder / "one.yaml"
     experiment.write_text("learner: sm\npartition: learn\nflags:\n  max-update: 2\n")
     process = launcher.start_words(str(experiment), "--stream", "stream")
@@ -468,84 +242,16 @@ def test_experiments_do_not_say_where_to_run(launcher):
     assert "--partition says where to run" in err
 
 
-class Terminal:
-    """A launcher whose controlling terminal this is, as a user has it."""
-
-    def __init__(self, launcher, *words: str):
-        self.mine, its = pty.openpty()
-        flags = ("--", *SMALL, "--max-update", "2")
-        self.process = launcher.start_words(
-            *("stream", "--learner", "gmoe", "--out", "run", *words, *flags),
-            **dict.fromkeys(("stdin", "stdout", "stderr"), its),
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-        os.close(its)
-        self.seen = ""
-
-    def read_to(self, text: str) -> None:
-        """Read until `text` has been shown, or the end."""
-        deadline = time.monotonic() + 20
-        while text not in self.seen:
-            assert select.select([self.mine], [], [], deadline - time.monotonic())[0], self.seen
-            self.seen += os.read(self.mine, 4096).decode()
-
-    def type(self, keys: str) -> None:
-        os.write(self.mine, keys.encode())
-
-    def end(self) -> int:
-        """Read to the end; the exit code."""
-        with contextlib.suppress(OSError):  # how Linux says that the other side is closed
-            self.read_to("no such text")
-        os.close(self.mine)
-        return self.process.wait(timeout=20)
-
-
-def test_debug_has_the_terminal_for_the_debugger_and_the_rows_of_local(launcher, expected):
-    launcher.environment["FAKE_CRASH"] = "1:1:breakpoint"
-    terminal = Terminal(launcher, "--cluster", "debug")
-    terminal.read_to("(Pdb) ")
-    terminal.type("p 'updates:', state['updates'] + 41\n")
-    terminal.read_to("('updates:', 42)")
-    terminal.type("c\n")
-    assert terminal.end() == 0, terminal.seen
-    assert launcher.rows == expected
-    assert "('updates:', 42)" in (launcher.out / "stage_01/train.log").read_text()
-    assert terminal.seen.count("train_inner") == 4 * 2
-    assert "update/s" not in terminal.seen  # no bar between the lines
-
-
-def test_debug_ends_at_once_by_ctrl_c_and_local_goes_on_with_the_run(launcher, expected):
-    launcher.environment["FAKE_SLEEP"] = "30"
-    terminal = Terminal(launcher, "--cluster", "debug")
-    wait_for(lambda: launcher.pids.exists() and launcher.pids.read_text())
-    began = time.monotonic()
-    terminal.type("\x03")
-    assert terminal.end() == 130
-    assert time.monotonic() - began < 5
-    assert "interrupted; the same command goes on from here" in terminal.seen
-    wait_for(lambda: ended(int(launcher.pids.read_text())))
-    launcher.environment.clear()
-    launcher.learner = "gmoe"
-    launcher.run()
-    assert launcher.rows == expected
-
-
-def test_debug_is_for_one_training_at_a_time(launcher):
-    _, err = launcher.run("--cluster", "debug", "--jobs", "2", code=2)
-    assert err.startswith("error: --jobs 2: only one child can have the terminal")
-
-
-def test_local_leaves_a_run_alone_whose_jobs_are_in_the_queue(launcher):
-    """squeue says so; that it knows of none, or is not there, is no hindrance."""
+def test_local_refuses_a_run_with_queued_jobs(launcher):
+    """Unless squeue knows none of them, or is missing."""
     bin_folder = launcher.folder / "bin"
     bin_folder.mkdir()
     squeue = bin_folder / "squeue"
     launcher.environment["PATH"] = str(bin_folder)
     launcher.out.mkdir()
-    unit = {"name": "stage 0", "kind": "train", "stage": 0, "directory": "stage_00", "needs": []}
-    unit |= {"marker": "stage_00/trained.json", "updates": 2, "job": "77", "log": None}
-    queue.write_units(launcher.out, [unit])
+    entry = {"name": "stage 0", "kind": "train", "stage": 0, "directory": "stage_00", "needs": []}
+    entry |= {"marker": "stage_00/trained.json", "updates": 2, "job": "77", "log": None}
+    queue.write_jobs(launcher.out, [entry])
 
     def answer(state: str) -> None:
         squeue.write_text(f"#!/bin/sh\necho '77|{state}|node|0|None|'\n")
@@ -555,8 +261,8 @@ def test_local_leaves_a_run_alone_whose_jobs_are_in_the_queue(launcher):
     for options in ((), ("--jobs", "2"), ("--cluster", "debug")):
         _, err = launcher.run(*options, code=2)
         assert err.splitlines()[ESTIMATE:] == [
-            "error: run: jobs 77 of this run are in SLURM's queue: give --cluster slurm, or cancel them "
-            "with: python -m slurm.cancel run"
+            "error: run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
+            "them with: python -m slurm.cancel run"
         ]
     assert not (launcher.out / "run.json").exists()
     answer("COMPLETED")

@@ -1,16 +1,18 @@
-"""Trainings side by side on one machine: each has its share of the GPUs and of the memory."""
+"""Concurrent jobs on one machine: rows, failures, and each job's share of GPUs and memory."""
 
 import re
+import signal
+from dataclasses import replace
 
 import pytest
-from launcher import SMALL, make
+from launcher import SMALL, ended, make, wait_for
 
-from slurm.machine import Machine, devices
+from slurm.engine.machine import Machine, devices
 
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    """An nvidia-smi of so many GPUs of 32 GiB, first on PATH; nothing in CUDA_VISIBLE_DEVICES."""
+    """Folder with an nvidia-smi for `count` GPUs of 32 GiB; CUDA_VISIBLE_DEVICES is unset."""
 
     def has(count: int) -> str:
         tool = tmp_path / "bin" / "nvidia-smi"
@@ -61,7 +63,7 @@ def test_each_training_sees_the_gpus_of_its_slot_alone(gpus, tmp_path, monkeypat
 
 
 def make_alone(folder) -> str:
-    """The log of a training that has the machine for itself."""
+    """The log of a training alone on the machine."""
     run = make(folder)
     run.run("--stages", "1")
     return (run.out / "stage_00/train.log").read_text()
@@ -72,7 +74,7 @@ def test_more_jobs_than_gpus_are_refused_before_anything_is_made(gpus, tmp_path,
     monkeypatch.setenv("PATH", gpus(2), prepend=":")
     _, err = run.run("--jobs", "3", code=2)
     assert err.endswith(
-        "error: --jobs 3: this machine has 2 GPUs, and each training takes at least one to itself: "
+        "error: --jobs 3: GPUs on this machine: 2, and each training needs at least one of its own: "
         "give --jobs 2 or fewer, or --cpu after the `--`\n"
     )
     assert not run.out.exists()
@@ -86,9 +88,9 @@ def test_more_jobs_than_gpus_are_refused_before_anything_is_made(gpus, tmp_path,
         (["--jobs", "0"], "--jobs 0: give 1 or more"),
         (["--seeds", "2-0"], "argument --seeds: 2-0: a range goes up: give 0-2"),
         (["--seeds", "2-0", "--cluster", "slurm"], "argument --seeds: 2-0: a range goes up: give 0-2"),
-        (["--cluster", "slurm", "--jobs", "1"], "--jobs: not for --cluster slurm, only for this machine"),
-        (["--qos", "high", "--wait"], "--qos, --wait: only for --cluster slurm: give that too"),
-        (["--cluster", "debug", "--timeout-min", "5"], "--timeout-min: only for --cluster slurm"),
+        (["--cluster", "slurm", "--jobs", "1"], "--jobs: not with --cluster slurm, only on this machine"),
+        (["--qos", "high", "--wait"], "--qos, --wait: only with --cluster slurm"),
+        (["--cluster", "debug", "--timeout-min", "5"], "--timeout-min: only with --cluster slurm"),
     ],
 )
 def test_options_that_do_not_apply_are_refused(tmp_path, words, message):
@@ -97,3 +99,48 @@ def test_options_that_do_not_apply_are_refused(tmp_path, words, message):
     assert err.splitlines()[-1].startswith(f"error: {message}")
     assert "Traceback" not in err
     assert not run.out.exists()
+
+
+def test_jobs_side_by_side_give_the_same_rows(tmp_path, expected):
+    """Two seeds at a time; a second launch finds everything done."""
+    both = make(tmp_path / "x", learner="gmoe", environment={"FAKE_SLEEP": "0.05"})
+    both.run("--jobs", "3", "--seeds", "0-1")
+    first, second = (replace(both, run_name=f"run_s{seed}").rows for seed in (0, 1))
+    assert first == expected
+    assert [row["value"] for row in first] != [row["value"] for row in second]
+    trained = len(both.pids.read_text().split())
+    assert trained == 8
+    _, err = both.run("--jobs", "3", "--seeds", "0-1")
+    assert err.count("was complete") == 2 * 9
+    assert len(both.pids.read_text().split()) == trained
+
+
+def test_side_by_side_a_failure_stops_its_dependents_only(tmp_path):
+    both = make(tmp_path / "x", learner="ens", environment={"FAKE_CRASH": "1:1:python"})
+    _, err = both.run("--jobs", "2", "--stages", "2", code=1)
+    assert "CUDA error: out of luck" in err.splitlines()[-1]
+    assert [row["t"] for row in both.rows] == [0, 1]
+    assert not (both.out / "stage_01" / "result.json").exists()
+    both.environment.pop("FAKE_CRASH")
+    both.run("--jobs", "2", "--stages", "2")
+    assert [row["t"] for row in both.rows] == [0, 1, 2]
+
+
+def test_side_by_side_ctrl_c_ends_all_children(tmp_path):
+    both = make(tmp_path / "x", learner="ens", environment={"FAKE_SLEEP": "5"})
+    process = both.start("--jobs", "2")
+    wait_for(lambda: both.pids.exists() and len(both.pids.read_text().split()) == 2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    for pid in both.pids.read_text().split():
+        wait_for(lambda pid=int(pid): ended(pid))
+
+
+def test_side_by_side_rows_lost_to_a_kill_are_appended_later(tmp_path, expected):
+    run = make(tmp_path / "x", learner="gmoe")
+    run.run()
+    path = run.out / "results.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    run.run("--jobs", "2")
+    assert run.rows == expected

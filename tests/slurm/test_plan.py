@@ -1,4 +1,4 @@
-"""The commands of every stage, and the settings that are refused."""
+"""Commands of each stage, and settings that are refused."""
 
 import sys
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 from launcher import read_requests
 
 from alma.errors import UserError
-from slurm.flags import read_flags
-from slurm.plan import Plan, make_plan, reshard_command
+from slurm.lm.flags import read_flags
+from slurm.lm.plan import Plan, make_plan, reshard_command
 
 GMOE = ["--learner", "gmoe"]
 
@@ -45,7 +45,7 @@ def test_commands_of_a_plain_chain_word_for_word():
         "--megabatch-words", "0", "--megabatch-tokens", "0", "--megabatch-seed", "1",
     ]  # fmt: skip
     ours = ("fairseq_alma.evaluate", "--untrained", "--seeds", "7", "--valid", "--out", "R/untrained.json")
-    assert made.untrained[2:] == (*ours, *first.trainings[0].command[3:])
+    assert made.untrained[2:] == (*ours, *first.trainings[0].arguments)
     assert [training.previous for spec in (first, second) for training in spec.trainings] == [
         None,
         Path("R/stage_00"),
@@ -98,11 +98,11 @@ def test_gmoe_grows_before_each_later_stage(words, experts, growth):
 
 
 def names(paths) -> list[str]:
-    """Directories inside the run's."""
+    """Paths relative to the run directory."""
     return [str(path.relative_to("R")) for path in paths]
 
 
-def test_members_of_ens_have_own_seeds_and_go_on_from_themselves():
+def test_members_of_ens_have_own_seeds_and_continue_their_own_models():
     made = plan("--members", "3", "--seed", "5", learner="ens")
     second = made.stages[1]
     own = ["stage_01/member_0", "stage_01/member_1", "stage_01/member_2"]
@@ -117,7 +117,7 @@ def test_members_of_ens_have_own_seeds_and_go_on_from_themselves():
     assert len(plan(learner="ens").stages[0].trainings) == 2
 
 
-def test_gens_trains_one_new_member_a_stage_and_evaluates_all_so_far():
+def test_gens_trains_one_new_member_per_stage_and_evaluates_all():
     made = plan("--seed", "5", learner="gens")
     assert [names(spec.models) for spec in made.stages[:2]] == [["stage_00"], ["stage_00", "stage_01"]]
     trainings = [training for spec in made.stages for training in spec.trainings]
@@ -137,8 +137,8 @@ def test_umix_is_one_training_of_its_members():
 
 
 @pytest.mark.parametrize("learner", ["gens", "ens", "umix", "gmoe", "moe"])
-def test_one_stage_of_any_learner_trains_what_sm_would(learner):
-    """The same command but for the folder: so gens with one stage, ens of one and umix of one are sm."""
+def test_one_stage_of_any_learner_is_that_of_sm(learner):
+    """The same command up to the folder: ens and umix of one member, and gens with one stage, equal sm."""
     members = ["--members", "1"] if learner in ("ens", "umix") else []
     words = ["--waiting-time", "4", "--seed", "3", "--", "--max-update", "100"]
     (ours,) = plan(*members, *words, learner=learner).stages
@@ -148,7 +148,7 @@ def test_one_stage_of_any_learner_trains_what_sm_would(learner):
     assert len(ours.trainings) == len(ours.models) == 1
 
 
-def test_from_scratch_no_stage_goes_on_from_another():
+def test_from_scratch_every_stage_starts_a_new_model():
     for learner in ("sm", "ens", "umix", "gmoe"):
         made = plan("--from-scratch", learner=learner)
         assert all(training.previous is None for spec in made.stages for training in spec.trainings)
@@ -169,8 +169,9 @@ def test_the_update_multiplier_lengthens_every_stage_and_its_schedule():
 
 
 def test_the_update_multiplier_multiplies_the_default_too():
+    """Without --total-num-update the schedule has the length of the training."""
     assert values(plan("--update-multiplier", "4"), "--max-update") == ["480000"] * 4
-    assert values(plan("--update-multiplier", "4"), "--total-num-update") == [None] * 4  # as many by default
+    assert values(plan("--update-multiplier", "4"), "--total-num-update") == [None] * 4
 
 
 def test_settings_of_a_stage_have_its_experts_members_and_updates():
@@ -179,7 +180,7 @@ def test_settings_of_a_stage_have_its_experts_members_and_updates():
     assert {spec.settings["--max-update"] for spec in made.stages} == {10}
     assert {spec.settings["--batch-size"] for spec in made.stages} == {4}
     assert plan(learner="umix").stages[0].settings["--members"] == 2
-    assert made.stages[0].settings["--distributed-world-size"] is None  # as many as where it runs
+    assert made.stages[0].settings["--distributed-world-size"] is None  # unknown here
 
 
 def test_context_is_for_evaluation_only():
@@ -190,7 +191,7 @@ def test_context_is_for_evaluation_only():
     assert made.config["context_window"] == 8
 
 
-def test_stages_ends_the_plan_early_without_being_another_run():
+def test_fewer_stages_are_the_same_run():
     made = plan("--waiting-time", "3", "--stages", "1")
     assert len(made.stages) == 1
     assert made.config == plan("--waiting-time", "3").config
@@ -227,7 +228,7 @@ def test_config_holds_all_that_changes_results_and_no_output_path():
     }
 
 
-def test_logging_flags_of_the_user_stand():
+def test_logging_flags_of_the_user_are_kept():
     spec = plan("--", "--log-format", "simple", "--log-interval", "7").stages[0]
     assert [word for word in spec.trainings[0].command if word.startswith("--log")] == [
         "--log-format",
@@ -235,7 +236,7 @@ def test_logging_flags_of_the_user_stand():
     ]
 
 
-def test_evaluation_takes_over_what_it_needs():
+def test_evaluation_inherits_the_flags_it_needs():
     flags = [
         "--max-tokens",
         "4096",
@@ -256,7 +257,7 @@ def test_evaluation_takes_over_what_it_needs():
     assert "--lr" not in evaluate
 
 
-def test_ordinary_data_are_cut_by_the_plug_in():
+def test_a_fairseq_preprocess_directory_is_cut_by_the_plug_in():
     (request,) = read_requests(
         ["D", "--learner", "sm", "--out", "R", "--", "--megabatch-tokens", "9", "--megabatch-seed=3", "--cpu"]
     )
@@ -295,13 +296,13 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         (["--", "--moe-expert-count", "4", "--arch", "transformer_lm"], "unrecognized argument"),
         (["--waiting-time", "5"], "longer than the stream"),
         (["--waiting-time", "0"], "waiting time 0"),
-        (["--grow-experts", "2"], "--grow-experts is of --learner gmoe, not of sm"),
-        (["--grow-router", "copy"], "--grow-router is of --learner gmoe, not of sm"),
-        (["--members", "2"], "--members is of --learner ens or umix, not of sm"),
+        (["--grow-experts", "2"], "--grow-experts needs --learner gmoe, not sm: leave it out"),
+        (["--grow-router", "copy"], "--grow-router needs --learner gmoe, not sm"),
+        (["--members", "2"], "--members needs --learner ens or umix, not sm"),
         (["--learner", "ens", "--members", "0"], "--members 0: give 1 or more"),
-        (["--learner", "gens", "--from-scratch"], "every member of gens is new"),
-        (["--learner", "umix", "--", "--arch", "transformer_lm"], "transformer_lm: umix is made of experts"),
-        (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm: moe is made of experts"),
+        (["--learner", "gens", "--from-scratch"], "gens trains new models in every stage"),
+        (["--learner", "umix", "--", "--arch", "transformer_lm"], "transformer_lm: umix needs experts"),
+        (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm: moe needs experts"),
         (["--update-multiplier", "2", "--", "--max-update", "0"], "multiplies --max-update"),
         (["--update-multiplier", "0"], "give 1 or more"),
         (["--context-window", "-1"], "give 0 or more"),
@@ -312,8 +313,8 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         ([*GMOE, "--grow-experts", "2,2,4", "--waiting-time", "2"], "2 stages grow 1 times"),
         ([*GMOE, "--grow-experts", "5"], "adds 5 to 4 experts"),
         ([*GMOE, "--grow-experts", "2,7,1"], "growth 2 adds 7 to 6"),
-        ([*GMOE, "--grow-experts", "two"], "give a number"),
-        ([*GMOE, "--grow-experts", "0"], "give a number"),
+        ([*GMOE, "--grow-experts", "two"], "--grow-experts: 'two': a whole number"),
+        ([*GMOE, "--grow-experts", "0"], "give a number of 1 or more"),
         (
             ["--nonsense"],
             "if --nonsense is a flag of fairseq-train, put it after",

@@ -1,6 +1,5 @@
-"""The launcher on a real SLURM, over fake children: whatever befalls a job, the rows stay the same."""
+"""The launcher on a real SLURM, over fake children: whatever happens to a job, the rows are the same."""
 
-import json
 import os
 import re
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from launcher import SMALL, Launcher, make
 
-from slurm import queue
+from slurm.engine import queue
 
 FLAGS = (*SMALL, "--max-update", "4")
 MEMBERS = ("--members", "3", "--stages", "3")
@@ -20,7 +19,7 @@ MEMBERS = ("--members", "3", "--stages", "3")
 
 @dataclass
 class OnSlurm:
-    """A launcher whose jobs go to `cluster`; updates take .2 s, for something to happen in."""
+    """A launcher whose jobs go to `cluster`, with slow updates."""
 
     cluster: object
     launcher: Launcher
@@ -30,7 +29,7 @@ class OnSlurm:
         return ["--cluster", "slurm", "--wait", "--timeout-min", "30", *stages, *options]
 
     def launch(self, *options: str, code: int = 0) -> tuple[str, str]:
-        """Start and wait for all to end."""
+        """Launch and wait for the end."""
         process = self.start(*options)
         out, err = process.communicate(timeout=1200)
         assert process.returncode == code, err
@@ -42,7 +41,7 @@ class OnSlurm:
 
     @contextmanager
     def during(self, stage: int, *options: str):
-        """While the first training of `stage` runs; then wait for the end, which must be a good one."""
+        """Enter while the first training of `stage` runs; on exit wait for a successful end."""
         process = self.start(*options)
         try:
             self.cluster.until(lambda: self.updates(stage) >= 1, timeout=60)
@@ -53,22 +52,24 @@ class OnSlurm:
             process.kill()
 
     def updates(self, stage: int) -> int:
-        """Of any member, so far."""
+        """Updates of all members so far."""
         logs = self.launcher.out.glob(f"stage_{stage:02d}/**/train.log")
         return sum(log.read_text().count("num_updates") for log in logs)
 
     def job(self, name: str) -> str:
-        units = json.loads((self.launcher.out / "jobs.json").read_text())["units"]
-        return next(unit["job"] for unit in units if unit["name"].startswith(name))
+        return next(str(job.job_id) for job in self.jobs if job.name.startswith(name))
 
     def log(self, name: str) -> str:
-        """Of the job, all its starts."""
-        units = json.loads((self.launcher.out / "jobs.json").read_text())["units"]
-        return Path(next(unit["log"] for unit in units if unit["name"].startswith(name))).read_text()
+        """Log of a job, over all its starts."""
+        return next(Path(str(job.log)).read_text() for job in self.jobs if job.name.startswith(name))
+
+    @property
+    def jobs(self) -> list[queue.SubmittedJob]:
+        return queue.read_jobs(self.launcher.out)
 
     @property
     def trainings(self) -> int:
-        """Processes that trained."""
+        """Number of training processes so far."""
         return len(self.launcher.pids.read_text().split())
 
 
@@ -96,13 +97,13 @@ def test_three_stages_of_three_members_are_arrays_of_nodes(cluster, tmp_path, ex
     assert element == "2"
     assert run.job("stage 1, member 1") == f"{array}_0"
     assert run.trainings == 9
-    _, err = run.launch()  # again: nothing is left to do
-    assert "0 units submitted" in err
+    _, err = run.launch()  # nothing is left to do
+    assert "0 jobs submitted" in err
     assert run.trainings == 9
 
 
 @pytest.mark.parametrize("preempts_by_signal", [False, True])
-def test_preempted_it_goes_on(request, preempts_by_signal, tmp_path, expected):
+def test_a_preempted_run_resumes(request, preempts_by_signal, tmp_path, expected):
     cluster = request.getfixturevalue("cluster_with_signal" if preempts_by_signal else "cluster")
     run = prepare(cluster, tmp_path, seconds=0.5)
     with run.during(1):
@@ -114,7 +115,7 @@ def test_preempted_it_goes_on(request, preempts_by_signal, tmp_path, expected):
     assert ("waiting for SLURM" in run.log("stage 1")) != preempts_by_signal
 
 
-def test_requeued_it_goes_on(cluster, tmp_path, expected):
+def test_a_requeued_run_resumes(cluster, tmp_path, expected):
     run = prepare(cluster, tmp_path)
     with run.during(1) as job:
         cluster.run("scontrol", "requeue", job)
@@ -122,15 +123,15 @@ def test_requeued_it_goes_on(cluster, tmp_path, expected):
     assert run.trainings == 4
 
 
-def test_out_of_time_it_saves_and_goes_on(cluster, tmp_path, expected):
-    run = prepare(cluster, tmp_path, seconds=12)  # SLURM looks at the time every half minute only
+def test_a_timeout_saves_and_resumes(cluster, tmp_path, expected):
+    run = prepare(cluster, tmp_path, seconds=12)  # SLURM checks time limits every 30 s
     run.launch("--timeout-min", "1", "--signal-delay-s", "30", "--stages", "1")
     assert run.launcher.rows == expected["gmoe"][:2]
     assert run.trainings >= 2
     assert "timed-out" in run.log("stage 0")
 
 
-def test_a_node_that_goes_down_costs_nothing_but_time(cluster, tmp_path, expected):
+def test_a_run_survives_a_node_that_goes_down(cluster, tmp_path, expected):
     run = prepare(cluster, tmp_path)
     with run.during(1) as job:
         node = cluster.run("squeue", "-h", "-j", job, "-o", "%N").strip()
@@ -140,8 +141,8 @@ def test_a_node_that_goes_down_costs_nothing_but_time(cluster, tmp_path, expecte
     assert run.launcher.rows == expected["gmoe"]
 
 
-def test_a_killed_slurmstepd_costs_nothing_but_time(cluster, tmp_path, expected):
-    """That of the step: srun would wait for it for good."""
+def test_a_run_survives_a_killed_slurmstepd(cluster, tmp_path, expected):
+    """Of the step: srun would wait for it forever."""
     run = prepare(cluster, tmp_path)
     with run.during(1) as job:
         for pid in cluster.steps(job, "0"):
@@ -149,15 +150,15 @@ def test_a_killed_slurmstepd_costs_nothing_but_time(cluster, tmp_path, expected)
     assert run.launcher.rows == expected["gmoe"]
     assert cluster.jobs()[job]["Restarts"] == "1"
     assert "slurmstepd of this job is gone" in run.log("stage 1")
-    assert run.updates(1) == 4  # saved before the requeue: none is done twice
+    assert run.updates(1) == 4  # saved before the requeue, so none is repeated
 
 
-def test_a_job_all_of_whose_processes_are_killed_costs_nothing_but_time(cluster, tmp_path, expected):
-    """Nobody is left to tell slurmctld: it asks the nodes what runs there."""
+def test_a_run_survives_the_kill_of_all_processes_of_a_job(cluster, tmp_path, expected):
+    """slurmctld learns of it only by polling the node."""
     run = prepare(cluster, tmp_path, seconds=0.5)
     with run.during(1) as job:
         for pid in (*cluster.steps(job), *cluster.processes(job)):
-            with suppress(ProcessLookupError):  # it had ended with the one before
+            with suppress(ProcessLookupError):  # already ended with another one
                 os.kill(pid, signal.SIGKILL)
         cluster.ask_nodes_until(lambda: cluster.state(job) != "RUNNING")
         assert run.updates(1) < 4
@@ -166,9 +167,7 @@ def test_a_job_all_of_whose_processes_are_killed_costs_nothing_but_time(cluster,
 
 
 @pytest.mark.parametrize("how", ["python", "step"])
-def test_what_fails_for_good_takes_its_dependents_along_and_a_relaunch_goes_on(
-    cluster, tmp_path, expected, how
-):
+def test_a_permanent_failure_cancels_its_dependents_and_a_relaunch_resumes(cluster, tmp_path, expected, how):
     run = prepare(cluster, tmp_path, seconds=0.2 if how == "step" else 0.0)
     if how == "python":
         run.launcher.environment["FAKE_CRASH"] = "1:2:python"
@@ -189,39 +188,39 @@ def test_what_fails_for_good_takes_its_dependents_along_and_a_relaunch_goes_on(
     assert run.launcher.rows == expected["gmoe"]
 
 
-def test_launched_again_while_it_runs_nothing_is_submitted_twice(cluster, tmp_path, expected):
+def test_a_second_launch_submits_nothing_twice(cluster, tmp_path, expected):
     run = prepare(cluster, tmp_path)
     with run.during(0):
         _, err = run.launch()
-        assert "in the queue already" in err
+        assert "already in the queue" in err
     assert run.launcher.rows == expected["gmoe"]
     assert run.trainings == 3
 
 
 @pytest.fixture(scope="module")
 def expected_gens(tmp_path_factory) -> list[dict]:
-    """Rows of an uninterrupted gens run on this machine."""
+    """Rows of an uninterrupted run of gens on this machine."""
     local = make(tmp_path_factory.mktemp("local") / "gens", learner="gens")
     local.run("--stages", "3", flags=FLAGS)
     return local.rows
 
 
-def test_a_member_that_fails_stops_what_needs_it_and_nothing_else(cluster, tmp_path, expected_gens):
+def test_a_failing_member_stops_its_dependents_only(cluster, tmp_path, expected_gens):
     run = prepare(cluster, tmp_path, "gens", 0.0)
     run.launcher.environment["FAKE_CRASH"] = "1:2:python"
     run.launch(code=1)
-    done = {unit.name for unit in queue.read_units(run.launcher.out) if unit.done}
+    done = {job.name for job in queue.read_jobs(run.launcher.out) if job.done}
     assert done == {"untrained", "stage 0", "stage 2", "evaluation of stage 0"}
     states = cluster.states(*(run.job(f"{of}stage {k}") for of in ("", "evaluation of ") for k in range(3)))
     assert sorted(states.values()) == ["CANCELLED"] * 2 + ["COMPLETED"] * 3 + ["FAILED"]
     run.launcher.environment.pop("FAKE_CRASH")
     _, err = run.launch()
-    assert "\n3 units submitted" in err
+    assert "\n3 jobs submitted" in err
     assert run.launcher.rows == expected_gens
     assert run.trainings == 4
 
 
-def test_what_failed_is_submitted_again_while_the_rest_of_the_run_is_at_work(cluster, tmp_path):
+def test_failed_jobs_are_resubmitted_while_others_run(cluster, tmp_path):
     run = prepare(cluster, tmp_path, "gens", 600.0)
     run.launcher.environment |= cluster.environment | {"FAKE_CRASH": "1:0:python"}
     words = ("--cluster", "slurm", "--stages", "3")
@@ -231,8 +230,8 @@ def test_what_failed_is_submitted_again_while_the_rest_of_the_run_is_at_work(clu
     failed = run.job("stage 1")
     run.launcher.environment.pop("FAKE_CRASH")
     _, err = run.launcher.run(*words, flags=FLAGS)
-    assert "3 units are in the queue already" in err
-    assert "\n3 units submitted" in err
+    assert "3 jobs are already in the queue" in err
+    assert "\n3 jobs submitted" in err
     assert {name: run.job(name) for name in before} == before
     new = [run.job(name) for name in ("stage 1", "evaluation of stage 1", "evaluation of stage 2")]
     assert failed not in new
@@ -246,13 +245,13 @@ def test_runs_of_several_seeds_are_arrays_and_so_are_their_evaluations(cluster, 
     run.launch("--seeds", "0-1")
     run.launcher.run_name = "run_s0"
     assert run.launcher.rows == expected_gens
-    first = {unit.name: unit.job or "" for unit in queue.read_units(run.launcher.out)}
-    second = {unit.name: unit.job or "" for unit in queue.read_units(run.launcher.folder / "run_s1")}
-    assert {job.partition("_")[2] for job in first.values()} == {"0"}
-    assert second == {name: job.replace("_0", "_1") for name, job in first.items()}
+    first = {job.name: job.job_id or "" for job in queue.read_jobs(run.launcher.out)}
+    second = {job.name: job.job_id or "" for job in queue.read_jobs(run.launcher.folder / "run_s1")}
+    assert {job_id.partition("_")[2] for job_id in first.values()} == {"0"}
+    assert second == {name: job_id.replace("_0", "_1") for name, job_id in first.items()}
 
 
-def test_what_sbatch_would_refuse_is_refused_before_anything_is_made(cluster, tmp_path):
+def test_resources_that_sbatch_refuses_are_refused_before_anything_is_written(cluster, tmp_path):
     run = make(tmp_path / "x", environment=cluster.environment)
     _, err = run.run("--cluster", "slurm", "--partition", "nowhere", code=2, flags=FLAGS)
     assert re.search("^error: sbatch would refuse the training: .*invalid partition", err.splitlines()[-1]), (
@@ -260,11 +259,10 @@ def test_what_sbatch_would_refuse_is_refused_before_anything_is_made(cluster, tm
     )
     assert sorted(path.name for path in run.folder.iterdir()) == ["stream"]
     cluster.run("scontrol", "update", f"nodename={','.join(cluster.nodes)}", "state=drain", "reason=test")
-    try:  # jobs may wait for better days
+    try:  # a drained cluster accepts jobs for later
         run.run("--cluster", "slurm", flags=FLAGS)
     finally:
         cluster.run("scontrol", "update", f"nodename={','.join(cluster.nodes)}", "state=resume")
-        jobs = [unit.job for unit in queue.read_units(run.out)] if queue.on_cluster(run.out) else []
-        queue_jobs = [job for job in jobs if job]
-        if queue_jobs:
-            cluster.run("scancel", *queue_jobs)
+        jobs = queue.read_jobs(run.out) if queue.on_cluster(run.out) else []
+        if ids := [job.job_id for job in jobs if job.job_id]:
+            cluster.run("scancel", *ids)

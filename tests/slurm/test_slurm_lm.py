@@ -1,4 +1,4 @@
-"""The launcher on a real SLURM with real trainings of the tiny language model."""
+"""The launcher on a real SLURM with real trainings of a tiny language model."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from alma.records import MACHINE_FIELDS, Run
+from slurm.engine import queue
 
 ROOT = Path(__file__).parents[2]
 FLAGS = """
@@ -37,7 +38,7 @@ def losses(out) -> list[tuple[str, str]]:
     return [(record["num_updates"], record["loss"]) for record in records]
 
 
-def test_a_chain_of_ensembles_is_what_it_is_on_one_machine(cluster, stream, tmp_path):
+def test_slurm_and_one_machine_give_the_same_rows(cluster, stream, tmp_path):
     options = ("--learner", "ens", "--members", "2", "--stages", "2")
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     here = command(stream, tmp_path / "here", *options, updates=3)
@@ -48,8 +49,8 @@ def test_a_chain_of_ensembles_is_what_it_is_on_one_machine(cluster, stream, tmp_
     assert [row["t"] for row in comparable(tmp_path / "there")] == [0, 1, 2]
 
 
-def test_two_tasks_go_on_after_a_requeue_with_the_same_losses(cluster, stream, tmp_path):
-    """Two gloo processes, one a task: of one node, and of two, whose only checkpoint is the signal's."""
+def test_two_tasks_resume_after_a_requeue_with_the_same_losses(cluster, stream, tmp_path):
+    """Two gloo processes, one per task, on one and on two nodes; only the signal saves a checkpoint."""
     options = ("--learner", "sm", "--stages", "1", "--cluster", "slurm", "--wait", "--timeout-min", "30")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     together = command(stream, whole, *options, "--tasks-per-node", "2", "--gpus-per-node", "2", updates=60)
@@ -58,9 +59,8 @@ def test_two_tasks_go_on_after_a_requeue_with_the_same_losses(cluster, stream, t
     process = subprocess.Popen(apart, env=on(cluster), cwd=ROOT)
     log = cut / "stage_00/train.log"
     cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=90)
-    units = json.loads((cut / "jobs.json").read_text())["units"]
-    job = next(unit["job"] for unit in units if unit["kind"] == "train")
-    cluster.run("scancel", "--signal=USR2", job)  # what SLURM sends before it preempts or stops a job
+    job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")
+    cluster.run("scancel", "--signal=USR2", job_id)  # as SLURM does before a preemption or a timeout
     assert process.wait(timeout=900) == 0
     assert comparable(cut) == comparable(whole)
     assert losses(cut) == losses(whole)

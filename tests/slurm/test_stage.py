@@ -1,4 +1,4 @@
-"""The rows of a stage, what is shown of its progress, and how a child ends."""
+"""Rows of a stage, the progress bar, and child processes."""
 
 import json
 import sys
@@ -10,8 +10,10 @@ import pytest
 from alma.errors import UserError
 from alma.records import check_row
 from alma.stages import Stage
-from slurm import child, progress
-from slurm.stage import checkpoint, rows
+from slurm.engine import children
+from slurm.lm import progress
+from slurm.lm.rows import rows
+from slurm.lm.stage import checkpoint
 
 RESULT = {
     "nll": 3.0,
@@ -50,7 +52,7 @@ PREVIOUS = {
 
 
 def python(code: str, log: Path, watch=None) -> None:
-    child.run([sys.executable, "-c", code], log, "training of stage 3", watch)
+    children.run([sys.executable, "-c", code], log, "training of stage 3", watch)
 
 
 def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
@@ -75,7 +77,7 @@ def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
     }
 
 
-def test_a_row_counts_what_its_stage_has_trained_and_not_frozen_members():
+def test_a_row_counts_the_trainings_of_its_stage_only():
     (one,) = RESULT["training"]
     result = RESULT | {"training": [one | {"flops": 1.0}, one, one | {"seconds": 1.0}]}
     (row,) = rows(Stage(1, 3, 3, (3,)), result, PREVIOUS, [False, True, True])
@@ -83,7 +85,7 @@ def test_a_row_counts_what_its_stage_has_trained_and_not_frozen_members():
     assert [each["flops"] for each in row["extra"]["training"]] == [100.0, 100.0]
 
 
-def test_what_older_versions_measured_still_makes_rows():
+def test_measurements_of_older_versions_give_rows():
     """Without validation."""
     (one,) = RESULT["training"]
     old = {key: value for key, value in RESULT.items() if key != "valid"}
@@ -92,7 +94,7 @@ def test_what_older_versions_measured_still_makes_rows():
     assert (row["train_flops"], row["extra"]["validation"], "valid" in row["extra"]) == (105.0, 0, False)
 
 
-def test_the_best_checkpoint_is_handed_on_where_there_is_one(tmp_path):
+def test_the_best_checkpoint_is_preferred_to_the_last(tmp_path):
     assert checkpoint(tmp_path).name == "checkpoint_last.pt"
     (tmp_path / "checkpoint_best.pt").touch()
     assert checkpoint(tmp_path).name == "checkpoint_best.pt"
@@ -113,10 +115,10 @@ def test_all_output_is_logged_and_watched_and_logs_are_appended(tmp_path):
     [
         ("import sys; print('error: mend it'); sys.exit(2)", UserError, "^mend it$"),
         ("import sys; print('train.py: error: no such flag'); sys.exit(2)", UserError, "^no such flag$"),
-        ("import sys; sys.exit(2)", child.StageFailed, "training of stage 3: exit code 2; log: .*/log"),
-        ("import sys; print('error: late'); sys.exit(3)", child.StageFailed, "exit code 3: late; log"),
-        ("raise ValueError('bad')", child.StageFailed, "exit code 1: ValueError: bad; log"),
-        ("import os; os.kill(os.getpid(), 9)", child.StageFailed, r"signal 9 \(Killed\); log"),
+        ("import sys; sys.exit(2)", children.StageFailed, "training of stage 3: exit code 2; log: .*/log"),
+        ("import sys; print('error: late'); sys.exit(3)", children.StageFailed, "exit code 3: late; log"),
+        ("raise ValueError('bad')", children.StageFailed, "exit code 1: ValueError: bad; log"),
+        ("import os; os.kill(os.getpid(), 9)", children.StageFailed, r"signal 9 \(Killed\); log"),
     ],
 )
 def test_failures_are_one_clear_line(tmp_path, code, kind, message):
@@ -146,7 +148,7 @@ def test_an_interrupt_ends_the_child_and_its_workers(tmp_path):
 
 
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(child, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(children, "GRACE_SECONDS", 0.2)
     code = (
         "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
     )
@@ -159,14 +161,14 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
 
 
 def log_line(updates: int) -> str:
-    """Of fairseq's log, after so many updates."""
+    """Line of fairseq's log after an update."""
     stats = {"loss": "8.9", "ppl": "478", "wps": "3100", "num_updates": str(updates)}
     return f"2026-11-21 07:00:00 | INFO | train_inner | {json.dumps(stats)}"
 
 
-def test_on_a_terminal_one_bar_goes_over_all_trainings(monkeypatch, capsys):
+def test_on_a_terminal_one_bar_covers_all_trainings(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress.Progress(3, 400) as shown:
+    with progress.ProgressBar(3, 400) as shown:
         shown.trained(now=False)
         assert (shown.bar.n, shown.bar.total) == (400, 1200)
         shown.start("stage 1", resumed=True)
@@ -176,7 +178,7 @@ def test_on_a_terminal_one_bar_goes_over_all_trainings(monkeypatch, capsys):
         shown.read("2026 | INFO | fairseq_cli.train | model: SwitchLanguageModel")
         assert shown.bar.desc == "stage 1: loading data"
         shown.read(log_line(100))
-        assert (shown.bar.n, shown.bar.initial) == (500, 500)  # those before are not counted as speed
+        assert (shown.bar.n, shown.bar.initial) == (500, 500)  # earlier updates do not count for the speed
         shown.read(log_line(250))
         assert (shown.bar.n, shown.bar.initial) == (650, 500)
         assert (shown.bar.desc, shown.bar.postfix) == ("stage 1: training", "loss 8.9, ppl 478, wps 3100")
@@ -196,7 +198,7 @@ def test_on_a_terminal_one_bar_goes_over_all_trainings(monkeypatch, capsys):
 def test_without_a_terminal_there_is_a_line_for_each_phase_and_one_a_minute(monkeypatch, capsys):
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with progress.Progress(2, None) as shown:
+    with progress.ProgressBar(2, None) as shown:
         shown.start("stage 0")
         for updates in (1, 2, 3):
             shown.read("x | INFO | fairseq.trainer | begin training epoch 1")
@@ -222,7 +224,7 @@ def test_without_a_terminal_there_is_a_line_for_each_phase_and_one_a_minute(monk
 
 
 def running(pid: int) -> bool:
-    """Whether a process runs (a zombie, which nobody here may reap, does not)."""
+    """Whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -230,18 +232,18 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("handler", ["signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))", ""])
-def test_asked_to_save_a_child_ends_and_is_to_be_run_again(tmp_path, handler):
-    """With its handler, or before it has one."""
+def test_save_ends_a_child_which_is_to_be_run_again(tmp_path, handler):
+    """With its signal handler, or before it has installed one."""
     code = f"import signal, sys, time\n{handler}\nprint('ready', flush=True)\ntime.sleep(60)"
     began = time.monotonic()
-    with pytest.raises(child.Saved, match="training of stage 3: stopped by a signal"):
-        python(code, tmp_path / "log", lambda line: child.save(5) if line == "ready" else None)
+    with pytest.raises(children.Saved, match="training of stage 3: stopped by a signal"):
+        python(code, tmp_path / "log", lambda line: children.save(5) if line == "ready" else None)
     assert time.monotonic() - began < 20
-    child.save(5)  # nothing runs
+    children.save(5)  # no child is running
 
 
-def test_what_a_machine_adds_to_the_environment(tmp_path):
+def test_a_child_gets_additional_environment_variables(tmp_path):
     code = "import os; print(os.environ['RANK'], 'HOME' in os.environ)"
     seen: list[str] = []
-    child.run([sys.executable, "-c", code], tmp_path / "log", "it", seen.append, {"RANK": "3"})
+    children.run([sys.executable, "-c", code], tmp_path / "log", "it", seen.append, {"RANK": "3"})
     assert seen == ["3 True"]

@@ -1,4 +1,4 @@
-"""Which jobs a launch makes, in which order, without a SLURM."""
+"""Jobs of a launch, their arrays and dependencies, without SLURM."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -8,17 +8,17 @@ import submitit
 from launcher import SMALL, read_requests
 
 from alma.errors import UserError
-from slurm import queue
-from slurm.plan import make_plan
-from slurm.resources import Resources
-from slurm.submit import Paper, record, submit, to_paper
-from slurm.unit import units
+from slurm.engine import queue
+from slurm.engine.resources import Resources
+from slurm.engine.submission import dry_run, record, submit
+from slurm.lm.plan import make_plan
+from slurm.lm.stage import TrainJob, in_submission_order, jobs_of
 
 FLAGS = (*SMALL, "--max-update", "4")
 
 
 def plans(tmp_path, *learners: str, megabatches: int = 3):
-    """Of `learner options` each, in a folder of the learner's name."""
+    """Plans of "LEARNER OPTIONS", each in a folder of that name."""
     made = []
     for words in learners:
         learner, *options = words.split()
@@ -29,32 +29,36 @@ def plans(tmp_path, *learners: str, megabatches: int = 3):
 
 
 class Sent:
-    """Stands for SLURM: what was submitted."""
+    """Stand-in for SLURM that records submissions."""
 
     def __init__(self):
         self.jobs: list[tuple[str, list[str], str | None]] = []
 
-    def __call__(self, name, pieces, resources, dependency):
+    def __call__(self, name, jobs, resources, dependency):
         number = len(self.jobs) + 1
-        self.jobs.append((name, [f"{unit.plan.out.name} {unit.name}" for unit in pieces], dependency))
-        return [f"{number}_{place}" for place in range(len(pieces))] if len(pieces) > 1 else [str(number)]
+        self.jobs.append((name, [f"{job.run.name} {job.name}" for job in jobs], dependency))
+        return [f"{number}_{place}" for place in range(len(jobs))] if len(jobs) > 1 else [str(number)]
 
 
-def sent(made, jobs: dict | None = None) -> list[tuple[str, list[str], str | None]]:
+def all_jobs(made) -> list:
+    return in_submission_order([job for plan in made for job in jobs_of(plan)])
+
+
+def sent(made, ids: dict | None = None) -> list[tuple[str, list[str], str | None]]:
     send = Sent()
-    submit(made, Resources(), send, {} if jobs is None else jobs)
+    submit(all_jobs(made), Resources(), send, {} if ids is None else ids)
     return send.jobs
 
 
 def finish(plan, *names: str) -> None:
-    """Mark the units of these names as complete."""
-    for unit in units(plan):
-        if unit.name in names:
-            unit.directory.mkdir(parents=True, exist_ok=True)
-            unit.marker.write_text("{}")
+    """Mark jobs as complete."""
+    for job in jobs_of(plan):
+        if job.name in names:
+            job.directory.mkdir(parents=True, exist_ok=True)
+            job.marker.write_text("{}")
 
 
-def test_a_stage_is_an_array_that_follows_the_stage_before_element_by_element(tmp_path):
+def test_a_stage_is_an_array_that_follows_the_previous_stage_by_element(tmp_path):
     jobs = sent(plans(tmp_path, "sm", "ens --members 2"))
     assert jobs[0] == ("alma-untrained", ["sm untrained", "ens--members2 untrained"], None)
     first = ["ens--members2 stage 0, member 1 of 2", "ens--members2 stage 0, member 2 of 2"]
@@ -69,7 +73,7 @@ def test_a_stage_is_an_array_that_follows_the_stage_before_element_by_element(tm
     assert len(jobs) == 1 + 3 + 6
 
 
-def test_one_training_a_stage_is_no_array(tmp_path):
+def test_a_single_training_per_stage_is_no_array(tmp_path):
     jobs = sent(plans(tmp_path, "sm"))
     assert [(name, after) for name, _, after in jobs] == [
         ("alma-untrained", None),
@@ -83,7 +87,7 @@ def test_one_training_a_stage_is_no_array(tmp_path):
 
 
 @pytest.mark.parametrize("words", ["gens --seeds 0-1", "sm --from-scratch --seeds 0-1"])
-def test_trainings_that_need_no_other_wait_for_none(tmp_path, words):
+def test_independent_trainings_have_no_dependency(tmp_path, words):
     made = plans(tmp_path, words)
     names = [plan.out.name for plan in made]
     jobs = sent(made)
@@ -99,18 +103,18 @@ def test_trainings_that_need_no_other_wait_for_none(tmp_path, words):
     ]
 
 
-def test_from_scratch_members_of_an_ensemble_wait_for_none(tmp_path):
+def test_ensembles_from_scratch_have_no_dependency(tmp_path):
     jobs = sent(plans(tmp_path, "ens --members 2 --from-scratch"))
     assert [after for name, _, after in jobs if name.startswith("alma-stage")] == [None] * 3
     evaluations = [after for name, _, after in jobs if name.startswith("alma-evaluate")]
     assert evaluations == ["afterok:2_0:2_1", "afterok:3_0:3_1", "afterok:4_0:4_1"]
 
 
-def test_elements_of_a_chain_stay_in_their_place(tmp_path):
-    """Of runs with fewer stages, of gens, and in every order of the runs."""
+def test_elements_of_a_chain_keep_their_index(tmp_path):
+    """Also among runs with fewer stages, and gens."""
     jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "ens --members 2", "sm"))
-    places = {unit: (f"{number}_{place}", after) for number, (_, what, after) in enumerate(jobs, 1)
-              for place, unit in enumerate(what)}  # fmt: skip
+    places = {name: (f"{number}_{place}", after) for number, (_, what, after) in enumerate(jobs, 1)
+              for place, name in enumerate(what)}  # fmt: skip
     arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
     of_ens = [f"ens--members2 stage {index}, member" for index in range(3)]
     assert arrays == [
@@ -129,13 +133,13 @@ def test_elements_of_a_chain_stay_in_their_place(tmp_path):
         (["gens stage 2"], None),
         (["sm stage 2", f"{of_ens[2]} 1 of 2", f"{of_ens[2]} 2 of 2"], "aftercorr:4"),
     ]
-    for unit, (_, after) in places.items():
-        if "evaluation of" in unit and "gens" not in unit and "ens" not in unit:
-            assert after == f"afterok:{places[unit.replace('evaluation of ', '')][0]}"
+    for name, (_, after) in places.items():
+        if "evaluation of" in name and "ens" not in name:
+            assert after == f"afterok:{places[name.replace('evaluation of ', '')][0]}"
     assert places["gens evaluation of stage 2"][1] == "afterok:2_4:3:5"
 
 
-def test_a_relaunch_submits_what_is_missing(tmp_path):
+def test_a_relaunch_submits_missing_jobs(tmp_path):
     made = plans(tmp_path, "sm", "ens --members 2")
     finish(made[0], "untrained", "stage 0", "evaluation of stage 0", "stage 1")
     finish(made[1], "untrained", "stage 0, member 2 of 2")
@@ -160,13 +164,13 @@ def test_a_relaunch_submits_what_is_missing(tmp_path):
     }
 
 
-def test_what_is_in_the_queue_is_left_out_and_the_rest_follows_it(tmp_path):
+def test_new_jobs_depend_on_queued_ones(tmp_path):
     (made,) = plans(tmp_path, "ens --members 2")
     finish(made, "untrained")
-    names = {unit.name: unit.marker for unit in units(made)}
+    names = {job.name: job.marker for job in jobs_of(made)}
     of = [f"stage {index}, member" for index in range(3)]
-    jobs = {names[f"{of[0]} 1 of 2"]: "71_0", names[f"{of[1]} 1 of 2"]: "72_0"}
-    there = [(what, after) for _, what, after in sent([made], jobs)]
+    ids = {names[f"{of[0]} 1 of 2"]: "71_0", names[f"{of[1]} 1 of 2"]: "72_0"}
+    there = [(what, after) for _, what, after in sent([made], ids)]
     out = "ens--members2 "
     assert sorted(there) == [
         ([f"{out}evaluation of stage 0"], "afterok:71_0:1"),
@@ -177,56 +181,55 @@ def test_what_is_in_the_queue_is_left_out_and_the_rest_follows_it(tmp_path):
         ([f"{out}{of[2]} 1 of 2"], "afterok:72_0"),
         ([f"{out}{of[2]} 2 of 2"], "afterok:2"),
     ]
-    assert jobs[names["evaluation of stage 2"]] == "7"
+    assert ids[names["evaluation of stage 2"]] == "7"
 
 
-def test_units_in_the_queue_stay_recorded_when_a_launch_asks_for_fewer_stages(tmp_path):
+def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path):
     long, short = plans(tmp_path, "sm", "sm --stages 1")
     short = dataclasses.replace(short, out=long.out, stages=long.stages[:1])
     long.out.mkdir()
-    jobs = {unit.marker: str(number) for number, unit in enumerate(units(long), start=11)}
-    record([long], jobs, tmp_path / "old")
-    before = queue.read_units(long.out)
-    kept = [unit for unit in before if unit.name in ("stage 1", "evaluation of stage 1")]
-    record([short], {unit.marker: unit.job for unit in kept}, tmp_path / "new", kept)
-    now = {unit.name: unit for unit in queue.read_units(long.out)}
+    ids = {job.marker: str(number) for number, job in enumerate(jobs_of(long), start=11)}
+    record(long.out, jobs_of(long), ids, tmp_path / "old")
+    before = queue.read_jobs(long.out)
+    kept = [job for job in before if job.name in ("stage 1", "evaluation of stage 1")]
+    record(long.out, jobs_of(short), {job.marker: job.job_id for job in kept}, tmp_path / "new", kept)
+    now = {job.name: job for job in queue.read_jobs(long.out)}
     assert list(now) == ["untrained", "stage 0", "evaluation of stage 0", "stage 1", "evaluation of stage 1"]
-    assert [unit.name for unit in now["stage 1"].needs] == ["stage 0"]
-    assert [unit.name for unit in now["evaluation of stage 1"].needs] == ["stage 1"]
-    assert (now["stage 0"].job, now["stage 1"].job) == (None, "14")
+    assert [job.name for job in now["stage 1"].needs] == ["stage 0"]
+    assert [job.name for job in now["evaluation of stage 1"].needs] == ["stage 1"]
+    assert (now["stage 0"].job_id, now["stage 1"].job_id) == (None, "14")
     assert now["stage 1"].log == tmp_path / "old/14/14_0_log.out"
 
 
-def test_nothing_is_submitted_twice_nor_when_all_is_done(tmp_path):
+def test_a_complete_run_submits_nothing(tmp_path):
     (made,) = plans(tmp_path, "ens --members 2")
-    finish(made, *(unit.name for unit in units(made)))
+    finish(made, *(job.name for job in jobs_of(made)))
     assert sent([made]) == []
 
 
-def test_paper_has_the_papers_node_and_adds_up_the_hours(tmp_path):
-    paper = Paper()
+def test_a_dry_run_has_the_papers_node_and_the_total_gpu_hours(tmp_path):
     wanted = Resources(partition="learn", account="alma", timeout_min=60, mem_gb=400, array_parallelism=2)
-    submit(plans(tmp_path, "sm", "ens --members 2"), wanted, to_paper(tmp_path / "logs", paper), {})
-    array = next(text for text in paper.texts if "--array=0-2%2" in text)
+    jobs = all_jobs(plans(tmp_path, "sm", "ens --members 2"))
+    texts, totals = dry_run(jobs, wanted, tmp_path / "logs")
+    array = next(text for text in texts if "--array=0-2%2" in text)
     for line in ("--gpus-per-node=8", "--nodes=1", "--partition=learn", "--account=alma", "--time=60"):
         assert f"#SBATCH {line}\n" in array
     for line in ("--requeue", "--kill-on-invalid-dep=yes", "--signal=USR2@120", "--mem=400GB"):
         assert f"#SBATCH {line}\n" in array
-    evaluation = next(text for text in paper.texts if "alma-evaluate0" in text)
+    evaluation = next(text for text in texts if "alma-evaluate0" in text)
     assert "--gpus-per-node=1\n" in evaluation
     assert "--mem=50GB\n" in evaluation
-    assert (paper.units, paper.gpu_hours) == (9 + 2 + 6, 9 * 8 + 8)
-    assert "10 jobs and arrays with 17 units, at most 80 GPU-hours" in str(paper)
+    assert f"10 submissions with {9 + 2 + 6} jobs, at most {9 * 8 + 8} GPU-hours" in totals
     assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.parametrize(("name", "value"), [("nodes", 0), ("gpus_per_node", -1), ("timeout_min", 0)])
-def test_resources_that_make_no_sense_are_refused(name, value):
+def test_resources_out_of_range_are_refused(name, value):
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}: give"):
         Resources(**{name: value})
 
 
-def test_seeds_are_runs_of_their_own(tmp_path):
+def test_each_seed_is_a_run(tmp_path):
     made = plans(tmp_path, "sm --seeds 0-1,5")
     assert [(plan.out.name, plan.config["seed"]) for plan in made] == [
         ("sm--seeds0-1,5_s0", 0),
@@ -247,11 +250,11 @@ def test_seeds_are_runs_of_their_own(tmp_path):
     ],
 )
 def test_processes_of_several_nodes_find_each_other(tmp_path, monkeypatch, spawns, arguments, environment):
-    """fairseq starts those of a node and reads the rest from SLURM, or each task is one."""
+    """Started by fairseq, which reads the nodes from SLURM, or one per task."""
     job = SimpleNamespace(num_tasks=4, global_rank=3, local_rank=1, raw_job_id="7", hostnames=["a", "b"])
     monkeypatch.setattr(submitit, "JobEnvironment", lambda: job)
     calls = []
-    monkeypatch.setattr("slurm.stage.train", lambda *given: calls.append(given))
+    monkeypatch.setattr(TrainJob, "do", lambda self, *given: calls.append(given))
     (made,) = plans(tmp_path, "sm")
-    next(unit for unit in units(made, spawns) if unit.kind == "train").work()
-    assert calls == [(made.stages[0].trainings[0], None, arguments, environment, "train.rank3.log")]
+    next(job for job in jobs_of(made, spawns) if job.kind == "train").work()
+    assert calls == [(environment, arguments, "train.rank3.log")]

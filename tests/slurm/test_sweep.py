@@ -1,4 +1,4 @@
-"""Sweeps of image runs as array jobs: what is submitted, and on a real SLURM what comes of it."""
+"""Sweeps of image runs as array jobs, in part on a real SLURM."""
 
 import dataclasses
 import json
@@ -12,7 +12,9 @@ import pytest
 from launcher import call
 
 from alma.records import MACHINE_FIELDS, Run
-from slurm import cancel, part, queue, status, sweep
+from slurm import cancel, status, sweep
+from slurm.engine import children, queue
+from slurm.vision import part
 from vision.run import main as vision
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +22,7 @@ TINY = ("--hidden", "2", "--megabatches", "2", "--waiting-time", "2", "--epochs"
 
 
 def start(folder: Path, environment: dict[str, str], *words: str) -> subprocess.Popen:
-    """`python -m slurm.sweep`, from a folder that is not the checkout."""
+    """Start `python -m slurm.sweep` outside the checkout."""
     return subprocess.Popen(
         [sys.executable, "-m", "slurm.sweep", *words],
         cwd=folder,
@@ -32,7 +34,7 @@ def start(folder: Path, environment: dict[str, str], *words: str) -> subprocess.
 
 
 def finish(process: subprocess.Popen, code: int = 0) -> tuple[str, str]:
-    """Wait, check the exit code; what was printed to stdout and stderr."""
+    """Wait and check the exit code; return stdout and stderr."""
     out, err = process.communicate(timeout=1200)
     assert process.returncode == code, err
     return out, err
@@ -56,10 +58,10 @@ def test_list_names_the_runs_and_runs_nothing(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_parts_make_the_whole_and_one_without_runs_does_nothing(tmp_path, monkeypatch, capsys):
+def test_parts_cover_the_sweep_and_an_empty_part_does_nothing(tmp_path, monkeypatch, capsys):
     words = (*TINY, "--seeds", "0-1", "--out", tmp_path / "x")
     assert call(vision, monkeypatch, *words, "--part", "2/3") == 0
-    assert [path.name for path in (tmp_path / "x").iterdir()] == ["sm_w2_h2_s1"]  # no figures either
+    assert [path.name for path in (tmp_path / "x").iterdir()] == ["sm_w2_h2_s1"]  # and no figures
     assert call(vision, monkeypatch, *words, "--part", "3/3") == 0
     assert len(list((tmp_path / "x").iterdir())) == 1
     assert call(vision, monkeypatch, *words, "--part", "1/3") == 0
@@ -68,7 +70,7 @@ def test_parts_make_the_whole_and_one_without_runs_does_nothing(tmp_path, monkey
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", "1.5/3"])
-def test_parts_that_are_none_are_refused(monkeypatch, capsys, text):
+def test_malformed_parts_are_refused(monkeypatch, capsys, text):
     assert call(vision, monkeypatch, f"--part={text}") == 2
     assert f"'{text}': K/N with K from 1 to N" in capsys.readouterr().err
 
@@ -80,16 +82,17 @@ def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch,
     said = capsys.readouterr().out
     for line in ("--array=0-2%3", "--cpus-per-task=1", "--nodes=1", "--partition=learn", "--requeue"):
         assert f"#SBATCH {line}\n" in said
-    assert "gpu" not in said.partition("\n1 jobs")[0]
+    assert "gpu" not in said.partition("\n1 submissions")[0]
     assert f"# <1> {tmp_path}/x part 1 of 3, {tmp_path}/x part 2 of 3, " in said
-    assert said.endswith("1 jobs and arrays with 3 units, at most 0 GPU-hours (every job for all its time)\n")
+    assert said.endswith("1 submissions with 3 jobs, at most 0 GPU-hours (every job up to its time limit)\n")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_part_is_done_when_its_marker_is_of_these_runs_with_these_flags(tmp_path):
-    first = part.Part(tmp_path, ("--seeds", "0-1"), 1, 1, ("x/s0", "x/s1"), 1)
+def test_a_part_is_done_if_its_marker_has_the_same_runs_and_flags(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "ask", lambda *_: f"{tmp_path}/x/s0\n{tmp_path}/x/s1\n")
+    (first,) = part.parts(("--seeds", "0-1"), 2, 1)
     assert not first.done
-    first.marker.parent.mkdir()
+    first.marker.parent.mkdir(parents=True)
     first.marker.write_text(json.dumps(first.content))
     assert first.done
     assert not dataclasses.replace(first, runs=("x/s0", "x/s2")).done
@@ -103,21 +106,21 @@ def test_a_part_is_done_when_its_marker_is_of_these_runs_with_these_flags(tmp_pa
     [
         (["--runs-per-job", "0"], "--runs-per-job 0: give 1 or more"),
         (["--nodes", "2"], "a part of a sweep is one task"),
-        (["--", "--jobs", "2"], "--jobs is not for --cluster slurm"),
-        (["--", "--part=1/2"], "--part=1/2 is not for --cluster slurm"),
-        (["--", "--learner", "nobody"], "'nobody' is not one of sm"),
-        (["--cluster", "local", "--wait"], "--wait: only for --cluster slurm"),
-        (["--cluster", "local", "--partition", "learn"], "--partition: only for --cluster slurm"),
+        (["--", "--jobs", "2"], "--jobs: not with --cluster slurm"),
+        (["--", "--part=1/2"], "--part=1/2: not with --cluster slurm"),
+        (["--", "--learner", "nobody"], "'nobody': choose from sm"),
+        (["--cluster", "local", "--wait"], "--wait: only with --cluster slurm"),
+        (["--cluster", "local", "--partition", "learn"], "--partition: only with --cluster slurm"),
         (
             ["--cluster", "local", "--gpus-per-node", "0", "--runs-per-job", "20"],
-            "--gpus-per-node, --runs-per-job: only for --cluster slurm",
+            "--gpus-per-node, --runs-per-job: only with --cluster slurm",
         ),
         (["--seeds", "0-3"], "unrecognized arguments: --seeds"),
     ],
 )
 def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("slurm.resources.shutil.which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr("slurm.engine.resources.shutil.which", lambda name: f"/bin/{name}")
     assert call(sweep.main, monkeypatch, "--cluster", "slurm", *words) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
@@ -126,17 +129,17 @@ def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, w
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_slurm_nothing_is_made(tmp_path, monkeypatch, capsys):
+def test_without_slurm_nothing_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert call(sweep.main, monkeypatch, "--cluster", "slurm", "--", *TINY, "--out", "x") == 2
     said = capsys.readouterr().err
-    assert said == "error: no SLURM here (no sbatch): start this on a machine of the cluster\n"
+    assert said == "error: no SLURM here (no sbatch): run this on a machine of the cluster\n"
     assert call(sweep.main, monkeypatch, "--cluster", "slurm", "--dry-run", "--", *TINY, "--out", "x") == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_local_is_the_command_itself(tmp_path):
+def test_local_sweeps_call_vision_run(tmp_path):
     process = start(tmp_path, dict(os.environ), "--", *TINY, "--out", "x")
     out, _ = finish(process)
     assert "Test error (%)" in out
@@ -157,20 +160,20 @@ def test_two_hundred_runs_are_one_array_of_ten_jobs(cluster, tmp_path, monkeypat
     assert sorted(path.name for path in (place / "slurm_jobs").glob("*.json")) == markers
     marked = [json.loads((place / "slurm_jobs" / name).read_text())["runs"] for name in markers]
     assert sorted(run for each in marked for run in each) == sorted(f"x/{name}" for name in names)
-    (array,) = {(unit.job or "").partition("_")[0] for unit in queue.read_units(place)}
-    assert list(cluster.states(array).values()) == ["COMPLETED"] * 10
+    (array,) = {(job.job_id or "").partition("_")[0] for job in queue.read_jobs(place)}
+    cluster.until(lambda: list(cluster.states(array).values()) == ["COMPLETED"] * 10)
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     assert call(status.main, monkeypatch, place) == 0
     _, *lines, total = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10  # the runs themselves are no lines
+    assert len(lines) == 10  # one for each part, none for the runs
     assert total == "10 done"
     _, err = finish(start(tmp_path, cluster.environment, *words))
     assert "0 parts with 0 runs submitted" in err
 
 
 @pytest.mark.parametrize("how", ["requeue", pytest.param("signal", marks=pytest.mark.slow)])
-def test_a_job_that_is_requeued_goes_on_in_the_middle(cluster, tmp_path, monkeypatch, how):
+def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkeypatch, how):
     flags = (
         "--hidden",
         "2",
@@ -185,19 +188,19 @@ def test_a_job_that_is_requeued_goes_on_in_the_middle(cluster, tmp_path, monkeyp
     )
     words = ("--cluster", "slurm", "--runs-per-job", "4", "--timeout-min", "30", "--", *flags, "--out", "x")
     finish(start(tmp_path, cluster.environment, *words))
-    (unit,) = queue.read_units(tmp_path / "x")
-    assert unit.job
-    job, begun = unit.job, tmp_path / "x/sm_w1_h2_s1/results.jsonl"
+    (part,) = queue.read_jobs(tmp_path / "x")
+    assert part.job_id
+    job_id, begun = part.job_id, tmp_path / "x/sm_w1_h2_s1/results.jsonl"
     cluster.until(lambda: begun.exists() and begun.read_text().count("\n") >= 2, timeout=60)
     complete = (tmp_path / "x/sm_w1_h2_s0/results.jsonl").read_text()
     if how == "requeue":
-        cluster.run("scontrol", "requeue", job)
+        cluster.run("scontrol", "requeue", job_id)
     else:
-        cluster.run("scancel", "--signal=USR2", job)  # what SLURM sends before it ends a job
-    cluster.until(lambda: cluster.jobs()[job]["Restarts"] == "1")
+        cluster.run("scancel", "--signal=USR2", job_id)  # as SLURM does before a timeout
+    cluster.until(lambda: cluster.jobs()[job_id]["Restarts"] == "1")
     before = begun.read_text()
-    assert not unit.done
-    cluster.until(lambda: unit.done, timeout=90, job_ids=[job])
+    assert not part.done
+    cluster.until(lambda: part.done, timeout=90, job_ids=[job_id])
     assert begun.read_text().startswith(before)
     assert (tmp_path / "x/sm_w1_h2_s0/results.jsonl").read_text() == complete
     monkeypatch.chdir(tmp_path)
@@ -207,7 +210,7 @@ def test_a_job_that_is_requeued_goes_on_in_the_middle(cluster, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_fails_its_part_only_and_a_relaunch_mends_it(cluster, tmp_path, monkeypatch):
+def test_a_failing_run_fails_its_part_only_and_a_relaunch_completes_it(cluster, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     foreign = tmp_path / "x/sm_w2_h2_s1"
     assert call(vision, monkeypatch, *TINY, "--lr", "0.5", "--out", foreign) == 0
@@ -223,23 +226,23 @@ def test_a_run_that_fails_fails_its_part_only_and_a_relaunch_mends_it(cluster, t
     assert len(rows(foreign)) == 3
 
 
-def test_what_runs_is_not_submitted_twice_and_can_be_cancelled(cluster, tmp_path, monkeypatch, capsys):
+def test_running_parts_are_not_resubmitted_and_can_be_cancelled(cluster, tmp_path, monkeypatch, capsys):
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr(part, "_outs", lambda _: ["x/sm_w1_h32_s0", "x/sm_w1_h32_s1"])  # saves seconds
+    monkeypatch.setattr(children, "ask", lambda *_: "x/sm_w1_h32_s0\nx/sm_w1_h32_s1\n")  # faster
     flags = ("--epochs", "100000", "--seeds", "0-1", "--out", "x")
     options = ("--cluster", "slurm")
     assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0
-    jobs = [unit.job for unit in queue.read_units(Path("x"))]
+    ids = [job.job_id for job in queue.read_jobs(Path("x"))]
     assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0
     assert "0 parts with 0 runs submitted" in capsys.readouterr().err
-    assert [unit.job for unit in queue.read_units(Path("x"))] == jobs
+    assert [job.job_id for job in queue.read_jobs(Path("x"))] == ids
     assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "2", "--", *flags) == 2
     assert "part 1 of 2" in capsys.readouterr().err
-    for job in jobs:
-        cluster.wait_for(job, "RUNNING")
+    for job_id in ids:
+        cluster.wait_for(job_id, "RUNNING")
     assert call(cancel.main, monkeypatch, "x") == 0
-    assert capsys.readouterr().out.endswith("cancelled 2 units\n")
-    assert set(cluster.states(*jobs).values()) <= {"CANCELLED", "COMPLETING"}
+    assert capsys.readouterr().out.endswith("cancelled 2 jobs\n")
+    assert set(cluster.states(*ids).values()) <= {"CANCELLED", "COMPLETING"}

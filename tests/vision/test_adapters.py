@@ -1,4 +1,4 @@
-"""Streams to and from Continuum and Avalanche: the real ones where they are installed, and stand-ins."""
+"""Streams to and from Continuum and Avalanche: the real libraries if installed, and stand-ins."""
 
 import sys
 from types import SimpleNamespace
@@ -8,24 +8,14 @@ import pytest
 import torch
 from PIL import Image
 
-from alma.errors import UserError
 from vision import MegaBatchStream, adapters
 from vision.data import Images, make_dataset
 
 RNG = np.random.RandomState
 
 
-def refused(function, *arguments, **options) -> str:
-    """The only line of the UserError that a call ends with."""
-    with pytest.raises(UserError) as caught:
-        function(*arguments, **options)
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
-
-
 def small_stream(channels: int = 3) -> MegaBatchStream:
-    """47 random images in 4 mega-batches, 9 for testing."""
+    """47 random training images in 4 mega-batches, 9 test images."""
     images, labels = RNG(0).randint(0, 256, (56, channels, 6, 5)), RNG(1).randint(0, 4, 56)
     both = Images(torch.from_numpy(images).byte(), torch.from_numpy(labels))
     train, test = (Images(both.images[part], both.labels[part]) for part in (slice(47), slice(47, None)))
@@ -33,7 +23,7 @@ def small_stream(channels: int = 3) -> MegaBatchStream:
 
 
 def contents(images: Images) -> list[tuple[bytes, int]]:
-    """Images with their labels, in an order that does not depend on theirs."""
+    """Images with their labels, sorted."""
     pairs = zip(images.images, images.labels.tolist(), strict=True)
     return sorted((image.numpy().tobytes(), label) for image, label in pairs)
 
@@ -57,7 +47,7 @@ def training_parts(stream: MegaBatchStream) -> list[np.ndarray]:
 
 
 class FakeTaskSet:
-    """Continuum's protocol, as far as its documentation goes."""
+    """Continuum's TaskSet, as far as it is documented."""
 
     def __init__(
         self, x, y, t=None, trsf=None, target_trsf=None, data_type="IMAGE_ARRAY", bounding_boxes=None
@@ -72,7 +62,7 @@ class FakeTaskSet:
 
 
 class FakeExperience:
-    """Avalanche's protocol: a dataset whose current transformations can be taken away."""
+    """An Avalanche experience: a data set whose current transformations can be removed."""
 
     def __init__(self, pairs, transform=lambda x: 1 / 0):
         self.pairs, self.transform = pairs, transform
@@ -110,7 +100,7 @@ LABELS = np.arange(6) % 3
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_there_and_back(fake_continuum, channels):
+def test_to_continuum_and_back(fake_continuum, channels):
     stream = small_stream(channels)
     tasks = adapters.to_continuum(stream, "all")
     assert_same_stream(adapters.from_continuum(tasks, adapters.to_continuum(stream, "test"), seed=1), stream)
@@ -118,7 +108,7 @@ def test_there_and_back(fake_continuum, channels):
     assert_same_stream(adapters.from_continuum(iter(tasks), test), stream)
 
 
-def test_parts_of_tasks(fake_continuum):
+def test_parts_of_tasks(fake_continuum, refused):
     stream = small_stream()
     for part in ("train", "valid"):
         tasks = adapters.to_continuum(stream, part)
@@ -136,7 +126,7 @@ def test_tasks_do_not_share_memory_with_the_stream(fake_continuum):
     before = stream.dataset.fingerprint
     for part in adapters.PARTS:
         for task in adapters.to_continuum(stream, part):
-            task.raw[1][:] = 0  # as Continuum's class mappings do
+            task.raw[1][:] = 0  # Continuum's class mappings write to the labels
             assert not np.shares_memory(task.raw[1], stream.dataset.test.labels.numpy())
     assert stream.dataset.fingerprint == before
 
@@ -186,11 +176,11 @@ def test_floats_are_rounded():
         (FakeTaskSet(images(6, 5, 4, 3), LABELS, trsf=Image.Image()), "Image would be lost"),
     ],
 )
-def test_what_cannot_be_taken_over(task, words):
+def test_unsupported_task_sets_are_refused(task, words, refused):
     assert words in refused(adapters.from_continuum, [task], task)
 
 
-def test_transformations():
+def test_transformations(refused):
     from torchvision import transforms
 
     ours = transforms.Compose([transforms.ToTensor(), transforms.Normalize(0.5, 0.5)])
@@ -199,7 +189,7 @@ def test_transformations():
     assert np.array_equal(
         adapters.from_continuum([good], good).dataset.test.images, images(6, 5, 4, 3).transpose(0, 3, 1, 2)
     )
-    for trsf in (lossy, [ours, lossy]):  # one for all tasks, or one for each
+    for trsf in (lossy, [ours, lossy]):  # one for all tasks, or one per task
         bad = FakeTaskSet(images(6, 5, 4, 3), LABELS, trsf=trsf)
         assert "RandomRotation would be lost" in refused(adapters.from_continuum, [bad], good)
 
@@ -213,14 +203,14 @@ def test_a_sorted_task_is_shuffled_before_it_is_split():
     assert one.seed == 3
 
 
-def test_tasks_that_do_not_fit_together():
+def test_tasks_of_different_shapes_are_refused(refused):
     one, wide = FakeTaskSet(images(6, 5, 4), LABELS), FakeTaskSet(images(6, 5, 9), LABELS)
     none = FakeTaskSet(images(6, 5, 4)[:0], LABELS[:0])
     assert "(1, 5, 4) and (1, 5, 9)" in refused(adapters.from_continuum, [one, wide], one)
     assert "(1, 5, 4) and (1, 5, 9)" in refused(adapters.from_continuum, [one], wide)
     assert "no test images" in refused(adapters.from_continuum, [one], [])
     assert "no test images" in refused(adapters.from_continuum, [one], none)
-    assert "nothing to learn" in refused(adapters.from_continuum, [], one)
+    assert "no training images" in refused(adapters.from_continuum, [], one)
     assert "at least 2 images" in refused(adapters.from_continuum, [one, none], one)
     assert "digits, mnist" in refused(adapters.from_continuum, [one], one, name="mine")
     assert adapters.from_continuum([one], one, name="mnist").dataset.name == "mnist"
@@ -243,7 +233,7 @@ def test_experiences_of_pictures():
     assert found.dataset.test.labels.tolist() == LABELS.tolist()
 
 
-def test_experiences_of_tensors():
+def test_experiences_of_tensors(refused):
     tensors = [(torch.from_numpy(x) / 255, y) for x, y in zip(images(6, 3, 5, 4), LABELS, strict=True)]
     found = adapters.from_avalanche(benchmark([tensors], [tensors]))
     assert np.array_equal(found.dataset.train.images, images(6, 3, 5, 4))
@@ -253,7 +243,7 @@ def test_experiences_of_tensors():
     assert "2 sizes" in refused(adapters.from_avalanche, benchmark([mixed], [tensors]))
 
 
-def test_a_benchmark_as_avalanche_wants_it(monkeypatch):
+def test_to_avalanche(monkeypatch):
     def attribute(values, name, use_in_getitem=False):
         return SimpleNamespace(values=values, name=name, use_in_getitem=use_in_getitem)
 
@@ -295,7 +285,7 @@ def test_a_benchmark_as_avalanche_wants_it(monkeypatch):
             assert task_labels.values == [0] * len(samples)
 
 
-def test_missing_libraries(monkeypatch):
+def test_missing_libraries(monkeypatch, refused):
     for module in ("continuum.tasks", "avalanche.benchmarks.scenarios"):
         monkeypatch.setitem(sys.modules, module, None)
     assert "pip install continuum" in refused(adapters.to_continuum, small_stream())
@@ -320,7 +310,7 @@ def avalanche():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_continuum_there_and_back(continuum, channels):
+def test_to_real_continuum_and_back(continuum, channels):
     stream = small_stream(channels)
     test = adapters.to_continuum(stream, "test")
     assert_same_stream(adapters.from_continuum(adapters.to_continuum(stream, "all"), test), stream)
@@ -349,7 +339,7 @@ def test_continuum_scenario(continuum):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_avalanche_there_and_back(avalanche, channels):
+def test_to_real_avalanche_and_back(avalanche, channels):
     stream = small_stream(channels)
     made = adapters.to_avalanche(stream)
     assert_same_stream(adapters.from_avalanche(made), stream, training_parts(stream))
@@ -383,7 +373,7 @@ def test_avalanche_benchmark(avalanche):
     assert contents(found.dataset.train) == contents(found.dataset.test)
 
 
-def test_avalanche_learns_from_an_experience(avalanche):
+def test_avalanche_trains_on_an_experience(avalanche):
     from avalanche.training.plugins import EvaluationPlugin
     from avalanche.training.supervised import Naive
 

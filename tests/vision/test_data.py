@@ -1,4 +1,4 @@
-"""The stream's partition, and data sets read from small files in their real formats."""
+"""Data sets, read from small files in their real formats."""
 
 import gzip
 import pickle
@@ -8,132 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
-from alma.errors import UserError
 from vision import data
-from vision.data import Dataset, Images, MegaBatchStream, make_dataset
+from vision.data import Dataset, Images, make_dataset
 
 RNG = np.random.RandomState
 
 
 @pytest.fixture(autouse=True)
-def _nothing_kept():
+def _empty_cache():
     data.load.cache_clear()
-
-
-def refused(function, *arguments, **options) -> str:
-    """The only line of the UserError that a call ends with."""
-    with pytest.raises(UserError) as caught:
-        function(*arguments, **options)
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
-
-
-def numbered(n: int, name: str = "digits") -> Dataset:
-    """n training images of 1 x 1, the i-th of label i: indices can be read from a stream."""
-    images = Images(torch.zeros(n, 1, 1, 1, dtype=torch.uint8), torch.arange(n))
-    return Dataset(name, images, images, n, (0.0,), (1.0,))
-
-
-# The stream
-
-
-@pytest.mark.parametrize(("n", "megabatches"), [(60000, 500), (50000, 100), (1007, 13)])
-def test_partition_is_that_of_the_authors(n, megabatches):
-    state = np.random.get_state()  # noqa: NPY002
-    try:
-        np.random.seed(432)  # noqa: NPY002  what their code does
-        expected = np.array_split(np.random.permutation(n), megabatches)  # noqa: NPY002
-    finally:
-        np.random.set_state(state)  # noqa: NPY002
-    stream = MegaBatchStream(numbered(n), megabatches, seed=432)
-    assert len(stream) == len(expected)
-    for megabatch, chunk in zip(stream, expected, strict=True):
-        assert torch.cat([megabatch.train.labels, megabatch.valid.labels]).tolist() == chunk.tolist()
-
-
-def test_seeds_differ_and_global_random_states_are_left_alone():
-    before = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    one, same, other = (MegaBatchStream(numbered(100), 5, seed=seed) for seed in (1, 1, 2))
-    list(one)
-    after = np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    assert all(np.array_equal(x, y) for x, y in zip(before[0], after[0], strict=True))
-    assert torch.equal(before[1], after[1])
-    assert all(np.array_equal(a, b) for a, b in zip(one.parts, same.parts, strict=True))
-    assert not np.array_equal(one.parts[0], other.parts[0])
-
-
-@st.composite
-def _sizes(draw):
-    n = draw(st.integers(2, 400))
-    return n, draw(st.integers(1, n // 2)), draw(st.integers(0, 2**32 - 1))
-
-
-@given(_sizes())
-def test_any_partition_covers_each_index_once(sizes):
-    n, megabatches, seed = sizes
-    stream = MegaBatchStream(numbered(n), megabatches, seed)
-    splits = [stream.split(t) for t in range(1, megabatches + 1)]
-    assert sorted(np.concatenate([part for both in splits for part in both])) == list(range(n))
-    lengths = [len(train) + len(valid) for train, valid in splits]
-    assert len(lengths) == megabatches
-    assert max(lengths) - min(lengths) <= 1
-    assert all(len(valid) == max(1, (len(train) + len(valid)) // 10) for train, valid in splits)
-    assert all(len(train) >= 1 for train, _ in splits)
-
-
-def test_several_megabatches_together():
-    stream = MegaBatchStream(numbered(90), 3)
-    train, valid = stream.indices([3, 1])
-    assert train.tolist() == [*stream.parts[2][:27], *stream.parts[0][:27]]
-    assert valid.tolist() == [*stream.parts[2][27:], *stream.parts[0][27:]]
-    assert stream.images(valid).labels.tolist() == valid.tolist()
-
-
-def test_a_stream_is_a_sequence():
-    stream = MegaBatchStream(numbered(50), 5)
-    assert [megabatch.t for megabatch in stream] == [1, 2, 3, 4, 5]
-    assert [megabatch.t for megabatch in stream[1:4:2]] == [2, 4]
-    assert [megabatch.t for megabatch in stream[-2:]] == [4, 5]
-    assert stream[-1].t == 5
-    assert torch.equal(stream[-1].train.labels, stream[4].train.labels)
-    assert stream[7:] == []
-    for beyond in (5, -6):
-        with pytest.raises(IndexError):
-            stream[beyond]
-
-
-def test_number_of_megabatches():
-    assert len(MegaBatchStream("digits")) == 20  # the preset
-    [whole] = MegaBatchStream(numbered(30), 1)
-    assert (len(whole.train.labels), len(whole.valid.labels)) == (27, 3)
-    assert [len(part) for part in MegaBatchStream(numbered(7), 3).parts] == [3, 2, 2]
-    for wrong in (0, -1, 4):
-        line = refused(MegaBatchStream, numbered(7), wrong)
-        assert line.startswith(f"{wrong} mega-batches of 7")
-        assert "at most 3" in line
-
-
-def test_parts_given():
-    stream = MegaBatchStream(numbered(9), parts=[[8, 0, 4], np.array([1, 2])])
-    assert [m.train.labels.tolist() for m in stream] == [[8, 0], [1]]
-    assert [m.valid.labels.tolist() for m in stream] == [[4], [2]]
-    assert "at least 2 images" in refused(MegaBatchStream, numbered(9), parts=[[0, 1], [2]])
-    assert "at least 2 images" in refused(MegaBatchStream, numbered(9), parts=[])
-    for outside in (9, -1):
-        assert "0 to 8" in refused(MegaBatchStream, numbered(9), parts=[[0, outside]])
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_seeds_out_of_range(seed):
-    assert f"--seed {seed}" in refused(MegaBatchStream, numbered(9), 2, seed)
-
-
-# Data sets
 
 
 def test_digits():
@@ -181,7 +66,7 @@ def test_examples_on_a_gpu():
     assert torch.equal(there.labels.cpu(), here.labels)
 
 
-def test_statistics_are_those_of_the_pixels():
+def test_mean_and_std_of_the_pixels():
     images = torch.from_numpy(RNG(0).randint(0, 256, (7, 3, 5, 4)).astype(np.uint8))
     images[:, 2] = 9
     pictures = Images(images, torch.tensor([0, 1, 2, 0, 1, 2, 6]))
@@ -189,7 +74,7 @@ def test_statistics_are_those_of_the_pixels():
     pixels = images.double().transpose(0, 1).flatten(1) / 255
     assert made.mean == pytest.approx(pixels.mean(1).tolist())
     assert made.std[:2] == pytest.approx(pixels.std(1).tolist()[:2])
-    assert made.std[2] > 0, "a channel of one value can be divided by it"
+    assert made.std[2] > 0, "a constant channel has a positive std"
     assert made.classes == 7
 
 
@@ -212,17 +97,17 @@ def test_fingerprint_changes_with_any_byte():
     int(prints[0], 16)
 
 
-def test_unknown_names_and_sizes():
+def test_unknown_names_and_sizes(refused):
     assert "digits, mnist" in refused(data.load, "nist")
     assert "--image-size" in refused(data.load, "digits", image_size=8)
     assert "--image-size 0" in refused(data.load, "folder", image_size=0)
 
 
-# What torchvision reads
+# Data sets of torchvision
 
 
 def write_idx(path: Path, array: np.ndarray, packed: bool = False) -> None:
-    """The format of MNIST: type and number of dimensions, sizes, bytes."""
+    """Write an array in the format of MNIST: type and number of dimensions, sizes, bytes."""
     header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
     content = header + array.astype(np.uint8).tobytes()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +120,7 @@ def write_idx(path: Path, array: np.ndarray, packed: bool = False) -> None:
 def write_mnist(
     root: Path, packed: bool = False, name: str = "mnist"
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """12 and 6 images in the four files of MNIST or EMNIST."""
+    """Write 12 training and 6 test images as the four files of MNIST or EMNIST."""
     written = {}
     classes = {"mnist": 10, "emnist": 47}[name]
     for part, n in (("train", 12), ("test", 6)):
@@ -252,7 +137,7 @@ def write_mnist(
 
 
 def check(found: Dataset, written: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-    """The data set has what was written, images as (n, channels, height, width) bytes."""
+    """Check that a data set equals what was written, with images (n, channels, height, width) as bytes."""
     for part, (images, labels) in written.items():
         read = getattr(found, part)
         assert read.images.dtype == torch.uint8
@@ -276,7 +161,7 @@ def test_mnist_and_emnist(tmp_path, name, packed):
         assert found.mean == pytest.approx([written["train"][0].mean() / 255])
 
 
-def test_packed_files_are_unpacked_elsewhere(tmp_path):
+def test_packed_files_are_unpacked_outside_a_read_only_root(tmp_path):
     def everything():
         return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
 
@@ -302,7 +187,7 @@ def test_some_files_packed_and_others_not(tmp_path):
 
 
 def test_a_root_of_several_data_sets(tmp_path, cifar):
-    """Packed MNIST files must not hide what lies beside them."""
+    """Packed MNIST files do not hide the data sets beside them."""
     write_mnist(tmp_path, packed=True)
     emnist, ten = write_mnist(tmp_path, name="emnist"), cifar(tmp_path, "cifar10")
     check(data.load("emnist", str(tmp_path)), emnist)
@@ -311,7 +196,7 @@ def test_a_root_of_several_data_sets(tmp_path, cifar):
 
 @pytest.fixture
 def cifar(monkeypatch):
-    """Write a few images as CIFAR-10 or CIFAR-100; torchvision wants the MD5 of the real files."""
+    """Write a few images as CIFAR-10 or CIFAR-100, and disable torchvision's check of the MD5 sum."""
     import torchvision.datasets.cifar
 
     monkeypatch.setattr(
@@ -358,14 +243,14 @@ def test_cifar100(tmp_path, cifar):
 
 
 @pytest.mark.parametrize("name", ["mnist", "emnist", "cifar10", "cifar100"])
-def test_a_missing_data_set_is_one_line(tmp_path, name):
+def test_a_missing_data_set_is_one_line(tmp_path, name, refused):
     line = refused(data.load, name, str(tmp_path))
     assert line.startswith(f"cannot read {name} from {tmp_path}")
     assert "--data-root" in line
     assert "--download" in line
 
 
-def test_truncated_files_are_one_line(tmp_path):
+def test_truncated_files_are_one_line(tmp_path, refused):
     write_mnist(tmp_path)
     for path in sorted((tmp_path / "MNIST" / "raw").iterdir()):
         whole = path.read_bytes()
@@ -377,24 +262,27 @@ def test_truncated_files_are_one_line(tmp_path):
     assert len(data.load("mnist", str(tmp_path)).train.labels) == 12
 
 
-def test_packed_files_damaged_anywhere_are_one_line(tmp_path):
+def test_packed_files_damaged_anywhere_are_one_line(tmp_path, refused):
     write_mnist(tmp_path, packed=True)
     path = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte.gz"
-    write_idx(path.with_suffix(""), RNG(0).randint(0, 3, (12, 28, 28)), packed=True)  # can be compressed
+    write_idx(path.with_suffix(""), RNG(0).randint(0, 3, (12, 28, 28)), packed=True)  # compressible
     whole = path.read_bytes()
-    for position in (0, *range(10 + len(path.stem), len(whole) - 4, len(whole) // 40)):  # not its own name
+    for position in (
+        0,
+        *range(10 + len(path.stem), len(whole) - 4, len(whole) // 40),
+    ):  # not the name
         for damaged in (whole[:position], whole[:position] + b"\xff\x00\xff\x00" + whole[position + 4 :]):
             path.write_bytes(damaged)
             assert "cannot read mnist" in refused(data.load, "mnist", str(tmp_path)), position
 
 
-def test_images_and_labels_of_different_number(tmp_path):
+def test_different_numbers_of_images_and_labels_are_refused(tmp_path, refused):
     write_mnist(tmp_path)
     write_idx(tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte", np.zeros(11))
     assert "12 images, but 11 labels" in refused(data.load, "mnist", str(tmp_path))
 
 
-def test_damaged_cifar_is_one_line(tmp_path, cifar):
+def test_damaged_cifar_is_one_line(tmp_path, cifar, refused):
     cifar(tmp_path, "cifar10")
     path = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     whole = path.read_bytes()
@@ -407,14 +295,14 @@ def test_damaged_cifar_is_one_line(tmp_path, cifar):
 
 
 def picture(path: Path, pixels: np.ndarray) -> None:
-    """A lossless PNG."""
+    """Write a PNG."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
 
 
 @pytest.fixture
 def tree(tmp_path) -> Path:
-    """70 + 4 images of 6 x 4 pixels, of two classes; more than are decoded at a time."""
+    """70 + 4 images of 6 x 4 pixels in two classes, more than one chunk of the decoder."""
     for part, n in (("train", 35), ("test", 2)):
         for label, name in enumerate(("cat", "dog")):
             for i in range(n):
@@ -436,7 +324,7 @@ def test_folder(tree):
     assert x.std((0, 2, 3)).tolist() == pytest.approx([1, 1], abs=1e-3)
 
 
-def test_image_size(tree):
+def test_image_size(tree, refused):
     picture(tree / "train" / "cat" / "00.png", np.full((9, 9, 3), 7, dtype=np.uint8))
     line = refused(data.load, "folder", str(tree))
     assert "(6, 4) and (9, 9)" in line
@@ -447,7 +335,7 @@ def test_image_size(tree):
     assert found.train.images[1].flatten(1).unique(dim=1).flatten().tolist() == [1, 0, 1]
 
 
-def test_train_and_test_of_different_sizes(tree):
+def test_train_and_test_of_different_sizes(tree, refused):
     for path in (tree / "test").rglob("*.png"):
         picture(path, np.zeros((6, 5, 3), dtype=np.uint8))
     assert "--image-size" in refused(data.load, "folder", str(tree))
@@ -455,14 +343,14 @@ def test_train_and_test_of_different_sizes(tree):
 
 
 @pytest.mark.parametrize("content", [b"", b"not an image", "half"])
-def test_unreadable_images_are_named(tree, content):
+def test_unreadable_images_are_named(tree, content, refused):
     path = tree / "train" / "dog" / "33.png"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
     assert str(path) in refused(data.load, "folder", str(tree))
 
 
-def test_sixteen_bits_are_refused(tree):
+def test_sixteen_bits_are_refused(tree, refused):
     path = tree / "train" / "cat" / "05.png"
     picture(path, np.full((6, 4), 1000, dtype=np.uint16))
     line = refused(data.load, "folder", str(tree))
@@ -471,7 +359,7 @@ def test_sixteen_bits_are_refused(tree):
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
-def test_incomplete_trees(tree, part):
+def test_incomplete_trees(tree, part, refused):
     (tree / part / "dog").rename(tree / "dog")
     line = refused(data.load, "folder", str(tree))
     assert "differ in classes: dog" in line
@@ -499,7 +387,7 @@ def test_gray_and_palette_images_become_colour(tmp_path):
     assert found.train.images[:, :, 1, 1].tolist() == [[40, 40, 40], [10, 20, 30], [1, 2, 3]]
 
 
-def test_black_is_what_a_black_pixel_becomes():
+def test_black_is_a_normalised_black_pixel():
     images = torch.randint(0, 256, (20, 3, 4, 4), dtype=torch.uint8)
     images[0, :, 0, 0] = 0
     dataset = make_dataset("folder", Images(images, torch.arange(20)), Images(images, torch.arange(20)))

@@ -1,4 +1,4 @@
-"""A run as a whole: its record, interruption and resumption, and what it refuses."""
+"""Whole runs: record, interruption, resumption, and errors."""
 
 import json
 import resource
@@ -16,7 +16,7 @@ from alma.files import locked
 from alma.records import MACHINE_FIELDS, Run
 from vision import MegaBatchStream, run
 from vision.data import Images
-from vision.experiment import CHECKPOINT, _Player
+from vision.experiment import CHECKPOINT, _Trainer
 from vision.learners import LEARNERS
 
 STREAM = MegaBatchStream("digits", 7)
@@ -31,7 +31,7 @@ def numbers(record):
     return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in record.rows]
 
 
-def test_a_run_leaves_its_record_and_is_not_run_again(tmp_path, monkeypatch):
+def test_a_run_writes_its_record_and_is_not_repeated(tmp_path, monkeypatch):
     record = play(tmp_path / "run", waiting_time=3)
     rows = record.rows
     assert [row["t"] for row in rows] == list(range(8))
@@ -51,52 +51,52 @@ def test_a_run_leaves_its_record_and_is_not_run_again(tmp_path, monkeypatch):
     config = json.loads((tmp_path / "run/run.json").read_text())["config"]
     assert config["epochs"] == 3
     assert config["data"] == STREAM.dataset.fingerprint
-    assert "members" not in config  # of an ensemble only
+    assert "members" not in config  # a setting of ensembles
 
     monkeypatch.setattr("vision.experiment.LEARNERS", {})
     assert play(tmp_path / "run", waiting_time=3).rows == rows
 
 
-def test_replay_trains_on_all_that_was_seen(tmp_path):
+def test_replay_trains_on_all_mega_batches_so_far(tmp_path):
     rows = play(tmp_path / "run", waiting_time=3, replay=True).rows
     assert rows[6]["trained_on"] == [1, 2, 3, 4, 5, 6]
     assert rows[7]["train_flops"] > rows[6]["train_flops"] > rows[3]["train_flops"]
 
 
 class Stop(BaseException):
-    """Stands for a kill: nothing in between may handle it."""
+    """Stands in for a kill; no handler catches it."""
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
 @pytest.mark.parametrize("where", ["in a stage", "between stages", "before a checkpoint"])
-def test_resumed_runs_are_bit_for_bit_the_uninterrupted_one(tmp_path, monkeypatch, learner, where):
-    """Checkpoints may be older than the last rows: those are kept, and not written twice."""
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, monkeypatch, learner, where):
+    """Rows newer than the checkpoint are kept and not written twice."""
     whole = play(tmp_path / "whole", learner, waiting_time=2, save_stages=True)
     epochs = 0
 
-    def stop_in_a_stage(player):
+    def stop_in_a_stage(trainer):
         nonlocal epochs
         epochs += 1
         if epochs == 8:  # of 12: in the middle of the third stage
-            player.save_interval = 0
+            trainer.save_interval = 0
         if epochs == 9 and where == "in a stage":
             raise Stop
         if epochs == 11 and where == "before a checkpoint":
             raise Stop
         if epochs == 9:
-            player.save_interval = 1e9
-        return False if where == "between stages" else player._due()
+            trainer.save_interval = 1e9
+        return False if where == "between stages" else trainer._due()
 
-    def stop_between(player, stage):
+    def stop_between(trainer, stage):
         if stage.index == 3 and where == "between stages":
-            player.save()
+            trainer.save()
             raise Stop
-        return train(player, stage)
+        return train(trainer, stage)
 
-    train = _Player.train
+    train = _Trainer.train
     with monkeypatch.context() as patch:
-        patch.setattr(_Player, "epoch_done", stop_in_a_stage)
-        patch.setattr(_Player, "train", stop_between)
+        patch.setattr(_Trainer, "epoch_done", stop_in_a_stage)
+        patch.setattr(_Trainer, "train", stop_between)
         with pytest.raises(Stop):
             play(tmp_path / "part", learner, waiting_time=2, save_interval=1e9)
     assert 0 < len(Run.read(tmp_path / "part").rows) < 8
@@ -109,19 +109,19 @@ def test_resumed_runs_are_bit_for_bit_the_uninterrupted_one(tmp_path, monkeypatc
 
 
 def test_seconds_of_a_stage_are_summed_over_interruptions(tmp_path, monkeypatch):
-    def stop(player):
+    def stop(trainer):
         time.sleep(1)
         return True
 
-    def save_and_stop(player, progress=None):
-        save(player, progress)
+    def save_and_stop(trainer, progress=None):
+        save(trainer, progress)
         if progress:
             raise Stop
 
-    save = _Player.save
+    save = _Trainer.save
     with monkeypatch.context() as patch:
-        patch.setattr(_Player, "epoch_done", stop)
-        patch.setattr(_Player, "save", save_and_stop)
+        patch.setattr(_Trainer, "epoch_done", stop)
+        patch.setattr(_Trainer, "save", save_and_stop)
         for _ in range(2):
             with pytest.raises(Stop):
                 play(tmp_path / "run", waiting_time=7, epochs=4)
@@ -130,8 +130,8 @@ def test_seconds_of_a_stage_are_summed_over_interruptions(tmp_path, monkeypatch)
     assert sum(row["seconds"] for row in rows[:7]) < rows[7]["seconds"]
 
 
-def test_the_peak_of_memory_is_that_of_the_run(tmp_path, child, monkeypatch):
-    """Not of what the process did before; where the system cannot tell, the rows say so."""
+def test_peak_memory_is_that_of_the_run(tmp_path, child, monkeypatch):
+    """It excludes the process's earlier peak; if the system cannot measure that, rows say so."""
 
     def after_a_large_one():
         torch.ones(200_000_000).sum()
@@ -148,7 +148,7 @@ def test_the_peak_of_memory_is_that_of_the_run(tmp_path, child, monkeypatch):
     assert play(tmp_path / "other").rows[-1]["extra"]["memory_of"] == "process"
 
 
-def test_a_run_that_an_earlier_version_began_is_refused_and_a_complete_one_is_read(tmp_path):
+def test_of_runs_of_earlier_versions_only_complete_ones_are_accepted(tmp_path):
     whole = play(tmp_path / "run")
     rows = whole.rows
     for row in rows:
@@ -157,11 +157,11 @@ def test_a_run_that_an_earlier_version_began_is_refused_and_a_complete_one_is_re
     whole.results.write_text("".join(lines))
     assert play(tmp_path / "run").rows == rows
     whole.results.write_text("".join(lines[:4]))
-    with pytest.raises(UserError, match="begun by an earlier version.*another --out"):
+    with pytest.raises(UserError, match="started by an earlier version.*another --out"):
         play(tmp_path / "run")
 
 
-def test_a_run_without_checkpoint_starts_again_and_keeps_its_rows(tmp_path):
+def test_a_run_without_checkpoint_restarts_and_keeps_its_rows(tmp_path):
     whole = play(tmp_path / "run")
     lines = whole.results.read_bytes().splitlines(keepends=True)
     whole.results.write_bytes(b"".join(lines[:4]))
@@ -170,11 +170,11 @@ def test_a_run_without_checkpoint_starts_again_and_keeps_its_rows(tmp_path):
     assert whole.results.read_bytes().startswith(b"".join(lines[:4]))
 
 
-def test_a_longer_life_of_the_checkpoint_than_of_its_rows_is_an_error(tmp_path):
+def test_a_checkpoint_newer_than_the_rows_is_an_error(tmp_path):
     whole = play(tmp_path / "run")
     lines = whole.results.read_bytes().splitlines(keepends=True)
     whole.results.write_bytes(b"".join(lines[:4]))
-    with pytest.raises(UserError, match=r"lacks rows.*delete the checkpoint"):
+    with pytest.raises(UserError, match=r"lacks rows of completed stages: delete checkpoint\.pt"):
         play(tmp_path / "run")
 
 
@@ -188,7 +188,7 @@ def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, damage):
         play(tmp_path / "run")
 
 
-def test_other_settings_data_or_partition_in_the_same_place_are_refused(tmp_path):
+def test_other_settings_data_or_partition_in_the_same_folder_are_refused(tmp_path):
     play(tmp_path / "run")
     with pytest.raises(UserError, match="epochs: 3 -> 4"):
         play(tmp_path / "run", epochs=4)
@@ -209,8 +209,8 @@ def test_two_processes_on_one_run_are_one_clear_line(tmp_path):
         play(tmp_path / "run")
 
 
-def test_a_full_disk_is_one_clear_line_and_the_run_goes_on(tmp_path, child):
-    """In a child, for the limit on the size of files is the process's."""
+def test_a_full_disk_is_one_clear_line_and_the_run_resumes(tmp_path, child):
+    """In a child: the limit on file sizes holds for the whole process."""
 
     def limited():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -223,7 +223,7 @@ def test_a_full_disk_is_one_clear_line_and_the_run_goes_on(tmp_path, child):
     assert numbers(play(tmp_path / "part", "gens")) == numbers(play(tmp_path / "whole", "gens"))
 
 
-def test_a_run_leaves_the_global_generators_alone(tmp_path):
+def test_a_run_does_not_use_the_global_generators(tmp_path):
     torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     play(tmp_path / "run", "gmoe", gate="hard", augment=True)
     assert torch.equal(torch.get_rng_state(), torch_state)
@@ -231,7 +231,7 @@ def test_a_run_leaves_the_global_generators_alone(tmp_path):
 
 
 def test_edges_of_the_stream(tmp_path):
-    """One minibatch a mega-batch, validation smaller than the classes, w that does not divide B, B = 1."""
+    """One minibatch per mega-batch, fewer validation images than classes, w that does not divide B, B = 1."""
     shortest = MegaBatchStream("digits", 700)
     assert {len(batch.valid.labels) for batch in shortest[:3]} == {1}
     shortest.parts = shortest.parts[:5]
@@ -248,11 +248,11 @@ def test_divergence_is_one_clear_line_and_keeps_the_rows(tmp_path):
 
 
 def test_waiting_costs_less_compute_than_replay_and_errors_fall(tmp_path):
-    """The paper's picture in small: more data, less error; waiting for all leaves the start untrained."""
+    """The paper's result in small: errors fall with data; waiting for all data has the larger CER."""
     settings = {"epochs": 40, "hidden": 16}
     eager = run(STREAM, "sm", tmp_path / "eager", **settings).rows
-    tardy = run(STREAM, "sm", tmp_path / "tardy", waiting_time=7, **settings).rows
-    errors = [{row["t"]: row["value"] for row in rows} for rows in (eager, tardy)]
+    late = run(STREAM, "sm", tmp_path / "late", waiting_time=7, **settings).rows
+    errors = [{row["t"]: row["value"] for row in rows} for rows in (eager, late)]
     assert errors[0][7] < errors[0][1] < errors[0][0]
     assert metrics.cumulative_error_rate(errors[0]) < metrics.cumulative_error_rate(errors[1])
     assert errors[1][7] < 0.2
@@ -261,8 +261,8 @@ def test_waiting_costs_less_compute_than_replay_and_errors_fall(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learner": "nobody"}, "'nobody' is not one of sm, ens"),
-        ({"learner": "sm", "members": 3}, "--members is of ens, umix"),
+        ({"learner": "nobody"}, "'nobody': choose from sm, ens"),
+        ({"learner": "sm", "members": 3}, "--members does not apply to sm: it is a setting of ens, umix"),
         ({"waiting_time": 8}, "waiting time 8 is longer"),
         ({"epochs": 0}, "--epochs 0: at least 1"),
         ({"lr": 0}, "--lr 0: more than 0"),

@@ -1,4 +1,4 @@
-"""Firefly: what growth keeps, what it adds and what it costs."""
+"""Firefly: function, size and cost of a growth."""
 
 import itertools
 import json
@@ -11,9 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vision import MegaBatchStream, run, train
 from vision.firefly import Overgrown
-from vision.learners.firefly import Firefly
+from vision.learners.firefly import Firefly, FireflySettings
 from vision.models import MLP, VGG
-from vision.presets import Settings
 from vision.train import Examples, loss_of
 
 CLASSES = 7
@@ -22,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 class Stages:
-    """The same examples at every stage; `shape` images whose label is in their mean."""
+    """The same examples at every stage; the mean of an image depends on its label."""
 
     black = torch.zeros(1)
 
@@ -43,7 +42,7 @@ def learner(shape: tuple[int, ...] = SHAPE, seed: int = 0, **options) -> Firefly
     options = {"arch": "mlp", "hidden": 8, "epochs": 3, "batch_size": 32} | options
     if options["arch"] == "vgg":
         options = {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9} | options
-    return Firefly(shape, CLASSES, Settings(**options), seed, CPU)
+    return Firefly(shape, CLASSES, FireflySettings(**options), seed, CPU)
 
 
 def trained(arch: str, **options) -> Firefly:
@@ -53,7 +52,7 @@ def trained(arch: str, **options) -> Firefly:
 
 
 def overgrown(arch: str, history: int = 10) -> tuple[Overgrown, MLP | VGG, torch.Tensor]:
-    """Candidates of a network of uneven widths with some history, the network, and images."""
+    """An over-grown network, its model with running statistics of `history` batches, and images."""
     generator = torch.Generator().manual_seed(1)
     model = MLP([768, 8, 6, 5, CLASSES]) if arch == "mlp" else VGG(SHAPE, [[4, 5], [3], [6, 4, 4]], CLASSES)
     model.reset(generator)
@@ -67,10 +66,10 @@ def overgrown(arch: str, history: int = 10) -> tuple[Overgrown, MLP | VGG, torch
     return network, model, images
 
 
-def planted(network: Overgrown, choices) -> MLP | VGG:
+def grown_network(network: Overgrown, choices) -> MLP | VGG:
     widths = network.widths(choices)
     model = MLP(widths) if isinstance(network.model, MLP) else VGG(SHAPE, widths, CLASSES)
-    network.plant(choices, model)
+    network.write(choices, model)
     return model.eval()
 
 
@@ -79,14 +78,14 @@ def size(model: torch.nn.Module) -> int:
 
 
 def everything(network: Overgrown, kinds: str):
-    """Choices of all candidates of some kinds: s(plits), n(ew neurons), l(ayers)."""
+    """Choices with all candidates of some kinds: s(plits), n(ew neurons), l(ayers); and their parameters."""
     scores = []
-    for sprouts in network.sprouts:
-        for kind, p in zip("snl", sprouts.perturbations, strict=True):
+    for candidates in network.candidates:
+        for kind, p in zip("snl", candidates.perturbations, strict=True):
             scores.append(torch.full((len(p),), -1.0 if kind in kinds else 1.0))
     counts = [
         [len(p) if kind in kinds else 0 for kind, p in zip("snl", s.perturbations, strict=True)]
-        for s in network.sprouts
+        for s in network.candidates
     ]
     budget = network.parameters(counts) - size(network.model)
     return network.select(scores, budget), budget
@@ -100,12 +99,12 @@ arches = pytest.mark.parametrize("arch", ["mlp", "vgg"])
 def test_candidates_without_perturbation_keep_the_function(arch, kinds):
     network, model, images = overgrown(arch)
     choices, budget = everything(network, kinds)
-    moved = planted(network, choices)
+    moved = grown_network(network, choices)
     assert size(moved) - size(model) == budget > 0
-    assert (moved(images) - model(images)).abs().max() > 1e-4  # the perturbations are there
+    assert (moved(images) - model(images)).abs().max() > 1e-4  # perturbations have an effect
     for p in network.perturbations:
         p.data.zero_()
-    same = planted(network, choices)
+    same = grown_network(network, choices)
     torch.testing.assert_close(same(images), model(images), rtol=1e-5, atol=1e-6)
     assert any(len(choice.split) for choice in choices) == ("s" in kinds)
     assert any(len(choice.new) for choice in choices) == ("n" in kinds)
@@ -114,12 +113,12 @@ def test_candidates_without_perturbation_keep_the_function(arch, kinds):
 
 @arches
 @pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
-def test_planting_is_the_over_grown_network_without_the_candidates_left_out(arch, share):
+def test_the_grown_network_equals_the_over_grown_one_without_the_other_candidates(arch, share):
     network, model, images = overgrown(arch)
     generator = torch.Generator().manual_seed(2)
     scores = [torch.randn(len(p), generator=generator) for p in network.perturbations]
     choices = network.select(scores, share * everything(network, "snl")[1])
-    grown = planted(network, choices)
+    grown = grown_network(network, choices)
     kept = [part for c in choices for part in (c.split, c.new, torch.arange(int(c.layer)))]
     for p, indices in zip(network.perturbations, kept, strict=True):
         p.data = torch.zeros_like(p).index_copy(0, indices, p.data[indices])
@@ -127,19 +126,19 @@ def test_planting_is_the_over_grown_network_without_the_candidates_left_out(arch
     assert (grown(images) - model(images)).abs().max() > 1e-6
 
 
-def test_a_new_layer_is_about_the_identity_in_training_too():
-    network, model, images = overgrown("vgg", history=120)  # its running statistics are the images'
+def test_a_new_layer_is_nearly_the_identity_in_training_mode():
+    network, model, images = overgrown("vgg", history=120)  # running statistics of the images
     for p in network.perturbations:
         p.data.zero_()
     network.measure(images)
-    deeper = planted(network, everything(network, "l")[0])
+    deeper = grown_network(network, everything(network, "l")[0])
     before, after = model.train()(images), deeper.train()(images)
     assert len(list(deeper.modules())) == len(list(model.modules())) + 3
     assert (after - before).abs().max() < 0.01 * before.abs().max()
 
 
 @arches
-def test_flops_are_those_that_torch_counts(arch):
+def test_flops_equal_those_of_the_flop_counter(arch):
     network, _, images = overgrown(arch)
     with FlopCounterMode(display=False) as counted, torch.no_grad():
         network(images)
@@ -159,7 +158,7 @@ def test_all_flops_of_a_growth_are_counted(arch):
 
 
 @arches
-def test_tuning_turns_perturbations_to_less_loss_and_keeps_their_norm(arch):
+def test_tuning_lowers_the_loss_and_keeps_the_norms(arch):
     subject, data = trained(arch, epochs=10), Stages()
     generator = torch.Generator().manual_seed(3)
     network = Overgrown(subject.model, 2, True, generator)
@@ -169,7 +168,7 @@ def test_tuning_turns_perturbations_to_less_loss_and_keeps_their_norm(arch):
     losses = []
     for found in (before, [p.detach().clone() for p in network.perturbations]):
         for p, value in zip(network.perturbations, found, strict=True):
-            p.data = value / len(network.sprouts)
+            p.data = value / len(network.candidates)
         losses.append(torch.nn.functional.cross_entropy(network(data.train(1).images), data.train(1).labels))
         for p, value in zip(network.perturbations, found, strict=True):
             p.data = value
@@ -179,7 +178,7 @@ def test_tuning_turns_perturbations_to_less_loss_and_keeps_their_norm(arch):
     moved = [
         (p - old).abs().max() > 1e-4 for p, old in zip(network.perturbations, before, strict=True) if len(p)
     ]
-    assert sum(moved) > len(moved) / 2  # the rest has dead neurons
+    assert sum(moved) > len(moved) / 2  # the others belong to dead neurons
 
 
 def test_scores_are_derivatives_by_epsilon():
@@ -200,15 +199,15 @@ def test_scores_are_derivatives_by_epsilon():
         )
 
 
-def test_the_best_for_their_size_are_selected_and_one_at_least():
+def test_selection_by_score_per_parameter_takes_at_least_one():
     network, model, _ = overgrown("mlp")
     scores = [torch.zeros(len(p)) for p in network.perturbations]
-    scores[3][4], scores[0][5] = -1.0, -1.5  # of the second hidden layer, and of the first, which is dear
-    cheap, dear = 8 + 1 + 5, 768 + 1 + 6
+    scores[3][4], scores[0][5] = -1.0, -1.5  # second hidden layer; first, which costs more
+    cheap, costly = 8 + 1 + 5, 768 + 1 + 6
     choices = network.select(scores, cheap)
     assert [c.split.tolist() for c in choices] == [[], [4], []]
-    assert size(planted(network, choices)) == size(model) + cheap
-    choices = network.select(scores, cheap + dear + 1)
+    assert size(grown_network(network, choices)) == size(model) + cheap
+    choices = network.select(scores, cheap + costly + 1)
     assert [c.split.tolist() for c in choices] == [[5], [4], []]
     choices = network.select(scores, 1e-9)
     assert [c.split.tolist() for c in choices] == [[], [4], []]
@@ -232,10 +231,10 @@ def test_growth_is_linear_and_keeps_the_classes(arch):
 
 
 @arches
-def test_growth_changes_the_function_little_and_for_the_better(arch):
+def test_growth_changes_the_function_little_and_does_not_raise_the_loss(arch):
     data, changed, gained = Stages(), [], []
     images, labels = data.train(1)
-    for seed in range(5):  # a VGG that has learnt little can overshoot; which does is up to torch's rounding
+    for seed in range(5):  # a hardly trained VGG can overshoot, depending on rounding
         subject = trained(arch, epochs=20, seed=seed)
         before = subject.model.eval()(data.valid(1).images)
         loss = loss_of(subject.model(images), labels).item()
@@ -254,7 +253,7 @@ def test_growth_changes_the_function_little_and_for_the_better(arch):
 
 @arches
 def test_width_and_depth_grow(arch):
-    """Every kind of growth in some of three runs: which one it is may hang on the last bit."""
+    """Every kind of growth occurs in three runs; which one has it may depend on rounding."""
     options = {"shape": (3, 8, 8), "arch": arch, "hidden": 4, "epochs": 8}
     wide, data = learner(**options, ff_depth=False), Stages(shape=(3, 8, 8))
     start = len(list(wide.model.modules()))
@@ -286,7 +285,7 @@ def test_one_neuron_and_a_few_examples_are_enough(arch, n):
 
 
 @arches
-def test_growth_is_deterministic_and_leaves_global_randomness_alone(arch):
+def test_growth_is_deterministic_and_does_not_use_the_global_generator(arch):
     subjects, data = [trained(arch) for _ in range(2)], Stages()
     state, order = torch.get_rng_state(), subjects[0].generators[0].get_state()
     subjects[0].grow(1, data)
@@ -303,7 +302,7 @@ def test_growth_is_deterministic_and_leaves_global_randomness_alone(arch):
 
 
 @arches
-def test_a_grown_learner_comes_back_from_its_checkpoint(arch, tmp_path):
+def test_a_grown_learner_is_restored_from_its_checkpoint(arch, tmp_path):
     subject, data = trained(arch), Stages()
     subject.train(1, data)
     torch.save(subject.state(), tmp_path / "state.pt")
@@ -318,7 +317,7 @@ def test_a_grown_learner_comes_back_from_its_checkpoint(arch, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["grow", "fit"])
-def test_resume_is_as_if_uninterrupted(where, tmp_path, monkeypatch):
+def test_a_resumed_run_equals_the_uninterrupted_one(where, tmp_path, monkeypatch):
     def play(directory: Path):
         stream = MegaBatchStream("digits", 20)
         found = run(
@@ -340,7 +339,7 @@ def test_resume_is_as_if_uninterrupted(where, tmp_path, monkeypatch):
         return call
 
     with monkeypatch.context() as patch:
-        if where == "grow":  # of the fourth stage, once the candidates have been tuned
+        if where == "grow":  # before the fourth stage, after tuning
             patch.setattr(Overgrown, "scores", interrupted(2, Overgrown.scores))
         else:  # in the second epoch of the third stage
             patch.setattr(train, "validate", interrupted(2 * 3 + 1, train.validate))

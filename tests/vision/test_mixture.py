@@ -1,16 +1,16 @@
-"""Routers, gates and growth of mixtures: gates sum to one, a split changes nothing, hard gates train."""
+"""Gating, growth and FLOPs of mixtures of experts."""
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision.mixture import MixtureMLP, MixtureVGG, Router
+from vision.mixture import Gating, MixtureMLP, MixtureVGG
 from vision.train import loss_of
 
 KINDS = ["mlp", "vgg"]
 
 
-def drawn(seed):
+def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
@@ -19,33 +19,33 @@ def mixture(kind, experts=1, tree=True, hard=False):
         model = MixtureMLP([48, 9, 7, 5], experts, tree, hard)
     else:
         model = MixtureVGG((3, 32, 32), 3, 5, experts, tree, hard)
-    model.reset(drawn(1))
-    model.generator = drawn(2)
+    model.reset(seeded(1))
+    model.generator = seeded(2)
     return model
 
 
 def images(kind, n=40):
-    return torch.randn((n, 3, 4, 4) if kind == "mlp" else (n, 3, 32, 32), generator=drawn(3))
+    return torch.randn((n, 3, 4, 4) if kind == "mlp" else (n, 3, 32, 32), generator=seeded(3))
 
 
 @pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize("experts", [1, 2, 3, 6])
 def test_gates_are_a_distribution_over_the_experts(tree, experts):
-    router = Router(8, experts, tree)
-    router.reset(drawn(0))
+    router = Gating(8, experts, tree)
+    router.reset(seeded(0))
     for expert in (0, experts - 1):
-        router.split(expert, drawn(5))
-    gates = router(torch.randn(8, 30, generator=drawn(1)))
+        router.split(expert, seeded(5))
+    gates = router(torch.randn(8, 30, generator=seeded(1)))
     assert gates.shape == (experts + 2, 30)
     torch.testing.assert_close(gates.sum(0), torch.ones(30))
     assert (gates > 0).all()
 
 
-def test_a_leafs_gate_is_the_product_of_the_gates_on_its_path():
-    router = Router(8, 1, tree=True)
+def test_a_gate_value_is_the_product_of_the_branches_on_its_path():
+    router = Gating(8, 1, tree=True)
     for leaf in (0, 1, 0):  # ((0, 3), (1, 2))
-        router.split(leaf, drawn(leaf))
-    z = torch.randn(8, 30, generator=drawn(1))
+        router.split(leaf, seeded(leaf))
+    z = torch.randn(8, 30, generator=seeded(1))
     node = torch.addmm(router.bias, router.weight, z).view(3, 2, 30).softmax(1)
     root, of_one, of_zero = node
     expected = [root[0] * of_zero[0], root[1] * of_one[0], root[1] * of_one[1], root[0] * of_zero[1]]
@@ -55,29 +55,29 @@ def test_a_leafs_gate_is_the_product_of_the_gates_on_its_path():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("hard", [False, True])
 def test_a_split_of_a_tree_keeps_the_outputs(kind, hard):
-    """Over a chain of growths, each layer splitting another expert."""
+    """Over several growths in which each layer splits another expert."""
     model, x = mixture(kind, hard=hard), images(kind)
     model.train()(x)
     model.eval()
     for growth, experts in enumerate(([0, 0, 0, 0], [0, 1, 0, 1], [2, 0, 1, 2])):
         before = model(x).detach()
         for layer, expert in zip(model.layers, experts, strict=False):
-            layer.split(expert, drawn(growth))
+            layer.split(expert, seeded(growth))
         assert (model(x) - before).abs().max() <= 1e-6
         assert model.experts == growth + 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_split_of_a_flat_router_does_not(kind):
+def test_a_split_of_flat_gating_changes_the_outputs(kind):
     model, x = mixture(kind, 2, tree=False), images(kind)
     before = model.eval()(x).detach()
     for layer in model.layers:
-        layer.split(0, drawn(0))
+        layer.split(0, seeded(0))
     assert (model(x) - before).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_expert_is_the_plain_network(kind):
+def test_a_mixture_of_one_expert_equals_the_plain_network(kind):
     from vision.models import MLP, VGG, vgg_widths
 
     model, x = mixture(kind), images(kind, 7)
@@ -97,7 +97,7 @@ def test_one_expert_is_the_plain_network(kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tree", [True, False])
 def test_hard_gates_compute_only_the_chosen_expert_in_evaluation(kind, tree):
-    """The same outputs as weighting all experts with the one-hot gates, at the FLOPs of one expert."""
+    """With the outputs of a one-hot weighting of all experts, and the FLOPs of one."""
     model, x = mixture(kind, 3, tree, hard=True), images(kind)
     model.eval()
     with FlopCounterMode(display=False) as counter:
@@ -113,7 +113,7 @@ def test_hard_gates_compute_only_the_chosen_expert_in_evaluation(kind, tree):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hard_gates_are_sampled_and_pass_their_gradient_on(kind):
+def test_hard_gates_are_sampled_and_have_gradients(kind):
     model, x = mixture(kind, 3, hard=True), images(kind)
     model.train()
     logits, gates = model.routed(x)
@@ -124,9 +124,9 @@ def test_hard_gates_are_sampled_and_pass_their_gradient_on(kind):
     named = dict(zip((name for name, _ in model.named_parameters()), found, strict=True))
     routers = [name for name in named if "router" in name]
     assert all(named[name].abs().max() > 0 for name in routers)
-    model.generator = drawn(2)
+    model.generator = seeded(2)
     again = model.routed(x)[1]
-    model.generator = drawn(4)
+    model.generator = seeded(4)
     other = model.routed(x)[1]
     assert torch.equal(again[0], gates[0])
     assert not torch.equal(other[0], gates[0])
@@ -142,13 +142,13 @@ def test_hard_gates_are_sampled_in_proportion_to_their_probability():
 
 @pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize(("kind", "experts"), [("mlp", 1), ("mlp", 3), ("vgg", 1), ("vgg", 3)])
-def test_flops_are_those_of_the_flop_counter(kind, experts, tree):
+def test_flops_equal_those_of_the_flop_counter(kind, experts, tree):
     model, x = mixture(kind, experts, tree), images(kind)
     with FlopCounterMode(display=False) as forward:
         loss = loss_of(model(x), torch.arange(len(x)) % 5).sum()
     assert forward.get_total_flops() == pytest.approx(len(x) * model.flops.forward)
     assert model.flops.inference == model.flops.forward
-    if kind == "vgg" and experts > 1:  # of grouped convolutions the counter is wrong
+    if kind == "vgg" and experts > 1:  # the counter is wrong for grouped convolutions
         return
     with FlopCounterMode(display=False) as backward:
         torch.autograd.grad(loss, list(model.parameters()))

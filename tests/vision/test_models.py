@@ -1,4 +1,4 @@
-"""The two backbones: sizes of the paper, stacks that equal their members one by one, gradients, FLOPs."""
+"""The two backbones: sizes, gradients and FLOPs; stacks against their single members."""
 
 import pytest
 import torch
@@ -11,24 +11,24 @@ from vision.models import MLP, VGG, mlp_widths, vgg_widths
 from vision.train import loss_of
 
 
-def drawn(seed):
+def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
 def stack(kind, members, joint=None, seed=0):
-    """A stack whose member k is drawn from seed + k."""
+    """A stack whose member k is initialised with seed + k."""
     if kind == "mlp":
         model = MLP([48, 9, 7, 5], members, joint)
     else:
         model = VGG((3, 32, 32), vgg_widths(3), 5, members, joint)
     for member in range(members):
-        model.reset(drawn(seed + member), member)
+        model.reset(seeded(seed + member), member)
     return model
 
 
 def batch(kind, n=6):
     shape = (n, 3, 4, 4) if kind == "mlp" else (n, 3, 32, 32)
-    x = torch.randn(shape, generator=drawn(9)).contiguous(memory_format=torch.channels_last)
+    x = torch.randn(shape, generator=seeded(9)).contiguous(memory_format=torch.channels_last)
     return x, torch.arange(n) % 5
 
 
@@ -44,7 +44,7 @@ def test_the_vgg_has_the_papers_sizes(channels, count):
     assert sum(p.numel() for p in VGG((3, 32, 32), vgg_widths(channels), 10).parameters()) == count
 
 
-def test_the_mlp_is_the_one_of_torch_nn():
+def test_the_mlp_equals_torch_nn():
     model, (x, _) = stack("mlp", 1), batch("mlp")
     layers = []
     for dense in model.layers:
@@ -55,7 +55,7 @@ def test_the_mlp_is_the_one_of_torch_nn():
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_vgg_is_the_one_of_torch_nn(training):
+def test_the_vgg_equals_torch_nn(training):
     """Same outputs, and the same running statistics after a training batch."""
     model, (x, _) = stack("vgg", 1), batch("vgg")
     layers = []
@@ -81,14 +81,14 @@ def test_the_vgg_is_the_one_of_torch_nn(training):
 @pytest.mark.parametrize("size", [(28, 28), (8, 8), (3, 5), (1, 1), (48, 40)])
 def test_the_vgg_takes_images_of_any_size(size):
     model = VGG((2, *size), vgg_widths(2), 4)
-    model.reset(drawn(0))
+    model.reset(seeded(0))
     for n in (1, 3):
         assert model.train()(torch.randn(n, 2, *size)).shape == (1, 4, n)
         assert model(torch.randn(n, 2, *size)).isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["mlp", "vgg"])
-def test_a_stack_computes_what_its_members_do(kind):
+def test_a_stack_equals_its_members(kind):
     x, _ = batch(kind)
     together = stack(kind, 3, seed=20)(x)
     alone = [stack(kind, 1, seed=20 + member)(x) for member in range(3)]
@@ -109,9 +109,9 @@ def test_joint_members_have_one_vote(kind, joint):
 
 @pytest.mark.parametrize(("members", "own"), [(1, False), (4, False), (4, True)])
 @pytest.mark.parametrize("joint", [None, "mean", "sum"])
-def test_the_formulas_of_the_mlps_gradient_are_right(members, own, joint):
+def test_the_formulas_of_the_mlps_gradient(members, own, joint):
     if own and joint:
-        return  # one loss has one order of minibatches
+        return  # a joint loss has one order of minibatches
     model, (x, y) = stack("mlp", members, joint), batch("mlp")
     if own:
         x, y = (torch.stack([values.roll(m, 0) for m in range(members)]) for values in (x, y))
@@ -128,7 +128,7 @@ def test_the_formulas_of_the_mlps_gradient_are_right(members, own, joint):
 
 
 @pytest.mark.parametrize("kind", ["mlp", "vgg"])
-def test_members_may_see_images_of_their_own(kind):
+def test_members_may_have_separate_images(kind):
     model, (x, _) = stack(kind, 3).eval(), batch(kind)
     own = torch.stack([x.roll(m, 0) for m in range(3)])
     together = model(own)
@@ -137,13 +137,13 @@ def test_members_may_see_images_of_their_own(kind):
 
 
 @pytest.mark.parametrize(("kind", "members"), [("mlp", 1), ("mlp", 3), ("vgg", 1), ("vgg", 3)])
-def test_flops_are_those_of_the_flop_counter(kind, members):
+def test_flops_equal_those_of_the_flop_counter(kind, members):
     model, (x, y) = stack(kind, members), batch(kind)
     with FlopCounterMode(display=False) as forward:
         loss = loss_of(model(x), y).sum()
     assert forward.get_total_flops() == len(x) * model.flops.forward
     if kind == "vgg" and members > 1:
-        # The counter takes the gradient of a grouped convolution for that of a full one.
+        # The counter counts the gradient of a grouped convolution as that of a full one.
         alone = stack(kind, 1).flops
         assert model.flops.backward == pytest.approx(members * alone.backward)
         return
@@ -152,7 +152,7 @@ def test_flops_are_those_of_the_flop_counter(kind, members):
     assert backward.get_total_flops() == len(x) * model.flops.backward
 
 
-def test_drawing_leaves_the_global_generator_alone():
+def test_initialisation_does_not_use_the_global_generator():
     before = torch.get_rng_state()
     stack("vgg", 2)
     stack("mlp", 2)

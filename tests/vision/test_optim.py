@@ -1,4 +1,4 @@
-"""Our optimizers are torch's, bit for bit."""
+"""The optimizers equal those of torch, bit for bit."""
 
 import pytest
 import torch

@@ -1,6 +1,6 @@
-"""Results do not hang on where tensors lie, nor on interruptions.
+"""Results depend neither on the addresses of tensors nor on interruptions.
 
-Products are made to depend on the addresses of their operands, as they do on some CPUs, on every machine.
+The tests make products depend on the addresses of their operands, as they do on some CPUs.
 """
 
 import contextlib
@@ -17,11 +17,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from alma.records import MACHINE_FIELDS
 from vision import MegaBatchStream, experiment, run
-from vision.data import make_dataset
-from vision.experiment import CHECKPOINT, _Data, _Player
+from vision.data import StageData, make_dataset
+from vision.experiment import CHECKPOINT, _Trainer
 from vision.flat import Flat
-from vision.learners import LEARNERS, Learner
-from vision.presets import resolve
+from vision.learners import LEARNERS, Learner, resolve
 from vision.train import Examples
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "convolution_backward")
@@ -49,7 +48,7 @@ GATED = ("ens of mixtures", "gens of mixtures", "gmoe", "gmoe, flat", "moe")
 
 
 def digits():
-    """Eleven mega-batches of 31 digits; a test set of 50."""
+    """Eleven mega-batches of 31 digits, and 50 test images."""
     whole = MegaBatchStream("digits", 46).dataset
     test = type(whole.test)(whole.test.images[:50], whole.test.labels[:50])
     parts = np.array_split(np.arange(341), 11)
@@ -60,11 +59,11 @@ STREAM = digits()
 
 
 class ByAddress(TorchDispatchMode):
-    """Has products off by some last bits for operands that do not start at multiples of 64 bytes."""
+    """Changes the last bits of products whose operands do not start at multiples of 64 bytes."""
 
     @classmethod
     def _should_skip_dynamo(cls):
-        return False  # it would take most of the time
+        return False  # for speed
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
@@ -81,7 +80,7 @@ def floats(value):
 
 
 def moved(value, elements=1):
-    """The same values and strides, that many elements after a multiple of 64 bytes."""
+    """A copy with the same strides that starts `elements` elements after a multiple of 64 bytes."""
     if not isinstance(value, torch.Tensor) or value.dtype == torch.uint8:
         return value
     place = torch.empty(value.numel() + 32, dtype=value.dtype)
@@ -114,13 +113,12 @@ def same(one, other):
 
 @pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_tensor_is_aligned_in_training_after_growth_and_after_loading(kind, backbone, monkeypatch):
-    """Of training, of what is tested, of checkpoints."""
+def test_all_tensors_are_aligned_in_training_after_growth_and_after_loading(kind, backbone, monkeypatch):
     flats = []
     init = Flat.__init__
     monkeypatch.setattr(Flat, "__init__", lambda self, model: (init(self, model), flats.append(model))[0])
     subject = learner(kind, backbone, epochs=1)
-    data = _Data(STREAM, experiment.stages(11, 4), torch.device("cpu"))
+    data = StageData(STREAM, experiment.stages(11, 4), torch.device("cpu"))
     for index in range(2):
         subject.train(index, data)
     again = learner(kind, backbone)
@@ -133,13 +131,13 @@ def test_every_tensor_is_aligned_in_training_after_growth_and_after_loading(kind
 
 @settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(BACKBONES)), st.data())
-def test_bits_do_not_hang_on_where_tensors_lie(kind, backbone, data):
-    """Parameters, buffers, optimizer state and data at any offset: training, validation, growth and testing
-    give the same bits."""
+def test_results_do_not_depend_on_addresses(kind, backbone, data):
+    """Training, validation, growth and testing give the same bits with parameters, buffers, optimizer state
+    and data at any offset."""
     optimizer = OPTIMIZERS[data.draw(st.sampled_from(sorted(OPTIMIZERS)))]
     offset = st.integers(1, 15)
 
-    class Moved(_Data):
+    class Moved(StageData):
         def _examples(self, index, part):
             images, labels = super()._examples(index, part)
             return Examples(moved(images, data.draw(offset)), moved(labels, data.draw(offset)))
@@ -148,7 +146,7 @@ def test_bits_do_not_hang_on_where_tensors_lie(kind, backbone, data):
         pass
 
     class Watch:
-        """Keeps the state after the first epoch of the second stage, at other places."""
+        """Copies the progress after the first epoch of the second stage to other addresses."""
 
         def epoch_done(self):
             return True
@@ -158,7 +156,7 @@ def test_bits_do_not_hang_on_where_tensors_lie(kind, backbone, data):
             raise Stop
 
     schedule, device = experiment.stages(11, 4), torch.device("cpu")
-    plain, other = _Data(STREAM, schedule, device), Moved(STREAM, schedule, device)
+    plain, other = StageData(STREAM, schedule, device), Moved(STREAM, schedule, device)
     images = plain.valid(0).images
     with ByAddress():
         one, two = learner(kind, backbone, **optimizer), learner(kind, backbone, **optimizer)
@@ -181,12 +179,12 @@ def test_bits_do_not_hang_on_where_tensors_lie(kind, backbone, data):
 
 
 class Killed(BaseException):
-    """Nothing in between may handle it."""
+    """Stands in for a kill; no handler catches it."""
 
 
 class Kills:
-    """Interrupts a run again and again: at each of some points, counted in chances to save, it has a
-    checkpoint written, and ends the run at that chance or one of the next two."""
+    """Kills a run at `number` random points, counted in calls of `_due`: it requests a checkpoint there, and
+    kills the run at that call or one of the next two."""
 
     def __init__(self, number, chances, seed):
         self.random = random.Random(seed)
@@ -198,7 +196,7 @@ class Kills:
     def next_life(self):
         self.left, self.until_end = self.gaps.pop(0) if self.gaps else -1, None
 
-    def due(self, player):
+    def due(self, trainer):
         if self.until_end is not None:
             self.until_end -= 1
             if self.until_end <= 0:
@@ -215,18 +213,18 @@ class Kills:
 
 
 def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epochs):
-    """An uninterrupted run, and one that is killed that many times and in which every tensor that comes from
-    a file or a data set lies elsewhere: the same rows and the same state."""
+    """Check that a run killed `kills` times, with other addresses of all tensors that it reads, has the rows
+    and the state of an uninterrupted run."""
     name, options = KINDS[kind]
     options = {"epochs": epochs, "batch_size": 64} | options | BACKBONES[backbone] | OPTIMIZERS[optimizer]
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
-    death = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
-    save, load, examples = _Player.save, Learner.load, _Data._examples
+    killer = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
+    save, load, examples = _Trainer.save, Learner.load, StageData._examples
 
-    def save_and_maybe_die(player, progress=None):
-        save(player, progress)
-        death.saved()
+    def save_and_maybe_die(trainer, progress=None):
+        save(trainer, progress)
+        killer.saved()
 
     def load_elsewhere(subject, state):
         load(subject, state)
@@ -239,15 +237,15 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     with ByAddress():
         whole = run(out=tmp_path / "whole", **play)
         with monkeypatch.context() as patch:
-            patch.setattr(_Player, "_due", lambda player: death.due(player))
-            patch.setattr(_Player, "save", save_and_maybe_die)
+            patch.setattr(_Trainer, "_due", lambda trainer: killer.due(trainer))
+            patch.setattr(_Trainer, "save", save_and_maybe_die)
             patch.setattr(Learner, "load", load_elsewhere)
-            patch.setattr(_Data, "_examples", examples_elsewhere)
+            patch.setattr(StageData, "_examples", examples_elsewhere)
             read = experiment.read_checkpoint
             patch.setattr(experiment, "read_checkpoint", lambda *a: tree_map(moved, read(*a)))
             part = None
             while part is None:
-                death.next_life()
+                killer.next_life()
                 lives += 1
                 with contextlib.suppress(Killed):
                     part = run(out=tmp_path / "part", **play)
@@ -269,18 +267,18 @@ def combinations():
 
 
 ALL = list(combinations())
-FEW = [  # every kind; the optimizers in turn; of the VGGs some
+FEW = [  # every kind, optimizers in turn, some VGGs
     (kind, "vgg" if kind in ("ens", "gmoe", "ff") else "mlp", optimizer, "hard" if kind in GATED else None)
     for kind, optimizer in zip(KINDS, cycle(OPTIMIZERS), strict=False)
 ]
 
 
 @pytest.mark.parametrize("which", FEW, ids=str)
-def test_runs_killed_again_and_again_are_the_uninterrupted_one(tmp_path, monkeypatch, which):
+def test_runs_killed_several_times_equal_the_uninterrupted_one(tmp_path, monkeypatch, which):
     resumes(tmp_path, monkeypatch, *which, kills=7, epochs=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", ALL, ids=str)
-def test_all_runs_killed_twenty_times_are_the_uninterrupted_one(tmp_path, monkeypatch, which):
+def test_all_runs_killed_twenty_times_equal_the_uninterrupted_one(tmp_path, monkeypatch, which):
     resumes(tmp_path, monkeypatch, *which, kills=20, epochs=8)

@@ -1,4 +1,4 @@
-"""The command line: one run, sweeps, resuming, and what it says of wrong input."""
+"""The command line: single runs, sweeps, resuming, and errors."""
 
 import contextlib
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alma.records import MACHINE_FIELDS, Run
-from vision.presets import LEARNERS
+from vision.learners import LEARNERS
 from vision.run import jobs_of, main, parser
 
 ROOT = Path(__file__).parent.parent.parent
@@ -29,7 +29,7 @@ def jobs(*words):
 
 
 def error_of(monkeypatch, capsys, *words):
-    """The one line that it prints before it exits with 2."""
+    """The line that the command prints before it exits with 2."""
     with pytest.raises(SystemExit) as stop:
         command(monkeypatch, *words)
     assert stop.value.code == 2
@@ -40,7 +40,7 @@ def error_of(monkeypatch, capsys, *words):
 
 
 def test_without_arguments_as_a_script_from_anywhere(tmp_path):
-    """The first command of a new user; the script's own folder is not on the path."""
+    """The first command of a new user."""
     done = subprocess.run(
         [sys.executable, ROOT / "vision/run.py"],
         cwd=tmp_path,
@@ -60,22 +60,14 @@ def test_without_arguments_as_a_script_from_anywhere(tmp_path):
     assert done.stderr == ""
 
 
-def test_a_sweep_in_processes_skips_what_is_done_and_equals_single_runs(tmp_path, monkeypatch, capsys):
-    settings = ["--megabatches", 4, "--epochs", 3, "--hidden", "4,5"]
-    command(
-        monkeypatch,
-        *settings,
-        "--learner",
-        "sm,ens",
-        "--seeds",
-        "0-1",
-        "--members",
-        2,
-        "--jobs",
-        2,
-        "--out",
-        tmp_path / "sweep",
-    )
+def numbers(place):
+    return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(place).rows]
+
+
+def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(tmp_path, monkeypatch, capsys):
+    common = "--megabatches 4 --epochs 3 --members 2".split()
+    sweep = [*common, *"--learner sm,ens --hidden 4,5 --seeds 0-1 --out".split(), tmp_path / "sweep"]
+    command(monkeypatch, *sweep, "--jobs", 2)
     names = sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     assert names == sorted(
         f"{learner}_w1_h{h}_s{s}" for learner in ("sm", "ens") for h in (4, 5) for s in (0, 1)
@@ -83,7 +75,7 @@ def test_a_sweep_in_processes_skips_what_is_done_and_equals_single_runs(tmp_path
     said = capsys.readouterr().out
     assert "8/8" in said
     lines = [line.split() for line in said.splitlines() if line.startswith(("sm ", "ens "))]
-    assert len(lines) == 4  # seeds are repeats: one line for each learner and size
+    assert len(lines) == 4  # seeds are repeats: one line per learner and size
     assert all("2" in line for line in lines)
 
     def run_here(jobs, processes):
@@ -93,42 +85,15 @@ def test_a_sweep_in_processes_skips_what_is_done_and_equals_single_runs(tmp_path
 
     before = {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("results.jsonl")}
     monkeypatch.setattr(sys.modules["vision.run"], "run_all", run_here)
-    command(
-        monkeypatch,
-        *settings,
-        "--learner",
-        "sm,ens",
-        "--seeds",
-        "0-1",
-        "--members",
-        2,
-        "--out",
-        tmp_path / "sweep",
-    )
+    command(monkeypatch, *sweep)
     assert {path: path.read_bytes() for path in before} == before
-    command(
-        monkeypatch,
-        *settings[:4],
-        "--hidden",
-        5,
-        "--learner",
-        "ens",
-        "--seed",
-        1,
-        "--members",
-        2,
-        "--out",
-        tmp_path / "one",
-    )
-
-    def numbers(place):
-        return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(place).rows]
-
+    single = "--learner ens --hidden 5 --seed 1 --out".split()
+    command(monkeypatch, *common, *single, tmp_path / "one")
     assert numbers(tmp_path / "one") == numbers(tmp_path / "sweep/ens_w1_h5_s1")
 
 
-def test_a_run_that_fails_leaves_the_others_of_its_sweep(tmp_path, monkeypatch, capsys):
-    """Whatever it fails with; the exit code is not that of wrong input then."""
+def test_a_failed_run_does_not_end_its_sweep(tmp_path, monkeypatch, capsys):
+    """After an unexpected exception, the exit code is not that of wrong input."""
     sweep = ["--megabatches", 3, "--epochs", 1, "--learner", "sm,umix", "--part", "1/1"]
     planned = jobs_of(parser().parse_args([*map(str, sweep), "--out", str(tmp_path)]))
     planned[0] = replace(planned[0], dataset={"name": "digits", "nonsense": 1})  # a TypeError
@@ -161,7 +126,7 @@ def test_no_worker_outlives_a_killed_sweep(tmp_path):
 
 
 def pids():
-    """Of the processes that are alive."""
+    """PIDs of all living processes."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -177,7 +142,7 @@ def wait_until(condition, seconds=120):
         time.sleep(0.05)
 
 
-def test_the_package_gives_the_function_whatever_was_imported_before():
+def test_vision_run_is_the_function_after_any_import():
     code = "import vision.run, vision; from vision import run; assert callable(run) and callable(vision.run)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
@@ -198,7 +163,7 @@ def test_lists_and_ranges_make_every_combination():
     assert [(job.out, job.stream_seed, job.options["seed"]) for job in single] == [(Path("there"), 432, 3)]
 
 
-def test_settings_go_to_the_learners_that_have_them():
+def test_settings_go_to_the_learners_that_take_them():
     options = {job.options["learner"]: job.options for job in jobs("--learner", "ens,gmoe", "--gate", "hard")}
     assert "gate" not in options["ens"]  # without experts
     words = "--learner", "sm,ens,gens", "--gate", "hard", "--experts", 2, "--from-scratch"
@@ -212,36 +177,23 @@ def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeyp
     for preset in ("paper", "draft", "authors"):
         for learner in LEARNERS:
             out = tmp_path / f"{preset}_{learner}"
-            command(
-                monkeypatch,
-                "--learner",
-                learner,
-                "--preset",
-                preset,
-                "--megabatches",
-                3,
-                "--epochs",
-                2,
-                "--hidden",
-                3,
-                "--out",
-                out,
-            )
+            words = f"--learner {learner} --preset {preset} --megabatches 3 --epochs 2 --hidden 3 --out"
+            command(monkeypatch, *words.split(), out)
             assert len(Run.read(out).rows) == 4
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--learner", "nobody"], "'nobody' is not one of sm"),
-        (["--learner", "sm", "--members", "3"], "--members is of ens, umix"),
+        (["--learner", "nobody"], "'nobody': choose from sm"),
+        (["--members", "3"], "--members does not apply to sm: it is a setting of ens, umix"),
         (["--waiting-time", "x"], "'x': a whole number"),
         (["--waiting-time", "30"], "waiting time 30 is longer"),
         (["--seeds", "2-0"], "2-0: a range goes up: give 0-2"),
         (["--megabatches", "2000"], "2000 mega-batches of 1437 training images"),
-        (["--dataset", "mnist", "--data-root", "nowhere"], "--data-root, or --download"),
+        (["--dataset", "mnist", "--data-root", "nowhere"], "--data-root, or use --download"),
         (["--dataset", "folder", "--data-root", "nowhere"], "has no folder train"),
-        (["--image-size", "8"], "--image-size is for --dataset folder"),
+        (["--image-size", "8"], "--image-size needs --dataset folder"),
         (["--device", "cuda:99"], "--device cuda:99 cannot be used"),
         (["--jobs", "0"], "--jobs 0: at least 1"),
         (["--epochs", "0"], "--epochs 0: at least 1"),

@@ -1,4 +1,4 @@
-"""The training loop: what it keeps, when it stops, how it goes on; stacks train as their members do."""
+"""The training loop: best epoch, patience, resumption, minibatches; stacks against single members."""
 
 import copy
 from functools import partial
@@ -23,13 +23,13 @@ from vision.train import (
 )
 
 
-def drawn(seed):
+def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
 def examples(n, seed, size=4, channels=1):
-    """Images whose class (of 3) can be learnt, a third of them with a random label."""
-    generator = drawn(seed)
+    """Images of 3 classes that can be learnt, a third of them with a random label."""
+    generator = seeded(seed)
     labels = torch.randint(0, 3, (n,), generator=generator)
     images = torch.randn(n, channels, size, size, generator=generator) + labels[:, None, None, None] - 1
     labels[::3] = torch.randint(0, 3, (len(labels[::3]),), generator=generator)
@@ -39,24 +39,24 @@ def examples(n, seed, size=4, channels=1):
 def mlp(members=1, joint=None, seed=0):
     model = MLP([16, 6, 6, 3], members, joint)
     for member in range(members):
-        model.reset(drawn(seed + member), member)
+        model.reset(seeded(seed + member), member)
     return model
 
 
 def vgg(members=1, seed=0, size=4):
     model = VGG((1, size, size), vgg_widths(3), 3, members)
     for member in range(members):
-        model.reset(drawn(seed + member), member)
+        model.reset(seeded(seed + member), member)
     return model
 
 
 def train(model, settings=None, n=50, seed=0, progress=None, watch=None, valid=None):
     chosen = Settings(**{"epochs": 5, "batch_size": 16, "lr": 0.5} | (settings or {}))
-    return fit(model, examples(n, 1), valid or examples(20, 2), chosen, [drawn(seed)], progress, watch)
+    return fit(model, examples(n, 1), valid or examples(20, 2), chosen, [seeded(seed)], progress, watch)
 
 
 class Watching:
-    """Keeps copies of the progress of every epoch, and of the model then."""
+    """Copies the progress and the model after every epoch."""
 
     def __init__(self, model, stop_after=None):
         self.model, self.stop_after = model, stop_after
@@ -89,16 +89,16 @@ def test_the_best_epoch_on_validation_is_kept_with_its_batch_statistics(make, se
         peer.load_state_dict(state)
         scores.append(float(validate(peer, examples(20, 2), measure)))
     best = scores.index(min(scores))
-    assert best < 11  # not the last: the choice is seen
+    assert best < 11  # not the last one
     assert equal(model.state_dict(), watching.models[best])
 
 
 @pytest.mark.parametrize("make", [mlp, partial(vgg, size=32)])
 def test_a_stack_trains_as_its_members_one_by_one(make):
-    """Within 1e-5 after 20 updates, and each member keeps its own best epoch.
+    """Within 1e-5 after 20 updates; each member keeps its own best epoch.
 
-    In double precision for the VGG: 16 small layers with batch normalisation amplify a rounding of single
-    precision by orders of magnitude at every update, however it comes about.
+    The VGG uses double precision: its 16 small layers with batch normalisation amplify rounding errors by
+    orders of magnitude at every update.
     """
     together, alone = make(3, seed=7), [make(1, seed=7 + member) for member in range(3)]
     chosen = Settings(epochs=5, batch_size=16, optimizer="sgd", lr=0.1 if make is mlp else 0.01, momentum=0.9)
@@ -110,7 +110,7 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
             model.double()
             data = [Examples(part.images.double(), part.labels) for part in data]
         watching = Watching(model)
-        fit(model, *data, chosen, [drawn(0)], None, watching)
+        fit(model, *data, chosen, [seeded(0)], None, watching)
         assert watching.saved[-1].epoch * 4 == 20
         return watching
 
@@ -124,7 +124,7 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
     assert len(best_epochs) > 1 or make is not mlp
 
 
-def test_members_of_a_joint_stack_are_trained_on_one_loss():
+def test_a_joint_stack_is_trained_on_one_loss():
     x, y = examples(32, 1)
     model = mlp(3, "mean")
     separate = mlp(3)
@@ -135,7 +135,7 @@ def test_members_of_a_joint_stack_are_trained_on_one_loss():
 
 @pytest.mark.parametrize("make", [mlp, vgg, lambda: hard_mixture()])
 @pytest.mark.parametrize("stop", [1, 3])
-def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(make, stop):
+def test_resumed_training_equals_uninterrupted_training_bit_for_bit(make, stop):
     whole = make()
     expected = train(whole, {"augment": True})
     part = make()
@@ -150,7 +150,7 @@ def test_resumed_training_is_the_uninterrupted_one_bit_for_bit(make, stop):
 
 def hard_mixture():
     model = MixtureMLP([16, 6, 6, 3], 3, tree=True, hard=True)
-    model.reset(drawn(0))
+    model.reset(seeded(0))
     return model
 
 
@@ -174,11 +174,11 @@ def test_patience_ends_a_stage_and_flops_count_the_epochs_done():
     assert [p.waited for p in watching.saved[-4:]] == [1, 2, 3, 4]
 
 
-def test_patience_delta_asks_for_a_better_epoch_by_that_much():
+def test_an_epoch_is_better_by_at_least_patience_delta():
     model = mlp()
     watching = Watching(model)
     train(model, {"epochs": 20, "patience_delta": 100.0}, watch=watching)
-    assert equal(model.state_dict(), watching.models[0])  # nothing is better than the first by 100 nats
+    assert equal(model.state_dict(), watching.models[0])  # no epoch is better than the first by 100 nats
 
 
 @pytest.mark.parametrize("make", [mlp, vgg])
@@ -190,7 +190,7 @@ def test_divergence_is_one_clear_line(make, select):
 
 def test_one_epoch_is_every_example_once_in_random_order():
     data = examples(50, 1)
-    seen = [batch.images for batch in minibatches(data, Settings(batch_size=16), [drawn(0)])]
+    seen = [batch.images for batch in minibatches(data, Settings(batch_size=16), [seeded(0)])]
     assert [len(batch) for batch in seen] == [16, 16, 16, 2]
     together = torch.cat(seen)
     assert not torch.equal(together, data.images)
@@ -201,22 +201,22 @@ def test_one_epoch_is_every_example_once_in_random_order():
     ("n", "sizes"), [(1, [1]), (16, [16]), (17, [17]), (33, [16, 17]), (34, [16, 16, 2])]
 )
 def test_no_minibatch_of_a_single_example_is_left_over(n, sizes):
-    found = minibatches(examples(n, 1), Settings(batch_size=16), [drawn(0)])
+    found = minibatches(examples(n, 1), Settings(batch_size=16), [seeded(0)])
     assert [len(batch.labels) for batch in found] == sizes
 
 
-def test_validation_in_several_parts_is_the_whole(monkeypatch):
+def test_validation_in_several_batches_equals_one(monkeypatch):
     model, data = mlp(2), examples(50, 1)
     whole = validate(model, data, loss_of)
     monkeypatch.setattr("vision.train.EVALUATION_BATCH", 16)
     torch.testing.assert_close(validate(model, data, loss_of), whole)
 
 
-def test_augmented_images_are_shifted_and_flipped_ones():
-    """What comes in from outside is black, which each channel has its own value for."""
+def test_augmented_images_are_shifted_and_flipped():
+    """Padding is black, with a value for each channel."""
     black = torch.tensor([-1.9, 0.3])
     images = torch.arange(1, 26.0).view(1, 5, 5, 1).expand(200, 5, 5, 2).contiguous()
-    found = augment(images, drawn(0), black)
+    found = augment(images, seeded(0), black)
     assert found.shape == images.shape
     padded = black.expand(13, 13, 2).clone()
     padded[4:9, 4:9] = images[0]
@@ -232,7 +232,7 @@ def test_augmented_images_are_shifted_and_flipped_ones():
     assert len(got) > 100  # of 162
 
 
-def test_training_leaves_the_global_generator_alone():
+def test_training_does_not_use_the_global_generator():
     before = torch.get_rng_state()
     train(vgg(), {"augment": True})
     train(hard_mixture())

@@ -1,4 +1,4 @@
-"""The t-SNE of the gating tree: its parts, and the command on tiny runs."""
+"""The t-SNE of the gating tree: its functions, and the command on tiny runs."""
 
 import json
 import runpy
@@ -11,12 +11,12 @@ import torch
 from alma.errors import UserError
 from vision import MegaBatchStream, data, run, tsne
 from vision.experiment import read_checkpoint
-from vision.mixture import Router
+from vision.mixture import Gating
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A run of gmoe on digits with 1, 2 and 3 experts at its three stages."""
+    """A run of gmoe on digits with 1, 2 and 3 experts in its three stages."""
     place = tmp_path_factory.mktemp("runs") / "gmoe"
     tiny = {"hidden": 4, "epochs": 2, "device": "cpu", "save_stages": True}
     run(MegaBatchStream("digits", 3), "gmoe", place, **tiny)
@@ -24,8 +24,8 @@ def place(tmp_path_factory):
 
 
 def grown(*splits, tree=True):
-    """A router that started with one expert and was split at these."""
-    router = Router(2, 1, tree)
+    """Gating that starts with one expert and splits the given experts in turn."""
+    router = Gating(2, 1, tree)
     for expert in splits:
         router.split(expert, torch.Generator().manual_seed(0))
     return router
@@ -51,12 +51,12 @@ def test_tree_is_read_from_the_paths(splits, edges):
     assert tree.leaves[tree.root] == list(range(experts))
 
 
-def test_a_flat_router_is_a_star():
+def test_flat_gating_is_a_star():
     tree = tsne.tree_of(grown(0, 1, tree=False).paths, 3)
     assert (tree.root, tree.edges) == (3, [(3, 0), (3, 1), (3, 2)])
 
 
-def test_nodes_are_at_the_mean_of_their_examples_and_of_their_subtree():
+def test_nodes_are_at_the_mean_of_their_examples_or_leaves():
     tree = tsne.tree_of(grown(0, 1).paths, 3)
     points = np.array([[0.0, 0.0], [2.0, 0.0], [4.0, 6.0], [8.0, 6.0], [8.0, 6.0], [8.0, 6.0]])
     found = tsne.positions(tree, points, np.array([0, 0, 1, 2, 2, 2]))
@@ -78,12 +78,12 @@ def test_nodes_are_at_the_mean_of_their_examples_and_of_their_subtree():
         ({3: 1}, [3]),
     ],
 )
-def test_stages_shown_are_those_with_2_3_and_4_experts(experts, chosen):
+def test_the_stages_drawn_have_2_3_and_4_experts(experts, chosen):
     assert tsne.choose(experts) == chosen
 
 
 @pytest.mark.parametrize("gate", ["soft", "hard"])
-def test_examples_go_to_the_expert_of_the_layer(place, gate):
+def test_each_example_is_assigned_to_the_expert_of_its_layer(place, gate):
     config, files = tsne.load_run(place)
     dataset = tsne.load_data(config, "nowhere")
     model = tsne.load_model(config | {"gate": gate}, dataset, read_checkpoint(files[2]))
@@ -99,7 +99,7 @@ def test_examples_go_to_the_expert_of_the_layer(place, gate):
     assert tsne.assignment(model, images, 2).tolist() == second.tolist()
 
 
-def test_a_stage_is_the_model_that_was_evaluated(place):
+def test_the_model_of_a_stage_has_the_recorded_error(place):
     config, files = tsne.load_run(place)
     dataset = tsne.load_data(config, "nowhere")
     rows = [json.loads(line) for line in (place / "results.jsonl").read_text().splitlines()]
@@ -110,14 +110,14 @@ def test_a_stage_is_the_model_that_was_evaluated(place):
         assert (model.experts, float(error)) == (stage + 1, rows[stage + 1]["value"])
 
 
-def test_embedding_is_the_same_each_time_and_of_any_size():
+def test_the_embedding_is_deterministic_for_any_number_of_images():
     images = data.load("digits").test.images[:12]
     first, again = tsne.embed(images), tsne.embed(images)
     assert first.shape == (12, 2)
     assert (first == again).all()
 
 
-def test_command_draws_a_panel_per_stage(place, tmp_path, monkeypatch, capsys):
+def test_the_command_draws_one_panel_per_stage(place, tmp_path, monkeypatch, capsys):
     two, one = tmp_path / "new/two.png", place / "tsne.png"
     for options in (
         ["--examples", "30", "--out", str(two)],
@@ -137,7 +137,7 @@ def test_command_draws_a_panel_per_stage(place, tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def bad(place, tmp_path):
-    """Copies of the run with something wrong: the arguments for each case."""
+    """Arguments of the command for each case, most of them with a damaged copy of the run."""
     info = json.loads((place / "run.json").read_text())
 
     def made(name, stages=True, **config):
@@ -168,9 +168,9 @@ def bad(place, tmp_path):
         ("no stages", "--save-stages"),
         ("no gates", "sm, which has no gates"),
         ("no data", "give its folder with --data-root"),
-        ("other data", "not what the run saw"),
+        ("other data", "not the run's data"),
         ("no stage", "--stages 7"),
-        ("no numbers", "stage numbers with commas"),
+        ("no numbers", "a list such as 1,5"),
         ("no layer", "layers 1 to 2"),
         ("other model", "another version"),
     ],

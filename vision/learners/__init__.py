@@ -1,12 +1,18 @@
-"""The learners by name. A new one is a file here and a line in LEARNERS."""
+"""Registry of the learners. A new learner is a file in this folder and a line in LEARNERS."""
 
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from typing import Any
+
+from alma.errors import UserError
+from vision import presets
 from vision.learners.base import Learner
-from vision.learners.ens import Ens
+from vision.learners.ens import Ens, UMix
 from vision.learners.firefly import Firefly
 from vision.learners.gens import GEns
 from vision.learners.gmoe import GMoE, MoE
 from vision.learners.sm import SM
-from vision.learners.umix import UMix
+from vision.presets import Settings
 
 LEARNERS: dict[str, type[Learner]] = {
     "sm": SM,
@@ -17,3 +23,60 @@ LEARNERS: dict[str, type[Learner]] = {
     "moe": MoE,
     "ff": Firefly,
 }
+
+
+def all_settings() -> dict[str, Field]:
+    """The settings of all learners by name, as the first learner with each of them defines it."""
+    found: dict[str, Field] = {}
+    for kind in LEARNERS.values():
+        found |= {each.name: each for each in fields(kind.settings_class) if each.name not in found}
+    return found
+
+
+def owners(setting: str) -> list[str]:
+    """The learners that have a setting."""
+    return [name for name, kind in LEARNERS.items() if setting in kind.settings_class.names()]
+
+
+def refusal(learner: str, name: str, chosen: Mapping[str, Any]) -> str | None:
+    """Why `learner` does not take the setting `name`, one of those `chosen`; None if it does."""
+    having = owners(name)
+    if not having:
+        return f"{name} is not a setting: choose from {', '.join(all_settings())}"
+    if learner not in having:
+        reason: str | None = f"it is a setting of {', '.join(having)}"
+    else:
+        reason = LEARNERS[learner].settings_class.conflict(name, chosen)
+    return reason and f"{presets.flag_of(name)} does not apply to {learner}: {reason}"
+
+
+def resolve(
+    dataset: str,
+    learner: str,
+    preset: str | None = None,
+    chosen: Mapping[str, Any] | None = None,
+    waiting_time: int = 1,
+) -> Settings:
+    """The settings of a run: the learner's defaults, then those of the data set, the preset, and `chosen`.
+
+    `preset` None is that of `presets.default_preset`. UserError: an unknown name, a value out of range, or a
+    chosen setting that the learner does not take.
+    """
+    preset = preset or presets.default_preset(dataset)
+    for name, known in ((dataset, presets.DATASETS), (learner, LEARNERS), (preset, presets.PRESETS)):
+        if name not in known:
+            raise UserError(f"{name!r}: choose from {', '.join(known)}")
+    chosen = chosen or {}
+    for name in chosen:
+        if problem := refusal(learner, name, chosen):
+            raise UserError(problem)
+    kind = LEARNERS[learner].settings_class
+    given = dict(presets.OF_DATASET[dataset])
+    if preset == "authors":
+        given |= kind.authors
+    if preset == "draft":
+        given |= presets.draft(dataset, kind, waiting_time)
+    given |= chosen
+    if given.get("optimizer", "adadelta") != "sgd" and "nesterov" not in chosen:
+        given["nesterov"] = False  # the authors' preset has it for their CIFAR runs, which use SGD
+    return kind(**given)

@@ -1,103 +1,89 @@
-"""What all learners are: a model that every stage trains further, maybe after it has grown."""
+"""The base class of all learners: a model that every stage trains further, after growth if it grows."""
 
 import hashlib
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from alma.errors import UserError
+from vision.data import StageData
 from vision.flat import align, aligned
 from vision.mixture import Mixture, MixtureMLP, MixtureVGG
 from vision.models import MLP, VGG, Backbone, mlp_widths, vgg_widths
-from vision.presets import Settings
-from vision.train import DIVERGED, EVALUATION_BATCH, Examples, Progress, Watch, fit
-
-
-class StageData(Protocol):
-    """Where a learner gets its data: it has received those of stages 0..`index` when it trains on one."""
-
-    black: Tensor
-    """A black pixel (channels,), normalised."""
-
-    def train(self, index: int) -> Examples:
-        """Training examples of a stage."""
-
-    def valid(self, index: int) -> Examples:
-        """Validation examples of a stage."""
+from vision.presets import Settings, setting
+from vision.train import DIVERGED, EVALUATION_BATCH, Callback, Examples, Progress, fit
 
 
 class Learner:
-    """A learner of images (channels, height, width) of some number of classes.
+    """Base class of learners of images (channels, height, width) of `classes` classes.
 
-    `seed` decides initial weights, order and augmentation; nothing is drawn from a global generator.
-    Subclasses say what `build` makes; those that grow say how.
+    `seed` determines initial weights, order of minibatches and augmentation; global generators are not used.
+    A subclass implements `build`, unless it has one network, and sets `settings_class` if it has settings of
+    its own. The first line of its docstring is its entry in `vision/run.py --help`.
     """
 
-    grows = False
-    orders = 1
-    """Networks that see an order of minibatches, and augmentation, of their own."""
+    settings_class: type[Settings] = Settings
+    settings: Settings
 
     def __init__(
         self, shape: Sequence[int], classes: int, settings: Settings, seed: int, device: torch.device
     ):
         self.shape, self.classes, self.settings = tuple(shape), classes, settings
         self.seed, self.device = seed, device
-        self.generators = [self.drawing("order", *([m] if m else [])) for m in range(self.orders)]
+        self.generators = [self.generator_for("order", *([m] if m else [])) for m in range(self.orders)]
         self.valid: dict[str, float] | None = None
         self.model = self.build({}).to(device)
         self.reset(0)
 
+    @property
+    def orders(self) -> int:
+        """Number of independent orders of minibatches (with augmentation): 1, or one per member."""
+        return 1
+
     def build(self, structure: dict[str, Any]) -> Any:
-        """The model; `structure` is what a grown one has told of itself, or empty for the first."""
-        raise NotImplementedError
+        """A new model, here one network. `structure`: sizes that a grown learner has saved; {} at first."""
+        return self.backbone()
 
     def reset(self, stage: int) -> None:
-        """Draw new weights, those of `stage`."""
-        self.model.reset(self.drawing("init", 0, stage))
+        """Draw new weights for all members; they depend on the seed and on `stage`."""
+        for member in range(self.model.members):
+            self.model.reset(self.generator_for("init", member, stage), member)
 
     @property
     def structure(self) -> dict[str, Any]:
-        """What `build` needs to make a model of the size this one has now."""
+        """Current sizes of the model, for `build`."""
         return {}
 
-    def grow(self, index: int, data: StageData) -> dict[str, float]:
-        """Grow the model before stage `index`; returns the FLOPs of choosing where ("growth"), and of
-        measuring what it changed ("validation")."""
-        raise NotImplementedError
-
     def train(
-        self, index: int, data: StageData, resumed: Progress | None = None, watch: Watch | None = None
+        self, index: int, data: StageData, resumed: Progress | None = None, callback: Callback | None = None
     ) -> dict[str, float]:
-        """Train on stage `index`, and set `valid`, the mean loss and the error on its validation examples;
-        returns FLOPs by purpose. `resumed` is what an interrupted call gave to `watch`."""
+        """Train on stage `index` and set `valid` to mean loss and error on its validation examples. `resumed`
+        is the progress that an interrupted call passed to `callback`. Returns FLOPs by purpose."""
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
-        flops = fit(self.model, train, valid, self.settings, self.generators, progress, watch, data.black)
+        flops = fit(self.model, train, valid, self.settings, self.generators, progress, callback, data.black)
         self.finish()
         self.valid = self.assess(valid)
         flops["validation"] += len(valid.labels) * self.eval_flops_per_example
         return flops
 
     def prepare(self, index: int, data: StageData) -> dict[str, float]:
-        """Before training: growth between stages, new weights where they are wanted."""
-        flops = {}
-        if self.grows and index and index % self.settings.grow_every == 0:
-            flops = self.grow(index, data)
+        """Called before the training of stage `index`; returns FLOPs by purpose."""
         if self.settings.from_scratch:
             self.reset(index)
-        return flops
+        return {}
 
     def finish(self) -> None:
-        """After training, before the learner is tested."""
+        """Called after the training of a stage."""
 
     @torch.no_grad()
-    def predict(self, images: Tensor, kept: dict[str, Any]) -> tuple[Tensor, float]:
-        """Predicted classes (n,), and the FLOPs they took. `kept` is a dict that comes back at the next call
-        with the same images: a place for what will not change."""
+    def predict(self, images: Tensor, cache: dict[str, Any]) -> tuple[Tensor, float]:
+        """Predicted classes (n,) and FLOPs; `cache` keeps results for later calls with the same images."""
         self.model.eval()
         align(self.model)
         chosen = [self.scores(self.votes(part)).argmax(0) for part in aligned(images).split(EVALUATION_BATCH)]
@@ -105,7 +91,7 @@ class Learner:
 
     @torch.no_grad()
     def assess(self, examples: Examples) -> dict[str, float]:
-        """Mean cross-entropy and error of the learner as it is deployed. UserError: not a number."""
+        """Mean cross-entropy (nats) and error as deployed. UserError if the loss is not finite."""
         self.model.eval()
         examples = examples.aligned()
         parts = [self.log_probabilities(self.votes(part)) for part in examples.images.split(EVALUATION_BATCH)]
@@ -116,34 +102,34 @@ class Learner:
         return {"loss": loss, "error": float((found.argmax(0) != examples.labels).double().mean())}
 
     def votes(self, images: Tensor) -> Tensor:
-        """Logits (V, C, n) of all that are averaged in the end."""
+        """Logits (V, C, n) of all voters."""
         return self.model(images)
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Voters' logits (V, C, n) -> the mean of their probabilities (C, n)."""
+        """Voters' logits (V, C, n) -> mean of their probabilities (C, n); of one voter, its logits."""
         return logits.softmax(1).mean(0) if len(logits) > 1 else logits[0]
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
-        """Voters' logits (V, C, n) -> the logarithm of the mean of their probabilities (C, n)."""
+        """Voters' logits (V, C, n) -> logarithm of the mean of their probabilities (C, n)."""
         return logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
 
     @property
     def parameters(self) -> int:
-        """Free parameters now."""
+        """Current number of free parameters."""
         return sum(p.numel() for p in self.model.parameters())
 
     @property
     def eval_flops_per_example(self) -> float:
-        """FLOPs of one prediction now."""
+        """Current FLOPs of one prediction."""
         return self.model.flops.inference
 
     @property
     def details(self) -> dict[str, Any]:
-        """Further results for the record."""
+        """Further JSON values for the `extra` field of a row."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Everything that training has changed, as tensors and plain values."""
+        """Everything that training changes, as tensors and plain values."""
         return {
             "structure": self.structure,
             "model": self.model.state_dict(),
@@ -152,28 +138,86 @@ class Learner:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Become the learner that gave `state`."""
+        """Restore a `state` of a learner with the same settings."""
         self.model = self.build(state["structure"]).to(self.device)
         self.model.load_state_dict(state["model"])
         for generator, values in zip(self.generators, state["generators"], strict=True):
             generator.set_state(values.cpu())
         self.valid = state["valid"]
 
-    def drawing(self, *purpose: str | int) -> torch.Generator:
-        """A new generator for one purpose, from the run's seed."""
+    def generator_for(self, *purpose: str | int) -> torch.Generator:
+        """A new CPU generator, seeded by a hash of the run's seed and the purpose."""
         text = " ".join(map(str, (self.seed, *purpose)))
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
         return torch.Generator().manual_seed(number)
 
     def backbone(self, members: int = 1, joint: str | None = None) -> Backbone:
-        """A stack of the networks that the settings name."""
+        """A stack of `members` networks of the chosen architecture."""
         if self.settings.arch == "vgg":
             widths = vgg_widths(self.settings.hidden)
             return VGG(self.shape, widths, self.classes, members, joint)
         return MLP(mlp_widths(self.shape, self.settings.hidden, self.classes), members, joint)
 
+
+@dataclass(frozen=True)
+class GrowthSettings(Settings):
+    """Settings of learners whose model grows."""
+
+    grow_every: int = setting(1, "grow before every K-th stage", at_least=1)
+
+
+class GrowingLearner(Learner):
+    """A learner whose model grows before every `grow_every`-th stage, except the first."""
+
+    settings: GrowthSettings
+
+    def grow(self, index: int, data: StageData) -> dict[str, float]:
+        """Grow the model before stage `index`. Returns FLOPs by purpose: "growth" selects what grows,
+        "validation" only measures its effect."""
+        raise NotImplementedError
+
+    def prepare(self, index: int, data: StageData) -> dict[str, float]:
+        """Grow, then draw new weights if from_scratch."""
+        due = index and index % self.settings.grow_every == 0
+        flops = self.grow(index, data) if due else {}
+        return flops | super().prepare(index, data)
+
+
+@dataclass(frozen=True)
+class MixtureSettings(Settings):
+    """Settings of mixtures of experts."""
+
+    gate: str = setting("soft", "weight all experts, or sample one", choices=("soft", "hard"))
+    router: str = setting("tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"))
+    experts: int = setting(1, "initial experts per layer; ens, gens: per layer of each member", at_least=1)
+
+
+@dataclass(frozen=True)
+class MemberMixtureSettings(MixtureSettings):
+    """Settings of ensembles, whose members are mixtures if `experts` > 1 and plain networks otherwise."""
+
+    @classmethod
+    def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
+        """Plain networks have no gates."""
+        if name in ("gate", "router") and chosen.get("experts", 1) == 1:
+            return "its members have gates only with --experts 2 or more"
+        return super().conflict(name, chosen)
+
+    def config(self) -> dict[str, Any]:
+        """Without the settings of gates if members are plain networks."""
+        written = super().config()
+        for name in ("gate", "router", "experts") if self.experts == 1 else ():
+            del written[name]
+        return written
+
+
+class MixtureLearner(Learner):
+    """A learner whose networks may be mixtures of experts."""
+
+    settings: MixtureSettings
+
     def mixture(self, experts: int) -> Mixture:
-        """A mixture of those networks' layers."""
+        """A mixture of `experts` experts per layer of the chosen architecture."""
         chosen = self.settings
         options = experts, chosen.router == "tree", chosen.gate == "hard"
         if chosen.arch == "vgg":

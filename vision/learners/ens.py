@@ -1,35 +1,82 @@
-"""Ens: N networks with seeds of their own, trained independently; probabilities averaged (section 4.1)."""
+"""Ensembles of a fixed number of networks (section 4.1). Ens averages the probabilities of independently
+trained networks; UMix, a uniform mixture, averages the logits of jointly trained ones."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from vision.learners.base import Learner
+from vision.learners.base import Learner, MemberMixtureSettings, MixtureLearner
 from vision.mixture import Committee
 from vision.models import Backbone
+from vision.presets import Settings, setting
 
 
-class Ens(Learner):
-    """An ensemble of networks, or of mixtures where there are several `experts`. Members are computed
-    together; each has its own order of minibatches (or all the same one, by `member_order`), and keeps its
-    own best epoch."""
+@dataclass(frozen=True)
+class MemberSettings(Settings):
+    """Settings of ensembles of a fixed number of networks."""
+
+    authors: ClassVar = {"select": "error", "patience": 100, "members": 3}
+
+    members: int = setting(5, "networks of the ensemble", at_least=1)
+
+
+@dataclass(frozen=True)
+class EnsSettings(MemberMixtureSettings, MemberSettings):
+    member_order: str = setting(
+        "own", "order of minibatches and augmentation: one per member, or shared", choices=("own", "shared")
+    )
+
+    def config(self) -> dict[str, Any]:
+        """Without the shared order: runs older than the setting have it and do not record it."""
+        written = super().config()
+        if self.member_order == "shared":
+            del written["member_order"]
+        return written
+
+
+class Ens(MixtureLearner):
+    """An ensemble of networks, or of mixtures of experts, trained independently on the same data.
+
+    Members are computed together. Each has initial weights and by default an order of minibatches of its
+    own, and keeps its own best epoch. Member 0 starts as `sm` does.
+    """
+
+    settings_class = EnsSettings
+    settings: EnsSettings
 
     @property
-    def orders(self) -> int:  # type: ignore[override]
-        """One for each member, or one for all."""
+    def orders(self) -> int:
+        """One per member, or one shared by all."""
         return self.settings.members if self.settings.member_order == "own" else 1
 
     def build(self, structure: dict[str, Any]) -> Backbone | Committee:
-        """A stack of networks, each a voter."""
+        """A stack of networks, or mixtures side by side; each member is a voter."""
         members, experts = self.settings.members, self.settings.experts
         if experts > 1:
             return Committee([self.mixture(experts) for _ in range(members)])
         return self.backbone(members)
 
-    def reset(self, stage: int) -> None:
-        """Member 0 starts as `sm` would."""
-        for member in range(self.settings.members):
-            self.model.reset(self.drawing("init", member, stage), member)
+    @property
+    def details(self) -> dict[str, Any]:
+        return {"members": self.settings.members}
+
+
+@dataclass(frozen=True)
+class UMixSettings(MemberSettings):
+    authors = MemberSettings.authors | {"umix_average": "sum"}
+
+    umix_average: str = setting("mean", "how the members' logits are combined", choices=("mean", "sum"))
+
+
+class UMix(Learner):
+    """An ensemble that averages logits, trained jointly as one network with one loss."""
+
+    settings_class = UMixSettings
+    settings: UMixSettings
+
+    def build(self, structure: dict[str, Any]) -> Backbone:
+        """A stack of networks with one output."""
+        return self.backbone(self.settings.members, joint=self.settings.umix_average)
 
     @property
     def details(self) -> dict[str, Any]:
-        """The number of networks."""
         return {"members": self.settings.members}

@@ -1,23 +1,37 @@
-"""Firefly: one network that grows in width and depth between stages (section 4.2; Wu et al. 2020)."""
+"""Firefly: a network that grows in width and depth between stages (section 4.2; Wu et al. 2020)."""
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vision.data import StageData
 from vision.firefly import Choice, Overgrown
 from vision.flat import align
-from vision.learners.base import Learner, StageData
+from vision.learners.base import GrowingLearner, GrowthSettings
 from vision.models import MLP, VGG, Backbone
+from vision.presets import Settings, setting
 from vision.train import EVALUATION_BATCH, Examples, loss_of, minibatches
 
 
-class Firefly(Learner):
-    """A network that gains about `ff_rate` times its initial number of parameters with each growth: as many
-    each time, "linear (rather than exponential) growth" (appendix B.1.2)."""
+@dataclass(frozen=True)
+class FireflySettings(GrowthSettings):
+    authors = Settings.authors | {"nesterov": True, "ff_rate": 0.6, "ff_depth": False}
 
-    grows = True
+    ff_rate: float = setting(0.25, "parameters per growth, as a share of the initial number", above=0)
+    ff_depth: bool = setting(True, "also grow new layers")
+
+
+class Firefly(GrowingLearner):
+    """A network that gains neurons and layers, about `ff_rate` of its initial parameters at each growth.
+
+    The number is constant: "linear (rather than exponential) growth" (appendix B.1.2).
+    """
+
+    settings_class = FireflySettings
+    settings: FireflySettings
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -25,7 +39,7 @@ class Firefly(Learner):
         self.growth: dict[str, float] = {}
 
     def build(self, structure: dict[str, Any]) -> Backbone:
-        """One network, of structure["widths"] where it has grown."""
+        """One network, with structure["widths"] if it has grown."""
         if not structure:
             return self.backbone()
         if self.settings.arch == "vgg":
@@ -34,17 +48,15 @@ class Firefly(Learner):
 
     @property
     def structure(self) -> dict[str, Any]:
-        """The widths."""
+        """Widths of the layers."""
         return {"widths": list(self.model.widths)}
 
     def grow(self, index: int, data: StageData) -> dict[str, float]:
-        """Over-grow, tune and score the candidates on the training data of the new stage, plant the best.
-
-        Each hidden layer gets as many candidates for new neurons as would use up the budget if all were
-        planted, and none split."""
+        """Over-grow, tune and score the candidates on the training data of the new stage, keep the best. Each
+        hidden layer gets enough candidates for new neurons to spend the whole budget on them."""
         train, valid = data.train(index).aligned(), data.valid(index).aligned()
         align(self.model)
-        generator = self.drawing("growth", index)
+        generator = self.generator_for("growth", index)
         new = math.ceil(self.settings.ff_rate * self.settings.hidden)
         network = Overgrown(self.model, new, self.settings.ff_depth, generator)
         flops = network.measure(train.images)
@@ -52,14 +64,14 @@ class Firefly(Learner):
         scores, more = network.scores(minibatches(train, self.settings, [generator], data.black))
         choices = network.select(scores, self.budget)
         grown = self.build({"widths": network.widths(choices)}).to(self.device)
-        network.plant(choices, grown)  # type: ignore[arg-type]
+        network.write(choices, grown)  # type: ignore[arg-type]
         self.growth = self._compare(grown, choices, valid)
         compared = len(valid.labels) * (self.model.flops.inference + grown.flops.inference)
         self.model = grown
         return {"growth": flops + more, "validation": compared}
 
     def _compare(self, grown: Backbone, choices: list[Choice], examples: Examples) -> dict[str, float]:
-        """What the growth changed, for the record; losses and logits on `examples`."""
+        """Effect of a growth on the logits and losses of `examples`, and what was added."""
         before, after = (_logits(model, examples.images) for model in (self.model, grown))
         return {
             "function_error": float((after - before).abs().max()),
@@ -73,21 +85,21 @@ class Firefly(Learner):
 
     @property
     def details(self) -> dict[str, Any]:
-        """The widths now; what the last growth did and changed, on validation data."""
+        """Current widths, and the effect of the last growth on validation data."""
         return self.structure | ({"growth": self.growth} if self.growth else {})
 
     def state(self) -> dict[str, Any]:
-        """With the last growth."""
+        """With the effect of the last growth."""
         return super().state() | {"growth": self.growth}
 
     def load(self, state: dict[str, Any]) -> None:
-        """With the last growth."""
+        """With the effect of the last growth."""
         super().load(state)
         self.growth = state["growth"]
 
 
 @torch.no_grad()
 def _logits(model: Backbone, images: Tensor) -> Tensor:
-    """(1, C, n), in evaluation mode."""
+    """Logits (1, C, n) in evaluation mode."""
     model.eval()
     return torch.cat([model(part) for part in images.split(EVALUATION_BATCH)], 2)

@@ -1,94 +1,117 @@
-"""gEns: every stage adds a network and trains it alone; earlier ones stay as they are (section 4.2)."""
+"""gEns: a growing ensemble; every stage adds and trains one network (section 4.2)."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vision.data import StageData
 from vision.flat import aligned
-from vision.learners.base import Learner, StageData
+from vision.learners.base import MemberMixtureSettings, MixtureLearner
 from vision.mixture import Mixture
 from vision.models import Backbone
+from vision.presets import Settings, setting
 from vision.train import EVALUATION_BATCH
 
 
-class GEns(Learner):
-    """A growing ensemble of networks, or of mixtures where there are several `experts`. `model` is the
-    newest member; `members` are copies of all trained ones."""
+@dataclass(frozen=True)
+class GEnsSettings(MemberMixtureSettings):
+    authors = Settings.authors | {"gens_init": "copy", "gens_average": "logits"}
+
+    gens_init: str = setting(
+        "new", "initial weights of a member: new, or the last one's", choices=("new", "copy")
+    )
+    gens_average: str = setting("probs", "what is averaged over members", choices=("probs", "logits"))
+
+    @classmethod
+    def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
+        """`from_scratch` would reset a network that has never been trained."""
+        if name == "from_scratch" and chosen[name]:
+            return "every stage adds a new member; see --gens-init"
+        return super().conflict(name, chosen)
+
+
+class GEns(MixtureLearner):
+    """An ensemble that gains one network per stage and trains that one only.
+
+    `model` is the newest member, `members` are copies of all trained ones.
+    """
+
+    settings_class = GEnsSettings
+    settings: GEnsSettings
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         self.members: list[Backbone | Mixture] = []
 
     def build(self, structure: dict[str, Any]) -> Backbone | Mixture:
-        """One network."""
         return self.mixture(self.settings.experts) if self.settings.experts > 1 else self.backbone()
 
     def prepare(self, index: int, data: StageData) -> dict[str, float]:
-        """The new member: drawn anew, or where the one before it is now."""
+        """Initialise the new member, with new weights or those of the last member."""
         if self.settings.gens_init == "new":
             self.reset(index)
         return {}
 
     def finish(self) -> None:
-        """Keep the new member."""
-        self._keep(self.model.state_dict())
+        """Add a copy of the trained network to the members."""
+        self._add(self.model.state_dict())
 
-    def _keep(self, state: dict[str, Tensor]) -> None:
+    def _add(self, state: dict[str, Tensor]) -> None:
         member = self.build({}).to(self.device)
         member.load_state_dict(state)
         self.members.append(member.eval())
 
     def votes(self, images: Tensor) -> Tensor:
-        """Logits of all members, (V, C, n); before the first stage, of the untrained network."""
+        """Logits (V, C, n) of all members; before the first stage, of the untrained network."""
         return torch.cat([member(images) for member in self.members or [self.model]])
 
     def log_probabilities(self, logits: Tensor) -> Tensor:
-        """Of the mean of the members' probabilities, or with `gens_average` "logits" of their logits."""
+        """From the mean of the members' probabilities, or with `gens_average` "logits" of their logits."""
         if self.settings.gens_average == "logits":
             logits = logits.mean(0, True)
         return super().log_probabilities(logits)
 
     @torch.no_grad()
-    def predict(self, images: Tensor, kept: dict[str, Any]) -> tuple[Tensor, float]:
-        """Sums over members are kept, so that a stage costs the evaluation of its own member only."""
+    def predict(self, images: Tensor, cache: dict[str, Any]) -> tuple[Tensor, float]:
+        """As the base class. `cache` keeps the sum over members, so each member is evaluated once."""
         if not self.members:
             return super().predict(images, {})
         images = aligned(images)
-        new = self.members[kept.get("members", 0) :]
+        new = self.members[cache.get("members", 0) :]
         for member in new:
             logits = torch.cat([member(part)[0] for part in images.split(EVALUATION_BATCH)], 1)
-            kept["sum"] = kept.get("sum", 0) + (
-                logits.softmax(0) if self.settings.gens_average == "probs" else logits
-            )
-        kept["members"] = len(self.members)
-        return kept["sum"].argmax(0), len(new) * len(images) * self.model.flops.inference
+            scores = logits.softmax(0) if self.settings.gens_average == "probs" else logits
+            cache["sum"] = cache.get("sum", 0) + scores
+        cache["members"] = len(self.members)
+        return cache["sum"].argmax(0), len(new) * len(images) * self.model.flops.inference
 
     @property
     def parameters(self) -> int:
-        """Of all members."""
+        """Parameters of all members."""
         return self._count * super().parameters
 
     @property
     def eval_flops_per_example(self) -> float:
-        """Of all members."""
+        """FLOPs of one prediction by all members."""
         return self._count * super().eval_flops_per_example
 
     @property
     def details(self) -> dict[str, Any]:
-        """The number of networks."""
         return {"members": self._count}
 
     def state(self) -> dict[str, Any]:
-        """With all members."""
+        """With the weights of all members."""
         return super().state() | {"members": [member.state_dict() for member in self.members]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """With all members."""
+        """With the weights of all members."""
         super().load(state)
         self.members = []
         for member in state["members"]:
-            self._keep(member)
+            self._add(member)
 
     @property
     def _count(self) -> int:

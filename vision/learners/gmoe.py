@@ -1,57 +1,77 @@
 """gMoE: a mixture of experts that splits the losing expert of each layer between stages (section 4.2,
-appendix A); MoE: the same mixture without growth."""
+appendix A); MoE: the same mixture with a fixed number of experts."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vision.data import StageData
 from vision.flat import align
-from vision.learners.base import Learner, StageData
+from vision.learners.base import GrowingLearner, GrowthSettings, MixtureLearner, MixtureSettings
 from vision.mixture import Mixture
+from vision.presets import Settings, setting
 from vision.train import EVALUATION_BATCH, Examples
 
 
-class MoE(Learner):
-    """A mixture with a fixed number of experts in each layer."""
+@dataclass(frozen=True)
+class MoESettings(MixtureSettings):
+    experts: int = setting(2, "experts per layer", at_least=1)
 
+
+class MoE(MixtureLearner):
+    """A mixture with a fixed number of experts per layer."""
+
+    settings_class: type[Settings] = MoESettings
     model: Mixture
 
     def build(self, structure: dict[str, Any]) -> Mixture:
-        """A mixture of structure["experts"] experts in each layer."""
+        """A mixture of structure["experts"] experts per layer."""
         return self.mixture(structure.get("experts", self.settings.experts))
 
     @property
     def structure(self) -> dict[str, Any]:
-        """The number of experts."""
         return {"experts": self.model.experts}
 
     @property
     def details(self) -> dict[str, Any]:
-        """The number of experts of a layer."""
-        return {"experts": self.model.experts}
+        return self.structure
 
 
-class GMoE(MoE):
-    """A mixture that grows by one expert a layer."""
+@dataclass(frozen=True)
+class GMoESettings(GrowthSettings, MixtureSettings):
+    authors = Settings.authors | {"nesterov": True, "experts": 2, "grow_by": "usage", "grow_on": "new"}
+    draft: ClassVar = {"experts": 2}
 
-    grows = True
+    grow_by: str = setting(
+        "loss", "split the expert with the largest validation loss, or usage", choices=("loss", "usage")
+    )
+    grow_on: str = setting(
+        "finished", "stage whose validation data selects the expert", choices=("finished", "new")
+    )
+
+
+class GMoE(GrowingLearner, MoE):
+    """A mixture that gains one expert per layer at each growth."""
+
+    settings_class = GMoESettings
+    settings: GMoESettings
 
     def grow(self, index: int, data: StageData) -> dict[str, float]:
-        """Split the expert of each layer that has most loss (or usage) on the validation data of the stage
-        just finished, or of the new one. The function stays the same."""
+        """Split the losing expert of each layer; the function of the network stays the same."""
         examples = data.valid(index - 1 if self.settings.grow_on == "finished" else index)
         flops = len(examples.labels) * self.model.flops.inference
-        generator = self.drawing("growth", index)
-        for layer, blame in zip(self.model.layers, self.blame(examples), strict=True):
-            layer.split(int(blame.argmax()), generator)
+        generator = self.generator_for("growth", index)
+        for layer, scores in zip(self.model.layers, self.split_scores(examples), strict=True):
+            layer.split(int(scores.argmax()), generator)
         return {"growth": flops}
 
     @torch.no_grad()
-    def blame(self, examples: Examples) -> list[Tensor]:
-        """For each layer, (E,): the validation loss routed through each expert, gate values times losses
-        summed over the examples; or with `grow_by` "usage" the gate values alone."""
+    def split_scores(self, examples: Examples) -> list[Tensor]:
+        """Scores (E,) of each layer's experts: the sum over examples of gate value times loss, or with
+        `grow_by` "usage" of the gate value."""
         self.model.eval()
         align(self.model)
         found: list[Any] = [0] * len(self.model.layers)

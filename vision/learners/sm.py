@@ -1,14 +1,7 @@
-"""SM: one model, trained further at every stage (section 4.1)."""
-
-from typing import Any
+"""SM: a single model (section 4.1)."""
 
 from vision.learners.base import Learner
-from vision.models import Backbone
 
 
 class SM(Learner):
-    """A single model."""
-
-    def build(self, structure: dict[str, Any]) -> Backbone:
-        """One network."""
-        return self.backbone()
+    """One network, fine-tuned at every stage."""

@@ -1,6 +1,6 @@
-"""Stands for what fairseq makes of flags: those that the tests give, with fairseq's defaults or alma_lm's.
+"""Stand-in for fairseq_alma.check: the flags in the tests, with the defaults of fairseq and alma_lm.
 
-What it is asked is added to $FAKE_CHECKS, a line each time.
+Appends its input, one line per call, to the file $FAKE_CHECKS.
 """
 
 import argparse
@@ -62,7 +62,7 @@ TEXTS = {
 
 
 class Refused(Exception):
-    """What fairseq-train would not take."""
+    """Flags that fairseq-train would refuse."""
 
 
 class _Parser(argparse.ArgumentParser):

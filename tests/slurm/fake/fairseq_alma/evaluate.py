@@ -1,6 +1,6 @@
-"""Stands for the evaluation: the perplexity is the mean of the first digits of the fake models.
+"""Stand-in for fairseq_alma.evaluate: the perplexity is the mean of the first digits of the fake models.
 
-FAKE_UNTRAINED=user: that of the untrained model ends in an error; a number: it takes so many seconds.
+FAKE_UNTRAINED: `user` fails the evaluation of the untrained model; a number is its duration in seconds.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Stands for fairseq-train: a model is one number, an update hashes it, every update is a checkpoint.
+"""Stand-in for fairseq-train: a model is a number, an update hashes and saves it.
 
-FAKE_CRASH=stage:update:how ends it there: how is `user`, `flag`, `python` or `kill`; with `breakpoint` it
-goes on when the debugger does. FAKE_SLEEP: seconds an update. Its process id is kept in $FAKE_PIDS. After
-SIGUSR1 it ends with its update, to be run again.
+FAKE_CRASH=stage:update:how: fail there; `how` is `user`, `flag`, `python` or `kill`, or `breakpoint`, which
+does not fail. FAKE_SLEEP: seconds per update. FAKE_PIDS: file for the process id. SIGUSR1 ends it after the
+current update, to be run again.
 """
 
 import argparse
@@ -32,7 +32,7 @@ signal.signal(signal.SIGUSR1, lambda number, _: asked.append(number))
 
 
 def crash(how: str) -> None:
-    """End as real children do."""
+    """Fail as real children do."""
     if how == "user":
         print("error: stream/train.bin: truncated; copy it again", file=sys.stderr)
         sys.exit(2)
@@ -47,7 +47,7 @@ def crash(how: str) -> None:
 
 
 def save(state: dict, name: str) -> None:
-    """A checkpoint, whole or not at all."""
+    """Write a checkpoint atomically."""
     temporary = args.save_dir / "temporary"
     temporary.write_text(json.dumps(state))
     temporary.replace(args.save_dir / name)

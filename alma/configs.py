@@ -1,0 +1,86 @@
+"""Configs of runs: flattening and comparison."""
+
+import itertools
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+_ABSENT = "not given"
+_SHORT = 40  # characters of a value in a message
+
+
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings as one level: {"model": {"layers": 2}} becomes {"model.layers": 2}.
+
+    A command line becomes one setting per flag: {"flags": ["--lr", "1e-3"]} becomes {"--lr": "1e-3"}.
+    """
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{inner}": deep for inner, deep in flatten(value).items()}
+        elif isinstance(value, list) and value and str(value[0]).startswith("--"):
+            flat |= _by_flag(value)
+        else:
+            flat[key] = value
+    return flat
+
+
+def _by_flag(words: Sequence[str]) -> dict[str, str]:
+    """Flags of a command line with their values, "" for none. The last one of repeated flags counts."""
+    flags: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if re.match("--?[A-Za-z]", word):
+            name, _, flags[name] = word.partition("=")
+        else:
+            flags[name] = f"{flags[name]} {word}".strip()
+    return flags
+
+
+def canonical(config: Mapping[str, Any], *without: str) -> str:
+    """JSON text that is the same for equal configs, leaving out some settings."""
+    return json.dumps({key: value for key, value in config.items() if key not in without}, sort_keys=True)
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings in which flat configs differ, in order of appearance; an absent setting counts as None."""
+    names = dict.fromkeys(itertools.chain(*configs))
+    return [name for name in names if len({json.dumps(config.get(name)) for config in configs}) > 1]
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
+    """How two configs differ, one text per setting: `--lr: 4e-3 -> 2e-3`.
+
+    Settings in `growing` may increase: a larger number, or a list with more values at its end.
+    """
+    flat = [flatten(before), flatten(now)]
+    absent = dict.fromkeys(itertools.chain(*flat), _ABSENT)
+    old, new = (absent | config for config in flat)
+    return [
+        _change(name, old[name], new[name])
+        for name in sorted(differing([old, new]))
+        if old[name] != new[name]  # 1 and 1.0 are equal
+        and not (name in growing and _increased(old[name], new[name]))
+    ]
+
+
+def _increased(before: Any, now: Any) -> bool:
+    if isinstance(before, list):
+        return isinstance(now, list) and now[: len(before)] == before
+    return isinstance(before, int) and isinstance(now, int) and now > before
+
+
+def _change(name: str, before: Any, now: Any) -> str:
+    """`name: before -> now`; for long lists, the first position that differs."""
+    if isinstance(before, list) and isinstance(now, list) and max(map(len, map(str, (before, now)))) > _SHORT:
+        place = next((i for i, pair in enumerate(zip(before, now, strict=False)) if pair[0] != pair[1]), None)
+        if place is None:
+            return f"{name}: {len(before)} values -> {len(now)}"
+        name, before, now = f"{name}[{place}]", before[place], now[place]
+    return f"{name}: {_shown(before)} -> {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    text = (value or "given") if isinstance(value, str) else json.dumps(value)  # "": a flag without a value
+    return text if len(text) <= _SHORT else f"{text[:12]}…"

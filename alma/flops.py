@@ -1,0 +1,97 @@
+"""Analytic parameter and FLOP counts of a Switch Transformer language model.
+
+A multiply-add counts as two FLOPs. torch.utils.flop_counter misses scaled_dot_product_attention on CPU, so
+these are formulas; tests compare them with the counter on models that it counts correctly.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+BACKWARD = 2  # the backward pass costs twice the forward pass
+
+
+class Arch(NamedTuple):
+    """Layers, width D and attention heads of an --arch of the plug-in; the hidden width F is 4 D."""
+
+    layers: int
+    dim: int
+    heads: int
+
+
+ARCHS = {
+    "switch_gmoe": Arch(layers=6, dim=512, heads=8),
+    "switch_gmoe_base": Arch(layers=6, dim=512, heads=8),
+    "switch_gmoe_large": Arch(layers=12, dim=768, heads=12),
+    "switch_gmoe_tiny": Arch(layers=4, dim=128, heads=4),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Dimensions of a model: layers L, width D, hidden width F, dictionary size V, positions P, experts E.
+
+    A dense model has 0 experts. N members (UMix) multiply all counts by N.
+    """
+
+    layers: int
+    dim: int
+    hidden: int
+    vocabulary: int
+    positions: int
+    experts: int
+    moe_freq: int
+    members: int = 1
+
+    @classmethod
+    def of(cls, args, vocabulary: int) -> "Shape":
+        """From a fairseq model's arguments and the size of its dictionary, specials included."""
+        return cls(
+            args.decoder_layers,
+            args.decoder_embed_dim,
+            args.decoder_ffn_embed_dim,
+            vocabulary,
+            args.max_target_positions or args.tokens_per_sample,
+            getattr(args, "moe_expert_count", 0),
+            getattr(args, "moe_freq", 1),
+            getattr(args, "members", 1),
+        )
+
+    @property
+    def switch_layers(self) -> int:
+        """Number of blocks with a Switch layer."""
+        return self.layers // self.moe_freq if self.experts else 0
+
+    @property
+    def per_expert(self) -> int:
+        """Parameters of one expert in every Switch layer, router rows included."""
+        ffn = 2 * self.dim * self.hidden + self.hidden + self.dim
+        return self.switch_layers * (ffn + self.dim)
+
+    @property
+    def shared(self) -> int:
+        """Parameters outside experts and routers; embeddings are tied."""
+        embeddings = (self.vocabulary + self.positions + 2) * self.dim  # fairseq offsets positions by pad + 1
+        block = 4 * (self.dim**2 + self.dim) + 4 * self.dim  # attention and two layer norms
+        ffn = 2 * self.dim * self.hidden + self.hidden + self.dim
+        return embeddings + self.layers * block + (self.layers - self.switch_layers) * ffn + 2 * self.dim
+
+    @property
+    def parameters(self) -> int:
+        """All parameters, |theta| of the paper's eq. 2."""
+        return self.members * (self.shared + self.experts * self.per_expert)
+
+    def forward_flops(self, tokens: int, attention_over: int = 0) -> int:
+        """FLOPs of a forward pass over `tokens`, with top-1 routing.
+
+        The paper leaves the attention scores out. `attention_over`, the sequence length, adds them: 2 GEMMs
+        over all positions, as computed, although the causal mask hides half.
+        """
+        projections = 4 * self.dim**2 + 2 * self.dim * self.hidden
+        router = self.switch_layers * self.dim * self.experts
+        per_token = 2 * (self.layers * projections + router + self.vocabulary * self.dim)
+        scores = 2 * self.layers * 2 * attention_over * self.dim
+        return self.members * tokens * (per_token + scores)
+
+    def training_flops(self, tokens: int) -> int:
+        """FLOPs of the forward and backward passes over `tokens`, without attention scores."""
+        return (1 + BACKWARD) * self.forward_flops(tokens)

@@ -1,0 +1,99 @@
+"""Compare runs: a table in the terminal; with --out also Markdown, CSV and figures.
+
+python -m alma.report RUN... [--select valid] [--out DIR] [--figures vision|lm] [--table lm] [--per-word]
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from alma.configs import canonical
+from alma.errors import Parser, UserError, command
+from alma.files import make_directory
+from alma.records import Run
+from alma.report import compare
+from alma.report.lm import figures as lm_figures
+from alma.report.lm import tables as lm_tables
+from alma.report.lm.entries import find_entries
+from alma.report.page import write_report
+from alma.report.results import find_runs, group
+from alma.report.selection import best_by_validation
+from alma.report.vision import figures as vision_figures
+from alma.report.vision.select import is_image
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(prog="python -m alma.report", description="Compare runs.")
+    made.add_argument(
+        "runs", nargs="+", metavar="RUN", help="a run directory, or a folder that contains some"
+    )
+    made.add_argument(
+        "--select",
+        choices=("valid",),
+        help="per learner, waiting time and replay, keep the configuration with the best validation score",
+    )
+    made.add_argument("--out", type=Path, help="also write report.md, report.csv and figures to this folder")
+    made.add_argument(
+        "--figures",
+        choices=("vision", "lm"),
+        help="draw the paper's figures for image runs or language models (default --out: report)",
+    )
+    made.add_argument(
+        "--table",
+        choices=("lm",),
+        help="print the paper's Tables 1 and 2 for language models; with --out also write .md, .csv and .tex",
+    )
+    made.add_argument(
+        "--per-word", action="store_true", help="with --table lm or --figures lm: perplexity per word"
+    )
+    return made
+
+
+def _remarks(runs: Sequence[Run]) -> list[str]:
+    """Runs that the tables leave out, and copies that they count as repeats."""
+    same: dict[str, list[str]] = {}
+    for run in runs:
+        same.setdefault(canonical(run.config), []).append(str(run.directory))
+    copies = [places for places in same.values() if len(places) > 1]
+    return [
+        *(f"no rows yet: {run.directory}" for run in runs if not run.rows),
+        *(f"same settings and seed, but counted as repeats: {', '.join(places)}" for places in copies),
+    ]
+
+
+@command
+def main() -> None:
+    """Entry point of `python -m alma.report`."""
+    options = parser().parse_args()
+    for_lm = "lm" in (options.table, options.figures)
+    if options.per_word and not for_lm:
+        raise UserError("--per-word needs --table lm or --figures lm")
+    runs = find_runs(options.runs)
+    if options.figures == "vision" and not any(map(is_image, runs)):
+        raise UserError(f"no image run in {', '.join(options.runs)}, which --figures vision needs")
+    runs, choices = best_by_validation(runs) if options.select else (runs, [])
+    groups = group(runs)
+    if not groups:
+        raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
+    entries, remarks = find_entries(runs, options.per_word) if for_lm else ({}, [])
+    tables, missing = lm_tables.tables(entries, options.per_word) if options.table else ({}, [])
+    for text in [table.as_text() for table in tables.values()] or map(compare.as_section, groups):
+        print(text, end="\n\n")
+    for remark in [*choices, *_remarks(runs), *remarks, *missing]:
+        print(remark)
+    out = options.out or (Path("report") if options.figures else None)
+    if out is None:
+        return
+    make_directory(out)
+    pictures, missing = None, []
+    if options.figures == "vision":
+        pictures, missing = vision_figures.write_paper_figures(runs, out)
+    elif options.figures == "lm":
+        pictures, missing = lm_figures.write_figure5(entries, out, options.per_word)
+    for remark in missing:
+        print(remark)
+    print(*write_report(groups, runs, out, pictures, tables, choices), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

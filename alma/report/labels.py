@@ -1,0 +1,65 @@
+"""Short labels: the settings that distinguish the configurations of a report, such as `lr=2e-3 fp16`."""
+
+import itertools
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from alma.configs import differing
+
+ALWAYS_SHOWN = frozenset({"learner", "name", "waiting_time", "replay", "seed", "megabatches"})
+"""Settings that every table and legend shows."""
+_OPTIONAL = ("from_scratch", "update_multiplier", "context_window")  # absent: the default
+_CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data")
+
+
+def distinguishing(configs: Sequence[Mapping[str, Any]], shown: Collection[str] = ALWAYS_SHOWN) -> list[str]:
+    """The settings that a label needs to distinguish flat configs, beside those `shown` elsewhere.
+
+    A setting of only some learners is needed if it differs among them, or if another run of one of them
+    lacks it; a checksum, if no other setting distinguishes two configs.
+    """
+    empty = "fairseq_flags"  # `flatten` leaves this key in a run without flags
+    names = [name for name in differing(configs) if name not in {*shown, empty}]
+    found = [name for name in names if name not in _CHECKSUMS and _needed(name, configs)]
+    told = [*found, *(name for name in shown if name != "seed")]
+    for name in _CHECKSUMS:
+        if _kinds([*told, name], configs) > _kinds(told, configs):
+            found.append(name)
+            told.append(name)
+    return found
+
+
+def _needed(name: str, configs: Sequence[Mapping[str, Any]]) -> bool:
+    if name in _OPTIONAL or name.startswith("--"):
+        return True
+    having = [config for config in configs if name in config]
+    lacking = {config.get("learner") for config in configs if name not in config}
+    return bool(differing([{name: c[name]} for c in having])) or any(
+        c.get("learner") in lacking for c in having
+    )
+
+
+def _kinds(names: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> int:
+    """Number of different combinations of the settings' values."""
+    return len({json.dumps([config.get(name) for name in names]) for config in configs})
+
+
+def describe(config: Mapping[str, Any], names: Iterable[str]) -> str:
+    """The named settings of a flat config: `experts=2 lr=2e-3 fp16`."""
+    texts = (f"{name.removeprefix('--')}={as_setting(config[name])}" for name in names if name in config)
+    return " ".join(text.rstrip("=") for text in texts)
+
+
+def as_setting(value: Any) -> str:
+    """A setting as text: [2, 4] as 2,4; [2, 2] as 2; a long list as 2*50,4*49; 8 digits of a checksum."""
+    if isinstance(value, list):
+        texts = [as_setting(each) for each in value]
+        if len(set(texts)) == 1:
+            return texts[0]
+        counted = [(text, len(list(same))) for text, same in itertools.groupby(texts)]
+        return ",".join(f"{text}*{count}" for text, count in counted) if len(texts) > 8 else ",".join(texts)
+    if isinstance(value, str) and re.fullmatch(r"[0-9a-f]{32,}", value):
+        return value[:8]
+    return str(value)

@@ -1,0 +1,164 @@
+"""Language-model results under the names of the paper's tables: SM_w3 (3x steps), 4@2 experts, base."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from alma.configs import flatten
+from alma.errors import UserError
+from alma.records import Run
+from alma.report.labels import describe, distinguishing
+from alma.report.lm.reference import Reference
+from alma.report.results import Result, group
+
+NAMES = {"sm": "SM", "ens": "Ens", "umix": "UMix", "gens": "gEns", "gmoe": "gMoE", "moe": "MoE", "ff": "FF"}
+TOLERANCE = 0.03
+"""Relative difference up to which a size counts as the paper's. The paper prints 65, 91 and 116M for its base
+model with 4, 8 and 12 experts; the architecture that it describes has 63.8, 89.0 and 114.2M, about 1.6M fewer
+shared parameters. For its large model, the paper's 210, 323 and 436M match."""
+SHOWN = {"learner", "megabatches", "waiting_time", "replay", "seed", "update_multiplier", "from_scratch"}
+"""Settings that the title of a table or the name of a setting includes."""
+_ENSEMBLES = ("ens", "umix", "gens")
+_DIMENSIONS = ("--decoder-", "--moe-freq")  # flags of fairseq-train that change the size of an --arch
+
+
+class Entry(NamedTuple):
+    """A result and its names in the tables."""
+
+    result: Result
+    size: str  # such as base
+    setting: str  # such as SM_w3 (3x steps)
+
+    @property
+    def name(self) -> str:
+        """The paper's name of the learner, such as SM."""
+        return NAMES.get(self.result.learner, self.result.learner)
+
+    @property
+    def multiplier(self) -> int:
+        """Updates of a stage relative to the usual number (the paper's "3x steps")."""
+        return self.result.config.get("update_multiplier", 1)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the protocol is the paper's: no replay, and each stage fine-tunes the previous model."""
+        return not self.result.config["replay"] and not self.result.config.get("from_scratch")
+
+    def members(self, t: int) -> int | None:
+        """Members of an ensemble at t; None for a single model."""
+        if self.result.learner not in _ENSEMBLES:
+            return None
+        return self.result.repeats[0][t]["extra"].get("members", self.result.config.get("members"))
+
+    def experts(self, t: int) -> int | None:
+        """Experts per Switch layer (of each member) at t; None for a dense model."""
+        known = self.result.repeats[0][t]["extra"]
+        return known.get("experts", self.result.config.get("moe_expert_count"))
+
+    def structure(self, t: int) -> str:
+        """Experts at t in the paper's notation: 4, or 4@2 for two members with 4 experts each."""
+        experts, members = self.experts(t), self.members(t)
+        return ("dense" if experts is None else str(experts)) + (f"@{members}" if members else "")
+
+    def parameters(self, t: int) -> float:
+        """Free parameters at t, averaged over seeds."""
+        return self.result.over_seeds(lambda rows: rows[t]["parameters"])[0]
+
+    def match(self, t: int, paper: Iterable[Reference]) -> Reference | None:
+        """The paper's line with this setting and structure at t, and this size up to TOLERANCE."""
+        key = self.result.learner, self.result.waiting_time, self.multiplier, self.structure(t)
+        for line in paper if self.plain else ():
+            close = abs(self.parameters(t) - line.parameters) <= TOLERANCE * line.parameters
+            if close and line[:4] == key:
+                return line
+        return None
+
+
+def find_entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str, list[Entry]], list[str]]:
+    """The perplexity results, and a line for each run that is left out or not finished.
+
+    Results are grouped by B; the key is a suffix for file names, "" for a single B. UserError: no run has
+    perplexity, or none has it per word.
+    """
+    groups = [[r for r in results if r.metric == "perplexity" and r.times[-1]] for results in group(runs)]
+    if not any(groups):
+        raise UserError("no perplexity after a first mega-batch in these runs: only language models have it")
+    remarks = [
+        f"not a perplexity run, left out: {run.directory}"
+        for run in runs
+        if any(row["metric"] != "perplexity" for row in run.rows)
+    ]
+    if per_word:
+        groups = [[new for result in results if (new := _per_word(result))] for results in groups]
+        if not any(groups):
+            raise UserError("no row has perplexity_per_word: the streams of these runs do not count words")
+    found = {f"_B{results[0].config['megabatches']}": _named(results) for results in groups if results}
+    for entry in itertools.chain(*found.values()):
+        done, total = entry.result.progress, entry.result.config["megabatches"]
+        what = f"{entry.setting} of {entry.size}"
+        if entry.result.unfinished:
+            remarks.append(f"not finished (t={done}/{entry.result.end}): {what}")
+        elif entry.result.unfinished is None:
+            remarks.append(f"t={done}/{total}, and the number of requested stages is not recorded: {what}")
+    return ({"": next(iter(found.values()))} if len(found) == 1 else found), remarks
+
+
+def _per_word(result: Result) -> Result | None:
+    """The result with perplexity per word as its values, at the t for which every repeat has it."""
+
+    def known(rows: Mapping[int, dict[str, Any]]) -> set[int]:
+        return {t for t, row in rows.items() if row["extra"].get("perplexity_per_word") is not None}
+
+    times = sorted(set.intersection(*map(known, result.repeats)))
+    if not times:
+        return None
+    repeats = tuple(
+        {t: {**rows[t], "value": rows[t]["extra"]["perplexity_per_word"]} for t in times}
+        for rows in result.repeats
+    )
+    return replace(result, repeats=repeats)
+
+
+def _named(results: Sequence[Result]) -> list[Entry]:
+    """Entries in the order of the paper's Table 2; equal names are extended by the settings that differ."""
+    same: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in (Entry(result, _size(result), "") for result in results):
+        key = entry.size, setting(entry), entry.structure(entry.result.times[0])
+        same.setdefault(key, []).append(entry)
+    found = []
+    for (_, name, _), entries in same.items():
+        configs = [flatten(entry.result.config) for entry in entries]
+        names = distinguishing(configs, SHOWN)
+        for entry, config in zip(entries, configs, strict=True):
+            found.append(entry._replace(setting=f"{name} {describe(config, names)}".strip()))
+    return sorted(found, key=lambda entry: (entry.result.rank, entry.result.waiting_time, entry.setting))
+
+
+def _size(result: Result) -> str:
+    """The architecture and the dimensions that override it: `base`, or `tiny layers=2`."""
+    arch = result.config.get("arch", "").removeprefix("switch_gmoe").removeprefix("_")
+    changed = {k: v for k, v in flatten(result.config).items() if k.startswith(_DIMENSIONS)}
+    told = [f"{k.removeprefix('--').removeprefix('decoder-')}={v}" for k, v in changed.items()]
+    return " ".join([arch or "base", *sorted(told)])
+
+
+def setting(entry: Entry) -> str:
+    """Learner and schedule as in the paper's tables, such as SM_w3 (3x steps)."""
+    config = entry.result.config
+    remarks = [
+        f"({entry.multiplier}x steps)" if entry.multiplier != 1 else "",
+        "(replay)" if config["replay"] else "",
+        "(from scratch)" if config.get("from_scratch") else "",
+    ]
+    return " ".join(filter(None, (f"{entry.name}_w{entry.result.waiting_time}", *remarks)))
+
+
+def sizes(entries: Sequence[Entry]) -> list[str]:
+    """The sizes in ascending order of parameters."""
+    smallest: dict[str, float] = {}
+    for entry in entries:
+        parameters = entry.parameters(entry.result.times[0])
+        smallest[entry.size] = min(parameters, smallest.get(entry.size, math.inf))
+    return sorted(smallest, key=lambda size: (smallest[size], size))

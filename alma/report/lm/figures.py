@@ -1,0 +1,181 @@
+"""Figure 5 for language models: average perplexity against compute, parameters and experts.
+
+`python -m alma.report --figures lm` draws it, with the paper's runs of the same settings and sizes in grey.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from alma.flops import ARCHS, Shape
+from alma.report import style
+from alma.report.figures import average_of, curve
+from alma.report.lm.entries import Entry, sizes
+from alma.report.lm.reference import Reference, reference
+from alma.report.results import compute, trained
+from alma.report.style import COLOURS, MARKERS, LegendEntries, Picture, number_axis
+
+PAPER_TOKENS = 120_000 * 192 * 512
+"""Training tokens per stage and member in the paper: updates x sequences x length (section 5, App. B.2)."""
+PAPER_VOCABULARY = 50_264
+"""GPT-2's 50,257 tokens, padded by fairseq ("following Radford et al.", section 5)."""
+_GREY, _RED = "0.62", "#CC0000"
+_OURS: dict[str, Any] = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4}
+_THEIRS: dict[str, Any] = {"color": _GREY, "linewidth": 0.8, "markersize": 4, "markerfacecolor": "white"}
+_TITLES = (
+    "cumulative training compute (TFLOPs)",
+    "parameters",
+    "experts of all members (learners side by side)",
+)
+_LEFT_OUT = "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch)"
+CAPTION = (
+    "Figure 5: average perplexity over mega-batches 1..t against cumulative compute, parameters and experts "
+    "(of all members). Each line is a run, with a point per t; red numbers are the experts of SM."
+)
+_PAPER = (
+    " Grey: the paper's Table 2 for the same settings and sizes. The paper does not tabulate compute: its "
+    "points use our FLOP count for the architectures, updates and batches of its section 5 and appendix B.2, "
+    "so that equal work has equal x. That count is 45.7 GFLOPs per input of 512 tokens for base and 126.5 "
+    "for large; section 6.2 prints 42 and 126."
+)
+
+
+class Trajectory(NamedTuple):
+    """Points by t: costs (compute, parameters, experts), average perplexity, and its standard deviation."""
+
+    x: tuple[list[float], list[float], list[float]]
+    y: list[float]
+    deviation: list[float]
+
+
+def write_figure5(
+    found: Mapping[str, Sequence[Entry]], out: Path, per_word: bool
+) -> tuple[list[Picture], list[str]]:
+    """Write Figure 5 for each B of `find_entries` to `out` as PNG; returns pictures and remarks."""
+    import matplotlib
+
+    paper = [] if per_word else reference()
+    metric = "perplexity per word" if per_word else "perplexity"
+    pictures, remarks = [], []
+    with matplotlib.rc_context(style.PRINT):
+        for suffix, entries in found.items():
+            shown = comparable(entries)
+            left_out = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
+            if left_out:
+                remarks.append(f"{_LEFT_OUT}: {', '.join(left_out)}")
+            if not shown:
+                continue
+            figure, matched = figure5(shown, paper, f"average {metric}")
+            path = out / f"figure5{suffix}.png"
+            figure.savefig(path, dpi=200, bbox_inches="tight")
+            pictures.append(Picture(path, CAPTION + (_PAPER if matched else "")))
+            if paper:
+                remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
+    return pictures, remarks
+
+
+def comparable(entries: Sequence[Entry]) -> list[Entry]:
+    """Entries with the paper's protocol, usual updates and the smallest w: averages since the same t."""
+    usual = [e for e in entries if e.plain and e.multiplier == 1 and trained(e.result.repeats[0])]
+    least = min((entry.result.waiting_time for entry in usual), default=0)
+    return [entry for entry in usual if entry.result.waiting_time == least]
+
+
+def trajectory(entry: Entry) -> Trajectory:
+    """The line of a result."""
+    times = trained(entry.result.repeats[0])
+    line = curve(entry.result, times, compute, average_of(entry.result))
+    experts = [float((entry.experts(t) or 1) * (entry.members(t) or 1)) for t in times]
+    return Trajectory((line.x, list(map(entry.parameters, times)), experts), line.y, line.deviation)
+
+
+def paper_trajectory(entry: Entry, paper: Sequence[Reference]) -> Trajectory | None:
+    """The paper's line for the same setting and size, up to the first t that the paper lacks."""
+    costs: list[tuple[float, float, float]] = []
+    seen: list[float] = []
+    averages = []
+    for t in trained(entry.result.repeats[0]):
+        line = entry.match(t, paper)
+        if line is None or t not in line.perplexity:
+            break
+        count, _, members = line.experts.partition("@")
+        seen.append(line.perplexity[t])
+        stages = entry.result.repeats[0][t]["stage"] + 1
+        training = int(members) if line.learner == "ens" else 1  # gens trains only its newest member
+        spent = paper_stage(line.size, int(count)) * stages * training
+        costs.append((spent, line.parameters, float(count) * int(members or 1)))
+        averages.append(sum(seen) / len(seen))
+    if not seen:
+        return None
+    spent_, size, experts = map(list, zip(*costs, strict=True))
+    return Trajectory((spent_, size, experts), averages, [0.0] * len(seen))
+
+
+def paper_stage(size: str, experts: int) -> float:
+    """Training compute (TFLOPs) of a stage of the paper's `base` or `large` model."""
+    arch = ARCHS[f"switch_gmoe_{size}"]
+    shape = Shape(arch.layers, arch.dim, 4 * arch.dim, PAPER_VOCABULARY, 512, experts, moe_freq=2)
+    return shape.training_flops(PAPER_TOKENS) / 1e12
+
+
+def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) -> tuple[Any, int]:
+    """The figure, and the number of results that have a line of the paper beside theirs."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, (panels,) = style.subplots(1, 3, (10.6, 3.5), sharey=True)
+    ours = [(entry, trajectory(entry)) for entry in shown]
+    theirs = [(entry, found) for entry in shown if (found := paper_trajectory(entry, paper))]
+    markers = dict(zip(sizes(shown), itertools.cycle(MARKERS), strict=False))
+    both = [line for _, line in theirs + ours]
+    for i, (axes, title) in enumerate(zip(panels, _TITLES, strict=True)):
+        values = [x for line in both for x in line.x[i]]
+        shift = 0.022 * (max(values) - min(values)) if i == 2 else 0
+        for entry, line in theirs:
+            _draw(axes, entry, line, i, shift, {**_THEIRS, "marker": markers[entry.size]})
+        for entry, line in ours:
+            look = {**_OURS, "color": _colour(entry), "marker": markers[entry.size]}
+            _draw(axes, entry, line, i, shift, look)
+        number_axis(axes, "x", values, log_from=4, dense_below=100)
+        number_axis(axes, "y", [y for line in both for y in line.y], log_from=8)
+        axes.set_xlabel(title)
+    panels[2].set_xscale("linear")
+    panels[2].xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 4, 10], integer=True))
+    panels[0].set_ylabel(y_label)
+    _annotate_experts(panels[0], ours)
+    names = {entry.name: {"color": _colour(entry)} for entry in shown}
+    marks = [(name, {**_OURS, "color": "0.25", "linestyle": "", "marker": m}) for name, m in markers.items()]
+    groups: dict[str, LegendEntries] = {"learner": list(names.items()), "size": marks}
+    if theirs:
+        groups["paper"] = [("same setting and size", {**_THEIRS, "marker": "o"})]
+    style.add_legend(figure, groups)
+    return figure, len(theirs)
+
+
+def _draw(axes: Any, entry: Entry, line: Trajectory, i: int, shift: float, look: dict[str, Any]) -> None:
+    """Draw a line over cost i, shifted by learner, since several learners have the same number of experts."""
+    x = [value + shift * (entry.result.rank - 2) for value in line.x[i]]
+    axes.errorbar(x, line.y, line.deviation, linestyle="none", ecolor=look["color"], elinewidth=0.8)
+    axes.plot(x, line.y, **look)
+
+
+def _colour(entry: Entry) -> str:
+    return COLOURS[entry.result.rank % len(COLOURS)]
+
+
+def _annotate_experts(axes: Any, ours: Sequence[tuple[Entry, Trajectory]]) -> None:
+    """Write the number of experts in red to the left of each line of SM, without overlaps."""
+    points = [
+        (line.x[0][0], line.y[0], count)
+        for entry, line in ours
+        if entry.result.learner == "sm" and (count := entry.experts(entry.result.times[-1]))
+    ]
+    axes.margins(x=0.09)
+    low, high = axes.get_ylim()
+    gap = 0.04 * (high - low)
+    last = (0.0, low - gap)
+    for x, y, count in sorted(points):
+        at = max(y, last[1] + gap) if x < 1.5 * last[0] else y
+        look = {"textcoords": "offset points", "ha": "right", "va": "center", "color": _RED, "fontsize": 7}
+        axes.annotate(str(count), (x, at), (-5, 0), **look)
+        last = x, at

@@ -1,0 +1,178 @@
+"""The paper's Table 2 (perplexity of all runs) and Table 1 (i.i.d. against sequential training) from runs.
+
+`python -m alma.report --table lm` prints and writes them, with the paper's numbers beside ours for the same
+settings and sizes. The paper counts mega-batches from 0: its t_0..t_3 are t = 1..4 here.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+from alma.configs import flatten
+from alma.report.labels import distinguishing
+from alma.report.lm.entries import SHOWN, TOLERANCE, Entry, setting, sizes
+from alma.report.lm.reference import KS, Reference, reference, reference_iid
+from alma.report.results import Result
+from alma.report.tables import Cell, Line, PaperTable, Size, Value
+
+
+def tables(found: Mapping[str, list[Entry]], per_word: bool) -> tuple[dict[str, PaperTable], list[str]]:
+    """Table 2 and, if there are runs for it, Table 1 of the entries of each B, by file name without suffix.
+
+    The second value has a line per missing Table 1. The paper has no numbers per word.
+    """
+    paper = [] if per_word else reference()
+    metric = "perplexity per word" if per_word else "perplexity"
+    made, missing = {}, []
+    for suffix, entries in found.items():
+        made[f"table2{suffix}"] = table2(entries, paper, metric)
+        first = table1(entries, paper, metric)
+        if isinstance(first, PaperTable):
+            made[f"table1{suffix}"] = first
+        else:
+            missing.append(first)
+    return made, missing
+
+
+def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "perplexity") -> PaperTable:
+    """Perplexity after each mega-batch. A growing learner has a line per number of experts or members."""
+    times = range(1, entries[0].result.config["megabatches"] + 1)
+    order = sizes(entries)
+    blank = [""] * (len(times) + 1)
+    lines: dict[tuple, tuple[Line, dict[str, list[Cell]]]] = {}
+    matched = 0
+    for entry in entries:
+        result, start = entry.result, _natural(entry.structure(entry.result.times[0]))
+        for number, (structure, phase) in enumerate(_phases(entry)):
+            line = entry.match(phase[0], paper)
+            matched += line is not None
+            size = Size(entry.parameters(phase[0]), line and line.parameters)
+            cells = [size, *(_cell(result, t, phase, line) for t in times)]
+            key = result.rank, result.waiting_time, entry.setting, start, number, _natural(structure)
+            made = Line([entry.setting, structure], [], result.learner, number > 0)
+            lines.setdefault(key, (made, {}))[1][entry.size] = cells
+    body = [
+        line._replace(cells=[cell for size in order for cell in cells.get(size, blank)])
+        for _, (line, cells) in sorted(lines.items(), key=lambda item: item[0])
+    ]
+    rows = sum(len(cells) for _, cells in lines.values())
+    what = f" of {order[0]}" if len(order) == 1 else ""
+    title = f"Table 2: test {metric}{what} after mega-batch t, B = {len(times)}"
+    columns = ["|θ|", *(f"t={t}" for t in times)]
+    notes = _notes(body, rows, matched, paper)
+    return PaperTable(title, ["setting", "# experts"], order, columns, body, notes)
+
+
+def _phases(entry: Entry) -> list[tuple[str, list[int]]]:
+    """The structures in turn, each with its t >= 1."""
+    times = (t for t in entry.result.times if t >= 1)
+    return [(structure, list(phase)) for structure, phase in itertools.groupby(times, entry.structure)]
+
+
+def _cell(result: Result, t: int, phase: Sequence[int], line: Reference | None) -> Cell:
+    if t not in phase:
+        return ""
+    return "*" if result.waiting(t) else _value(result, t, line.perplexity.get(t) if line else None)
+
+
+def _value(result: Result, t: int, paper: float | None) -> Value:
+    mean, deviation = result.over_seeds(lambda rows: rows[t]["value"])
+    return Value(mean, deviation, len(result.repeats), paper)
+
+
+def _natural(label: str) -> tuple[int, ...]:
+    """Sort key that puts 4 before 12 and before 4@2."""
+    return tuple(int(part) if part.isdigit() else 0 for part in label.split("@"))
+
+
+def _notes(body: Sequence[Line], rows: int, matched: int, paper: Sequence[Reference]) -> list[str]:
+    cells = [cell for line in body for cell in line.cells]
+    several = any(isinstance(cell, Value) and cell.seeds > 1 for cell in cells)
+    notes = ["* the learner waits: no stage complete yet."] if "*" in cells else []
+    notes += ["± is the sample standard deviation over seeds."] if several else []
+    if paper:
+        brackets = "[ ] is the paper's number: " if matched else ""
+        notes.append(
+            f"{brackets}{matched} of {rows} rows match its table (setting, experts, size to {TOLERANCE:.0%})."
+        )
+    if any(isinstance(cell, Size) and cell.differs for cell in cells):
+        notes.append(
+            "The paper prints 65M, 91M and 116M for its base model with 4, 8 and 12 experts; the "
+            "architecture that it describes has 63.8M, 89.0M and 114.2M."
+        )
+    return notes
+
+
+def table1(
+    entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "perplexity"
+) -> PaperTable | str:
+    """I.i.d. against sequential training on k mega-batches with the same updates; or why there is no table.
+
+    I.i.d. training waits for k mega-batches and takes k times the updates, measured after its first stage.
+    Sequential training has w = 1, measured at t = k.
+    """
+    published = reference_iid() if paper else {}
+    lines: dict[tuple, Line] = {}
+    for column, k in enumerate(KS):
+        for iid in [entry for entry in entries if _is_iid(entry, k)]:
+            sequential = _sequential(iid, k, entries)
+            if sequential is None:
+                continue
+            learner, structure = iid.result.learner, iid.structure(k)
+            line = sequential.match(k, paper)
+            theirs = published.get((line.size, learner, structure, k)) if line else None
+            extra = iid.setting.removeprefix(setting(iid))
+            key = iid.result.rank, iid.size, _natural(structure), extra
+            names = [f"{iid.size} {iid.name}{extra}", structure]
+            made = lines.setdefault(key, Line(names, ["" for _ in KS for _ in range(2)], learner))
+            for i, entry in enumerate((iid, sequential)):
+                made.cells[2 * column + i] = _value(entry.result, k, theirs[i] if theirs else None)
+    if not lines:
+        return _why_no_table1(entries)
+    order = sizes(entries)
+    body = [lines[key] for key in sorted(lines, key=lambda key: (key[0], order.index(key[1]), *key[2:]))]
+    title = f"Table 1: test {metric} of i.i.d. against sequential training on k mega-batches, same updates"
+    matched = sum(any(isinstance(c, Value) and c.paper is not None for c in line.cells) for line in body)
+    notes = _notes(body, len(body), matched, paper)
+    groups = [f"k={k}" for k in KS]
+    return PaperTable(title, ["method", "# experts"], groups, ["i.i.d.", "seq."], body, notes)
+
+
+def _is_iid(entry: Entry, k: int) -> bool:
+    return entry.result.waiting_time == entry.multiplier == k and entry.plain and _stage(entry, k) == 0
+
+
+def _is_sequential(entry: Entry, k: int) -> bool:
+    return entry.result.waiting_time == entry.multiplier == 1 and entry.plain and _stage(entry, k) == k - 1
+
+
+def _stage(entry: Entry, t: int) -> int | None:
+    return entry.result.repeats[0][t]["stage"] if t in entry.result.times else None
+
+
+def _sequential(iid: Entry, k: int, entries: Sequence[Entry]) -> Entry | None:
+    """The sequential counterpart of an i.i.d. entry; of several, the one with the fewest other settings."""
+    own = flatten(iid.result.config)
+
+    def distance(entry: Entry) -> int:
+        return len(distinguishing([own, flatten(entry.result.config)], SHOWN))
+
+    def model(entry: Entry) -> tuple[str, str, str]:
+        return entry.result.learner, entry.size, entry.structure(k)
+
+    partners = [e for e in entries if _is_sequential(e, k) and model(e) == model(iid)]
+    return min(partners, key=distance, default=None)
+
+
+def _why_no_table1(entries: Sequence[Entry]) -> str:
+    def any_of(kind: Callable[[Entry, int], bool]) -> bool:
+        return any(kind(entry, k) for entry in entries for k in KS)
+
+    ks = " or ".join(map(str, KS))
+    if not any_of(_is_iid):
+        missing = f"no run trains on k = {ks} mega-batches at once with k times the updates"
+        missing += " (waiting_time = update_multiplier = k)"
+    elif not any_of(_is_sequential):
+        missing = f"no run with w = 1 has reached t = {ks}"
+    else:
+        missing = "no i.i.d. and sequential run have the same learner, size and number of experts"
+    return f"Table 1 left out: {missing}"

@@ -1,0 +1,85 @@
+"""The files of a report: report.md, report.csv, figures, and the paper's tables."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from alma.configs import flatten
+from alma.files import atomic_write
+from alma.records import Run
+from alma.report import compare
+from alma.report.figures import write_figures
+from alma.report.results import Result
+from alma.report.style import Picture
+from alma.report.tables import PaperTable, Table, as_markdown
+
+
+def write_report(
+    groups: Sequence[Sequence[Result]],
+    runs: Sequence[Run],
+    out: Path,
+    pictures: Sequence[Picture] | None = None,
+    tables: Mapping[str, PaperTable] | None = None,
+    choices: Sequence[str] = (),
+) -> list[Path]:
+    """Write report.md, report.csv and figures to the directory `out`; returns their paths.
+
+    `groups` are lists of results for a general table each. `pictures` are the paper's figures, in place of
+    the general ones (None). `tables` are the paper's tables by file name without suffix, `choices` the lines
+    of `alma.report.selection`.
+    """
+    tables = tables or {}
+    written = [out / "report.md", out / "report.csv", *_write_tables(tables, out)]
+    parts = ["# ALMA report", *choices, *(table.as_markdown() for table in tables.values())]
+    for results in groups:
+        drawn = write_figures(results, out) if pictures is None else []
+        parts += [f"## {compare.heading(results)}", as_markdown(compare.table(results))]
+        parts += [compare.note(results).replace("*", "\\*")]
+        parts += [f"![{path.stem}]({path.name})" for path in drawn]
+        written += drawn
+    if pictures:
+        parts += [
+            "## Figures",
+            "Bands and bars are ±1 standard deviation over seeds, where there are several.",
+        ]
+    for path, caption in pictures or []:
+        parts += [f"![{path.stem}]({path.name})", caption]
+        written.append(path)
+    parts += ["## Runs", as_markdown(_provenance(runs))]
+    write_csv(runs, out / "report.csv")
+    with atomic_write(out / "report.md") as file:
+        file.write("\n\n".join(parts) + "\n")
+    return written
+
+
+def _write_tables(tables: Mapping[str, PaperTable], out: Path) -> list[Path]:
+    """Write the paper's tables as CSV, LaTeX and Markdown; returns their paths."""
+    written = []
+    for stem, table in tables.items():
+        texts = {".csv": table.as_csv(), ".tex": table.as_latex(), ".md": table.as_markdown() + "\n"}
+        for suffix, text in texts.items():
+            written.append(out / f"{stem}{suffix}")
+            with atomic_write(written[-1]) as file:
+                file.write(text)
+    return written
+
+
+def write_csv(runs: Sequence[Run], path: Path) -> None:
+    """Write all rows in long format: a line per run and t, with all settings and all fields."""
+    records: list[dict[str, Any]] = []
+    for run in runs:
+        config = {f"config.{key}": value for key, value in flatten(run.config).items()}
+        for row in run.rows:
+            trained_on = " ".join(map(str, row["trained_on"]))
+            records.append({"run": str(run.directory), **config, **flatten(row), "trained_on": trained_on})
+    fields = dict.fromkeys(key for record in records for key in record)
+    with atomic_write(path) as file:
+        writer = csv.DictWriter(file, fields, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+
+
+def _provenance(runs: Sequence[Run]) -> Table:
+    rows = [(r.directory, r.config["seed"], r.info.get("created"), r.info.get("commit")) for r in runs]
+    return [["run", "seed", "started", "commit"], *(list(map(str, row)) for row in rows)]

@@ -1,0 +1,203 @@
+"""Results: runs that differ only in their seed, read from run directories and labelled."""
+
+import itertools
+import math
+import os
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from alma import metrics
+from alma.configs import canonical, flatten
+from alma.errors import UserError
+from alma.records import Run
+from alma.report import labels
+from alma.stages import stages
+
+LEARNERS = ("sm", "ens", "umix", "gens", "gmoe", "moe", "ff")
+"""In the order of legends, panels and tables."""
+
+Rows = dict[int, dict[str, Any]]
+"""The rows of one run by t."""
+Measure = Callable[[Rows], float]
+"""A number of one run."""
+
+
+class Display(NamedTuple):
+    """How reports show a metric of `alma.records.METRICS`."""
+
+    name: str
+    factor: int  # of shown values
+    total: str  # the sum over t = 1..B
+    untrained: bool  # whether figures include the untrained model
+
+
+DISPLAYS = {
+    "error": Display("error (%)", 100, "CER", untrained=True),
+    # The untrained perplexity is about the vocabulary size, and would flatten all other values.
+    "perplexity": Display("perplexity", 1, "cumulative PPL", untrained=False),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One configuration with its repeats, runs that differ only in their seed."""
+
+    config: dict[str, Any]
+    repeats: tuple[Rows, ...]  # restricted to the t that all of them have
+    settings: str = ""  # what distinguishes it from the other results, except learner, w and replay
+    end: int | None = None  # the t of the last requested stage; None: not recorded
+
+    @property
+    def learner(self) -> str:
+        """Key of the learner, such as "gmoe"."""
+        return self.config["learner"]
+
+    @property
+    def rank(self) -> int:
+        """Position of the learner in LEARNERS; unknown learners are last."""
+        return LEARNERS.index(self.learner) if self.learner in LEARNERS else len(LEARNERS)
+
+    @property
+    def waiting_time(self) -> int:
+        """Waiting time w in mega-batches."""
+        return self.config["waiting_time"]
+
+    @property
+    def method(self) -> str:
+        """The learner, preceded by the run's `name` if any, with the settings that distinguish it."""
+        name = self.config.get("name")
+        return " ".join(filter(None, (f"{name} ({self.learner})" if name else self.learner, self.settings)))
+
+    @property
+    def label(self) -> str:
+        """The method, w and replay, for a legend."""
+        replay = "replay" if self.config["replay"] else ""
+        return " ".join(filter(None, (self.method, f"w={self.waiting_time}", replay)))
+
+    @property
+    def metric(self) -> str:
+        """Name of the metric in the rows: "perplexity" or "error"."""
+        return next(iter(self.repeats[0].values()))["metric"]
+
+    @property
+    def display(self) -> Display:
+        """How to show the metric."""
+        return DISPLAYS[self.metric]
+
+    @property
+    def times(self) -> list[int]:
+        """The t for which every repeat has a row, ascending."""
+        return list(self.repeats[0])
+
+    @property
+    def progress(self) -> int:
+        """The last t up to which every repeat has all rows; B when complete."""
+        return next(t for t in itertools.count() if t + 1 not in self.repeats[0])
+
+    @property
+    def unfinished(self) -> bool | None:
+        """Whether a requested stage is missing; None if the number of requested stages is not recorded."""
+        if self.end is None and self.progress < self.config["megabatches"]:
+            return None
+        return self.end is not None and self.progress < self.end
+
+    def waiting(self, t: int) -> bool:
+        """Whether no stage was complete at t, so that the untrained model was evaluated."""
+        return self.repeats[0][t]["stage"] is None
+
+    def over_seeds(self, measure: Measure) -> tuple[float, float]:
+        """Mean and sample standard deviation of a measure over the repeats."""
+        values = [measure(rows) for rows in self.repeats]
+        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def trained(rows: Rows) -> list[int]:
+    """The t since the first stage."""
+    return [t for t, row in rows.items() if t >= 1 and row["stage"] is not None]
+
+
+def validation(rows: Rows) -> dict[int, float]:
+    """The metric on the learner's validation data by t since the first stage; {} if older rows lack it."""
+    scores = {t: rows[t]["extra"].get("valid") for t in trained(rows)}
+    if not all(scores.values()):
+        return {}
+    return {t: score[rows[t]["metric"]] for t, score in scores.items()}
+
+
+def column(rows: Rows, field: str, until: float = math.inf) -> dict[int, Any]:
+    """A field of the rows with t <= `until`, as the mapping t -> value that `alma.metrics` expects."""
+    return {t: row[field] for t, row in rows.items() if t <= until}
+
+
+def compute(rows: Rows, until: float = math.inf) -> float:
+    """Comp over t <= `until`, in TFLOPs."""
+    flops = {t: _training_flops(row) for t, row in rows.items() if t <= until}
+    return metrics.cumulative_compute(flops) / 1e12
+
+
+def _training_flops(row: dict[str, Any]) -> float:
+    """`train_flops` without validation, which older image runs included."""
+    flops = row["extra"].get("flops", {})
+    included = "validation" in flops and sum(flops.values()) == row["train_flops"]
+    return row["train_flops"] - (flops["validation"] if included else 0)
+
+
+def memory(rows: Rows, until: float = math.inf) -> int:
+    """Mem over t <= `until`, in parameters."""
+    return metrics.cumulative_memory(column(rows, "parameters", until))
+
+
+def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
+    """The run directories at and below `places`, each once. UserError: a place has none."""
+    found: dict[Path, Run] = {}
+    for place in map(Path, places):
+        if not place.is_dir():
+            raise UserError(f"{place} is not a folder: give run directories, or folders that contain some")
+        below = [Path(folder) for folder, _, files in os.walk(place) if "run.json" in files]
+        if not below:
+            raise UserError(f"no runs in {place}: no folder in it has a run.json")
+        found |= {folder.resolve(): Run.read(folder) for folder in sorted(below)}
+    return list(found.values())
+
+
+def group(runs: Sequence[Run]) -> list[list[Result]]:
+    """Results of the runs, in one list per metric and B. UserError: repeats share no t."""
+    repeats: dict[str, list[tuple[Run, Rows]]] = {}
+    for run in runs:
+        rows = {row["t"]: row for row in run.rows}
+        if rows:
+            repeats.setdefault(canonical(run.config, "seed"), []).append((run, rows))
+    tables: dict[tuple[str, int], list[Result]] = {}
+    for members in repeats.values():
+        common = set.intersection(*(set(rows) for _, rows in members))
+        if not common:
+            places = ", ".join(str(run.directory) for run, _ in members)
+            raise UserError(f"{places} repeat one configuration but share no t: report them one by one")
+        cut = tuple({t: rows[t] for t in sorted(common)} for _, rows in members)
+        ends = {_end(run) for run, _ in members}
+        result = Result(members[0][0].config, cut, end=min(ends, key=lambda end: end or 0))
+        tables.setdefault((result.metric, result.config["megabatches"]), []).append(result)
+    return [labelled(tables[key]) for key in sorted(tables)]
+
+
+def _end(run: Run) -> int | None:
+    """The t of the last requested stage; None for older language-model runs, which do not record --stages."""
+    config, requested = run.config, run.info.get("stages")
+    if requested is None and "fairseq_flags" in config:
+        return None
+    schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
+    return schedule[:requested][-1].last
+
+
+def labelled(results: Sequence[Result]) -> list[Result]:
+    """The results, sorted, with the `settings` that distinguish each from the others."""
+    configs = [flatten(result.config) for result in results]
+    names = labels.distinguishing(configs)
+    found = [
+        replace(result, settings=labels.describe(config, names))
+        for result, config in zip(results, configs, strict=True)
+    ]
+    return sorted(found, key=lambda result: (result.learner, result.waiting_time))

@@ -1,0 +1,240 @@
+"""Selections of image runs for the paper's figures: by data set, method, size and waiting time.
+
+A method is a learner with its settings, except size (`hidden`), waiting time, replay and seed.
+"""
+
+import json
+import math
+import operator
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from alma import metrics
+from alma.configs import canonical, differing, flatten
+from alma.records import Run
+from alma.report.figures import Curve
+from alma.report.labels import ALWAYS_SHOWN, as_setting
+from alma.report.results import Measure, Result, Rows, column, compute, group, memory
+
+_NOT_METHOD = ALWAYS_SHOWN | {"hidden", "dataset", "data"}
+_CONTROLLED = ("hidden", "waiting_time", "replay", "epochs", "arch")
+"""Settings that all learners of an ablation share."""
+
+Pair = tuple[Result, Result]
+wait = operator.attrgetter("waiting_time")
+
+
+class Missing(Exception):
+    """Why a figure cannot be drawn from these runs."""
+
+
+def is_image(run: Run) -> bool:
+    """Whether this is an image run: with a data set, a size and errors."""
+    return {"dataset", "hidden"} <= run.config.keys() and all(row["metric"] == "error" for row in run.rows)
+
+
+def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """The complete image runs, and a line for each other run. The CER of a partial stream is meaningless."""
+    done, remarks = [], []
+    for run in runs:
+        t, end = len(run.rows) - 1, run.config["megabatches"]
+        if not is_image(run):
+            remarks.append(f"not an image run, left out of the figures: {run.directory}")
+        elif t < end:
+            remarks.append(f"not finished (t={max(t, 0)}/{end}), left out of the figures: {run.directory}")
+        else:
+            done.append(run)
+    return done, remarks
+
+
+def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
+    """Results by data set and B (such as mnist_B500), sorted by method, size and waiting time.
+
+    Their `settings` are those that differ from the most frequent ones of their learner.
+    """
+    found: dict[tuple[str, int, str], list[Result]] = {}
+    for result in (result for results in group(runs) for result in results):
+        config = result.config
+        key = config["dataset"], config["megabatches"], str(config.get("data", ""))
+        found.setdefault(key, []).append(result)
+    stems = Counter((name, megabatches) for name, megabatches, _ in found)
+    return {
+        f"{name}_B{megabatches}" + (f"_{data[:6]}" if stems[name, megabatches] > 1 else ""): _named(results)
+        for (name, megabatches, data), results in sorted(found.items())
+    }
+
+
+def _named(results: Sequence[Result]) -> list[Result]:
+    configs = [{k: v for k, v in flatten(r.config).items() if k not in _NOT_METHOD} for r in results]
+    usual: dict[str, dict[str, Any]] = {}
+    for learner in {result.learner for result in results}:
+        pairs = zip(results, configs, strict=True)
+        count = Counter(json.dumps(config) for result, config in pairs if result.learner == learner)
+        usual[learner] = json.loads(count.most_common(1)[0][0])
+    named = []
+    for result, config in zip(results, configs, strict=True):
+        names = differing([usual[result.learner], config])
+        text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
+        named.append(replace(result, settings=text))
+    return sorted(named, key=lambda r: (r.rank, r.method, size(r), r.waiting_time, r.config["replay"]))
+
+
+def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[int]]:
+    """The results of at most `most` waiting times, including the extremes; and the waiting times left out."""
+    waits = distinct(wait, results)
+    steps = [round(i * (len(waits) - 1) / (most - 1)) for i in range(most)]
+    kept = waits if len(waits) <= most else [waits[step] for step in steps]
+    return [r for r in results if wait(r) in kept], [w for w in waits if w not in kept]
+
+
+def size(result: Result) -> int:
+    """Size of the backbone: units of a hidden layer, or channels."""
+    return result.config["hidden"]
+
+
+def single_stage(result: Result) -> bool:
+    """Whether it waits for the whole stream, without replay, which would change nothing."""
+    return wait(result) == result.config["megabatches"] and not result.config["replay"]
+
+
+def distinct(key: Callable[[Result], int], results: Iterable[Result]) -> list[int]:
+    """The different values of `key`, ascending."""
+    return sorted(set(map(key, results)))
+
+
+def methods(results: Iterable[Result]) -> list[str]:
+    """The different methods, in order of appearance."""
+    return list(dict.fromkeys(result.method for result in results))
+
+
+def cer(rows: Rows) -> float:
+    """Cumulative error rate (eq. 1): the sum over t = 1..B of the error as a fraction, so at most B."""
+    return metrics.cumulative_error_rate(column(rows, "value"))
+
+
+def without_replay(results: Iterable[Result]) -> list[Result]:
+    """The results without replay. Missing: there are none."""
+    found = [result for result in results if not result.config["replay"]]
+    if not found:
+        raise Missing("no run without --replay")
+    return found
+
+
+def replay_pairs(results: Sequence[Result]) -> list[Pair]:
+    """Pairs (without, with replay) that differ in nothing else. Missing: there are none."""
+    if not any(result.config["replay"] for result in results):
+        raise Missing("no run with --replay")
+    pairs = _pairs(results, "replay", False, True)
+    if not pairs:
+        raise Missing("no two runs that differ only in --replay")
+    return pairs
+
+
+def at_one_wait(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs at waiting time 10, as in Figure 4, or else at the most frequent one."""
+    count = Counter(wait(plain) for plain, _ in pairs)
+    chosen = 10 if 10 in count else min(count, key=lambda w: (-count[w], w))
+    return [pair for pair in pairs if wait(pair[0]) == chosen]
+
+
+def _pairs(results: Sequence[Result], name: str, one: Any, other: Any) -> list[Pair]:
+    """Results whose setting `name` is `one` and `other`, and that agree in all else but the seed."""
+    first = {canonical(r.config, name, "seed"): r for r in results if r.config.get(name) == one}
+    second = {canonical(r.config, name, "seed"): r for r in results if r.config.get(name) == other}
+    return [(first[key], result) for key, result in second.items() if key in first]
+
+
+def most_waits(results: Sequence[Result]) -> list[Result]:
+    """Results of the method and size with the most waiting times (Figure 1); ties go to sm, then to large."""
+    kinds: dict[tuple[str, int], list[Result]] = {}
+    for result in without_replay(results):
+        kinds.setdefault((result.method, size(result)), []).append(result)
+    chosen = max(kinds.values(), key=lambda members: (len(members), -members[0].rank, size(members[0])))
+    if len(chosen) < 2:
+        raise Missing("no learner with two waiting times of one size")
+    return chosen
+
+
+def cer_against(results: Iterable[Result], cost: Measure) -> list[Curve]:
+    """CER against a cost: a curve over ascending sizes for each method and waiting time (Figure 2)."""
+    families: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        families.setdefault((result.method, wait(result)), []).append(result)
+    curves = []
+    for members in families.values():
+        members.sort(key=size)
+        points = [(r.over_seeds(cost)[0], *r.over_seeds(cer)) for r in members]
+        x, y, deviation = map(list, zip(*points, strict=True))
+        curves.append(Curve(members[0], x, y, deviation))
+    return curves
+
+
+class Spoke(NamedTuple):
+    """An axis of a radar plot: the values of the results, and their radii from 0 (centre) to 1."""
+
+    values: list[float]
+    radii: list[float]
+    logarithmic: bool
+
+
+SPOKES: dict[str, Measure] = {
+    "CER": cer,
+    "Mem": memory,
+    "train FLOPs": lambda rows: 1e12 * compute(rows),
+    # Of one example at each t = 0..B, the first draft's compute at test time.
+    "test FLOPs": lambda rows: math.fsum(column(rows, "eval_flops_per_example").values()),
+}
+
+
+def spokes(results: Sequence[Result]) -> dict[str, Spoke]:
+    """The axes of a radar plot by name.
+
+    Radii are fractions of the largest value; logarithmic from 0.1 if the values span more than a decade.
+    """
+    found = {}
+    for name, measure in SPOKES.items():
+        values = [result.over_seeds(measure)[0] for result in results]
+        low, high = min(values), max(values)
+        logarithmic = 0 < 10 * low < high
+        if logarithmic:
+            radii = [0.1 + 0.9 * math.log(value / low) / math.log(high / low) for value in values]
+        else:
+            radii = [value / high if high else 0.0 for value in values]
+        found[name] = Spoke(values, radii, logarithmic)
+    return found
+
+
+def ablation(results: Sequence[Result]) -> dict[str, Result]:
+    """The first draft's Figure 5 left (section 5.2): gmoe with tree gates and with flat gates.
+
+    The two agree in all other settings; of several pairs, the one with the most seeds, then the largest size
+    and the smallest waiting time. If there are such runs, also moe, and an ensemble of mixtures, each trained
+    on one stage's data (gens with several experts): the run whose settings are closest to the tree's, never
+    the one with the lowest error. Missing: there is no pair.
+    """
+    pairs = _pairs([r for r in results if r.learner == "gmoe"], "router", "tree", "flat")
+    if not pairs:
+        raise Missing("no two runs of gmoe that differ only in --router tree and flat")
+    tree, flat = max(pairs, key=lambda pair: (len(pair[0].repeats), size(pair[0]), -wait(pair[0])))
+    shown = {"gmoe, tree": tree, "gmoe, flat": flat}
+    for name, learner in (("moe", "moe"), ("ensemble of moe", "gens")):
+        candidates = [
+            r
+            for r in results
+            if r.learner == learner
+            and r.config.get("experts", 1) > 1
+            and all(r.config.get(key) == tree.config.get(key) for key in _CONTROLLED)
+        ]
+        if candidates:
+            nearest = min(candidates, key=lambda r: _distance(r.config, tree.config))
+            shown[f"{name}, {nearest.config['experts']} experts"] = nearest
+    return shown
+
+
+def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, int]:
+    """Whether the numbers of experts differ, and in how many common settings the configs differ."""
+    common = one.keys() & other.keys() - {"learner", "seed"}
+    names = differing([{key: config[key] for key in common} for config in (one, other)])
+    return "experts" in names, len(names)

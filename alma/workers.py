@@ -1,0 +1,83 @@
+"""Worker processes: one pool for the corpus pipeline, its inspection and sweeps of image runs."""
+
+import functools
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from alma.errors import UserError
+
+Result = TypeVar("Result")
+
+
+class Workers:
+    """A pool of spawned processes, which end when their parent dies and ignore Ctrl-C.
+
+    Leaving the context cancels the tasks that wait. Running tasks finish, or, with `terminate`, are stopped
+    by SIGTERM if the block raised. `setup` runs once in every process. Without it, one worker or a single
+    task needs no process: it runs in this one.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        setup: Callable[[], None] | None = None,
+        terminate: bool = False,
+        flag: str = "--workers",
+    ) -> None:
+        """`flag`: the option to lower when the system kills a worker."""
+        self._count, self._setup, self._terminate, self._flag = count, setup, terminate, flag
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if self._pool is None:
+            return
+        if error and self._terminate:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+        self._pool.shutdown(cancel_futures=True)
+
+    def run(
+        self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], in_order: bool = False
+    ) -> Iterator[tuple[int, Callable[[], Result]]]:
+        """Run `function(*task)` for every task; yield (number, result) as they complete, or in order.
+
+        `result()` returns what the task returned or raises its error; the other tasks go on. Without
+        processes it is the call itself. UserError: the system killed a worker.
+        """
+        if not self._setup and (self._count == 1 or len(tasks) == 1):
+            for number, task in enumerate(tasks):
+                yield number, functools.partial(function, *task)
+            return
+        if self._pool is None:
+            # A forked process would inherit the parent's threads and CUDA state, and could hang.
+            spawn = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._count, spawn, _start, (self._setup,))
+        numbers = {self._pool.submit(function, *task): number for number, task in enumerate(tasks)}
+        for future in numbers if in_order else as_completed(numbers):
+            if isinstance(future.exception(), BrokenProcessPool):
+                raise UserError(f"a worker was killed (out of memory?); rerun with fewer {self._flag}")
+            yield numbers[future], future.result
+
+
+def _start(setup: Callable[[], None] | None) -> None:
+    """Prepare a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if setup:
+        setup()
+
+
+def _end_with_parent() -> None:
+    if parent := multiprocessing.parent_process():
+        parent.join()
+    os._exit(1)

@@ -1,0 +1,61 @@
+"""dict.txt, fairseq's dictionary: a line `token count` for every token, in the order of their ids."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from alma.errors import UserError
+
+DICTIONARY = "dict.txt"
+"""Its name in a stream."""
+
+EOS = 2
+UNKNOWN = 3
+SPECIALS = 4
+"""fairseq's ids <s> 0, <pad> 1, </s> 2 and <unk> 3 are not in dict.txt: its first line has id 4."""
+
+_NAMES = ("<s>", "<pad>", "</s>", "<unk>")
+_OVERWRITE = " #fairseq:overwrite"  # lets fairseq load a token that is spelt like a special
+
+
+def dictionary_text(tokens: Iterable[str], counts: Iterable[int]) -> str:
+    """The text of dict.txt; counts below 1 are written as 1."""
+    return "".join(
+        f"{token} {max(int(count), 1)}{_OVERWRITE if token in _NAMES else ''}\n"
+        for token, count in zip(tokens, counts, strict=True)
+    )
+
+
+def read_tokens(directory: Path) -> list[str]:
+    """The tokens of a stream's dict.txt. UserError: missing or damaged."""
+    path = directory / DICTIONARY
+    try:
+        lines = path.read_text("utf-8").split("\n")[:-1]
+    except (FileNotFoundError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
+    return [line.removesuffix(_OVERWRITE).rpartition(" ")[0] for line in lines]
+
+
+def dictionary_problems(path: Path, tokens: int) -> list[str]:
+    """Lines of dict.txt that fairseq cannot load, or a count of lines other than `tokens`.
+
+    None for a missing file, which `FileInfo.problem` reports.
+    """
+    if not path.is_file():
+        return []
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = file.readlines()
+    except UnicodeDecodeError as error:
+        return [f"{path}: not UTF-8 at byte {error.start}"]
+    found = [] if len(lines) == tokens else [f"has {len(lines):,} lines, stream.json says {tokens:,} tokens"]
+    known = set(_NAMES)
+    for number, line in enumerate(lines, 1):
+        kept = line.rstrip()
+        token, _, count = kept.removesuffix(_OVERWRITE).rpartition(" ")
+        if not token or not count.isdecimal():
+            found.append(f"line {number} is not `token count`")
+        elif token in known and not kept.endswith(_OVERWRITE):
+            found.append(f"line {number}: the token {token!r} a second time")
+        known.add(token)
+    shown = found[:3] + ([f"{len(found) - 3:,} lines more like these"] if len(found) > 3 else [])
+    return [f"{path}: {problem}" for problem in shown]

@@ -1,0 +1,1 @@
+"""The tokens of a stage, in blocks and batches."""

@@ -1,0 +1,194 @@
+"""Blocks of equal length over memory-mapped token files, and their batches, computed without an index.
+
+In break mode `none`, block k is the tokens [k L, (k + 1) L) of the concatenated files, across item
+boundaries. So no index over items and no list of batches is built, and a stage of any size starts at once.
+Blocks, batches and their order are those of fairseq's TokenBlockDataset and EpochBatchIterator.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset, MonolingualDataset, data_utils, iterators
+from numpy.typing import NDArray
+
+from alma.stream import DTYPES, read_index
+
+
+class Tokens:
+    """The concatenated tokens of PREFIX.bin files, or of their items `items` (n,), in that order.
+
+    Memory: 24 bytes per run, which is a file or, with `items`, consecutive items of a file (a document,
+    usually). The files must match their indices: see `preprocessed.check_files`.
+    """
+
+    def __init__(self, prefixes: Sequence[str], items: NDArray[np.int64] | None = None):
+        self.prefixes = list(prefixes)
+        self.files = [_memory_map(prefix) for prefix in self.prefixes]
+        if items is None:
+            self.file = np.arange(len(self.files))
+            first, lengths = np.zeros_like(self.file), np.array([len(file) for file in self.files])
+        else:
+            self.file, first, lengths = _runs([read_index(f"{p}.idx")[0] for p in self.prefixes], items)
+        self.edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self.shift = first - self.edges[:-1]  # from a position in the whole to the run's file
+
+    def __len__(self) -> int:
+        return int(self.edges[-1])
+
+    def read(self, start: int, end: int) -> NDArray[np.int64]:
+        """A copy of the tokens [start, end): (end - start,)."""
+        tokens = np.empty(end - start, np.int64)
+        run = int(np.searchsorted(self.edges, start, side="right")) - 1
+        at = start
+        while at < end:
+            stop, shift = min(end, int(self.edges[run + 1])), self.shift[run]
+            tokens[at - start : stop - start] = self.files[self.file[run]][at + shift : stop + shift]
+            at, run = stop, run + 1
+        return tokens
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"files": None}  # pickling a map would copy the file
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state | {"files": [_memory_map(prefix) for prefix in state["prefixes"]]}
+
+
+class TokenBlocks(FairseqDataset):
+    """Blocks of `length` tokens (the last may be shorter) for a MonolingualDataset with targets `future`.
+
+    An item is (source, target, None): the source is the target shifted right by one token, with eos before
+    the first. Every item of the data must end in eos, as fairseq-preprocess and data_prep write it; after
+    another item, fairseq's source would begin with eos instead of its last token.
+    """
+
+    def __init__(self, tokens: Tokens, length: int, eos: int):
+        self.tokens, self.length, self.eos = tokens, length, eos
+
+    def __len__(self) -> int:
+        return -(-len(self.tokens) // self.length)
+
+    @property
+    def sizes(self) -> NDArray[np.integer]:
+        """Tokens per block, (blocks,), in fairseq's dtype."""
+        dtype = np.uint16 if self.length < 65535 else np.uint32
+        sizes: NDArray[np.integer] = np.full(len(self), self.length, dtype)
+        sizes[-1:] = len(self.tokens) - (len(self) - 1) * self.length
+        return sizes
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, None]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        start = int(index) * self.length
+        end = min(start + self.length, len(self.tokens))
+        tokens = self.tokens.read(max(start - 1, 0), end)
+        if start == 0:
+            tokens = np.concatenate([[self.eos], tokens])
+        # A copy: --output-dictionary-size replaces rare words in the target only.
+        return torch.from_numpy(tokens[:-1].copy()), torch.from_numpy(tokens[1:]), None
+
+
+class Batches(Sequence):
+    """Batches of `size` consecutive entries of `order` (blocks,), computed on access.
+
+    `numbers` selects and orders the batches (default: all); a number past the end is an empty batch.
+    """
+
+    def __init__(self, order: NDArray[np.integer], size: int, numbers: NDArray[np.integer] | None = None):
+        self.order, self.size = order, size
+        self.numbers = np.arange(-(-len(order) // size)) if numbers is None else numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index):
+        """A batch of block numbers (size,), or Batches for a slice."""
+        number = self.numbers[index]
+        if isinstance(index, slice):
+            return Batches(self.order, self.size, number)
+        return self.order[number * self.size : (number + 1) * self.size]
+
+
+class _BatchIterator(iterators.EpochBatchIterator):
+    """fairseq's EpochBatchIterator over `Batches` instead of a list: resuming slices an array."""
+
+    def __init__(self, dataset: MonolingualDataset, batches: Batches, **kwargs):
+        super().__init__(dataset, dataset.collater, (), **kwargs)
+        self._frozen_batches = batches
+
+    def ordered_batches(self, epoch: int, fix_batches_to_gpus: bool, shuffle: bool) -> Batches:
+        """This process's batches of an epoch, shuffled and distributed as fairseq does (no prefetching)."""
+        batches = self._frozen_batches
+        numbers = batches.numbers.copy()
+        if shuffle:
+            with data_utils.numpy_seed(self.seed + epoch):
+                np.random.shuffle(numbers)  # noqa: NPY002  as fairseq shuffles the list
+        empty = np.full(-len(batches) % self.num_shards, len(batches))  # the same number for each process
+        numbers = np.concatenate([numbers, empty])
+        return Batches(batches.order, batches.size, numbers[self.shard_id :: self.num_shards])
+
+
+def equal_blocks(dataset, max_tokens: int | None, max_positions) -> bool:
+    """Whether `dataset` is a MonolingualDataset of TokenBlocks whose blocks fit the batch and the model."""
+    if not (isinstance(dataset, MonolingualDataset) and isinstance(dataset.dataset, TokenBlocks)):
+        return False
+    length = dataset.dataset.length
+    return length <= (max_tokens or length) and (
+        max_positions is None or (isinstance(max_positions, int) and length <= max_positions)
+    )
+
+
+def batch_iterator(
+    dataset: MonolingualDataset,
+    max_tokens: int | None,
+    max_sentences: int | None,
+    required_batch_size_multiple: int = 1,
+    seed: int = 1,
+    epoch: int = 1,
+    data_buffer_size: int = 0,
+    **kwargs,
+) -> iterators.EpochBatchIterator:
+    """fairseq's get_batch_iterator (see there) for a dataset of `equal_blocks`.
+
+    The batch size is a multiple of `required_batch_size_multiple` if it is at least that; the last batch is
+    cut to a multiple.
+    """
+    for unused in ("ignore_invalid_inputs", "disable_iterator_cache", "update_epoch_batch_itr"):
+        kwargs.pop(unused, None)
+    dataset.set_epoch(epoch)
+    with data_utils.numpy_seed(seed + epoch):
+        order = dataset.ordered_indices()
+    length = dataset.dataset.length
+    limits = [max_sentences or len(order), max_tokens // length if max_tokens else len(order)]
+    size = max(1, min(*limits, len(order)))
+    if size > required_batch_size_multiple:
+        size -= size % required_batch_size_multiple
+    dropped = (len(order) % size or size) % required_batch_size_multiple
+    batches = Batches(order[: len(order) - dropped], size)
+    return _BatchIterator(dataset, batches, seed=seed, epoch=epoch, buffer_size=data_buffer_size, **kwargs)
+
+
+def _memory_map(prefix: str) -> NDArray[np.integer]:
+    """The tokens of PREFIX.bin, (tokens,)."""
+    dtype = DTYPES[read_index(f"{prefix}.idx")[1]]
+    if not os.path.getsize(f"{prefix}.bin"):  # an empty file cannot be mapped
+        return np.empty(0, dtype)
+    return np.memmap(f"{prefix}.bin", dtype, "r").view(np.ndarray)
+
+
+def _runs(
+    sizes: list[NDArray[np.int32]], items: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Runs of consecutive `items` of a file: its number, first token and length in tokens, (runs,) each.
+
+    `sizes`: tokens per item of each file, (items of the file,).
+    """
+    file_items = np.cumsum([0, *(len(each) for each in sizes[:-1])])  # first item of each file
+    edges = np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])
+    begins = np.flatnonzero((np.diff(items, prepend=-2) != 1) | np.isin(items, file_items))
+    heads = items[begins]
+    tails = items[np.append(begins[1:], len(items)) - 1]
+    file = np.searchsorted(file_items, heads, side="right") - 1
+    return file, edges[heads] - edges[file_items[file]], edges[tails + 1] - edges[heads]

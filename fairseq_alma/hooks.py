@@ -1,0 +1,184 @@
+"""What the plug-in changes in fairseq's commands where fairseq offers no interface.
+
+`install` lists the functions that it replaces. In a process that trains, `interrupt.watch` replaces one more,
+validate_and_save of fairseq_cli.train.
+"""
+
+import copy
+import functools
+import logging
+import sys
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils, options, tasks, utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.models import distributed_fairseq_model
+from fairseq.optim.adam import Adam
+from fairseq.trainer import Trainer
+from omegaconf import open_dict
+from torch.nn.parallel import DistributedDataParallel
+
+from alma.errors import UserError, command, fail
+from fairseq_alma import checkpoint, command_line, compat
+from fairseq_alma.compat import replace
+from fairseq_alma.moe import expert_parallel, growth
+from fairseq_alma.moe.layer import switch_layers
+from fairseq_alma.task import AlmaLMTask
+from fairseq_alma.training import average, interrupt, precision
+from fairseq_alma.training.adam import FusedAdam
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingComplete(Exception):
+    """The loaded checkpoint already has --max-update updates."""
+
+
+def install_first(original, *args, **kwargs):
+    """Replacement of options.get_parser, which every fairseq command calls first."""
+    install()
+    return original(*args, **kwargs)
+
+
+@functools.cache
+def install() -> None:
+    """Install the work-arounds, then replace these, in this order; a second call does nothing."""
+    compat.install()
+    interrupt.install()
+    replace(options, "parse_args_and_arch", _parse_with_our_defaults)
+    replace(distributed_utils, "call_main", _run_with_our_errors)
+    replace(checkpoint_utils, "load_checkpoint", _grow_and_load)
+    replace(checkpoint_utils, "load_checkpoint_to_cpu", _diagnose)
+    replace(checkpoint_utils, "load_model_ensemble_and_task", _check_members)
+    replace(Trainer, "_build_optimizer", _build_optimizer)
+    Trainer.always_call_state_dict_during_save_checkpoint = property(_saving_is_collective)
+    replace(utils, "clip_grad_norm_", _clip_with_experts)
+    replace(distributed_fairseq_model, "DistributedDataParallel", _ignore_experts)
+
+
+def _parse_with_our_defaults(
+    original, parser, input_args=None, parse_known=False, suppress_defaults=False, modify_parser=None
+):
+    """Give `--task alma_lm` its defaults and one-line errors (see `command_line`)."""
+    words = sys.argv[1:] if input_args is None else [str(word) for word in input_args]
+    if suppress_defaults or not command_line.is_ours(parser, words):
+        return original(parser, input_args, parse_known, suppress_defaults, modify_parser)
+    try:
+        args = command_line.parse(original, parser, words, modify_parser)
+    except UserError as error:
+        fail(str(error))
+    return (args, []) if parse_known else args
+
+
+def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
+    """Exit with one line and code 2 on bad input, and with code 75 when a signal has stopped training."""
+    if interrupt.is_train(main) and getattr(cfg.task, "_name", None) == command_line.TASK:
+        # fairseq reads the data late: it would first create --save-dir and print the model.
+        command(lambda: tasks.setup_task(cfg.task))()
+    try:
+        original(cfg, functools.partial(_run, main, interrupt.shared()), **kwargs)
+    except torch.multiprocessing.ProcessExitedException as error:
+        if error.exit_code in (2, interrupt.EXIT_CODE):  # the child has printed the reason
+            sys.exit(error.exit_code)
+        if -error.exit_code in interrupt.SIGNALS:  # it arrived before the child had its handler
+            sys.exit(interrupt.EXIT_CODE)
+        raise
+
+
+def _run(main, interrupted, cfg, **kwargs) -> None:
+    """Run `main` of a fairseq command in the process where it does its work."""
+    install()  # a spawned process starts with an unchanged fairseq
+    interrupt.watch(main, interrupted)
+
+    def run() -> None:
+        try:
+            main(cfg, **kwargs)
+        except TrainingComplete:
+            logger.info("all updates of this stage are done: nothing to train")
+
+    command(run)()
+
+
+def _grow_and_load(original, cfg, trainer, **kwargs):
+    """Grow the previous stage's experts before the checkpoint loads; skip a stage that has all its updates.
+
+    fairseq checks --max-update only after an update, so a finished run, started again, would do one more.
+    """
+    if not isinstance(trainer.task, AlmaLMTask):
+        return original(cfg, trainer, **kwargs)
+    if distributed_utils.get_global_rank() == 0:
+        for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt.*.tmp"):
+            left_by_a_kill.unlink()
+    if getattr(trainer.cfg.model, "moe_expert_parallel", False):
+        expert_parallel.check(trainer.cfg)
+    cfg = copy.deepcopy(cfg)  # growth changes it; checkpoints store what the user gave
+    growth.prepare(cfg, trainer)
+    with average.postponed(trainer):
+        loaded = original(cfg, trainer, **kwargs)
+    average.begin(trainer, loaded[0])
+    max_update = trainer.cfg.optimization.max_update
+    if max_update and trainer.get_num_updates() >= max_update:
+        raise TrainingComplete
+    return loaded
+
+
+def _diagnose(original, path, *args, **kwargs):
+    """Report a damaged or foreign checkpoint in one line (see `checkpoint.reading`)."""
+    with checkpoint.reading(path):
+        return original(path, *args, **kwargs)
+
+
+def _check_members(original, filenames, *args, **kwargs):
+    """Refuse checkpoints that cannot form an ensemble before any of them loads."""
+    paths = compat.split_paths(filenames)
+    if len(paths) > 1 and isinstance(kwargs.get("task"), AlmaLMTask):
+        checkpoint.memory_map_members(paths)
+    return original(filenames, *args, **kwargs)
+
+
+def _build_optimizer(original, trainer) -> None:
+    """Use the optimizers of `precision`, the fused Adam and, in checkpoints, the states of all experts."""
+    if not isinstance(trainer.task, AlmaLMTask):
+        original(trainer)
+        return
+    if getattr(trainer.cfg.model, "moe_expert_parallel", False):
+        with open_dict(trainer.cfg):  # one flat state could not be split into experts and the rest
+            trainer.cfg.common.fp16_no_flatten_grads = True
+    original(trainer)
+    group = _ep_group(trainer)
+    precision.replace_optimizer(trainer, group)
+    optimizer = trainer.optimizer.optimizer
+    if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
+        optimizer.__class__ = FusedAdam  # it has no state of its own; fairseq offers no choice of class
+    if group:
+        expert_parallel.whole_states(optimizer, group)
+
+
+def _ep_group(trainer) -> expert_parallel.ExpertParallelGroup | None:
+    """The processes that share the experts of the trainer's model; None without expert parallelism."""
+    return next((layer.ep_group for layer in switch_layers(trainer.get_model()).values()), None)
+
+
+def _saving_is_collective(trainer) -> bool:
+    """Whether all processes take part in saving a checkpoint; fairseq's own condition is FSDP's."""
+    fsdp = trainer.is_fsdp and not trainer.cfg.distributed_training.use_sharded_state
+    return fsdp or _ep_group(trainer) is not None
+
+
+def _clip_with_experts(original, params, max_norm, aggregate_norm_fn=None):
+    """Include all processes' experts in the gradient norm; fairseq only scales their gradients.
+
+    fairseq marks a parameter that differs between processes by an attribute `expert`.
+    """
+    params = [params] if torch.is_tensor(params) else list(params)
+    if any(hasattr(param, "expert") for param in params):
+        return expert_parallel.clip_grad_norm_(original, params, max_norm)
+    return original(params, max_norm, aggregate_norm_fn)
+
+
+def _ignore_experts(original, module, **kwargs):
+    """Leave a process's own experts out of the gradient average, as fairseq's legacy_ddp does."""
+    own = [name for name, param in module.named_parameters() if hasattr(param, "expert")]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, own)
+    return original(module, **kwargs)

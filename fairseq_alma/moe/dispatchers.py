@@ -1,0 +1,223 @@
+"""Move tokens to their experts and back by index: O(S * D) memory, no (S, E, C) tensor.
+
+A dispatcher sorts the kept tokens into rows by expert, in position order, and applies the experts' weights to
+these rows. The layout of the rows depends on the device.
+
+Shapes: S tokens, R rows, D model, I inputs, O outputs, E experts, C capacity.
+"""
+
+from collections.abc import MutableMapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from fairseq_alma.moe.router import Routing
+
+
+class Dispatcher:
+    """Assigns rows to the first kept_E[e] tokens of each expert e, in position order.
+
+    Priority by probability instead of position would let later tokens decide which earlier ones are dropped.
+
+    Args:
+        routing: of the tokens.
+        first_E: the row of each expert's first token.
+        rows: R. Unused rows copy token 0; their outputs are never read.
+    """
+
+    def __init__(self, routing: Routing, first_E: Tensor, rows: int):
+        counts_E, device = routing.counts_E, routing.counts_E.device
+        sorted_S, order_S = torch.sort(routing.expert_S, stable=True)
+        # F.pad: index E, padding, keeps 0 tokens.
+        rank_S = torch.arange(len(order_S), device=device)
+        rank_S = rank_S - F.pad(counts_E.cumsum(0) - counts_E, (0, 1))[sorted_S]
+        kept_S = rank_S < F.pad(routing.kept_E, (0, 1))[sorted_S]
+        row_S = torch.where(kept_S, F.pad(first_E, (0, 1))[sorted_S] + rank_S, rows)
+        # Dropped tokens scatter into one extra last row.
+        source_R = torch.zeros(rows + 1, dtype=torch.int64, device=device).scatter_(0, row_S, order_S)
+        self.source_R = source_R[:rows]
+        row_S = torch.empty_like(row_S).scatter_(0, order_S, row_S)
+        self.dropped_S = row_S == rows
+        self.row_S = row_S.masked_fill(self.dropped_S, 0)
+
+    def to_rows(self, x_SD: Tensor) -> Tensor:
+        """The token of each row, (R, D)."""
+        return _ToRows.apply(x_SD, self.source_R, self.row_S, self.dropped_S)
+
+    def linear(self, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
+        """Apply to each row the weight and bias of its expert, (R, O)."""
+        raise NotImplementedError
+
+    def to_tokens(self, y_RD: Tensor, gate_S: Tensor) -> Tensor:
+        """The row of each token times its gate, (S, D); 0 for dropped tokens and padding."""
+        gate_S = gate_S.masked_fill(self.dropped_S, 0.0)
+        return _ToTokens.apply(y_RD, gate_S, self.source_R, self.row_S, self.dropped_S)
+
+
+class LoopDispatcher(Dispatcher):
+    """One row per kept token, one product per expert. For CPUs; elsewhere the numbers need a host sync."""
+
+    def __init__(self, routing: Routing):
+        self.sizes: list[int] = routing.kept_E.tolist()
+        super().__init__(routing, routing.kept_E.cumsum(0) - routing.kept_E, sum(self.sizes))
+
+    def linear(self, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
+        return _LoopLinear.apply(x_RI, weight_EOI, bias_EO, self.sizes)
+
+
+class GroupedDispatcher(Dispatcher):
+    """S rows in one grouped_mm, which reads the sizes on the device; unused rows go to the last expert."""
+
+    def __init__(self, routing: Routing):
+        ends_E = routing.kept_E.cumsum(0)
+        super().__init__(routing, ends_E - routing.kept_E, len(routing.expert_S))
+        self.ends_E = ends_E.to(torch.int32)
+        self.ends_E[-1] = len(routing.expert_S)
+
+    def linear(self, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
+        return _GroupedLinear.apply(x_RI, weight_EOI, bias_EO, self.ends_E)
+
+
+class PaddedDispatcher(Dispatcher):
+    """C rows per expert in one batched product, C rounded up to a multiple of 8 for tensor cores."""
+
+    def __init__(self, routing: Routing, capacity: int):
+        each, experts = -(-max(capacity, 1) // 8) * 8, len(routing.counts_E)
+        rows = experts * each
+        super().__init__(routing, torch.arange(0, rows, each, device=routing.counts_E.device), rows)
+
+    def linear(self, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
+        x_ECI = x_RI.view(weight_EOI.size(0), -1, x_RI.size(1))
+        return torch.baddbmm(bias_EO[:, None], x_ECI, weight_EOI.transpose(1, 2)).flatten(0, 1)
+
+
+def fastest_dispatcher(x_SD: Tensor, routing: Routing, capacity: int | None) -> Dispatcher:
+    """The fastest dispatcher on the device of `x_SD`; with a capacity, one without a host sync."""
+    if x_SD.device.type == "cpu":
+        return LoopDispatcher(routing)
+    # On GPUs other than H100 and B200 grouped_mm syncs and loops (pytorch issue 186620).
+    if (
+        x_SD.dtype == torch.bfloat16
+        and hasattr(F, "grouped_mm")
+        and torch.cuda.get_device_capability(x_SD.device)[0] in (9, 10)
+    ):
+        return GroupedDispatcher(routing)
+    return LoopDispatcher(routing) if capacity is None else PaddedDispatcher(routing, capacity)
+
+
+def as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast the tensors to autocast's dtype for matrix products; unchanged where autocast is off."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in tensors)
+
+
+class _ToRows(torch.autograd.Function):
+    """index_select in both directions: no two rows hold the same kept token, so backward adds nothing up."""
+
+    @staticmethod
+    def forward(ctx, x_SD: Tensor, source_R: Tensor, row_S: Tensor, dropped_S: Tensor) -> Tensor:
+        ctx.save_for_backward(row_S, dropped_S)
+        return x_SD.index_select(0, source_R)
+
+    @staticmethod
+    def backward(ctx, grad_RD: Tensor):
+        row_S, dropped_S = ctx.saved_tensors
+        if not len(grad_RD):
+            return grad_RD.new_zeros(len(row_S), grad_RD.size(1)), None, None, None
+        return grad_RD.index_select(0, row_S).masked_fill_(dropped_S[:, None], 0.0), None, None, None
+
+
+class _ToTokens(torch.autograd.Function):
+    """The inverse of `_ToRows`, times the gates."""
+
+    @staticmethod
+    def forward(
+        ctx, y_RD: Tensor, gate_S: Tensor, source_R: Tensor, row_S: Tensor, dropped_S: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(y_RD, gate_S, source_R, row_S, dropped_S)
+        if not len(y_RD):
+            return y_RD.new_zeros(len(row_S), y_RD.size(1))
+        return y_RD.index_select(0, row_S).mul_(gate_S[:, None].to(y_RD.dtype))
+
+    @staticmethod
+    def backward(ctx, grad_SD: Tensor):
+        y_RD, gate_S, source_R, row_S, dropped_S = ctx.saved_tensors
+        rows = len(y_RD)
+        if not rows:
+            return torch.zeros_like(y_RD), torch.zeros_like(gate_S), None, None, None
+        # The gate of an unused row is 0, so it contributes zero gradient to the experts.
+        gate_R = gate_S.new_zeros(rows + 1).scatter_(0, row_S.masked_fill(dropped_S, rows), gate_S)[:-1]
+        by_rows = grad_SD.index_select(0, source_R).mul_(gate_R[:, None].to(grad_SD.dtype))
+        by_gate = y_RD.index_select(0, row_S).mul_(grad_SD).sum(1, dtype=gate_S.dtype)
+        return by_rows, by_gate, None, None, None
+
+
+class _LoopLinear(torch.autograd.Function):
+    """One product per expert; gradients go straight into slices of one tensor, without torch.stack's copy."""
+
+    @staticmethod
+    def forward(ctx, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, sizes: list[int]) -> Tensor:
+        ctx.save_for_backward(x_RI, weight_EOI)
+        ctx.sizes = sizes
+        y_RO = x_RI.new_empty(x_RI.size(0), weight_EOI.size(1))
+        for y, x, w, b in zip(y_RO.split(sizes), x_RI.split(sizes), weight_EOI, bias_EO, strict=True):
+            torch.addmm(b, x, w.t(), out=y)
+        return y_RO
+
+    @staticmethod
+    def backward(ctx, grad_RO: Tensor):
+        x_RI, weight_EOI = ctx.saved_tensors
+        by_x, by_weight = torch.empty_like(x_RI), _gradient_buffer(weight_EOI)
+        by_bias = weight_EOI.new_empty(weight_EOI.shape[:2])
+        rows = (tensor.split(ctx.sizes) for tensor in (grad_RO, x_RI, by_x))
+        for g, x, by_x_e, w, by_w, by_b in zip(*rows, weight_EOI, by_weight, by_bias, strict=True):
+            torch.mm(g, w, out=by_x_e)
+            torch.mm(g.t(), x, out=by_w)
+            torch.sum(g, 0, out=by_b)
+        return by_x, by_weight, by_bias, None
+
+
+_buffers: MutableMapping[Tensor, torch.UntypedStorage] = WeakTensorKeyDictionary()
+
+
+def _gradient_buffer(weight: Tensor) -> Tensor:
+    """Uninitialised memory for a leaf's gradient: its previous gradient's, once nothing else refers to it.
+
+    malloc returns freed blocks above 32 MB to the kernel, and the kernel zeroes each new page. Reuse saves
+    15% of the time of a layer with 32 experts (LOG.md).
+    """
+    if torch.compiler.is_compiling():
+        return torch.empty_like(weight)
+    memory = _buffers.get(weight)
+    if memory is None or torch._C._storage_Use_Count(memory._cdata) > 1:
+        memory = torch.empty_like(weight).untyped_storage()
+        if weight.is_leaf:
+            _buffers[weight] = memory
+    return weight.new_empty(0).set_(memory, 0, weight.shape, weight.stride())
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """All experts in one grouped_mm (torch >= 2.10), and the bias, which grouped_mm lacks."""
+
+    @staticmethod
+    def forward(ctx, x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor, ends_E: Tensor) -> Tensor:
+        ctx.save_for_backward(x_RI, weight_EOI, ends_E)
+        rows = torch.arange(len(x_RI), device=x_RI.device, dtype=ends_E.dtype)
+        expert_R = torch.searchsorted(ends_E, rows, right=True)
+        y_RO = F.grouped_mm(x_RI, weight_EOI.transpose(1, 2), offs=ends_E)
+        return y_RO.add_(bias_EO.index_select(0, expert_R))
+
+    @staticmethod
+    def backward(ctx, grad_RO: Tensor):
+        x_RI, weight_EOI, ends_E = ctx.saved_tensors
+        grad_RO = grad_RO.contiguous()
+        by_x = F.grouped_mm(grad_RO, weight_EOI, offs=ends_E)
+        by_weight = F.grouped_mm(grad_RO.t(), x_RI, offs=ends_E)
+        # The bias gradient as a product with (E, R) zeros and ones: index_add_ is far slower.
+        rows = torch.arange(len(x_RI), device=x_RI.device)
+        member_ER = (rows < ends_E[:, None]) & (rows >= F.pad(ends_E, (1, -1))[:, None])
+        return by_x, by_weight, member_ER.to(grad_RO.dtype) @ grad_RO, None

@@ -1,0 +1,125 @@
+"""Expert parallelism: each of W data-parallel processes holds E / W experts (GShard, Lepikhin et al., 2020).
+
+Two all-to-alls send tokens to the process of their expert and back. Routing and capacity are per process, as
+in data parallelism, so both train alike. A checkpoint is one file with all experts, independent of W.
+
+Shapes: S tokens, W processes, E experts, C capacity, R = E * C rows, D model.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fairscale.nn.moe.moe_layer import _AllToAll
+from torch import Tensor
+
+from alma.errors import UserError
+from fairseq_alma.moe.dispatchers import PaddedDispatcher
+from fairseq_alma.moe.router import Routing
+
+
+@dataclass
+class ExpertParallelGroup:
+    """The W processes that share the experts; process w holds experts w * E / W to (w + 1) * E / W - 1."""
+
+    process_group: Any
+    """From torch.distributed."""
+
+    def __deepcopy__(self, memo) -> "ExpertParallelGroup":
+        """A copied model shares its experts among the same processes."""
+        return self
+
+    @property
+    def size(self) -> int:
+        """W."""
+        return dist.get_world_size(self.process_group)
+
+    def local(self, whole: Tensor) -> Tensor:
+        """The part of `whole` (E, ...) on this process, (E / W, ...)."""
+        return whole.chunk(self.size)[dist.get_rank(self.process_group)].clone()
+
+    def gather(self, local: Tensor) -> Tensor:
+        """All experts (E, ...) on the CPU of process 0, `local` (E / W, ...) elsewhere. Collective."""
+        local = local.contiguous()
+        first = dist.get_rank(self.process_group) == 0
+        parts = [torch.empty_like(local) for _ in range(self.size)] if first else None
+        dist.gather(local, parts, dst=0, group=self.process_group)
+        return torch.cat([part.cpu() for part in parts]) if parts else local
+
+    def largest(self, number: Tensor) -> int:
+        """The maximum over processes of a scalar. Collective; syncs with the host."""
+        number = number.clone()
+        dist.all_reduce(number, dist.ReduceOp.MAX, group=self.process_group)
+        return int(number)
+
+
+def _swap(x_RD: Tensor, outer: int, inner: int) -> Tensor:
+    """Rows in the order (outer, inner, C) to (inner, outer, C)."""
+    return x_RD.view(outer, inner, -1, x_RD.size(-1)).transpose(0, 1).reshape(x_RD.shape)
+
+
+class ExpertParallelDispatcher(PaddedDispatcher):
+    """C rows per expert of every process; `capacity` must be the same on all."""
+
+    def __init__(self, routing: Routing, capacity: int, group: ExpertParallelGroup):
+        super().__init__(routing, capacity)
+        self.group = group
+        self.local_experts = len(routing.counts_E) // group.size
+
+    def to_rows(self, x_SD: Tensor) -> Tensor:
+        """The tokens of all processes for the local experts, (R, D). Collective."""
+        x_RD = _AllToAll.apply(self.group.process_group, super().to_rows(x_SD))
+        return _swap(x_RD, self.group.size, self.local_experts)
+
+    def to_tokens(self, y_RD: Tensor, gate_S: Tensor) -> Tensor:
+        """The outputs for this process's tokens, (S, D), from the local experts of all. Collective."""
+        y_RD = _swap(y_RD, self.local_experts, self.group.size)
+        return super().to_tokens(_AllToAll.apply(self.group.process_group, y_RD), gate_S)
+
+
+def clip_grad_norm_(original, params, max_norm: float) -> Tensor:
+    """fairseq's `original`, with the local experts of all processes in the norm.
+
+    fairseq leaves parameters marked `expert` out. Returns the norm over all processes, a scalar. Collective.
+    """
+    local = [p.grad for p in params if hasattr(p, "expert") and p.grad is not None]
+    norms = [torch.linalg.vector_norm(grad, dtype=torch.float32) for grad in local]
+    squares = torch.stack([*norms, torch.zeros((), device=params[0].device)]).square().sum()
+    dist.all_reduce(squares)
+    shared = original([p for p in params if not hasattr(p, "expert")], 0.0)
+    norm = (shared.square() + squares).sqrt()
+    if max_norm > 0:
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1)
+        torch._foreach_mul_([p.grad for p in params if p.grad is not None], factor)
+    return norm
+
+
+def check(cfg) -> None:
+    """UserError: options in fairseq's `cfg` that expert parallelism does not support."""
+    backend = cfg.distributed_training.ddp_backend
+    if backend not in ("pytorch_ddp", "c10d", "legacy_ddp", "no_c10d"):
+        raise UserError(f"--moe-expert-parallel does not support --ddp-backend {backend}: use legacy_ddp")
+    if cfg.checkpoint.no_last_checkpoints:
+        # Process 0 would skip some checkpoints while the others wait to send their experts.
+        raise UserError("--moe-expert-parallel does not support --no-last-checkpoints")
+
+
+def whole_states(optimizer: torch.optim.Optimizer, group: ExpertParallelGroup) -> None:
+    """Make the optimizer's state dicts hold all experts, as the model's do; they become collectives."""
+    optimizer.register_state_dict_post_hook(partial(_replace, group.gather, 1))
+    optimizer.register_load_state_dict_pre_hook(partial(_replace, group.local, group.size))
+
+
+def _replace(function, processes: int, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
+    """Apply `function` to the experts' states in `state_dict`, which has those of so many processes."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for index, state in state_dict["state"].items():
+        if hasattr(params[index], "expert"):
+            experts, *shape = params[index].shape
+            expected = (processes * experts, *shape)
+            state_dict["state"][index] = {  # a new dict: the old one is the optimizer's own
+                key: function(value) if torch.is_tensor(value) and value.shape == expected else value
+                for key, value in state.items()
+            }

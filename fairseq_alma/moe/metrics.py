@@ -1,0 +1,132 @@
+"""Perplexity of a language model, and routing statistics and losses by expert of its Switch layers.
+
+Shapes: B batch, T time, S = B * T tokens, E experts, V vocabulary.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from fairseq import utils
+from fairseq.logging import metrics
+from torch import Tensor
+
+from fairseq_alma.moe.layer import routings_of
+from fairseq_alma.moe.router import Routing
+
+_PREFIX = "moe_l"
+"""Of the keys in a fairseq logging output: moe_l{layer}_{statistic}."""
+
+
+@torch.no_grad()
+def routing_stats(routing: Routing) -> dict[str, Tensor]:
+    """Sums over the routed tokens; divide by `tokens` after adding them up over batches.
+
+    tokens, dropped, entropy, top1, balance: scalars; load: (E,).
+    """
+    real_S = routing.expert_S < routing.probs_SE.size(1)
+    tokens = routing.counts_E.sum()
+    entropy_S = torch.special.entr(routing.probs_SE).sum(-1)
+    top1_S = routing.probs_SE.amax(-1)
+    return {
+        "tokens": tokens,
+        "dropped": tokens - routing.kept_E.sum(),
+        "entropy": (entropy_S * real_S).sum(),
+        "top1": (top1_S * real_S).sum(),
+        "balance": routing.balance_loss.detach() * tokens,
+        "load": routing.counts_E,
+    }
+
+
+@torch.no_grad()
+def expert_losses(routing: Routing, nll_BT: Tensor) -> Tensor:
+    """Loss summed over the tokens of each expert, (E,) float64: "cumulative loss" in the paper's App. A."""
+    experts = routing.probs_SE.size(1)
+    sums = torch.zeros(experts + 1, dtype=torch.float64, device=nll_BT.device)  # the last is of padding
+    sums.index_add_(0, routing.expert_S, nll_BT.reshape(-1).double())
+    return sums[:-1]
+
+
+def layer_stats(routings: Mapping[str, Routing], nll_BT: Tensor | None = None) -> dict[str, Tensor]:
+    """Entries of a fairseq logging output: statistics of each layer and, with `nll_BT`, losses by expert."""
+    found: dict[str, Tensor] = {}
+    for layer, routing in routings.items():
+        stats = routing_stats(routing)
+        if nll_BT is not None:
+            stats["nll"] = expert_losses(routing, nll_BT)
+        found.update({f"{_PREFIX}{layer}_{name}": value for name, value in stats.items()})
+    return found
+
+
+def log_layers(logging_outputs: Sequence[Mapping[str, Any]]) -> None:
+    """Add up the entries of `layer_stats` over processes and batches, and log the metrics of each layer."""
+    totals: dict[str, dict[str, Any]] = {}
+    for log in logging_outputs:
+        for key, value in log.items():
+            if key.startswith(_PREFIX):
+                layer, name = key.rsplit("_", 1)
+                total = totals.setdefault(layer.removeprefix("moe_"), {})
+                total[name] = total.get(name, 0) + value
+    for layer, total in sorted(totals.items()):
+        tokens, load_E = total["tokens"], total["load"]
+        if float(tokens) == 0:
+            continue
+        share_E = load_E / tokens
+        nll_E = total["nll"] / load_E.clamp(min=1) if "nll" in total else ()
+        for name, value in (
+            ("balance_loss", total["balance"] / tokens),
+            ("dropped", total["dropped"] / tokens),
+            ("max_load", share_E.max() * len(share_E)),
+            ("dead_experts", (load_E == 0).sum()),
+            ("entropy", total["entropy"] / tokens),
+            ("top1_prob", total["top1"] / tokens),
+            *((f"share{expert}", share) for expert, share in enumerate(share_E)),
+            *((f"nll{expert}", nll) for expert, nll in enumerate(nll_E)),
+        ):
+            metrics.log_scalar(f"{layer}_{name}", value, tokens, priority=2000, round=3)
+
+
+@dataclass
+class Evaluation:
+    """Sums over a data set; nll in nats."""
+
+    nll: float = 0.0
+    tokens: int = 0
+    expert_loss: dict[str, Tensor] = field(default_factory=dict)  # by layer: `expert_losses`, (E,)
+    expert_tokens: dict[str, Tensor] = field(default_factory=dict)  # by layer: tokens per expert, (E,)
+
+
+def token_nll(logits_BTV: Tensor, target_BT: Tensor, pad: int) -> Tensor:
+    """Negative log-likelihood of each target token in nats, (B, T) fp32; 0 for padding."""
+    logits = logits_BTV.reshape(-1, logits_BTV.size(-1)).float()
+    nll = F.cross_entropy(logits, target_BT.reshape(-1), ignore_index=pad, reduction="none")
+    return nll.view(target_BT.shape)
+
+
+@torch.no_grad()
+def evaluate(model, batches: Iterable, pad: int) -> Evaluation:
+    """Evaluate `model` on fairseq's `batches` in one pass and bounded memory.
+
+    In eval mode: no dropout and, by default, no dropped tokens.
+    """
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    result = Evaluation()
+    for sample in batches:
+        if not sample:
+            continue
+        if device.type == "cuda":
+            sample = utils.move_to_cuda(sample, device=device)
+        output = model(**sample["net_input"])
+        nll_BT = token_nll(output[0], sample["target"], pad)
+        result.nll += nll_BT.double().sum().item()
+        result.tokens += int((sample["target"] != pad).sum())
+        for layer, routing in routings_of(output).items():
+            loss_E, counts_E = expert_losses(routing, nll_BT).cpu(), routing.counts_E.cpu()
+            result.expert_loss[layer] = result.expert_loss.get(layer, 0) + loss_E
+            result.expert_tokens[layer] = result.expert_tokens.get(layer, 0) + counts_E
+    model.train(was_training)
+    return result

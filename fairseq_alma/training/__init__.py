@@ -1,0 +1,1 @@
+"""Training a stage: optimizer, loss, precision, weight average, signals."""

@@ -1,0 +1,132 @@
+"""SIGUSR1 or SIGUSR2: fairseq-train finishes its update, saves, and exits with code 75 (EX_TEMPFAIL).
+
+submitit lets SLURM send SIGUSR2 to all processes of a job before its time limit. The same command resumes
+and computes what an uninterrupted run would.
+"""
+
+import atexit
+import copy
+import ctypes
+import functools
+import logging
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+
+import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
+from fairseq.file_io import PathManager
+from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauLRSchedule
+
+from fairseq_alma.task import AlmaLMTask
+
+EXIT_CODE = os.EX_TEMPFAIL
+"""Training stopped for a signal; run the same command again."""
+SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+logger = logging.getLogger(__name__)
+
+_received = ctypes.c_bool(False)
+"""Set by the signal handler; `shared` moves it to memory that child processes share."""
+
+
+def install() -> None:
+    """Handle the signals, unless the process already has a handler of its own."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # Python sets handlers in the main thread only
+    for number in SIGNALS:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
+            signal.signal(number, _note)
+            signal.siginterrupt(number, False)  # restart system calls, so that no library sees EINTR
+            # At exit Python restores default handlers, and a late signal would kill the process.
+            atexit.register(signal.signal, number, signal.SIG_IGN)
+
+
+def _note(number, frame) -> None:
+    _received.value = True
+
+
+def shared() -> ctypes.c_bool:
+    """Move the flag to shared memory; passed to a child process, it is set in both."""
+    flag = multiprocessing.get_context("spawn").RawValue(ctypes.c_bool, False)
+    _use(flag)
+    return flag
+
+
+def _use(flag: ctypes.c_bool) -> None:
+    global _received
+    earlier, _received = _received, flag
+    if earlier.value:  # read after the swap: no signal falls between the two flags
+        flag.value = True
+
+
+def is_train(main) -> bool:
+    """Whether `main` is that of fairseq_cli.train, by its globals: the module may be named __main__."""
+    return "validate_and_save" in getattr(main, "__globals__", {})
+
+
+def watch(main, flag: ctypes.c_bool) -> None:
+    """Check `flag` after every update of `main`, if that trains."""
+    _use(flag)
+    if is_train(main) and not hasattr(main.__globals__["validate_and_save"], "__wrapped__"):
+        main.__globals__["validate_and_save"] = _stop_on_signal(main.__globals__["validate_and_save"])
+
+
+def _stop_on_signal(original):
+    """Stop after any validation and saving that is due; a stage that is complete ends as usual."""
+
+    @functools.wraps(original)
+    def validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
+        losses, finished = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        last_epoch = epoch_itr.epoch >= (cfg.optimization.max_epoch or math.inf)
+        over = finished or (end_of_epoch and last_epoch)
+        if isinstance(task, AlmaLMTask) and not over and _received_anywhere(trainer.device):
+            saved = _saved(cfg, epoch_itr.epoch, trainer.get_num_updates(), end_of_epoch)
+            if end_of_epoch and isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
+                trainer.lr_step(epoch_itr.epoch, losses[0])  # main's next step; a resume would lack the loss
+                saved = False
+            _stop(cfg, trainer, epoch_itr, saved)
+        return losses, finished
+
+    return validate_and_save
+
+
+def _received_anywhere(device) -> bool:
+    """Whether any process of the job received the signal: all must stop after the same update."""
+    if not torch.distributed.is_initialized():
+        return _received.value
+    flag = torch.tensor([_received.value], dtype=torch.int32, device=device)
+    distributed_utils.all_reduce(flag, distributed_utils.get_global_group(), op="max")
+    return bool(flag.item())
+
+
+def _stop(cfg, trainer, epoch_itr, saved: bool) -> None:
+    updates, saves = trainer.get_num_updates(), cfg.checkpoint
+    if saves.no_save or saves.no_last_checkpoints:
+        flag = "--no-save" if saves.no_save else "--no-last-checkpoints"
+        what = f"nothing is saved ({flag}); the same command starts from scratch"
+    else:
+        what = "the same command resumes from here"
+        if not saved:
+            only_last = copy.deepcopy(saves)
+            only_last.no_epoch_checkpoints, only_last.save_interval_updates = True, 0
+            checkpoint_utils.save_checkpoint(only_last, trainer, epoch_itr, None)  # no loss: not the best
+    if saves.write_checkpoints_asynchronously:
+        PathManager.async_close()
+    logger.info(f"stopped by a signal after update {updates}, exit code {EXIT_CODE}; {what}")
+    if torch.distributed.is_initialized():
+        # A launcher kills the other processes when the first one exits: wait until all have written.
+        torch.distributed.barrier(distributed_utils.get_global_group())
+    sys.exit(EXIT_CODE)
+
+
+def _saved(cfg, epoch: int, updates: int, end_of_epoch: bool) -> bool:
+    """Whether validate_and_save has just saved a checkpoint of unfinished training (fairseq's condition)."""
+    every = cfg.checkpoint.save_interval_updates
+    return (end_of_epoch and epoch % cfg.checkpoint.save_interval == 0) or (
+        every > 0 and 0 < updates >= cfg.dataset.validate_after_updates and updates % every == 0
+    )

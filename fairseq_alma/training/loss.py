@@ -1,0 +1,179 @@
+"""fairseq's cross_entropy in chunks of tokens, without a tensor of all logits.
+
+With a vocabulary of 50k, the logits, their log-softmax and its gradient take most of the memory of a small
+model's update. Here the forward pass computes the gradient of each chunk while its logits exist, and the
+backward pass only scales it, as in Liger Kernel (arXiv 2410.10989).
+
+Shapes: B batch, T time, S = B * T tokens, K tokens of a chunk, D features, V vocabulary. With UMix the
+features of all members are concatenated, and D is the sum of theirs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from fairseq.criterions import register_criterion
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropyCriterionConfig
+from torch import Tensor, nn
+
+from alma.errors import UserError
+from fairseq_alma.ensemble import EnsembleDecoder
+from fairseq_alma.moe.dispatchers import as_autocast
+
+
+@dataclass
+class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
+    """Options of fairseq's cross_entropy, and the chunk size."""
+
+    loss_chunk_tokens: int = field(
+        default=1024,
+        metadata={"help": "compute the logits of this many tokens at a time; fewer use less memory"},
+    )
+
+
+@register_criterion("chunked_cross_entropy", dataclass=ChunkedCrossEntropyConfig)
+class ChunkedCrossEntropyCriterion(CrossEntropyCriterion):
+    """fairseq's cross_entropy for decoders with a linear output layer.
+
+    After a forward pass `nll` (B, T) fp32 holds the loss of each token in nats, 0 for padding.
+
+    It uses the output weights outside the model's forward pass, as fairseq's adaptive_loss does. Under
+    pytorch_ddp, --find-unused-parameters therefore needs weights tied to the embedding.
+    """
+
+    def __init__(self, task, sentence_avg: bool, loss_chunk_tokens: int):
+        super().__init__(task, sentence_avg)
+        if loss_chunk_tokens < 1:
+            raise UserError("--loss-chunk-tokens must be 1 or more")
+        self.chunk = loss_chunk_tokens
+        self.nll: Tensor
+
+    def forward(self, model, sample, reduce: bool = True):
+        """As fairseq's. UserError: a decoder without a linear output layer."""
+        output_weights(model.decoder)  # raise before the forward pass
+        net_input = {**sample["net_input"], "features_only": True}
+        return super().forward(model, {**sample, "net_input": net_input}, reduce)
+
+    def compute_loss(self, model, net_output, sample, reduce: bool = True) -> tuple[Tensor, Tensor]:
+        """Loss of the features (B, T, D) in `net_output`; only the sum (`reduce`) is differentiable."""
+        features, target = net_output[0], model.get_targets(sample, net_output)
+        loss, nll = chunked_nll(
+            features.reshape(-1, features.size(-1)),
+            output_weights(model.decoder),
+            target.reshape(-1),
+            self.padding_idx,
+            self.chunk,
+        )
+        self.nll = nll.view(target.shape)
+        loss = loss if reduce else nll
+        return loss, loss
+
+
+def output_weights(decoder: nn.Module) -> list[Tensor]:
+    """The output weights (V, D) of a decoder, one matrix for each member of UMix.
+
+    UserError: none (adaptive softmax, mean of probabilities, not a Transformer).
+    """
+    if isinstance(decoder, EnsembleDecoder) and decoder.average == "logits":
+        return [weight for member in decoder.members for weight in output_weights(member)]
+    layer = getattr(decoder, "output_projection", None)
+    # None with an adaptive softmax.
+    if not isinstance(layer, nn.Linear) or layer.bias is not None:
+        raise UserError(
+            "--criterion chunked_cross_entropy needs a linear output layer (no adaptive softmax, no mean of "
+            f"probabilities), which {type(decoder).__name__} lacks: use --criterion cross_entropy"
+        )
+    return [layer.weight]
+
+
+def chunked_nll(
+    features: Tensor, weights: Sequence[Tensor], target: Tensor, pad: int, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Negative log-likelihood of `target` (S,) in nats, fp32: the sum, and per token without gradient.
+
+    The logits are features (S, D) times weights (V, D). Several weights share the features' columns in order,
+    and their logits are added up. Logits exist for at most `chunk` tokens at a time, never for padding.
+    """
+    features, *weights = as_autocast(features, *weights)  # once, not in every operation
+    with torch.autocast(features.device.type, enabled=False):
+        if torch.is_grad_enabled():
+            return _ChunkedNLL.apply(features, target, pad, chunk, *weights)
+        nll, _ = _run(features, weights, target, pad, chunk)
+    return nll.sum(), nll
+
+
+class _ChunkedNLL(torch.autograd.Function):
+    """Computes gradients in forward, where the logits exist; with fp16 in backward, with the loss scale.
+
+    Most of the logits' gradient underflows in fp16 unless the loss scale multiplies it before the cast. The
+    scale is known in backward only, so fp16 computes the logits twice.
+    """
+
+    @staticmethod
+    def forward(ctx, features: Tensor, target: Tensor, pad: int, chunk: int, *weights: Tensor):
+        ctx.pad, ctx.chunk, ctx.later = pad, chunk, features.dtype == torch.float16
+        scale = None if ctx.later else torch.ones((), device=features.device)
+        nll, grads = _run(features, weights, target, pad, chunk, scale)
+        ctx.save_for_backward(*((features, target, *weights) if ctx.later else grads))
+        ctx.mark_non_differentiable(nll)
+        return nll.sum(), nll
+
+    @staticmethod
+    def backward(ctx, grad_loss: Tensor, _):
+        if ctx.later:
+            features, target, *weights = ctx.saved_tensors
+            _, grads = _run(features, weights, target, ctx.pad, ctx.chunk, grad_loss)
+        else:
+            grads = [grad.mul_(grad_loss) for grad in ctx.saved_tensors]  # in place: backward runs once
+        by_features, *by_weights = grads  # autograd casts the weights' gradients from fp32
+        return by_features, None, None, None, *by_weights
+
+
+def _run(
+    features: Tensor,
+    weights: Sequence[Tensor],
+    target: Tensor,
+    pad: int,
+    chunk: int,
+    scale: Tensor | None = None,
+) -> tuple[Tensor, list[Tensor]]:
+    """The loss of each token, (S,) fp32, and, with a `scale`, the scaled gradients of the sum.
+
+    The first gradient is by the features (S, D), in their dtype; the others by the weights (V, D), in fp32.
+    """
+    nll = torch.zeros(len(target), device=target.device)
+    memory = features.new_empty(min(chunk, len(target)), len(weights[0]))  # for the logits of each chunk
+    by_features, by_weights = torch.zeros_like(features), []
+    if scale is not None:
+        by_weights = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+    sizes = [weight.size(1) for weight in weights]
+    for rows in (target != pad).nonzero().squeeze(1).split(chunk):
+        parts, wanted = features[rows].split(sizes, dim=1), target[rows, None]
+        log_probs = _log_probs(parts, weights, memory[: len(rows)])
+        nll[rows] = -log_probs.gather(1, wanted).squeeze(1)
+        if scale is not None:
+            by_logits = log_probs.exp_()  # gradient of the summed loss (K, V), in the memory of log_probs
+            by_logits.scatter_add_(1, wanted, by_logits.new_full(wanted.shape, -1))
+            if features.dtype != torch.float32:
+                # fp32 does not underflow: there backward scales the much smaller results instead.
+                by_logits = torch.mul(by_logits, scale, out=torch.empty_like(by_logits, dtype=features.dtype))
+            by_features[rows] = torch.cat([by_logits @ weight for weight in weights], dim=1)
+            for total, part in zip(by_weights, parts, strict=True):
+                if part.dtype == total.dtype:
+                    total.addmm_(by_logits.t(), part)
+                else:
+                    total += by_logits.t() @ part
+            del by_logits
+        del log_probs  # in half precision: free them before the next chunk's
+    return nll, [by_features, *by_weights]
+
+
+def _log_probs(parts: Sequence[Tensor], weights: Sequence[Tensor], logits: Tensor) -> Tensor:
+    """Log-probabilities (K, V) fp32 from each member's features (K, D); overwrites `logits` (K, V)."""
+    torch.mm(parts[0], weights[0].t(), out=logits)
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        logits.addmm_(part, weight.t())
+    if logits.dtype == torch.float32:
+        return torch.log_softmax(logits, dim=-1, out=logits)
+    return F.log_softmax(logits, dim=-1, dtype=torch.float32)

@@ -1,0 +1,193 @@
+"""Child processes: output goes to a log, none outlives the launcher, a failure is one clear line."""
+
+import contextlib
+import ctypes
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from alma.errors import UserError
+from slurm.engine import terminal
+
+GRACE_SECONDS = 10
+"""Between SIGTERM and SIGKILL."""
+_running: set[int] = set()
+"""Process ids of the children that `run` waits for."""
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # printed by alma.errors, or by argparse after its program
+_EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
+
+
+class StageFailed(Exception):
+    """A child failed for a reason other than user input; the message is one line."""
+
+
+class Saved(StageFailed):
+    """A signal stopped a training, which saved a checkpoint if it had started; run it again."""
+
+
+def run(
+    command: Sequence[str],
+    log: Path,
+    what: str,
+    watch: Callable[[str], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run `command` to its end; append its output to `log` and pass each line to `watch`.
+
+    `environment` extends this process's environment. An exception, such as KeyboardInterrupt, first ends the
+    child and its workers.
+
+    Raises UserError for exit code 2 with an `error: ...` line, Saved after a stop by `save`, and StageFailed,
+    which names `what`, for every other failure.
+    """
+    problem: re.Match[str] | None = None
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if terminal.attached else {}
+    with log.open("ab") as output, log.open("rb") as lines:
+        output.write(f"\n$ {shlex.join(command)}\n".encode())
+        output.flush()
+        lines.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            command,
+            stdin=None if terminal.attached else subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            # Only the launcher's own group may read the terminal.
+            process_group=None if terminal.attached else 0,
+            preexec_fn=_dies_with_parent(),
+            env={**os.environ, **unbuffered, **(environment or {})},
+        )
+        _running.add(process.pid)
+        try:
+            for line in _follow(lines, process):
+                problem = _USER_ERROR.match(line) or _EXCEPTION.match(line) or problem
+                if watch:
+                    watch(line)
+        finally:
+            _running.discard(process.pid)
+            _stop(process)
+    if process.returncode in (os.EX_TEMPFAIL, -signal.SIGUSR1, -signal.SIGUSR2):
+        raise Saved(f"{what}: stopped by a signal; rerun the command to resume; log: {log}")
+    if process.returncode:
+        error = failure(what, process.returncode, problem, f"log: {log}")
+        if process.returncode < 0:  # a killed process logs nothing itself
+            with log.open("a") as output:
+                output.write(f"error: {error}\n")
+        raise error
+
+
+def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
+    """Return the output of a short `command` with `text` as its input. Raises as `run` does."""
+    done = subprocess.run(
+        command, input=text, stdin=None if text else subprocess.DEVNULL, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise failure(what, done.returncode, last_problem(done.stderr), f"command: {shlex.join(command)}")
+    return done.stdout
+
+
+def save(seconds: float = 0) -> None:
+    """Signal running trainings to save and exit; wait for them up to `seconds`.
+
+    Safe to call from a signal handler while `run` waits.
+    """
+    pids = list(_running)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGUSR1)
+    deadline = time.monotonic() + seconds
+    # Popen.wait would deadlock in a handler that interrupted it: it holds a lock.
+    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def end_all() -> None:
+    """Terminate the children that other threads wait for in `run`."""
+    for pid in list(_running):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGTERM)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    except ChildProcessError:
+        return False
+
+
+def failure(what: str, code: int, problem: re.Match[str] | None, where: str) -> Exception:
+    """The exception for a child that ended with `code`; `problem` is from `last_problem` of its output."""
+    if code == 2 and problem and problem.re is _USER_ERROR:
+        return UserError(problem[1])
+    how = f"exit code {code}" if code > 0 else f"signal {-code} ({signal.strsignal(-code)})"
+    return StageFailed(": ".join(filter(None, (what, how, problem and problem[1]))) + f"; {where}")
+
+
+def last_problem(output: str) -> re.Match[str] | None:
+    """Match of the last line that reports an error, its message in group 1; None if there is none."""
+    found = (_USER_ERROR.match(line) or _EXCEPTION.match(line) for line in reversed(output.splitlines()))
+    return next(filter(None, found), None)
+
+
+def signal_at_parents_death(number: int) -> None:
+    """Have the kernel send this process signal `number` when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _dies_with_parent() -> Callable[[], None]:
+    # If the launcher is killed (SIGKILL, out of memory), its lock is released and another launcher may start
+    # the same stage. An orphaned training would then write the same checkpoints, so the kernel ends it.
+    # prctl is looked up before the fork: few calls are safe between fork and exec.
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def before_exec() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent died before the call above
+            os._exit(1)
+
+    return before_exec
+
+
+def _follow(log: BinaryIO, process: subprocess.Popen) -> Iterator[str]:
+    """Yield lines as they are appended to `log`, until `process` has ended.
+
+    A file rather than a pipe: the log stays complete if the launcher dies, and a worker that keeps the pipe
+    open cannot block the launcher.
+    """
+    rest = b""
+    ended = False
+    while not ended:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=0.1)
+        ended = process.returncode is not None  # tested before the last read, which then misses nothing
+        new = log.read()
+        if terminal.attached:  # in bytes, because a debugger's prompt has no newline
+            sys.stdout.buffer.write(new)
+            sys.stdout.buffer.flush()
+        *lines, rest = (rest + new).split(b"\n")
+        yield from (line.decode(errors="replace") for line in (*lines, rest if ended else b"") if line)
+
+
+def _stop(process: subprocess.Popen) -> None:
+    """End the child if it is running, and workers that outlived it."""
+
+    def send(number: int) -> None:
+        if terminal.attached:  # without a process group of its own
+            process.send_signal(number)
+        else:
+            os.killpg(process.pid, number)
+
+    with contextlib.suppress(ProcessLookupError):
+        if process.poll() is None:
+            send(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+        send(signal.SIGKILL)
+    process.wait()

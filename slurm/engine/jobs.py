@@ -1,0 +1,109 @@
+"""What one SLURM job does: restartable work, which SLURM may kill, requeue and run again at any time."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+from alma.errors import UserError
+from slurm.engine import children
+
+SAVING_SECONDS = 90  # for a training to finish its update and write its checkpoint
+_REQUEUE_SECONDS = 600
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(ABC):
+    """Restartable work for one SLURM job, complete once its `marker` exists.
+
+    submitit pickles it, so it holds settings and directories but no checkpoint: every start looks for the
+    newest one itself.
+    """
+
+    run: Path
+    """Directory whose jobs.json lists the job."""
+    name: str
+    """Unique within `run`; shown to people."""
+    kind: str
+    """One of those of `SubmittedJob`."""
+    array: str
+    """SLURM name of the array job that this job is an element of."""
+    directory: Path
+    """Of its logs."""
+    marker: Path
+    """File that is written last."""
+    needs: tuple[Path, ...] = ()
+    """Markers of the jobs that must be complete before this one starts."""
+    updates: int | None = None
+    """Of a training; None: not a training, or without a limit."""
+    alone: bool = False
+    """Whether it runs as one process, on at most one GPU."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the job is complete."""
+        return self.marker.exists()
+
+    def __str__(self) -> str:
+        return f"{self.run} {self.name}"
+
+    @abstractmethod
+    def work(self) -> None:
+        """Do what is missing. Raises UserError or StageFailed if that is impossible."""
+
+    def __call__(self) -> None:
+        """Do what is missing; on failure print `error: ...` and exit with code 1. Called by submitit."""
+        ending = []
+        by_submitit = signal.getsignal(signal.SIGUSR2)
+        holder = os.getppid()
+
+        def end(number: int, frame) -> None:
+            # SLURM signals all processes of a job, so the training may end at the same time.
+            ending.append(number)
+            if number == signal.SIGUSR2 and callable(by_submitit):
+                by_submitit(number, frame)
+            else:  # scancel, or a preemption without its own signal
+                children.save(0)
+
+        def orphaned(number: int, frame) -> None:
+            if os.getppid() != holder:
+                _requeue()
+
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            signal.signal(number, end)
+        signal.signal(signal.SIGUSR1, orphaned)
+        children.signal_at_parents_death(signal.SIGUSR1)
+        try:
+            self.work()
+        except (UserError, children.StageFailed) as error:
+            # SLURM, or submitit in another task, requeues the job, unless this process exits first.
+            if ending or isinstance(error, children.Saved):
+                print("waiting for SLURM to end or to requeue this job", flush=True)
+                time.sleep(_REQUEUE_SECONDS)
+            print(f"error: {error}", flush=True)
+            sys.exit(1)
+
+    def checkpoint(self):
+        """Save before a requeue; submitit calls it on preemption by signal and when time runs out."""
+        from submitit.helpers import DelayedSubmission
+
+        children.save(SAVING_SECONDS)
+        return DelayedSubmission(self)
+
+
+def _requeue() -> None:
+    """Save and requeue this job, whose slurmstepd was killed (by the kernel, when memory ran out).
+
+    SLURM does not notice: srun would wait, and this process run, until the job's time is over.
+    """
+    children.save(SAVING_SECONDS)
+    print("the slurmstepd of this job is gone: requeueing the job", flush=True)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        # Fails if another task has already requeued the job.
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], timeout=_REQUEUE_SECONDS)
+    sys.exit(1)

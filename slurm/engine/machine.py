@@ -1,0 +1,64 @@
+"""GPUs and free memory of this machine, without torch."""
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What trainings may use: bytes of each GPU, and bytes of free memory (None: unknown)."""
+
+    gpus: tuple[int, ...]
+    memory: int | None
+
+    @classmethod
+    def here(cls) -> "Machine":
+        """This machine, from nvidia-smi, CUDA_VISIBLE_DEVICES and /proc/meminfo."""
+        return cls(_gpus(), _free_memory())
+
+    def slot(self, jobs: int) -> "Machine":
+        """The equal share of each of `jobs` concurrent trainings."""
+        memory = None if self.memory is None else self.memory // jobs
+        return Machine(self.gpus[: len(self.gpus) // jobs], memory)
+
+
+def devices(jobs: int) -> list[str | None]:
+    """CUDA_VISIBLE_DEVICES of each of `jobs` concurrent trainings; None if there are fewer GPUs."""
+    gpus = len(_gpus())
+    names = (_visible() or [str(index) for index in range(gpus)])[:gpus]
+    share = gpus // jobs
+    return [",".join(names[index * share :][:share]) or None for index in range(jobs)]
+
+
+def _gpus() -> tuple[int, ...]:
+    """Bytes of each visible GPU; with CUDA_VISIBLE_DEVICES all GPUs are taken to be alike."""
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    gpus = tuple(int(line) * 2**20 for line in answer.split() if line.isdecimal())
+    visible = _visible()
+    return gpus if visible is None else gpus[: len(visible)]
+
+
+def _visible() -> list[str] | None:
+    """Indices or UUIDs in CUDA_VISIBLE_DEVICES up to the first invalid one, as CUDA reads it; None: unset."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    names = (name.strip() for name in text.split(","))
+    return list(takewhile(lambda name: name not in ("", "-1"), names))
+
+
+def _free_memory() -> int | None:
+    """MemAvailable in bytes; None without /proc."""
+    try:
+        found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) * 1024 if found else None

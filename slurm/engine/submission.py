@@ -1,0 +1,201 @@
+"""Submission: all missing jobs go to SLURM at once, each depending on exactly the jobs it `needs`.
+
+Jobs with the same `array` become one array job where dependencies allow it: elements that need the elements
+at their own index of other arrays follow by `aftercorr`. Any other job with needs is submitted alone, with
+`afterok`. A permanent failure cancels its dependents only (kill-on-invalid-dep).
+"""
+
+import itertools
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from alma.errors import UserError
+from slurm.engine import queue
+from slurm.engine.jobs import Job
+from slurm.engine.queue import SubmittedJob
+from slurm.engine.resources import Resources
+from slurm.engine.squeue import scancel
+
+LOGS = "slurm_jobs"
+_TRANSIENT = (
+    "Requested nodes are busy",
+    "Required node not available",
+    "Requested node configuration is not available",
+)
+Submit = Callable[[str, Sequence[Job], Resources, str | None], list[str]]
+"""(name, jobs, resources, dependency) -> the id of each job: one SLURM job, or one array of several."""
+
+
+def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
+    """Jobs of `runs` that SLURM has and that can still run. Raises UserError and NoAnswer as `ask` does.
+
+    Cancels jobs that need a job which is neither complete nor queued, as SLURM itself will.
+    """
+    live = queue.live_jobs([run for run in runs if queue.on_cluster(run)])
+    able: list[SubmittedJob] = []
+    for job in live:  # in the order of jobs.json: needed jobs come first
+        if all(need.done or need in able for need in job.needs):
+            able.append(job)
+    if stuck := [str(job.job_id) for job in live if job not in able]:
+        scancel(stuck)
+    return able
+
+
+def submit(jobs: Sequence[Job], resources: Resources, send: Submit, ids: dict[Path, str]) -> None:
+    """Submit, in the given order of arrays, all `jobs` that are neither complete nor in `ids`.
+
+    jobs: each after the jobs it needs. ids: ids of queued jobs by marker; those of new jobs are added.
+    """
+    missing = [job for job in jobs if job.marker not in ids and not job.done]
+    arrays: dict[str, list[Job]] = {job.array: [] for job in missing}
+    for job in _by_place(missing):
+        arrays[job.array].append(job)
+    for name, group in arrays.items():
+        wanted = resources.alone() if group[0].alone else resources
+        waits = [[ids[marker] for marker in job.needs if marker in ids] for job in group]
+        for elements, dependency in _split(group, waits):
+            new = send(name, elements, wanted, dependency)
+            ids.update(zip((job.marker for job in elements), new, strict=True))
+
+
+def _by_place(missing: Sequence[Job]) -> list[Job]:
+    """Sort jobs so that each has the index in its array that the job it needs has.
+
+    First by the length of the chain of dependents, then by the number of jobs needed together.
+    """
+    chain: dict[Path, int] = defaultdict(int)
+    together: dict[Path, int] = defaultdict(int)
+    for job in reversed(missing):  # dependents first
+        for marker in (job.marker, *job.needs):
+            together[marker] = max(together[marker], len(job.needs))
+        for marker in job.needs:
+            chain[marker] = max(chain[marker], 1 + chain[job.marker])
+    return sorted(missing, key=lambda job: (-chain[job.marker], together[job.marker]))
+
+
+def _split(group: Sequence[Job], waits: Sequence[Sequence[str]]) -> Iterator[tuple[list[Job], str | None]]:
+    """Split a group into arrays and single jobs, each with its dependency; `waits`: ids that a job needs."""
+    free: list[Job] = []
+    corresponding: dict[tuple[str, ...], dict[int, tuple[Job, str]]] = defaultdict(dict)
+    for job, ids in zip(group, waits, strict=True):
+        arrays = tuple(job_id.partition("_")[0] for job_id in ids)
+        places = {job_id.partition("_")[2] for job_id in ids}
+        after = ":".join(("afterok", *ids))
+        if not ids:
+            free.append(job)
+        elif len(places) == 1 and places != {""} and len(set(arrays)) == len(arrays):
+            corresponding[arrays][int(places.pop())] = job, after
+        else:
+            yield [job], after
+    if free:
+        yield free, None
+    for arrays, placed in corresponding.items():
+        gap = next(place for place in itertools.count() if place not in placed)
+        if gap > 1:  # new elements are numbered from 0, so only those before the gap correspond
+            yield [placed.pop(place)[0] for place in range(gap)], ":".join(("aftercorr", *arrays))
+        for job, after in placed.values():
+            yield [job], after
+
+
+def to_slurm(folder: Path) -> Submit:
+    """Submit with submitit; its files and logs go to `folder`. Raises UserError if SLURM refuses."""
+    from submitit import SlurmExecutor
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+    def send(name: str, jobs: Sequence[Job], resources: Resources, dependency: str | None) -> list[str]:
+        try:
+            executor = SlurmExecutor(folder / "%j", max_num_timeout=resources.max_requeues)
+            executor.update_parameters(**parameters(name, resources, dependency))
+            return [str(sent.job_id) for sent in executor.submit_array(jobs)]
+        except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"sbatch refused {name}: {reason}; --dry-run shows its input") from error
+
+    return send
+
+
+def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[list[str], str]:
+    """Submit nothing; return the input of sbatch for each single job or array, and the totals in words."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    texts: list[str] = []
+    number_of_jobs, gpu_hours = 0, 0.0
+
+    def send(name: str, group: Sequence[Job], wanted: Resources, dependency: str | None) -> list[str]:
+        nonlocal number_of_jobs, gpu_hours
+        number = f"<{len(texts) + 1}>"
+        count: dict[str, Any] = {"map_count": len(group)} if len(group) > 1 else {}
+        command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {folder}/%j"
+        text = _make_sbatch_string(command, folder / "%j", **parameters(name, wanted, dependency), **count)
+        texts.append(f"# {number} {', '.join(map(str, group))}\n{text}")
+        number_of_jobs += len(group)
+        gpus = wanted.nodes * wanted.gpus_per_node
+        gpu_hours += len(group) * gpus * wanted.timeout_min / 60
+        return [f"{number}_{place}" for place in range(len(group))] if len(group) > 1 else [number]
+
+    submit(jobs, resources, send, {})
+    count = f"{len(texts)} submissions with {number_of_jobs} jobs"
+    return texts, f"{count}, at most {gpu_hours:,.0f} GPU-hours (every job up to its time limit)"
+
+
+def parameters(name: str, resources: Resources, dependency: str | None) -> dict[str, Any]:
+    """Arguments of submitit's SlurmExecutor.update_parameters."""
+    more = {"requeue": True, "kill-on-invalid-dep": "yes"}
+    after = {"dependency": dependency} if dependency else {}
+    return {**resources.parameters(), **after, "job_name": name, "additional_parameters": more}
+
+
+def record(
+    run: Path, jobs: Sequence[Job], ids: Mapping[Path, str], folder: Path, before: Sequence[SubmittedJob] = ()
+) -> None:
+    """Write the run's jobs.json for slurm.status and slurm.cancel.
+
+    ids: by marker. folder: logs of the new jobs. before: jobs that were already queued; they keep their logs,
+    and stay recorded even if `jobs` no longer has them.
+    """
+    # As submitit names the output of a job's first task.
+    logs = {marker: str(folder / job_id / f"{job_id}_0_log.out") for marker, job_id in ids.items()}
+    logs |= {job.marker: str(job.log) for job in before}
+    needs = {job.marker: list(job.needs) for job in jobs}
+    old = [job for job in before if job.run == run and job.marker not in needs]
+    needs |= {job.marker: [need.marker for need in job.needs] for job in old}
+    places = {marker: place for place, marker in enumerate(needs)}
+    both: list[Job | SubmittedJob] = [*jobs, *old]
+    entries = [
+        {
+            "name": job.name,
+            "kind": job.kind,
+            "directory": os.path.relpath(job.directory, run),
+            "marker": os.path.relpath(job.marker, run),
+            "updates": job.updates,
+            "job": ids.get(job.marker),
+            "log": logs.get(job.marker),
+            "needs": [places[marker] for marker in needs[job.marker] if marker in places],
+        }
+        for job in both
+    ]
+    queue.write_jobs(run, entries)
+
+
+def log_folder(place: Path) -> Path:
+    """A new folder for each launch: SLURM reuses job ids, and submitit would find old results."""
+    return place / LOGS / time.strftime("%Y%m%d-%H%M%S")
+
+
+def check(resources: Resources) -> None:
+    """Raise UserError if sbatch would refuse a training with these resources, or its evaluation."""
+    from submitit.slurm.slurm import _make_sbatch_string
+
+    for name, each in (("training", resources), ("evaluation", resources.alone())):
+        text = _make_sbatch_string("true", Path(LOGS), **parameters(name, each, None))
+        answer = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
+        # A full, drained or reserved cluster fails the test but accepts jobs for later.
+        if answer.returncode and not any(reason in answer.stderr for reason in _TRANSIENT):
+            raise UserError(f"sbatch would refuse the {name}: {' '.join(answer.stderr.split())}")

@@ -1,0 +1,1 @@
+"""Learners of language models: the plan of a run, its flags, cost and jobs."""

@@ -1,0 +1,356 @@
+"""Cost of a run before launch: parameters, updates, tokens, FLOPs, memory, checkpoints.
+
+Computed from the settings of a plan, without torch and fairseq. None, shown as "?", is unknown: the size of
+an --arch other than the plug-in's and transformer_lm, or a training without --max-update.
+"""
+
+import math
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from alma.errors import UserError
+from alma.flops import Shape
+from alma.report.tables import as_text
+from alma.stream import Stream, is_stream
+from slurm.engine.machine import Machine
+from slurm.lm.flags import FlagValues
+from slurm.lm.plan import Plan
+
+SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
+PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
+MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}  # fp32 numbers per parameter; others: 2, as Adam
+CHECKPOINTS = 3  # files of a training: best, last and one at an interval, if none is a link
+_EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
+_HALF = ("--fp16", "--bf16", *_EFFICIENT)
+_GB = 1e9
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of one training."""
+
+    directory: Path
+    result: Path
+    """Marker of the stage's evaluation."""
+    settings: FlagValues
+    vocabulary: int | None
+    """Tokens in dict.txt."""
+    machine: Machine
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether fairseq-train uses GPUs; it does if there are any."""
+        return bool(self.machine.gpus) and not self.settings["--cpu"]
+
+    @property
+    def processes(self) -> int:
+        """Data-parallel processes."""
+        here = len(self.machine.gpus) if self.on_gpu else 1
+        return self.settings["--distributed-world-size"] or here
+
+    @cached_property
+    def shape(self) -> Shape | None:
+        """Of the model; None for an unknown --arch."""
+        settings = self.settings
+        switch = settings["--arch"].startswith("switch_")
+        if self.vocabulary is None or not (switch or settings["--arch"].startswith("transformer_lm")):
+            return None
+        experts, freq = (settings["--moe-expert-count"], settings["--moe-freq"]) if switch else (0, 1)
+        if freq < 1:  # refused by fairseq-train
+            return None
+        return Shape(
+            settings["--decoder-layers"],
+            settings["--decoder-embed-dim"],
+            settings["--decoder-ffn-embed-dim"],
+            self.vocabulary + SPECIALS,
+            settings["--max-target-positions"] or self._length,
+            experts,
+            freq,
+            settings["--members"],
+        )
+
+    @property
+    def parameters(self) -> int | None:
+        """Of the model, all members."""
+        if self.shape is None:
+            return None
+        shape, settings = self.shape, self.settings
+        own_output = 0 if settings["--share-decoder-input-output-embed"] else shape.vocabulary
+        no_positions = 0 if settings["--decoder-learned-pos"] else shape.positions + 2
+        return shape.parameters + shape.members * shape.dim * (own_output - no_positions)
+
+    @property
+    def batch(self) -> int | None:
+        """Tokens of one forward pass in one process, in full sequences."""
+        settings = self.settings
+        limits = [settings["--batch-size"], (settings["--max-tokens"] or 0) // self._length]
+        sequences = min((limit for limit in limits if limit), default=None)
+        multiple = settings["--required-batch-size-multiple"]
+        if not sequences:
+            return None
+        # With multiple 8, fairseq makes batches of 8 from --batch-size 12, and of 16 from 20.
+        return self._length * max(sequences // multiple * multiple, sequences % multiple)
+
+    @property
+    def updates(self) -> int | None:
+        """Of the whole training."""
+        return self.settings["--max-update"] or None
+
+    @property
+    def tokens(self) -> int | None:
+        """Of the whole training, with every batch full (the last of an epoch may be smaller)."""
+        factors = (self.batch, self.update_freq, self.processes, self.updates)
+        return None if None in factors else math.prod(factor or 0 for factor in factors)
+
+    @property
+    def update_freq(self) -> int:
+        """Forward passes of a process per update, in the first epoch."""
+        return self.settings["--update-freq"][0]
+
+    @property
+    def flops(self) -> int | None:
+        """Of forward and backward passes, without attention scores, as in the records."""
+        if self.shape is None or self.tokens is None:
+            return None
+        return self.shape.training_flops(self.tokens)
+
+    @property
+    def checkpoints(self) -> int:
+        """Bytes on disk: fp32 weights (twice with FP16Optimizer) and optimizer state; 0 if unknown."""
+        numbers = 1 + self._has_master + self._moments
+        return CHECKPOINTS * 4 * numbers * (self.parameters or 0)
+
+    @property
+    def _has_master(self) -> bool:
+        """Whether FP16Optimizer keeps fp32 weights besides the model's."""
+        return self._width == 2 and not self._any(_EFFICIENT)
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of one process: weights, gradients, optimizer, activations, logits and PROCESS.
+
+        Each parameter has a weight and a gradient (4 bytes each; 2 in half precision, where FP16Optimizer
+        adds both in fp32 and the memory-efficient one does not), the optimizer's fp32 numbers, and a second
+        gradient in DistributedDataParallel's buckets. With --moe-expert-parallel each process holds some of
+        the experts.
+        """
+        if self.shape is None or self.parameters is None or self.batch is None:
+            return None
+        width, shape = self._width, self.shape
+        master = 8 if self._has_master else 0
+        buckets = width if self.processes > 1 else 0
+        elsewhere = 0
+        if self._any(["--moe-expert-parallel"]):
+            elsewhere = shape.members * (shape.experts - shape.experts // self.processes) * shape.per_expert
+        state = (self.parameters - elsewhere) * (2 * width + master + 4 * self._moments + buckets)
+        # Tokens whose logits are in memory at the same time.
+        chunk = min(self.batch, self.settings.get("--loss-chunk-tokens") or self.batch)
+        return int(PROCESS) + state + self.batch * self._activations + chunk * self._logits
+
+    @property
+    def _activations(self) -> int:
+        """Bytes per token saved for the backward pass, over all layers and members.
+
+        Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section
+        4.1: 34 sbh bytes per layer in half precision: activations of 8 widths and 2 hidden widths, dropout
+        masks of 2 widths; fairseq's GELU saves its input in fp32. Their 5 a s^2 b bytes of attention
+        scores are saved only with --attention-dropout on a CPU: else scaled_dot_product_attention recomputes
+        them. A Switch layer saves 4 more widths: tokens in order and grouped, outputs before and after the
+        gate. With --checkpoint-activations each layer saves its input, and one layer at a time everything.
+        """
+        assert self.shape is not None
+        dim, hidden, width = self.shape.dim, self.shape.hidden, self._width
+        mask = 1 if self.on_gpu else 4  # bytes per element: on a CPU torch's dropout masks are floats
+        layer = (8 * dim + hidden) * width + 4 * hidden + 2 * dim * mask
+        if not self.on_gpu and self.settings["--attention-dropout"]:
+            layer += self.settings["--decoder-attention-heads"] * self._length * (2 * width + mask)
+        switch = 4 * dim * width
+        layers, switch_layers = self.shape.layers, self.shape.switch_layers
+        if self.settings["--checkpoint-activations"]:
+            return self.shape.members * layers * dim * width + layer + switch
+        return self.shape.members * (layers * layer + switch_layers * switch)
+
+    @property
+    def _logits(self) -> int:
+        """Bytes per token of fp32 log-probabilities, their gradient and that of the logits (cross_entropy).
+
+        Joint members are computed one after the other, with one more tensor for their sum.
+        """
+        assert self.shape is not None
+        return (12 if self.shape.members == 1 else 16) * self.shape.vocabulary
+
+    @property
+    def _length(self) -> int:
+        return self.settings["--tokens-per-sample"]
+
+    @property
+    def _width(self) -> int:
+        """Bytes of a weight and of an activation."""
+        return 2 if self._any(_HALF) else 4
+
+    @property
+    def _moments(self) -> int:
+        return MOMENTS.get(self.settings["--optimizer"], 2)
+
+    def _any(self, flags: Iterable[str]) -> bool:
+        """Whether one of the flags is on."""
+        return any(self.settings.get(flag) for flag in flags)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Cost of a run, first to last stage."""
+
+    out: Path
+    learner: str
+    costs: tuple[Cost, ...]
+    """Of all trainings, in order."""
+    deployed: tuple[Cost, ...]
+    """Of the trainings whose models are deployed after the last stage."""
+    parameters: int | None
+    """Of all models deployed at the end."""
+    updates: int | None
+    """Of all trainings, as are `tokens` and `flops`."""
+    tokens: int | None
+    flops: int | None
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes of one process of the largest training."""
+        return max((cost.memory or 0 for cost in self.costs), default=0) or None
+
+    @property
+    def experts(self) -> str:
+        """In the first and the last stage, and members, such as 4->12 or 4@2; - for a dense model."""
+        ends = (self.costs[0], self.deployed[-1])
+        counts = dict.fromkeys(str(cost.settings["--moe-expert-count"] or "-") for cost in ends)
+        members = max(len(self.deployed), self.deployed[0].settings["--members"])
+        return "->".join(counts) + (f"@{members}" if members > 1 else "")
+
+
+def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
+    """Cost of `plan` on `machine`, for a dict.txt of `vocabulary` tokens."""
+    costs = {
+        training.directory: Cost(
+            training.directory, spec.directory / "result.json", spec.settings, vocabulary, machine
+        )
+        for spec in plan.stages
+        for training in spec.trainings
+    }
+    deployed = tuple(costs[directory] for directory in plan.stages[-1].models)
+    return Estimate(
+        plan.out,
+        plan.config["learner"],
+        tuple(costs.values()),
+        deployed,
+        parameters=_sum(cost.parameters for cost in deployed),
+        updates=_sum(cost.updates for cost in costs.values()),
+        tokens=_sum(cost.tokens for cost in costs.values()),
+        flops=_sum(cost.flops for cost in costs.values()),
+    )
+
+
+def vocabulary_size(data: str) -> int | None:
+    """Tokens in dict.txt of a stream, or of the first fairseq-preprocess directory; None without dict.txt."""
+    if is_stream(data):
+        return Stream.load(data).vocab_size
+    try:
+        with open(Path(data.split(":")[0]) / "dict.txt", encoding="utf-8") as file:
+            return sum(1 for _ in file)
+    except FileNotFoundError:  # an error of fairseq-train
+        return None
+
+
+def table(estimates: Sequence[Estimate]) -> str:
+    """A line for each run, and the totals of several runs."""
+    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs", "GB/process"]]
+    for each in estimates:
+        parameters, memory = _text(each.parameters, 1e6, "M"), _text(each.memory, _GB)
+        lines.append([str(each.out), each.learner, each.experts, parameters, *_work([each]), memory])
+    if len(estimates) > 1:
+        lines.append(["total", "", "", "", *_work(estimates), ""])
+    return as_text(lines)
+
+
+def check(estimates: Sequence[Estimate]) -> None:
+    """Raise UserError if the rest of a run does not fit its machine: GPUs, memory or disk. Writes nothing."""
+    left = {each.out: [cost for cost in each.costs if not cost.result.exists()] for each in estimates}
+    for out, costs in left.items():
+        if costs:
+            _check_gpus(out, costs[0])
+            _check_memory(out, max(costs, key=lambda cost: cost.memory or 0))
+    _check_disk(left)
+
+
+def _check_gpus(out: Path, cost: Cost) -> None:
+    gpus = len(cost.machine.gpus)
+    if cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"] and not gpus:
+        raise UserError(
+            f"{out}: --fp16 needs a GPU, and this machine has none: `-- --fp16=false` turns it off"
+        )
+    if cost.on_gpu and cost.processes > gpus:
+        batches = cost.processes * cost.update_freq
+        fewer = max(number for number in range(1, gpus + 1) if batches % number == 0)
+        raise UserError(
+            f"{out}: --distributed-world-size {cost.processes}, but GPUs on this machine: {gpus}; for the "
+            f"same minibatches give `-- --distributed-world-size {fewer} --update-freq {batches // fewer}`"
+        )
+
+
+def _check_memory(out: Path, cost: Cost) -> None:
+    """Processes on a CPU share its memory; on GPUs each has its own."""
+    processes = 1 if cost.on_gpu else cost.processes
+    there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
+    need = (cost.memory or 0) * processes
+    if there is None or need <= there:
+        return
+    several = f" for {processes} processes" if processes > 1 else ""
+    what = "a GPU here has" if cost.on_gpu else "this machine has free"
+    half = " or --fp16" if cost.on_gpu and cost._width == 4 else ""
+    raise UserError(
+        f"{out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
+        f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "
+        f"or --checkpoint-activations{half}, after the `--`"
+    )
+
+
+def _check_disk(left: dict[Path, list[Cost]]) -> None:
+    """The missing checkpoints of all runs on the same disk must fit together."""
+    need: dict[int, int] = {}
+    for out, costs in left.items():
+        place = next(each for each in (out.absolute(), *out.absolute().parents) if each.exists())
+        disk = place.stat().st_dev
+        new = (cost for cost in costs if not any(cost.directory.glob("checkpoint*.pt")))
+        need[disk] = need.get(disk, 0) + sum(cost.checkpoints for cost in new)
+        free = shutil.disk_usage(place).free
+        if need[disk] > free:
+            raise UserError(
+                f"{out}: checkpoints need about {need[disk] / _GB:,.1f} GB of disk, and {place} has "
+                f"{free / _GB:,.1f} GB free: make room, choose another --out, or run fewer --stages"
+            )
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    """None if one of them is unknown."""
+    known = list(numbers)
+    return None if None in known else sum(number or 0 for number in known)
+
+
+def _work(estimates: Sequence[Estimate]) -> list[str]:
+    """Total updates, tokens and TFLOPs."""
+    updates = _sum(each.updates for each in estimates)
+    return [
+        "?" if updates is None else f"{updates:,}",
+        _text(_sum(each.tokens for each in estimates), 1e6, "M"),
+        _text(_sum(each.flops for each in estimates), 1e12),
+    ]
+
+
+def _text(number: int | None, scale: float, name: str = "") -> str:
+    if number is None:
+        return "?"
+    scaled = number / scale
+    return f"{scaled:,.1f}{name}" if scaled < 1000 else f"{scaled:,.0f}{name}"

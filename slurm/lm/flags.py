@@ -1,0 +1,91 @@
+"""Flags of fairseq-train: the words a user gives, and the values that fairseq's own parser makes of them."""
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from alma.errors import UserError
+from slurm.engine import children
+
+Flags = Mapping[str, Sequence[str]]
+"""The words of each flag by its name, which is one of them."""
+FlagValues = Mapping[str, Any]
+"""The value of every flag of fairseq-train by its first name."""
+
+_EVERY_STAGE = "leave it out, the launcher sets it for every stage"
+_BEFORE = ("waiting-time", "replay", "seed", "members", "grow-experts", "grow-router", "grow-optimizer")
+_OF_THE_LAUNCHER = {
+    "--save-dir": "give --out RUN before the `--`",
+    "--task": "leave it out, it is always alma_lm",
+    "--stage": _EVERY_STAGE,
+    "--finetune-from-model": _EVERY_STAGE,
+    "--restore-file": _EVERY_STAGE,
+    **{f"--{name}": f"give --{name} before the `--`" for name in _BEFORE},
+}
+_SHORT: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
+_SHORT += (
+    "--tokens-per-sample",
+    "--max-tokens",
+    "--batch-size",
+    "--update-freq",
+    "--max-update",
+    "--max-epoch",
+)
+"""Flags in the short description of a training."""
+_OFF: tuple[Any, ...] = (None, False, 0, "", [])
+
+
+def read_flags(words: Sequence[str]) -> Flags:
+    """Group words by flag. Raises UserError for a word before any flag, or a flag of the launcher."""
+    flags: dict[str, list[str]] = {}
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            name = word.partition("=")[0]
+            name = "--arch" if name == "-a" else name
+            if name in _OF_THE_LAUNCHER:
+                raise UserError(f"{name} is not for fairseq-train here: {_OF_THE_LAUNCHER[name]}")
+            flags.setdefault(name, []).append(word)
+        elif flags:
+            flags[name].append(word)
+        else:
+            raise UserError(f"{word!r}: after `--` come flags of fairseq-train, such as --max-update 400")
+    return flags
+
+
+def resolve(lines: Sequence[Sequence[str]]) -> list[FlagValues]:
+    """The flag values of each command line of fairseq-train; a command line starts with its data.
+
+    Imports fairseq once, in another process. Raises UserError if fairseq-train would refuse a command line.
+    """
+    distinct = list(dict.fromkeys(map(tuple, lines)))
+    command = [sys.executable, "-m", "fairseq_alma.check"]
+    answer = children.ask(command, "checking the flags of fairseq-train", json.dumps(distinct))
+    found = [each["settings"] | {"--arch": each["arch"]} for each in json.loads(answer)]
+    return [found[distinct.index(tuple(line))] for line in lines]
+
+
+def flag(name: str, value: object | None) -> list[str]:
+    """The words of a flag: none for None and False, only its name for True; commas join a list."""
+    if value is None or value is False:
+        return []
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return [name] if value is True else [name, text]
+
+
+def chosen(settings: FlagValues, names: Sequence[str]) -> list[str]:
+    """The words of the flags `names`."""
+    return [word for name in names for word in flag(name, settings.get(name))]
+
+
+def described(settings: FlagValues, whole: bool) -> str:
+    """A training as a command line: its main flags, or if `whole` all flags, one in each line."""
+    names = [name for name in settings if name not in _OF_THE_LAUNCHER] if whole else _SHORT
+    words = [" ".join(flag(name, settings[name])) for name in names if settings.get(name) not in _OFF]
+    return "\n  ".join(["fairseq-train", *words]) if whole else f"fairseq-train {' '.join(words)}"
+
+
+def words_of(flags: Flags) -> list[str]:
+    """All words, in order."""
+    return [word for words in flags.values() for word in words]

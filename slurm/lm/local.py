@@ -1,0 +1,148 @@
+"""Runs on this machine: stage after stage, or several jobs at a time; and the state of such a run."""
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+
+from alma.errors import UserError
+from alma.files import holder
+from alma.records import Run
+from alma.stages import stages
+from slurm.engine import children
+from slurm.engine.machine import Machine, devices
+from slurm.engine.queue import JobStatus, SubmittedJob, tail
+from slurm.engine.terminal import say
+from slurm.lm.plan import Plan
+from slurm.lm.progress import ProgressBar
+from slurm.lm.rows import RESULT, UNTRAINED, collect, read_measured
+from slurm.lm.stage import TRAINED, Environment, EvaluateJob, RunJob, TrainJob, jobs_of
+
+_MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
+"""The marker that each log's job writes."""
+
+
+def run_in_order(plan: Plan, run: Run) -> None:
+    """Do what is missing of a run, one job after the other, with a progress bar."""
+    with ProgressBar(sum(len(spec.trainings) for spec in plan.stages), plan.max_update) as progress:
+        for job in jobs_of(plan):
+            if isinstance(job, TrainJob):
+                _train(job, progress)
+            else:
+                _evaluate(job, progress)
+                collect(plan, run)
+
+
+def _train(job: TrainJob, progress: ProgressBar) -> None:
+    complete = job.done or (job.spec.directory / RESULT).exists()
+    if not complete:
+        resumed = (job.directory / "checkpoint_last.pt").exists()
+        progress.start(job.training.title, resumed=resumed)
+        job.do(watch=progress.read)
+    progress.trained(now=not complete)
+
+
+def _evaluate(job: RunJob, progress: ProgressBar) -> None:
+    trained = isinstance(job, EvaluateJob)
+    title = job.spec.title if trained else "untrained model"
+    if not job.done:
+        progress.start(title, "evaluating")
+        job.do()
+        if trained:
+            progress.done(f"perplexity {read_measured(job.marker)['perplexity']:.2f}")
+    elif trained:
+        say(f"{title}: was complete")
+
+
+def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> None:
+    """Do all jobs of the `plans`, up to `jobs` at a time, each with an equal share of the GPUs.
+
+    A failure stops its dependents only; once all others are done, the first error is raised.
+    """
+    records = {plan.out: run for plan, run in zip(plans, runs, strict=True)}
+    waiting = {job.marker: job for plan in plans for job in jobs_of(plan)}
+    needs = {job.marker: set(job.needs) for job in waiting.values()}
+    errors: list[Exception] = []
+    appending = threading.Lock()
+    free: SimpleQueue[Environment] = SimpleQueue()
+    for names in devices(jobs):
+        free.put({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
+    started: dict[Future, Path] = {}
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        stack.callback(children.end_all)  # on Ctrl-C, before the pool waits for its threads
+        while waiting or started:
+            ready = [marker for marker in waiting if not needs[marker]]
+            for marker in ready[: jobs - len(started)]:
+                job = waiting.pop(marker)
+                started[pool.submit(_do, job, records[job.run], appending, free)] = marker
+            if not started:
+                break  # only dependents of failed jobs are left
+            done, _ = wait(started, return_when=FIRST_COMPLETED)
+            for future in done:
+                marker = started.pop(future)
+                error = future.exception()
+                if isinstance(error, Exception):
+                    errors.append(error)
+                    say(f"error: {marker.parent}: {error}")
+                    continue
+                for each in needs.values():
+                    each.discard(marker)
+    if errors:
+        raise errors[0]
+
+
+def slot(plans: Sequence[Plan], jobs: int) -> Machine:
+    """The share of each of `jobs` concurrent trainings. Raises UserError if GPUs are too few."""
+    machine = Machine.here()
+    gpus = len(machine.gpus)
+    trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
+    if 0 < gpus < jobs and not all("--cpu" in training.arguments for training in trainings):
+        raise UserError(
+            f"--jobs {jobs}: GPUs on this machine: {gpus}, and each training needs at least one of its own: "
+            f"give --jobs {gpus} or fewer, or --cpu after the `--`"
+        )
+    return machine.slot(jobs)
+
+
+def _do(job: RunJob, run: Run, appending: threading.Lock, free: "SimpleQueue[Environment]") -> None:
+    began = time.monotonic()
+    complete = job.done
+    if not complete:
+        say(f"{job}: started")
+        environment = free.get()
+        try:
+            job.do(environment)
+        finally:
+            free.put(environment)
+    with appending:  # also after a complete job: a kill may have come before its rows
+        collect(job.plan, run)
+    say(f"{job}: was complete" if complete else f"{job}: done in {time.monotonic() - began:.0f} s")
+
+
+def state_of(directory: Path) -> JobStatus:
+    """State of a local run, as slurm.status documents it. Raises UserError as `Run.read` does."""
+    run = Run.read(directory)
+    rows, end = run.rows, run.config["megabatches"]
+    t = rows[-1]["t"] if rows else 0
+    name = f"mega-batch {t} of {end}"
+    job = SubmittedJob(directory, name, "run", directory, run.results, None, None, None, ())
+    found = [path for log in _MARKERS for path in directory.rglob(log)]
+    logs = sorted(found, key=lambda log: log.stat().st_mtime, reverse=True)
+    latest = next(iter(logs), None)
+    if who := holder(directory):
+        return JobStatus(job, "running", why=who, log=latest)
+    schedule = stages(end, run.config["waiting_time"], run.config["replay"])
+    asked = min(run.info.get("stages", len(schedule)), len(schedule))
+    if rows and t >= schedule[asked - 1].last:
+        return JobStatus(job, "done", why="" if t == end else f"{asked} of {len(schedule)} stages requested")
+    for log in logs:
+        if log.with_name(_MARKERS[log.name]).exists():
+            continue
+        # Only the last child's output: earlier errors may be fixed.
+        if failed := children.last_problem(tail(log).rpartition("\n$ ")[2]):
+            return JobStatus(job, "failed", why=failed[1], log=log)
+    return JobStatus(job, "stopped", why="rerun the same command to resume", log=latest)

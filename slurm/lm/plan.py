@@ -1,0 +1,313 @@
+"""Plan of a run: a request and the number of mega-batches give one `StageSpec` for each stage.
+
+Pure functions: nothing is run, read or written. The plan is plain data, the same for every place to run it.
+"""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alma.errors import UserError
+from alma.stages import Stage, stages
+from slurm.lm.flags import Flags, FlagValues, chosen, flag, words_of
+from slurm.lm.learners import LEARNERS, LearnerSpec
+
+SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
+DEFAULT_GROWTH = 2  # experts added before each later stage
+_CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
+_EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
+_EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
+_EVALUATION_FLAGS += ("--sample-break-mode", "--add-bos-token", *_CUT_FLAGS)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line, or an experiment, of the launcher. None: not given."""
+
+    stream: str
+    out: Path
+    learner: str
+    """Key of LEARNERS."""
+    flags: Flags
+    members: int | None = None
+    waiting_time: int = 1
+    replay: bool = False
+    from_scratch: bool = False
+    update_multiplier: int = 1
+    seed: int = 0
+    grow_experts: list[int] | None = None
+    grow_router: str | None = None
+    grow_optimizer: str | None = None
+    context_window: int = 0
+    stages: int | None = None
+    name: str | None = None
+    settings: FlagValues = field(default_factory=dict)
+    """fairseq-train's values for `flags`; required by `make_plan`."""
+
+    @property
+    def learner_spec(self) -> LearnerSpec:
+        """The entry of its learner."""
+        return LEARNERS[self.learner]
+
+    @property
+    def arch(self) -> str:
+        """Value of --arch."""
+        return self.settings["--arch"]
+
+    @property
+    def models(self) -> int:
+        """Members trained in each stage; 1 for a learner without --members."""
+        return self.members or self.learner_spec.members or 1
+
+    @property
+    def updates(self) -> int:
+        """Of a stage; 0: no limit."""
+        return self.settings["--max-update"] * self.update_multiplier
+
+    def directory(self, index: int, member: int) -> Path:
+        """Of the training of a stage's member."""
+        stage = self.out / f"stage_{index:02d}"
+        return stage / f"member_{member}" if self.learner_spec.separate else stage
+
+
+@dataclass(frozen=True)
+class Training:
+    """One fairseq-train: a stage of a model, or of one member of an ensemble."""
+
+    directory: Path
+    arguments: tuple[str, ...]
+    """Of fairseq-train, but for --finetune-from-model: the best checkpoint of `previous` is not known yet."""
+    previous: Path | None
+    """Directory of the training whose model it continues; None: a new model."""
+    title: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Command line of the `arguments`."""
+        return _module("fairseq_cli.train", *self.arguments)
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """One stage: its trainings, then the evaluation."""
+
+    stage: Stage
+    directory: Path
+    trainings: tuple[Training, ...]
+    models: tuple[Path, ...]
+    """Directories of the trainings whose models are evaluated, together if there are several."""
+    evaluate: tuple[str, ...]
+    """Command line without --path, which `Training.arguments` explains."""
+    title: str
+    settings: FlagValues
+    """Of its trainings: those of the request, with the stage's own experts, members and updates."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run: the evaluation of the untrained model, then the stages in order."""
+
+    out: Path
+    stream: str
+    config: dict[str, Any]
+    """For alma.records."""
+    seeds: dict[str, int]
+    """Of the members, for alma.records."""
+    untrained: tuple[str, ...]
+    """Command line that evaluates the untrained model."""
+    stages: tuple[StageSpec, ...]
+    max_update: int | None
+    """Of each training; None: no limit."""
+
+
+def make_plan(request: Request, megabatches: int) -> Plan:
+    """Plan a run on B = `megabatches`. Raises UserError for contradictory settings."""
+    _check(request)
+    schedule = stages(megabatches, request.waiting_time, request.replay)
+    experts = request.settings.get("--moe-expert-count")  # of the first stage; None: a dense model
+    growth = _growth(request, len(schedule) - 1, experts)
+    specs = []
+    for stage in schedule[: request.stages]:
+        count = None if experts is None else experts + sum(growth[: stage.index])
+        sizes = ["--arch", request.arch, *flag("--moe-expert-count", count)]
+        sizes += flag("--members", _jointly(request))
+        if growth and stage.index and not request.from_scratch:
+            router, optimizer = _grow_modes(request)
+            sizes += ["--grow-experts", str(growth[stage.index - 1])]
+            sizes += ["--grow-router", router, "--grow-optimizer", optimizer]
+        specs.append(_spec(request, stage, sizes, count))
+    first = specs[0].trainings
+    seeds = [_seed(request, 0, member) for member in range(len(first))]
+    untrained = ["--untrained", "--seeds", ",".join(map(str, seeds)), "--valid", *_context(request)]
+    untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments]
+    return Plan(
+        request.out,
+        request.stream,
+        _config(request, megabatches, growth),
+        {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {},
+        _module("fairseq_alma.evaluate", *untrained),
+        tuple(specs),
+        request.updates or None,
+    )
+
+
+def reshard_command(request: Request) -> list[str]:
+    """Command that counts the mega-batches into which flags cut a fairseq-preprocess directory."""
+    if not (request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]):
+        raise UserError(
+            f"{request.stream}: no finished stream here; make one with `python -m data_prep`, or cut a "
+            f"fairseq-preprocess directory with --megabatch-words N after the `--`"
+        )
+    return list(_module("fairseq_alma.reshard", request.stream, *chosen(request.settings, _CUT_FLAGS)))
+
+
+def _check(request: Request) -> None:
+    """Raise UserError for settings that contradict the learner or each other."""
+    for setting in dict.fromkeys(option for spec in LEARNERS.values() for option in spec.options):
+        if setting not in request.learner_spec.options and getattr(request, setting) is not None:
+            learners = " or ".join(name for name, spec in LEARNERS.items() if setting in spec.options)
+            option = f"--{setting.replace('_', '-')}"
+            raise UserError(f"{option} needs --learner {learners}, not {request.learner}: leave it out")
+    for setting, least in (("members", 1), ("update_multiplier", 1), ("context_window", 0), ("stages", 1)):
+        given = getattr(request, setting)
+        if given is not None and given < least:
+            raise UserError(f"--{setting.replace('_', '-')} {given}: give {least} or more")
+    if request.from_scratch and request.learner_spec.fresh:
+        raise UserError(f"--from-scratch: {request.learner} trains new models in every stage; leave it out")
+    if request.learner_spec.switch and not request.arch.startswith("switch_"):
+        raise UserError(f"--arch {request.arch}: {request.learner} needs experts: give --arch switch_gmoe")
+    if request.update_multiplier > 1 and not request.settings["--max-update"]:
+        raise UserError("--update-multiplier multiplies --max-update: give that after the `--`")
+
+
+def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, Any]:
+    """Every setting that changes results; defaults only where they always apply."""
+    config: dict[str, Any] = {
+        "learner": request.learner,
+        "megabatches": megabatches,
+        "waiting_time": request.waiting_time,
+        "replay": request.replay,
+        "seed": request.seed,
+        "arch": request.arch,
+        "moe_expert_count": request.settings.get("--moe-expert-count"),
+        "fairseq_flags": words_of(_passed(request.flags)),
+    }
+    if request.learner_spec.members is not None:
+        config["members"] = request.models
+    if request.learner_spec.growth:
+        router, optimizer = _grow_modes(request)
+        config |= {"grow_experts": growth, "grow_router": router, "grow_optimizer": optimizer}
+    if request.update_multiplier > 1:
+        config["update_multiplier"] = request.update_multiplier
+    for setting in ("from_scratch", "context_window", "name"):
+        if getattr(request, setting):
+            config[setting] = getattr(request, setting)
+    return config
+
+
+def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None) -> StageSpec:
+    directory = request.out / f"stage_{stage.index:02d}"
+    members = range(request.models if request.learner_spec.separate else 1)
+    deployed = request.learner_spec.deployed
+    oldest = 0 if deployed is None else max(0, stage.index + 1 - deployed)
+    models = [request.directory(k, member) for k in range(oldest, stage.index + 1) for member in members]
+    evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
+    evaluate += ["--out", str(directory / "result.json"), *_context(request)]
+    evaluate += chosen(request.settings, _EVALUATION_FLAGS)
+    own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
+    own["--max-update"] = request.updates
+    return StageSpec(
+        stage,
+        directory,
+        tuple(_training(request, stage, member, sizes) for member in members),
+        tuple(models),
+        _module("fairseq_alma.evaluate", *evaluate),
+        _title(stage),
+        {**request.settings, **own},
+    )
+
+
+def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> Training:
+    directory = request.directory(stage.index, member)
+    train = [request.stream, "--task", "alma_lm", *sizes, "--stage", str(stage.index)]
+    train += ["--waiting-time", str(request.waiting_time), *flag("--replay", request.replay)]
+    train += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
+    train += [*_log_flags(request), *words_of(_multiplied(request))]
+    new = not stage.index or request.from_scratch or request.learner_spec.fresh
+    previous = None if new else request.directory(stage.index - 1, member)
+    of = f", member {member + 1} of {request.models}" if request.learner_spec.separate else ""
+    return Training(directory, tuple(train), previous, _title(stage) + of)
+
+
+def _title(stage: Stage) -> str:
+    arrived = f"{stage.first}-{stage.last}" if stage.last > stage.first else str(stage.last)
+    return f"stage {stage.index} (mega-batch {arrived})"
+
+
+def _seed(request: Request, index: int, member: int) -> int:
+    """Of the weights and data order of a stage's member."""
+    models_before = index * request.models if request.learner_spec.fresh else 0
+    return request.seed + SEED_STEP * (models_before + member)
+
+
+def _jointly(request: Request) -> int | None:
+    """Members that one fairseq-train trains together; None: it trains one model."""
+    return request.models if request.learner_spec.joint else None
+
+
+def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
+    """Experts added before each stage but the first."""
+    if not request.learner_spec.growth:
+        return []
+    numbers = request.grow_experts or [DEFAULT_GROWTH]
+    text = f"--grow-experts {','.join(map(str, numbers))}"
+    if 0 in numbers:
+        raise UserError(f"{text}: give a number of 1 or more, or one for each growth, such as 2 or 2,2,4")
+    growth = numbers * steps if len(numbers) == 1 else numbers
+    if len(growth) != steps:
+        raise UserError(f"{text}: {len(numbers)} growths given, but {steps + 1} stages grow {steps} times")
+    now = experts or 0
+    for step, more in enumerate(growth, start=1):
+        if more > now:
+            raise UserError(f"{text}: growth {step} adds {more} to {now} experts: at most double them")
+        now += more
+    return growth
+
+
+def _grow_modes(request: Request) -> tuple[str, str]:
+    return request.grow_router or "preserve", request.grow_optimizer or "reset"
+
+
+def _multiplied(request: Request) -> Flags:
+    """The flags to pass on, with --max-update and --total-num-update times --update-multiplier.
+
+    Without --total-num-update the learning-rate schedule has the length of the training.
+    """
+    flags = dict(_passed(request.flags))
+    if request.update_multiplier > 1:
+        flags["--max-update"] = flag("--max-update", request.updates)
+        if "--total-num-update" in flags:
+            total = int(request.settings["--total-num-update"]) * request.update_multiplier
+            flags["--total-num-update"] = flag("--total-num-update", total)
+    return flags
+
+
+def _passed(flags: Flags) -> Flags:
+    """The flags without those that the plan sets for each stage."""
+    return {name: words for name, words in flags.items() if name not in ("--arch", "--moe-expert-count")}
+
+
+def _log_flags(request: Request) -> list[str]:
+    """Log format for `slurm.lm.progress`, with a line for every 5% of a stage or more often."""
+    interval = min(100, max(1, (request.updates or 2000) // 20))
+    wanted = {"--log-format": "json", "--log-interval": interval}
+    return [word for name, each in wanted.items() if name not in request.flags for word in flag(name, each)]
+
+
+def _context(request: Request) -> list[str]:
+    return flag("--context-window", request.context_window or None)
+
+
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", name, *arguments)

@@ -1,0 +1,103 @@
+"""Progress of a local run: one bar over all its stages on a terminal, else a line for each phase."""
+
+import json
+import re
+import time
+
+from tqdm import tqdm
+
+from slurm.engine import terminal
+from slurm.engine.terminal import say
+
+_LINE_SECONDS = 60  # between lines about one training
+_TRAINING = re.compile(r".* \| train_inner \| (\{.*\})$")
+_PHASES = {
+    " | fairseq_cli.train | model: ": "loading data",
+    " | fairseq.trainer | begin training epoch ": "training",
+    ' | fairseq_cli.train | begin validation on "': "validating",
+    " | fairseq.trainer | Saving checkpoint to ": "saving",
+}
+"""Line of fairseq's log at the beginning of each phase."""
+
+
+class ProgressBar:
+    """Context manager that shows the progress over all trainings of a run; `read` takes fairseq's log."""
+
+    def __init__(self, trainings: int, updates: int | None) -> None:
+        """`updates`: of each training; None: unknown."""
+        self.updates = updates
+        self.trainings, self.complete, self.skipped = trainings, 0, 0
+        self.title, self.resumed = "", False
+        self.said: set[str] = set()
+        self.began = self.stage_began = self.spoke = time.monotonic()
+        total = updates and updates * trainings
+        off = terminal.attached or None  # None: off without a terminal
+        # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of the whole run
+        self.bar = tqdm(total=total, unit="update", dynamic_ncols=True, smoothing=0, disable=off)
+
+    def __enter__(self) -> "ProgressBar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def start(self, title: str, phase: str = "starting fairseq", resumed: bool = False) -> None:
+        """Start a training or an evaluation."""
+        self.title, self.resumed = title, resumed
+        self.said = set()
+        self.phase(phase)
+
+    def phase(self, name: str) -> None:
+        """Show the current phase; without a terminal only once."""
+        if not self.bar.disable:
+            self.bar.set_description_str(f"{self.title}: {name}")
+        elif name not in self.said:
+            self._say(f"{self.title}: {name}")
+        self.said.add(name)
+
+    def read(self, line: str) -> None:
+        """Take one line of fairseq's log; lines without a phase or an update are ignored."""
+        if phase := next((phase for mark, phase in _PHASES.items() if mark in line), None):
+            self.phase(phase)
+        found = _TRAINING.match(line)
+        try:
+            stats = json.loads(found[1]) if found else {}
+            updates = int(stats["num_updates"])
+        except (ValueError, KeyError):  # another line, or mixed lines of several processes
+            return
+        self.phase("training")
+        shown = ", ".join(f"{name} {stats[name]}" for name in ("loss", "ppl", "wps") if name in stats)
+        if self.bar.disable:
+            if time.monotonic() - self.spoke > _LINE_SECONDS:
+                self._say(f"{self.title}: {updates} of {self.updates or '?'} updates, {shown}")
+            return
+        before = self.complete * (self.updates or 0)
+        if self.resumed:  # earlier updates took no time in this process
+            self.bar.initial += updates
+            self.resumed = False
+        self.bar.set_postfix_str(shown, refresh=False)
+        self.bar.update(before + updates - self.bar.n)
+
+    def trained(self, now: bool = True) -> None:
+        """Count a complete training; `now`: it was trained in this process."""
+        self.complete += 1
+        self.skipped += not now
+        if self.bar.disable or not self.updates:
+            return
+        if not now:
+            self.bar.initial += self.updates
+        self.bar.update(self.complete * self.updates - self.bar.n)
+
+    def done(self, message: str) -> None:
+        """Report a complete stage, and the time left."""
+        now = time.monotonic()
+        seconds, self.stage_began = now - self.stage_began, now
+        left = ""
+        if self.complete < self.trainings and self.bar.disable:
+            each = (now - self.began) / max(1, self.complete - self.skipped)
+            left = f"; about {tqdm.format_interval(each * (self.trainings - self.complete))} left"
+        self._say(f"{self.title}: done in {seconds:.0f} s, {message}{left}")
+
+    def _say(self, message: str) -> None:
+        self.spoke = time.monotonic()
+        say(message)

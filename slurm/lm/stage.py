@@ -1,0 +1,178 @@
+"""The jobs of a run: evaluate the untrained model, train each model of a stage, evaluate the stage.
+
+untrained.json, trained.json and result.json are written whole and last. Before that, a restarted training
+resumes from its last checkpoint.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from alma.files import make_directory, patiently_locked, write_json_atomic
+from alma.records import Run
+from slurm.engine import children
+from slurm.engine.jobs import Job
+from slurm.lm.plan import Plan, StageSpec, Training
+from slurm.lm.rows import RESULT, UNTRAINED, collect
+
+TRAINED = "trained.json"
+"""Marker in the directory of a training."""
+Environment = Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunJob(Job):
+    """A job of a planned run, for SLURM or for this machine."""
+
+    plan: Plan
+    index: int = 0
+    """Of the stage."""
+
+    @property
+    def spec(self) -> StageSpec:
+        """The stage."""
+        return self.plan.stages[self.index]
+
+    @abstractmethod
+    def do(self, environment: Environment | None = None) -> None:
+        """Do what is missing on this machine, with additional environment variables."""
+
+    def work(self) -> None:
+        """Do what is missing, then append rows."""
+        self.do()
+        with patiently_locked(self.run):
+            collect(self.plan, Run.open(self.run, Run.read(self.run).config))
+
+
+class UntrainedJob(RunJob):
+    """Evaluate the model before any training, for t = 0."""
+
+    def do(self, environment: Environment | None = None) -> None:
+        """Write untrained.json."""
+        if not self.done:
+            what = "evaluation of the untrained model"
+            children.run(self.plan.untrained, self.run / "untrained.log", what, environment=environment)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob(RunJob):
+    """Train one model of a stage."""
+
+    training: Training
+    spawns: bool
+    """Whether fairseq starts the processes of a node; else SLURM starts one for each task."""
+
+    def do(
+        self,
+        environment: Environment | None = None,
+        arguments: Sequence[str] = (),
+        log: str = "train.log",
+        watch: Callable[[str], None] | None = None,
+    ) -> None:
+        """Train to the end; `arguments` extend the command line.
+
+        Each process of a distributed training has its own `log`; that of train.log writes the marker.
+        """
+        if self.done:
+            return
+        make_directory(self.directory)
+        command = [*self.training.command, *arguments]
+        if self.training.previous:
+            command += ["--finetune-from-model", str(checkpoint(self.training.previous))]
+        what = f"training of {self.training.title}"
+        children.run(command, self.directory / log, what, watch, environment)
+        if log == "train.log":
+            write_json_atomic(self.marker, {"checkpoint": checkpoint(self.directory).name})
+
+    def work(self) -> None:
+        """Train, in as many processes as the SLURM job has tasks."""
+        from submitit import JobEnvironment
+
+        job = JobEnvironment()
+        arguments, environment = [], {}
+        port = str(20_000 + int(job.raw_job_id) % 40_000)
+        if job.num_tasks > 1 and self.spawns:
+            arguments = ["--distributed-port", port]  # fairseq reads the rest from SLURM
+        elif job.num_tasks > 1:
+            ranks = {"RANK": job.global_rank, "LOCAL_RANK": job.local_rank, "WORLD_SIZE": job.num_tasks}
+            environment = {name: str(value) for name, value in ranks.items()}
+            environment |= {"MASTER_ADDR": job.hostnames[0], "MASTER_PORT": port}
+        if job.global_rank:
+            self.do(environment, arguments, f"train.rank{job.global_rank}.log")
+            return
+        make_directory(self.directory)
+        with patiently_locked(self.directory):  # a job that SLURM declared dead may still be running
+            self.do(environment, arguments)
+
+
+class EvaluateJob(RunJob):
+    """Evaluate the models deployed after a stage."""
+
+    def do(self, environment: Environment | None = None) -> None:
+        """Write result.json."""
+        if not self.done:
+            models = ":".join(str(checkpoint(model)) for model in self.spec.models)
+            command = [*self.spec.evaluate, "--path", models]
+            children.run(command, self.directory / "eval.log", self.name, environment=environment)
+
+
+def jobs_of(plan: Plan, spawns: bool = True) -> list[RunJob]:
+    """All jobs of a run in a possible order of execution; `spawns` is for `TrainJob`."""
+    shared: dict[str, Any] = {"plan": plan, "run": plan.out}
+    jobs: list[RunJob] = [
+        UntrainedJob(
+            name="untrained",
+            kind="untrained",
+            array="alma-untrained",
+            directory=plan.out,
+            marker=plan.out / UNTRAINED,
+            alone=True,
+            **shared,
+        )
+    ]
+    for index, spec in enumerate(plan.stages):
+        count = len(spec.trainings)
+        for number, training in enumerate(spec.trainings, start=1):
+            jobs.append(
+                TrainJob(
+                    name=f"stage {index}" + (f", member {number} of {count}" if count > 1 else ""),
+                    kind="train",
+                    array=f"alma-stage{index}",
+                    directory=training.directory,
+                    marker=training.directory / TRAINED,
+                    needs=(training.previous / TRAINED,) if training.previous else (),
+                    updates=plan.max_update,
+                    index=index,
+                    training=training,
+                    spawns=spawns,
+                    **shared,
+                )
+            )
+        jobs.append(
+            EvaluateJob(
+                name=f"evaluation of stage {index}",
+                kind="evaluate",
+                array=f"alma-evaluate{index}",
+                directory=spec.directory,
+                marker=spec.directory / RESULT,
+                needs=tuple(model / TRAINED for model in spec.models),
+                alone=True,
+                index=index,
+                **shared,
+            )
+        )
+    return jobs
+
+
+def in_submission_order(jobs: Sequence[RunJob]) -> list[RunJob]:
+    """Jobs of several runs: untrained models, trainings by stage, evaluations by stage."""
+    kinds = ("untrained", "train", "evaluate")
+    return sorted(jobs, key=lambda job: (kinds.index(job.kind), job.index))
+
+
+def checkpoint(directory: Path) -> Path:
+    """The model of a training: the best on the validation set, or the last without validation."""
+    best = directory / "checkpoint_best.pt"
+    return best if best.exists() else directory / "checkpoint_last.pt"

@@ -1,0 +1,1 @@
+"""Sweeps of image runs: what an element of the array job does."""

@@ -1,0 +1,143 @@
+"""Run directories with known numbers, and the report command on them."""
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from alma.records import Run, check_row
+from alma.report.__main__ import main
+from alma.report.results import find_runs
+from alma.report.vision import select
+from alma.stages import stages
+
+ROOT = Path(__file__).resolve().parents[2]
+PARAMETERS, STAGE_FLOPS = 65_000_000, 2e15
+
+
+def write_run(directory, values, config, rows, metric, parameters, flops, extra=None):
+    """A run with `values` of the metric at t = 0..B, or its first `rows` rows.
+
+    `flops` is a function of a stage; `parameters` and `extra` are constant, or functions of (t, stage), where
+    the stage is None while the learner is untrained.
+    """
+    megabatches = len(values) - 1
+    config = {"learner": "sm", "waiting_time": 1, "replay": False, "seed": 0} | config
+    run = Run.open(directory, config | {"megabatches": megabatches})
+    schedule = stages(megabatches, config["waiting_time"], config["replay"])
+    lines = []
+    for t, value in list(enumerate(values))[:rows]:
+        stage = next((stage for stage in reversed(schedule) if stage.last <= t), None)
+        row = {
+            "t": t,
+            "stage": stage.index if stage else None,
+            "trained_on": list(stage.train_on) if stage else [],
+            "metric": metric,
+            "value": value,
+            "parameters": parameters(t, stage) if callable(parameters) else parameters,
+            "train_flops": flops(stage) if stage and stage.last == t else 0,
+            "eval_flops_per_example": 10.0 * parameters if isinstance(parameters, int) else 1.0,
+            "seconds": 1.5,
+            "peak_memory_bytes": 1 << 30,
+            "extra": extra(t, stage) if extra else {},
+        }
+        check_row(row, megabatches)
+        lines.append(json.dumps(row) + "\n")
+    if lines:
+        run.results.write_text("".join(lines))
+    return run
+
+
+def make_run(
+    directory, values, waiting_time=1, rows=None, metric="perplexity", experts=None, valid=None, **config
+):
+    """A run with `values` of the metric and `experts` at t = 0..B, and `valid` scores of trained models."""
+
+    def extra(t, stage):
+        known = {"experts": experts[t]} if experts else {}
+        return known | ({"valid": {"loss": 1.0, metric: valid[t]} if stage else None} if valid else {})
+
+    def stage_flops(stage):
+        return STAGE_FLOPS * len(stage.train_on)
+
+    config = {"waiting_time": waiting_time} | config
+    return write_run(directory, values, config, rows, metric, PARAMETERS, stage_flops, extra)
+
+
+def rename_metric(run, new):
+    """Turn a run of errors into one of perplexity, or the reverse."""
+    old = {"error": "perplexity", "perplexity": "error"}[new]
+    run.results.write_text(run.results.read_text().replace(f'"{old}"', f'"{new}"'))
+
+
+def lm_run(directory, values, learner="sm", w=1, experts=4, members=None, millions=64, rows=None, **config):
+    """A language-model run of B = len(values) mega-batches: perplexity 5e4 while untrained, then values[t-1].
+
+    `experts`, `members` (None: a single model) and `millions` of parameters are numbers, or lists over
+    t = 1..B; a stage costs `flops`. Perplexity per word is twice the perplexity.
+    """
+    flops = config.pop("flops", 1e15)
+    lists = {
+        name: value if isinstance(value, list) else [value] * len(values)
+        for name, value in (("experts", experts), ("members", members), ("millions", millions))
+    }
+    at = [{name: each[max(t, 1) - 1] for name, each in lists.items()} for t in range(len(values) + 1)]
+    settings = {"learner": learner, "waiting_time": w, "arch": "switch_gmoe", "fairseq_flags": []}
+    settings |= {"moe_expert_count": at[0]["experts"]} | ({"members": members} if members else {})
+    shown = [5e4 if t < w else value for t, value in enumerate([0, *values])]
+
+    def extra(t, stage):
+        known = {name: at[t][name] for name in ("experts", "members") if lists[name][0] is not None}
+        return known | {"perplexity_per_word": 2 * shown[t]}
+
+    def parameters(t, stage):
+        return round(1e6 * at[t]["millions"])
+
+    return write_run(
+        directory, shown, settings | config, rows, "perplexity", parameters, lambda stage: flops, extra
+    )
+
+
+def image_run(directory, trained, w=1, size=8, seed=0, rows=None, **config):
+    """An image run of B = len(trained) mega-batches: error .9 while untrained, then trained[t-1].
+
+    It has 10 * size parameters; training costs 1e12 FLOPs per mega-batch, a test 100 * size.
+    """
+    settings = {"dataset": "digits", "data": "00", "arch": "mlp", "hidden": size}
+    settings |= {"waiting_time": w, "seed": seed}
+    values = [0.9 if t < w else error for t, error in enumerate([0, *trained])]
+
+    def flops(stage):
+        return 1e12 * len(stage.train_on)
+
+    return write_run(directory, values, settings | config, rows, "error", 10 * size, flops)
+
+
+def results_of(place):
+    """The results of the image runs in a folder, all of one data set and B."""
+    (results,) = select.data_sets(find_runs([place])).values()
+    return results
+
+
+def report(*arguments, cwd=ROOT):
+    """Run `python -m alma.report` in this process: its exit code, stdout and stderr."""
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    words = ["alma.report", *map(str, arguments)]
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch("sys.argv", words),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+    return SimpleNamespace(returncode=code, stdout=out.getvalue(), stderr=err.getvalue())
+
+
+def legend_of(figure):
+    """Texts of a figure's legend."""
+    return [text.get_text() for text in figure.legends[0].get_texts()]

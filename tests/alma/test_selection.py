@@ -1,0 +1,56 @@
+"""Hyper-parameters are selected by validation score."""
+
+import csv
+from pathlib import Path
+
+from .synthetic import make_run, report
+
+
+def test_only_hyper_parameters_are_selected(tmp_path):
+    runs = tmp_path / "runs"
+    for width, test, valid in ((8, 0.1, 0.4), (16, 0.3, 0.2), (32, 0.2, 0.3)):
+        for seed in (0, 1):
+            scores = [None, valid, valid + seed / 10]
+            make_run(
+                runs / f"{width}{seed}",
+                [0.9, 0.5, test],
+                metric="error",
+                valid=scores,
+                hidden=width,
+                seed=seed,
+            )
+    make_run(runs / "w2", [0.9, 0.9, 0.4], 2, metric="error", valid=[None, None, 0.9], hidden=8)
+    make_run(runs / "replay", [0.9, 0.4, 0.4], metric="error", valid=[None, 0.9, 0.9], hidden=8, replay=True)
+    make_run(
+        runs / "data", [0.9, 0.4, 0.4], metric="error", valid=[None, 0.9, 0.9], hidden=8, dataset="other"
+    )
+    make_run(runs / "ens", [0.9, 0.4, 0.4], metric="error", valid=[None, 0.9, 0.9], hidden=8, learner="ens")
+    done = report(runs, "--select", "valid", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    choice = "chosen by validation error (%): sm w=1: hidden=16 (22.50); "
+    choice += "left out: hidden=32 (32.50), hidden=8 (42.50)"
+    assert [line for line in done.stdout.splitlines() if line.startswith("chosen")] == [choice]
+    text = (tmp_path / "out/report.md").read_text()
+    assert choice in text
+    assert text.count("| sm ") == 4
+    with open(tmp_path / "out/report.csv") as file:
+        left = {Path(line["run"]).name for line in csv.DictReader(file)}
+    assert left == {"160", "161", "w2", "replay", "data", "ens"}
+
+
+def test_candidates_are_compared_at_common_t(tmp_path):
+    make_run(tmp_path / "a", [90.0, 50.0, 20.0], valid=[None, 50.0, 20.0], lr=1)
+    make_run(tmp_path / "b", [90.0, 40.0, 30.0], valid=[None, 40.0, 30.0], lr=2, rows=2)
+    make_run(tmp_path / "c", [90.0, 40.0, 30.0], valid=[None, 40.0, 30.0], lr=3, rows=1)
+    done = report(tmp_path, "--select", "valid")
+    told = "sm w=1: lr=2 (40.00); left out: lr=1 (50.00), lr=3 (no stage complete)"
+    assert done.stdout.splitlines()[-1] == f"chosen by validation perplexity: {told}"
+
+
+def test_rows_without_a_score_are_refused(tmp_path):
+    make_run(tmp_path / "a", [0.9, 0.5], metric="error", valid=[None, 0.4], hidden=8)
+    make_run(tmp_path / "b", [0.9, 0.5], metric="error", hidden=16)
+    done = report(tmp_path, "--select", "valid", "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert "sm hidden=16 w=1 has no validation score" in done.stderr
+    assert not (tmp_path / "out").exists()

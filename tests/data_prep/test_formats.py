@@ -1,0 +1,204 @@
+"""Formats of corpus files: what a document is in each, and what is bad input."""
+
+import json
+import tarfile
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from alma.errors import UserError
+from data_prep import blocks, formats
+from data_prep.blocks import Skipped
+from data_prep.documents import Reader, find_files, skipped_summary
+
+from .corpus_files import PACKERS, read, warc
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+def test_modes_of_plain_text(tmp_path, packed):
+    path = tmp_path / f"a.txt{packed}"
+    path.write_bytes(PACKERS[packed]("\ufeffone two\r\nthree\r\n\r\nfour\u2028five".encode()))
+    expected = {
+        "blank-line": ["one two\nthree", "four five"],
+        "line": ["one two", "three", "four five"],
+        "file": ["one two\nthree\nfour five"],
+    }
+    for mode, texts in expected.items():
+        assert read(path, Reader(mode)) == (texts, [])
+
+
+DOCS = (
+    '<doc id="1" url="u?curid=1" title="A &gt; B">\nA > B\n\nFirst <doc id=1>\nSecond.\n\n</doc>\n'
+    '<doc id="2" url="u" title="Empty">\n\n</doc>\n'
+    '<doc id="3" url="u" title="C">\nC\n\nText of C\n</doc>'
+)
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+@pytest.mark.parametrize("name", ["wiki_00", "all.txt"])
+def test_wikiextractor(tmp_path, name, packed):
+    path = tmp_path / (name + packed)
+    reader = Reader("wikiextractor" if name == "all.txt" else "blank-line")
+    for data in (DOCS, DOCS + "\n", DOCS.replace("\n", "\r\n")):
+        path.write_bytes(PACKERS[packed](data.encode()))
+        for shard_bytes in (1, 60, 1000):
+            assert read(path, reader, shard_bytes) == (
+                ["A > B\nFirst <doc id=1>\nSecond.", "C\nText of C"],
+                [],
+            )
+
+
+def test_wikiextractor_json(tmp_path):
+    path = tmp_path / "wiki_07"
+    path.write_text("".join(json.dumps({"id": str(n), "text": f"text {n}"}) + "\n" for n in range(9)))
+    for shard_bytes in (1, 60, 1000):
+        found = read(path, Reader("file", text_key="body"), shard_bytes)
+        assert found == ([f"text {n}" for n in range(9)], []), "its field is always `text`"
+
+
+def test_wikiextractor_that_is_broken(tmp_path):
+    skip = Reader("wikiextractor", on_bad_input="skip")
+    path = tmp_path / "a.txt"
+    pieces = ["stray\n", '<doc id="1">\nlost\n', '<doc id="2">\nkept\n</doc>\n', '<doc id="3">\ncut']
+    path.write_text("".join(pieces))
+    unclosed = "a <doc> without </doc>"
+    skips = [(0, "text outside <doc> and </doc>"), (6, unclosed), (len("".join(pieces[:3])), unclosed)]
+    assert read(path, skip) == (["kept"], skips)
+    path = tmp_path / "wiki_00"
+    path.write_text("neither")
+    assert read(path) == ([], [(0, "damaged or truncated (WikiExtractor's files begin with <doc or {)")])
+    path.write_text("")
+    assert read(path) == ([], [])
+
+
+RECORDS = [
+    warc("warcinfo", b"Software-Info: x\r\n"),
+    warc("conversion", "Caf\u00e9\n\nmenu".encode()),
+    warc("conversion", b""),
+    warc("conversion", b"WARC/1.0\r\n\r\ntwo"),
+]
+
+
+@pytest.mark.parametrize("name", ["a.wet", "a.wet.gz", "CC-MAIN-1.warc.wet.gz", "a.warc.wet.zst"])
+def test_common_crawl_wet(tmp_path, name):
+    pack = PACKERS[next((suffix for suffix in blocks.PACKED if name.endswith(suffix)), "")]
+    path = tmp_path / name
+    path.write_bytes(b"".join(map(pack, RECORDS)))
+    assert read(path, Reader("file"), 1) == (["Café\nmenu", "WARC/1.0\ntwo"], [])
+
+
+def test_wet_that_is_broken(tmp_path, small):
+    small(7)
+    path = tmp_path / "a.wet"
+    whole = b"".join(RECORDS)
+    last = len(RECORDS[-1])
+    for cut in (5, 20, last - 30, last - 3):
+        path.write_bytes(whole[:-cut])
+        found, [(_, reason)] = read(path)
+        assert found == ["Café\nmenu"]
+        assert reason.startswith("damaged or truncated")
+    path.write_bytes(warc("conversion", b"x" * 21) + warc("conversion", b"\xff") + RECORDS[3])
+    long, bad = len(warc("conversion", b"x" * 21)), warc("conversion", b"\xff").index(b"\xff")
+    skips = [(0, "a document longer than 20 bytes"), (long + bad, "not UTF-8")]
+    assert read(path) == (["WARC/1.0\ntwo"], skips)
+    path.write_bytes(RECORDS[3] + b"garbage\n" + RECORDS[3])
+    assert read(path) == (["WARC/1.0\ntwo"], [(last + 8, "damaged or truncated (no WARC record)")])
+
+
+@pytest.mark.parametrize(
+    "kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(), "dictionary"]
+)
+def test_parquet_may_be_cut_anywhere(tmp_path, kind):
+    texts = [f"document {n}\n\nword{n % 7}" for n in range(1000)]
+    column = pyarrow.array(texts)
+    column = column.dictionary_encode() if kind == "dictionary" else column.cast(kind)
+    table = pyarrow.table({"id": range(1000), "body": column})
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(table, path, row_group_size=90)
+    for shard_bytes in (100, 3000, 1 << 30):
+        found, skips = read(path, Reader(text_key="body"), shard_bytes)
+        assert (found, skips) == ([text.replace("\n\n", "\n") for text in texts], [])
+
+
+def test_parquet_that_is_bad(tmp_path, small):
+    small(1 << 10)
+    path = tmp_path / "a.parquet"
+    broken = pyarrow.array([b"\xff"]).view(pyarrow.string())
+    column = pyarrow.chunked_array([["good", None, "x" * 21], broken, ["\x00"]])
+    pyarrow.parquet.write_table(pyarrow.table({"text": column, "n": range(5)}), path)
+    no_text, long = "no field `text` that holds a string", "a document longer than 20 bytes"
+    assert read(path) == (["good", "\x00"], [(1, no_text), (2, long), (3, "not UTF-8")])
+    for key in ("n", "absent"):
+        hint = "choose one of its fields by --text-key: `text`"
+        skips = [(0, f"no field `{key}` that holds a string ({hint})")]
+        assert read(path, Reader(text_key=key, on_bad_input="skip")) == ([], skips)
+    path.write_bytes(path.read_bytes()[:-9])
+    found, [(offset, reason)] = read(path)
+    assert (found, offset) == ([], 0)
+    assert reason.startswith("damaged or truncated (")
+
+
+BAD_LINES = {
+    b'{"text": "a': "malformed JSON",
+    b'{"text": "\\ud800"}': "malformed JSON",
+    b'{"body": "a"}': "no field `text` that holds a string",
+    b"7": "no field `text` that holds a string",
+}
+
+
+def test_bad_lines_are_skipped_one_by_one(tmp_path):
+    good = [b'{"text": "one"}', b"", b'{"text": "two"}']
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join([good[0], *BAD_LINES, *good[1:]]))
+    found, skips = read(path)
+    assert found == ["one", "two"]
+    assert [reason.split(" (")[0] for _, reason in skips] == list(BAD_LINES.values())
+    assert [path.read_bytes()[offset:].split(b"\n")[0] for offset, _ in skips] == list(BAD_LINES)
+    with pytest.raises(UserError, match=f"{path}: malformed JSON .* at byte {len(good[0]) + 1}; "):
+        read(path, Reader())
+
+
+def test_the_fields_of_a_record_without_text_are_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    records = [{"id": 3, "content": "one", "url": "two"}, {"id": 3}, [1], {"text": None, "body": "three"}]
+    path.write_text("\n".join(map(json.dumps, records)))
+    hints = [
+        " (choose one of its fields by --text-key: `content`, `url`)",
+        " (choose one of its fields by --text-key: `id`)",
+        "",
+        " (choose one of its fields by --text-key: `body`)",
+    ]
+    found, skips = read(path)
+    assert found == []
+    assert [reason for _, reason in skips] == [f"no field `text` that holds a string{hint}" for hint in hints]
+    assert skipped_summary([Skipped("a", *skip) for skip in skips]).count("4 no field") == 1
+    path.write_text(json.dumps(dict.fromkeys(map(str, range(1000)), "a") | {"x" * 1000: "a"}))
+    ((_, reason),) = read(path)[1]
+    assert len(reason) < 300
+    wiki = tmp_path / "wiki_00"
+    wiki.write_text('{"body": "a"}')  # its field is always `text`
+    assert read(wiki)[1] == [(0, "no field `text` that holds a string")]
+
+
+def tar_members(data, text_key):
+    """The documents of a .tar file are the files in it."""
+    with tarfile.open(fileobj=data, mode="r|") as archive:
+        for member in archive:
+            if file := archive.extractfile(member):
+                yield data.decode(file.read(), data.position)
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_a_new_format_is_a_function_and_an_entry(tmp_path, monkeypatch, name):
+    for word in ("one", "two"):
+        (tmp_path / word).write_text(f"{word} file")
+    with tarfile.open(tmp_path / name, "w:gz" if name.endswith("gz") else "w") as archive:
+        for word in ("one", "two"):
+            archive.add(tmp_path / word, word)
+    with pytest.raises(UserError, match="unknown kind of file"):
+        find_files(str(tmp_path / name))
+    monkeypatch.setitem(formats.FORMATS, ".tar", formats.Format(tar_members))
+    assert find_files(str(tmp_path / name)) == [str(tmp_path / name)]
+    assert read(tmp_path / name, Reader(), 10) == (["one file", "two file"], [])
+    assert formats.stem(name) == "a"

@@ -1,0 +1,88 @@
+"""Stand-ins for programs of SLURM, and jobs.json of a made-up run."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.engine import queue
+
+STUB = """#!/bin/sh
+f="{folder}/${{0##*/}}"
+echo "${{0##*/}} $*" >> {folder}/calls
+if [ -e "$f.err" ]; then /bin/cat "$f.err" >&2; exit 1; fi
+/bin/cat "$f.out"
+"""
+
+
+@dataclass
+class Slurm:
+    """Programs on PATH with prepared output, which record their command lines."""
+
+    folder: Path
+
+    def has(self, **programs: str) -> None:
+        """Set the output of programs; a job of squeue is `id|state|node|restarts|reason|`."""
+        for name, text in programs.items():
+            self.put(f"{name}.out", text)
+            (self.folder / f"{name}.err").unlink(missing_ok=True)
+            if not (self.folder / name).exists():
+                self.put(name, STUB.format(folder=self.folder))
+
+    def fails(self, **programs: str) -> None:
+        """Set the error message of programs, which exit with 1."""
+        self.has(**dict.fromkeys(programs, ""))
+        for name, text in programs.items():
+            self.put(f"{name}.err", text + "\n")
+
+    def put(self, name: str, text: str) -> None:
+        """Write a file at once, because programs are running."""
+        temporary = self.folder / f"{name}.new"
+        temporary.write_text(text)
+        temporary.chmod(0o755)
+        temporary.replace(self.folder / name)
+
+    def calls(self, name: str) -> list[list[str]]:
+        """Arguments of each call of a program."""
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.split()[1:] for line in lines if line.split()[0] == name]
+
+
+def entry(
+    name: str, stage: int | None, directory: str, marker: str, job: str | None, needs: list[int]
+) -> dict:
+    kind = "untrained" if stage is None else "evaluate" if name.startswith("eval") else "train"
+    log = job and f"{os.getcwd()}/jobs/{job}.out"
+    updates = 400 if kind == "train" else None
+    return {
+        "name": name,
+        "kind": kind,
+        "stage": stage,
+        "directory": directory,
+        "marker": marker,
+        "updates": updates,
+        "job": job,
+        "log": log,
+        "needs": needs,
+    }
+
+
+def write(run: Path, entries: list[dict]) -> None:
+    Path("jobs").mkdir(exist_ok=True)
+    for each in entries:
+        (run / each["directory"]).mkdir(parents=True, exist_ok=True)
+    (run / "jobs.json").write_text(json.dumps({"version": 1, "units": entries}))
+
+
+def finish(run: Path, *markers: str) -> None:
+    for marker in markers:
+        (run / marker).write_text('{"perplexity": 118.574}')
+
+
+def finish_all(run: Path) -> None:
+    finish(run, *(str(job.marker.relative_to(run)) for job in queue.read_jobs(run)))
+
+
+def states(run: Path) -> dict[str, str]:
+    return {each.job.name: each.state for each in queue.look([run])}

@@ -1,0 +1,154 @@
+"""The launcher over fake children that are killed, interrupted or fail: reruns give the same rows."""
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launcher import ESTIMATE, ROOT, SMALL, ended, make, wait_for
+
+from alma.records import Run
+
+
+def test_an_ensemble_killed_between_its_members_resumes(launcher, tmp_path):
+    launcher.learner = "ens"
+    launcher.environment["FAKE_SLEEP"] = "0.1"
+    process = launcher.start()
+    wait_for((launcher.out / "stage_01/member_1/checkpoint_last.pt").exists)
+    process.kill()
+    process.wait()
+    launcher.run()
+    whole = make(tmp_path / "whole", learner="ens")
+    whole.run()
+    assert launcher.rows == whole.rows
+
+
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "start": lambda out: (out / "run.json").exists(),
+    "untrained": lambda out: (out / "untrained.json").exists(),
+    "training": lambda out: (out / "stage_00/checkpoint_last.pt").exists(),
+    "evaluating": lambda out: (out / "stage_01/eval.log").exists(),
+    "measured": lambda out: (out / "stage_01/result.json").exists(),
+    "later": lambda out: (out / "stage_02/checkpoint_last.pt").exists(),
+}
+
+
+def test_kills_at_any_moment_leave_the_rows_unchanged(launcher, expected):
+    launcher.learner = "gmoe"
+    launcher.environment["FAKE_SLEEP"] = "0.1"
+    for moment in MOMENTS.values():
+        process = launcher.start()
+        wait_for(lambda moment=moment: moment(launcher.out))
+        process.kill()
+        process.wait()
+        last = launcher.pids.read_text().split()[-1:] if launcher.pids.exists() else []
+        wait_for(lambda last=last: all(ended(int(pid)) for pid in last))
+    launcher.run()
+    assert launcher.rows == expected
+    assert (launcher.out / "stage_00/train.log").read_text().count("$ ") == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_the_child_and_says_how_to_resume(launcher, how):
+    launcher.environment["FAKE_SLEEP"] = "0.5"
+    process = launcher.start()
+    wait_for((launcher.out / "stage_00/checkpoint_last.pt").exists)
+    process.send_signal(how)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "interrupted; rerun the same command to resume"
+    assert ended(int(launcher.pids.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "message"),
+    [
+        ("user", 2, "error: stream/train.bin: truncated; copy it again"),
+        ("flag", 2, "error: unrecognized arguments: --nonsense"),
+        (
+            "python",
+            1,
+            "error: training of stage 0 (mega-batch 1): exit code 1: RuntimeError: CUDA error: out of luck; "
+            "log: run/stage_00/train.log",
+        ),
+        (
+            "kill",
+            1,
+            "error: training of stage 0 (mega-batch 1): signal 9 (Killed); log: run/stage_00/train.log",
+        ),
+    ],
+)
+def test_a_failing_child_is_one_line(launcher, how, code, message):
+    launcher.environment["FAKE_CRASH"] = f"0:1:{how}"
+    _, err = launcher.run(code=code)
+    assert err.splitlines()[-1] == message
+    assert err.splitlines()[ESTIMATE:-1][-1] == "stage 0 (mega-batch 1): training"
+
+
+def test_a_second_launcher_on_the_same_run_is_refused(launcher):
+    launcher.environment["FAKE_SLEEP"] = "5"
+    first = launcher.start()
+    wait_for((launcher.out / "stage_00/train.log").exists)
+    _, err = launcher.run(code=2)
+    last = f"error: run: another process is at work here (pid {first.pid} on {socket.gethostname()}); "
+    assert err.splitlines()[ESTIMATE:] == [f"{last}wait for it or choose another --out"]
+    first.terminate()
+    first.communicate(timeout=10)
+
+
+@pytest.mark.parametrize("left", ["untrained", "first update", "evaluated"])
+def test_a_corrected_command_starts_anew_if_nothing_was_trained(launcher, left):
+    if left == "untrained":
+        launcher.environment["FAKE_UNTRAINED"] = "user"
+    else:
+        launcher.environment["FAKE_CRASH"] = "0:0:user"
+    launcher.run(code=2)
+    assert (launcher.out / "run.json").exists()
+    launcher.environment.clear()
+    launcher.run("--seed", "3")
+    assert Run.read(launcher.out).config["seed"] == 3
+    plain = make(launcher.folder / "plain")
+    plain.run("--seed", "3")
+    assert launcher.rows == plain.rows
+
+
+def test_a_preempted_evaluation_of_the_untrained_model_deletes_nothing(launcher):
+    """A job that is killed, requeued and done; then other settings are allowed, as in any untrained run."""
+    job = f"""
+import os, sys
+sys.path[:0] = {[str(ROOT / "tests/slurm"), str(ROOT)]!r}
+from launcher import read_requests
+from slurm.launch import open_run
+from slurm.lm.plan import make_plan
+from slurm.lm.stage import jobs_of
+(request,) = read_requests(sys.argv[1:])
+plan = make_plan(request, 4)
+plan.out.mkdir(exist_ok=True)
+open_run(plan)
+jobs_of(plan)[0]()
+"""
+    words = ("stream", "--learner", "sm", "--out", "run", "--", *SMALL, "--max-update", "2")
+
+    def start() -> subprocess.Popen:
+        return launcher.start_words(*words, program=["-c", job], start_new_session=True)
+
+    launcher.environment["FAKE_UNTRAINED"] = "60"
+    first = start()
+    log = launcher.out / "untrained.log"
+    wait_for(lambda: log.exists() and "evaluating" in log.read_text().split())
+    os.killpg(first.pid, signal.SIGTERM)
+    assert first.stdout.readline() == "waiting for SLURM to end or to requeue this job\n"
+    first.kill()
+    first.communicate()
+    assert Run.read(launcher.out).rows == []
+    launcher.environment["FAKE_UNTRAINED"] = "0"
+    again = start()
+    _, err = again.communicate(timeout=60)
+    assert again.returncode == 0, err
+    assert [row["t"] for row in launcher.rows] == [0]
+    launcher.run("--seed", "1", "--stages", "1")  # nothing was trained
+    assert "seed: 1 -> 0" in launcher.run(code=2)[1]
+    assert [row["t"] for row in launcher.rows] == [0, 1]

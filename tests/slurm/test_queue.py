@@ -1,0 +1,219 @@
+"""States of submitted jobs, over stand-ins for SLURM's programs."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from stand_ins import entry, finish, finish_all, states, write
+
+from alma.errors import UserError
+from slurm.engine import queue, squeue
+
+
+def test_states_of_a_running_chain(slurm, run):
+    finish(run, "untrained.json", "stage_00/member_0/trained.json")
+    slurm.has(
+        squeue="7_1|RUNNING|n3|0|None|\n8_0|PENDING||0|Priority|\n8_1|PENDING||0|Dependency|\n"
+        "20|PENDING||0|Dependency|\n21|PENDING||0|Dependency|\n999|FAILED|n1|0|None|\n"
+    )
+    seen = {each.job.name: each for each in queue.look([run])}
+    assert {name: each.state for name, each in seen.items()} == {
+        "untrained": "done",
+        "stage 0, member 1 of 2": "done",
+        "stage 0, member 2 of 2": "running",
+        "evaluation of stage 0": "waiting",
+        "stage 1, member 1 of 2": "queued",
+        "stage 1, member 2 of 2": "waiting",
+        "evaluation of stage 1": "waiting",
+    }
+    assert seen["stage 0, member 2 of 2"].node == "n3"
+    assert seen["stage 1, member 1 of 2"].why == "Priority"
+    assert seen["evaluation of stage 0"].why == "needs stage 0, member 2 of 2"
+
+
+def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path):
+    write(tmp_path / "other", [entry("stage 0", 0, "stage_00", "stage_00/trained.json", "7_2", [])])
+    finish(run, "untrained.json")
+    slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "7_0 7_1 7_2 20 8_0 8_1 21".split()))
+    queue.look([run, tmp_path / "other"])
+    (asked,) = slurm.calls("squeue")
+    assert asked[asked.index("-j") + 1] == "7,20,8,21"
+    assert slurm.calls("sacct") == []
+
+
+def test_slurm_is_not_asked_when_all_is_done(slurm, run):
+    finish_all(run)
+    assert set(states(run).values()) == {"done"}
+    assert slurm.calls("squeue") == []
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("PENDING", "queued"),
+        ("REQUEUE_HOLD", "queued"),
+        ("CONFIGURING", "running"),
+        ("COMPLETING", "running"),
+        ("SUSPENDED", "running"),
+        ("CANCELLED", "cancelled"),
+        ("COMPLETED", "failed"),
+        ("FAILED", "failed"),
+        ("TIMEOUT", "failed"),
+        ("NODE_FAIL", "failed"),
+        ("OUT_OF_MEMORY", "failed"),
+        ("PREEMPTED", "failed"),
+    ],
+)
+def test_states_of_slurm(slurm, run, word, state):
+    slurm.has(squeue=f"5|{word}|n1|0|None|\n")
+    assert states(run)["untrained"] == state
+
+
+def test_a_job_that_ran_before_is_requeued(slurm, run):
+    slurm.has(squeue="7_0|PENDING||1|BeginTime|\n7_1|PENDING||0|Resources|\n")
+    seen = states(run)
+    assert (seen["stage 0, member 1 of 2"], seen["stage 0, member 2 of 2"]) == ("requeued", "queued")
+
+
+def test_a_marker_written_during_squeue_counts(slurm, run):
+    finish_all(run)
+    (run / "untrained.json").unlink()
+    slurm.has(squeue="5|COMPLETED|n1|0|None|\n")
+    with (slurm.folder / "squeue").open("a") as file:
+        file.write(f"echo '{{}}' > {run.resolve()}/untrained.json\n")
+    assert states(run)["untrained"] == "done"
+
+
+def test_dependents_of_a_failed_job_are_cancelled_and_say_so(slurm, run):
+    finish(run, "untrained.json", "stage_00/member_0/trained.json")
+    slurm.has(squeue="7_1|FAILED|n1|0|NonZeroExitCode|\n8_0|RUNNING|n2|0|None|\n8_1|PENDING||0|Dependency|\n")
+    seen = {each.job.name: each for each in queue.look([run])}
+    assert seen["stage 0, member 2 of 2"].state == "failed"
+    assert seen["stage 1, member 1 of 2"].state == "running"
+    for name in ("evaluation of stage 0", "stage 1, member 2 of 2", "evaluation of stage 1"):
+        assert seen[name].state == "cancelled"
+        assert seen[name].why == "needs stage 0, member 2 of 2, which failed"
+
+
+def test_failures_explain_more_than_cancellations(slurm, run):
+    finish(run, "untrained.json")
+    slurm.has(squeue="7_0|CANCELLED||0|x|\n7_1|FAILED|n1|0|x|\n")
+    assert queue.look([run])[3].why == "needs stage 0, member 2 of 2, which failed"
+
+
+def test_other_jobs_in_the_answer_are_ignored(slurm):
+    slurm.has(squeue="7_0|PENDING||0|x|\n7_1|PENDING||0|x|\n", sacct="7_1|FAILED|\n8_[0-2]|CANCELLED|\n")
+    assert squeue.ask(["7_0", "8_2"]).keys() == {"7_0", "8_2"}
+
+
+def test_unknown_jobs_are_lost(slurm, run):
+    finish(run, "untrained.json")
+    slurm.fails(squeue="slurm_load_jobs error: Invalid job id specified")
+    seen = {each.job.name: each for each in queue.look([run])}
+    assert seen["stage 0, member 1 of 2"].state == "lost"
+    assert "no longer known to SLURM" in seen["stage 0, member 1 of 2"].why
+    assert seen["evaluation of stage 1"].why == "needs stage 0, member 1 of 2, which is lost"
+
+
+def test_accounting_has_jobs_that_slurmctld_forgot(slurm, run):
+    slurm.has(
+        squeue="20|PENDING||0|Dependency|\n",
+        sacct="5|RUNNING|n1\n7_0|FAILED|n1\n7_1|TIMEOUT|n2\n8_[0-1%2]|CANCELLED by 0|None assigned\nx\n",
+    )
+    seen = {each.job.job_id: each for each in queue.look([run])}
+    assert seen["5"].state == "lost"  # accounting missed its end
+    assert (seen["7_0"].state, seen["7_1"].state) == ("failed", "failed")
+    assert seen["7_1"].why == "SLURM says TIMEOUT"
+    assert {seen["8_0"].state, seen["8_1"].state} == {"cancelled"}
+    (asked,) = slurm.calls("sacct")
+    assert asked[asked.index("-j") + 1] == "5,7,8,21"  # 20 is known
+
+
+def test_a_failing_sacct_is_ignored(slurm, run):
+    slurm.has(squeue="5|RUNNING|n1|0|None|\n")
+    slurm.fails(sacct="Slurm accounting storage is disabled")
+    assert states(run)["untrained"] == "running"
+    assert states(run)["stage 0, member 1 of 2"] == "lost"
+
+
+@pytest.mark.parametrize(
+    ("name", "elements"),
+    [
+        ("7", ["7"]),
+        ("7_3", ["7_3"]),
+        ("7_[1-3,9%2]", ["7_1", "7_2", "7_3", "7_9"]),
+        ("7_[0-4:2]", ["7_0", "7_2", "7_4"]),
+    ],
+)
+def test_elements_that_never_ran(name, elements):
+    assert squeue._elements(name) == elements
+
+
+def test_settings_of_the_user_do_not_filter_the_answer(slurm, run, monkeypatch):
+    monkeypatch.setenv("SQUEUE_PARTITION", "other")
+    slurm.has(squeue="")
+    with (slurm.folder / "squeue").open("a") as file:
+        file.write('echo "5|RUNNING|n1${SQUEUE_PARTITION}|0|None|"\n')
+    assert queue.look([run])[0].node == "n1"
+
+
+def test_errors_in_logs(slurm, run):
+    slurm.has(squeue="5|FAILED|n1|0|x|\n7_0|FAILED|n1|0|x|\n7_1|COMPLETED|n1|0|x|\n")
+    Path("jobs/5.out").write_text(
+        "error: stage 0: no room\nsrun: error: n1: task 0: Exited with exit code 1\n"
+    )
+    (run / "untrained.log").write_text("RuntimeError: mended long ago\n")
+    (run / "stage_00/member_0/train.log").write_text("RuntimeError: CUDA error\n")
+    untrained, first, second, *_ = queue.look([run])
+    assert (untrained.why, untrained.log) == ("stage 0: no room", Path("jobs/5.out").resolve())
+    assert (first.why, first.log) == ("RuntimeError: CUDA error", run / "stage_00/member_0/train.log")
+    assert second.why == "its job ended without trained.json"
+    assert "failed: RuntimeError: CUDA error; log: run/stage_00/member_0/train.log" in str(first)
+
+
+def test_jobs_come_after_the_jobs_they_need(slurm, run):
+    write(run, [entry("untrained", None, ".", "untrained.json", "1", [0])])
+    with pytest.raises(UserError, match="run/jobs.json is damaged"):
+        queue.read_jobs(run)
+
+
+def test_a_first_look_that_fails_ends_watch(slurm, run, monkeypatch):
+    slurm.fails(squeue="Unable to contact slurm controller")
+    monkeypatch.setattr(queue, "time", None)  # a second look would sleep, and fail
+    with pytest.raises(UserError, match="Unable to contact"):
+        next(queue.watch([run], 0.01))
+
+
+def test_watch_retries_when_slurm_stops_answering(slurm, run, capsys):
+    slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split()))
+    looks = queue.watch([run], 0.01)
+    next(looks)
+    slurm.fails(squeue="Socket timed out")
+    timer = threading.Timer(0.3, finish_all, [run])
+    timer.start()
+    assert {each.state for each in next(looks)} == {"done"}
+    timer.join()
+    assert capsys.readouterr().err.count("Socket timed out; asking again") == 1
+
+
+def test_wait_prints_changes_and_returns_failures(slurm, run, capsys):
+    slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1".split()))
+
+    def end():
+        finish(run, "untrained.json", "stage_00/member_0/trained.json")
+        slurm.has(squeue="7_1|OUT_OF_MEMORY|n1|0|x|\n8_0|CANCELLED||0|x|\n")
+
+    timer = threading.Timer(0.4, end)
+    timer.start()
+    failed = queue.wait([run], 0.1)
+    timer.join()
+    assert {each.job.job_id: each.state for each in failed} == {
+        "7_1": "failed",
+        "20": "cancelled",
+        "8_0": "cancelled",
+        "8_1": "cancelled",
+        "21": "cancelled",
+    }
+    said = capsys.readouterr().err
+    assert "run: untrained (job id 5) done" in said
+    assert "run: stage 0, member 2 of 2 (job id 7_1) failed: SLURM says OUT_OF_MEMORY; log: " in said

@@ -1,0 +1,120 @@
+"""The layout: which wing may import which, unique names of classes, short files and functions."""
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("alma", "benchmarks", "data_prep", "fairseq_alma", "slurm", "vision")
+ARROWS = {
+    "alma": ("alma",),
+    "alma.report": ("alma", "alma.report"),
+    "data_prep": ("alma", "alma.report", "slurm.engine", "data_prep"),
+    "fairseq_alma": ("alma", "fairseq_alma"),
+    "slurm": ("alma", "alma.report", "slurm", "slurm.engine", "slurm.lm", "slurm.vision"),
+    "slurm.engine": ("alma.errors", "alma.files", "slurm.engine"),
+    "slurm.lm": ("alma", "alma.report", "slurm.engine", "slurm.lm"),
+    "slurm.vision": ("alma", "slurm.engine", "slurm.vision"),
+    "vision": ("alma", "alma.report", "vision"),
+}
+"""What each wing may import of this repository; the modules of the longest name that fits are a wing."""
+FORBIDDEN = {"alma": {"torch", "fairseq", "matplotlib"}, "slurm": {"torch", "fairseq"}, "vision": {"fairseq"}}
+FILE_LINES, FUNCTION_LINES = 400, 50
+
+
+def sources(*folders: str) -> list[Path]:
+    """Python files below the folders."""
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a source file."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The parsed file."""
+    return ast.parse(path.read_text("utf-8"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names of what a file imports, those inside functions included."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                exists = (ROOT / Path(*inner.split("."))).with_suffix(".py").exists()
+                yield inner if exists or (ROOT / Path(*inner.split("."))).is_dir() else node.module
+
+
+def wing_of(module: str) -> str:
+    """The longest name in ARROWS that the module belongs to."""
+    return max((wing for wing in ARROWS if f"{module}.".startswith(f"{wing}.")), key=len)
+
+
+def allowed(module: str, wing: str) -> bool:
+    """Whether `wing` may import `module`."""
+    return module in ARROWS[wing] or wing_of(module) in ARROWS[wing]
+
+
+@pytest.mark.parametrize("wing", ARROWS)
+def test_arrows_point_one_way(wing):
+    turned = [
+        f"{module_of(path)} imports {name}"
+        for path in sources(wing.replace(".", "/"))
+        if wing_of(module_of(path)) == wing
+        for name in imports(path)
+        if name.partition(".")[0] in PACKAGES and not allowed(name, wing)
+    ]
+    assert not turned, f"{wing} may import {ARROWS[wing]}"
+
+
+def test_a_turned_arrow_is_seen(tmp_path):
+    path = tmp_path / "turned.py"
+    path.write_text("def late():\n    from slurm.lm import plan\n    import alma.report.tables\n")
+    found = list(imports(path))
+    assert found == ["slurm.lm.plan", "alma.report.tables"]
+    assert not any(allowed(name, "slurm.engine") for name in found)
+    assert allowed("slurm.lm.plan", "slurm.lm")
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_no_module_loads_what_its_wing_does_without(package):
+    names = [module_of(path) for path in sources(package) if path.stem != "__main__"]
+    names += [f"{package}.report.__main__"] if package == "alma" else []
+    code = f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\nprint(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert not FORBIDDEN[package] & set(loaded.stdout.split())
+
+
+def test_public_class_names_have_one_meaning():
+    places = defaultdict(list)
+    for path in sources(*PACKAGES):
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module_of(path))
+    assert not {name: modules for name, modules in places.items() if len(modules) > 1}
+
+
+def test_files_and_functions_are_short():
+    long = []
+    for path in sources(*PACKAGES, "tests"):
+        lines = len(path.read_text("utf-8").splitlines())
+        long += [f"{path}: {lines} lines"] if lines > FILE_LINES else []
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= FUNCTION_LINES:
+                long.append(
+                    f"{path}:{node.lineno}: {node.name} has {node.end_lineno - node.lineno + 1} lines"
+                )
+    assert not long
