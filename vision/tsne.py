@@ -197,13 +197,12 @@ def draw(
 
 def _draw_points(axes: Any, points: np.ndarray, labels: np.ndarray, assigned: np.ndarray) -> None:
     """Draw each example as the number of its class, in the colour of its expert."""
+    look = {"linewidths": 0, "alpha": 0.75, "rasterized": True}  # thousands of shapes in a vector format
     for label in np.unique(labels):
         mine = labels == label
         colours = [EXPERTS[expert % len(EXPERTS)] for expert in assigned[mine]]
         size = (14 if len(points) > 1000 else 22) * len(str(label)) ** 2
-        axes.scatter(
-            *points[mine].T, c=colours, marker=f"${label}$", s=size, linewidths=0, alpha=0.75, rasterized=True
-        )
+        axes.scatter(*points[mine].T, c=colours, marker=f"${label}$", s=size, **look)
     axes.set(xticks=[], yticks=[])
 
 

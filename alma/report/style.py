@@ -47,8 +47,8 @@ SETTINGS: Any = {
     "svg.hashsalt": "alma",
     "pdf.fonttype": 42,
 }
-_FORMATS: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
-"""Formats of a figure, and the metadata that would change its bytes between two runs."""
+_METADATA: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""Metadata that would change the bytes of a figure from run to run, by format."""
 
 LegendEntries = list[tuple[str, dict[str, Any]]]
 """Labels, each with the properties of its Line2D."""
@@ -77,13 +77,14 @@ def drawing() -> AbstractContextManager[None]:
     return matplotlib.rc_context(SETTINGS)
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> None:
     """Write a figure at `path`, a PNG, and beside it as SVG and PDF with selectable text."""
     with drawing():
-        for suffix, metadata in _FORMATS.items():
+        for suffix in formats:
             place = path if suffix == "png" else path.with_suffix(f".{suffix}")
             with atomic_write(place, "wb") as file:
-                figure.savefig(file, format=suffix, dpi=200, bbox_inches="tight", metadata=metadata)
+                look = {"dpi": 200, "bbox_inches": "tight", "metadata": _METADATA[suffix]}
+                figure.savefig(file, format=suffix, **look)
 
 
 def learner_colour(learner: str) -> str:
