@@ -27,6 +27,23 @@ def drawn(axes, colour):
     return [list(map(tuple, line.get_xydata())) for line in lines]
 
 
+def test_the_front_joins_what_nothing_else_beats_in_both(tmp_path):
+    image_run(tmp_path / "sm1", [0.5, 0.4, 0.3, 0.3])
+    image_run(tmp_path / "sm4", [0, 0, 0, 0.1], w=4)
+    image_run(tmp_path / "ens", [0.3, 0.2, 0.2, 0.1], learner="ens", members=2, replay=True)
+    figure = trade_offs.front(results_of(tmp_path))[""]
+    (axes,) = panels(figure)
+    line = axes.lines[0]
+    assert list(line.get_xdata()) == [4, 10]  # sm with w = 4 costs as much as with w = 1
+    assert list(line.get_ydata()) == pytest.approx([37.5, 20])
+    assert [text.get_text() for text in axes.texts] == ["w = 1", "w = 1"]
+    assert legend_of(figure)[:3] == ["learner", "sm", "ens"]
+
+
+def test_non_dominated_points():
+    assert select.non_dominated([(2, 1), (1, 2), (3, 1), (2, 3), (1, 2)]) == [1, 0]
+
+
 def test_trade_off_figure_draws_the_curves_with_error_bars_and_both_axes(grid):
     results = results_of(grid)
     figure = trade_offs.cost_trade_offs(results)[""]
