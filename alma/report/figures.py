@@ -134,7 +134,8 @@ def frame_over_time(panels: Sequence[Any], curves: Sequence[Curve]) -> None:
         low, high = f"{min(untrained):.0f}", f"{max(untrained):.0f}"
         note = f"↑ untrained: {low if low == high else f'{low}–{high}'}%"
         look = {"ha": "right", "va": "top", "color": "0.45", "fontsize": 6.5}
-        panels[0].text(0.99, 0.99, note, transform=panels[0].transAxes, **look)
+        look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        panels[0].text(0.98, 0.98, note, transform=panels[0].transAxes, **look)
 
 
 def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -156,23 +157,25 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str, y_label: str) -> Any:
-    """A figure of the lines of `draw` (axes, result, **look), with a panel per learner if they are many."""
+    """A figure of the lines of `draw` (axes, result, **look); if many, in panels by learner and replay."""
     config = results[0].config
-    learners = list(dict.fromkeys(result.learner for result in sorted(results, key=lambda each: each.rank)))
-    crowded = len(results) > MOST_LINES and len(learners) > 1
-    names = learners if crowded else [""]
-    inches = (2.9, 2.3) if crowded else (4.4, 3.4)
-    figure, panels = style.named_panels(names, inches, sharex=True, sharey=True)
+    crowded = len(results) > MOST_LINES
+    members: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda each: each.rank):
+        name = result.learner + (", replay" if result.config["replay"] else "")
+        members.setdefault(name if crowded else "", []).append(result)
+    inches = (4.4, 3.4) if len(members) == 1 else (2.9, 2.3)
+    figure, panels = style.named_panels(list(members), inches, sharex=True, sharey=True)
     figure.suptitle(", ".join(filter(None, (config.get("dataset"), f"B = {config['megabatches']}"))))
     curves: list[Curve] = []
     ends: dict[Any, list[End]] = {}
     for name, axes in panels.items():
-        axes.title.set(color=style.learner_colour(name), fontweight="bold")
-        members = [result for result in results if name in ("", result.learner)]
-        for result, look in zip(members, looks(members), strict=True):
+        axes.title.set(color=style.learner_colour(members[name][0].learner), fontweight="bold")
+        for result, look in zip(members[name], looks(members[name]), strict=True):
             curves.append(found := draw(axes, result, **look))
-            text = result.label.removeprefix(f"{name} ")
             if found.x:
+                text = result.label.removeprefix(f"{result.learner} ") if name else result.label
+                text = text.removesuffix(" replay") if name else text
                 ends.setdefault(axes, []).append(End(found.x[-1], found.y[-1], text, look["color"]))
     if draw is draw_over_time:
         frame_over_time(list(panels.values()), curves)

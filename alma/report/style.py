@@ -24,7 +24,7 @@ Hues after Okabe and Ito. Colours that a colour-blind reader confuses by hue dif
 """
 EXTENSION_COLOURS = ("#7557C4", "#6B8E00", "#B03A5B", "#5F7A87")
 """Colours of learners that are not in LEARNER_COLOURS; see `learner_colour`."""
-WAIT_RAMP = ("#F0A02C", "#EE7B51", "#DC5E66", "#BC3A85", "#960FA3", "#6600A7", "#2C0594")
+WAIT_RAMP = ("#E08A00", "#EE7B51", "#DC5E66", "#BC3A85", "#960FA3", "#6600A7", "#2C0594")
 """Colours of waiting times, from short to long, after matplotlib's plasma; see `wait_colours`."""
 LINE_STYLES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX"
@@ -80,6 +80,8 @@ def drawing() -> AbstractContextManager[None]:
 def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> None:
     """Write a figure at `path`, a PNG, and beside it as SVG and PDF with selectable text."""
     with drawing():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # keep the layout: each file would compute it again
         for suffix in formats:
             place = path if suffix == "png" else path.with_suffix(f".{suffix}")
             with atomic_write(place, "wb") as file:
@@ -202,6 +204,7 @@ def label_ends(figure: Any, ends: Mapping[Any, Sequence[End]]) -> None:
     """
     line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1, "relpos": (0, 0.5)}
     look = {"textcoords": "offset points", "va": "center", "fontsize": 7, "annotation_clip": False}
+    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
     notes = {
         axes: [
             axes.annotate(

@@ -24,8 +24,8 @@ def main() -> None:
         (lanes,), (error,) = panels
         _draw_stream(lanes)
         for y, (w, replay) in enumerate(((1, False), (4, False), (4, True), (B, False))):
-            _draw_lane(lanes, -1.15 * (y + 1), w, replay)
-        lanes.set(ylim=(-5.2, 1.5), xlim=(-1.6, B + 1.4))
+            _draw_lane(lanes, -1.15 * y - 1.5, w, replay)
+        lanes.set(ylim=(-5.3, 1.0), xlim=(-1.6, B + 1.4))
         lanes.axis("off")
         _draw_error(error)
         style.save(figure, Path(__file__).with_suffix(".png"), formats=("png", "svg"))
@@ -44,7 +44,8 @@ def _draw_stream(axes: Any) -> None:
     for t in range(1, B + 1):
         _box(axes, t - 0.94, t - 0.06, 0, 0.8, facecolor="0.93", edgecolor="0.6", linewidth=0.8)
         axes.text(t - 0.5, 0.4, f"$D_{t}$", ha="center", va="center", fontsize=11, color=INK)
-    axes.text(0.06, 1.1, "mega-batches arrive one after the other", fontsize=9, color=GREY)
+    note = "bar: training data of a stage      circle: the stage      dotted: waiting, still untrained"
+    axes.text(0.06, -0.42, note, fontsize=8.5, color=GREY)
 
 
 def _draw_lane(axes: Any, y: float, w: int, replay: bool) -> None:
@@ -80,11 +81,13 @@ def _draw_error(axes: Any) -> None:
         ends.append(style.End(times[-1], values[-1], f"w = {w}", COLOURS[w]))
         if w == 4:
             axes.fill_between(times, values, step="post", color=COLOURS[w], alpha=0.1, linewidth=0)
-            axes.text(2, 0.55, "area: cumulative error (CER)", color=COLOURS[w], fontsize=9, ha="center")
-    axes.text(0.06, 0.94, "untrained", fontsize=8, color=GREY)
+            axes.text(2.5, 0.72, "area: cumulative error (CER)", color=COLOURS[w], fontsize=8.5, ha="center")
+    axes.text(0.1, 0.94, "untrained", fontsize=8.5, color=GREY)
+    axes.text(B - 0.1, 0.94, "invented numbers", fontsize=8.5, color=GREY, ha="right")
     axes.set(ylim=(0, 1.05), xticks=range(B + 1), yticks=[], ylabel="test error")
     axes.set_xlabel("time t: mega-batches received", fontsize=9)
-    axes.spines["left"].set_bounds(0, 1.05)
+    axes.spines["left"].set_position(("data", 0))
+    axes.spines["bottom"].set_bounds(0, B + 0.6)
     style.label_ends(axes.figure, {axes: ends})
 
 

@@ -129,7 +129,7 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     both = [line for _, line in theirs + ours]
     for i, (axes, title) in enumerate(zip(panels, _TITLES, strict=True)):
         values = [x for line in both for x in line.x[i]]
-        shift = 0.022 * (max(values) - min(values)) if i == 2 else 0
+        shift = 0.012 * (max(values) - min(values)) if i == 2 else 0
         for entry, line in theirs:
             _draw(axes, entry, line, i, shift, {**_THEIRS, **dot("0.62", markers[entry.size], hollow=True)})
         for entry, line in ours:

@@ -41,7 +41,7 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
     shown = [result for result in usual if size(result) in sizes]
     names, colours = methods(shown), style.wait_colours(map(wait, results))
     inches = 1.6 + 1.6 * len(names), 0.6 + 1.8 * len(sizes)
-    figure, grid = style.subplots(len(sizes), len(names), inches, sharex=True, sharey=True)
+    figure, grid = style.subplots(len(sizes), len(names), inches, sharex=True, sharey="row")
     panels = {(hidden, name): grid[i][k] for i, hidden in enumerate(sizes) for k, name in enumerate(names)}
     curves = []
     for result in shown:
@@ -49,7 +49,8 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
         curves.append(draw_over_time(axes, result, color=colours[wait(result)]))
         axes.set_title(f"{result.method}, {size(result)}")
         axes.title.set(color=parts.look(result, results)["color"], fontweight="bold")
-    frame_over_time(list(grid.flat), curves)
+    for hidden, row in zip(sizes, grid, strict=True):
+        frame_over_time(list(row), [curve for curve in curves if size(curve.result) == hidden])
     style.name_axes(figure, list(grid.flat), *_LABELS)
     heading = f"{parts.title(results)}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
     style.add_legend(figure, {heading: [], "waiting time": parts.wait_entries(shown, results)})

@@ -7,7 +7,7 @@ from typing import Any
 
 from alma.report import style
 from alma.report.results import Result, compute, memory
-from alma.report.style import End, LegendEntries, dot, mark, number_axis
+from alma.report.style import LegendEntries, dot, mark, number_axis
 from alma.report.vision import parts, select
 from alma.report.vision.parts import TFLOPS
 from alma.report.vision.select import Missing, Pair, Spoke, cer, distinct, methods, size, wait
@@ -28,11 +28,17 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
     axes.plot([x[i] for i in best], [y[i] for i in best], **joined)
     looks = {r.learner: dot(style.learner_colour(r.learner)) for r in results}
     for i, result in enumerate(results):
-        colour, alpha = style.learner_colour(result.learner), 1 if i in best else 0.55
-        look = {**dot(colour, hollow=result.config["replay"]), "markersize": 6.5 if i in best else 4.5}
-        axes.errorbar(x[i], y[i], deviation[i] or None, ecolor=colour, elinewidth=0.7, alpha=alpha, **look)
+        colour = style.learner_colour(result.learner)
+        look = dot(colour, hollow=result.config["replay"])
+        if i in best:
+            look |= {"markersize": 7, "zorder": 3}
+            note = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 7, "color": "0.35"}
+            before = best.index(i) - 1
+            if before < 0 or wait(results[best[before]]) != wait(result):
+                axes.annotate(f"w = {wait(result)}", (x[i], y[i]), (-4, -4), **note)
+        axes.errorbar(x[i], y[i], deviation[i] or None, ecolor=colour, elinewidth=0.7, **look)
     number_axis(axes, "x", x, log_from=5, dense_below=20)
-    number_axis(axes, "y", y, log_from=4, dense_below=100)
+    number_axis(axes, "y", y, log_from=2.5, dense_below=100)
     axes.set(
         xlabel=TFLOPS, ylabel="mean test error over the stream (%),\nuntrained errors while waiting included"
     )
@@ -41,7 +47,6 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
     kinds += [("with replay", mark(hollow=True))] * any(r.config["replay"] for r in results)
     entries = [(name, {"linestyle": "", **look}) for name, look in looks.items()]
     style.add_legend(figure, {"learner": entries, "": kinds})
-    style.label_ends(figure, {axes: [End(x[i], y[i], f"w = {wait(results[i])}", "0.35") for i in best]})
     return {"": figure}
 
 
@@ -62,9 +67,8 @@ def cost_trade_offs(results: Sequence[Result]) -> dict[str, Any]:
             axes.plot(found.x, found.y, **look, **dot(look["color"], markers[wait(found.result)]))
         number_axis(axes, "x", [x for found in curves for x in found.x], log_from=5, dense_below=20)
     _label_cer_axes([left, right], [y for found in curves for y in found.y], shown)
-    left.set(xlabel=TFLOPS, ylabel=CER)
-    right.set(xlabel="parameters summed over the stream, Mem")
-    figure.suptitle(f"{parts.title(results)}: error against compute and memory")
+    left.set(xlabel=TFLOPS, ylabel=CER, title=f"{parts.title(results)}: compute")
+    right.set(xlabel="parameters summed over the stream, Mem", title="memory")
     marks = [(f"w = {w}", mark(markers[w])) for w in distinct(wait, shown)]
     style.add_legend(figure, {"learner": parts.method_entries(shown, results), "waiting time": marks})
     return {"": figure}
@@ -76,17 +80,13 @@ def replay_at_one_wait(results: Sequence[Result]) -> dict[str, Any]:
     figure, ((axes,),) = style.subplots(1, 1, (4.8, 3.2))
     plain = [pair[0] for pair in pairs]
     markers = parts.markers(distinct(size, plain))
-    ends = {}
     for pair in pairs:
-        look = parts.look(pair[0], results)
-        _draw_pair(axes, pair, look, markers)
-        x, y = pair[1].over_seeds(compute)[0], pair[1].over_seeds(cer)[0]
-        ends[pair[0].method] = End(x, y, pair[0].method, look["color"])
+        _draw_pair(axes, pair, parts.look(pair[0], results), markers)
     _label_pair_axes([axes], pairs)
     axes.set(xlabel=TFLOPS, ylabel=CER)
     axes.set_title(f"{parts.title(results)}, w = {wait(plain[0])}: effect of replay")
-    style.add_legend(figure, _marks_of_pairs(plain, markers))
-    style.label_ends(figure, {axes: list(ends.values())})
+    learners = {"learner": parts.method_entries(plain, results)}
+    style.add_legend(figure, learners | _marks_of_pairs(plain, markers))
     return {"": figure}
 
 
@@ -123,19 +123,20 @@ def _radar(members: Sequence[Result], results: Sequence[Result]) -> Any:
     measured, colours = select.spokes(members), style.wait_colours(map(wait, results))
     angles = [2 * math.pi * i / len(measured) for i in range(len(measured))]
     figure, panels = style.named_panels(methods(members), (2.3, 2.3), subplot_kw={"projection": "polar"})
+    figure.get_layout_engine().set(wspace=0.14)
     for i, result in enumerate(members):
         radii = [spoke.radii[i] for spoke in measured.values()]
         look = {"color": colours[wait(result)], "marker": ".", "clip_on": False, "zorder": 3}
         panels[result.method].plot([*angles, 0], [*radii, radii[0]], **look)
-    parts.colour_titles(panels, members, results)
     for axes in panels.values():
         axes.set_theta_zero_location("N")
-        axes.set(rlim=(0, 1), rticks=(0.25, 0.5, 0.75), yticklabels=[], xticks=angles, xticklabels=[])
+        axes.set(rlim=(0, 1), rticks=(0.25, 0.5, 0.75, 1), yticklabels=[], xticks=angles, xticklabels=[])
         axes.spines["polar"].set_visible(False)
         axes.set_title(textwrap.fill(axes.get_title(), 26), pad=16)
         for name, angle, rotation in zip(measured, angles, (0, 90, 0, -90), strict=True):
             look = {"ha": "center", "va": "center", "rotation": rotation, "fontsize": 7}
             axes.text(angle, 1.13, name, **look)
+    parts.colour_titles(panels, members, results)
     ranges: LegendEntries = [
         (f"{name}: {_extent(spoke)}", {"linestyle": ""}) for name, spoke in measured.items()
     ]
@@ -163,9 +164,9 @@ def _label_cer_axes(panels: Sequence[Any], values: Sequence[float], shown: Seque
     """Number the CER axes, and add an axis with the mean error (CER / B) to the right of the last panel."""
     share = 100 / shown[0].config["megabatches"]
     for axes in panels:
-        number_axis(axes, "y", values, log_from=4, dense_below=100)
+        number_axis(axes, "y", values, log_from=2.5, dense_below=100)
     right = panels[-1].secondary_yaxis("right", functions=(lambda y: y * share, lambda y: y / share))
-    number_axis(right, "y", [value * share for value in values], log_from=4, dense_below=100)
+    number_axis(right, "y", [value * share for value in values], log_from=2.5, dense_below=100)
     right.set_ylabel("mean error, CER / B (%)")
 
 
@@ -184,6 +185,6 @@ def _label_pair_axes(panels: Sequence[Any], pairs: Sequence[Pair]) -> None:
     both = [result for pair in pairs for result in pair]
     for axes in panels:
         number_axis(axes, "x", [r.over_seeds(compute)[0] for r in both], log_from=5, dense_below=20)
-        number_axis(axes, "y", [r.over_seeds(cer)[0] for r in both], log_from=4, dense_below=100)
+        number_axis(axes, "y", [r.over_seeds(cer)[0] for r in both], log_from=2.5, dense_below=100)
     if len(panels) == 1:
         _label_cer_axes(panels, [r.over_seeds(cer)[0] for r in both], both)
