@@ -11,11 +11,11 @@ from alma.files import atomic_write
 
 LEARNER_COLOURS = {
     "sm": "#0072B2",
-    "ens": "#D55E00",
+    "ens": "#C84E14",
     "umix": "#009E73",
     "gens": "#CC79A7",
-    "gmoe": "#D29200",
-    "moe": "#3FA0DA",
+    "gmoe": "#DA9A00",
+    "moe": "#4AA9E0",
     "ff": "#8A5A33",
 }
 """Colour of each learner, the same in every figure and page; readable on white and on dark backgrounds.

@@ -48,8 +48,8 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
     "front": (
         trade_offs.front,
         "Mean test error over the stream against training compute. The grey line joins the configurations "
-        "that no other beats in both; labels tell where their waiting time changes. Errors of the untrained model count "
-        "while a learner waits.",
+        "that no other beats in both; labels tell where their waiting time changes. Errors of the untrained "
+        "model count while a learner waits.",
     ),
     "learning_curves": (
         over_time.learning_curves,
