@@ -104,7 +104,7 @@ def wait_colours(waits: Iterable[int]) -> dict[int, str]:
 
 def variant(colour: str, rank: int) -> dict[str, Any]:
     """Look of the line of a learner's variant 0, 1, ...: its colour, ever lighter, and a line style."""
-    share = 1 - 0.5 ** (min(rank, 4) / 2.5)
+    share = 0.15 * min(rank, 4)
     parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     lighter = "#" + "".join(f"{round(part + share * (255 - part)):02X}" for part in parts)
     return {"color": lighter, "linestyle": LINE_STYLES[rank % len(LINE_STYLES)]}
@@ -204,7 +204,7 @@ def label_ends(figure: Any, ends: Mapping[Any, Sequence[End]]) -> None:
     """
     line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1, "relpos": (0, 0.5)}
     look = {"textcoords": "offset points", "va": "center", "fontsize": 7, "annotation_clip": False}
-    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.6}
+    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.5, "pad": 0.2}
     notes = {
         axes: [
             axes.annotate(
