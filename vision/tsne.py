@@ -203,7 +203,7 @@ def _draw_points(axes: Any, points: np.ndarray, labels: np.ndarray, assigned: np
         colours = [EXPERTS[expert % len(EXPERTS)] for expert in assigned[mine]]
         size = (14 if len(points) > 1000 else 22) * len(str(label)) ** 2
         axes.scatter(*points[mine].T, c=colours, marker=f"${label}$", s=size, **look)
-    axes.set(xticks=[], yticks=[])
+    axes.axis("off")
 
 
 def _draw_tree(axes: Any, tree: Tree, places: Mapping[int, np.ndarray]) -> None:

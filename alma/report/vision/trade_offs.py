@@ -126,7 +126,8 @@ def _radar(members: Sequence[Result], results: Sequence[Result]) -> Any:
     figure.get_layout_engine().set(wspace=0.14)
     for i, result in enumerate(members):
         radii = [spoke.radii[i] for spoke in measured.values()]
-        look = {"color": colours[wait(result)], "marker": ".", "clip_on": False, "zorder": 3}
+        wider = len([other for other in members[i:] if other.method == result.method])  # where lines coincide
+        look = {"color": colours[wait(result)], "marker": ".", "linewidth": 1.2 * wider, "clip_on": False}
         panels[result.method].plot([*angles, 0], [*radii, radii[0]], **look)
     for axes in panels.values():
         axes.set_theta_zero_location("N")
