@@ -17,7 +17,7 @@ from torch import Tensor
 from alma.errors import Parser, UserError, command, number_list
 from alma.files import make_directory
 from alma.records import Run
-from alma.report.style import COLOURS, subplots
+from alma.report import style
 from alma.stages import stages
 from vision import data
 from vision.experiment import read_checkpoint
@@ -26,9 +26,11 @@ from vision.learners.gmoe import MoE
 from vision.mixture import Mixture
 from vision.train import EVALUATION_BATCH
 
-# Okabe and Ito's colours without vermillion, too close to the red of the tree; then Tol's muted ones.
-_OTHERS = ("#88CCEE", "#999933", "#44AA99", "#332288", "#AA4499")
-EXPERTS = [*(colour for colour in COLOURS if colour != "#D55E00"), *_OTHERS]
+EXPERTS = (
+    *("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),  # Okabe and Ito, without their red
+    *("#88CCEE", "#999933", "#44AA99", "#332288", "#AA4499"),  # Tol, muted
+)
+"""Colour of each expert; experts are no learners, so these are not the colours of learners."""
 TREE = "#E00000"
 
 
@@ -61,14 +63,39 @@ def tree_of(paths: Tensor, experts: int) -> Tree:
 
 
 def positions(tree: Tree, points: np.ndarray, assigned: np.ndarray) -> dict[int, np.ndarray]:
-    """Positions of the nodes among points (n, 2) of experts `assigned` (n,): a leaf at the mean of its
-    examples, an inner node at the mean of its leaves. Experts without examples have no position."""
-    found = {leaf: points[assigned == leaf].mean(0) for leaf in np.unique(assigned).tolist()}
+    """Positions of the nodes among points (n, 2) of experts `assigned` (n,).
+
+    A leaf is where its examples are densest, an inner node at the mean of its leaves. Experts without
+    examples have no position.
+    """
+    extent = float(np.ptp(points, axis=0).max())
+    found = {leaf: _densest(points[assigned == leaf], 0.08 * extent) for leaf in np.unique(assigned).tolist()}
     for node, leaves in tree.leaves.items():
         placed = [found[leaf] for leaf in leaves if leaf in found]
         if placed and node not in found:
             found[node] = np.mean(placed, axis=0)
     return found
+
+
+def _densest(points: np.ndarray, radius: float) -> np.ndarray:
+    """The first of the points (n, 2) with the most others within `radius`."""
+    from scipy.spatial import cKDTree
+
+    return points[cKDTree(points).query_ball_point(points, radius, return_length=True).argmax()]
+
+
+def apart(places: Mapping[int, np.ndarray], distance: float) -> dict[int, np.ndarray]:
+    """The places (2,) of nodes, moved until no two are closer than `distance` (at most 500 small steps)."""
+    points, angle = np.stack(list(places.values())), np.arange(len(places))
+    points = points + 1e-6 * distance * np.stack([np.cos(angle), np.sin(angle)], axis=1)  # none at one place
+    for _ in range(500):
+        between = points[:, None] - points[None]  # (nodes, nodes, 2)
+        length = np.linalg.norm(between, axis=2) + np.eye(len(points))
+        push = np.clip(distance - length, 0, None) * (1 - np.eye(len(points)))
+        if push.max() < 1e-3 * distance:
+            break
+        points = points + (between * (push / length / 2)[..., None]).sum(1)
+    return dict(zip(places, points, strict=True))
 
 
 @torch.no_grad()
@@ -139,7 +166,7 @@ def load_model(config: Mapping[str, Any], dataset: data.Dataset, state: dict[str
 def draw(
     run: Path, dataset: data.Dataset, chosen: Sequence[int], out: Path, layer: int = 1, examples: int = 5000
 ) -> None:
-    """Write a PNG with one panel per stage: marker = class, colour = expert, gating tree in red."""
+    """Write a figure with one panel per stage: marker = class, colour = expert, gating tree in red."""
     config, files = load_run(run)
     models = [load_model(config, dataset, read_checkpoint(files[stage])) for stage in chosen]
     depth = len(models[0].layers)
@@ -150,30 +177,33 @@ def draw(
     part = data.Images(dataset.test.images[picked], dataset.test.labels[picked])
     images, points = dataset.examples(part).images, embed(part.images)
     schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
-    figure, panels = subplots(1, len(chosen), (3.4 * len(chosen), 3.7), sharex=True, sharey=True)
-    for stage, model, axes in zip(chosen, models, panels[0], strict=True):
-        assigned = assignment(model, images, layer)
-        _draw_points(axes, points, part.labels.numpy(), assigned)
-        tree = tree_of(model.layers[layer - 1].router.paths, model.experts)
-        _draw_tree(axes, tree, positions(tree, points, assigned))
-        unused = model.experts - len(np.unique(assigned))
-        title = f"{model.experts} expert{'s' if model.experts > 1 else ''}"
-        title += f", {unused} of them unused" if unused else ""
-        axes.set_title(f"stage {stage} (t = {schedule[stage].last}): {title}", fontsize=9.5)
-    key = f"number: class; colour: expert of layer {layer}; red: gates, with a star at the root"
-    figure.supxlabel(key, fontsize=9)
     make_directory(out.parent)
-    figure.savefig(out, dpi=200, format="png")
+    with style.drawing():
+        figure, panels = style.subplots(1, len(chosen), (3.6 * len(chosen), 3.9), sharex=True, sharey=True)
+        for stage, model, axes in zip(chosen, models, panels[0], strict=True):
+            assigned = assignment(model, images, layer)
+            _draw_points(axes, points, part.labels.numpy(), assigned)
+            tree = tree_of(model.layers[layer - 1].router.paths, model.experts)
+            places = positions(tree, points, assigned)
+            _draw_tree(axes, tree, apart(places, 0.11 * float(np.ptp(points, axis=0).max())))
+            unused = model.experts - len(np.unique(assigned))
+            title = f"{model.experts} expert{'s' if model.experts > 1 else ''}"
+            title += f", {unused} of them unused" if unused else ""
+            axes.set_title(f"stage {stage} (t = {schedule[stage].last}): {title}", fontsize=9.5)
+        key = f"number: class; colour: expert of layer {layer}; red: gates, with a star at the root"
+        figure.supxlabel(key, fontsize=9)
+        style.save(figure, out)
 
 
 def _draw_points(axes: Any, points: np.ndarray, labels: np.ndarray, assigned: np.ndarray) -> None:
     """Draw each example as the number of its class, in the colour of its expert."""
+    look = {"linewidths": 0, "alpha": 0.75, "rasterized": True}  # thousands of shapes in a vector format
     for label in np.unique(labels):
         mine = labels == label
         colours = [EXPERTS[expert % len(EXPERTS)] for expert in assigned[mine]]
         size = (14 if len(points) > 1000 else 22) * len(str(label)) ** 2
-        axes.scatter(*points[mine].T, c=colours, marker=f"${label}$", s=size, linewidths=0)
-    axes.set(xticks=[], yticks=[])
+        axes.scatter(*points[mine].T, c=colours, marker=f"${label}$", s=size, **look)
+    axes.axis("off")
 
 
 def _draw_tree(axes: Any, tree: Tree, places: Mapping[int, np.ndarray]) -> None:
@@ -190,10 +220,10 @@ def _draw_tree(axes: Any, tree: Tree, places: Mapping[int, np.ndarray]) -> None:
             look = {"marker": "*" if root else "s", "markersize": 14 if root else 7, "zorder": 5 + root / 2}
             axes.plot(x, y, color=TREE, markeredgecolor="white", **look)
         else:
-            look = {"markersize": 12, "markeredgecolor": TREE, "markeredgewidth": 2, "zorder": 6}
-            axes.plot(x, y, "o", color=EXPERTS[node % len(EXPERTS)], **look)
-            style = {"color": "white", "fontsize": 8, "fontweight": "bold", "zorder": 7}
-            axes.text(x, y, str(node), ha="center", va="center_baseline", **style)
+            ring = {"markersize": 12, "markeredgecolor": TREE, "markeredgewidth": 2, "zorder": 6}
+            axes.plot(x, y, "o", color=EXPERTS[node % len(EXPERTS)], **ring)
+            look = {"color": "white", "fontsize": 8, "fontweight": "bold", "zorder": 7}
+            axes.text(x, y, str(node), ha="center", va="center_baseline", **look)
 
 
 @command

@@ -1,13 +1,16 @@
 """Figures of any runs: the metric over the stream, and its average against compute and memory (Figure 5)."""
 
-import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from alma import metrics
+from alma.report import style
 from alma.report.results import Result, Rows, column, compute, memory, trained
-from alma.report.style import COLOURS, LINE_STYLES, MARKERS, number_axis, subplots
+from alma.report.style import End, number_axis
+
+MOST_LINES = 6
+"""More lines than that are drawn in a panel per learner."""
 
 MeasureAt = Callable[[Rows, int], float]
 """A number of one run at t, or over the stream up to t."""
@@ -23,24 +26,28 @@ class Curve(NamedTuple):
 
 
 def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
-    """Write the figures of results of one metric and one B to `out` as PNG; returns their paths.
+    """Write the figures of results of one metric and one B to `out`; returns the paths of the PNG files.
 
     They show the untrained error but not the untrained perplexity (see `results.DISPLAYS`).
     """
     first = results[0]
     shown = first.display.name
-    average = f"average {shown}" if first.display.untrained else f"average {shown} since the first stage"
-    stem = f"{first.metric}_B{first.config['megabatches']}"
-    by_compute = [_average_against(result, compute) for result in results]
-    by_memory = [_average_against(result, memory) for result in results]
-    figures = {
-        "over_time": _figure(list(map(over_time, results)), "mega-batch t", f"test {shown}"),
-        "compute": _figure(by_compute, "cumulative training compute, Comp (TFLOPs)", average),
-        "memory": _figure(by_memory, "cumulative parameters, Mem", average),
-    }
-    for name, figure in figures.items():
-        figure.savefig(out / f"{stem}_{name}.png", dpi=150, bbox_inches="tight")
-    return [out / f"{stem}_{name}.png" for name in figures]
+    since = "untrained errors while waiting included" if first.display.untrained else "since the first stage"
+    average = f"average {shown} over 1..t,\n{since}"
+
+    def against(cost: MeasureAt) -> Callable[..., Curve]:
+        return lambda axes, result, **look: draw_curve(axes, _average_against(result, cost), **look)
+
+    paths = []
+    with style.drawing():
+        for name, figure in (
+            ("over_time", _figure(results, draw_over_time, "mega-batch t", f"test {shown}")),
+            ("compute", _figure(results, against(compute), "training compute up to t (TFLOPs)", average)),
+            ("memory", _figure(results, against(memory), "parameters summed up to t, Mem", average)),
+        ):
+            paths.append(out / f"{first.metric}_B{first.config['megabatches']}_{name}.png")
+            style.save(figure, paths[-1])
+    return paths
 
 
 def over_time(result: Result) -> Curve:
@@ -83,39 +90,99 @@ def curve(result: Result, times: Sequence[int], x: MeasureAt, y: MeasureAt) -> C
     )
 
 
-def _styles(results: Sequence[Result]) -> list[tuple[str, str, str]]:
-    """Colour, line and marker of each result: its own colour while there are enough, else its learner's."""
-    if len(results) <= len(COLOURS):
-        return list(zip(COLOURS, [LINE_STYLES[0]] * len(results), MARKERS, strict=False))
-    learners = [result.learner for result in results]
-    if len(set(learners)) == 1:
-        places = [divmod(i, len(COLOURS))[::-1] for i in range(len(results))]
-    else:
-        names = sorted(set(learners))
-        places = [(names.index(name), learners[:i].count(name)) for i, name in enumerate(learners)]
-    return [
-        (COLOURS[colour % len(COLOURS)], LINE_STYLES[rank % len(LINE_STYLES)], MARKERS[rank % len(MARKERS)])
-        for colour, rank in places
+def draw_curve(axes: Any, curve: Curve, steps: bool = False, **look: Any) -> Curve:
+    """Draw a line with a dot at its end and a band of ±1 standard deviation. Returns the curve.
+
+    `look` goes to Axes.plot. With `steps`, a value holds until the next point.
+    """
+    end = {"marker": "o", "markersize": 3, "markevery": slice(-1, None), "clip_on": False, "zorder": 3}
+    axes.plot(curve.x, curve.y, drawstyle="steps-post" if steps else "default", **(end | look))
+    if any(curve.deviation):
+        low = [mean - deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
+        high = [mean + deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
+        band = {"color": look["color"], "alpha": 0.2, "linewidth": 0}
+        axes.fill_between(curve.x, low, high, step="post" if steps else None, **band)
+    return curve
+
+
+def draw_over_time(axes: Any, result: Result, **look: Any) -> Curve:
+    """Draw the metric over time in steps, since a model stays deployed until the next stage.
+
+    The untrained part is dotted. Returns the trained part.
+    """
+    whole = over_time(result)
+    start = sum(result.waiting(int(t)) for t in whole.x)
+    faint = {**style.FAINT, "color": look["color"], "drawstyle": "steps-post"}
+    axes.plot(whole.x[: start + 1], whole.y[: start + 1], **faint)
+    rest = Curve(result, whole.x[start:], whole.y[start:], whole.deviation[start:])
+    return draw_curve(axes, rest, steps=True, **look)
+
+
+def frame_over_time(panels: Sequence[Any], curves: Sequence[Curve]) -> None:
+    """Scale and limit the axes of `draw_over_time` to the trained parts; a note gives the untrained level."""
+    values = [y for curve in curves for y in curve.y] or [1.0]
+    untrained = [
+        curve.result.display.factor * curve.result.over_seeds(lambda rows: rows[0]["value"])[0]
+        for curve in curves
+        if _shown(curve.result, 0) and curve.result.times[0] == 0
     ]
+    for axes in panels:
+        number_axis(axes, "x", [0, *(x for curve in curves for x in curve.x)])
+        number_axis(axes, "y", values, log_from=3, dense_below=100)
+        style.frame(axes, values)
+    if untrained and max(untrained) > max(values):
+        low, high = f"{min(untrained):.0f}", f"{max(untrained):.0f}"
+        note = f"↑ untrained: {low if low == high else f'{low}–{high}'}%"
+        look = {"ha": "right", "va": "top", "color": "0.45", "fontsize": 6.5}
+        look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        panels[0].text(0.98, 0.98, note, transform=panels[0].transAxes, **look)
 
 
-def _figure(curves: Sequence[Curve], x_label: str, y_label: str) -> Any:
-    figure, ((axes,),) = subplots(1, 1, (6.4, 4.2))
-    for curve, (colour, line, marker) in zip(curves, _styles([c.result for c in curves]), strict=True):
-        label = textwrap.fill(curve.result.label, 36)
-        gap = max(1, len(curve.x) // 8)  # few enough markers to see the line, the last at its end
-        every = ((len(curve.x) - 1) % gap, gap)
-        draw_curve(axes, curve, colour, line, marker=marker, markersize=5, markevery=every, label=label)
-    number_axis(axes, "x", [x for curve in curves for x in curve.x])
-    number_axis(axes, "y", [y for curve in curves for y in curve.y])
-    axes.set(xlabel=x_label, ylabel=y_label)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
+def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Look of the line of each result of a panel.
+
+    Of several learners, each has its colour, and its variants are ever lighter. The waiting times of a single
+    learner have a ramp of colours instead.
+    """
+    kinds: list[tuple[str, int]] = [(result.learner, 0) for result in results]
+    ramp = style.wait_colours(result.waiting_time for result in results)
+    of_waits = len({result.learner for result in results}) == 1 and len(ramp) > 1
+    if of_waits:
+        kinds = [(result.learner, result.waiting_time) for result in results]
+    found = []
+    for i, (learner, wait) in enumerate(kinds):
+        colour = ramp[wait] if of_waits else style.learner_colour(learner)
+        found.append(style.variant(colour, kinds[:i].count((learner, wait))))
+    return found
+
+
+def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str, y_label: str) -> Any:
+    """A figure of the lines of `draw` (axes, result, **look); if many, in panels by learner and replay."""
+    config = results[0].config
+    crowded = len(results) > MOST_LINES
+    members: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda each: each.rank):
+        name = result.learner + (", replay" if result.config["replay"] else "")
+        members.setdefault(name if crowded else "", []).append(result)
+    inches = (4.4, 3.4) if len(members) == 1 else (2.9, 2.3)
+    figure, panels = style.named_panels(list(members), inches, sharex=True, sharey=True)
+    figure.suptitle(", ".join(filter(None, (config.get("dataset"), f"B = {config['megabatches']}"))))
+    curves: list[Curve] = []
+    ends: dict[Any, list[End]] = {}
+    for name, axes in panels.items():
+        axes.title.set(color=style.learner_colour(members[name][0].learner), fontweight="bold")
+        for result, look in zip(members[name], looks(members[name]), strict=True):
+            curves.append(found := draw(axes, result, **look))
+            if found.x:
+                text = result.label.removeprefix(f"{result.learner} ") if name else result.label
+                text = text.removesuffix(" replay") if name else text
+                ends.setdefault(axes, []).append(End(found.x[-1], found.y[-1], text, look["color"]))
+    if draw is draw_over_time:
+        frame_over_time(list(panels.values()), curves)
+    else:
+        for axes in panels.values():
+            number_axis(axes, "x", [x for curve in curves for x in curve.x])
+            number_axis(axes, "y", [y for curve in curves for y in curve.y], log_from=5)
+    style.name_axes(figure, list(panels.values()), x_label, y_label)
+    style.label_ends(figure, ends)
     return figure
-
-
-def draw_curve(axes: Any, curve: Curve, colour: str, line: str, **look: Any) -> None:
-    """Draw a line with a band of ±1 standard deviation; `look` goes to Axes.plot."""
-    axes.plot(curve.x, curve.y, line, color=colour, **look)
-    low = [mean - deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
-    high = [mean + deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
-    axes.fill_between(curve.x, low, high, color=colour, alpha=0.2, linewidth=0)

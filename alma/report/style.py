@@ -1,15 +1,54 @@
-"""Figure style: colours, markers, panels, axes and legends."""
+"""Figure style: colours, panels, axes, labels at line ends, legends and files."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
-LINE_STYLES = ("-", "--", ":", "-.")
+from alma.files import atomic_write
+
+LEARNER_COLOURS = {
+    "sm": "#0072B2",
+    "ens": "#C84E14",
+    "umix": "#009E73",
+    "gens": "#CC79A7",
+    "gmoe": "#DA9A00",
+    "moe": "#4AA9E0",
+    "ff": "#8A5A33",
+}
+"""Colour of each learner, the same in every figure and page; readable on white and on dark backgrounds.
+
+Hues after Okabe and Ito. Colours that a colour-blind reader confuses by hue differ in lightness.
+"""
+EXTENSION_COLOURS = ("#7557C4", "#6B8E00", "#B03A5B", "#5F7A87")
+"""Colours of learners that are not in LEARNER_COLOURS; see `learner_colour`."""
+WAIT_RAMP = ("#E08A00", "#EE7B51", "#DC5E66", "#BC3A85", "#960FA3", "#6600A7", "#2C0594")
+"""Colours of waiting times, from short to long, after matplotlib's plasma; see `wait_colours`."""
+LINE_STYLES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX"
-PRINT: Any = {"font.size": 8, "axes.titlesize": 8.5, "legend.fontsize": 8, "lines.linewidth": 1.1}
-"""matplotlib's settings for the paper's figures."""
+GREY = "0.25"
+"""Colour of notes, and of legend entries that stand for any colour."""
+FAINT: Any = {"linestyle": ":", "linewidth": 0.7, "alpha": 0.55}
+"""The look of the untrained part of a line."""
+SETTINGS: Any = {
+    "font.size": 8,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "sans-serif"],  # the first is part of matplotlib
+    "axes.titlesize": 8.5,
+    "axes.labelsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "0.4",
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.1,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "alma",
+    "pdf.fonttype": 42,
+}
+_METADATA: dict[str, dict[str, None]] = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""Metadata that would change the bytes of a figure from run to run, by format."""
 
 LegendEntries = list[tuple[str, dict[str, Any]]]
 """Labels, each with the properties of its Line2D."""
@@ -22,6 +61,66 @@ class Picture(NamedTuple):
     caption: str
 
 
+class End(NamedTuple):
+    """A label for the point (x, y) of a line, usually its last."""
+
+    x: float
+    y: float
+    text: str
+    colour: str
+
+
+def drawing() -> AbstractContextManager[None]:
+    """A context with matplotlib's settings for the project's figures."""
+    import matplotlib
+
+    return matplotlib.rc_context(SETTINGS)
+
+
+def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> None:
+    """Write a figure at `path`, a PNG, and beside it as SVG and PDF with selectable text."""
+    with drawing():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # keep the layout: each file would compute it again
+        for suffix in formats:
+            place = path if suffix == "png" else path.with_suffix(f".{suffix}")
+            with atomic_write(place, "wb") as file:
+                look = {"dpi": 200, "bbox_inches": "tight", "metadata": _METADATA[suffix]}
+                figure.savefig(file, format=suffix, **look)
+
+
+def learner_colour(learner: str) -> str:
+    """The colour of a learner; that of an extension depends on its name alone."""
+    unknown = EXTENSION_COLOURS[zlib.crc32(learner.encode()) % len(EXTENSION_COLOURS)]
+    return LEARNER_COLOURS.get(learner, unknown)
+
+
+def wait_colours(waits: Iterable[int]) -> dict[int, str]:
+    """A colour of WAIT_RAMP for each waiting time, spread over the ramp; distinct for up to seven."""
+    known = sorted(set(waits))
+    steps = max(1, len(known) - 1)
+    return {wait: WAIT_RAMP[round(i * (len(WAIT_RAMP) - 1) / steps)] for i, wait in enumerate(known)}
+
+
+def variant(colour: str, rank: int) -> dict[str, Any]:
+    """Look of the line of a learner's variant 0, 1, ...: its colour, ever lighter, and a line style."""
+    share = 0.15 * min(rank, 4)
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    lighter = "#" + "".join(f"{round(part + share * (255 - part)):02X}" for part in parts)
+    return {"color": lighter, "linestyle": LINE_STYLES[rank % len(LINE_STYLES)]}
+
+
+def dot(colour: str, marker: str = "o", hollow: bool = False) -> dict[str, Any]:
+    """Look of a point, white inside if `hollow`."""
+    edge = {"markeredgecolor": colour if hollow else "white", "markeredgewidth": 0.9 if hollow else 0.4}
+    return {"marker": marker, "markersize": 4.5, "markerfacecolor": "white" if hollow else colour, **edge}
+
+
+def mark(marker: str = "o", hollow: bool = False) -> dict[str, Any]:
+    """Look of a legend entry for points of any colour."""
+    return {"linestyle": "", **dot(GREY, marker, hollow)}
+
+
 def subplots(rows: int, columns: int, inches: tuple[float, float], **options: Any) -> tuple[Any, Any]:
     """A figure of (width, height) `inches`, and its axes as an array (rows, columns), with grid lines.
 
@@ -32,15 +131,16 @@ def subplots(rows: int, columns: int, inches: tuple[float, float], **options: An
     figure = Figure(figsize=inches, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in panels.flat:
-        axes.grid(alpha=0.3)
+        axes.grid(alpha=0.25, linewidth=0.6)
+        axes.set_axisbelow(True)
     return figure, panels
 
 
 def named_panels(
-    names: Sequence[str], inches: tuple[float, float] = (2.0, 2.0), **options: Any
+    names: Sequence[str], inches: tuple[float, float] = (2.0, 2.0), per_row: int = 3, **options: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """A figure and its panels by name, at most three per row; `inches` are the size of a panel."""
-    columns = min(3, len(names))
+    """A figure and its panels by name, at most `per_row` in a row; `inches` are the size of a panel."""
+    columns = min(per_row, len(names))
     rows = -(-len(names) // columns)
     width, height = inches
     figure, panels = subplots(rows, columns, (1.8 + width * columns, 0.5 + height * rows), **options)
@@ -52,6 +152,15 @@ def named_panels(
     for name, axes in found.items():
         axes.set_title(name)
     return figure, found
+
+
+def name_axes(figure: Any, panels: Sequence[Any], x: str, y: str) -> None:
+    """Label the axes of a single panel, or those that several panels share."""
+    if len(panels) == 1:
+        panels[0].set(xlabel=x, ylabel=y)
+    else:
+        figure.supxlabel(x, fontsize="medium")
+        figure.supylabel(y, fontsize="medium")
 
 
 def number_axis(
@@ -74,6 +183,94 @@ def number_axis(
         axis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
     large = max(values, default=0) >= 1e5
     axis.set_major_formatter(ticker.EngFormatter(sep="") if large else ticker.StrMethodFormatter("{x:,.6g}"))
+
+
+def frame(axes: Any, values: Sequence[float]) -> None:
+    """Limit the y axis, whose scale is set, to `values` and a small margin."""
+    low, high = min(values), max(values)
+    if axes.get_yscale() == "log":
+        margin = max(high / low, 1.1) ** 0.06
+        axes.set_ylim(low / margin, high * margin)
+    else:
+        margin = 0.06 * (high - low or abs(high) or 1)
+        axes.set_ylim(low - margin, high + margin)
+
+
+def label_ends(figure: Any, ends: Mapping[Any, Sequence[End]]) -> None:
+    """Write labels to the right of their points, by axes, moved up or down until none overlaps another.
+
+    If a panel is too low for its labels, the figure gets a legend instead. Call it last: it places the labels
+    for the figure as it is.
+    """
+    line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1, "relpos": (0, 0.5)}
+    look = {"textcoords": "offset points", "va": "center", "fontsize": 7, "annotation_clip": False}
+    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.5, "pad": 0.2}
+    notes = {
+        axes: [
+            axes.annotate(
+                textwrap.fill(end.text, 30),
+                (end.x, end.y),
+                (9, 0),
+                color=end.colour,
+                arrowprops={**line, "color": end.colour},
+                **look,
+            )
+            for end in some
+        ]
+        for axes, some in ends.items()
+    }
+    figure.draw_without_rendering()  # sets the layout, hence all positions
+    points = 72 / figure.dpi
+    for axes, some in notes.items():
+        boxes = [note.get_window_extent() for note in some]
+        if sum(box.height for box in boxes) > axes.bbox.height:
+            for note in (note for some in notes.values() for note in some):
+                note.remove()
+            texts = [(end.text, {"color": end.colour}) for some in ends.values() for end in some]
+            add_legend(figure, {"": texts})
+            return
+        for column in _columns([(box.x0, box.x1) for box in boxes]):
+            middles = [(boxes[i].y0 + boxes[i].y1) / 2 for i in column]
+            gap = max(boxes[i].height for i in column)
+            for i, old, new in zip(column, middles, spread(middles, gap, *axes.bbox.intervaly), strict=True):
+                some[i].set_position((9, (new - old) * points))
+
+
+def _columns(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
+    """Positions of the horizontal spans (left, right) in groups that overlap."""
+    groups: list[list[int]] = []
+    right = float("-inf")
+    for i in sorted(range(len(spans)), key=lambda i: spans[i]):
+        if spans[i][0] > right:
+            groups.append([])
+        groups[-1].append(i)
+        right = max(right, spans[i][1])
+    return groups
+
+
+def spread(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions near `values`, at least `gap` apart, in the same order, within low..high if there is room.
+
+    Values that are too close form a group, which is centred at their mean.
+    """
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    groups: list[list[float]] = []
+    for i in order:
+        groups.append([values[i]])
+        while len(groups) > 1 and _edges(groups[-2], gap)[1] + gap > _edges(groups[-1], gap)[0]:
+            upper = groups.pop()
+            groups[-1] += upper
+    placed = [_edges(group, gap)[0] + gap * k for group in groups for k in range(len(group))]
+    last = len(placed) - 1
+    placed = [min(place, high - gap * (last - k) - gap / 2) for k, place in enumerate(placed)]
+    placed = [max(place, low + gap * k + gap / 2) for k, place in enumerate(placed)]
+    return [place for _, place in sorted(zip(order, placed, strict=True))]
+
+
+def _edges(group: Sequence[float], gap: float) -> tuple[float, float]:
+    """Lowest and highest position of a group of `spread`."""
+    middle, half = sum(group) / len(group), gap * (len(group) - 1) / 2
+    return middle - half, middle + half
 
 
 def add_legend(figure: Any, groups: Mapping[str, LegendEntries]) -> None:

@@ -1,6 +1,7 @@
 """The files, figures and errors of the report command."""
 
 import csv
+import itertools
 import os
 import re
 import subprocess
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from alma.records import Run
-from alma.report import figures
+from alma.report import figures, style
 from alma.report.results import Result, compute, group, memory
-from alma.report.style import COLOURS
+from alma.report.style import EXTENSION_COLOURS, LEARNER_COLOURS, WAIT_RAMP, learner_colour
 
 from .synthetic import PARAMETERS, ROOT, make_run, report
 
@@ -25,8 +26,11 @@ def test_out_writes_markdown_csv_and_figures(tmp_path):
     make_run(tmp_path / "runs/w2", [0.9, 0.9, 0.3], waiting_time=2, metric="error", model={"d": 8})
     done = report(tmp_path / "runs", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    written = [Path(line) for line in done.stdout.splitlines()[-5:]]
-    assert sorted(written) == sorted((tmp_path / "out").iterdir())
+    written = {Path(line) for line in done.stdout.splitlines()[-5:]}
+    written |= {
+        path.with_suffix(suffix) for path in written for suffix in (".svg", ".pdf") if path.suffix == ".png"
+    }
+    assert written == set((tmp_path / "out").iterdir())
     with open(tmp_path / "out/report.csv") as file:
         lines = list(csv.DictReader(file))
     assert len(lines) == 9
@@ -39,8 +43,8 @@ def test_out_writes_markdown_csv_and_figures(tmp_path):
     pictures = re.findall(r"!\[.*\]\((.*)\)", markdown)
     assert pictures == ["error_B2_over_time.png", "error_B2_compute.png", "error_B2_memory.png"]
     for picture in pictures:
-        assert min(pixels(tmp_path / "out" / picture, colour) for colour in COLOURS[:2]) > 20
-        assert pixels(tmp_path / "out" / picture, COLOURS[2]) == 0
+        assert min(pixels(tmp_path / "out" / picture, WAIT_RAMP[i]) for i in (0, -1)) > 20
+        assert pixels(tmp_path / "out" / picture, WAIT_RAMP[3]) == 0
 
 
 def pixels(path, colour):
@@ -130,7 +134,48 @@ def test_figures_show_the_untrained_error(tmp_path):
     assert (trade_off.x, trade_off.y) == ([3 * PARAMETERS], pytest.approx([60]))
 
 
-def test_many_curves_differ_in_colour_line_or_marker(tmp_path):
-    for learners in (["sm"] * 20, ["sm", "ens", "gmoe"] * 6, ["sm", "ens"]):
-        found = [Result({"learner": learner}, ()) for learner in learners]
-        assert len(set(figures._styles(found))) == len(found)
+def test_many_curves_differ_in_colour_or_line():
+    for learners, waits in ((["sm"] * 8, [1, 10]), (["sm", "ens", "gmoe"] * 3, [1]), (["sm", "ens"], [1])):
+        found = [
+            Result({"learner": learner, "waiting_time": waits[i % len(waits)]}, ())
+            for i, learner in enumerate(learners)
+        ]
+        assert len({tuple(look.items()) for look in figures.looks(found)}) == len(found)
+
+
+def test_a_learner_has_one_colour_whatever_else_is_drawn():
+    alone = [Result({"learner": "gens", "waiting_time": 1}, ())]
+    others = [Result({"learner": learner, "waiting_time": 1}, ()) for learner in ("ens", "other", "gens")]
+    (look,) = figures.looks(alone)
+    assert look == figures.looks(others)[-1]
+    assert look["color"] == LEARNER_COLOURS["gens"]
+    assert learner_colour("other") in EXTENSION_COLOURS
+
+
+def test_spread_keeps_the_order_and_a_gap():
+    assert style.spread([5.0, 1.0], 1, 0, 10) == [5, 1]
+    assert style.spread([5.0, 5.2, 5.1], 1, 0, 10) == pytest.approx([4.1, 6.1, 5.1])
+    assert style.spread([0.0, 0.0], 1, 0, 10) == pytest.approx([0.5, 1.5])
+    assert style.spread([10.0, 9.9, 3], 1, 0, 10) == pytest.approx([9.5, 8.5, 3])
+
+
+def test_labels_do_not_overlap_and_too_many_become_a_legend():
+    for count, direct in ((5, True), (60, False)):
+        figure, ((axes,),) = style.subplots(1, 1, (4, 3))
+        axes.plot([0, 1], [0, 1])
+        style.label_ends(
+            figure, {axes: [style.End(1, i / 1000, f"w = {i}", "#000000") for i in range(count)]}
+        )
+        figure.draw_without_rendering()
+        boxes = sorted((text.get_window_extent() for text in axes.texts), key=lambda box: box.y0)
+        assert len(boxes) == (count if direct else 0)
+        assert bool(figure.legends) != direct
+        assert all(low.y1 <= high.y0 + 0.5 for low, high in itertools.pairwise(boxes))
+
+
+def test_a_figure_has_the_same_bytes_again(tmp_path):
+    make_run(tmp_path / "a", [0.9, 0.5, 0.2], metric="error")
+    for name in ("one", "two"):
+        report(tmp_path / "a", "--out", tmp_path / name)
+    for path in (tmp_path / "one").glob("*_over_time.*"):
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()

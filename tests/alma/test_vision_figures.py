@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from alma.report.figures import over_time
+from alma.report import figures
 from alma.report.page import write_report
 from alma.report.results import LEARNERS, find_runs
-from alma.report.style import COLOURS
+from alma.report.style import LEARNER_COLOURS, WAIT_RAMP, wait_colours
 from alma.report.vision import figures as vision_figures
-from alma.report.vision import select
+from alma.report.vision import over_time, parts, select, trade_offs
 from alma.report.vision.select import Missing
 from alma.stages import stages
 
@@ -27,11 +27,28 @@ def drawn(axes, colour):
     return [list(map(tuple, line.get_xydata())) for line in lines]
 
 
+def test_the_front_joins_what_nothing_else_beats_in_both(tmp_path):
+    image_run(tmp_path / "sm1", [0.5, 0.4, 0.3, 0.3])
+    image_run(tmp_path / "sm4", [0, 0, 0, 0.1], w=4)
+    image_run(tmp_path / "ens", [0.3, 0.2, 0.2, 0.1], learner="ens", members=2, replay=True)
+    figure = trade_offs.front(results_of(tmp_path))[""]
+    (axes,) = panels(figure)
+    line = axes.lines[0]
+    assert list(line.get_xdata()) == [4, 10]  # sm with w = 4 costs as much as with w = 1
+    assert list(line.get_ydata()) == pytest.approx([37.5, 20])
+    assert [text.get_text() for text in axes.texts] == ["w = 1", "w = 1"]
+    assert legend_of(figure)[:3] == ["learner", "sm", "ens"]
+
+
+def test_non_dominated_points():
+    assert select.non_dominated([(2, 1), (1, 2), (3, 1), (2, 3), (1, 2)]) == [1, 0]
+
+
 def test_trade_off_figure_draws_the_curves_with_error_bars_and_both_axes(grid):
     results = results_of(grid)
-    figure = vision_figures.cost_trade_offs(results)[""]
+    figure = trade_offs.cost_trade_offs(results)[""]
     left, right = panels(figure)
-    blue = COLOURS[0]
+    blue = LEARNER_COLOURS["sm"]
     assert drawn(right, blue)[0] == [(200, pytest.approx(1.45)), (400, pytest.approx(1.45))]
     assert len(left.containers) == len({(r.method, r.waiting_time) for r in results})
     (second,) = right.child_axes
@@ -45,52 +62,48 @@ def test_error_over_time_is_dotted_while_untrained_and_has_a_band(tmp_path):
         image_run(tmp_path / str(seed), [0, 0.5, 0.5, last], w=2, seed=seed)
     image_run(tmp_path / "w4", [0, 0, 0, 0.1], w=4)
     results = results_of(tmp_path)
-    found = over_time(results[0])
+    found = figures.over_time(results[0])
     assert found.y == pytest.approx([90, 90, 50, 50, 25])
     assert found.deviation == pytest.approx([0, 0, 0, 0, 50**0.5])
-    figure = vision_figures.learning_curves(results)[""]
+    figure = over_time.learning_curves(results)[""]
     (axes,) = panels(figure)
-    assert drawn(axes, COLOURS[0]) == [[(2, 50), (3, 50), (4, pytest.approx(25))]]
-    assert drawn(axes, COLOURS[1]) == [[(4, pytest.approx(10))]]
+    assert drawn(axes, WAIT_RAMP[0]) == [[(2, 50), (3, 50), (4, pytest.approx(25))]]
+    assert drawn(axes, WAIT_RAMP[-1]) == [[(4, pytest.approx(10))]]
     waiting = [line for line in axes.lines if line.get_linestyle() == ":"]
     assert [list(line.get_xdata()) for line in waiting] == [[0, 1, 2], [0, 1, 2, 3, 4]]
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == pytest.approx((25 - 50**0.5, 50))
+    assert all(line.get_drawstyle() == "steps-post" for line in axes.lines)
     assert axes.get_yscale() == "log"
+    assert 50 < axes.get_ylim()[1] < 60  # the untrained 90% do not widen the axis
+    assert [text.get_text() for text in axes.texts] == ["↑ untrained: 90%", "w = 2", "w = 4"]
 
 
-def test_small_and_large_have_two_learners_per_row(tmp_path):
+def test_small_and_large_have_a_panel_per_learner(tmp_path):
     for size in (4, 8, 16):
-        for learner in ("sm", "ens", "ff"):
+        for learner in ("sm", "ens"):
             image_run(tmp_path / f"{learner}{size}", [0.5, size / 100], size=size, learner=learner)
-    shown = panels(vision_figures.small_and_large(results_of(tmp_path))[""])
-    titles = [axes.get_title() for axes in shown]
-    assert titles == [
-        "sm and ens, 4 hidden units",
-        "sm and ens, 16 hidden units",
-        "ff, 4 hidden units",
-        "ff, 16 hidden units",
-    ]
-    assert [drawn(axes, COLOURS[0])[0][-1] for axes in shown] == [(2, 4), (2, 16), (2, 4), (2, 16)]
-    styles = [line.get_linestyle() for line in shown[0].lines if line.get_linestyle() != ":"]
-    assert styles == ["-", "--"]
+    shown = panels(over_time.small_and_large(results_of(tmp_path))[""])
+    assert [axes.get_title() for axes in shown] == ["sm, 4", "ens, 4", "sm, 16", "ens, 16"]
+    assert [drawn(axes, WAIT_RAMP[0])[0][-1] for axes in shown] == [(2, 4), (2, 4), (2, 16), (2, 16)]
+    assert [axes.title.get_color() for axes in shown[:2]] == [LEARNER_COLOURS["sm"], LEARNER_COLOURS["ens"]]
 
 
 def test_replay_pairs_differ_in_nothing_else(grid, tmp_path):
     pairs = select.replay_pairs(results_of(grid))
     assert [(p.config["hidden"], p.config["waiting_time"]) for p, _ in pairs] == [(4, 2), (8, 2)]
     assert all(not plain.config["replay"] and again.config["replay"] for plain, again in pairs)
-    figure = vision_figures.replay_at_one_wait(results_of(grid))[""]
+    figure = trade_offs.replay_at_one_wait(results_of(grid))[""]
     (axes,) = panels(figure)
     # Stages train on 2 and 2 mega-batches without replay, on 2 and 4 with it. The error at t = 1 is .9.
     line = [(4, pytest.approx(0.9 + 0.4 + 0.3 + 0.25)), (6, pytest.approx(0.9 + 0.2 + 0.2 + 0.1))]
-    assert drawn(axes, COLOURS[0])[0] == line
+    assert drawn(axes, LEARNER_COLOURS["sm"])[0] == line
     faces = [
         (marks.get_xdata()[0], marks.get_markerfacecolor())
         for marks in axes.lines
         if marks.get_marker() == "o"
     ]
-    assert faces == [(4, "white"), (6, COLOURS[0])]
+    assert faces == [(4, "white"), (6, LEARNER_COLOURS["sm"])]
     image_run(tmp_path / "a", [0.5, 0.4])
     image_run(tmp_path / "b", [0.5, 0.4], size=4, replay=True)
     with pytest.raises(Missing, match="no two runs that differ only in --replay"):
@@ -105,21 +118,20 @@ def test_replay_over_all_waits_has_a_panel_per_learner(tmp_path):
                 image_run(name, [0.5, 0.4, 0.3, 0.2 - 0.1 * replay], w, learner=learner, replay=replay)
         image_run(tmp_path / f"{learner}4", [0, 0, 0, 0.05], 4, learner=learner)
     results = results_of(tmp_path)
-    costs, over_time = (
-        panels(paint(results)[""])
-        for paint in (vision_figures.replay_at_all_waits, vision_figures.replay_over_time)
+    costs, curves = (
+        panels(paint(results)[""]) for paint in (trade_offs.replay_at_all_waits, over_time.replay_over_time)
     )
     assert [axes.get_title() for axes in costs] == ["sm", "gens"]
-    first, second = COLOURS[:2]
+    first, second, third = wait_colours((1, 2, 4)).values()
     assert [x for x, _ in drawn(costs[0], first)[0]] == [4, 10]
     assert [x for x, _ in drawn(costs[0], second)[0]] == [4, 6]
-    assert [len(drawn(over_time[1], colour)) for colour in COLOURS[:3]] == [2, 2, 1]
-    dashed = [line for line in over_time[0].lines if line.get_linestyle() == "--"]
+    assert [len(drawn(curves[1], colour)) for colour in (first, second, third)] == [2, 2, 1]
+    dashed = [line for line in curves[0].lines if line.get_linestyle() == "--"]
     assert [line.get_ydata()[-1] for line in dashed] == pytest.approx([10, 10])
 
 
 def test_a_radar_plot_per_size_and_a_polygon_per_learner_and_wait(grid):
-    found = vision_figures.radars(results_of(grid))
+    found = trade_offs.radars(results_of(grid))
     assert list(found) == ["_h4", "_h8"]
     sm, ens = panels(found["_h4"])
     assert [len(axes.lines) for axes in (sm, ens)] == [3, 3]
@@ -134,8 +146,8 @@ def test_ablation_compares_routers_that_differ_in_nothing_else(grid, tmp_path):
     assert list(shown) == ["gmoe, tree", "gmoe, flat", "moe, 2 experts"]
     assert shown["gmoe, flat"].config["router"] == "flat"
     assert {(r.config["hidden"], r.config["waiting_time"]) for r in shown.values()} == {(8, 1)}
-    (axes,) = panels(vision_figures.growth_ablation(results_of(grid))[""])
-    assert drawn(axes, COLOURS[0])[0][-1] == (4, pytest.approx(30))
+    (axes,) = panels(over_time.growth_ablation(results_of(grid))[""])
+    assert drawn(axes, LEARNER_COLOURS["gmoe"])[0][-1] == (4, pytest.approx(30))
     image_run(tmp_path / "a", [0.5, 0.4], learner="gmoe", router="tree", experts=1)
     image_run(tmp_path / "b", [0.5, 0.4], learner="gmoe", router="flat", experts=2)
     with pytest.raises(Missing, match="router"):
@@ -156,10 +168,10 @@ def test_ablation_has_an_ensemble_of_mixtures_and_never_a_single_network(tmp_pat
     image_run(tmp_path / "more", [0.1, 0.1], learner="gens", experts=4, router="tree")
     shown = select.ablation(results_of(tmp_path))
     assert list(shown) == ["gmoe, tree", "gmoe, flat", "ensemble of moe, 2 experts"]
-    figure = vision_figures.growth_ablation(results_of(tmp_path))[""]
+    figure = over_time.growth_ablation(results_of(tmp_path))[""]
     ends = {line.get_color(): line.get_ydata()[-1] for line in panels(figure)[0].lines}
-    assert ends[COLOURS[2]] == pytest.approx(50)
-    assert legend_of(figure)[1:] == list(shown)
+    assert ends[LEARNER_COLOURS["gens"]] == pytest.approx(50)
+    assert {text.get_text() for text in panels(figure)[0].texts} >= set(shown)
 
 
 def test_errata_in_captions_agree_with_the_schedule(tmp_path):
@@ -178,23 +190,24 @@ def test_methods_show_unusual_settings(tmp_path):
     image_run(tmp_path / "sm", [0.5, 0.4])
     results = results_of(tmp_path)
     assert [r.method for r in results] == ["sm", "gmoe", "gmoe", "gmoe router=flat experts=2"]
-    looks = {vision_figures._look(result, results) for result in results}
+    looks = {tuple(parts.look(result, results).items()) for result in results}
     assert len(looks) == 3
 
 
 def test_command_draws_all_figures_and_names_them_in_the_report(grid, tmp_path):
     done = report(grid, "--figures", "vision", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    names = (
-        "learning_curves trade_offs over_time replay replay_waits replay_over_time radar_h4 radar_h8 ablation"
-    )
+    names = "front learning_curves trade_offs over_time replay replay_waits replay_over_time"
+    names += " radar_h4 radar_h8 ablation"
     pictures = [f"digits_B4_{name}.png" for name in names.split()]
     expected = [str(tmp_path / "out" / name) for name in ("report.md", "report.csv", *pictures)]
-    assert done.stdout.splitlines()[-11:] == expected
+    assert done.stdout.splitlines()[-12:] == expected
     for name in pictures:
         data = (tmp_path / "out" / name).read_bytes()
         assert data.startswith(b"\x89PNG")
         assert len(data) > 10_000
+        assert "<text" in (tmp_path / "out" / name).with_suffix(".svg").read_text()
+        assert (tmp_path / "out" / name).with_suffix(".pdf").read_bytes().startswith(b"%PDF")
     markdown = (tmp_path / "out/report.md").read_text()
     assert re.findall(r"!\[.*\]\((.*)\)", markdown) == pictures
     assert "Figure 4: CER and compute" in markdown
@@ -213,6 +226,7 @@ def test_missing_figures_have_remarks_and_out_has_a_default(tmp_path):
     assert lines[lines.index("not finished (t=1/2), left out of the figures: runs/half") :] == [
         "not finished (t=1/2), left out of the figures: runs/half",
         "not an image run, left out of the figures: runs/lm",
+        "digits_B2 front: only one configuration",
         "digits_B2 learning_curves: no learner with two waiting times of one size",
         "digits_B2 trade_offs: only one configuration without --replay",
         *(
@@ -254,5 +268,5 @@ def test_a_hundred_runs_are_one_figure_with_a_short_legend(tmp_path):
         for w in (1, 2, 4, 5, 10):
             for size in (4, 8, 16, 32):
                 image_run(tmp_path / f"{learner}{w}{size}", [0.5] * 10, w, size, learner=learner)
-    figure = vision_figures.cost_trade_offs(results_of(tmp_path))[""]
+    figure = trade_offs.cost_trade_offs(results_of(tmp_path))[""]
     assert len(legend_of(figure)) == 2 + 5 + 5

@@ -56,15 +56,23 @@ def test_flat_gating_is_a_star():
     assert (tree.root, tree.edges) == (3, [(3, 0), (3, 1), (3, 2)])
 
 
-def test_nodes_are_at_the_mean_of_their_examples_or_leaves():
+def test_a_leaf_is_where_its_examples_are_densest_and_a_gate_at_the_mean_of_its_leaves():
     tree = tsne.tree_of(grown(0, 1).paths, 3)
-    points = np.array([[0.0, 0.0], [2.0, 0.0], [4.0, 6.0], [8.0, 6.0], [8.0, 6.0], [8.0, 6.0]])
-    found = tsne.positions(tree, points, np.array([0, 0, 1, 2, 2, 2]))
-    expected = {0: (1, 0), 1: (4, 6), 2: (8, 6), 4: (6, 6), 3: (13 / 3, 4)}
+    points = np.array([[0.0, 0.0], [20.0, 0.0], [20.5, 0.0], [40.0, 60.0], [80.0, 60.0], [80.0, 60.0]])
+    found = tsne.positions(tree, points, np.array([0, 0, 0, 1, 2, 2]))
+    expected = {0: (20, 0), 1: (40, 60), 2: (80, 60), 4: (60, 60), 3: (140 / 3, 40)}
     assert {node: tuple(place) for node, place in found.items()} == {
         n: pytest.approx(p) for n, p in expected.items()
     }
     assert 2 not in tsne.positions(tree, points, np.array([0, 0, 1, 1, 1, 1]))
+
+
+def test_nodes_that_pile_up_are_moved_apart():
+    piled = {0: np.zeros(2), 1: np.zeros(2), 2: np.array([0.5, 0]), 3: np.array([9.0, 9.0])}
+    found = tsne.apart(piled, 2.0)
+    places = list(found.values())
+    assert min(np.linalg.norm(one - other) for i, one in enumerate(places) for other in places[:i]) > 1.9
+    assert found[3].tolist() == pytest.approx([9, 9], abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +134,14 @@ def test_the_command_draws_one_panel_per_stage(place, tmp_path, monkeypatch, cap
         monkeypatch.setattr(sys, "argv", ["tsne", str(place), *options])
         runpy.run_path(tsne.__file__, run_name="__main__")
     assert capsys.readouterr().out == f"{two}\n{one}\n"
-    sizes = []
+    widths = []
     for path in (two, one):
         picture = path.read_bytes()
         assert picture.startswith(b"\x89PNG")
         assert len(picture) > 10_000
-        sizes.append(int.from_bytes(picture[16:20]))
-    assert sizes == [2 * sizes[1], sizes[1]]
+        assert "class" in path.with_suffix(".svg").read_text()
+        widths.append(int.from_bytes(picture[16:20]))
+    assert widths[0] > 1.9 * widths[1]
 
 
 @pytest.fixture

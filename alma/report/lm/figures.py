@@ -14,24 +14,25 @@ from alma.report.figures import average_of, curve
 from alma.report.lm.entries import Entry, sizes
 from alma.report.lm.reference import Reference, reference
 from alma.report.results import compute, trained
-from alma.report.style import COLOURS, MARKERS, LegendEntries, Picture, number_axis
+from alma.report.style import MARKERS, LegendEntries, Picture, dot, mark, number_axis
 
 PAPER_TOKENS = 120_000 * 192 * 512
 """Training tokens per stage and member in the paper: updates x sequences x length (section 5, App. B.2)."""
 PAPER_VOCABULARY = 50_264
 """GPT-2's 50,257 tokens, padded by fairseq ("following Radford et al.", section 5)."""
-_GREY, _RED = "0.62", "#CC0000"
-_OURS: dict[str, Any] = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4}
-_THEIRS: dict[str, Any] = {"color": _GREY, "linewidth": 0.8, "markersize": 4, "markerfacecolor": "white"}
+_RED = "#CC0000"
+_THEIRS: dict[str, Any] = {"color": "0.62", "linewidth": 0.8}
 _TITLES = (
     "cumulative training compute (TFLOPs)",
     "parameters",
-    "experts of all members (learners side by side)",
+    "experts of all members\n(learners shifted sideways, to keep them apart)",
 )
 _LEFT_OUT = "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch)"
 CAPTION = (
-    "Figure 5: average perplexity over mega-batches 1..t against cumulative compute, parameters and experts "
-    "(of all members). Each line is a run, with a point per t; red numbers are the experts of SM."
+    "Figure 5: average perplexity over mega-batches 1..t against cumulative compute, parameters, and experts "
+    "of all members. Each line is a run, with a point per mega-batch t. Red numbers are the experts per "
+    "Switch layer of SM. In the right panel, learners are shifted sideways, since several have the same "
+    "number of experts."
 )
 _PAPER = (
     " Grey: the paper's Table 2 for the same settings and sizes. The paper does not tabulate compute: its "
@@ -52,13 +53,11 @@ class Trajectory(NamedTuple):
 def write_figure5(
     found: Mapping[str, Sequence[Entry]], out: Path, per_word: bool
 ) -> tuple[list[Picture], list[str]]:
-    """Write Figure 5 for each B of `find_entries` to `out` as PNG; returns pictures and remarks."""
-    import matplotlib
-
+    """Write Figure 5 for each B of `find_entries` to `out`; returns pictures and remarks."""
     paper = [] if per_word else reference()
     metric = "perplexity per word" if per_word else "perplexity"
     pictures, remarks = [], []
-    with matplotlib.rc_context(style.PRINT):
+    with style.drawing():
         for suffix, entries in found.items():
             shown = comparable(entries)
             left_out = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
@@ -68,7 +67,7 @@ def write_figure5(
                 continue
             figure, matched = figure5(shown, paper, f"average {metric}")
             path = out / f"figure5{suffix}.png"
-            figure.savefig(path, dpi=200, bbox_inches="tight")
+            style.save(figure, path)
             pictures.append(Picture(path, CAPTION + (_PAPER if matched else "")))
             if paper:
                 remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
@@ -130,11 +129,11 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     both = [line for _, line in theirs + ours]
     for i, (axes, title) in enumerate(zip(panels, _TITLES, strict=True)):
         values = [x for line in both for x in line.x[i]]
-        shift = 0.022 * (max(values) - min(values)) if i == 2 else 0
+        shift = 0.012 * (max(values) - min(values)) if i == 2 else 0
         for entry, line in theirs:
-            _draw(axes, entry, line, i, shift, {**_THEIRS, "marker": markers[entry.size]})
+            _draw(axes, entry, line, i, shift, {**_THEIRS, **dot("0.62", markers[entry.size], hollow=True)})
         for entry, line in ours:
-            look = {**_OURS, "color": _colour(entry), "marker": markers[entry.size]}
+            look = {"color": _colour(entry), **dot(_colour(entry), markers[entry.size])}
             _draw(axes, entry, line, i, shift, look)
         number_axis(axes, "x", values, log_from=4, dense_below=100)
         number_axis(axes, "y", [y for line in both for y in line.y], log_from=8)
@@ -144,10 +143,13 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     panels[0].set_ylabel(y_label)
     _annotate_experts(panels[0], ours)
     names = {entry.name: {"color": _colour(entry)} for entry in shown}
-    marks = [(name, {**_OURS, "color": "0.25", "linestyle": "", "marker": m}) for name, m in markers.items()]
+    marks = [(name, mark(marker)) for name, marker in markers.items()]
     groups: dict[str, LegendEntries] = {"learner": list(names.items()), "size": marks}
     if theirs:
-        groups["paper"] = [("same setting and size", {**_THEIRS, "marker": "o"})]
+        groups["paper"] = [("same setting and size", {**_THEIRS, **dot("0.62", hollow=True)})]
+    if panels[0].texts:
+        number = {"linestyle": "", "color": _RED, "marker": f"${panels[0].texts[-1].get_text()}$"}
+        groups["red number"] = [("experts per Switch layer of SM", number)]
     style.add_legend(figure, groups)
     return figure, len(theirs)
 
@@ -160,7 +162,7 @@ def _draw(axes: Any, entry: Entry, line: Trajectory, i: int, shift: float, look:
 
 
 def _colour(entry: Entry) -> str:
-    return COLOURS[entry.result.rank % len(COLOURS)]
+    return style.learner_colour(entry.result.learner)
 
 
 def _annotate_experts(axes: Any, ours: Sequence[tuple[Entry, Trajectory]]) -> None:

@@ -1,0 +1,106 @@
+"""Figures of image runs over the stream: 1 (right), 3, 7 (bottom), 9, and the first draft's ablation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from alma.report import style
+from alma.report.figures import draw_over_time, frame_over_time
+from alma.report.results import Result
+from alma.report.style import GREY, End, LegendEntries
+from alma.report.vision import parts, select
+from alma.report.vision.select import Missing, methods, size, wait
+
+_LABELS = "mega-batch t", "test error (%)"
+
+
+def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
+    """Figure 1 right: error over time of one learner and size; a colour per waiting time."""
+    shown, colours = select.most_waits(results), style.wait_colours(map(wait, results))
+    figure, ((axes,),) = style.subplots(1, 1, (4.4, 2.9))
+    curves = [draw_over_time(axes, result, color=colours[wait(result)]) for result in shown]
+    axes.set_title(f"{parts.title(results)}: {shown[0].method}, {parts.size_label(shown[0])}")
+    frame_over_time([axes], curves)
+    style.name_axes(figure, [axes], *_LABELS)
+    ends = [
+        End(curve.x[-1], curve.y[-1], f"w = {wait(curve.result)}", colours[wait(curve.result)])
+        for curve in curves
+    ]
+    style.label_ends(figure, {axes: ends})
+    return {"": figure}
+
+
+def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
+    """Figures 3 and 7 (bottom): error over time of the smallest models (top) and the largest (bottom).
+
+    A panel per learner, where the paper has two learners in one; a colour per waiting time.
+    """
+    usual = [result for result in select.without_replay(results) if not result.settings]
+    if not usual:
+        raise Missing("no run without --replay and with a learner's usual settings")
+    sizes = sorted({min(map(size, usual)), max(map(size, usual))})
+    shown = [result for result in usual if size(result) in sizes]
+    names, colours = methods(shown), style.wait_colours(map(wait, results))
+    inches = 1.6 + 1.6 * len(names), 0.6 + 1.8 * len(sizes)
+    figure, grid = style.subplots(len(sizes), len(names), inches, sharex=True, sharey="row")
+    panels = {(hidden, name): grid[i][k] for i, hidden in enumerate(sizes) for k, name in enumerate(names)}
+    curves = []
+    for result in shown:
+        axes = panels[size(result), result.method]
+        curves.append(draw_over_time(axes, result, color=colours[wait(result)]))
+        axes.set_title(f"{result.method}, {size(result)}")
+        axes.title.set(color=parts.look(result, results)["color"], fontweight="bold")
+    for hidden, row in zip(sizes, grid, strict=True):
+        frame_over_time(list(row), [curve for curve in curves if size(curve.result) == hidden])
+    style.name_axes(figure, list(grid.flat), *_LABELS)
+    heading = f"{parts.title(results)}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
+    style.add_legend(figure, {heading: [], "waiting time": parts.wait_entries(shown, results)})
+    return {"": figure}
+
+
+def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
+    """Figure 9: error over time without and with replay; a panel per learner at its largest size.
+
+    The run that waits for the whole stream counts as both: replay changes nothing.
+    """
+    pairs = select.replay_pairs(results)
+    largest: dict[str, int] = {}
+    for one, _ in pairs:
+        largest[one.method] = max(size(one), largest.get(one.method, 0))
+    figure, panels = style.named_panels(list(largest), sharex=True, sharey=True)
+    colours, curves = style.wait_colours(map(wait, results)), []
+    for name, axes in panels.items():
+        mine = [pair for pair in pairs if pair[0].method == name and size(pair[0]) == largest[name]]
+        whole = [
+            r for r in results if r.method == name and size(r) == largest[name] and select.single_stage(r)
+        ]
+        plain = [pair[0] for pair in mine if not select.single_stage(pair[0])] + whole
+        for line, members in (("-", plain), ("--", [pair[1] for pair in mine])):
+            curves += [draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members]
+        axes.set_title(f"{name}, {parts.size_label(plain[0])}")
+    drawn = [curve.result for curve in curves]
+    parts.colour_titles(panels, drawn, results)
+    frame_over_time(list(panels.values()), curves)
+    style.name_axes(figure, list(panels.values()), *_LABELS)
+    lines: LegendEntries = [("without", {"color": GREY}), ("with", {"color": GREY, "linestyle": "--"})]
+    waits = parts.wait_entries(drawn, results)
+    style.add_legend(figure, {parts.title(results): [], "waiting time": waits, "replay": lines})
+    return {"": figure}
+
+
+def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
+    """The first draft's Figure 5 left: tree gates, flat gates, no growth, and an ensemble of mixtures."""
+    shown = select.ablation(results)
+    figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
+    curves, ends, seen = [], [], []
+    for name, result in shown.items():
+        look = style.variant(style.learner_colour(result.learner), seen.count(result.learner))
+        seen.append(result.learner)
+        curves.append(draw_over_time(axes, result, **look))
+        ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, look["color"]))
+    tree = next(iter(shown.values()))
+    replay = ", replay" if tree.config["replay"] else ""
+    axes.set_title(f"{parts.title(results)}, {parts.size_label(tree)}, w = {wait(tree)}{replay}")
+    frame_over_time([axes], curves)
+    style.name_axes(figure, [axes], *_LABELS)
+    style.label_ends(figure, {axes: ends})
+    return {"": figure}

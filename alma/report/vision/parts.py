@@ -1,0 +1,55 @@
+"""What figures of image runs share: titles, looks and legends."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from alma.report import style
+from alma.report.results import Result
+from alma.report.style import LegendEntries
+from alma.report.vision.select import distinct, methods, size, wait
+
+TFLOPS = "training compute (TFLOPs)"
+
+
+def title(results: Sequence[Result]) -> str:
+    """Data set and B."""
+    return f"{results[0].config['dataset']}, B = {results[0].config['megabatches']}"
+
+
+def units(result: Result) -> str:
+    """What `size` counts."""
+    return "channels" if result.config.get("arch") == "vgg" else "hidden units"
+
+
+def size_label(result: Result) -> str:
+    """The size with its unit."""
+    return f"{size(result)} {units(result)}"
+
+
+def look(result: Result, results: Sequence[Result]) -> dict[str, Any]:
+    """Colour of the learner, and lightness and line style of the method among the learner's methods."""
+    peers = methods(r for r in results if r.learner == result.learner)
+    return style.variant(style.learner_colour(result.learner), peers.index(result.method))
+
+
+def method_entries(shown: Sequence[Result], results: Sequence[Result]) -> LegendEntries:
+    """Legend entries of the methods."""
+    return list({result.method: look(result, results) for result in shown}.items())
+
+
+def wait_entries(shown: Sequence[Result], results: Sequence[Result]) -> LegendEntries:
+    """Legend entries of the waiting times of `shown`, in the colours of all `results`."""
+    colours = style.wait_colours(map(wait, results))
+    return [(f"w = {w}", {"color": colours[w], "linewidth": 2}) for w in distinct(wait, shown)]
+
+
+def markers(values: Sequence[int]) -> dict[int, str]:
+    """A marker for each value."""
+    return {value: style.MARKERS[i % len(style.MARKERS)] for i, value in enumerate(values)}
+
+
+def colour_titles(panels: dict[str, Any], shown: Sequence[Result], results: Sequence[Result]) -> None:
+    """Give the titles of panels, which are by method, the colours of the learners."""
+    for result in shown:
+        colour = look(result, results)["color"]
+        panels[result.method].title.set(color=colour, fontweight="bold")
