@@ -194,7 +194,7 @@ function drawLines(panel, section) {
 function lineTraces(section, name, line, bands, count) {
   const look = lookOf(section, line.c);
   const hovers = line.t.map((t, i) => {
-    const until = (line.t[i + 1] ?? line.until + 1) - 1;
+    const until = line.thinned ? t : (line.t[i + 1] ?? line.until + 1) - 1;
     const when = `t = ${t}${until > t ? ` to ${until}` : ""}${i < line.untrained ? ", untrained" : ""}`;
     return `${about(section, line.c)}<br>${when}<br>${plain(name)}: ${spread(line.y[i], line.deviation?.[i])}`;
   });

@@ -80,7 +80,7 @@ def curves(section: Section) -> Panel | None:
         lines = [_line(i, r, measure, factor, limit) for i, r in enumerate(section.results)]
         found.append({"name": each, "lines": [line for line in lines if line]})
     most = max(len(_steps(result)) for result in section.results)
-    few = f" Curves of more than {limit} stages show {limit} of them." if most > limit else ""
+    few = f" Curves of more than {limit} points show {limit} of them." if most > limit else ""
     return {
         "kind": "lines",
         "title": "Over the stream",
@@ -96,7 +96,8 @@ def _line(
 ) -> dict[str, Any] | None:
     """The steps of a result; None if a repeat has no value at all."""
     times, means, deviations = [], [], []
-    for t in _thinned(_steps(result), limit):
+    steps = _steps(result)
+    for t in _thinned(steps, limit):
         values = [measure(rows, t) for rows in result.repeats]
         if None in values:
             continue
@@ -114,14 +115,18 @@ def _line(
         "until": result.times[-1],
         "untrained": sum(result.waiting(t) for t in times),
     }
+    line |= {"thinned": True} if len(steps) > limit else {}
     return line | ({"deviation": deviations} if any(deviations) else {})
 
 
 def _steps(result: Result) -> list[int]:
-    """The t at which another stage's model answers: the first t of each stage, and t = 0."""
-    rows = result.repeats[0]
-    stages = [(t, rows[t]["stage"]) for t in result.times]
-    return [t for (_, before), (t, stage) in itertools.pairwise([(-1, ""), *stages]) if stage != before]
+    """The t at which another model answers, or the metric changes; the first t included."""
+
+    def state(t: int) -> list[Any]:
+        return [result.repeats[0][t]["stage"], *(rows[t]["value"] for rows in result.repeats)]
+
+    pairs = itertools.pairwise(result.times)
+    return [result.times[0], *(t for before, t in pairs if state(t) != state(before))]
 
 
 def _thinned(times: Sequence[int], limit: int) -> list[int]:
