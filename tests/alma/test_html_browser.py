@@ -21,7 +21,7 @@ EVIL = "</script><b onload=alert(1)>&amp;%{x}"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Image runs of three learners (two seeds, two waiting times, two sizes, replay) and text with experts."""
+    """Image runs that differ in each facet and in seeds; a language model with experts."""
     place = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
         image_run(place / f"sm{seed}", [0.5, 0.4, 0.3, 0.2 + seed / 10], seed=seed)
@@ -59,8 +59,8 @@ def browser(runs, tmp_path_factory):
 
 def texts(browser, selector):
     """The texts of the visible elements that match."""
-    code = "return [...document.querySelectorAll(arguments[0])].filter(e => e.offsetParent).map(e => e.textContent)"
-    return browser.execute_script(code, selector)
+    found = "[...document.querySelectorAll(arguments[0])].filter(e => e.offsetParent)"
+    return browser.execute_script(f"return {found}.map(e => e.textContent)", selector)
 
 
 def click(browser, selector):
