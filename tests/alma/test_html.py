@@ -14,7 +14,7 @@ from alma.report import compare
 from alma.report.html import page, panels, sections, summary
 from alma.report.results import compute, find_runs, group
 
-from .synthetic import image_run, lm_run, make_run, rename_metric, report
+from .synthetic import image_run, lm_run, make_run, report
 
 EVIL = "</script><b onload=alert(1)>&amp;%{x}"
 
@@ -81,8 +81,8 @@ def test_data_sets_metrics_and_lengths_are_sections(tmp_path):
     lm_run(tmp_path / "other", [31, 21], stream="books", stream_sha256="b" * 64)
     titles = [section["title"] for section in page_of(tmp_path)["sections"]]
     assert titles == [
-        *("digits: test error (%), B = 2", "mnist: test error (%), B = 2", "digits: test error (%), B = 3"),
         *("books: test perplexity, B = 2 (aaaaaaaa)", "books: test perplexity, B = 2 (bbbbbbbb)"),
+        *("digits: test error (%), B = 2", "digits: test error (%), B = 3", "mnist: test error (%), B = 2"),
     ]
 
 
@@ -114,10 +114,11 @@ def test_settings_that_differ_and_provenance(tmp_path):
     origin = panel_of(section, "Provenance")
     assert origin["header"][:2] == ["run", "seed"]
     assert {row[0]: row[1] for row in origin["rows"]} == {
-        str(tmp_path / "small"): "0",
-        str(tmp_path / "large"): "3",
+        "small": "0",
+        "large": "3",
     }
     assert {"python", "machine.cpu", "data"} <= origin["facts"].keys()
+    assert origin["facts"]["folder"] == str(tmp_path)
 
 
 def test_experts_have_a_grid_per_layer(tmp_path):
@@ -169,14 +170,13 @@ def test_runs_with_few_rows_mixed_metrics_and_unknown_learners(tmp_path):
     make_run(tmp_path / "untrained", [90.0, 20.0], rows=1)
     make_run(tmp_path / "none", [90.0, 20.0], rows=0, learner="ens")
     make_run(tmp_path / "new", [90.0, 20.0], learner="my_learner")
-    rename_metric(make_run(tmp_path / "error", [0.9, 0.2], metric="error"), "perplexity")
-    make_run(tmp_path / "errors", [0.9, 0.2], metric="error")
+    make_run(tmp_path / "errors", [0.9, 0.2], metric="error", learner="ff")
     data = page_of(tmp_path, ["no rows yet"])
     assert data["remarks"] == ["no rows yet"]
     assert len(data["sections"]) == 2
     learners = [each["learner"] for each in data["sections"][1]["configurations"]]
     assert learners[-1] == "my_learner"
-    assert {"my_learner", "sm"} <= data["colours"].keys()
+    assert data["colours"].keys() == {"sm", "ens", "my_learner", "ff"}
     alone = page_of(tmp_path / "untrained")["sections"][0]
     assert "none is ranked" in alone["summary"][1]
 

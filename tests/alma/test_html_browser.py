@@ -29,7 +29,7 @@ def runs(tmp_path_factory):
     image_run(place / "gmoe", [0.4, 0.4, 0.4, 0.15], w=2, learner="gmoe")
     image_run(place / "replay", [0.4, 0.3, 0.2, 0.1], learner="sm", replay=True)
     image_run(place / "evil", [0.6, 0.6, 0.6, 0.6], learner=EVIL)
-    run = lm_run(place / "text", [30, 20], learner="gmoe", experts=[2, 3])
+    run = lm_run(place / "text", [30, 20], learner="gmoe", experts=[2, 3], stream="text")
     rows = run.rows
     for row in rows:
         count = row["extra"]["experts"]
@@ -104,7 +104,7 @@ def test_a_filter_acts_on_front_curves_and_table(browser):
         figure(browser, 0, 0, "configurations"),
         texts(browser, "#section0 article:nth-of-type(3) tbody th"),
     )
-    assert "ens w=1" in " ".join(before[0]["text"])
+    assert "<b>ens " in " ".join(before[0]["text"])
     assert curve_named(browser, "ens")
     click(browser, "#section0 input[value=ens]")
     after = (

@@ -1,7 +1,9 @@
 "use strict";
 // Figures, by Plotly. Each is drawn when it comes near the window, and has its data as a table below.
 const plots = [];
-const CONFIG = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+// Named, as Plotly's own choice of buttons includes one that sends the data to its server.
+const BUTTONS = [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]];
+const CONFIG = { displaylogo: false, responsive: true, modeBarButtons: BUTTONS };
 const MARKED = 30;  // most points of a curve with markers
 const LABELLED = 8;  // most curves with labels at their ends
 
@@ -39,7 +41,7 @@ function layoutOf(x, y, right = 16) {
   const coarse = matchMedia("(pointer: coarse)").matches;  // a finger scrolls the page
   return {
     paper_bgcolor: css("--paper"), plot_bgcolor: css("--paper"), showlegend: false, hovermode: "closest",
-    dragmode: coarse ? false : "zoom", margin: { l: 56, r: right, t: 12, b: 48 }, xaxis: x, yaxis: y, hoverdistance: 30,
+    dragmode: coarse ? false : "zoom", margin: { l: 56, r: right, t: 32, b: 48 }, xaxis: x, yaxis: y, hoverdistance: 30,
     font: { family: css("--text"), size: 13, color: css("--ink") },
     hoverlabel: { bgcolor: css("--raised"), bordercolor: css("--soft"), font: { color: css("--ink"), size: 13 }, align: "left" },
   };
@@ -119,9 +121,9 @@ function drawPoints(panel, section) {
   const plot = plotBox(`${panel.title}: a point per configuration. Its data follow as a table.`, () => {
     const [x, y] = both();
     const traces = x && y && shown().length ? pointTraces(section, x, y, shown()) : [];
-    const reach = (each) => shown().flatMap((i) => [each.mean[i], ...each.seeds[i]]);
-    react(plot, traces, layoutOf(axisOf(x ? x.name : "", x && y ? reach(x) : [], logX.box.checked, 0.06),
-      axisOf(y ? y.name : "", x && y ? reach(y) : [], logY.box.checked, 0.08)));
+    const reach = (each) => (x && y ? shown().flatMap((i) => [each.mean[i], ...each.seeds[i]]) : []);
+    react(plot, traces, layoutOf(axisOf(x ? x.name : "", reach(x), logX.box.checked, 0.06),
+      axisOf(y ? y.name : "", reach(y), logY.box.checked, 0.1)));
   });
   const table = dataTable(panel.title, () => {
     const measures = [...panel.x, ...panel.y];
@@ -144,7 +146,10 @@ function pointTraces(section, x, y, shown) {
   }))));
   const front = nonDominated(shown.filter((i) => section.configurations[i].finished), x.mean, y.mean);
   return [
-    { x: front.map((i) => x.mean[i]), y: front.map((i) => y.mean[i]), mode: "lines", hoverinfo: "skip", name: "front",
+    { x: front.map((i) => x.mean[i]), y: front.map((i) => y.mean[i]), mode: "lines+text", hoverinfo: "skip", name: "front",
+      // Below a point of the front there is no other point.
+      text: front.map((i) => (front.length <= LABELLED ? plain(cut(section, i), 99) : "")), cliponaxis: false,
+      textposition: front.map((_, at) => (at ? "bottom center" : "bottom right")), textfont: { size: 12, color: css("--ink") },
       line: { color: css("--soft"), width: 1.5, dash: "dash", shape: "hv" } },
     { x: seeds.map((each) => each.x), y: seeds.map((each) => each.y), mode: "markers", name: "seeds", hoverinfo: "text",
       hovertext: seeds.map((each) => each.text), marker: { size: 5, opacity: 0.55, color: seeds.map((each) => each.colour) } },
@@ -177,12 +182,12 @@ function drawLines(panel, section) {
   const plot = plotBox(`${panel.title}: a curve per configuration. Its data follow as a table.`, () => {
     const y = axisOf(measure().name, values(), log.box.checked, 0.05);
     const last = section.configurations[0].megabatches;
-    const x = { ...axisOf(panel.x, [0, last], false, 0), range: [untrained.box.checked ? -0.01 * last : 0, last * 1.005] };
+    const x = { ...axisOf(panel.x, [0, last], false, 0), range: [0, last + tailOf(section)], ...(last <= 10 && { dtick: 1 }) };
     const traces = lines().flatMap((line) => lineTraces(section, measure().name, line, bands.box.checked, lines().length));
     const width = plot.element.clientWidth;
     const named = lines().length <= LABELLED && width > 620;
-    const layout = layoutOf(x, y, named ? Math.min(230, 20 + 7 * Math.max(0, ...lines().map((line) => cut(section, line).length))) : 16);
-    if (named) layout.annotations = endLabels(section, lines(), y, plot.element.clientHeight - 60);
+    const layout = layoutOf(x, y, named ? Math.min(230, 20 + 7 * Math.max(0, ...lines().map((line) => cut(section, line.c).length))) : 16);
+    if (named) layout.annotations = endLabels(section, lines(), y, plot.element.clientHeight - 80);
     react(plot, traces, layout);
   });
   const table = dataTable(panel.title, () => linesTable(section, lines()));
@@ -198,21 +203,22 @@ function lineTraces(section, name, line, bands, count) {
     const when = `t = ${t}${until > t ? ` to ${until}` : ""}${i < line.untrained ? ", untrained" : ""}`;
     return `${about(section, line.c)}<br>${when}<br>${plain(name)}: ${spread(line.y[i], line.deviation?.[i])}`;
   });
+  const end = line.until + tailOf(section);
   const part = (values, from, to, end) => [...values.slice(from, to), ...(to > from ? [end] : [])];
-  const start = line.t[line.untrained] ?? line.until, k = line.untrained;
+  const start = line.t[line.untrained] ?? end, k = line.untrained;
   const piece = (from, to, end, extra) => ({
     x: part(line.t, from, to, end), y: part(line.y, from, to, line.y[to - 1]), hoverinfo: "text",
     hovertext: part(hovers, from, to, hovers[to - 1]), name: section.configurations[line.c].label, meta: line.c, ...extra,
   });
   const thin = count > 40 ? 0.6 : 1, marked = line.t.length <= MARKED;
-  const traces = [piece(k, line.t.length, line.until, {
+  const traces = [piece(k, line.t.length, end, {
     mode: marked ? "lines+markers" : "lines", opacity: count > 40 ? 0.75 : 1,
     line: { shape: "hv", color: look.colour, width: look.width * thin, dash: look.dash },
     marker: { symbol: look.symbol, size: [...line.t.slice(k).map(() => 6), 0], color: look.colour },
   })];
   if (k) traces.push(piece(0, k, start, { mode: "lines", opacity: 0.4, line: { shape: "hv", color: look.colour, width: 1.2, dash: "dot" } }));
   if (bands && line.deviation) {
-    const edge = (sign, extra) => piece(k, line.t.length, line.until, {
+    const edge = (sign, extra) => piece(k, line.t.length, end, {
       y: part(line.y.map((y, i) => Math.max(y + sign * line.deviation[i], 0.05 * y)), k, line.t.length,
         Math.max(line.y.at(-1) + sign * line.deviation.at(-1), 0.05 * line.y.at(-1))),
       mode: "lines", hoverinfo: "skip", line: { shape: "hv", width: 0, color: look.colour }, ...extra });
@@ -221,8 +227,11 @@ function lineTraces(section, name, line, bands, count) {
   return traces.filter((trace) => trace.x.length);
 }
 
-const cut = (section, line) => {
-  const label = section.configurations[line.c].label;
+// How far the last value is held, so that it can be seen.
+const tailOf = (section) => Math.max(0.5, 0.015 * section.configurations[0].megabatches);
+
+const cut = (section, index) => {
+  const { label } = section.configurations[index];
   return label.length > 30 ? `${label.slice(0, 29)}…` : label;
 };
 
@@ -237,7 +246,7 @@ function endLabels(section, lines, axis, height) {
   for (const label of labels) { label.moved = Math.max(label.place, floor + 15); floor = label.moved; }
   const over = Math.max(0, floor - height);
   return labels.map(({ line, y, place, moved }) => ({
-    text: plain(cut(section, line), 99), x: line.until, y, yshift: moved - over - place, xanchor: "left", xshift: 5, showarrow: false,
+    text: plain(cut(section, line.c), 99), x: line.until + tailOf(section), y, yshift: moved - over - place, xanchor: "left", xshift: 5, showarrow: false,
     font: { color: readable(data.colours[section.configurations[line.c].learner], 4.5), size: 12 },
   }));
 }
@@ -270,7 +279,7 @@ function drawGrids(panel, section) {
       const layout = layoutOf({ title: { text: plain(panel.x) }, type: "category", showgrid: false },
         { title: { text: plain(panel.y) }, type: "category", autorange: "reversed", automargin: true, showgrid: false });
       layout.title = { text: plain(name), font: { size: 14 } };
-      layout.margin.t = 36;
+      layout.margin.t = 60;
       react(plot, grid() ? [heatmap(panel, grid(), name)] : [], layout);
     });
     return plot;
@@ -292,7 +301,7 @@ function heatmap(panel, grid, name) {
     `${plain(grid.name)}<br>t = ${grid.x[j]}, ${plain(panel.y)} ${i + 1}<br>${plain(name)}: ${number(value)}`));
   return {
     type: "heatmap", z: values, x: grid.x.map(String), y: values.map((_, i) => String(i + 1)), hoverinfo: "text", hovertext: hovers,
-    xgap: 1, ygap: 1, colorscale: [[0, css("--raised")], [1, css("--scale")]], colorbar: { thickness: 10, outlinewidth: 0 },
+    xgap: 1, ygap: 1, textfont: { color: css("--ink") }, colorscale: [[0, css("--raised")], [1, css("--scale")]], colorbar: { thickness: 10, outlinewidth: 0 },
     hoverongaps: false, ...(grid.x.length <= 8 && { text: values.map((row) => row.map((value) => (value === null ? "" : number(value)))), texttemplate: "%{text}" }),
   };
 }

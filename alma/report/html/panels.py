@@ -6,6 +6,7 @@ indices into the section's results, so that the filters act on every panel. Add 
 """
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from alma.records import Run
 from alma.report import compare
 from alma.report.html.sections import Section, rounded
 from alma.report.html.summary import final
-from alma.report.labels import as_setting
+from alma.report.labels import ALWAYS_SHOWN, as_setting
 from alma.report.results import Measure, Result, compute, memory, validation
 from alma.report.tables import Table
 
@@ -139,8 +140,8 @@ def _thinned(times: Sequence[int], limit: int) -> list[int]:
 
 def table(section: Section) -> Panel | None:
     """The general table of `alma.report.compare`."""
-    caption = compare.note(section.results).replace("\n", " ")
-    return _table("Results", caption, compare.table(section.results))
+    found = _table("Results", "A row per configuration.", compare.table(section.results))
+    return found | {"note": compare.note(section.results).replace("\n", " ")}
 
 
 def _table(title: str, caption: str, cells: Table, of: Iterable[int] = ()) -> Panel:
@@ -193,15 +194,17 @@ def _padded(columns: Sequence[Sequence[float]]) -> list[list[float | int | None]
 def settings(section: Section) -> Panel | None:
     """The settings that differ between configurations; the common ones as facts."""
     configs = [flatten({k: v for k, v in r.config.items() if k != "seed"}) for r in section.results]
-    names = differing(configs)
+    names = [name for name in differing(configs) if name not in ALWAYS_SHOWN]
     rows = [
         [result.label, *(as_setting(config[name]) if name in config else "" for name in names)]
         for result, config in zip(section.results, configs, strict=True)
     ]
-    common = {name: as_setting(value) for name, value in configs[0].items() if name not in names}
-    caption = "Settings in which the configurations differ; an empty cell: the learner lacks the setting."
-    if not names:
-        caption = "There is one configuration, so no setting differs."
+    common = {name: as_setting(value) for name, value in configs[0].items() if name not in differing(configs)}
+    caption = "No settings differ but learner, waiting time and replay."
+    if names:
+        caption = (
+            "Settings that differ, beside learner, waiting time and replay; empty if a learner lacks it."
+        )
     found = _table("Settings", caption, [["configuration", *names], *rows])
     return found | {"facts": common, "facts_title": "Settings that all configurations share"}
 
@@ -210,6 +213,9 @@ def provenance(section: Section) -> Panel | None:
     """Where each run comes from: versions, machine, seeds, data; what all runs share as facts."""
     records = [_origin(run) for runs in section.runs for run in runs]
     of = [index for index, runs in enumerate(section.runs) for _ in runs]
+    folder = os.path.commonpath([os.path.dirname(record["run"]) for record in records])
+    for record in records:
+        record |= {"folder": folder, "run": os.path.relpath(record["run"], folder)}
     names = [name for name in differing(records) if name != "run"]
     common = {name: value for name, value in records[0].items() if name != "run" and name not in names}
     rows = [[record.get(name, "") for name in ("run", *names)] for record in records]
@@ -220,7 +226,7 @@ def provenance(section: Section) -> Panel | None:
 def _origin(run: Run) -> dict[str, str]:
     """Facts of run.json about a run: place, seeds, data, time, versions, machine."""
     info = {
-        "run": str(run.directory),
+        "run": os.path.abspath(run.directory),
         "command": run.info.get("command"),
         "seed": run.config["seed"],
         "seeds": run.info.get("seeds"),
@@ -232,7 +238,8 @@ def _origin(run: Run) -> dict[str, str]:
         **{name: run.config.get(name) for name in ("stream", "stream_sha256", "dataset", "data")},
     }
     given = {name: value for name, value in info.items() if value not in (None, {}, [])}
-    return {name.removeprefix("versions."): _text(value) for name, value in flatten(given).items()}
+    texts = {name.removeprefix("versions."): _text(value) for name, value in flatten(given).items()}
+    return {name: text for name, text in texts.items() if text}
 
 
 def _text(value: Any) -> str:

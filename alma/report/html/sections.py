@@ -28,20 +28,22 @@ def find_sections(runs: Sequence[Run]) -> list[Section]:
     for run in runs:
         if run.rows:
             repeats.setdefault(canonical(run.config, "seed"), []).append(run)
-    found: dict[tuple[str, ...], list[Result]] = {}
+    found: dict[tuple[str, str, int, str], list[Result]] = {}
     for results in group(runs):
         for result in results:
             data, checksum = data_of(result.config)
-            name = f"test {result.display.name}, B = {result.config['megabatches']}"
-            found.setdefault((f"{data}: {name}" if data else name, checksum), []).append(result)
-    titles = Counter(title for title, _ in found)
+            name = f"test {result.display.name}"
+            found.setdefault((data, name, result.config["megabatches"], checksum), []).append(result)
+    names = Counter(key[:3] for key in found)
     return [
         Section(
-            f"{title} ({checksum[:8]})" if titles[title] > 1 else title,
-            ordered := sorted(labelled(results), key=lambda result: result.rank),
+            f"{data + ': ' if data else ''}{name}, B = {megabatches}"
+            + (f" ({checksum[:8]})" if names[data, name, megabatches] > 1 else ""),
+            ordered := sorted(labelled(found[key]), key=lambda result: result.rank),
             [repeats[canonical(result.config, "seed")] for result in ordered],
         )
-        for (title, checksum), results in found.items()
+        for key in sorted(found)
+        for data, name, megabatches, checksum in [key]
     ]
 
 

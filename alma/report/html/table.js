@@ -19,6 +19,7 @@ function drawTable(panel) {
   };
   const elements = [scrolling(panel.title, make("table", {}, make("thead", {}, make("tr", {}, ...headers)), body))];
   if (panel.header.length === 1 && panel.rows.length === 1) elements.pop();  // the facts say it all
+  if (panel.note) elements.push(make("p", { class: "note" }, panel.note));
   if (panel.facts) elements.push(factsOf(panel));
   return { elements, update: (visible) => rows.forEach((row) => { row.element.hidden = !visible[row.of]; }) };
 }
