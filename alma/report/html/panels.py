@@ -20,8 +20,8 @@ from alma.report.results import Measure, Result, compute, memory, validation
 from alma.report.tables import Table
 
 Panel = dict[str, Any]
-POINTS = 30_000
-"""Most points of the curves of a panel; more are decimated."""
+POINTS = 16_000
+"""Most points of the curves of a measure; more are decimated."""
 NUMBERS = 40_000
 """Most numbers of the experts' panel; further configurations are left out."""
 
@@ -74,7 +74,7 @@ def curves(section: Section) -> Panel | None:
         "parameters": lambda rows, t: rows[t]["parameters"],
         "experts": lambda rows, t: rows[t]["extra"].get("experts"),
     }
-    limit = max(50, POINTS // (len(section.results) * len(measures)))
+    limit = max(50, POINTS // len(section.results))
     found = []
     for each, measure in measures.items():
         factor = section.results[0].display.factor if each.endswith(name) else 1
