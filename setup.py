@@ -40,7 +40,7 @@ if __name__ == "__main__":
         python_requires=">=3.11,<3.14",
         packages=find_packages(include=[*PACKAGES, *(f"{name}.*" for name in PACKAGES)]),
         py_modules=["fairseq_alma_hook"],
-        package_data={"alma.report.lm": ["*.csv"]},
+        package_data={"alma.report.lm": ["*.csv"], "alma.report.html": ["*.html", "*.css", "*.js"]},
         install_requires=[
             "torch>=2.7",
             "torchvision>=0.22",

@@ -1,6 +1,6 @@
 """Compare runs: a table in the terminal; with --out also Markdown, CSV and figures.
 
-python -m alma.report RUN... [--select valid] [--out DIR] [--figures vision|lm] [--table lm] [--per-word]
+python -m alma.report RUN... [--html FILE] [--out DIR] [--select valid] [--figures vision|lm] [--table lm]
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.records import Run
 from alma.report import compare
+from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
@@ -33,6 +34,12 @@ def parser() -> Parser:
         help="per learner, waiting time and replay, keep the configuration with the best validation score",
     )
     made.add_argument("--out", type=Path, help="also write report.md, report.csv and figures to this folder")
+    made.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="also write an interactive page: one self-contained file, such as report.html",
+    )
     made.add_argument(
         "--figures",
         choices=("vision", "lm"),
@@ -81,6 +88,9 @@ def main() -> None:
         print(text, end="\n\n")
     for remark in [*choices, *_remarks(runs), *remarks, *missing]:
         print(remark)
+    if options.html:
+        write_page(runs, options.html, [*choices, *_remarks(runs)])
+        print(options.html)
     out = options.out or (Path("report") if options.figures else None)
     if out is None:
         return
