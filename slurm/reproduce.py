@@ -164,12 +164,11 @@ def _digest() -> str:
 
 def overview(records: Mapping[str, Mapping[str, Any]]) -> str:
     """Figures and tables with the data, number of runs and cost of each size."""
-    lines = [["name", "data", "runs: small", "paper", "cost: small", "paper", "shows"]]
-    lines += [
-        [name, one["data"], *map(str, one["runs"]), *one["cost"], one["shows"]]
-        for name, one in records.items()
-    ]
-    return as_text(lines)
+    lines = [["name", "runs: small", "paper", "cost: small", "paper", "data, what it shows"]]
+    for name, one in records.items():
+        lines.append([name, *map(str, one["runs"]), *one["cost"], f"{one['data']}: {one['shows']}"])
+    width = max(len(line[-1]) for line in lines)
+    return as_text([[*line[:-1], line[-1].ljust(width)] for line in lines])
 
 
 def summary(rows: Sequence[Outcome]) -> str:

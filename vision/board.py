@@ -45,3 +45,7 @@ class Board:
     def flush(self) -> None:
         """Write everything to disk, so that a later start finds what precedes its checkpoint."""
         self.writer.flush()
+
+    def close(self) -> None:
+        """Write everything to disk and end the writer's thread."""
+        self.writer.close()

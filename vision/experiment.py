@@ -5,6 +5,7 @@ As in `vision.learners.base`, torch is imported inside the functions that use it
 
 import pickle
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,10 +96,11 @@ def _play(record: Run, trainer: "_Trainer", schedule: list[Stage], epochs: int) 
             f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
         )
     name, total = record.directory.name, len(schedule) * epochs
-    with tqdm(desc=name, total=total, initial=done * epochs, unit="epoch", disable=None, leave=False) as bar:
+    bar = tqdm(desc=name, total=total, initial=done * epochs, unit="epoch", disable=None, leave=False)
+    with bar, closing(trainer):
         trainer.bar = bar
         environment.play(record, trainer, schedule, trainer.test, done, trainer.seconds)
-    trainer.save()
+        trainer.save()
 
 
 def device_of(name: str) -> "torch.device":
@@ -240,6 +242,11 @@ class _Trainer:
         }
         self._write(CHECKPOINT, state)
         self._saved = time.monotonic()
+
+    def close(self) -> None:
+        """End the log."""
+        if self.board:
+            self.board.close()
 
     def _due(self) -> bool:
         return time.monotonic() - self._saved >= self.save_interval

@@ -106,12 +106,10 @@ def _resolved(point: Point) -> Settings:
 
 
 def _varying(learner: str, found: Iterable[tuple[Any, Point, Settings]]) -> list[str]:
-    """The given settings in which the runs of a learner differ, apart from those in every name."""
-    mine = [vars(resolved) | point for _, point, resolved in found if point["learner"] == learner]
-    given = [point for _, point, _ in found if point["learner"] == learner]
-    names = dict.fromkeys(itertools.chain(*given))
-    always = ("learner", "waiting_time", "hidden", "replay", "seed")
-    return [name for name in names if name not in always and len({each.get(name) for each in mine}) > 1]
+    """The given settings in which the runs of a learner differ, apart from its size."""
+    mine = [(point, vars(resolved) | point) for _, point, resolved in found if point["learner"] == learner]
+    given = [name for name in (*DATA, *all_settings()) if any(name in point for point, _ in mine)]
+    return [n for n in given if n != "hidden" and len({values.get(n) for _, values in mine}) > 1]
 
 
 def _name(point: Point, resolved: Settings, varying: Sequence[str]) -> str:
