@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from alma.errors import Parser, UserError, closest, number_list
-from alma.help_texts import CONTEXT_WINDOW, REPLAY, SEED, SEEDS, WAITING_TIME
+from alma.help_texts import CONTEXT_WINDOW, REPLAY, SEED, SEEDS, SIZE, WAITING_TIME
 from slurm.engine import resources
 from slurm.engine.resources import Resources
 from slurm.lm.experiments import experiment_files, is_experiment, read_experiment, read_overrides
@@ -56,7 +56,7 @@ def parser() -> Parser:
     group = made.add_argument_group("run", "--stream and --size are for experiments.")
     add = group.add_argument
     add("--stream", metavar="STREAM", help="stream that the experiments train on")
-    add("--size", metavar="SIZE", help="size of the experiments: a file in sizes/ beside them, such as small")
+    add("--size", metavar="SIZE", help=SIZE)
     out = "run directory to create or resume (default of an experiment: runs/FOLDER/NAME)"
     add("--out", type=Path, metavar="RUN", help=out)
     add("--name", metavar="TEXT", help="label of the run in reports")
