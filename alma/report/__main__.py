@@ -1,4 +1,4 @@
-"""Compare runs: a table in the terminal; with --out also Markdown, CSV and figures: `alma report`."""
+"""Compare runs: a table, and on request an interactive page, Markdown, CSV and figures: `alma report`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +9,7 @@ from alma.files import make_directory
 from alma.help_texts import RUNS
 from alma.records import Run
 from alma.report import compare
+from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
@@ -21,6 +22,7 @@ from alma.report.vision.select import is_image
 _EXAMPLES = """\
 examples:
   alma report runs
+  alma report runs --html report.html
   alma report runs/mnist --figures vision --out report
   alma report runs/table2 --table lm --per-word
 """
@@ -42,6 +44,12 @@ def parser() -> Parser:
     )
     out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
     made.add_argument("--out", type=Path, metavar="DIR", help=out)
+    made.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write an interactive page too: one self-contained file, such as report.html",
+    )
     made.add_argument(
         "--figures",
         choices=("vision", "lm"),
@@ -92,6 +100,9 @@ def main() -> None:
         print(text, end="\n\n")
     for remark in [*choices, *_remarks(runs), *remarks, *missing]:
         print(remark)
+    if options.html:
+        write_page(runs, options.html, [*choices, *_remarks(runs)])
+        print(options.html)
     out = options.out or (Path("report") if options.figures else None)
     if out is None:
         return
