@@ -1,8 +1,4 @@
-"""Run and draw the figures and tables of both versions of the paper.
-
-python -m slurm.reproduce figure7 --size small
-python -m slurm.reproduce all --size small --jobs 2 --out reproduced
-python -m slurm.reproduce --list
+"""Run and draw the figures and tables of both versions of the paper: `alma reproduce`.
 
 experiments/index.yaml says which experiments each is drawn from. This command starts the tools that run them
 and draw the result. Rerun it to resume after an interruption: it runs only what is missing.
@@ -24,6 +20,7 @@ from typing import Any, NamedTuple
 from alma.errors import Parser, UserError, closest, command
 from alma.experiments import read_settings
 from alma.files import make_directory, write_json_atomic
+from alma.help_texts import DATA_ROOT, JOBS
 from alma.report.tables import as_text
 from slurm.engine import children
 
@@ -32,6 +29,12 @@ SIZES = ("small", "paper")
 TABLE2 = "table2"
 """Folder of the experiments of language models, below EXPERIMENTS, and of their runs."""
 _PRINTED = 12  # words of a command
+_EXAMPLES = """\
+examples:
+  alma reproduce --list
+  alma reproduce figure7 --size small
+  alma reproduce all --size small --jobs 2
+"""
 
 
 class Command(NamedTuple):
@@ -185,18 +188,31 @@ def parser() -> Parser:
     """The command line."""
     made = Parser(
         prog="python -m slurm.reproduce",
+        usage="%(prog)s FIGURE... [options]",
         description="Run and draw the figures and tables of both versions of the paper. Rerun the command to "
         "resume after an interruption; what is complete is skipped.",
+        epilog=_EXAMPLES,
     )
     add = made.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="such as figure7, table2, draft-figure3; or all")
     add("--list", action="store_true", help="print all figures and tables with data, runs and cost, and exit")
     size = "small: for a CPU, without a download; paper: the paper's settings (default: small)"
     add("--size", choices=SIZES, default="small", help=size)
-    add("--out", type=Path, default=Path("reproduced"), metavar="DIR", help="default: reproduced")
-    add("--data-root", type=Path, metavar="DIR", help="--size paper: folder of the image data sets")
-    add("--stream", type=Path, metavar="STREAM", help="of language models, see experiments/streams")
-    add("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("reproduced"),
+        metavar="DIR",
+        help="folder for runs, figures and tables (default: reproduced)",
+    )
+    add("--data-root", type=Path, metavar="DIR", help=f"with --size paper: {DATA_ROOT}")
+    add(
+        "--stream",
+        type=Path,
+        metavar="STREAM",
+        help="stream of the language models (with --size small one is made; see experiments/streams)",
+    )
+    add("--jobs", type=int, default=1, metavar="N", help=JOBS)
     add("--dry-run", action="store_true", help="print the commands, run nothing")
     return made
 

@@ -1,13 +1,4 @@
-"""Train image learners on a stream of mega-batches, test them after each mega-batch, and compare them.
-
-    python vision/run.py                                    # digits, a single model: seconds
-    python vision/run.py --learner sm,ens,gmoe --waiting-time 1,5 --seeds 0-2 --jobs 2
-    python vision/run.py --dataset mnist --download --learner ens --waiting-time 10 --hidden 4
-    python vision/run.py experiments/figure7.yaml --size small --jobs 2
-
-Comma lists make a sweep: each combination is a run in its own folder. The same command skips complete runs
-and resumes interrupted ones. An experiment is a file of settings; flags override it.
-"""
+"""Train image learners on a stream of mega-batches and compare them: `alma images`."""
 
 import argparse
 import re
@@ -22,10 +13,26 @@ if __name__ == "__main__":  # import from the checkout instead of the script's f
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from alma.errors import Parser, UserError, closest, command, number_list
+from alma.help_texts import DATA_ROOT, JOBS, REPLAY, SEEDS, SIZE, WAITING_TIME
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
 from vision.sweep import SweepRun, jobs_of, read_sections
+
+_ABOUT = (
+    "Train image learners on a stream of mega-batches, test them after each mega-batch, and compare them. "
+    "Comma lists make a sweep: each combination is a run in its own folder. Rerun the command to resume "
+    "interrupted runs; complete ones are skipped."
+)
+_EXAMPLES = """
+examples:
+  # scikit-learn's digits with a single model: seconds
+  alma images
+  alma images --learner sm,ens,gmoe --waiting-time 1,5 --seeds 0-2 --jobs 2
+  alma images --dataset mnist --download --learner ens --waiting-time 10 --hidden 4
+  # a figure of the paper, at a size for a CPU
+  alma images experiments/figure7.yaml --size small --jobs 2
+"""
 
 
 def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
@@ -89,28 +96,35 @@ def parser() -> Parser:
     lines = [f"  {name:5} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in LEARNERS.items()]
     made = Parser(
         prog="python vision/run.py",
-        description=__doc__,
-        epilog="\n".join(["learners:", *lines]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [EXPERIMENT.yaml] [options]",
+        description=_ABOUT,
+        epilog="\n".join(["learners:", *lines, _EXAMPLES]),
     )
-    file = "YAML file with any of these settings, without dashes, lists included; see vision/sweep.py"
+    file = "YAML file of options, without dashes; options of the command line override it"
     made.add_argument("experiment", nargs="?", type=Path, metavar="EXPERIMENT", help=file)
-    made.add_argument("--size", metavar="S", help="of an experiment: a file in sizes/ beside it")
-    _add_data_flags(made.add_argument_group("data"))
-    _add_run_flags(made.add_argument_group("runs"))
+    made.add_argument("--size", metavar="SIZE", help=SIZE)
+    _add_data_flags(made.add_argument_group("data", "The data set, and how it is cut into mega-batches."))
+    _add_run_flags(
+        made.add_argument_group("runs", "What is trained in each stage, and on which mega-batches.")
+    )
     _add_machine_flags(made.add_argument_group("where to run"))
-    settings = "comma lists make a sweep; default: that of the preset for the data set"
+    settings = "Settings of learners. Without a value, the preset decides by the data set."
     _add_settings(made.add_argument_group("settings", settings))
     return made
 
 
 def _add_data_flags(group: Any) -> None:
     add = group.add_argument
-    _add_choice(add, "--dataset", presets.DATASETS, "default: digits", default=["digits"])
-    add("--data-root", default="data", metavar="DIR", help="folder of the data set (default: data)")
+    _add_choice(add, "--dataset", presets.DATASETS, "data set (default: digits)", default=["digits"])
+    add("--data-root", default="data", metavar="DIR", help=DATA_ROOT)
     download = "download missing files with torchvision"
     add("--download", action=argparse.BooleanOptionalAction, default=False, help=download)
-    add("--image-size", type=number_list, metavar="S", help="scale images to S x S (--dataset folder)")
+    add(
+        "--image-size",
+        type=number_list,
+        metavar="S",
+        help="with --dataset folder: scale images to S x S pixels",
+    )
     defaults = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"
     add(
         "--megabatches",
@@ -118,37 +132,39 @@ def _add_data_flags(group: Any) -> None:
         metavar="B",
         help=f"mega-batches of the stream (default: {defaults})",
     )
-    seed = "seed of the partition (default: --seed; authors: 432)"
+    seed = "seed of the partition into mega-batches (default: --seed; of the authors' code: 432)"
     add("--stream-seed", type=number_list, metavar="S", help=seed)
 
 
 def _add_run_flags(group: Any) -> None:
     add = group.add_argument
-    _add_choice(add, "--learner", LEARNERS, "any of " + ", ".join(LEARNERS), default=["sm"], metavar="L,...")
-    wait = "mega-batches per stage (default: 1); all: the whole stream"
+    _add_choice(
+        add, "--learner", LEARNERS, "learners, listed below (default: sm)", default=["sm"], metavar="L,..."
+    )
+    wait = f"{WAITING_TIME}; all: the whole stream"
     add("--waiting-time", type=_waits, default=[1], metavar="W,...", help=wait)
-    add("--replay", action=Switch, default=[False], help="train on all mega-batches received so far")
+    add("--replay", action=Switch, default=[False], help=REPLAY)
     add("--hidden", type=number_list, metavar="H,...", help=all_settings()["hidden"].metadata["help"])
-    seed = "seed of weights, order and partition: a number, a range or a list (default: 0)"
-    add("--seed", "--seeds", type=number_list, default=[0], metavar="0-2", help=seed)
+    seed = f"{SEEDS}; seeds the weights, the data order and the partition into mega-batches (default: 0)"
+    add("--seed", "--seeds", type=number_list, default=[0], metavar="LIST", help=seed)
     source = "of the paper, its first draft or the authors' code (default: paper; EMNIST, CIFAR-100: draft)"
     _add_choice(add, "--preset", presets.PRESETS, f"settings {source}")
 
 
 def _add_machine_flags(group: Any) -> None:
     add = group.add_argument
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
     folder = "run directory; of a sweep, the folder of its runs (default: runs/DATASET_LEARNER)"
     add("--out", type=Path, metavar="RUN", help=folder)
-    add("--jobs", type=int, default=1, metavar="N", help="runs of a sweep at a time (default: 1)")
-    part = "every N-th run from the K-th on; no tables and figures"
+    add("--jobs", type=int, default=1, metavar="N", help=JOBS)
+    part = "train every N-th run from the K-th on, without tables and figures"
     add("--part", type=_part, metavar="K/N", help=part)
     add("--list", action="store_true", help="print the run directories, one per line, and exit")
-    interval = "time between checkpoints (default: 30)"
+    interval = "seconds between two checkpoints (default: 30)"
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=interval)
-    stages = "keep the model of every stage (for vision.tsne)"
+    stages = "keep the model of every stage, for `alma tsne`"
     add("--save-stages", action=argparse.BooleanOptionalAction, default=False, help=stages)
-    board = "log to TensorBoard: one curve over all stages; of a sweep, a folder for each run"
+    board = "folder for TensorBoard logs: one curve over all stages; a sweep makes a folder for each run"
     add("--tensorboard-logdir", type=Path, metavar="DIR", help=board)
 
 

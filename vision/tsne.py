@@ -1,25 +1,39 @@
-"""The gating tree of a mixture over a t-SNE of test images (first draft, Figures 5 right and 8, App. E).
-
-python -m vision.tsne RUN [--data-root DIR] [--out FILE.png] [--layer 1] [--examples 5000] [--stages 1,2,3]
-"""
+"""Draw the gating tree of a mixture over a t-SNE of test images: `alma tsne`."""
 
 from pathlib import Path
 
 from alma.errors import Parser, UserError, command, number_list
+from alma.help_texts import DATA_ROOT
 from vision.experiment import read_checkpoint
+
+_EXAMPLES = """\
+examples:
+  alma images --learner gmoe --save-stages --out runs/gmoe
+  alma tsne runs/gmoe --out gating_tree.png
+"""
 
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="python -m vision.tsne", description="Draw a mixture's gating tree over a t-SNE.")
+    made = Parser(
+        prog="python -m vision.tsne",
+        usage="%(prog)s RUN [options]",
+        description="Draw the gating tree of an image mixture over a t-SNE of test images, stage by stage "
+        "(Figures 5 right and 8 of the paper's first draft).",
+        epilog=_EXAMPLES,
+    )
     add = made.add_argument
-    add("run", type=Path, metavar="RUN", help="run of gmoe or moe with --save-stages")
-    add("--data-root", default="data", help="folder of the run's data set (not used by digits)")
-    add("--image-size", type=int, help="that of the run (--dataset folder)")
-    add("--out", type=Path, help="output file (default: RUN/tsne.png)")
-    add("--layer", type=int, default=1, help="mixture layer, from 1")
-    add("--examples", type=int, default=5000, help="size of the random subset of test images (default: 5000)")
-    add("--stages", type=number_list, help="such as 1,2,3 (default: those with 2, 3 and 4 experts)")
+    add("run", type=Path, metavar="RUN", help="run directory of gmoe or moe, made with --save-stages")
+    add("--data-root", default="data", metavar="DIR", help=DATA_ROOT)
+    size = "side of the images in pixels, as in the run; for --dataset folder"
+    add("--image-size", type=int, metavar="S", help=size)
+    add("--out", type=Path, metavar="FILE", help="PNG file to write (default: RUN/tsne.png)")
+    layer = "mixture layer whose gates are drawn, counted from 1 (default: 1)"
+    add("--layer", type=int, default=1, metavar="N", help=layer)
+    examples = "random test images to draw (default: 5000)"
+    add("--examples", type=int, default=5000, metavar="N", help=examples)
+    stages = "stages to draw, such as 1,2,3 (default: the last ones with 2, 3 and 4 experts)"
+    add("--stages", type=number_list, metavar="LIST", help=stages)
     return made
 
 
