@@ -7,12 +7,12 @@ url=https://huggingface.co/datasets/wikimedia/wikipedia/resolve/main/20231101.si
 sha256=31bded16768a47c286becd292079122f5d7d4397a17b87d4250a00ccd581e6f0
 mkdir -p "$out"
 
-if [ ! -f "$out/wiki.parquet" ]; then
-	curl --fail --location --output "$out/part" "$url"
-	echo "$sha256  $out/part" | sha256sum --check
-	mv "$out/part" "$out/wiki.parquet"
-fi
 if [ ! -f "$out/wiki.jsonl" ]; then
+	if [ ! -f "$out/wiki.parquet" ]; then
+		curl --fail --location --output "$out/part" "$url"
+		echo "$sha256  $out/part" | sha256sum --check
+		mv "$out/part" "$out/wiki.parquet"
+	fi
 	python "$here/to_jsonl.py" "$out/wiki.parquet" >"$out/part"
 	mv "$out/part" "$out/wiki.jsonl"
 fi
