@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from alma.__main__ import TOOLS
 from launcher import read_requests as read_with_stand_in
 
+from alma.__main__ import TOOLS
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS
 from alma.stages import Stage
@@ -117,7 +117,8 @@ def test_a_tool_accepts_its_commands(module):
 
 
 def test_data_accepts_its_commands(tmp_path, monkeypatch):
-    from data_prep.__main__ import parser, settings_of
+    from data_prep.__main__ import parser
+    from data_prep.settings import settings_of
 
     monkeypatch.chdir(tmp_path)  # without the files
     for words in arguments_of("data_prep.__main__"):
@@ -126,7 +127,7 @@ def test_data_accepts_its_commands(tmp_path, monkeypatch):
             with pytest.raises(UserError) as refused:
                 settings_of(options)
             for problem in str(refused.value).split("; "):
-                assert re.search("no such file|no file", problem), problem
+                assert re.search("no such file|no file|expected", problem), problem
 
 
 def test_launch_accepts_its_commands(monkeypatch):
@@ -142,16 +143,14 @@ def test_launch_accepts_its_commands(monkeypatch):
 
 def test_sweeps_and_images_accept_their_commands(monkeypatch):
     from slurm.sweep import parser
-    from vision.run import jobs_of
     from vision.run import parser as images
+    from vision.sweep import jobs_of, read_sections
 
     monkeypatch.chdir(ROOT)
     sweeps = [(words, words.index("--")) for words in arguments_of("slurm.sweep")]
     assert all(parser().parse_args(words[:split]) for words, split in sweeps)
     for words in (*arguments_of("vision.run"), *(words[split + 1 :] for words, split in sweeps)):
-        options = images().parse_args(words)
-        options.out = options.out or Path("runs")
-        assert jobs_of(options)
+        assert jobs_of(*read_sections(images(), words)), words
 
 
 @pytest.mark.parametrize("program", FAIRSEQ)
@@ -282,6 +281,14 @@ def test_documented_keys_of_text_runs():
     extra = documented("extra, text")
     assert row["extra"].keys() == extra.keys()
     assert training.keys() - MACHINE_FIELDS == extra["training"][1]
+
+
+def test_every_figure_is_on_the_page_with_its_number_of_runs():
+    from slurm.reproduce import index
+
+    for name, record in index().items():
+        small, paper = record["runs"]
+        assert re.search(rf"\| `{name}` \| {small}, {paper} \|", PAGES["docs/reproduce.md"]), name
 
 
 def slug(heading: str) -> str:
