@@ -54,7 +54,7 @@ lint: $(READY) ## ruff, formatting, types
 	$(BIN)/mypy
 
 docs: $(READY) ## the pages in docs/ as a web site, in build/docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(READY) ## speed and memory against named peers
 	$(BIN)/python -m benchmarks
