@@ -15,10 +15,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from launcher import read_requests as read_with_stand_in
 
 from alma.__main__ import TOOLS
@@ -299,7 +301,8 @@ def slug(heading: str) -> str:
 @pytest.mark.parametrize("name", PAGES)
 def test_links_and_paths_of_a_page_exist(name):
     text = re.sub(r"^```.*?^```", "", PAGES[name], flags=re.DOTALL | re.MULTILINE)
-    for path, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", text):
+    images = [(path, "") for path in re.findall(r'src="(?!http)([^"]*)"', text)]
+    for path, anchor in images + re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", text):
         target = (ROOT / name).parent / path if path else ROOT / name
         assert target.exists(), path
         headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE) if anchor else []
@@ -311,6 +314,12 @@ def test_links_and_paths_of_a_page_exist(name):
         assert found or (path.endswith("/") and Path(path).parts[0] not in tops), path
         if found:
             places = {ROOT, found.parent}  # `plan.py` after `data_prep/formats.py` lies beside it
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == metadata.version("alma-macroscale")
+    assert len(citation["preferred-citation"]["authors"]) == 5
 
 
 def test_the_web_site_is_built_and_needs_no_network(tmp_path):
