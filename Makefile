@@ -35,7 +35,7 @@ $(READY): FORCE
 endif
 endif
 
-.PHONY: help demo test lint bench clean pin FORCE
+.PHONY: help demo test lint docs bench clean pin FORCE
 
 help: ## this list
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
@@ -52,6 +52,9 @@ lint: $(READY) ## ruff, formatting, types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+docs: $(READY) ## the pages in docs/ as a web site, in build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 bench: $(READY) ## speed and memory against named peers
 	$(BIN)/python -m benchmarks

@@ -1,0 +1,334 @@
+"""README.md, CONTRIBUTING.md and docs/: their commands, links, paths and tables of keys and flags are true.
+
+Every line of a ```bash block is parsed by the program that it calls. Blocks after the line `<!-- run -->` are
+executed, those of a page one after the other in an empty directory.
+"""
+
+import ast
+import importlib
+import importlib.util
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from launcher import read_requests as read_with_stand_in
+
+from alma.__main__ import TOOLS
+from alma.errors import UserError
+from alma.records import MACHINE_FIELDS
+from alma.stages import Stage
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in ROOT.glob("docs/*.md")}
+PAGES |= {name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+BLOCK = re.compile(r"^(<!-- run -->\n)?```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FAIRSEQ = {
+    "fairseq-train": "get_training_parser",
+    "fairseq-eval-lm": "get_eval_lm_parser",
+    "fairseq-interactive": "get_interactive_generation_parser",
+    "fairseq-generate": "get_generation_parser",
+}
+"""Commands of fairseq, and the functions of fairseq.options that make their parsers."""
+SHELL = {"cd", "eval", "git", "pip", "source", "sudo"}
+"""Commands that are not parsed."""
+TYPES = {
+    "boolean": bool,
+    "integer": int,
+    "list": list,
+    "null": type(None),
+    "number": (int, float),
+    "object": dict,
+    "string": str,
+}
+"""Types in the tables of docs/outputs.md."""
+
+Words = list[str]
+
+
+def lines_of(block: str) -> Iterator[Words]:
+    """The commands of a ```bash block, without comments."""
+    for line in block.replace("\\\n", " ").splitlines():
+        for is_separator, words in itertools.groupby(shlex.split(line, comments=True), "&&".__eq__):
+            if not is_separator:
+                yield list(words)
+
+
+COMMANDS = [
+    words
+    for text in PAGES.values()
+    for _, kind, block in BLOCK.findall(text)
+    if kind == "bash"
+    for words in lines_of(block)
+]
+
+
+def module_of(words: Words) -> tuple[str | None, Words]:
+    """The module that a command starts, None if it starts none, and its arguments."""
+    if words[0] == "alma" and words[1] in TOOLS:
+        return TOOLS[words[1]].module, words[2:]
+    if words[:2] == ["python", "-m"]:
+        package = importlib.util.find_spec(words[2])
+        is_package = package is not None and package.submodule_search_locations is not None
+        return words[2] + ".__main__" * is_package, words[3:]
+    return ("vision.run", words[2:]) if words[:2] == ["python", "vision/run.py"] else (None, words)
+
+
+def arguments_of(*modules: str) -> Iterator[Words]:
+    """The arguments of every command that starts one of the modules."""
+    for words in COMMANDS:
+        module, arguments = module_of(words)
+        if module in modules:
+            yield arguments
+
+
+SPECIAL = {"data_prep.pydoc_corpus", "slurm.launch", "slurm.sweep", "vision.run", "data_prep.__main__"}
+"""Modules with a test of their own below."""
+
+
+def test_every_command_is_of_a_kind_that_is_tested_here():
+    tools = {tool.module for tool in TOOLS.values()} | SPECIAL
+    known = SHELL | FAIRSEQ.keys() | {"make", "pytest"}
+    for words in COMMANDS:
+        options = words[0] == "alma" and words[1] in ("--help", "--version")
+        assert words[0] in known or options or module_of(words)[0] in tools, shlex.join(words)
+
+
+def test_make_targets_and_tests_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for program, *words in COMMANDS:
+        paths = [word for word in words if word.startswith("tests/")]
+        assert all((ROOT / path).exists() for path in paths)
+        for target in words if program == "make" else []:
+            assert "=" in target or re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("module", sorted({tool.module for tool in TOOLS.values()} - SPECIAL))
+def test_a_tool_accepts_its_commands(module):
+    for words in arguments_of(module):
+        assert importlib.import_module(module).parser().parse_args(words)
+
+
+def test_data_accepts_its_commands(tmp_path, monkeypatch):
+    from data_prep.__main__ import parser
+    from data_prep.settings import settings_of
+
+    monkeypatch.chdir(tmp_path)  # without the files
+    for words in arguments_of("data_prep.__main__"):
+        options = parser().parse_args(words)
+        if not options.append:
+            with pytest.raises(UserError) as refused:
+                settings_of(options)
+            for problem in str(refused.value).split("; "):
+                assert re.search("no such file|no file|expected", problem), problem
+
+
+def test_launch_accepts_its_commands(monkeypatch):
+    from slurm.lm.plan import make_plan
+    from slurm.lm.request import read_requests, resolved
+
+    monkeypatch.chdir(ROOT)
+    for request in resolved(
+        [each for words in arguments_of("slurm.launch") for each in read_requests(words)]
+    ):
+        assert make_plan(request, 4).stages
+
+
+def test_sweeps_and_images_accept_their_commands(monkeypatch):
+    from slurm.sweep import parser
+    from vision.run import parser as images
+    from vision.sweep import jobs_of, read_sections
+
+    monkeypatch.chdir(ROOT)
+    sweeps = [(words, words.index("--")) for words in arguments_of("slurm.sweep")]
+    assert all(parser().parse_args(words[:split]) for words, split in sweeps)
+    for words in (*arguments_of("vision.run"), *(words[split + 1 :] for words, split in sweeps)):
+        assert jobs_of(*read_sections(images(), words)), words
+
+
+@pytest.mark.parametrize("program", FAIRSEQ)
+def test_fairseq_accepts_its_commands(program):
+    from fairseq import options
+
+    for words in (words[1:] for words in COMMANDS if words[0] == program):
+        parser = getattr(options, FAIRSEQ[program])(default_task="alma_lm")
+        assert options.parse_args_and_arch(parser, words).task == "alma_lm"
+
+
+@pytest.mark.parametrize("name", [name for name, text in PAGES.items() if "<!-- run -->" in text])
+def test_marked_blocks_run(name, tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    for marked, kind, block in BLOCK.findall(PAGES[name]):
+        programs = lines_of(block) if kind == "bash" else [["python", "-c", block]]
+        for words in programs if marked else []:
+            start = ["-m", "alma"] if words[0] == "alma" else []
+            done = subprocess.run([sys.executable, *start, *words[1:]], **options)
+            assert done.returncode == 0, (shlex.join(words), done.stderr)
+
+
+def test_the_library_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (example,) = (block for _, _, block in BLOCK.findall(PAGES["docs/images.md"]) if "metrics" in block)
+    exec(compile(example, "docs/images.md", "exec"), {})
+    cumulative, last = map(float, capsys.readouterr().out.split())
+    assert 0 < last < 0.2
+    assert last < cumulative < 20
+
+
+def section(name: str, heading: str) -> str:
+    """The text below a heading, up to the next one."""
+    return re.split(r"^#+ ", PAGES[name].split(f"# {heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_the_table_of_presets_names_every_difference():
+    from vision.learners import LEARNERS
+
+    table = "\n".join(line for line in section("docs/images.md", "Three presets").splitlines() if "|" in line)
+    presets = [kind.settings_class.authors for kind in LEARNERS.values()]
+    differing = {name.replace("_", "-") for settings in presets for name in settings}
+    assert set(re.findall(r"`--([a-z-]+)`", table)) == differing
+
+
+@pytest.mark.parametrize("name", ["docs/index.md", "docs/images.md", "docs/language.md"])
+def test_tables_of_learners_are_complete(name):
+    from slurm.lm.learners import LEARNERS as TEXT
+    from vision.learners import LEARNERS as IMAGES
+
+    expected = {"docs/index.md": {*TEXT, *IMAGES}, "docs/images.md": {*IMAGES}, "docs/language.md": {*TEXT}}
+    assert set(re.findall(r"^\| `(\w+)` \|", section(name, "Learners"), re.MULTILINE)) == expected[name]
+
+
+def documented(heading: str) -> dict[str, tuple[str, set[str]]]:
+    """Keys in a table of docs/outputs.md: their type, and all names in backticks in the row's last cell."""
+    found = {}
+    for line in section("docs/outputs.md", heading).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else [""]
+        for key in re.findall(r"`(\w+)`", cells[0]):
+            found[key] = cells[1], set(re.findall(r"`([\w-]+)`", cells[-1]))
+    assert found, heading
+    return found
+
+
+def assert_described(objects: Iterable[dict[str, Any]], *headings: str, unseen: Iterable[str] = ()) -> None:
+    """The keys of the objects are exactly those of the tables, except `unseen`, with the types there."""
+    tables = {key: entry for heading in headings for key, entry in documented(heading).items()}
+    seen = set()
+    for each in objects:
+        for key, value in each.items():
+            kinds = tuple(TYPES[words.split()[0]] for words in tables[key][0].split(" or "))
+            assert isinstance(value, bool) == (bool in kinds), key
+            assert any(isinstance(value, kind) for kind in kinds), (key, value)
+            seen.add(key)
+    assert seen == tables.keys() - set(unseen)
+
+
+def test_documented_keys_of_image_runs(tmp_path):
+    from vision import MegaBatchStream, run
+
+    recorded = json.loads((ROOT / "tests/recorded/images.json").read_text())["runs"].values()
+    made = [(each["run"], each["rows"]) for each in recorded]
+    stream, options = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
+    more = {"moe": {}, "ens": {"experts": 2}, "gens": {"experts": 2}, "sm": {"seed": 1}}
+    for learner, settings in more.items():
+        done = run(stream, learner, tmp_path / learner, **options, **settings)
+        made.append((done.info, done.rows))
+    infos = [info for info, _ in made]
+    rows = [row for _, rows in made for row in rows]
+    assert_described(infos, "run.json", unseen=["stages"])
+    assert_described((info["config"] for info in infos), "config, all runs", "config, images")
+    assert_described(rows, "results.jsonl")
+    assert_described((row["extra"] for row in rows), "extra, images", unseen=["memory_of"])
+    extra, info = documented("extra, images"), documented("run.json")
+    for row in rows:
+        for key in ("valid", "flops", "growth"):
+            assert (row["extra"].get(key) or {}).keys() <= extra[key][1]
+    for each in infos:
+        assert each["versions"].keys() <= info["versions"][1] | {"fairseq"}
+        assert each["machine"].keys() == info["machine"][1]
+
+
+def keys_in(path: str, *functions: str) -> set[str]:
+    """Constant keys of the dictionaries that the functions of a file write out."""
+    nodes = ast.walk(ast.parse((ROOT / path).read_text("utf-8")))
+    chosen = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in functions]
+    displays = [each for node in chosen for each in ast.walk(node) if isinstance(each, ast.Dict)]
+    return {key.value for each in displays for key in each.keys if isinstance(key, ast.Constant)}
+
+
+def test_documented_keys_of_text_runs():
+    from slurm.lm.plan import make_plan
+    from slurm.lm.rows import rows
+
+    options = "--from-scratch --context-window 4 --name N --update-multiplier 2 --members 2"
+    commands = [f"S --learner ens --out R {options} -- --max-update 2", "S --learner gmoe --out R"]
+    configs = [make_plan(request, 3).config for c in commands for request in read_with_stand_in(c.split())]
+    data = keys_in("slurm/launch.py", "identity")
+    assert_described(configs, "config, all runs", "config, text", unseen=data)
+    assert data <= documented("config, text").keys()
+
+    path, nested = "fairseq_alma/stage_record.py", {"loss", "share", "test"}
+    training = dict.fromkeys(keys_in(path, "training_record"), 1)
+    measured = dict.fromkeys(keys_in(path, "describe", "measure") - nested, 1) | {"training": [training]}
+    (row,) = rows(Stage(0, 1, 1, (1,)), measured, {"extra": {}}, [True])
+    extra = documented("extra, text")
+    assert row["extra"].keys() == extra.keys()
+    assert training.keys() - MACHINE_FIELDS == extra["training"][1]
+
+
+def test_every_figure_is_on_the_page_with_its_number_of_runs():
+    from slurm.reproduce import index
+
+    for name, record in index().items():
+        small, paper = record["runs"]
+        assert re.search(rf"\| `{name}` \| {small}, {paper} \|", PAGES["docs/reproduce.md"]), name
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_and_paths_of_a_page_exist(name):
+    text = re.sub(r"^```.*?^```", "", PAGES[name], flags=re.DOTALL | re.MULTILINE)
+    images = [(path, "") for path in re.findall(r'src="(?!http)([^"]*)"', text)]
+    for path, anchor in images + re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", text):
+        target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), path
+        headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in map(slug, headings), (path, anchor)
+    places = {ROOT}
+    tops = {path.name for path in ROOT.iterdir()} - {"build", "data", "demo_out", "runs"}
+    for path in re.findall(r"`([\w./]+(?:\.py|\.yaml|/))`", text):
+        found = next((place / path for place in places if (place / path).exists()), None)
+        assert found or (path.endswith("/") and Path(path).parts[0] not in tops), path
+        if found:
+            places = {ROOT, found.parent}  # `plan.py` after `data_prep/formats.py` lies beside it
+
+
+def test_the_citation_is_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
+    assert citation["version"] == metadata.version("alma-macroscale")
+    assert len(citation["preferred-citation"]["authors"]) == 5
+
+
+def test_the_web_site_is_built_and_needs_no_network(tmp_path):
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.glob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text("utf-8")
+        )
+        assert not [each for each in loaded if "canonical" not in each], page.name
