@@ -46,6 +46,9 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
         for (name, learner), axes in zip(learners.items(), row, strict=True):
             members = [r for r in shown if (r.method, size(r)) == (name, hidden)]
             curves[hidden] += [draw_over_time(axes, r, color=colours[wait(r)]) for r in members]
+            axes.text(
+                0.5, 0.5, "" if members else "no run", transform=axes.transAxes, ha="center", color="0.5"
+            )
             axes.set_title(f"{name}, {hidden}", color=style.learner_colour(learner), fontweight="bold")
     frame_over_time(figure, list(zip(grid, curves.values(), strict=True)), _ERROR)
     heading = f"{parts.title(results)}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
