@@ -36,7 +36,7 @@ def test_the_front_joins_what_nothing_else_beats_in_both(tmp_path):
     line = axes.lines[0]
     assert list(line.get_xdata()) == [4, 10]  # sm with w = 4 costs as much as with w = 1
     assert list(line.get_ydata()) == pytest.approx([37.5, 20])
-    assert [text.get_text() for text in axes.texts] == ["w = 1", "w = 1"]
+    assert [text.get_text() for text in axes.texts] == ["w = 1"]  # the same for both
     assert legend_of(figure)[:3] == ["learner", "sm", "ens"]
 
 
