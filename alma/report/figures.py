@@ -182,7 +182,7 @@ def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str,
             if found.x:
                 text = result.label.removeprefix(f"{result.learner} ") if name else result.label
                 text = text.removesuffix(" replay") if name else text
-                ends.setdefault(axes, []).append(End(found.x[-1], found.y[-1], text, look["color"]))
+                ends.setdefault(axes, []).append(End(found.x[-1], found.y[-1], text, look))
     if draw is draw_over_time:
         frame_over_time(figure, [(list(panels.values()), curves)], y_label)
     else:

@@ -67,7 +67,7 @@ class End(NamedTuple):
     x: float
     y: float
     text: str
-    colour: str
+    look: Mapping[str, Any]  # of the line; has its color
 
 
 def drawing() -> AbstractContextManager[None]:
@@ -211,8 +211,8 @@ def label_ends(figure: Any, ends: Mapping[Any, Sequence[End]]) -> None:
                 textwrap.fill(end.text, 30),
                 (end.x, end.y),
                 (9, 0),
-                color=end.colour,
-                arrowprops={**line, "color": end.colour},
+                color=end.look["color"],
+                arrowprops={**line, "color": end.look["color"]},
                 **look,
             )
             for end in some
@@ -226,8 +226,7 @@ def label_ends(figure: Any, ends: Mapping[Any, Sequence[End]]) -> None:
         if sum(box.height for box in boxes) > axes.bbox.height:
             for note in (note for some in notes.values() for note in some):
                 note.remove()
-            texts = [(end.text, {"color": end.colour}) for some in ends.values() for end in some]
-            add_legend(figure, {"": texts})
+            add_legend(figure, {"": [(end.text, dict(end.look)) for some in ends.values() for end in some]})
             return
         for column in _columns([(box.x0, box.x1) for box in boxes]):
             middles = [(boxes[i].y0 + boxes[i].y1) / 2 for i in column]

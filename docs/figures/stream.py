@@ -78,7 +78,7 @@ def _draw_error(axes: Any) -> None:
         times = [0, *(stage.last for stage in stages(B, w, False)), B + 0.6]
         values = [UNTRAINED, *errors, errors[-1]]
         axes.plot(times, values, drawstyle="steps-post", color=COLOURS[w], linewidth=1.6)
-        ends.append(style.End(times[-1], values[-1], f"w = {w}", COLOURS[w]))
+        ends.append(style.End(times[-1], values[-1], f"w = {w}", {"color": COLOURS[w]}))
         if w == 4:
             axes.fill_between(times, values, step="post", color=COLOURS[w], alpha=0.1, linewidth=0)
             axes.text(

@@ -21,7 +21,7 @@ def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
     axes.set_title(f"{parts.title(results)}: {shown[0].method}, {parts.size_label(shown[0])}")
     frame_over_time(figure, [([axes], curves)], _ERROR)
     ends = [
-        End(curve.x[-1], curve.y[-1], f"w = {wait(curve.result)}", colours[wait(curve.result)])
+        End(curve.x[-1], curve.y[-1], f"w = {wait(curve.result)}", {"color": colours[wait(curve.result)]})
         for curve in curves
     ]
     style.label_ends(figure, {axes: ends})
@@ -94,7 +94,7 @@ def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
         look = style.variant(style.learner_colour(result.learner), seen.count(result.learner))
         seen.append(result.learner)
         curves.append(draw_over_time(axes, result, **look))
-        ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, look["color"]))
+        ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, look))
     tree = next(iter(shown.values()))
     replay = ", replay" if tree.config["replay"] else ""
     axes.set_title(f"{parts.title(results)}, {parts.size_label(tree)}, w = {wait(tree)}{replay}")
