@@ -137,11 +137,11 @@ def subplots(rows: int, columns: int, inches: tuple[float, float], **options: An
 
 
 def named_panels(
-    names: Sequence[str], inches: tuple[float, float] = (2.0, 2.0), per_row: int = 3, **options: Any
+    names: Sequence[str], inches: tuple[float, float] = (2.0, 2.0), **options: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """A figure and its panels by name, at most `per_row` in a row; `inches` are the size of a panel."""
-    columns = min(per_row, len(names))
-    rows = -(-len(names) // columns)
+    """A figure and its panels by name, at most three in a row; `inches` are the size of a panel."""
+    rows = -(-len(names) // 3)
+    columns = -(-len(names) // rows)
     width, height = inches
     figure, panels = subplots(rows, columns, (1.8 + width * columns, 0.5 + height * rows), **options)
     for axes in list(panels.flat)[len(names) :]:
