@@ -89,10 +89,10 @@ def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
     """The first draft's Figure 5 left: tree gates, flat gates, no growth, and an ensemble of mixtures."""
     shown = select.ablation(results)
     figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
-    curves, ends, seen = [], [], []
-    for name, result in shown.items():
-        look = style.variant(style.learner_colour(result.learner), seen.count(result.learner))
-        seen.append(result.learner)
+    learners = [result.learner for result in shown.values()]
+    curves, ends = [], []
+    for i, (name, result) in enumerate(shown.items()):
+        look = style.variant(style.learner_colour(result.learner), learners[:i].count(result.learner))
         curves.append(draw_over_time(axes, result, **look))
         ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, look))
     tree = next(iter(shown.values()))
