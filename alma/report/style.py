@@ -169,15 +169,17 @@ def number_axis(
     """Set scale and ticks of axis "x" or "y" for `values`, with numbers such as 2,000 or 1M.
 
     The scale is logarithmic if all values are positive and span more than a factor of `log_from`. Its ticks
-    are at 1, 2, 5 times powers of ten, or at powers only if the values span a factor of `dense_below`.
+    are at 1, 2, 5 times powers of ten, denser within a factor of 10, and at powers only from a factor of
+    `dense_below`.
     """
     from matplotlib import ticker
 
     axis = getattr(axes, f"{name}axis")
     if min(values, default=0) > 0 and max(values) > log_from * min(values):
         axes.set(**{f"{name}scale": "log"})
-        few_decades = max(values) < dense_below * min(values)
-        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few_decades else (1,)))
+        span = max(values) / min(values)
+        subs = (1, 1.5, 2, 3, 5, 7) if span < 10 else (1, 2, 5) if span < dense_below else (1,)
+        axis.set_major_locator(ticker.LogLocator(subs=subs))
         axis.set_minor_formatter(ticker.NullFormatter())
     elif all(value == int(value) for value in values):
         axis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))

@@ -37,7 +37,7 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
             if before < 0 or wait(results[best[before]]) != wait(result):
                 axes.annotate(f"w = {wait(result)}", (x[i], y[i]), (-4, -4), **note)
         axes.errorbar(x[i], y[i], deviation[i] or None, ecolor=colour, elinewidth=0.7, **look)
-    axes.margins(x=0.1)
+    axes.margins(x=0.14)
     number_axis(axes, "x", x, log_from=5, dense_below=20)
     number_axis(axes, "y", y, log_from=2.5, dense_below=100)
     axes.set(
