@@ -178,7 +178,8 @@ def number_axis(
     if min(values, default=0) > 0 and max(values) > log_from * min(values):
         axes.set(**{f"{name}scale": "log"})
         span = max(values) / min(values)
-        subs = (1, 1.5, 2, 3, 5, 7) if span < 10 else (1, 2, 5) if span < dense_below else (1,)
+        short = (1, 1.5, 2, 3, 5, 7) if span > 4 else (1, 1.5, *range(2, 10))
+        subs = short if span < 10 else (1, 2, 5) if span < dense_below else (1,)
         axis.set_major_locator(ticker.LogLocator(subs=subs))
         axis.set_minor_formatter(ticker.NullFormatter())
     elif all(value == int(value) for value in values):
