@@ -4,6 +4,7 @@ Shapes: n examples, E experts.
 """
 
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,7 +190,7 @@ def draw(
             title += f", {unused} of them unused" if unused else ""
             axes.set_title(f"stage {stage} (t = {schedule[stage].last}): {title}", fontsize=9.5)
         key = f"number: class; colour: expert of layer {layer}; red: gates, with a star at the root"
-        figure.supxlabel(key, fontsize=9)
+        figure.supxlabel(textwrap.fill(key, 50 * len(chosen)), fontsize=9)
         style.save(figure, out)
 
 

@@ -118,24 +118,30 @@ def draw_over_time(axes: Any, result: Result, **look: Any) -> Curve:
     return draw_curve(axes, rest, steps=True, **look)
 
 
-def frame_over_time(panels: Sequence[Any], curves: Sequence[Curve]) -> None:
-    """Scale and limit the axes of `draw_over_time` to the trained parts; a note gives the untrained level."""
-    values = [y for curve in curves for y in curve.y] or [1.0]
+def frame_over_time(figure: Any, rows: Sequence[tuple[Sequence[Any], Sequence[Curve]]], label: str) -> None:
+    """Scale and label the axes of `draw_over_time`; `rows` are panels that share a y axis, with their curves.
+
+    The y axis is limited to the trained part; the label tells the untrained level.
+    """
+    curves = [curve for _, some in rows for curve in some]
+    all_panels = [axes for panels, _ in rows for axes in panels]
+    for panels, some in rows:
+        values = [y for curve in some for y in curve.y] or [1.0]
+        for axes in panels:
+            number_axis(axes, "x", [0, *(x for curve in curves for x in curve.x)])
+            number_axis(axes, "y", values, log_from=3, dense_below=100)
+            style.frame(axes, values)
+            if len(all_panels) > 1:
+                axes.xaxis.get_major_locator().set_params(nbins=4)
     untrained = [
-        curve.result.display.factor * curve.result.over_seeds(lambda rows: rows[0]["value"])[0]
-        for curve in curves
-        if _shown(curve.result, 0) and curve.result.times[0] == 0
+        f"{result.display.factor * result.over_seeds(lambda rows: rows[0]['value'])[0]:.0f}"
+        for result in (curve.result for curve in curves)
+        if result.display.untrained and result.times[0] == 0
     ]
-    for axes in panels:
-        number_axis(axes, "x", [0, *(x for curve in curves for x in curve.x)])
-        number_axis(axes, "y", values, log_from=3, dense_below=100)
-        style.frame(axes, values)
-    if untrained and max(untrained) > max(values):
-        low, high = f"{min(untrained):.0f}", f"{max(untrained):.0f}"
-        note = f"↑ untrained: {low if low == high else f'{low}–{high}'}%"
-        look = {"ha": "right", "va": "top", "color": "0.45", "fontsize": 6.5}
-        look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-        panels[0].text(0.98, 0.98, note, transform=panels[0].transAxes, **look)
+    if untrained:
+        low, high = min(untrained, key=int), max(untrained, key=int)
+        label += f"; untrained: {low}" + (f" to {high}" if high != low else "")
+    style.name_axes(figure, all_panels, "mega-batch t", label)
 
 
 def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -176,13 +182,13 @@ def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str,
             if found.x:
                 text = result.label.removeprefix(f"{result.learner} ") if name else result.label
                 text = text.removesuffix(" replay") if name else text
-                ends.setdefault(axes, []).append(End(found.x[-1], found.y[-1], text, look["color"]))
+                ends.setdefault(axes, []).append(End(found.x[-1], found.y[-1], text, look))
     if draw is draw_over_time:
-        frame_over_time(list(panels.values()), curves)
+        frame_over_time(figure, [(list(panels.values()), curves)], y_label)
     else:
         for axes in panels.values():
             number_axis(axes, "x", [x for curve in curves for x in curve.x])
             number_axis(axes, "y", [y for curve in curves for y in curve.y], log_from=5)
-    style.name_axes(figure, list(panels.values()), x_label, y_label)
+        style.name_axes(figure, list(panels.values()), x_label, y_label)
     style.label_ends(figure, ends)
     return figure

@@ -67,7 +67,7 @@ class End(NamedTuple):
     x: float
     y: float
     text: str
-    colour: str
+    look: Mapping[str, Any]  # of the line; has its color
 
 
 def drawing() -> AbstractContextManager[None]:
@@ -137,11 +137,11 @@ def subplots(rows: int, columns: int, inches: tuple[float, float], **options: An
 
 
 def named_panels(
-    names: Sequence[str], inches: tuple[float, float] = (2.0, 2.0), per_row: int = 3, **options: Any
+    names: Sequence[str], inches: tuple[float, float] = (2.0, 2.0), **options: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """A figure and its panels by name, at most `per_row` in a row; `inches` are the size of a panel."""
-    columns = min(per_row, len(names))
-    rows = -(-len(names) // columns)
+    """A figure and its panels by name, at most three in a row; `inches` are the size of a panel."""
+    rows = -(-len(names) // 3)
+    columns = -(-len(names) // rows)
     width, height = inches
     figure, panels = subplots(rows, columns, (1.8 + width * columns, 0.5 + height * rows), **options)
     for axes in list(panels.flat)[len(names) :]:
@@ -169,15 +169,18 @@ def number_axis(
     """Set scale and ticks of axis "x" or "y" for `values`, with numbers such as 2,000 or 1M.
 
     The scale is logarithmic if all values are positive and span more than a factor of `log_from`. Its ticks
-    are at 1, 2, 5 times powers of ten, or at powers only if the values span a factor of `dense_below`.
+    are at 1, 2, 5 times powers of ten, denser within a factor of 10, and at powers only from a factor of
+    `dense_below`.
     """
     from matplotlib import ticker
 
     axis = getattr(axes, f"{name}axis")
     if min(values, default=0) > 0 and max(values) > log_from * min(values):
         axes.set(**{f"{name}scale": "log"})
-        few_decades = max(values) < dense_below * min(values)
-        axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few_decades else (1,)))
+        span = max(values) / min(values)
+        short = (1, 1.5, 2, 3, 5, 7) if span > 4 else (1, 1.5, *range(2, 10))
+        subs = short if span < 10 else (1, 2, 5) if span < dense_below else (1,)
+        axis.set_major_locator(ticker.LogLocator(subs=subs))
         axis.set_minor_formatter(ticker.NullFormatter())
     elif all(value == int(value) for value in values):
         axis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))
@@ -211,8 +214,8 @@ def label_ends(figure: Any, ends: Mapping[Any, Sequence[End]]) -> None:
                 textwrap.fill(end.text, 30),
                 (end.x, end.y),
                 (9, 0),
-                color=end.colour,
-                arrowprops={**line, "color": end.colour},
+                color=end.look["color"],
+                arrowprops={**line, "color": end.look["color"]},
                 **look,
             )
             for end in some
@@ -226,8 +229,7 @@ def label_ends(figure: Any, ends: Mapping[Any, Sequence[End]]) -> None:
         if sum(box.height for box in boxes) > axes.bbox.height:
             for note in (note for some in notes.values() for note in some):
                 note.remove()
-            texts = [(end.text, {"color": end.colour}) for some in ends.values() for end in some]
-            add_legend(figure, {"": texts})
+            add_legend(figure, {"": [(end.text, dict(end.look)) for some in ends.values() for end in some]})
             return
         for column in _columns([(box.x0, box.x1) for box in boxes]):
             middles = [(boxes[i].y0 + boxes[i].y1) / 2 for i in column]

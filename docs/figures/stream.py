@@ -20,12 +20,12 @@ UNTRAINED = 0.9
 def main() -> None:
     """Draw and write the picture."""
     with style.drawing():
-        figure, panels = style.subplots(2, 1, (8, 5.2), height_ratios=(3.2, 2), sharex=True)
+        figure, panels = style.subplots(2, 1, (6.8, 4.9), height_ratios=(3.2, 2), sharex=True)
         (lanes,), (error,) = panels
         _draw_stream(lanes)
         for y, (w, replay) in enumerate(((1, False), (4, False), (4, True), (B, False))):
             _draw_lane(lanes, -1.15 * y - 1.5, w, replay)
-        lanes.set(ylim=(-5.3, 1.0), xlim=(-1.6, B + 1.4))
+        lanes.set(ylim=(-5.3, 1.0), xlim=(-2, B + 2))
         lanes.axis("off")
         _draw_error(error)
         style.save(figure, Path(__file__).with_suffix(".png"), formats=("png", "svg"))
@@ -44,7 +44,7 @@ def _draw_stream(axes: Any) -> None:
     for t in range(1, B + 1):
         _box(axes, t - 0.94, t - 0.06, 0, 0.8, facecolor="0.93", edgecolor="0.6", linewidth=0.8)
         axes.text(t - 0.5, 0.4, f"$D_{t}$", ha="center", va="center", fontsize=11, color=INK)
-    note = "bar: training data of a stage      circle: the stage      dotted: waiting, still untrained"
+    note = "bar: data that a stage trains on · circle: stage · dotted: waiting, untrained"
     axes.text(0.06, -0.42, note, fontsize=8.5, color=GREY)
 
 
@@ -63,7 +63,7 @@ def _draw_lane(axes: Any, y: float, w: int, replay: bool) -> None:
         axes.plot(last, y, "o", color=colour, markersize=13, markeredgecolor="white", zorder=3)
         axes.text(last, y, str(stage.index), color="white", ha="center", va="center_baseline", fontsize=8)
     notes = {
-        (1, False): "a stage after each mega-batch",
+        (1, False): "a stage after each",
         (4, False): "a stage after four",
         (4, True): "… on all data so far",
         (B, False): "one stage, at the end",
@@ -78,10 +78,12 @@ def _draw_error(axes: Any) -> None:
         times = [0, *(stage.last for stage in stages(B, w, False)), B + 0.6]
         values = [UNTRAINED, *errors, errors[-1]]
         axes.plot(times, values, drawstyle="steps-post", color=COLOURS[w], linewidth=1.6)
-        ends.append(style.End(times[-1], values[-1], f"w = {w}", COLOURS[w]))
+        ends.append(style.End(times[-1], values[-1], f"w = {w}", {"color": COLOURS[w]}))
         if w == 4:
             axes.fill_between(times, values, step="post", color=COLOURS[w], alpha=0.1, linewidth=0)
-            axes.text(2.5, 0.72, "area: cumulative error (CER)", color=COLOURS[w], fontsize=8.5, ha="center")
+            axes.text(
+                2.5, 0.63, "area: CER,\nthe cumulative error", color=COLOURS[w], fontsize=8.5, ha="center"
+            )
     axes.text(0.1, 0.94, "untrained", fontsize=8.5, color=GREY)
     axes.text(B - 0.1, 0.94, "invented numbers", fontsize=8.5, color=GREY, ha="right")
     axes.set(ylim=(0, 1.05), xticks=range(B + 1), yticks=[], ylabel="test error")

@@ -36,7 +36,7 @@ def test_the_front_joins_what_nothing_else_beats_in_both(tmp_path):
     line = axes.lines[0]
     assert list(line.get_xdata()) == [4, 10]  # sm with w = 4 costs as much as with w = 1
     assert list(line.get_ydata()) == pytest.approx([37.5, 20])
-    assert [text.get_text() for text in axes.texts] == ["w = 1", "w = 1"]
+    assert [text.get_text() for text in axes.texts] == ["w = 1"]  # the same for both
     assert legend_of(figure)[:3] == ["learner", "sm", "ens"]
 
 
@@ -76,7 +76,8 @@ def test_error_over_time_is_dotted_while_untrained_and_has_a_band(tmp_path):
     assert all(line.get_drawstyle() == "steps-post" for line in axes.lines)
     assert axes.get_yscale() == "log"
     assert 50 < axes.get_ylim()[1] < 60  # the untrained 90% do not widen the axis
-    assert [text.get_text() for text in axes.texts] == ["↑ untrained: 90%", "w = 2", "w = 4"]
+    assert [text.get_text() for text in axes.texts] == ["w = 2", "w = 4"]
+    assert axes.get_ylabel() == "test error (%); untrained: 90"
 
 
 def test_small_and_large_have_a_panel_per_learner(tmp_path):

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from alma.report import style
-from alma.report.figures import draw_over_time, frame_over_time
+from alma.report.figures import Curve, draw_over_time, frame_over_time
 from alma.report.results import Result
 from alma.report.style import GREY, End, LegendEntries
 from alma.report.vision import parts, select
-from alma.report.vision.select import Missing, methods, size, wait
+from alma.report.vision.select import Missing, size, wait
 
-_LABELS = "mega-batch t", "test error (%)"
+_ERROR = "test error (%)"
 
 
 def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
@@ -19,10 +19,9 @@ def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
     figure, ((axes,),) = style.subplots(1, 1, (4.4, 2.9))
     curves = [draw_over_time(axes, result, color=colours[wait(result)]) for result in shown]
     axes.set_title(f"{parts.title(results)}: {shown[0].method}, {parts.size_label(shown[0])}")
-    frame_over_time([axes], curves)
-    style.name_axes(figure, [axes], *_LABELS)
+    frame_over_time(figure, [([axes], curves)], _ERROR)
     ends = [
-        End(curve.x[-1], curve.y[-1], f"w = {wait(curve.result)}", colours[wait(curve.result)])
+        End(curve.x[-1], curve.y[-1], f"w = {wait(curve.result)}", {"color": colours[wait(curve.result)]})
         for curve in curves
     ]
     style.label_ends(figure, {axes: ends})
@@ -39,19 +38,19 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
         raise Missing("no run without --replay and with a learner's usual settings")
     sizes = sorted({min(map(size, usual)), max(map(size, usual))})
     shown = [result for result in usual if size(result) in sizes]
-    names, colours = methods(shown), style.wait_colours(map(wait, results))
-    inches = 1.6 + 1.6 * len(names), 0.6 + 1.8 * len(sizes)
-    figure, grid = style.subplots(len(sizes), len(names), inches, sharex=True, sharey="row")
-    panels = {(hidden, name): grid[i][k] for i, hidden in enumerate(sizes) for k, name in enumerate(names)}
-    curves = []
-    for result in shown:
-        axes = panels[size(result), result.method]
-        curves.append(draw_over_time(axes, result, color=colours[wait(result)]))
-        axes.set_title(f"{result.method}, {size(result)}")
-        axes.title.set(color=parts.look(result, results)["color"], fontweight="bold")
+    learners, colours = {r.method: r.learner for r in shown}, style.wait_colours(map(wait, results))
+    inches = 1.6 + 1.6 * len(learners), 0.6 + 1.8 * len(sizes)
+    figure, grid = style.subplots(len(sizes), len(learners), inches, sharex=True, sharey="row")
+    curves: dict[int, list[Curve]] = {hidden: [] for hidden in sizes}
     for hidden, row in zip(sizes, grid, strict=True):
-        frame_over_time(list(row), [curve for curve in curves if size(curve.result) == hidden])
-    style.name_axes(figure, list(grid.flat), *_LABELS)
+        for (name, learner), axes in zip(learners.items(), row, strict=True):
+            members = [r for r in shown if (r.method, size(r)) == (name, hidden)]
+            curves[hidden] += [draw_over_time(axes, r, color=colours[wait(r)]) for r in members]
+            axes.text(
+                0.5, 0.5, "" if members else "no run", transform=axes.transAxes, ha="center", color="0.5"
+            )
+            axes.set_title(f"{name}, {hidden}", color=style.learner_colour(learner), fontweight="bold")
+    frame_over_time(figure, list(zip(grid, curves.values(), strict=True)), _ERROR)
     heading = f"{parts.title(results)}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
     style.add_legend(figure, {heading: [], "waiting time": parts.wait_entries(shown, results)})
     return {"": figure}
@@ -79,8 +78,7 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
         axes.set_title(f"{name}, {parts.size_label(plain[0])}")
     drawn = [curve.result for curve in curves]
     parts.colour_titles(panels, drawn, results)
-    frame_over_time(list(panels.values()), curves)
-    style.name_axes(figure, list(panels.values()), *_LABELS)
+    frame_over_time(figure, [(list(panels.values()), curves)], _ERROR)
     lines: LegendEntries = [("without", {"color": GREY}), ("with", {"color": GREY, "linestyle": "--"})]
     waits = parts.wait_entries(drawn, results)
     style.add_legend(figure, {parts.title(results): [], "waiting time": waits, "replay": lines})
@@ -91,16 +89,15 @@ def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
     """The first draft's Figure 5 left: tree gates, flat gates, no growth, and an ensemble of mixtures."""
     shown = select.ablation(results)
     figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
-    curves, ends, seen = [], [], []
-    for name, result in shown.items():
-        look = style.variant(style.learner_colour(result.learner), seen.count(result.learner))
-        seen.append(result.learner)
+    learners = [result.learner for result in shown.values()]
+    curves, ends = [], []
+    for i, (name, result) in enumerate(shown.items()):
+        look = style.variant(style.learner_colour(result.learner), learners[:i].count(result.learner))
         curves.append(draw_over_time(axes, result, **look))
-        ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, look["color"]))
+        ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, look))
     tree = next(iter(shown.values()))
     replay = ", replay" if tree.config["replay"] else ""
     axes.set_title(f"{parts.title(results)}, {parts.size_label(tree)}, w = {wait(tree)}{replay}")
-    frame_over_time([axes], curves)
-    style.name_axes(figure, [axes], *_LABELS)
+    frame_over_time(figure, [([axes], curves)], _ERROR)
     style.label_ends(figure, {axes: ends})
     return {"": figure}

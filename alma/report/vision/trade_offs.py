@@ -37,7 +37,8 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
             if before < 0 or wait(results[best[before]]) != wait(result):
                 axes.annotate(f"w = {wait(result)}", (x[i], y[i]), (-4, -4), **note)
         axes.errorbar(x[i], y[i], deviation[i] or None, ecolor=colour, elinewidth=0.7, **look)
-    number_axis(axes, "x", x, log_from=5, dense_below=20)
+    axes.margins(x=0.14)
+    number_axis(axes, "x", x, log_from=5, dense_below=100)
     number_axis(axes, "y", y, log_from=2.5, dense_below=100)
     axes.set(
         xlabel=TFLOPS, ylabel="mean test error over the stream (%),\nuntrained errors while waiting included"
@@ -65,7 +66,7 @@ def cost_trade_offs(results: Sequence[Result]) -> dict[str, Any]:
                 found.x, found.y, found.deviation, linestyle="none", ecolor=look["color"], elinewidth=0.8
             )
             axes.plot(found.x, found.y, **look, **dot(look["color"], markers[wait(found.result)]))
-        number_axis(axes, "x", [x for found in curves for x in found.x], log_from=5, dense_below=20)
+        number_axis(axes, "x", [x for found in curves for x in found.x], log_from=5, dense_below=100)
     _label_cer_axes([left, right], [y for found in curves for y in found.y], shown)
     left.set(xlabel=TFLOPS, ylabel=CER, title=f"{parts.title(results)}: compute")
     right.set(xlabel="parameters summed over the stream, Mem", title="memory")
@@ -185,7 +186,7 @@ def _label_pair_axes(panels: Sequence[Any], pairs: Sequence[Pair]) -> None:
     """Number the axes of pairs; a single panel gets an axis with the mean error."""
     both = [result for pair in pairs for result in pair]
     for axes in panels:
-        number_axis(axes, "x", [r.over_seeds(compute)[0] for r in both], log_from=5, dense_below=20)
+        number_axis(axes, "x", [r.over_seeds(compute)[0] for r in both], log_from=5, dense_below=100)
         number_axis(axes, "y", [r.over_seeds(cer)[0] for r in both], log_from=2.5, dense_below=100)
     if len(panels) == 1:
         _label_cer_axes(panels, [r.over_seeds(cer)[0] for r in both], both)
