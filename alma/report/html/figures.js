@@ -100,22 +100,22 @@ function dataTable(title, build) {
 }
 
 function figureOf(panel, controls, boxes, table) {
-  return [controls, make("figure", {}, ...boxes, table.details)];
+  return [controls, make("figure", { "aria-label": panel.title }, ...boxes, table.details)];
 }
 
 function react(plot, traces, layout) {
-  const tall = plot.element.clientHeight !== plot.height;
-  plot.height = plot.element.clientHeight;
+  const size = `${plot.element.clientWidth} ${plot.element.clientHeight}`, resized = size !== plot.size;
+  plot.size = size;
   if (!traces.length) layout.annotations = [{ text: "No values to show", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
   Plotly.react(plot.element, traces, layout, CONFIG);
-  if (tall) Plotly.Plots.resize(plot.element);
+  if (resized) Plotly.Plots.resize(plot.element);
 }
 
 // One measure against another: `x` and `y` list measures with a mean, a deviation and seeds per configuration.
 function drawPoints(panel, section) {
   let visible = section.configurations.map(() => true);
-  const xs = choice("x", panel.x.map((each) => each.name), () => changed(true));
-  const ys = choice("y", panel.y.map((each) => each.name), () => changed(true));
+  const xs = choice("x axis", panel.x.map((each) => each.name), () => changed(true));
+  const ys = choice("y axis", panel.y.map((each) => each.name), () => changed(true));
   const logX = toggle("log x", false, () => changed()), logY = toggle("log y", false, () => changed());
   const both = () => [panel.x[xs.select.value], panel.y[ys.select.value]];
   const shown = () => visible.map((_, i) => i).filter((i) => visible[i] && both().every((each) => each && each.mean[i] !== null));
@@ -158,7 +158,7 @@ function pointTraces(section, x, y, shown, named) {
       hoverinfo: "text",
       // Below a point of the front there is no other point.
       text: shown.map((i) => (named && front.length <= LABELLED && front.includes(i) ? plain(cut(section, i), 99) : "")),
-      textposition: shown.map((i) => (i === front[0] ? "bottom right" : "bottom center")), textfont: { size: 12, color: css("--ink") },
+      textposition: shown.map((i) => (i === front[0] ? "bottom right" : i === front.at(-1) ? "bottom left" : "bottom center")), textfont: { size: 12, color: css("--ink") },
       hovertext: shown.map((i) => text(i, spread(x.mean[i], x.deviation[i]), spread(y.mean[i], y.deviation[i]), "")),
       error_y: { array: shown.map((i) => y.deviation[i] || 0), thickness: 1.2, width: 0, color: css("--soft") },
       marker: { size: looks.map((each) => each.marker), symbol: looks.map((each) => each.symbol), color: looks.map((each) => each.colour),
@@ -215,7 +215,7 @@ function groupsOf(section, [key, name], lines) {
 // A grid of figures with the same axes; `traces` draws the curves of a group.
 function smallMultiples(plot, groups, traces, x, y) {
   const columns = Math.min(groups.length, 3, Math.max(1, Math.floor(plot.element.clientWidth / 290)));
-  const rows = Math.ceil(groups.length / columns), gap = 0.18 / rows, height = (1 - gap * (rows - 1)) / rows;
+  const rows = Math.ceil(groups.length / columns), gap = 0.24 / rows, height = (1 - gap * (rows - 1)) / rows;
   plot.element.style.height = `${rows * 15 + 4}rem`;
   const layout = { ...layoutOf({}, {}), annotations: [] }, all = [];
   groups.forEach(([name, some], i) => {
