@@ -1,6 +1,6 @@
 #!/bin/sh
 # The stream of experiments/table2/sizes/tiny.yaml, without a download: documentation that is installed with Python
-# and its packages. 4 mega-batches and an evaluation mega-batch; about 20 s, 20 MB.
+# and its packages. 4 mega-batches and an evaluation mega-batch; half a minute of one core, 16 MB.
 #   sh experiments/streams/small.sh [STREAM]
 set -e
 stream=${1:-stream_tiny}
