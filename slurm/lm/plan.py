@@ -11,10 +11,9 @@ from typing import Any
 from alma.errors import UserError
 from alma.stages import Stage, stages
 from slurm.lm.flags import Flags, FlagValues, chosen, flag, words_of
-from slurm.lm.learners import LEARNERS, LearnerSpec
+from slurm.lm.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
 
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
-DEFAULT_GROWTH = 2  # experts added before each later stage
 _CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
 _EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
