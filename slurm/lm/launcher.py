@@ -234,6 +234,9 @@ def start(words: Sequence[str]) -> None:
             raise UserError(f"--jobs {jobs}: give 1 or more")
         if options.cluster == "debug" and jobs > 1:
             raise UserError(f"--jobs {jobs}: debug attaches one training to the terminal: leave it out")
+        for request in requests:
+            if not any(Path(shard).exists() for shard in request.stream.split(":")):
+                raise UserError(f"{request.stream}: no such directory; make a stream with `alma data`")
         say("checking the flags of fairseq-train")
         plans = [make_plan(request, count_megabatches(request)) for request in resolved(requests)]
         on_slurm = options.cluster == "slurm"

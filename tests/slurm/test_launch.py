@@ -225,6 +225,9 @@ def test_bad_command_lines_are_one_line_and_exit_code_2(launcher):
         assert err.startswith("error: ")
         assert err.count("\n") == 1
     assert launcher.run("--grow-experts", "2", code=2)[1].count("\n") == 2
+    launcher.data = "strem"
+    assert launcher.run(code=2)[1] == "error: strem: no such directory; make a stream with `alma data`\n"
+    launcher.data = "stream"
     assert not launcher.out.exists()
     launcher.out.touch()
     assert "is not a folder" in launcher.run(code=2)[1]
