@@ -136,7 +136,7 @@ def _job(section: argparse.Namespace, point: Point, name: str) -> SweepRun:
     options |= {"save_interval": section.save_interval, "save_stages": section.save_stages}
     if section.tensorboard_logdir:
         options["tensorboard_logdir"] = section.tensorboard_logdir / name
-    stream_seed = point.get("stream_seed", point["seed"])
+    stream_seed = point["stream_seed" if "stream_seed" in point else "seed"]
     return SweepRun(section.out / name, dataset, _megabatches(point), stream_seed, options)
 
 
