@@ -109,12 +109,16 @@ class Result:
         return self.repeats[0][t]["stage"] is None
 
     def over_seeds(self, measure: Measure) -> tuple[float, float]:
-        """Mean and sample standard deviation of a measure over the repeats; NaN if the mean is not finite."""
-        values = [measure(rows) for rows in self.repeats]
-        mean = statistics.fmean(values)
-        if len(values) == 1:
-            return mean, 0.0
-        return mean, statistics.stdev(values) if math.isfinite(mean) else math.nan
+        """Mean and sample standard deviation of a measure over the repeats."""
+        return mean_and_deviation([measure(rows) for rows in self.repeats])
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation: 0 of a single value, NaN if the mean is not finite."""
+    mean = statistics.fmean(values)
+    if len(values) == 1:
+        return mean, 0.0
+    return mean, statistics.stdev(values) if math.isfinite(mean) else math.nan
 
 
 def trained(rows: Rows) -> list[int]:

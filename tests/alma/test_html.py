@@ -63,7 +63,7 @@ def test_a_held_value_is_one_step(tmp_path):
 
 def test_long_curves_are_decimated_and_the_page_says_so(tmp_path, monkeypatch):
     make_run(tmp_path, [0.9] + [1 / t for t in range(1, 301)], metric="error")
-    monkeypatch.setattr(panels, "POINTS", 400)
+    monkeypatch.setattr(panels, "POINTS", 100)
     (section,) = page_of(tmp_path)["sections"]
     panel = panel_of(section, "Over the stream")
     times = panel["measures"][0]["lines"][0]["t"]

@@ -170,6 +170,21 @@ def test_an_axis_turns_logarithmic(browser):
     click(browser, "#section0 article:nth-of-type(2) .chip")
 
 
+def test_curves_split_into_small_multiples(browser):
+    select = browser.find_elements("css selector", "#section0 article:nth-of-type(2) select")[1]
+    webdriver.support.select.Select(select).select_by_visible_text("by learner")
+    names = "return document.querySelectorAll('#section0 .plot')[1].layout.annotations.map(e => e.text)"
+    shown = browser.execute_script(names)
+    assert shown[:3] == ["<b>sm</b>", "<b>ens</b>", "<b>gmoe</b>"]
+    assert len(shown) == 4
+    webdriver.support.select.Select(select).select_by_visible_text("one for all")
+
+
+def test_no_button_sends_the_data_away(browser):
+    titles = "return [...document.querySelectorAll('.modebar-btn')].map(e => e.dataset.title)"
+    assert set(browser.execute_script(titles)) == {"Download plot as a PNG", "Zoom", "Pan", "Reset axes"}
+
+
 def test_each_figure_has_its_data_as_a_table(browser):
     click(browser, "#section0 article:nth-of-type(2) details summary")
     cells = texts(browser, "#section0 article:nth-of-type(2) tbody tr:first-child > *")

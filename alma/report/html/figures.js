@@ -57,7 +57,7 @@ function axisOf(title, values, log, room = 0.04) {
   return {
     title: { text: plain(title), standoff: 8 }, type: log ? "log" : "linear", automargin: true, zeroline: false,
     range: shown.length ? [low - edge, high + edge] : [0, 1], gridcolor: css("--grid"), linecolor: css("--line"),
-    tickformat: most >= 1e5 ? "~s" : ",~r", ...(log && { dtick: high - low < 2.5 ? "D2" : 1 }),
+    tickformat: most >= 1e5 ? "~s" : ",~r", ...(log && { dtick: high - low < (innerWidth < 600 ? 1.2 : 2.5) ? "D2" : 1 }),
   };
 }
 
@@ -100,19 +100,22 @@ function dataTable(title, build) {
 }
 
 function figureOf(panel, controls, boxes, table) {
-  return [controls, make("figure", {}, ...boxes, table.details)];
+  return [controls, make("figure", { "aria-label": panel.title }, ...boxes, table.details)];
 }
 
 function react(plot, traces, layout) {
+  const size = `${plot.element.clientWidth} ${plot.element.clientHeight}`, resized = size !== plot.size;
+  plot.size = size;
   if (!traces.length) layout.annotations = [{ text: "No values to show", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
   Plotly.react(plot.element, traces, layout, CONFIG);
+  if (resized) Plotly.Plots.resize(plot.element);
 }
 
 // One measure against another: `x` and `y` list measures with a mean, a deviation and seeds per configuration.
 function drawPoints(panel, section) {
   let visible = section.configurations.map(() => true);
-  const xs = choice("across", panel.x.map((each) => each.name), () => changed(true));
-  const ys = choice("up", panel.y.map((each) => each.name), () => changed(true));
+  const xs = choice("x axis", panel.x.map((each) => each.name), () => changed(true));
+  const ys = choice("y axis", panel.y.map((each) => each.name), () => changed(true));
   const logX = toggle("log x", false, () => changed()), logY = toggle("log y", false, () => changed());
   const both = () => [panel.x[xs.select.value], panel.y[ys.select.value]];
   const shown = () => visible.map((_, i) => i).filter((i) => visible[i] && both().every((each) => each && each.mean[i] !== null));
@@ -120,7 +123,8 @@ function drawPoints(panel, section) {
   const changed = (measures = false) => { if (measures) scales(); redraw(plot); table.refresh(); };
   const plot = plotBox(`${panel.title}: a point per configuration. Its data follow as a table.`, () => {
     const [x, y] = both();
-    const traces = x && y && shown().length ? pointTraces(section, x, y, shown()) : [];
+    const named = plot.element.clientWidth > 480;
+    const traces = x && y && shown().length ? pointTraces(section, x, y, shown(), named) : [];
     const reach = (each) => (x && y ? shown().flatMap((i) => [each.mean[i], ...each.seeds[i]]) : []);
     react(plot, traces, layoutOf(axisOf(x ? x.name : "", reach(x), logX.box.checked, 0.06),
       axisOf(y ? y.name : "", reach(y), logY.box.checked, 0.1)));
@@ -136,7 +140,7 @@ function drawPoints(panel, section) {
   return { elements: figureOf(panel, controlsOf(ys, xs, logX, logY), [plot.element], table), update };
 }
 
-function pointTraces(section, x, y, shown) {
+function pointTraces(section, x, y, shown, named) {
   const looks = shown.map((i) => lookOf(section, i));
   const text = (i, xValue, yValue, what) =>
     `${about(section, i)}${what}<br>${plain(y.name)}: ${yValue}<br>${plain(x.name)}: ${xValue}`;
@@ -146,17 +150,17 @@ function pointTraces(section, x, y, shown) {
   }))));
   const front = nonDominated(shown.filter((i) => section.configurations[i].finished), x.mean, y.mean);
   return [
-    { x: front.map((i) => x.mean[i]), y: front.map((i) => y.mean[i]), mode: "lines+text", hoverinfo: "skip", name: "front",
-      // Below a point of the front there is no other point.
-      text: front.map((i) => (front.length <= LABELLED ? plain(cut(section, i), 99) : "")), cliponaxis: false,
-      textposition: front.map((_, at) => (at ? "bottom center" : "bottom right")), textfont: { size: 12, color: css("--ink") },
+    { x: front.map((i) => x.mean[i]), y: front.map((i) => y.mean[i]), mode: "lines", hoverinfo: "skip", name: "front",
       line: { color: css("--soft"), width: 1.5, dash: "dash", shape: "hv" } },
     { x: seeds.map((each) => each.x), y: seeds.map((each) => each.y), mode: "markers", name: "seeds", hoverinfo: "text",
       hovertext: seeds.map((each) => each.text), marker: { size: 5, opacity: 0.55, color: seeds.map((each) => each.colour) } },
-    { x: shown.map((i) => x.mean[i]), y: shown.map((i) => y.mean[i]), mode: "markers", name: "configurations",
-      hoverinfo: "text", customdata: shown,
+    { x: shown.map((i) => x.mean[i]), y: shown.map((i) => y.mean[i]), mode: "markers+text", name: "configurations",
+      hoverinfo: "text",
+      // Below a point of the front there is no other point.
+      text: shown.map((i) => (named && front.length <= LABELLED && front.includes(i) ? plain(cut(section, i), 99) : "")),
+      textposition: shown.map((i) => (i === front[0] ? "bottom right" : i === front.at(-1) ? "bottom left" : "bottom center")), textfont: { size: 12, color: css("--ink") },
       hovertext: shown.map((i) => text(i, spread(x.mean[i], x.deviation[i]), spread(y.mean[i], y.deviation[i]), "")),
-      error_y: { array: shown.map((i) => y.deviation[i] || 0), thickness: 1, width: 3, color: css("--soft") },
+      error_y: { array: shown.map((i) => y.deviation[i] || 0), thickness: 1.2, width: 0, color: css("--soft") },
       marker: { size: looks.map((each) => each.marker), symbol: looks.map((each) => each.symbol), color: looks.map((each) => each.colour),
         opacity: shown.map((i) => (section.configurations[i].finished ? 1 : 0.35)), line: { width: 1, color: looks.map((each) => each.colour) } } },
   ];
@@ -172,6 +176,8 @@ function nonDominated(shown, x, y) {
 function drawLines(panel, section) {
   let visible = section.configurations.map(() => true);
   const measures = choice("show", panel.measures.map((each) => each.name), () => changed(true));
+  const facets = FACETS.filter(([key]) => { const count = valuesOf(section, key).length; return count > 1 && count <= 9; });
+  const split = choice("figures", ["one for all", ...facets.map(([, name]) => `by ${name.toLowerCase()}`)], () => changed());
   const log = toggle("log axis", false, () => changed()), bands = toggle("spread over seeds", true, () => changed());
   const untrained = toggle("untrained model", false, () => changed());
   bands.hidden = !panel.measures.some((each) => each.lines.some((line) => line.deviation));
@@ -183,20 +189,51 @@ function drawLines(panel, section) {
     const y = axisOf(measure().name, values(), log.box.checked, 0.05);
     const last = section.configurations[0].megabatches;
     const x = { ...axisOf(panel.x, [0, last], false, 0), range: [0, last + tailOf(section)], ...(last <= 10 && { dtick: 1 }) };
-    const traces = lines().flatMap((line) => lineTraces(section, measure().name, line, bands.box.checked, lines().length));
-    const width = plot.element.clientWidth;
-    const named = lines().length <= LABELLED && width > 620;
+    const traces = (some) => some.flatMap((line) => lineTraces(section, measure(), line, bands.box.checked));
+    if (+split.select.value) return smallMultiples(plot, groupsOf(section, facets[split.select.value - 1], lines()), traces, x, y);
+    plot.element.style.height = "";
+    const named = lines().length <= LABELLED && plot.element.clientWidth > 620;
     const layout = layoutOf(x, y, named ? Math.min(230, 20 + 7 * Math.max(0, ...lines().map((line) => cut(section, line.c).length))) : 16);
     if (named) layout.annotations = endLabels(section, lines(), y, plot.element.clientHeight - 80);
-    react(plot, traces, layout);
+    react(plot, traces(lines()), layout);
   });
   const table = dataTable(panel.title, () => linesTable(section, lines()));
   log.box.checked = spans(values());
+  if (lines().length > LABELLED && facets.length && facets[0][0] === "learner") split.select.value = 1;
   const update = (now) => { if (now) visible = now; changed(); };
-  return { elements: figureOf(panel, controlsOf(measures, log, bands, untrained), [plot.element], table), update };
+  return { elements: figureOf(panel, controlsOf(measures, split, log, bands, untrained), [plot.element], table), update };
 }
 
-function lineTraces(section, name, line, bands, count) {
+// The curves by the value of a facet: [[name, lines], ...].
+function groupsOf(section, [key, name], lines) {
+  return valuesOf(section, key).map((value) => [
+    key === "learner" ? String(value) : `${name} ${value}`,
+    lines.filter((line) => section.configurations[line.c][key] === value),
+  ]).filter(([, some]) => some.length);
+}
+
+// A grid of figures with the same axes; `traces` draws the curves of a group.
+function smallMultiples(plot, groups, traces, x, y) {
+  const columns = Math.min(groups.length, 3, Math.max(1, Math.floor(plot.element.clientWidth / 290)));
+  const rows = Math.ceil(groups.length / columns), gap = 0.24 / rows, height = (1 - gap * (rows - 1)) / rows;
+  plot.element.style.height = `${rows * 15 + 4}rem`;
+  const layout = { ...layoutOf({}, {}), annotations: [] }, all = [];
+  groups.forEach(([name, some], i) => {
+    const id = i ? i + 1 : "", column = i % columns, row = Math.floor(i / columns);
+    const left = column / columns + (column ? 0.02 : 0), right = (column + 1) / columns - (column < columns - 1 ? 0.02 : 0);
+    const top = 1 - row * (height + gap);
+    const below = i + columns < groups.length;
+    layout[`xaxis${id}`] = { ...x, domain: [left, right], anchor: `y${id}`, ...(below && { title: {} }) };
+    layout[`yaxis${id}`] = { ...y, domain: [Math.max(0, top - height), top], anchor: `x${id}`, ...(column && { title: {}, showticklabels: false }) };
+    layout.annotations.push({ text: `<b>${plain(name, 40)}</b>`, xref: "paper", yref: "paper", x: (left + right) / 2, y: top,
+      xanchor: "center", yanchor: "bottom", showarrow: false });
+    all.push(...traces(some).map((trace) => ({ ...trace, xaxis: `x${id}`, yaxis: `y${id}` })));
+  });
+  react(plot, all, layout);
+}
+
+function lineTraces(section, measure, line, bands) {
+  const { name, lines } = measure, count = lines.length;
   const look = lookOf(section, line.c);
   const hovers = line.t.map((t, i) => {
     const until = line.thinned ? t : (line.t[i + 1] ?? line.until + 1) - 1;
@@ -210,11 +247,11 @@ function lineTraces(section, name, line, bands, count) {
     x: part(line.t, from, to, end), y: part(line.y, from, to, line.y[to - 1]), hoverinfo: "text",
     hovertext: part(hovers, from, to, hovers[to - 1]), name: section.configurations[line.c].label, meta: line.c, ...extra,
   });
-  const thin = count > 40 ? 0.6 : 1, marked = line.t.length <= MARKED;
+  const thin = count > 40 ? 0.6 : 1, marked = lines.every((each) => each.t.length <= MARKED);
   const traces = [piece(k, line.t.length, end, {
     mode: marked ? "lines+markers" : "lines", opacity: count > 40 ? 0.75 : 1,
     line: { shape: "hv", color: look.colour, width: look.width * thin, dash: look.dash },
-    marker: { symbol: look.symbol, size: [...line.t.slice(k).map(() => 6), 0], color: look.colour },
+    marker: { symbol: look.symbol, size: [...line.t.slice(k).map(() => 6), 0], color: look.colour, line: { width: 0 } },
   })];
   if (k) traces.push(piece(0, k, start, { mode: "lines", opacity: 0.4, line: { shape: "hv", color: look.colour, width: 1.2, dash: "dot" } }));
   if (bands && line.deviation) {
@@ -246,7 +283,7 @@ function endLabels(section, lines, axis, height) {
   for (const label of labels) { label.moved = Math.max(label.place, floor + 15); floor = label.moved; }
   const over = Math.max(0, floor - height);
   return labels.map(({ line, y, place, moved }) => ({
-    text: plain(cut(section, line.c), 99), x: line.until + tailOf(section), y, yshift: moved - over - place, xanchor: "left", xshift: 5, showarrow: false,
+    text: plain(cut(section, line.c), 99), x: line.until + tailOf(section), y, yshift: moved - over - place, xanchor: "left", xshift: 5, showarrow: false, bgcolor: css("--paper"), borderpad: 0,
     font: { color: readable(data.colours[section.configurations[line.c].learner], 4.5), size: 12 },
   }));
 }

@@ -32,8 +32,8 @@ function buildPage() {
   dark.addEventListener("change", () => setTheme(dark.matches));
   document.getElementById("theme").addEventListener("click", () => setTheme(!isDark()));
   let wasDark = false;
-  addEventListener("beforeprint", () => { wasDark = isDark(); setTheme(false); drawFigures(true); });
-  addEventListener("afterprint", () => setTheme(wasDark));
+  addEventListener("beforeprint", () => { wasDark = isDark(); root.dataset.print = ""; setTheme(false); drawFigures(true); });
+  addEventListener("afterprint", () => { delete root.dataset.print; setTheme(wasDark); });
 }
 
 const isDark = () => root.dataset.theme === "dark";

@@ -16,12 +16,14 @@ from alma.report import compare
 from alma.report.html.sections import Section, rounded
 from alma.report.html.summary import final
 from alma.report.labels import ALWAYS_SHOWN, as_setting
-from alma.report.results import Measure, Result, compute, memory, validation
+from alma.report.results import Measure, Result, Rows, column, compute, mean_and_deviation, memory, validation
 from alma.report.tables import Table
 
 Panel = dict[str, Any]
-POINTS = 30_000
-"""Most points of the curves of a panel; more are decimated."""
+Values = Callable[[Rows], Mapping[int, Any]]
+"""Numbers of a run by t; None, or no entry, where there is none."""
+POINTS = 16_000
+"""Most points of the curves of a measure; more are decimated."""
 NUMBERS = 40_000
 """Most numbers of the experts' panel; further configurations are left out."""
 
@@ -30,7 +32,7 @@ def front(section: Section) -> Panel | None:
     """The average metric, CER or final metric against training compute or memory."""
     name, total = section.results[0].display.name, section.results[0].display.total
     values: dict[str, tuple[Measure, bool]] = {
-        **{_named(each, name): (measure, True) for each, measure in compare.AVERAGES.items()},
+        **{f"{each} {name}": (measure, True) for each, measure in compare.AVERAGES.items()},
         **{each.format(total=total): (measure, False) for each, measure in compare.TOTALS.items()},
         f"final {name}": (final, True),
     }
@@ -47,18 +49,13 @@ def front(section: Section) -> Panel | None:
     }
 
 
-def _named(average: str, metric: str) -> str:
-    """Such as "average error (%)"."""
-    return f"{average} {metric}"
-
-
 def _measure(name: str, results: Sequence[Result], measure: Measure, scaled: bool) -> dict[str, Any]:
     """Mean, standard deviation and values per seed of each result."""
     found: dict[str, Any] = {"name": name, "mean": [], "deviation": [], "seeds": []}
     for result in results:
         factor = result.display.factor if scaled else 1
         values = [factor * measure(rows) for rows in result.repeats]
-        mean, deviation = result.over_seeds(lambda rows, factor=factor: factor * measure(rows))  # type: ignore[misc]
+        mean, deviation = mean_and_deviation(values)
         found["mean"].append(rounded(mean))
         found["deviation"].append(rounded(deviation))
         found["seeds"].append([rounded(value) for value in values])
@@ -68,13 +65,13 @@ def _measure(name: str, results: Sequence[Result], measure: Measure, scaled: boo
 def curves(section: Section) -> Panel | None:
     """The metric and the size of the model over mega-batches."""
     name = section.results[0].display.name
-    measures: dict[str, Callable[[dict, int], Any]] = {
-        f"test {name}": lambda rows, t: rows[t]["value"],
-        f"validation {name}": lambda rows, t: validation(rows).get(t),
-        "parameters": lambda rows, t: rows[t]["parameters"],
-        "experts": lambda rows, t: rows[t]["extra"].get("experts"),
+    measures: dict[str, Values] = {
+        f"test {name}": lambda rows: column(rows, "value"),
+        f"validation {name}": validation,
+        "parameters": lambda rows: column(rows, "parameters"),
+        "experts": lambda rows: {t: extra.get("experts") for t, extra in column(rows, "extra").items()},
     }
-    limit = max(50, POINTS // (len(section.results) * len(measures)))
+    limit = max(50, POINTS // len(section.results))
     found = []
     for each, measure in measures.items():
         factor = section.results[0].display.factor if each.endswith(name) else 1
@@ -92,18 +89,15 @@ def curves(section: Section) -> Panel | None:
     }
 
 
-def _line(
-    index: int, result: Result, measure: Callable[[dict, int], Any], factor: int, limit: int
-) -> dict[str, Any] | None:
+def _line(index: int, result: Result, measure: Values, factor: int, limit: int) -> dict[str, Any] | None:
     """The steps of a result; None if a repeat has no value at all."""
     times, means, deviations = [], [], []
-    steps = _steps(result)
+    known, steps = [measure(rows) for rows in result.repeats], _steps(result)
     for t in _thinned(steps, limit):
-        values = [measure(rows, t) for rows in result.repeats]
+        values = [each.get(t) for each in known]
         if None in values:
             continue
-        by_rows = {id(rows): factor * value for rows, value in zip(result.repeats, values, strict=True)}
-        mean, deviation = result.over_seeds(lambda rows, known=by_rows: known[id(rows)])  # type: ignore[misc]
+        mean, deviation = mean_and_deviation([factor * value for value in values])
         times.append(t)
         means.append(rounded(mean))
         deviations.append(rounded(deviation))
@@ -211,7 +205,10 @@ def settings(section: Section) -> Panel | None:
 
 def provenance(section: Section) -> Panel | None:
     """Where each run comes from: versions, machine, seeds, data; what all runs share as facts."""
-    records = [_origin(run) for runs in section.runs for run in runs]
+    pairs = zip(section.results, section.runs, strict=True)
+    records = [
+        _origin(run, rows) for result, runs in pairs for run, rows in zip(runs, result.repeats, strict=True)
+    ]
     of = [index for index, runs in enumerate(section.runs) for _ in runs]
     folder = os.path.commonpath([os.path.dirname(record["run"]) for record in records])
     for record in records:
@@ -223,7 +220,7 @@ def provenance(section: Section) -> Panel | None:
     return found | {"facts": common, "facts_title": "The same for all runs"}
 
 
-def _origin(run: Run) -> dict[str, str]:
+def _origin(run: Run, rows: Rows) -> dict[str, str]:
     """Facts of run.json about a run: place, seeds, data, time, versions, machine."""
     info = {
         "run": os.path.abspath(run.directory),
@@ -231,7 +228,7 @@ def _origin(run: Run) -> dict[str, str]:
         "seed": run.config["seed"],
         "seeds": run.info.get("seeds"),
         "started": run.info.get("created"),
-        "seconds of training": f"{sum(row['seconds'] for row in run.rows):.3g}",
+        "seconds of training": f"{sum(column(rows, 'seconds').values()):.3g}",
         "commit": run.info.get("commit"),
         "versions": run.info.get("versions"),
         "machine": run.info.get("machine"),

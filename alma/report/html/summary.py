@@ -51,7 +51,7 @@ def _size(section: Section) -> str:
     results, runs = section.results, sum(map(len, section.runs))
     seeds = sorted({len(repeats) for repeats in section.runs})
     waits = sorted({result.waiting_time for result in results})
-    sizes = list(dict.fromkeys(filter(None, map(model_size, results))))
+    sizes = sorted(set(filter(None, map(model_size, results))), key=lambda size: (len(size), size))
     learners = list(dict.fromkeys(result.learner for result in results))
     few = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     parts = [
