@@ -136,6 +136,7 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> O
         if code := run(one, options.jobs):
             return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, [])
     seconds = time.monotonic() - started
+    make_directory(out)
     write_json_atomic(marker, content | {"seconds": round(seconds, 1)})
     return Outcome(name, "done", seconds, drawn(out, record["drawn"]))
 
