@@ -15,6 +15,7 @@ from fairseq_alma.defaults import AVERAGES, WEIGHTS, WEIGHTS_HELP
 _EXAMPLES = """\
 examples:
   alma combine runs/ens/stage_03/member_*/checkpoint_best.pt --out ensemble.pt
+  alma combine first.pt second.pt --average logits --out ensemble.pt
   fairseq-eval-lm stream --task alma_lm --path ensemble.pt --gen-subset test
 """
 

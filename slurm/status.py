@@ -20,7 +20,6 @@ from alma.records import Run
 from alma.report.tables import as_text
 from slurm.engine import queue
 from slurm.engine.queue import JobStatus, SubmittedJob
-from slurm.lm.local import state_of
 
 SECONDS = 10.0
 """Default interval of --watch."""
@@ -176,6 +175,8 @@ def _show(seen: Sequence[JobStatus]) -> str:
 
 def _looks(launched: Sequence[Path], local: Sequence[Path], seconds: float) -> Iterator[list[JobStatus]]:
     """`watch` the `launched` runs together with the `local` ones, until none of them is moving."""
+    from slurm.lm.local import state_of
+
     for seen in queue.watch(launched, seconds):
         here = [state_of(run) for run in local]
         yield [*seen, *here]
@@ -205,6 +206,8 @@ def _read_words() -> tuple[list[str], float | None]:
 def main() -> None:
     """Entry point of `python -m slurm.status`."""
     words, seconds = _read_words()
+    from slurm.lm.local import state_of  # imports much, so the options are checked first
+
     runs = queue.find(words)
     launched = [run for run in runs if queue.on_cluster(run)]
     local = [run for run in runs if not queue.on_cluster(run)]

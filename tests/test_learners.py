@@ -10,8 +10,8 @@ import pytest
 
 from alma.records import MACHINE_FIELDS, Run
 from slurm.engine import children
-from slurm.launch import count_megabatches, launch
 from slurm.lm import request as slurm_request
+from slurm.lm.launcher import count_megabatches, launch
 from slurm.lm.learners import LEARNERS
 from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved

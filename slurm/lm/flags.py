@@ -8,6 +8,7 @@ from typing import Any
 
 from alma.errors import UserError
 from slurm.engine import children
+from slurm.lm.options import MAIN_FLAGS
 
 Flags = Mapping[str, Sequence[str]]
 """The words of each flag by its name, which is one of them."""
@@ -24,16 +25,6 @@ _OF_THE_LAUNCHER = {
     "--restore-file": _EVERY_STAGE,
     **{f"--{name}": f"give --{name} before the `--`" for name in _BEFORE},
 }
-SHORT: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
-SHORT += (
-    "--tokens-per-sample",
-    "--max-tokens",
-    "--batch-size",
-    "--update-freq",
-    "--max-update",
-    "--max-epoch",
-)
-"""Flags in the short description of a training."""
 _OFF: tuple[Any, ...] = (None, False, 0, "", [])
 
 
@@ -81,7 +72,7 @@ def chosen(settings: FlagValues, names: Sequence[str]) -> list[str]:
 
 def described(settings: FlagValues, whole: bool) -> str:
     """A training as a command line: its main flags, or if `whole` all flags, one in each line."""
-    names = [name for name in settings if name not in _OF_THE_LAUNCHER] if whole else SHORT
+    names = [name for name in settings if name not in _OF_THE_LAUNCHER] if whole else MAIN_FLAGS
     words = [" ".join(flag(name, settings[name])) for name in names if settings.get(name) not in _OFF]
     return "\n  ".join(["fairseq-train", *words]) if whole else f"fairseq-train {' '.join(words)}"
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+DEFAULT_GROWTH = 2  # experts added before each later stage
+
 
 @dataclass(frozen=True)
 class LearnerSpec:

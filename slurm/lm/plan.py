@@ -11,10 +11,9 @@ from typing import Any
 from alma.errors import UserError
 from alma.stages import Stage, stages
 from slurm.lm.flags import Flags, FlagValues, chosen, flag, words_of
-from slurm.lm.learners import LEARNERS, LearnerSpec
+from slurm.lm.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
 
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
-DEFAULT_GROWTH = 2  # experts added before each later stage
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
@@ -146,7 +145,12 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     first = specs[0].trainings
     seeds = [_seed(request, 0, member) for member in range(len(first))]
     untrained = ["--untrained", "--seeds", ",".join(map(str, seeds)), "--valid", *_context(request)]
-    untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments, *_logs(request, 0)]
+    untrained += [
+        "--out",
+        str(request.out / "untrained.json"),
+        *first[0].arguments,
+        *_tensorboard_flags(request, 0),
+    ]
     return Plan(
         request.out,
         request.stream,
@@ -220,7 +224,7 @@ def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None)
     models = [request.directory(k, member) for k in range(oldest, stage.index + 1) for member in members]
     evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     evaluate += ["--out", str(directory / "result.json"), *_context(request)]
-    evaluate += [*chosen(request.settings, _EVALUATION_FLAGS), *_logs(request, stage.index)]
+    evaluate += [*chosen(request.settings, _EVALUATION_FLAGS), *_tensorboard_flags(request, stage.index)]
     own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
     own["--max-update"] = request.updates
     return StageSpec(
@@ -239,7 +243,11 @@ def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
     train = [request.stream, "--task", "alma_lm", *sizes, "--stage", str(stage.index)]
     train += ["--waiting-time", str(request.waiting_time), *flag("--replay", request.replay)]
     train += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
-    train += [*_log_flags(request), *_logs(request, stage.index, member), *words_of(_multiplied(request))]
+    train += [
+        *_log_flags(request),
+        *_tensorboard_flags(request, stage.index, member),
+        *words_of(_multiplied(request)),
+    ]
     new = not stage.index or request.renews
     previous = None if new else request.directory(stage.index - 1, member)
     of = f", member {member + 1} of {request.models}" if request.learner_spec.separate else ""
@@ -311,7 +319,7 @@ def _log_flags(request: Request) -> list[str]:
     return [word for name, each in wanted.items() if name not in request.flags for word in flag(name, each)]
 
 
-def _logs(request: Request, index: int, member: int | None = None) -> list[str]:
+def _tensorboard_flags(request: Request, index: int, member: int | None = None) -> list[str]:
     """TensorBoard folder of a model, the same in all its stages; without `member`, of evaluations."""
     folder = request.settings.get("--tensorboard-logdir")
     if not folder:

@@ -338,9 +338,9 @@ def test_the_launcher_refuses_before_it_writes_anything(tmp_path, monkeypatch, c
     ).write()
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("slurm.launch.signal.signal", lambda *_: None)
+    monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
     monkeypatch.setattr(Machine, "here", lambda: Machine((), 10**8))
-    monkeypatch.setattr("slurm.launch.resolved", lambda requests: read_requests(sys.argv[1:]))
+    monkeypatch.setattr("slurm.lm.launcher.resolved", lambda requests: read_requests(sys.argv[1:]))
     monkeypatch.setattr(sys, "argv", ["launch", "stream", "--learner", "sm", "--out", "run", "--", *TINY])
     with pytest.raises(SystemExit) as ended:
         slurm.launch.main()

@@ -56,12 +56,14 @@ def test_relaunching_a_complete_run_runs_nothing(launcher):
 
 
 def test_waiting_rows_carry_the_unchanged_model(launcher):
+    for name in ("ordinary", "missing"):
+        (launcher.folder / name).mkdir()
     launcher.data = "ordinary"  # cut into 3 mega-batches
     launcher.run("--waiting-time", "2", flags=("--max-update", "2", "--megabatch-words", "9"))
     rows = launcher.rows
     assert [(row["stage"], row["trained_on"]) for row in rows] == [(None, [])] * 2 + [(0, [1, 2]), (1, [3])]
     assert rows[1] == rows[0] | {"t": 1}
-    launcher.data = "missing"
+    launcher.data = "missing"  # to fairseq
     _, err = launcher.run(code=2, flags=("--megabatch-words", "9"))
     assert err.splitlines()[-1] == "error: missing: no such directory"
     assert err.count("\n") == 3
@@ -225,6 +227,9 @@ def test_bad_command_lines_are_one_line_and_exit_code_2(launcher):
         assert err.startswith("error: ")
         assert err.count("\n") == 1
     assert launcher.run("--grow-experts", "2", code=2)[1].count("\n") == 2
+    launcher.data = "strem"
+    assert launcher.run(code=2)[1] == "error: strem: no such directory; make a stream with `alma data`\n"
+    launcher.data = "stream"
     assert not launcher.out.exists()
     launcher.out.touch()
     assert "is not a folder" in launcher.run(code=2)[1]
