@@ -54,6 +54,8 @@ if __name__ == "__main__":
             "scikit-learn>=1.4",
             "pillow>=10",
             "matplotlib>=3.8",
+            "plotly>=6",
+            "argcomplete>=3",
             "orjson>=3.10",
             "regex",
             "zstandard>=0.22",
@@ -66,7 +68,12 @@ if __name__ == "__main__":
             "corpus": ["pyarrow>=17", "tokenizers>=0.20"],
             # What loads the folders that `alma export` writes.
             "export": ["transformers>=5"],
-            "dev": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"],
+            "dev": [
+                *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"),
+                # What tests of the notebook and of the report page in a browser need.
+                *("ipykernel>=6", "nbclient>=0.10", "nbformat>=5", "selenium>=4.20"),
+            ],
+            "docs": ["mkdocs-material>=9.7"],
             # What must be there before fairseq-fixed and fairscale can be built without build isolation.
             "build": ["setuptools>=77", "wheel", "cython>=3", "uv>=0.5"],
         },

@@ -149,7 +149,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         "--out",
         str(request.out / "untrained.json"),
         *first[0].arguments,
-        *_tensorboard_flags(request, 0),
+        *_tensorboard(request, 0),
     ]
     return Plan(
         request.out,
@@ -224,7 +224,7 @@ def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None)
     models = [request.directory(k, member) for k in range(oldest, stage.index + 1) for member in members]
     evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     evaluate += ["--out", str(directory / "result.json"), *_context(request)]
-    evaluate += [*chosen(request.settings, _EVALUATION_FLAGS), *_tensorboard_flags(request, stage.index)]
+    evaluate += [*chosen(request.settings, _EVALUATION_FLAGS), *_tensorboard(request, stage.index)]
     own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
     own["--max-update"] = request.updates
     return StageSpec(
@@ -245,7 +245,7 @@ def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
     train += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
     train += [
         *_log_flags(request),
-        *_tensorboard_flags(request, stage.index, member),
+        *_tensorboard(request, stage.index, member),
         *words_of(_multiplied(request)),
     ]
     new = not stage.index or request.renews
@@ -319,7 +319,7 @@ def _log_flags(request: Request) -> list[str]:
     return [word for name, each in wanted.items() if name not in request.flags for word in flag(name, each)]
 
 
-def _tensorboard_flags(request: Request, index: int, member: int | None = None) -> list[str]:
+def _tensorboard(request: Request, index: int, member: int | None = None) -> list[str]:
     """TensorBoard folder of a model, the same in all its stages; without `member`, of evaluations."""
     folder = request.settings.get("--tensorboard-logdir")
     if not folder:
