@@ -94,8 +94,8 @@ def _line(index: int, result: Result, measure: Values, factor: int, limit: int) 
     times, means, deviations = [], [], []
     known, steps = [measure(rows) for rows in result.repeats], _steps(result)
     for t in _thinned(steps, limit):
-        values = [each.get(t) for each in known]
-        if None in values:
+        values = [each[t] for each in known if each.get(t) is not None]
+        if len(values) < len(known):
             continue
         mean, deviation = mean_and_deviation([factor * value for value in values])
         times.append(t)
