@@ -52,7 +52,7 @@ def test_trade_off_figure_draws_the_curves_with_error_bars_and_both_axes(grid):
     assert drawn(right, blue)[0] == [(200, pytest.approx(1.45)), (400, pytest.approx(1.45))]
     assert len(left.containers) == len({(r.method, r.waiting_time) for r in results})
     (second,) = right.child_axes
-    assert second.get_ylabel() == "mean error (%)"
+    assert second.get_ylabel() == "mean error, CER / B (%)"
     assert second._functions[0](1.0) == pytest.approx(25)  # B = 4
     assert {"sm", "ens", "gmoe", "moe", "w = 1", "w = 2", "w = 4"} <= set(legend_of(figure))
 
