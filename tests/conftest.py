@@ -180,6 +180,45 @@ def start(tmp_path):
     return run
 
 
+@pytest.fixture
+def forked(monkeypatch, start):
+    """`forked.launch(*words)` is `alma train` in this process with forked children: one import of fairseq.
+
+    `forked.kill = (folder, update)` kills the training in a folder when it has saved that update, and raises
+    `forked.Killed` in place of the launcher's own death.
+    """
+    from fairseq_alma.check import resolve
+    from slurm import launch
+    from slurm.engine import children
+    from slurm.lm import request
+    from slurm.lm.plan import make_plan
+
+    class Forked:
+        class Killed(Exception):
+            pass
+
+        kill: tuple[str, int] | None = None
+
+        def launch(self, *words) -> None:
+            (wanted,) = request.resolved(request.read_requests(list(map(str, words))))
+            launch.launch(make_plan(wanted, launch.count_megabatches(wanted)))
+
+        def run(self, command, log, what, watch=None, environment=None):
+            child = start("train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:])
+            if self.kill and str(log.parent).endswith(self.kill[0]) and log.name == "train.log":
+                found = f"checkpoint_*_{self.kill[1]}.pt"
+                self.kill = None
+                child.kill_when(lambda: any(log.parent.glob(found)))
+                raise self.Killed
+            finished = child.wait()
+            assert finished.code == 0, finished.output
+
+    made = Forked()
+    monkeypatch.setattr(children, "run", made.run)
+    monkeypatch.setattr(request, "resolve", lambda lines: [resolve(list(line))["settings"] for line in lines])
+    return made
+
+
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> Path:
     """Real English text in two files: the help topics that come with Python, as blank-line documents."""

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from alma.records import MACHINE_FIELDS, Run
-from slurm.engine import children
-from slurm.lm import request as slurm_request
-from slurm.lm.launcher import count_megabatches, launch
 from slurm.lm.learners import LEARNERS
-from slurm.lm.plan import make_plan
-from slurm.lm.request import read_requests, resolved
 
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
@@ -24,46 +19,9 @@ FLAGS = """
 """.split()
 
 
-class Killed(Exception):
-    """In place of the launcher's own death."""
-
-
-@pytest.fixture
-def forked(monkeypatch, start):
-    """Children of the launcher are forked. `forked.kill = (folder, update)` kills the training in a folder
-    when it has saved that update."""
-
-    class Forked:
-        kill: tuple[str, int] | None = None
-
-        def run(self, command, log, what, watch=None, environment=None):
-            child = start("train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:])
-            if self.kill and str(log.parent).endswith(self.kill[0]) and log.name == "train.log":
-                found = f"checkpoint_*_{self.kill[1]}.pt"
-                self.kill = None
-                child.kill_when(lambda: any(log.parent.glob(found)))
-                raise Killed
-            finished = child.wait()
-            assert finished.code == 0, finished.output
-
-    made = Forked()
-    monkeypatch.setattr(children, "run", made.run)
-    monkeypatch.setattr(slurm_request, "resolve", _resolve)
-    return made
-
-
-def _resolve(lines) -> list[dict]:
-    """What `python -m fairseq_alma.check` answers."""
-    from fairseq_alma.check import resolve
-
-    return [resolve(list(line))["settings"] for line in lines]
-
-
-def run(stream, out, *options, flags=()) -> list[dict]:
-    """Launch in this process; the rows without what belongs to the machine."""
-    words = [str(word) for word in (stream, "--out", out, *options, "--", *FLAGS, *flags)]
-    (request,) = resolved(read_requests(words))
-    launch(make_plan(request, count_megabatches(request)))
+def run(forked, stream, out, *options) -> list[dict]:
+    """The rows of a run without what belongs to the machine."""
+    forked.launch(stream, "--out", out, *options, "--", *FLAGS)
     return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(out).rows]
 
 
@@ -73,10 +31,10 @@ def finished(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("learners") / "runs"
 
 
-def whole(stream, finished, learner: str, wait: str = "1") -> list[dict]:
+def whole(forked, stream, finished, learner: str, wait: str = "1") -> list[dict]:
     """The rows of an uninterrupted run; with waiting time 2 it replays."""
     options = ["--learner", learner, "--waiting-time", wait, *(["--replay"] if wait == "2" else [])]
-    return run(stream, finished / f"{learner}_w{wait}", *options)
+    return run(forked, stream, finished / f"{learner}_w{wait}", *options)
 
 
 def test_every_learner_waits_and_replays_and_the_report_prints_both_tables(
@@ -89,7 +47,7 @@ def test_every_learner_waits_and_replays_and_the_report_prints_both_tables(
         if (learner, wait) == ("moe", "2"):
             continue  # the commands of sm
         name = f"{learner}_w{wait}"
-        rows = whole(stream, finished, learner, wait)
+        rows = whole(forked, stream, finished, learner, wait)
         stages = [None, 0, 1, 2] if wait == "1" else [None, None, 0, 1]
         assert [row["stage"] for row in rows] == stages, name
         values[name] = [row["value"] for row in rows]
@@ -100,7 +58,9 @@ def test_every_learner_waits_and_replays_and_the_report_prints_both_tables(
         assert [row["train_flops"] > 0 for row in rows] == trained
     assert values["sm_w1"] == values["moe_w1"]
     assert values["gens_w1"][:2] == values["sm_w1"][:2]  # gens with one stage is sm
-    run(stream, finished / "iid", "--learner", "sm", "--waiting-time", "3", "--update-multiplier", "3")
+    run(
+        forked, stream, finished / "iid", "--learner", "sm", "--waiting-time", "3", "--update-multiplier", "3"
+    )
     capsys.readouterr()
     report = ["report", str(finished), "--table", "lm", "--out", str(tmp_path / "report")]
     with pytest.MonkeyPatch.context() as patch:
@@ -122,10 +82,10 @@ def test_every_learner_waits_and_replays_and_the_report_prints_both_tables(
 
 
 def test_an_ensemble_of_one_is_sm(forked, stream, finished, tmp_path):
-    sm = whole(stream, finished, "sm")[:3]
+    sm = whole(forked, stream, finished, "sm")[:3]
     for learner in ("ens", "umix"):
         options = ("--learner", learner, "--members", "1", "--stages", "2")
-        assert run(stream, tmp_path / learner, *options) == sm
+        assert run(forked, stream, tmp_path / learner, *options) == sm
 
 
 @pytest.mark.parametrize("learner", ["ens", "umix", "gens", "gmoe"])
@@ -133,6 +93,6 @@ def test_killed_within_a_stage_it_goes_on_with_the_same_numbers(forked, stream, 
     out, options = tmp_path / "killed", ("--learner", learner, "--waiting-time", "2", "--replay")
     for update in (3, 6):
         forked.kill = ("stage_00/member_1" if learner == "ens" else "stage_01", update)
-        with pytest.raises(Killed):
-            run(stream, out, *options)
-    assert run(stream, out, *options) == whole(stream, finished, learner, "2")
+        with pytest.raises(forked.Killed):
+            run(forked, stream, out, *options)
+    assert run(forked, stream, out, *options) == whole(forked, stream, finished, learner, "2")

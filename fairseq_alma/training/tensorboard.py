@@ -13,7 +13,7 @@ from fairseq.logging import progress_bar
 
 from fairseq_alma.checkpoint import updates_so_far
 
-_Writer = progress_bar.SummaryWriter
+_Writer: Any = progress_bar.SummaryWriter
 """Of torch.utils.tensorboard, or of tensorboardX if TensorBoard is not installed."""
 
 
