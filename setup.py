@@ -40,7 +40,8 @@ if __name__ == "__main__":
         python_requires=">=3.11,<3.14",
         packages=find_packages(include=[*PACKAGES, *(f"{name}.*" for name in PACKAGES)]),
         py_modules=["fairseq_alma_hook"],
-        package_data={"alma.report.lm": ["*.csv"]},
+        entry_points={"console_scripts": ["alma = alma.__main__:main"]},
+        package_data={"alma.report.lm": ["*.csv"], "alma.report.html": ["*.html", "*.css", "*.js"]},
         install_requires=[
             "torch>=2.7",
             "torchvision>=0.22",
@@ -63,7 +64,7 @@ if __name__ == "__main__":
         extras_require={
             # What reads .parquet, and speaks GPT-2's BPE.
             "corpus": ["pyarrow>=17", "tokenizers>=0.20"],
-            # What loads the folders that `python -m fairseq_alma.export` writes.
+            # What loads the folders that `alma export` writes.
             "export": ["transformers>=5"],
             "dev": ["pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"],
             # What must be there before fairseq-fixed and fairscale can be built without build isolation.

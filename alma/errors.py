@@ -6,26 +6,64 @@ import errno
 import functools
 import itertools
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import NoReturn
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NoReturn
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+_COLUMNS = 100  # of help; longer lines are hard to read
+_SHOWN = 12  # choices that an error lists
 
 
 class UserError(Exception):
     """Input that only the user can fix; the message names the problem and the fix."""
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Help in at most 100 columns; a text of several lines keeps its line breaks."""
+
+    def __init__(self, prog: str, **settings: Any):
+        width = min(_COLUMNS, shutil.get_terminal_size().columns) - 2
+        super().__init__(prog, **{"max_help_position": 28, "width": width, **settings})
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """`--seed, --seeds LIST`, as Python 3.13 writes it."""
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" not in text:
+            return super()._fill_text(text, width, indent)
+        return "".join(indent + line for line in text.splitlines(keepends=True))
+
+
 class Parser(argparse.ArgumentParser):
-    """argparse that raises UserError, with a hint for a misspelt option, in place of printing its usage."""
+    """argparse that raises UserError, with a hint for a misspelt word, in place of printing its usage."""
 
     _words: Sequence[str] = ()
+
+    def __init__(self, *, prog: str, other: str = "", other_flags: Collection[str] = (), **settings: Any):
+        """`prog`: the program in help and errors, unless it runs as a subcommand of `alma`.
+
+        `other`: the program whose flags follow `--`; `other_flags`: some of them, for hints.
+        """
+        self._other, self._other_flags = other, other_flags
+        if sys.argv[0].startswith("alma "):  # set by alma.__main__
+            prog = sys.argv[0]
+        super().__init__(**{"prog": prog, "formatter_class": HelpFormatter, **settings})
 
     def parse_known_args(self, args=None, namespace=None):
         """Keep the words: argparse passes only a message to `error`."""
         self._words = sys.argv[1:] if args is None else list(args)
         return super().parse_known_args(args, namespace)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            problem = f"invalid choice: {value!r} ({hint(str(value), map(str, action.choices))})"
+            raise argparse.ArgumentError(action, problem)
 
     def error(self, message: str) -> NoReturn:
         unrecognized = message.partition("unrecognized arguments: ")[2].split()
@@ -33,21 +71,36 @@ class Parser(argparse.ArgumentParser):
         words = unrecognized or (self._words if "arguments are required" in message else ())
         names = (word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", words))
         hints = [self.suggest(name) for name in dict.fromkeys(names) if name.startswith("--")]
-        hint = " ".join(filter(None, hints))
-        raise UserError(f"{message}{hint and f' ({hint})'}; see `{self.prog} --help`")
+        found = " ".join(filter(None, hints))
+        raise UserError(f"{message}{found and f' ({found})'}; see `{self.prog} --help`")
 
     def suggest(self, name: str) -> str:
         """Such as "did you mean --out?"; empty if no option is close."""
-        known = self._option_string_actions
-        if name in known or (self.allow_abbrev and any(each.startswith(name) for each in known)):
+        own = self._option_string_actions
+        if name in own or (self.allow_abbrev and any(each.startswith(name) for each in own)):
             return ""
-        match = closest(name, known)
-        return f"did you mean {match}?" if match else ""
+        meant = closest(name, [*own, *self._other_flags])
+        if meant in own or not self._other:
+            return f"did you mean {meant}?" if meant else ""
+        place = "put it after `--`"
+        if meant is None:
+            return f"if {name} is a flag of {self._other}, {place}"
+        if name == meant:
+            return f"{name} is a flag of {self._other}: {place}"
+        return f"did you mean {meant}? Then {place}"
 
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The member of `known` that `word` most likely misspells; None if none is close."""
     return next(iter(difflib.get_close_matches(word, known, 1, cutoff=0.75)), None)
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """What to write in place of an unknown word: "did you mean gmoe?", else "choose from sm, ens, gmoe"."""
+    names = list(known)
+    if meant := closest(word, names):
+        return f"did you mean {meant}?"
+    return f"choose from {', '.join(names[:_SHOWN])}" + (" and more" if len(names) > _SHOWN else "")
 
 
 class InvalidNumbers(argparse.ArgumentTypeError, UserError):

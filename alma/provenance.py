@@ -4,7 +4,6 @@ import os
 import platform
 import subprocess
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ PACKAGES = ("torch", "torchvision", "numpy", "fairseq", "fairseq-fixed")
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the installed PACKAGES, read from metadata without importing them."""
+    from importlib import metadata  # slow to import
+
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -17,12 +17,13 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from alma.errors import UserError
 from alma.files import atomic_write, sha256_file, write_json_atomic
+
+if TYPE_CHECKING:
+    import numpy as np  # functions import it: commands that read stream.json alone start without it
 
 VERSION = 1
 FILE = "stream.json"
@@ -31,8 +32,8 @@ KEY_BYTES = 16
 _MAGIC = b"MMIDIDX\x00\x00"
 _BLOCK = 1 << 20  # items of an index per write
 _HEADER = struct.Struct("<9sQBQ")  # magic, version 1, dtype code, number of items
-DTYPES: dict[int, type] = {4: np.int32, 8: np.uint16, 9: np.uint32}  # fairseq's codes
-_REMAKE = "rebuild the stream with `python -m data_prep`"
+DTYPES = {4: "int32", 8: "uint16", 9: "uint32"}  # of NumPy, by fairseq's codes
+_REMAKE = "rebuild the stream with `alma data`"
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,7 @@ class Stream:
         directory = Path(directory)
         path = directory / FILE
         if not path.is_file():
-            raise UserError(
-                f"{directory}: no finished stream here (no {FILE}); make one with `python -m data_prep`"
-            )
+            raise UserError(f"{directory}: no finished stream here (no {FILE}); make one with `alma data`")
         try:
             record = json.loads(path.read_bytes())
             if record["version"] != VERSION:
@@ -173,8 +172,10 @@ def dtype_code(dictionary_size: int) -> int:
     return 8 if dictionary_size < 65500 else 9
 
 
-def write_index(path: str | os.PathLike[str], sizes: np.ndarray, dtype_code: int) -> None:
+def write_index(path: str | os.PathLike[str], sizes: "np.ndarray", dtype_code: int) -> None:
     """Write fairseq's mmap index for contiguous items of `sizes` tokens (n_items,)."""
+    import numpy as np
+
     width = np.dtype(DTYPES[dtype_code]).itemsize
     blocks = [sizes[start : start + _BLOCK] for start in range(0, len(sizes), _BLOCK)]
     with atomic_write(path, "wb") as file:
@@ -188,8 +189,10 @@ def write_index(path: str | os.PathLike[str], sizes: np.ndarray, dtype_code: int
             position = int(ends[-1])
 
 
-def read_index(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
+def read_index(path: str | os.PathLike[str]) -> "tuple[np.ndarray, int]":
     """Sizes (n_items,) int32, memory-mapped, and dtype code of an index. UserError: it is not an index."""
+    import numpy as np
+
     with open(path, "rb") as file:
         head = file.read(_HEADER.size)
     size = os.stat(path).st_size
@@ -202,8 +205,10 @@ def read_index(path: str | os.PathLike[str]) -> tuple[np.ndarray, int]:
     raise UserError(f"{path}: not a fairseq mmap index; {_REMAKE}")
 
 
-def read_pointers(path: str | os.PathLike[str], items: int) -> np.ndarray:
+def read_pointers(path: str | os.PathLike[str], items: int) -> "np.ndarray":
     """Byte offsets (items,) int64 into .bin, memory-mapped, of an index that `read_index` has checked."""
+    import numpy as np
+
     return np.memmap(path, "<i8", "r", _HEADER.size + 4 * items, (items,)) if items else np.zeros(0, np.int64)
 
 

@@ -26,11 +26,11 @@ from tqdm import tqdm
 from alma.errors import UserError
 from alma.stream import Stream
 from benchmarks.timing import Rows, Table, spread
-from data_prep.__main__ import named_files
 from data_prep.dictionary import DICTIONARY, EOS, UNKNOWN
 from data_prep.documents import SHARD_BYTES, Reader, make_shards
 from data_prep.pydoc_corpus import write_corpus
 from data_prep.scan import content_key
+from data_prep.settings import named_files
 from data_prep.tokenizer import MODEL, SentencePiece
 
 MEGA_BATCHES = 4

@@ -15,8 +15,6 @@ from slurm.engine.resources import Resources
 from slurm.engine.squeue import scancel
 from slurm.engine.terminal import say
 
-USUAL = Resources(gpus_per_node=0, cpus_per_task=1, mem_gb=4)
-
 POLL_SECONDS = 5.0
 
 

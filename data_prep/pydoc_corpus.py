@@ -1,4 +1,4 @@
-"""`python -m data_prep.pydoc_corpus OUT`: English text from installed documentation, without a download.
+"""`python -m data_prep.pydoc_corpus`: English text from installed documentation, without a download.
 
 Three sources: help topics of `pydoc`, docstrings of the standard library, docstrings of installed packages.
 A document is a topic or a module, a line is a paragraph. Modules are parsed, never imported. The same
@@ -118,18 +118,25 @@ def write_corpus(out: Path, max_words: int | None = None) -> dict[str, tuple[int
         return {name: write_source(out / f"{name}.txt", texts, max_words) for name, texts in sources.items()}
 
 
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="python -m data_prep.pydoc_corpus",
+        usage="%(prog)s DIR [--max-words N]",
+        description="Write English text from the documentation of installed Python packages, for demos and "
+        "tests without a download.",
+        epilog="examples:\n  python -m data_prep.pydoc_corpus corpus --max-words 1000000",
+    )
+    made.add_argument("out", type=Path, metavar="DIR", help="for topics.txt, stdlib.txt and packages.txt")
+    words = "most words of each file (default: all there are)"
+    made.add_argument("--max-words", type=int, metavar="N", help=words)
+    return made
+
+
 @command
 def main() -> None:
     """Write the corpus and print the size of each source."""
-    parser = Parser(
-        prog="python -m data_prep.pydoc_corpus",
-        description="Write the English text of installed Python documentation, one file per source.",
-    )
-    parser.add_argument(
-        "out", type=Path, metavar="OUT", help="directory for topics.txt, stdlib.txt, packages.txt"
-    )
-    parser.add_argument("--max-words", type=int, metavar="N", help="limit of each source (default: none)")
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     print(f"{'source':10}{'documents':>10}{'words':>12}")
     for name, (documents, words) in write_corpus(arguments.out, arguments.max_words).items():
         print(f"{name:10}{documents:10,}{words:12,}")

@@ -1,14 +1,19 @@
-"""Checks of a stream: parts for consistency, documents for duplicates."""
+"""Verification of a stream: files against checksums, parts for consistency, documents for duplicates."""
 
 import os
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from alma.errors import UserError
-from alma.stream import DTYPES, KEY_BYTES, Part, Stream, dtype_code, read_index, read_pointers
-from data_prep.dictionary import EOS
+from alma.errors import UserError, fail
+from alma.stream import DTYPES, KEY_BYTES, FileInfo, Part, Stream, dtype_code, read_index, read_pointers
+from alma.workers import Workers
+from data_prep.describe import run_all
+from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, dictionary_problems
+from data_prep.install import leftovers
 from data_prep.similarity import running_sizes, token_blocks
 
 _KEY = f"S{KEY_BYTES}"  # compared byte by byte, as big-endian numbers are
@@ -28,7 +33,7 @@ def part_problems(path: str, part: Part, dictionary_size: int) -> list[str]:
         return [str(error).split(";")[0]]
     found = []
     if code != dtype_code(dictionary_size):
-        found.append(f"{path}.idx: of type {DTYPES[code].__name__}, not as {dictionary_size:,} tokens need")
+        found.append(f"{path}.idx: of type {DTYPES[code]}, not as {dictionary_size:,} tokens need")
     dtype = np.dtype(DTYPES[code])
     tokens, odd = divmod(os.path.getsize(f"{path}.bin"), dtype.itemsize)
     ids = np.memmap(f"{path}.bin", dtype, "r", shape=(tokens,)) if tokens else np.zeros(0, dtype)
@@ -118,3 +123,34 @@ def _shared(columns: list[np.ndarray]) -> dict[tuple[int, int], int]:
         for pair in zip(owner[again].tolist(), owner[again + 1].tolist(), strict=True):
             shared[pair] = shared.get(pair, 0) + 1
     return shared
+
+
+def check(stream: Stream, workers: Workers) -> None:
+    """Print each problem on a line and exit with code 2; without problems, print what was verified."""
+    start = time.monotonic()
+    files = dict(stream.files)
+    for part in stream.parts:
+        files |= part.files
+    tasks = [(info, stream.directory / name) for name, info in files.items()]
+    sizes = [info.size for info in files.values()]
+    damage = run_all(workers, "files", FileInfo.problem, tasks, sizes)
+    problems = [f"{path}: {found}" for (_, path), found in zip(tasks, damage, strict=True) if found]
+    problems += dictionary_problems(stream.directory / DICTIONARY, stream.vocab_size)
+    parts = [(stream.path(part), part, stream.vocab_size + SPECIALS) for part in stream.parts]
+    tokens = [part.tokens for part in stream.parts]
+    for found in run_all(workers, "parts", part_problems, parts, tokens, "token"):
+        problems += found
+    problems += key_problems(stream)
+    for path in leftovers(stream.directory):
+        print(f"warning: {path}: left by an interrupted run; remove it if no run is active", file=sys.stderr)
+    for problem in problems:
+        print(problem)
+    if problems:
+        sys.stdout.flush()
+        what = "1 problem" if len(problems) == 1 else f"{len(problems):,} problems"
+        fail(
+            f"{stream.directory}: {what}; copy the stream again from where it was made, or make it "
+            "again with `alma data`"
+        )
+    seconds = time.monotonic() - start
+    print(f"verified {len(files)} files, {sum(sizes) / 1e9:.3g} GB in {seconds:.1f} s")

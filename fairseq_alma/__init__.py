@@ -1,6 +1,6 @@
 """The fairseq plug-in; importing it registers its task, archs and criterion.
 
-Only `python -m fairseq_alma.COMMAND` delays this until COMMAND imports fairseq: its options are parsed before
+Our commands, such as `alma export`, delay this until they import fairseq: their options are parsed before
 fairseq and torch load, which takes seconds.
 """
 
@@ -8,7 +8,8 @@ import sys
 
 import fairseq_alma_hook
 
-if sys.argv[0] == "-m":  # what Python sets while it locates the module of -m
+# Python sets "-m" while it locates the module of `python -m`, alma.__main__ sets "alma export".
+if sys.argv[0] == "-m" or sys.argv[0].startswith("alma "):
     fairseq_alma_hook.install()
 else:
     from fairseq_alma import plugin  # noqa: F401

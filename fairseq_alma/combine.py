@@ -1,4 +1,4 @@
-"""Combine checkpoints into one: `python -m fairseq_alma.combine CKPT... --out F [--average probs|logits]`.
+"""Combine checkpoints into one ensemble: `alma combine`.
 
 fairseq-eval-lm, -interactive and -generate load the result as one model. With averaged probabilities it gives
 the same results as `--path a.pt:b.pt`.
@@ -10,7 +10,14 @@ from typing import Any
 
 from alma.errors import Parser, UserError, command
 from alma.files import checkpoint_file, make_directory
-from fairseq_alma.defaults import AVERAGES, WEIGHTS
+from fairseq_alma.defaults import AVERAGES, WEIGHTS, WEIGHTS_HELP
+
+_EXAMPLES = """\
+examples:
+  alma combine runs/ens/stage_03/member_*/checkpoint_best.pt --out ensemble.pt
+  alma combine first.pt second.pt --average logits --out ensemble.pt
+  fairseq-eval-lm stream --task alma_lm --path ensemble.pt --gen-subset test
+"""
 
 
 def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dict[str, Any]:
@@ -33,16 +40,28 @@ def combine(paths: Sequence[str], average: str, weights: str = "trained") -> dic
     return states[0] | {"cfg": config, "model": model, "extra_state": extra, "last_optimizer_state": None}
 
 
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="python -m fairseq_alma.combine",
+        usage="%(prog)s CHECKPOINT... --out FILE [options]",
+        description="Combine checkpoints of language models into one checkpoint, an ensemble. "
+        "fairseq-eval-lm, -interactive and -generate load it as one model.",
+        epilog=_EXAMPLES,
+    )
+    add = made.add_argument
+    add("checkpoints", nargs="+", metavar="CHECKPOINT", help="a member; all members share one dictionary")
+    add("--out", type=Path, required=True, metavar="FILE", help="checkpoint to write")
+    average = "what to average over the members: probabilities or logits (default: probs)"
+    add("--average", choices=AVERAGES, default="probs", help=average)
+    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help=WEIGHTS_HELP)
+    return made
+
+
 @command
 def main() -> None:
     """Combine checkpoints into one."""
-    parser = Parser(prog="python -m fairseq_alma.combine", description=main.__doc__)
-    add = parser.add_argument
-    add("checkpoints", nargs="+", metavar="CKPT", help="language models with one dictionary")
-    add("--out", type=Path, required=True, metavar="FILE", help="the checkpoint to write")
-    add("--average", choices=AVERAGES, default="probs", help="over members (default: probs)")
-    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: the --store-ema weights")
-    options = parser.parse_args()
+    options = parser().parse_args()
     import torch  # seconds
 
     state = combine(options.checkpoints, options.average, options.weights)

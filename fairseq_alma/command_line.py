@@ -12,13 +12,12 @@ from typing import Any, NoReturn
 
 from fairseq.tasks import TASK_REGISTRY
 
-from alma.errors import UserError, closest
+from alma.errors import UserError, closest, hint
 from fairseq_alma import defaults
 
 logger = logging.getLogger(__name__)
 
 TASK = "alma_lm"
-_SHOWN = 12  # choices that an error message lists
 
 
 def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
@@ -129,10 +128,7 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     if choice := re.match(r"argument (\S+?)(?:/\S+)?: invalid choice: (['\"])(.*?)\2 \(", message):
         flag, value = choice[1], choice[3]
         names = [str(each) for each in parser._option_string_actions[flag].choices or ()]
-        if meant := closest(value, names):
-            raise UserError(f"{flag} {value}: no such choice; did you mean {meant}?")
-        listed = ", ".join(names[:_SHOWN]) + (" and more" if len(names) > _SHOWN else "")
-        raise UserError(f"{flag} {value}: no such choice; choose from {listed}")
+        raise UserError(f"{flag} {value}: no such choice; {hint(value, names)}")
     if message == "the following arguments are required: data":
         raise UserError("no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`")
     raise UserError(message.removeprefix("argument "))

@@ -10,6 +10,7 @@ AVERAGES = ("probs", "logits")
 """What an ensemble averages over its members."""
 WEIGHTS = ("trained", "average")
 """Which weights of a checkpoint to use: as trained, or their exponential moving average (--store-ema)."""
+WEIGHTS_HELP = "weights to use: as trained, or their moving average kept by --store-ema (default: trained)"
 
 TRAINING: dict[str, object] = {
     "--arch": "switch_gmoe",

@@ -82,7 +82,7 @@ class EnsembleLanguageModel(FairseqLanguageModel):
     def build_model(cls, cfg, task) -> "EnsembleLanguageModel":
         """Build each member from its config. UserError: trained directly instead of combined."""
         if not cfg.members:
-            raise UserError("alma_ensemble is made by `python -m fairseq_alma.combine`, not trained")
+            raise UserError("alma_ensemble is made by `alma combine`, not trained")
         return cls.of([task.build_model(member, from_checkpoint=True) for member in cfg.members], cfg.average)
 
     @classmethod

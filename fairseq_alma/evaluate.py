@@ -1,4 +1,4 @@
-"""Evaluate a stage: `python -m fairseq_alma.evaluate STREAM --path CKPT[:CKPT...] --gen-subset test --out F`.
+"""Evaluate the models of a stage: `python -m fairseq_alma.evaluate`.
 
 Accepts fairseq-eval-lm's flags and writes its perplexity, summed in double precision, and the other fields
 of a run's records. The probabilities of several checkpoints are averaged (ensemble; paper, section 4.1).
@@ -9,21 +9,43 @@ from pathlib import Path
 
 from alma.errors import Parser, UserError, command, number_list
 from alma.files import make_directory, write_json_atomic
-from fairseq_alma.defaults import WEIGHTS
+from alma.help_texts import CONTEXT_WINDOW
+from fairseq_alma.defaults import WEIGHTS, WEIGHTS_HELP
+
+_EXAMPLES = """\
+examples:
+  python -m fairseq_alma.evaluate stream --path best.pt --gen-subset test --out t4.json
+  python -m fairseq_alma.evaluate stream --untrained --arch switch_gmoe_tiny --seed 1 --out t0.json
+"""
+
+
+def parser() -> Parser:
+    """The command line, but for fairseq's flags."""
+    made = Parser(
+        prog="python -m fairseq_alma.evaluate",
+        usage="%(prog)s STREAM --path CHECKPOINT[:CHECKPOINT...] --gen-subset test --out FILE [options]\n"
+        "       %(prog)s STREAM --untrained --out FILE [options] [flags of fairseq-train]",
+        description="Evaluate language models on a stream and write the fields of a run's record. Accepts "
+        "all flags of fairseq-eval-lm too; the probabilities of several checkpoints are averaged.",
+        epilog=_EXAMPLES,
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("--out", type=Path, required=True, metavar="FILE", help="JSON file to write")
+    untrained = "evaluate the model that fairseq-train would start from; give its flags"
+    add("--untrained", action="store_true", help=untrained)
+    seeds = "with --untrained: an ensemble with a model for each seed of a list or range, such as 1,5 or 0-2"
+    add("--seeds", type=number_list, default=[], metavar="LIST", help=seeds)
+    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help=WEIGHTS_HELP)
+    add("--valid", action="store_true", help="evaluate on the validation set of the stream too")
+    add("--context-window", type=int, default=0, metavar="N", help=CONTEXT_WINDOW)
+    return made
 
 
 @command
 def main() -> None:
-    """Evaluate a stage. All options not listed here are fairseq's."""
-    parser = Parser(prog="python -m fairseq_alma.evaluate", description=main.__doc__, allow_abbrev=False)
-    add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="FILE", help="the JSON file to write")
-    add("--untrained", action="store_true", help="evaluate the model of a fairseq-train command line")
-    add("--seeds", type=number_list, default=[], metavar="LIST", help="with --untrained: a model per seed")
-    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: the --store-ema weights")
-    add("--valid", action="store_true", help="evaluate on the validation split as well")
-    add("--context-window", type=int, default=0, metavar="N", help="as in fairseq-eval-lm")
-    own, arguments = parser.parse_known_args()
+    """Evaluate a stage."""
+    own, arguments = parser().parse_known_args()
     if own.untrained and own.weights == "average":
         raise UserError("--weights average needs a checkpoint: an untrained model has no average")
     from fairseq_alma import stage_record  # fairseq: seconds to import

@@ -1,4 +1,4 @@
-"""Export a checkpoint to Hugging Face: `python -m fairseq_alma.export CKPT --out DIR [--tokenizer STREAM]`.
+"""Export a checkpoint to Hugging Face: `alma export`.
 
 `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)` loads the result: the weights, config.json
 and modeling_alma.py, the model's code. With --tokenizer, `AutoTokenizer.from_pretrained(DIR)` works too.
@@ -7,19 +7,38 @@ and modeling_alma.py, the model's code. With --tokenizer, `AutoTokenizer.from_pr
 from pathlib import Path
 
 from alma.errors import Parser, command
-from fairseq_alma.defaults import WEIGHTS
+from fairseq_alma.defaults import WEIGHTS, WEIGHTS_HELP
+
+_EXAMPLES = """\
+examples:
+  alma export runs/gmoe/stage_03/checkpoint_best.pt --out gmoe_hf --tokenizer stream
+  alma export ensemble.pt --out ensemble_hf --weights average
+"""
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="python -m fairseq_alma.export",
+        usage="%(prog)s CHECKPOINT --out DIR [options]",
+        description="Export a language model to a directory that Hugging Face's AutoModelForCausalLM and, "
+        "with --tokenizer, AutoTokenizer load.",
+        epilog=_EXAMPLES,
+    )
+    add = made.add_argument
+    kinds = "a model of arch switch_gmoe* or transformer_lm, or an ensemble made by `alma combine`"
+    add("checkpoint", metavar="CHECKPOINT", help=kinds)
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
+    tokenizer = "stream that the model was trained on; its tokenizer is exported too"
+    add("--tokenizer", type=Path, metavar="STREAM", help=tokenizer)
+    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help=WEIGHTS_HELP)
+    return made
 
 
 @command
 def main() -> None:
     """Export to Hugging Face."""
-    parser = Parser(prog="python -m fairseq_alma.export", description=main.__doc__)
-    add = parser.add_argument
-    add("checkpoint", metavar="CKPT", help="a switch_gmoe*, transformer_lm or combined model")
-    add("--out", type=Path, required=True, metavar="DIR", help="the directory to write")
-    add("--tokenizer", type=Path, metavar="STREAM", help="export the tokenizer of the training stream too")
-    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help="average: the --store-ema weights")
-    options = parser.parse_args()
+    options = parser().parse_args()
     from fairseq_alma.hugging_face import export  # fairseq: seconds to import
 
     export(options.checkpoint, options.out, options.tokenizer, options.weights)

@@ -108,7 +108,7 @@ class AlmaLMTask(LanguageModelingTask):
             raise UserError("no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`")
         first = Path(args.data.split(":")[0])
         if not first.is_dir():
-            raise UserError(f"{first}: no such directory; make a stream with `python -m data_prep`")
+            raise UserError(f"{first}: no such directory; make a stream with `alma data`")
         if not (first / "dict.txt").is_file():
             raise UserError(
                 f"{first}: dict.txt is missing; is this a stream or fairseq-preprocess directory?"

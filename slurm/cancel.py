@@ -1,19 +1,27 @@
-"""Cancel the incomplete jobs of runs on a cluster, and no others.
-
-python -m slurm.cancel RUN... [--dry-run]
-
-Rerun the launch command to resume a cancelled run.
-"""
+"""Cancel the incomplete jobs of runs on a cluster, and no others: `alma cancel`."""
 
 from alma.errors import Parser, UserError, command
+from alma.help_texts import RUNS
 from slurm.engine.queue import find, live_jobs, on_cluster
 from slurm.engine.squeue import scancel
+
+_EXAMPLES = """\
+examples:
+  alma cancel runs/gmoe --dry-run
+  alma cancel runs/gmoe
+"""
 
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="python -m slurm.cancel", description="Cancel incomplete jobs of runs on a cluster.")
-    made.add_argument("runs", nargs="+", metavar="RUN", help="a run directory, or a folder of runs")
+    made = Parser(
+        prog="python -m slurm.cancel",
+        usage="%(prog)s RUN... [--dry-run]",
+        description="Cancel the incomplete SLURM jobs of runs, and no other jobs. To resume a cancelled run, "
+        "rerun the command that launched it.",
+        epilog=_EXAMPLES,
+    )
+    made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
     made.add_argument("--dry-run", action="store_true", help="print the jobs without cancelling them")
     return made
 

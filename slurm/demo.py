@@ -1,8 +1,6 @@
-"""Demo, minutes on a CPU without downloads: corpus, stream, two language models, image learners, report.
+"""A demo of everything, without downloads: `alma demo`.
 
-python -m slurm.demo [--out DIR]
-
-Prints each command before it runs. Rerun the demo to resume after an interruption.
+Corpus, stream, two language models, image learners, report; minutes on a CPU.
 """
 
 import os
@@ -35,17 +33,17 @@ def steps(out: Path) -> list[list[str]]:
     launches = []
     for learner, own in OPTIONS.items():
         options = f"--learner {learner} --cluster local --out {runs}/{learner} {own}".strip()
-        launches.append(f"python -m slurm.launch {stream} {options} -- {TRAINING}")
+        launches.append(f"alma train {stream} {options} -- {TRAINING}")
     return [
         [f"python -m data_prep.pydoc_corpus {corpus}"],
         [
-            f"python -m data_prep {sources} --out {stream} --mega-batches {MEGABATCHES} --words {WORDS} "
+            f"alma data {sources} --out {stream} --mega-batches {MEGABATCHES} --words {WORDS} "
             f"--eval-words {EVAL_WORDS} --valid-words {VALID_WORDS} --vocab-size {VOCABULARY} --seed 1 "
             "--max-document-words 1k"
         ],
         launches,
-        [f"python vision/run.py --learner sm,ens,gens,gmoe --waiting-time 1,4 --jobs 2 --out {runs}/digits"],
-        [f"python -m alma.report {runs} --out {shlex.quote(str(out / 'report'))}"],
+        [f"alma images --learner sm,ens,gens,gmoe --waiting-time 1,4 --jobs 2 --out {runs}/digits"],
+        [f"alma report {runs} --out {shlex.quote(str(out / 'report'))}"],
     ]
 
 
@@ -58,7 +56,8 @@ def run(lines: Sequence[str]) -> None:
     processes = []
     for line in lines:
         print(f"\n$ {line}", flush=True)
-        words = [sys.executable, *shlex.split(line)[1:]]
+        program, *arguments = shlex.split(line)
+        words = [sys.executable, *(["-m", "alma"] if program == "alma" else []), *arguments]
         error = output and subprocess.STDOUT
         processes.append(subprocess.Popen(words, env=environment, stdout=output, stderr=error, text=True))
     with ThreadPoolExecutor(len(lines)) as pool:
@@ -76,12 +75,26 @@ def _follow(process: subprocess.Popen, line: str) -> int:
     return process.wait()
 
 
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="python -m slurm.demo",
+        usage="%(prog)s [--out DIR]",
+        description="Run all of ALMA on small data, without a download: text becomes a stream, two language "
+        "models train on it, image learners train on digits, and a report compares the runs. Takes about two "
+        "minutes on two cores. Prints each command before it runs. Rerun the demo to resume after an "
+        "interruption.",
+        epilog="examples:\n  alma demo\n  alma demo --out /tmp/demo",
+    )
+    out = "directory for the corpus, the stream, the runs and the report (default: demo_out)"
+    made.add_argument("--out", type=Path, default=Path("demo_out"), metavar="DIR", help=out)
+    return made
+
+
 @command
 def main() -> None:
     """Entry point of `python -m slurm.demo`."""
-    parser = Parser(prog="python -m slurm.demo", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("demo_out"), metavar="DIR", help="default: demo_out")
-    for lines in steps(parser.parse_args().out):
+    for lines in steps(parser().parse_args().out):
         run(lines)
 
 

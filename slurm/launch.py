@@ -1,8 +1,4 @@
-"""Run all stages of a language-model learner; rerun the same command to resume.
-
-python -m slurm.launch STREAM --learner gmoe --out RUN --grow-experts 2 -- --max-update 400 ...
-python -m slurm.launch experiments/table2/gmoe_w1_base.yaml --stream STREAM --size small lr=1e-3
-"""
+"""Run all stages of a language-model learner: `alma train`. Rerun the same command to resume."""
 
 import hashlib
 import json
@@ -32,6 +28,7 @@ from slurm.lm.flags import described
 from slurm.lm.local import run_in_order, run_side_by_side, slot
 from slurm.lm.plan import Plan, Request, make_plan, reshard_command
 from slurm.lm.request import parse, read_requests, resolved
+from slurm.lm.request import parser as parser  # as every tool has one
 from slurm.lm.rows import UNTRAINED, collect
 from slurm.lm.stage import RunJob, in_submission_order, jobs_of
 
@@ -130,7 +127,7 @@ def _in_the_queue(plan: Plan, busy: Sequence[SubmittedJob], instead: str) -> Use
     ids = ", ".join(dict.fromkeys(str(job.job_id) for job in busy if job.run == plan.out))
     return UserError(
         f"{plan.out}: jobs of this run are in SLURM's queue (job ids {ids}): {instead}, or cancel them "
-        f"with: python -m slurm.cancel {plan.out}"
+        f"with: alma cancel {plan.out}"
     )
 
 
@@ -160,7 +157,7 @@ def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> Non
     new = len(ids) - len(busy)
     say(f"{new} jobs submitted" + (f"; their logs: {folder}" if new else ""))
     if not wait:
-        print(f"watch them with: python -m slurm.status --watch {' '.join(map(str, outs))}")
+        print(f"watch them with: alma status --watch {' '.join(map(str, outs))}")
         return
     problems = queue.wait(outs)
     for plan in plans:
@@ -256,7 +253,7 @@ def main() -> None:
     except children.StageFailed as failed:
         print(f"error: {failed}", file=sys.stderr)
         sys.exit(1)
-    print(f"compare runs with: python -m alma.report {' '.join(str(plan.out) for plan in plans)}")
+    print(f"compare runs with: alma report {' '.join(str(plan.out) for plan in plans)}")
 
 
 if __name__ == "__main__":

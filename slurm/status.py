@@ -1,8 +1,33 @@
-"""State of runs: a line for each job on a cluster, and for each local run.
+"""State of runs: a line for each job on a cluster, and for each local run: `alma status`."""
 
-python -m slurm.status RUN... [--watch [SECONDS]]
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
-state            a job on a cluster                       a local run
+from tqdm import tqdm
+
+from alma.errors import Parser, UserError, command
+from alma.help_texts import RUNS
+from alma.records import Run
+from alma.report.tables import as_text
+from slurm.engine import queue
+from slurm.engine.queue import JobStatus, SubmittedJob
+from slurm.lm.local import state_of
+
+SECONDS = 10.0
+"""Default interval of --watch."""
+HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA"]
+_ABOUT = "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
+_STATES = """\
+state            a job on a cluster                       a run on this machine
 done             its marker exists                        all requested stages have rows
 running          running in SLURM                         a process holds its lock
 queued           waits for resources                      -
@@ -14,34 +39,12 @@ cancelled        by a user, or a job it needs failed      -
 lost             SLURM no longer knows its job id         -
 never submitted  it has no job id                         -
 
-Exit code 0: everything is done or moving (`requeued` and above); 1: something is not.
+Exit code 0: every job is done or active (running to requeued); 1: one is not.
+
+examples:
+  alma status runs
+  alma status runs/gmoe --watch 60
 """
-
-import json
-import math
-import os
-import re
-import shutil
-import sys
-import time
-from argparse import RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
-
-from tqdm import tqdm
-
-from alma.errors import Parser, UserError, command
-from alma.records import Run
-from alma.report.tables import as_text
-from slurm.engine import queue
-from slurm.engine.queue import JobStatus, SubmittedJob
-from slurm.lm.local import state_of
-
-SECONDS = 10.0
-"""Default interval of --watch."""
-HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA"]
 _LINE = re.compile(r".* \| (train_inner|valid) \| (\{.*\})$")
 
 
@@ -126,15 +129,19 @@ def table(made: Sequence[StatusLine]) -> str:
 def parser() -> Parser:
     """The command line."""
     made = Parser(
-        prog="python -m slurm.status", description=__doc__, formatter_class=RawDescriptionHelpFormatter
+        prog="python -m slurm.status",
+        usage="%(prog)s RUN... [--watch [SECONDS]]",
+        description=_ABOUT,
+        epilog=_STATES,
     )
-    made.add_argument("runs", nargs="*", metavar="RUN", help="a run directory, or a folder of runs")
+    made.add_argument("runs", nargs="*", metavar="RUN", help=RUNS)
     made.add_argument(
         "--watch",
         nargs="?",
         const=str(SECONDS),
         metavar="SECONDS",
-        help=f"repeat every SECONDS (default: {SECONDS:g}) until everything is done or nothing is moving",
+        help="show the state again and again until everything is done or nothing is active; SECONDS between "
+        f"two looks (default: {SECONDS:g})",
     )
     return made
 
@@ -180,7 +187,8 @@ def _looks(launched: Sequence[Path], local: Sequence[Path], seconds: float) -> I
 
 def _read_words() -> tuple[list[str], float | None]:
     """Runs, and the interval of --watch (None: not given)."""
-    given = parser().parse_intermixed_args()
+    made = parser()
+    given = made.parse_intermixed_args()
     runs, seconds = given.runs, given.watch
     try:
         every = None if seconds is None else float(seconds)
@@ -189,7 +197,7 @@ def _read_words() -> tuple[list[str], float | None]:
     if every is not None and not 0 < every < math.inf:
         raise UserError(f"--watch {seconds}: give seconds, more than 0")
     if not runs:
-        raise UserError("give run directories; see `python -m slurm.status --help`")
+        raise UserError(f"give run directories; see `{made.prog} --help`")
     return runs, every
 
 

@@ -1,6 +1,4 @@
-"""Run a sweep of image runs as one array job, several runs in each element.
-
-python -m slurm.sweep --cluster slurm --runs-per-job 20 -- --learner sm,ens --seeds 0-99 --out runs/digits
+"""Run a sweep of image learners as one SLURM array, several runs in each job: `alma sweep`.
 
 Flags after `--` are those of vision/run.py. Rerun the command to submit what is neither complete nor queued.
 """
@@ -20,6 +18,13 @@ from slurm.vision.part import VISION, PartJob, parts
 RUNS_PER_JOB = 20
 USUAL = Resources(gpus_per_node=0, cpus_per_task=1)
 _SET_HERE = ("--part", "--list", "--jobs", "--help", "-h")
+_EXAMPLES = """\
+examples:
+  # the plan of 300 runs, in 15 jobs of 20; then the jobs, and their state
+  alma sweep --cluster slurm --dry-run -- --learner sm,ens,gmoe --seeds 0-99 --out runs/digits
+  alma sweep --cluster slurm -- --learner sm,ens,gmoe --seeds 0-99 --out runs/digits
+  alma status runs/digits --watch
+"""
 
 
 def launch(sweep: Sequence[PartJob], wanted: Resources, wait: bool) -> None:
@@ -33,7 +38,7 @@ def launch(sweep: Sequence[PartJob], wanted: Resources, wait: bool) -> None:
         if foreign := [job for job in busy if job.marker not in {part.marker for part in sweep}]:
             raise UserError(
                 f"{out}: {foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue: "
-                f"wait, or cancel it with: python -m slurm.cancel {out}"
+                f"wait, or cancel it with: alma cancel {out}"
             )
         if busy:
             say(f"{len(busy)} parts are already in the queue, among them {busy[0].name}")
@@ -45,7 +50,7 @@ def launch(sweep: Sequence[PartJob], wanted: Resources, wait: bool) -> None:
     runs = sum(len(part.runs) for part in missing)
     say(f"{len(missing)} parts with {runs} runs submitted" + (f"; their logs: {folder}" if missing else ""))
     if not wait:
-        print(f"watch them with: python -m slurm.status --watch {out}")
+        print(f"watch them with: alma status --watch {out}")
         return
     problems = queue.wait([out])
     if problems:
@@ -56,17 +61,21 @@ def parser() -> Parser:
     """The command line up to the `--`."""
     made = Parser(
         prog="python -m slurm.sweep",
-        usage="%(prog)s [options] -- [flags of vision/run.py]",
-        description="Run a sweep of image runs as one array job, several runs in each element. Rerun the "
-        "command to resume after an interruption.",
+        usage="%(prog)s [options] -- [flags of alma images]",
+        description="Train a sweep of image learners as one SLURM array, several runs in each job. Rerun the "
+        "command to submit what is neither complete nor queued. With --cluster local it is `alma images`.",
+        epilog=_EXAMPLES,
         allow_abbrev=False,
+        other="alma images",
     )
-    add = made.add_argument
-    add("--cluster", choices=("local", "slurm"), default="local", help="where to run (default: local)")
-    add("--runs-per-job", type=int, metavar="N", help=f"slurm: at most N (default: {RUNS_PER_JOB})")
-    add("--dry-run", action="store_true", help="slurm: print the input of sbatch, submit nothing")
-    add("--wait", action="store_true", help="slurm: wait for the end; exit with 1 if a job failed")
-    resources.add_flags(made, USUAL, "element of the array")
+    group = made.add_argument_group("where to run")
+    add = group.add_argument
+    resources.add_cluster(group, "local", "slurm")
+    each = f"runs of each job, at most; --cpus-per-task of them run at a time (default: {RUNS_PER_JOB})"
+    add("--runs-per-job", type=int, metavar="N", help=each)
+    add("--dry-run", action="store_true", help="print the input of sbatch; submit and write nothing")
+    add("--wait", action="store_true", help=resources.WAIT)
+    resources.add_flags(made, USUAL, "job of the array")
     return made
 
 
@@ -100,7 +109,7 @@ def main() -> None:
         print(f"error: {failed}", file=sys.stderr)
         sys.exit(1)
     if options.wait:
-        print(f"compare runs with: python -m alma.report {sweep[0].run}")
+        print(f"compare runs with: alma report {sweep[0].run}")
 
 
 if __name__ == "__main__":

@@ -76,7 +76,10 @@ def test_wheel_holds_packages_hook_and_pth(wheel: Path, source: Path) -> None:
     packages = [path.parent for path in source.glob("*/__init__.py")]
     modules = {str(path.relative_to(source)) for package in packages for path in package.rglob("*.py")}
     assert {"alma", "data_prep", "fairseq_alma"} <= {package.name for package in packages}
-    assert not {*modules, PTH, "fairseq_alma_hook.py"} - set(zipfile.ZipFile(wheel).namelist())
+    archive = zipfile.ZipFile(wheel)
+    assert not {*modules, PTH, "fairseq_alma_hook.py"} - set(archive.namelist())
+    (scripts,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+    assert "alma = alma.__main__:main" in archive.read(scripts).decode().splitlines()
 
 
 def test_editable_install_delivers_the_pth(source: Path, tmp_path: Path) -> None:

@@ -1,6 +1,22 @@
 """Learners of images on a stream of mega-batches: `run(MegaBatchStream("digits"), "ens", "runs/ens")`."""
 
-from vision.data import MegaBatchStream
-from vision.run import run  # the function: loading its module first keeps the name `vision.run` for it
+import warnings
+from typing import TYPE_CHECKING, Any
+
+# The next import loads a module that `python -m vision.run` is about to run, which is intended.
+warnings.filterwarnings("ignore", "'vision.run' found in sys.modules", RuntimeWarning, "runpy")
+from vision.run import run  # noqa: E402  the function: loading its module first keeps the name `vision.run` for it
+
+if TYPE_CHECKING:
+    from vision.data import MegaBatchStream
 
 __all__ = ["MegaBatchStream", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """MegaBatchStream, imported at its first use: the command line starts without torch."""
+    if name != "MegaBatchStream":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vision.data import MegaBatchStream
+
+    return MegaBatchStream

@@ -1,27 +1,35 @@
-"""One run: a learner on a stream, recorded in a run directory. It resumes after any interruption."""
+"""One run: a learner on a stream, recorded in a run directory. It resumes after any interruption.
+
+As in `vision.learners.base`, torch is imported inside the functions that use it.
+"""
 
 import pickle
 import time
+from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-import torch
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from alma import environment, processes
 from alma.errors import UserError
 from alma.files import checkpoint_file, locked, make_directory
 from alma.records import Run
 from alma.stages import Stage, stages
-from vision.data import MegaBatchStream, StageData
+from vision.board import Board
 from vision.learners import LEARNERS, Learner, resolve
-from vision.train import Progress
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from tqdm import tqdm
+
+    from vision.data import MegaBatchStream
+    from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
 
 
 def run(
-    stream: MegaBatchStream,
+    stream: "MegaBatchStream",
     learner: str = "sm",
     out: str | Path = "runs/vision",
     *,
@@ -32,14 +40,15 @@ def run(
     device: str = "auto",
     save_interval: float = 30.0,
     save_stages: bool = False,
+    tensorboard_logdir: str | Path | None = None,
     **settings: Any,
 ) -> Run:
     """Run Algorithm 1 with a learner of `vision.learners.LEARNERS`; returns the run, whose rows are in `out`.
 
     `settings` are the learner's, such as hidden=64; defaults are those of `preset` ("paper", "draft" or
-    "authors") for the data set. A checkpoint is written every `save_interval` seconds, and with `save_stages`
-    the model of each stage. An interrupted run resumes from the checkpoint, bit for bit; a complete one is
-    returned as it is. UserError: a setting out of range, or `out` holds a run with other settings.
+    "authors") for the data set. A checkpoint is written every `save_interval` seconds, with `save_stages` the
+    model of each stage, and curves to `tensorboard_logdir`. An interrupted run resumes from the checkpoint,
+    bit for bit; a complete one is returned as it is. UserError: a bad setting, or `out` holds another run.
     """
     chosen = resolve(stream.dataset.name, learner, preset, settings, waiting_time)
     target = device_of(device)
@@ -50,10 +59,8 @@ def run(
         "waiting_time": waiting_time,
         "replay": replay,
         "seed": seed,
-        "dataset": stream.dataset.name,
-        "data": stream.dataset.fingerprint,
+        **_identity(stream, seed),
         **chosen.config(),
-        **({"partition": stream.partition} if stream.partition != seed else {}),
     }
     make_directory(Path(out))
     with locked(Path(out)):
@@ -68,26 +75,38 @@ def run(
             )
         subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, target)
         trainer = _Trainer(subject, stream, schedule, record.directory, save_interval, save_stages)
+        trainer.log_to(tensorboard_logdir)
         _play(record, trainer, schedule, chosen.epochs)
     return record
 
 
+def _identity(stream: "MegaBatchStream", seed: int) -> dict[str, Any]:
+    """The data of a run for its config."""
+    found = {"dataset": stream.dataset.name, "data": stream.dataset.fingerprint}
+    return found | ({"partition": stream.partition} if stream.partition != seed else {})
+
+
 def _play(record: Run, trainer: "_Trainer", schedule: list[Stage], epochs: int) -> None:
     """Run Algorithm 1 from the checkpoint on. UserError if rows of completed stages are missing."""
+    from tqdm import tqdm
+
     done = trainer.done
     if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
         raise UserError(
             f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
         )
     name, total = record.directory.name, len(schedule) * epochs
-    with tqdm(desc=name, total=total, initial=done * epochs, unit="epoch", disable=None, leave=False) as bar:
+    bar = tqdm(desc=name, total=total, initial=done * epochs, unit="epoch", disable=None, leave=False)
+    with bar, closing(trainer):
         trainer.bar = bar
         environment.play(record, trainer, schedule, trainer.test, done, trainer.seconds)
-    trainer.save()
+        trainer.save()
 
 
-def device_of(name: str) -> torch.device:
+def device_of(name: str) -> "torch.device":
     """The device called `name`; "auto" is a GPU if there is one. UserError if it cannot be used."""
+    import torch
+
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -99,9 +118,11 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def reset_peak_memory(device: torch.device) -> bool:
+def reset_peak_memory(device: "torch.device") -> bool:
     """Restart the measurement of peak memory; returns whether the system supports it."""
     if device.type == "cuda":
+        import torch
+
         torch.cuda.reset_peak_memory_stats(device)
         return True
     return processes.reset_peak_memory()
@@ -113,15 +134,18 @@ class _Trainer:
     def __init__(
         self,
         learner: Learner,
-        stream: MegaBatchStream,
+        stream: "MegaBatchStream",
         schedule: list[Stage],
         directory: Path,
         save_interval: float,
         save_stages: bool,
     ):
+        from vision.data import StageData
+
         self.learner, self.directory = learner, directory
         self.save_interval, self.save_stages = save_interval, save_stages
         self.bar: tqdm | None = None
+        self.board: Board | None = None
         self.done = 0  # completed stages
         self.seconds = 0.0  # spent on the current stage before an interruption
         self._own_memory, self._peak = reset_peak_memory(learner.device), 0
@@ -132,12 +156,20 @@ class _Trainer:
         self._saved = time.monotonic()
         self._load()
 
+    def log_to(self, logdir: str | Path | None) -> None:
+        """Log to TensorBoard from now on, unless `logdir` is None."""
+        epoch = self._interrupted.epoch if self._interrupted else 0
+        if logdir:
+            self.board = Board(Path(logdir), self.learner.settings.epochs, self.done, epoch)
+
     def train(self, stage: Stage) -> dict[str, float]:
         """Train on a stage; returns FLOPs by purpose."""
         # A completed stage is saved only here, once its row is on disk. A learner that resumes mid-stage is
         # not saved: the checkpoint would lose its progress.
         if not self._interrupted and self._due():
             self.save()
+        if self.board:
+            self.board.start(stage)
         self._began = time.monotonic() - self.seconds
         self.seconds = 0.0
         flops = self.learner.train(stage.index, self._data, self._interrupted, self)
@@ -150,7 +182,12 @@ class _Trainer:
     def test(self) -> tuple[float, float]:
         """Test error (a fraction) and the FLOPs of measuring it."""
         predicted, flops = self.learner.predict(self._test.images, self._cache)
-        return float((predicted != self._test.labels).double().mean()), flops
+        error = float((predicted != self._test.labels).double().mean())
+        if self.board:
+            valid = {f"valid_{name}": value for name, value in (self.valid or {}).items()}
+            shown = {"test_error": error, "parameters": self.parameters, **valid, **self.learner.details}
+            self.board.tested(self.done, shown)
+        return error, flops
 
     @property
     def parameters(self) -> int:
@@ -164,8 +201,11 @@ class _Trainer:
     def peak_memory_bytes(self) -> int:
         """Peak of the tensors on a GPU, or of the process, the time before interruptions included."""
         device = self.learner.device
-        on_gpu = device.type == "cuda"
-        return max(self._peak, torch.cuda.max_memory_allocated(device) if on_gpu else processes.peak_memory())
+        if device.type != "cuda":
+            return max(self._peak, processes.peak_memory())
+        import torch
+
+        return max(self._peak, torch.cuda.max_memory_allocated(device))
 
     @property
     def valid(self) -> dict[str, float] | None:
@@ -176,14 +216,22 @@ class _Trainer:
         """The learner's details; "memory_of" marks a peak memory that covers the whole process."""
         return self.learner.details | ({} if self._own_memory else {"memory_of": "process"})
 
+    def scored(self, epoch: int, score: "Tensor") -> None:
+        """Log the mean validation metric of the voters, and the learning rate."""
+        if self.board:
+            settings = self.learner.settings
+            self.board.epoch(epoch, lr=settings.lr, **{f"valid_{settings.select}": float(score.mean())})
+
     def epoch_done(self) -> bool:
         """Advance the progress bar; returns whether a checkpoint is due."""
         if self.bar is not None:
             self.bar.update()
         return self._due()
 
-    def save(self, progress: Progress | None = None) -> None:
+    def save(self, progress: "Progress | None" = None) -> None:
         """Write the checkpoint, within a stage with its progress."""
+        if self.board:
+            self.board.flush()
         state = {
             "done": self.done,
             "seconds": time.monotonic() - self._began if progress else 0.0,
@@ -195,14 +243,23 @@ class _Trainer:
         self._write(CHECKPOINT, state)
         self._saved = time.monotonic()
 
+    def close(self) -> None:
+        """End the log."""
+        if self.board:
+            self.board.close()
+
     def _due(self) -> bool:
         return time.monotonic() - self._saved >= self.save_interval
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
+        import torch
+
         with checkpoint_file(self.directory / name) as file:
             torch.save(state, file)
 
     def _load(self) -> None:
+        from vision.train import Progress
+
         path = self.directory / CHECKPOINT
         if not path.exists():
             return
@@ -214,8 +271,10 @@ class _Trainer:
             self._interrupted = Progress(**state["progress"])
 
 
-def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+def read_checkpoint(path: Path, device: "torch.device | str" = "cpu") -> dict[str, Any]:
     """Tensors and plain values that `torch.save` wrote. UserError for a truncated or foreign file."""
+    import torch
+
     try:
         return torch.load(path, map_location=device, weights_only=True)
     except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:

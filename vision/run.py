@@ -1,89 +1,38 @@
-"""Train image learners on a stream of mega-batches, test them after each mega-batch, and compare them.
-
-    python vision/run.py                                    # digits, a single model: seconds
-    python vision/run.py --learner sm,ens,gmoe --waiting-time 1,5 --seeds 0-2 --jobs 2
-    python vision/run.py --dataset mnist --download --learner ens --waiting-time 10 --hidden 4
-
-Comma lists make a sweep: each combination is a run in its own folder. The same command skips complete runs
-and resumes interrupted ones.
-"""
+"""Train image learners on a stream of mega-batches and compare them: `alma images`."""
 
 import argparse
-import itertools
 import re
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import torch
 
 if __name__ == "__main__":  # import from the checkout instead of the script's folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from alma.errors import Parser, UserError, command, number_list
-from alma.records import Run
-from alma.report import compare
-from alma.report.figures import write_figures
-from alma.report.results import find_runs, group
-from alma.report.tables import as_text
-from alma.workers import Workers
+from alma.errors import Parser, UserError, closest, command, number_list
+from alma.help_texts import DATA_ROOT, JOBS, REPLAY, SEEDS, SIZE, WAITING_TIME
 from vision import presets
-from vision.data import MegaBatchStream, load
-from vision.experiment import run
-from vision.learners import LEARNERS, all_settings, owners, refusal, resolve
+from vision.experiment import run  # noqa: F401  for the package
+from vision.learners import LEARNERS, all_settings, owners
+from vision.sweep import SweepRun, jobs_of, read_sections
 
-
-@dataclass(frozen=True)
-class SweepRun:
-    """One run of a sweep, as plain values that can be sent to another process."""
-
-    out: Path
-    dataset: dict[str, Any]  # arguments of data.load
-    megabatches: int
-    stream_seed: int
-    options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
-
-    def run(self) -> Run:
-        """Start the run, resume it, or return a complete one."""
-        stream = MegaBatchStream(load(**self.dataset), self.megabatches, self.stream_seed)
-        return run(stream, out=self.out, **self.options)
-
-
-def jobs_of(options: argparse.Namespace) -> list[SweepRun]:
-    """One job for every combination of the comma lists. A setting goes to those learners that take it.
-    UserError: no learner takes it, or a value is out of range."""
-    dataset = {"name": options.dataset, "root": options.data_root, "download": options.download}
-    dataset["image_size"] = options.image_size
-    chosen = {name: getattr(options, name) for name in all_settings() if name != "hidden"}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
-    for name in chosen:
-        refusals = [refusal(learner, name, chosen) for learner in options.learner]
-        if all(refusals):
-            raise UserError(refusals[0])
-    megabatches = options.megabatches
-    if megabatches is None:
-        megabatches = presets.megabatches(options.dataset, options.preset)
-    seeds = options.seeds or [options.seed]
-    axes = list(itertools.product(options.learner, options.waiting_time, options.hidden or [None], seeds))
-    common = ("replay", "preset", "device", "save_interval", "save_stages")
-    jobs = []
-    for learner, waiting_time, hidden, seed in axes:
-        settings = {name: value for name, value in chosen.items() if not refusal(learner, name, chosen)}
-        if hidden is not None:
-            settings["hidden"] = hidden
-        resolved = resolve(options.dataset, learner, options.preset, settings, waiting_time)
-        replay = "_replay" if options.replay else ""
-        name = f"{learner}_w{waiting_time}_h{resolved.hidden}{replay}_s{seed}"
-        run_options = {"learner": learner, "waiting_time": waiting_time, "seed": seed, **settings}
-        run_options |= {key: getattr(options, key) for key in common}
-        out = options.out if len(axes) == 1 else options.out / name
-        stream_seed = seed if options.stream_seed is None else options.stream_seed
-        jobs.append(SweepRun(out, dataset, megabatches, stream_seed, run_options))
-    return jobs
+_ABOUT = (
+    "Train image learners on a stream of mega-batches, test them after each mega-batch, and compare them. "
+    "Comma lists make a sweep: each combination is a run in its own folder. Rerun the command to resume "
+    "interrupted runs; complete ones are skipped."
+)
+_EXAMPLES = """
+examples:
+  # scikit-learn's digits with a single model: seconds
+  alma images
+  alma images --learner sm,ens,gmoe --waiting-time 1,5 --seeds 0-2 --jobs 2
+  alma images --dataset mnist --download --learner ens --waiting-time 10 --hidden 4
+  # a figure of the paper, at a size for a CPU
+  alma images experiments/figure7.yaml --size small --jobs 2
+"""
 
 
 def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
@@ -94,6 +43,8 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     if len(jobs) == 1:
         jobs[0].run()
         return []
+    from alma.workers import Workers
+
     failed: list[Exception] = []
     started = time.monotonic()
     with Workers(processes, _one_thread, terminate=True, flag="--jobs") as workers:
@@ -105,6 +56,8 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
 
 
 def _one_thread() -> None:
+    import torch
+
     torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
 
 
@@ -126,84 +79,156 @@ def _outcome(seconds: Callable[[], float], job: SweepRun, failed: list[Exception
         return f"{job.out.name}: failed"
 
 
-def summarise(out: Path) -> None:
-    """Print the table of all runs in `out` and draw their figures there."""
-    for results in group(find_runs([out])):
+def summarise(places: Sequence[Path], out: Path) -> None:
+    """Print the table of all runs in `places` and draw their figures in `out`."""
+    from alma.report import compare
+    from alma.report.figures import write_figures
+    from alma.report.results import find_runs, group
+    from alma.report.tables import as_text
+
+    for results in group(find_runs(places)):
         print(compare.heading(results), as_text(compare.table(results)), sep="\n", end="\n\n")
         print(*write_figures(results, out), sep="\n")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line: flags of the data, of the runs, and one for each setting of a learner."""
     lines = [f"  {name:5} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in LEARNERS.items()]
     made = Parser(
         prog="python vision/run.py",
-        description=__doc__,
-        epilog="\n".join(["learners:", *lines]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [EXPERIMENT.yaml] [options]",
+        description=_ABOUT,
+        epilog="\n".join(["learners:", *lines, _EXAMPLES]),
     )
-    _add_data_flags(made.add_argument_group("data"))
-    _add_run_flags(made.add_argument_group("runs"))
-    _add_settings(made.add_argument_group("settings", "default: that of the preset for the data set"))
+    file = "YAML file of options, without dashes; options of the command line override it"
+    made.add_argument("experiment", nargs="?", type=Path, metavar="EXPERIMENT", help=file)
+    made.add_argument("--size", metavar="SIZE", help=SIZE)
+    _add_data_flags(made.add_argument_group("data", "The data set, and how it is cut into mega-batches."))
+    _add_run_flags(
+        made.add_argument_group("runs", "What is trained in each stage, and on which mega-batches.")
+    )
+    _add_machine_flags(made.add_argument_group("where to run"))
+    settings = "Settings of learners. Without a value, the preset decides by the data set."
+    _add_settings(made.add_argument_group("settings", settings))
     return made
 
 
 def _add_data_flags(group: Any) -> None:
     add = group.add_argument
-    add("--dataset", default="digits", choices=presets.DATASETS)
-    add("--data-root", default="data", metavar="DIR", help="folder of the data set (default: data)")
-    add("--download", action="store_true", help="download missing files with torchvision")
-    add("--image-size", type=int, metavar="S", help="scale images to S x S (--dataset folder)")
+    _add_choice(add, "--dataset", presets.DATASETS, "data set (default: digits)", default=["digits"])
+    add("--data-root", default="data", metavar="DIR", help=DATA_ROOT)
+    download = "download missing files with torchvision"
+    add("--download", action=argparse.BooleanOptionalAction, default=False, help=download)
+    add(
+        "--image-size",
+        type=number_list,
+        metavar="S",
+        help="with --dataset folder: scale images to S x S pixels",
+    )
     defaults = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"
-    add("--megabatches", type=int, metavar="B", help=f"mega-batches of the stream (default: {defaults})")
-    add("--stream-seed", type=int, metavar="S", help="seed of the partition (default: --seed; authors: 432)")
+    add(
+        "--megabatches",
+        type=number_list,
+        metavar="B",
+        help=f"mega-batches of the stream (default: {defaults})",
+    )
+    seed = "seed of the partition into mega-batches (default: --seed; of the authors' code: 432)"
+    add("--stream-seed", type=number_list, metavar="S", help=seed)
 
 
 def _add_run_flags(group: Any) -> None:
     add = group.add_argument
-    add("--learner", type=_learners, default=["sm"], metavar="L,...", help="any of " + ", ".join(LEARNERS))
-    wait = "mega-batches per stage (default: 1)"
-    add("--waiting-time", type=number_list, default=[1], metavar="W,...", help=wait)
-    add("--replay", action="store_true", help="train on all mega-batches received so far")
+    _add_choice(
+        add, "--learner", LEARNERS, "learners, listed below (default: sm)", default=["sm"], metavar="L,..."
+    )
+    wait = f"{WAITING_TIME}; all: the whole stream"
+    add("--waiting-time", type=_waits, default=[1], metavar="W,...", help=wait)
+    add("--replay", action=Switch, default=[False], help=REPLAY)
     add("--hidden", type=number_list, metavar="H,...", help=all_settings()["hidden"].metadata["help"])
-    add("--seed", type=int, default=0, help="seed of weights, order and partition (default: 0)")
-    add("--seeds", type=number_list, metavar="0-2", help="several seeds: a range or a list")
+    seed = f"{SEEDS}; seeds the weights, the data order and the partition into mega-batches (default: 0)"
+    add("--seed", "--seeds", type=number_list, default=[0], metavar="LIST", help=seed)
     source = "of the paper, its first draft or the authors' code (default: paper; EMNIST, CIFAR-100: draft)"
-    add("--preset", choices=presets.PRESETS, help=f"settings {source}")
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
+    _add_choice(add, "--preset", presets.PRESETS, f"settings {source}")
+
+
+def _add_machine_flags(group: Any) -> None:
+    add = group.add_argument
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
     folder = "run directory; of a sweep, the folder of its runs (default: runs/DATASET_LEARNER)"
     add("--out", type=Path, metavar="RUN", help=folder)
-    add("--jobs", type=int, default=1, metavar="N", help="runs of a sweep at a time (default: 1)")
-    add(
-        "--part",
-        type=_part,
-        metavar="K/N",
-        help="every N-th run from the K-th on; no tables and figures",
-    )
+    add("--jobs", type=int, default=1, metavar="N", help=JOBS)
+    part = "train every N-th run from the K-th on, without tables and figures"
+    add("--part", type=_part, metavar="K/N", help=part)
     add("--list", action="store_true", help="print the run directories, one per line, and exit")
-    interval = "time between checkpoints (default: 30)"
+    interval = "seconds between two checkpoints (default: 30)"
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=interval)
-    add("--save-stages", action="store_true", help="keep the model of every stage (for vision.tsne)")
+    stages = "keep the model of every stage, for `alma tsne`"
+    add("--save-stages", action=argparse.BooleanOptionalAction, default=False, help=stages)
+    board = "folder for TensorBoard logs: one curve over all stages; a sweep makes a folder for each run"
+    add("--tensorboard-logdir", type=Path, metavar="DIR", help=board)
 
 
 def _add_settings(group: Any) -> None:
     for name, setting in all_settings().items():
         if name == "hidden":
             continue
-        having = owners(name)
-        whose = "" if len(having) == len(LEARNERS) else f" ({', '.join(having)})"
-        kind: dict[str, Any] = {"type": setting.type, "choices": setting.metadata["choices"]}
+        having, flag, choices = owners(name), presets.flag_of(name), setting.metadata["choices"]
+        text = setting.metadata["help"] + ("" if len(having) == len(LEARNERS) else f" ({', '.join(having)})")
         if setting.type is bool:
-            kind = {"action": argparse.BooleanOptionalAction}
-        group.add_argument(presets.flag_of(name), help=setting.metadata["help"] + whose, **kind)
+            group.add_argument(flag, action=Switch, help=text)
+        elif choices:
+            _add_choice(group.add_argument, flag, choices, text)
+        else:
+            kind = number_list if setting.type is int else _reals
+            group.add_argument(flag, type=kind, metavar="N", help=text)
 
 
-def _learners(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in LEARNERS:
-            raise argparse.ArgumentTypeError(f"{name!r}: choose from {', '.join(LEARNERS)}")
-    return list(dict.fromkeys(names))
+class Switch(argparse.Action):
+    """`--flag`, `--no-flag` or `--flag off,on`: a list of booleans."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **rest: Any):
+        off = [f"--no-{text.removeprefix('--')}" for text in option_strings]
+        super().__init__([*option_strings, *off], dest, nargs="?", metavar="off,on", **rest)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Store the values; UserError through `parser` for others than off and on."""
+        known = {"off": False, "on": True}
+        off = option_string is not None and option_string.startswith("--no-")
+        words = dict.fromkeys([] if values is None else values.split(","))
+        if not words.keys() <= known.keys() or (off and words):
+            raise argparse.ArgumentError(
+                self, f"{values!r}: off, on or off,on; give an experiment before flags"
+            )
+        setattr(namespace, self.dest, [known[word] for word in words] or [not off])
+
+
+def _add_choice(add: Any, flag: str, known: Sequence[str] | Any, text: str, **rest: Any) -> None:
+    """Add a flag that takes a comma list of `known` names."""
+
+    def names(words: str) -> list[str]:
+        found = list(dict.fromkeys(words.split(",")))
+        for word in found:
+            if word not in known:
+                near = closest(word, known)
+                hint = f" (did you mean {near}?)" if near else ""
+                raise argparse.ArgumentTypeError(f"{word!r}: choose from {', '.join(known)}{hint}")
+        return found
+
+    add(flag, type=names, help=text, **{"metavar": f"{{{','.join(known)}}}", **rest})
+
+
+def _waits(text: str) -> list[int | str]:
+    """Parse "1,10,all"; `all` stands for the number of mega-batches."""
+    parts = [[part] if part == "all" else number_list(part) for part in text.split(",")]
+    return list(dict.fromkeys(wait for part in parts for wait in part))
+
+
+def _reals(text: str) -> list[float]:
+    """Parse ".3,1,3"."""
+    try:
+        return list(dict.fromkeys(map(float, text.split(","))))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number, or a list such as .3,1,3") from None
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -217,12 +242,11 @@ def _part(text: str) -> tuple[int, int]:
 @command
 def main() -> None:
     """Entry point of `python vision/run.py`."""
-    options = parser().parse_args()
-    if options.out is None:
-        options.out = Path("runs", f"{options.dataset}_{'_'.join(options.learner)}")
+    sections = read_sections(parser(), sys.argv[1:])
+    options = sections[0]
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: at least 1")
-    jobs = jobs_of(options)
+    jobs = jobs_of(*sections)
     if options.part:
         first, count = options.part
         jobs = jobs[first - 1 :: count]
@@ -232,7 +256,8 @@ def main() -> None:
         return
     failed = run_all(jobs, options.jobs)
     if len(failed) < len(jobs) and not options.part:  # other parts may still run
-        summarise(options.out)
+        done = [job.out for job in jobs if job.out.exists()]
+        summarise(done if options.experiment else [options.out], options.out)
     if failed:
         several = f"{len(failed)} of {len(jobs)} runs failed: " if len(jobs) > 1 else ""
         message = several + "; ".join(dict.fromkeys(map(str, failed)))

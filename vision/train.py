@@ -47,7 +47,10 @@ class Progress:
 
 
 class Callback(Protocol):
-    """Follows the training of a stage: progress bar, checkpoints."""
+    """Follows the training of a stage: curves, progress bar, checkpoints."""
+
+    def scored(self, epoch: int, score: Tensor) -> None:
+        """Called after epoch 1, 2, ... with the validation metric of each voter (V,)."""
 
     def epoch_done(self) -> bool:
         """Called after every epoch; returns whether `save` should be called."""
@@ -90,6 +93,8 @@ def fit(
         score = validate(model, valid, measure)
         better = score < best - settings.patience_delta
         at.epoch, at.waited = at.epoch + 1, at.waited + 1
+        if callback:
+            callback.scored(at.epoch, score)
         if better.any():
             flat.keep(kept, better)
             best, at.waited = torch.where(better, score, best), 0

@@ -1,7 +1,4 @@
-"""Compare runs: a table in the terminal; with --out also Markdown, CSV and figures.
-
-python -m alma.report RUN... [--select valid] [--out DIR] [--figures vision|lm] [--table lm] [--per-word]
-"""
+"""Compare runs: a table, and on request an interactive page, Markdown, CSV and figures: `alma report`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +6,10 @@ from pathlib import Path
 from alma.configs import canonical
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory
+from alma.help_texts import RUNS
 from alma.records import Run
 from alma.report import compare
+from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
@@ -20,31 +19,51 @@ from alma.report.selection import best_by_validation
 from alma.report.vision import figures as vision_figures
 from alma.report.vision.select import is_image
 
+_EXAMPLES = """\
+examples:
+  alma report runs
+  alma report runs --html report.html
+  alma report runs/mnist --figures vision --out report
+  alma report runs/table2 --table lm --per-word
+"""
+
 
 def parser() -> Parser:
     """The command line."""
-    made = Parser(prog="python -m alma.report", description="Compare runs.")
-    made.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a run directory, or a folder that contains some"
+    made = Parser(
+        prog="python -m alma.report",
+        usage="%(prog)s RUN... [options]",
+        description="Compare runs: print a table for each data set: cumulative error, parameters, FLOPs.",
+        epilog=_EXAMPLES,
     )
+    made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
     made.add_argument(
         "--select",
         choices=("valid",),
-        help="per learner, waiting time and replay, keep the configuration with the best validation score",
+        help="of each learner, waiting time and replay keep only the settings with the best validation score",
     )
-    made.add_argument("--out", type=Path, help="also write report.md, report.csv and figures to this folder")
+    out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
+    made.add_argument("--out", type=Path, metavar="DIR", help=out)
+    made.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write an interactive page too: one self-contained file, such as report.html",
+    )
     made.add_argument(
         "--figures",
         choices=("vision", "lm"),
-        help="draw the paper's figures for image runs or language models (default --out: report)",
+        help="draw the figures of the paper for image runs (vision) or language models (lm)",
     )
     made.add_argument(
         "--table",
         choices=("lm",),
-        help="print the paper's Tables 1 and 2 for language models; with --out also write .md, .csv and .tex",
+        help="print Tables 1 and 2 of the paper for language models; with --out write .md, .csv and .tex too",
     )
     made.add_argument(
-        "--per-word", action="store_true", help="with --table lm or --figures lm: perplexity per word"
+        "--per-word",
+        action="store_true",
+        help="with --table lm or --figures lm: perplexity per word, not per token",
     )
     return made
 
@@ -81,6 +100,9 @@ def main() -> None:
         print(text, end="\n\n")
     for remark in [*choices, *_remarks(runs), *remarks, *missing]:
         print(remark)
+    if options.html:
+        write_page(runs, options.html, [*choices, *_remarks(runs)])
+        print(options.html)
     out = options.out or (Path("report") if options.figures else None)
     if out is None:
         return

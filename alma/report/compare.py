@@ -59,8 +59,8 @@ def table(results: Sequence[Result]) -> Table:
         "parameters": lambda result: _mean(result, lambda rows: rows[max(rows)]["parameters"]),
         "untrained": partial(_at, 0),
         **{f"t={t}": partial(_at, t) for t in _times(results[0].config["megabatches"])},
-        **{name: partial(_spread, each) for name, each in AVERAGES.items()},
-        **{name.format(total=total): partial(_spread, each, scaled=False) for name, each in TOTALS.items()},
+        **{name: partial(spread, each) for name, each in AVERAGES.items()},
+        **{name.format(total=total): partial(spread, each, scaled=False) for name, each in TOTALS.items()},
         "Mem": lambda result: _mean(result, memory),
         "Comp (TFLOPs)": lambda result: _number(result.over_seeds(compute)[0]),
     }
@@ -114,14 +114,14 @@ def _at(t: int, result: Result) -> str:
     """The metric at t; `*` while the learner waits."""
     if t not in result.times:
         return ""
-    return "*" if t and result.waiting(t) else _spread(lambda rows: rows[t]["value"], result)
+    return "*" if t and result.waiting(t) else spread(lambda rows: rows[t]["value"], result)
 
 
 def _mean(result: Result, measure: Measure) -> str:
     return abbreviated(result.over_seeds(measure)[0])
 
 
-def _spread(measure: Measure, result: Result, scaled: bool = True) -> str:
+def spread(measure: Measure, result: Result, scaled: bool = True) -> str:
     """Mean over seeds; with several seeds also the standard deviation, with the same decimals."""
     if any(math.isnan(measure(rows)) for rows in result.repeats):
         return ""

@@ -109,9 +109,12 @@ class Result:
         return self.repeats[0][t]["stage"] is None
 
     def over_seeds(self, measure: Measure) -> tuple[float, float]:
-        """Mean and sample standard deviation of a measure over the repeats."""
+        """Mean and sample standard deviation of a measure over the repeats; NaN if the mean is not finite."""
         values = [measure(rows) for rows in self.repeats]
-        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+        mean = statistics.fmean(values)
+        if len(values) == 1:
+            return mean, 0.0
+        return mean, statistics.stdev(values) if math.isfinite(mean) else math.nan
 
 
 def trained(rows: Rows) -> list[int]:

@@ -1,11 +1,30 @@
-"""Figure style: colours, markers, panels, axes and legends."""
+"""Figure style: colours, markers, panels, axes, labels and files."""
 
 import textwrap
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
+
+LEARNER_COLOURS = {
+    "sm": "#0072B2",
+    "ens": "#D55E00",
+    "umix": "#009E73",
+    "gens": "#CC79A7",
+    "gmoe": "#D29200",
+    "moe": "#3FA0DA",
+    "ff": "#8A5A33",
+}
+"""Colour of each learner, the same in every figure and page; readable on white and on dark backgrounds.
+
+Hues after Okabe and Ito. Colours that a colour-blind reader confuses by hue differ in lightness.
+"""
+EXTENSION_COLOURS = ("#7557C4", "#6B8E00", "#B03A5B", "#5F7A87")
+"""Colours of learners that are not in LEARNER_COLOURS; see `learner_colour`."""
+WAIT_RAMP = ("#F0A02C", "#EE7B51", "#DC5E66", "#BC3A85", "#960FA3", "#6600A7", "#2C0594")
+"""Colours of waiting times, from short to long, after matplotlib's plasma; see `wait_colours`."""
 LINE_STYLES = ("-", "--", ":", "-.")
 MARKERS = "osD^vPX"
 PRINT: Any = {"font.size": 8, "axes.titlesize": 8.5, "legend.fontsize": 8, "lines.linewidth": 1.1}
@@ -20,6 +39,19 @@ class Picture(NamedTuple):
 
     path: Path
     caption: str
+
+
+def learner_colour(learner: str) -> str:
+    """The colour of a learner; that of an extension depends on its name alone."""
+    unknown = EXTENSION_COLOURS[zlib.crc32(learner.encode()) % len(EXTENSION_COLOURS)]
+    return LEARNER_COLOURS.get(learner, unknown)
+
+
+def wait_colours(waits: Iterable[int]) -> dict[int, str]:
+    """A colour of WAIT_RAMP for each waiting time, spread over the ramp; distinct for up to seven."""
+    known = sorted(set(waits))
+    steps = max(1, len(known) - 1)
+    return {wait: WAIT_RAMP[round(i * (len(WAIT_RAMP) - 1) / steps)] for i, wait in enumerate(known)}
 
 
 def subplots(rows: int, columns: int, inches: tuple[float, float], **options: Any) -> tuple[Any, Any]:

@@ -77,25 +77,60 @@ class Resources:
 _PAPER = Resources()
 
 
+_PLACES = {
+    "local": "on this machine",
+    "debug": "on this machine, with training attached to the terminal, so that breakpoint() works (one GPU)",
+    "slurm": "as SLURM jobs",
+}
+WAIT = "with --cluster slurm: wait until all jobs have ended; exit with 1 if one failed"
+_FLAGS = {
+    "partition": ("NAME", "partition to submit to"),
+    "account": ("NAME", "account to charge"),
+    "qos": ("NAME", "quality of service, which sets priority and limits"),
+    "constraint": ("FEATURES", "only nodes with these features, such as v100 or 'a100|h100'"),
+    "exclude": ("NODES", "nodes to avoid, such as node[03,17]"),
+    "comment": ("TEXT", "comment of the jobs; some clusters require one"),
+    "nodes": ("N", "nodes; their GPUs train together"),
+    "gpus_per_node": ("N", "GPUs per node; 0: none"),
+    "tasks_per_node": (
+        "N",
+        "processes that SLURM starts per node; 1: fairseq starts one for each GPU",
+    ),
+    "cpus_per_task": ("N", "CPU cores per task"),
+    "mem_gb": ("N", "memory per node in GB"),
+    "timeout_min": ("N", "time limit in minutes, at least 20; a job that reaches it is requeued and resumes"),
+    "signal_delay_s": (
+        "N",
+        "seconds between the signal to save and the end of a job (time limit or preemption)",
+    ),
+    "array_parallelism": ("N", "jobs of an array that may run at the same time"),
+    "max_requeues": ("N", "times that a job may be requeued after its time limit"),
+}
+"""Metavar and help by field of `Resources`."""
+
+
+def add_cluster(group: argparse._ArgumentGroup, *places: str) -> None:
+    """Add --cluster with the choices `places`, the first of which is the default."""
+    texts = "; ".join(f"{place}: {_PLACES[place]}" for place in places)
+    group.add_argument(
+        "--cluster", choices=places, default=places[0], help=f"where to run; {texts} (default: {places[0]})"
+    )
+
+
 def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: str = "training") -> None:
     """Add the flags of `Resources`, spelt as in sbatch and submitit, with the defaults `usual`."""
-    group = parser.add_argument_group(f"on SLURM (resources of each {what})")
-    for name in ("partition", "account", "qos", "constraint", "exclude", "comment"):
-        group.add_argument(f"--{name}", metavar="X", help="as in sbatch")
-    for name, text in (
-        ("nodes", "nodes of one training"),
-        ("gpus-per-node", "0: none"),
-        ("tasks-per-node", "1: fairseq starts a process for each GPU; more: one process for each task"),
-        ("cpus-per-task", "as in sbatch"),
-        ("mem-gb", "memory of a node"),
-        ("timeout-min", "minutes until a job saves and is requeued; 20 or more"),
-        ("signal-delay-s", "seconds between the signal to save and the end (timeout or preemption)"),
-        ("array-parallelism", "concurrent jobs of an array"),
-        ("max-requeues", "requeues of a job after a timeout"),
-    ):
-        default = getattr(usual, name.replace("-", "_"))
-        shown = "" if default is None else f" (default: {default})"
-        group.add_argument(f"--{name}", type=int, metavar="N", help=text + shown)
+    group = parser.add_argument_group(
+        "SLURM",
+        f"Resources of each {what}, for --cluster slurm. Flags without a default use the cluster's.",
+    )
+    for name, (metavar, text) in _FLAGS.items():
+        default = getattr(usual, name)
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=int if name in _LEAST else str,
+            metavar=metavar,
+            help=text if default is None else f"{text} (default: {default})",
+        )
 
 
 def check_cluster(

@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from alma.errors import UserError
+from alma.experiments import read_settings, size_file
 from alma.stream import is_stream
 from slurm.lm.flags import Flags, read_flags
 
@@ -60,19 +61,15 @@ def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) 
 
     Raises UserError for a missing or malformed file.
     """
-    record = _read(path)
+    record = read_settings(path)
     own = record.pop("size", None)
     size = size or overrides.get("size") or own
     flags = _checked(path, record.pop("flags", {}))
     name = path.stem.removesuffix(f"_{own}") + (f"_{size}" if size else "")
     options = {"out": Path("runs", path.resolve().parent.name, name)}
     if size:
-        folder = path.parent / "sizes"
-        file = folder / f"{size}.yaml"
-        if not file.is_file():
-            there = ", ".join(sorted(each.stem for each in folder.glob("*.yaml"))) or "none"
-            raise UserError(f"{file}: no such size; there are: {there}")
-        shared = _read(file)
+        file = size_file(path, size)
+        shared = read_settings(file)
         flags = _checked(file, shared.pop("flags", {})) | flags
         options |= _checked(file, shared)
     options |= _checked(path, record)
@@ -81,18 +78,6 @@ def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) 
     # The launcher has no `--replay=false`: an option that is off is left out.
     on = {name: value for name, value in options.items() if value is not False}
     return _words(on), read_flags(_words(flags))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        record = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError):
-        raise UserError(f"{path}: no such experiment") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{path}: give options as `name: value`, such as `learner: sm`")
-    return record
 
 
 def _checked(where: object, options: Any) -> dict[str, Any]:

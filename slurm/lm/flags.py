@@ -24,8 +24,8 @@ _OF_THE_LAUNCHER = {
     "--restore-file": _EVERY_STAGE,
     **{f"--{name}": f"give --{name} before the `--`" for name in _BEFORE},
 }
-_SHORT: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
-_SHORT += (
+SHORT: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
+SHORT += (
     "--tokens-per-sample",
     "--max-tokens",
     "--batch-size",
@@ -81,7 +81,7 @@ def chosen(settings: FlagValues, names: Sequence[str]) -> list[str]:
 
 def described(settings: FlagValues, whole: bool) -> str:
     """A training as a command line: its main flags, or if `whole` all flags, one in each line."""
-    names = [name for name in settings if name not in _OF_THE_LAUNCHER] if whole else _SHORT
+    names = [name for name in settings if name not in _OF_THE_LAUNCHER] if whole else SHORT
     words = [" ".join(flag(name, settings[name])) for name in names if settings.get(name) not in _OFF]
     return "\n  ".join(["fairseq-train", *words]) if whole else f"fairseq-train {' '.join(words)}"
 

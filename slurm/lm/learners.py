@@ -35,10 +35,10 @@ class LearnerSpec:
 
 LEARNERS = {
     "sm": LearnerSpec("one model, trained further in each stage"),
-    "moe": LearnerSpec("the same, with a fixed number of experts", switch=True),
-    "ens": LearnerSpec("an ensemble that averages probabilities", members=2),
-    "umix": LearnerSpec("an ensemble as one model, averages logits", members=2, joint=True, switch=True),
-    "gens": LearnerSpec("a growing ensemble: a new member in each stage", fresh=True, deployed=None),
+    "moe": LearnerSpec("likewise, a mixture with a fixed number of experts", switch=True),
+    "ens": LearnerSpec("models trained apart, with averaged probabilities", members=2),
+    "umix": LearnerSpec("models trained as one, with averaged logits", members=2, joint=True, switch=True),
+    "gens": LearnerSpec("an ensemble that gains a new model in each stage", fresh=True, deployed=None),
     "gmoe": LearnerSpec("a mixture whose experts split between stages", growth=True, switch=True),
 }
 """By --learner. Two members, as in most rows of the paper's Table 2."""

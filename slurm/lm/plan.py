@@ -156,7 +156,7 @@ def reshard_command(request: Request) -> list[str]:
     """Command that counts the mega-batches into which flags cut a fairseq-preprocess directory."""
     if not (request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]):
         raise UserError(
-            f"{request.stream}: no finished stream here; make one with `python -m data_prep`, or cut a "
+            f"{request.stream}: no finished stream here; make one with `alma data`, or cut a "
             f"fairseq-preprocess directory with --megabatch-words N after the `--`"
         )
     return list(_module("fairseq_alma.reshard", request.stream, *chosen(request.settings, _CUT_FLAGS)))

@@ -1,77 +1,67 @@
 """The launcher's command line: options, experiments and flags of fairseq-train become requests."""
 
 import argparse
-import contextlib
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from alma.errors import Parser, UserError, closest, number_list
+from alma.help_texts import CONTEXT_WINDOW, REPLAY, SEED, SEEDS, SIZE, WAITING_TIME
 from slurm.engine import resources
-from slurm.engine.children import StageFailed
 from slurm.engine.resources import Resources
 from slurm.lm.experiments import experiment_files, is_experiment, read_experiment, read_overrides
-from slurm.lm.flags import Flags, read_flags, resolve, words_of
+from slurm.lm.flags import SHORT, Flags, read_flags, resolve, words_of
 from slurm.lm.learners import LEARNERS
 from slurm.lm.plan import DEFAULT_GROWTH, Request
 
 _ROUTERS = ("preserve", "copy", "tree")
 _OF_THE_MACHINE = {"--cluster", "--dry-run", "--wait", "--jobs", "--verbose"}
 _OF_THE_MACHINE |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Resources)}
-
-
-class _Parser(Parser):
-    """Tells flags of fairseq-train from misspelt options."""
-
-    @cached_property
-    def _flags(self) -> list[str]:
-        """Flags of fairseq-train; importing fairseq for them takes seconds."""
-        with contextlib.suppress(UserError, StageFailed):
-            return list(resolve([["STREAM", "--task", "alma_lm"]])[0])
-        return []
-
-    def suggest(self, name: str) -> str:
-        """Hint for an unknown option."""
-        own = self._option_string_actions
-        if name in own:
-            return ""
-        meant = closest(name, [*own, *self._flags])
-        if meant in own:
-            return f"did you mean {meant}?"
-        after = "put it after `--`"
-        if meant is None:
-            return f"if {name} is a flag of fairseq-train, {after}"
-        if name == meant:
-            return f"{name} is a flag of fairseq-train: {after}"
-        return f"did you mean {meant}? Then {after}"
+_EXAMPLES = """\
+examples:
+  # two learners on one stream, with the paper's settings
+  alma train stream --learner sm --out runs/sm
+  alma train stream --learner gmoe --grow-experts 2,2,4 --out runs/gmoe
+  # a small model for a CPU; the flags after -- are those of fairseq-train
+  alma train stream --learner sm --out runs/tiny -- --arch switch_gmoe_tiny --max-update 400
+  # a row of the paper's Table 2 with three seeds on SLURM: first the plan, then the jobs
+  alma train experiments/table2/gmoe_w1_base.yaml --stream stream --seeds 0-2 --cluster slurm --dry-run
+  alma train experiments/table2/gmoe_w1_base.yaml --stream stream --seeds 0-2 --cluster slurm
+"""
 
 
 def parser() -> Parser:
     """The command line up to the `--`."""
-    made = _Parser(
+    made = Parser(
         prog="python -m slurm.launch",
-        usage="%(prog)s STREAM --learner L --out RUN [options] -- [flags of fairseq-train]\n"
-        "       %(prog)s EXPERIMENT.yaml... [key=value...] [--size S] [--stream STREAM] [options] [-- flags]",
-        description="Train a language model on a stream of mega-batches, evaluate after each stage. "
+        usage="%(prog)s STREAM --learner L --out RUN [options] [-- flags of fairseq-train]\n"
+        "       %(prog)s EXPERIMENT.yaml... [key=value...] [options] [-- flags of fairseq-train]",
+        description="Train a language model on a stream of mega-batches and evaluate it after each stage. "
         "Rerun the command to resume after an interruption, or to train the new stages of a longer stream.",
+        epilog=_EXAMPLES,
         allow_abbrev=False,
+        other="fairseq-train",
+        other_flags=SHORT,
     )
     add = made.add_argument
     add(
         "what",
         nargs="+",
         metavar="STREAM|EXPERIMENT",
-        help="a stream of data_prep, or a fairseq-preprocess directory to cut up; or YAML files (or "
-        "folders of them) with settings, see slurm/lm/experiments.py, and key=value to override the files: "
-        "an option, or a flag of fairseq-train that the file has. --key and flags after `--` override both",
+        help="a stream made by `alma data`, or a directory of fairseq-preprocess; or experiments: YAML files "
+        "or folders of them, and key=value to change an option or flag that they set",
     )
-    add("--stream", metavar="STREAM", help="training data of experiments")
-    add("--size", metavar="S", help="of experiments: a file in sizes/ beside them, such as small")
-    add("--out", type=Path, metavar="RUN", help="run directory to create or to resume")
-    add("--name", help="label of the run in reports")
+    group = made.add_argument_group("run", "--stream and --size are for experiments.")
+    add = group.add_argument
+    add("--stream", metavar="STREAM", help="stream that the experiments train on")
+    add("--size", metavar="SIZE", help=SIZE)
+    out = "run directory to create or resume (default of an experiment: runs/FOLDER/NAME)"
+    add("--out", type=Path, metavar="RUN", help=out)
+    add("--name", metavar="TEXT", help="label of the run in reports")
     _add_learner_options(made)
+    _add_growth_options(made)
     _add_machine_options(made)
     return made
 
@@ -80,41 +70,56 @@ def _add_learner_options(made: Parser) -> None:
     kinds = "; ".join(f"{name}: {spec.help}" for name, spec in LEARNERS.items())
     members = {name: spec.members for name, spec in LEARNERS.items() if spec.members is not None}
     defaults = ", ".join(f"{count} for {name}" for name, count in members.items())
-    growing = ", ".join(name for name, spec in LEARNERS.items() if spec.growth)
-    add = made.add_argument_group("learner").add_argument
+    group = made.add_argument_group("learner", "What is trained in each stage, and on which mega-batches.")
+    add = group.add_argument
     add("--learner", choices=LEARNERS, help=kinds)
-    add("--members", type=int, metavar="N", help=f"size of an ensemble (default: {defaults})")
-    add("--waiting-time", type=int, metavar="W", default=1, help="mega-batches of a stage (default: 1)")
-    add("--replay", action="store_true", help="train on all mega-batches so far, not only the new ones")
-    add("--from-scratch", action="store_true", help="train a new model in every stage")
-    add("--update-multiplier", type=int, metavar="X", default=1, help="multiplies --max-update")
-    add("--seed", type=int, default=0, metavar="S", help="of weights and data order (default: 0)")
-    add("--seeds", type=number_list, metavar="A-B,C", help="one run for each seed, in RUN_s0 and so on")
+    add("--members", type=int, metavar="N", help=f"models of the ensemble (default: {defaults})")
+    add("--waiting-time", type=int, metavar="W", default=1, help=WAITING_TIME)
+    add("--replay", action="store_true", help=REPLAY)
+    scratch = "train a new model in each stage, instead of the one of the stage before"
+    add("--from-scratch", action="store_true", help=scratch)
+    updates = "train for X times --max-update updates in each stage (default: 1)"
+    add("--update-multiplier", type=int, metavar="X", default=1, help=updates)
+    add("--seed", type=int, default=0, metavar="S", help=SEED)
+    add("--seeds", type=number_list, metavar="LIST", help=f"{SEEDS}, in RUN_s0 and so on")
+    add("--context-window", type=int, metavar="N", default=0, help=CONTEXT_WINDOW)
+    stop = "train N stages, then stop; rerun with a larger N to go on (default: all stages)"
+    add("--stages", type=int, metavar="N", help=stop)
+
+
+def _add_growth_options(made: Parser) -> None:
+    growing = ", ".join(name for name, spec in LEARNERS.items() if spec.growth)
+    group = made.add_argument_group("growth", f"How experts are added between stages; for {growing}.")
+    add = group.add_argument
     add(
         "--grow-experts",
         type=partial(number_list, repeats=True),
-        metavar="N[,N...]",
-        help=f"{growing}: experts to add at each growth (default: {DEFAULT_GROWTH})",
+        metavar="LIST",
+        help=f"experts to add: one number, or one for each growth, such as 2,2,4 (default: {DEFAULT_GROWTH})",
     )
-    add("--grow-router", choices=_ROUTERS, help=f"{growing}: how to split a router (default: preserve)")
-    add("--grow-optimizer", choices=("reset", "copy"), help=f"{growing}: optimizer state (default: reset)")
-    add("--context-window", type=int, metavar="N", default=0, help="tokens in evaluation")
-    add("--stages", type=int, metavar="N", help="stop after N stages; resume later with a larger N")
+    add(
+        "--grow-router",
+        choices=_ROUTERS,
+        help="preserve: correct the router so that the function stays the same; copy: copy the row of the "
+        "router, as in the paper; tree: add a gate for each split (default: preserve)",
+    )
+    add(
+        "--grow-optimizer",
+        choices=("reset", "copy"),
+        help="optimizer state after growth: reset, or copy from the split expert (default: reset)",
+    )
 
 
 def _add_machine_options(made: Parser) -> None:
-    add = made.add_argument_group("where to run").add_argument
-    add(
-        "--cluster",
-        choices=("local", "debug", "slurm"),
-        default="local",
-        help="local: here, stage after stage (default); debug: the same, attached to the terminal, so that "
-        "breakpoint() works in fairseq-train (with one GPU and no data workers); slurm: submit all jobs",
-    )
-    add("--jobs", type=int, metavar="N", help="local: concurrent trainings, GPUs split evenly (default: 1)")
+    group = made.add_argument_group("where to run")
+    add = group.add_argument
+    resources.add_cluster(group, "local", "debug", "slurm")
+    jobs = "with --cluster local: trainings or evaluations at a time; the GPUs are divided (default: 1)"
+    add("--jobs", type=int, metavar="N", help=jobs)
+    add("--wait", action="store_true", help=resources.WAIT)
     add("--dry-run", action="store_true", help="check everything and print the plan; run and write nothing")
-    add("--verbose", action="store_true", help="print also all settings, commands and inputs of sbatch")
-    add("--wait", action="store_true", help="slurm: wait for the end; exit with 1 if a job failed")
+    verbose = "print all settings and commands too, and with --dry-run the input of sbatch"
+    add("--verbose", action="store_true", help=verbose)
     resources.add_flags(made)
 
 
@@ -142,20 +147,29 @@ def read_requests(words: Sequence[str]) -> list[Request]:
     requests: dict[Path, Request] = {}
     for file in experiment_files(experiments):
         own_words, own_flags = read_experiment(file, options.size, overrides)
-        if machine := sorted(_OF_THE_MACHINE & {word.partition("=")[0] for word in own_words}):
+        names = {word.partition("=")[0] for word in own_words}
+        if machine := sorted(_OF_THE_MACHINE & names):
             raise UserError(f"{file}: {machine[0]} says where to run: give {machine[0]} on the command line")
+        _check_keys([key for key in overrides if f"--{key}" in names], options, own_flags)
         try:
             merged = parse([*own_words, *words])
         except UserError as error:
-            other = (
-                "; key=value sets only flags that the file has; give others after `--`" if overrides else ""
-            )
-            raise UserError(f"{file}: {error}{other}") from None
+            raise UserError(f"{file}: {error}") from None
         merged.what = [merged.stream]
         for request in _requests(merged, {**own_flags, **flags}):
             if requests.setdefault(request.out, request) != request:
                 raise UserError(f"{file}: another experiment goes to {request.out} too: give one at a time")
     return list(requests.values())
+
+
+def _check_keys(keys: Iterable[str], options: argparse.Namespace, flags: Flags) -> None:
+    """Raise UserError for a key of key=value that is no option; `flags`: of the experiment."""
+    known = [name.replace("_", "-") for name in vars(options)]
+    for key in keys:
+        if key not in known:
+            meant = closest(key, [*known, *(name[2:] for name in flags)])
+            hint = f"did you mean {meant}?" if meant else "give other flags of fairseq-train after `--`"
+            raise UserError(f"{key}=: neither an option nor a flag that the experiment sets; {hint}")
 
 
 def _requests(options: argparse.Namespace, flags: Flags) -> list[Request]:
@@ -171,7 +185,7 @@ def _requests(options: argparse.Namespace, flags: Flags) -> list[Request]:
         raise UserError(f"--size and --stream are for experiments (.yaml), and {stream} is none")
     for name in ("learner", "out", *(["stream"] if stream is None else [])):
         if given[name] is None:
-            raise UserError(f"give --{name}; see `python -m slurm.launch --help`")
+            raise UserError(f"give --{name}; see `{parser().prog} --help`")
     named = {field.name: given[field.name] for field in dataclasses.fields(Request) if field.name in given}
     flags = {name: words for name, words in flags.items() if words != [f"{name}=false"]}
     request = Request(**{**named, "stream": stream, "flags": flags})

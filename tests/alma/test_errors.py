@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from alma.errors import Parser, UserError, closest, number_list
+from alma.errors import Parser, UserError, closest, hint, number_list
 
 
 def parser(**settings) -> Parser:
@@ -45,9 +45,66 @@ def test_every_misspelt_option_has_a_hint():
         parser(allow_abbrev=False).parse_args("--out x --worker 1 --megabatches 2".split())
 
 
+@pytest.mark.parametrize(
+    ("word", "found"),
+    [
+        ("--max-update", "--max-update is a flag of that: put it after `--`"),
+        ("--max-updates", "did you mean --max-update? Then put it after `--`"),
+        ("--worker", "did you mean --workers?"),
+        ("--nothing-like-it", "if --nothing-like-it is a flag of that, put it after `--`"),
+    ],
+)
+def test_a_flag_of_another_program_belongs_after_the_dashes(word, found):
+    made = parser(allow_abbrev=False, other="that", other_flags=["--max-update"])
+    with pytest.raises(UserError) as refused:
+        made.parse_args(["--out", "x", word])
+    assert f"({found})" in str(refused.value)
+
+
+def test_a_misspelt_choice_has_a_hint():
+    made = parser()
+    made.add_argument("--learner", choices=("sm", "gmoe"))
+    made.add_argument("--many", choices=range(20), type=int)
+    for words, problem in (
+        ("--learner gmo", "--learner: invalid choice: 'gmo' (did you mean gmoe?); see `it --help`"),
+        ("--learner x", "--learner: invalid choice: 'x' (choose from sm, gmoe); see"),
+        (
+            "--many 30",
+            "--many: invalid choice: 30 (choose from 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and ",
+        ),
+    ):
+        with pytest.raises(UserError) as refused:
+            made.parse_args(["--out", "x", *words.split()])
+        assert str(refused.value).startswith(f"argument {problem}")
+
+
+def test_help_names_the_subcommand_that_was_started(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["alma train", "--help"])
+    assert parser().format_usage().startswith("usage: alma train ")
+
+
+def test_help_wraps_a_line_and_keeps_several(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    words, lines = " ".join(["word"] * 40), "examples:\n  one\n  two"
+    text = parser(description=words, epilog=lines).format_help()
+    assert max(map(len, text.splitlines())) in range(90, 101)
+    assert text.endswith(f"\n{lines}\n")
+
+
+def test_all_names_of_an_option_come_before_its_value():
+    made = parser()
+    made.add_argument("--seed", "--seeds", metavar="LIST", help="of the runs")
+    assert "  --seed, --seeds LIST" in made.format_help()
+
+
 def test_closest_word():
     assert closest("switch_gmo", ["switch_gmoe", "transformer_lm"]) == "switch_gmoe"
     assert closest("vgg", ["switch_gmoe", "transformer_lm"]) is None
+
+
+def test_hints():
+    assert hint("visoin", ("vision", "lm")) == "did you mean vision?"
+    assert hint("x", iter(("vision", "lm"))) == "choose from vision, lm"
 
 
 def test_lists_of_numbers():

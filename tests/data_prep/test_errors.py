@@ -124,10 +124,10 @@ def test_too_small_a_corpus(refused, tmp_path):
         ({"vocab_size": None}, "give one of --vocab-size, --tokenizer, --bpe"),
         ({"tokenizer": "x.model"}, "not allowed with argument"),
         ({"tokenizer": "x.model", "vocab_size": None}, "x.model: no such file"),
-        ({"valid_source": "other"}, "no such source; there are a"),
+        ({"valid_source": "other"}, "no such source; choose from a"),
         ({"documents": "page"}, "invalid choice"),
         ({"documents": "a=page"}, "invalid choice: 'a=page'"),
-        ({"documents": "b=file"}, "--documents b=: no such source; there are a"),
+        ({"documents": "b=file"}, "--documents b=: no such source; choose from a"),
         ({"on_bad_input": "ignore"}, "invalid choice"),
         ({"frobnicate": "1"}, "unrecognized arguments"),
         ({"partition": "cpu", "mem_gb": "4"}, "--partition, --mem-gb: only with --cluster slurm"),
@@ -182,8 +182,8 @@ def test_all_problems_are_reported_at_once_files_first(refused, tmp_path, capsys
     absent, other = tmp_path / "absent.txt", tmp_path / "other.txt"
     assert refused(absent, f"b={other}", out=out, documents="c=file", valid_source="d", **none) == (
         f"error: {absent}: no such file or directory; {other}: no such file or directory; "
-        "--documents c=: no such source; there are absent, b; "
-        "--valid-source d: no such source; there are absent, b; "
+        "--documents c=: no such source; choose from absent, b; "
+        "--valid-source d: no such source; choose from absent, b; "
         "give --mega-batches, --words, --valid-words; "
         "give one of --vocab-size, --tokenizer, --bpe: the tokenizer"
     )

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep import __main__ as cli
 from data_prep import blocks
 from data_prep.blocks import Skipped
 from data_prep.documents import Reader, find_files, make_shards, normalise, skipped_summary
+from data_prep.settings import named_files, named_path
 
 from .conftest import make_documents
 from .corpus_files import PACKERS, read, warc
@@ -197,9 +197,9 @@ def test_corpus_arguments(tmp_path, monkeypatch):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     a, b, _, c, one = [str(tmp_path / name) for name in names]
-    assert cli.named_files([f"{tmp_path}/cc/*/wet/*.gz"]) == [("cc", a), ("cc", b)]
-    assert cli.named_files([f"web={tmp_path}/cc/**/*.wet.gz"]) == [("web", a), ("web", b)]
-    assert cli.named_files([f"{tmp_path}/cc/[2]"]) == [("cc", c), ("cc", b)]
+    assert named_files([f"{tmp_path}/cc/*/wet/*.gz"]) == [("cc", a), ("cc", b)]
+    assert named_files([f"web={tmp_path}/cc/**/*.wet.gz"]) == [("web", a), ("web", b)]
+    assert named_files([f"{tmp_path}/cc/[2]"]) == [("cc", c), ("cc", b)]
     (tmp_path / "link.txt.bz2").symlink_to(one)
     twice = [
         f"x={tmp_path}/one*",
@@ -207,10 +207,10 @@ def test_corpus_arguments(tmp_path, monkeypatch):
         f"{tmp_path}/cc/",
         f"cc={tmp_path}/*/2/**/*.txt",
     ]
-    assert cli.named_files(twice) == [("x", one), ("cc", a), ("cc", c), ("cc", b)]
+    assert named_files(twice) == [("x", one), ("cc", a), ("cc", c), ("cc", b)]
     monkeypatch.chdir(tmp_path / "cc" / "1" / "wet")
-    assert cli.named_files(["*.gz"]) == [("wet", a)]
-    assert cli.named_path("../..") == ("cc", "../..")
+    assert named_files(["*.gz"]) == [("wet", a)]
+    assert named_path("../..") == ("cc", "../..")
 
 
 def test_modes_by_source(corpus, prepare, tmp_path):

@@ -48,7 +48,7 @@ def test_index_is_byte_identical_to_fairseqs(tmp_path, code):
     from alma.stream import DTYPES
 
     sizes = [1, 4, 2, 70000]
-    builder = MMapIndexedDatasetBuilder(str(tmp_path / "a.bin"), DTYPES[code])
+    builder = MMapIndexedDatasetBuilder(str(tmp_path / "a.bin"), np.dtype(DTYPES[code]).type)
     for size in sizes:
         builder.add_item(torch.ones(size, dtype=torch.int))
     builder.finalize(str(tmp_path / "a.idx"))

@@ -165,4 +165,4 @@ def test_eval_lm_and_our_evaluation_refuse_mismatched_members_in_one_clear_line(
 def test_training_it_is_refused(start, stream, tmp_path):
     flags = ["--task", "alma_lm", "--arch", "alma_ensemble", "--optimizer", "adam", "--max-tokens", 512]
     child = start("train", stream, *flags, "--save-dir", tmp_path / "s")
-    assert "is made by `python -m fairseq_alma.combine`, not trained" in child.wait().error
+    assert "is made by `alma combine`, not trained" in child.wait().error

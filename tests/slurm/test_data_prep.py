@@ -14,6 +14,7 @@ import data_prep.cluster
 from alma.errors import UserError
 from alma.files import LOCK
 from alma.stream import Stream
+from data_prep.__main__ import USUAL
 from slurm.engine.squeue import NoAnswer
 
 ROOT = Path(__file__).parents[2]
@@ -150,7 +151,7 @@ def test_a_failed_cancellation_does_not_hide_the_error(tmp_path, monkeypatch, ca
     monkeypatch.setattr(data_prep.cluster.submission, "to_slurm", lambda folder: lambda *_: ["7"])
     monkeypatch.setattr(data_prep.cluster, "scancel", refuse)
     monkeypatch.setattr(data_prep.cluster, "_follow", fail)
-    work = data_prep.cluster.ClusterWork(1, data_prep.cluster.USUAL)
+    work = data_prep.cluster.ClusterWork(1, USUAL)
     with pytest.raises(UserError, match="7: no memory"):
         work.run("scan", print, [Task(tmp_path / "done")], "B")
     assert "scancel: no answer for 60 s; cancel these jobs yourself: scancel 7" in capsys.readouterr().err

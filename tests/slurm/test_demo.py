@@ -18,16 +18,16 @@ def test_the_programs_accept_the_commands(monkeypatch, tmp_path):
     lines = [line for step in demo.steps(Path("a b")) for line in step]
     corpus, prepare, *launches, images, report = map(shlex.split, lines)
     assert corpus[1:] == ["-m", "data_prep.pydoc_corpus", "a b/corpus"]
-    stream = parser().parse_args(prepare[3:])
+    stream = parser().parse_args(prepare[2:])
     assert stream.out == Path("a b/stream")
-    plans = [make_plan(read_requests(launch[3:])[0], stream.mega_batches) for launch in launches]
+    plans = [make_plan(read_requests(launch[2:])[0], stream.mega_batches) for launch in launches]
     assert [plan.config["learner"] for plan in plans] == ["sm", "gmoe"]
     assert plans[1].config["grow_experts"] == [2, 2, 4]
     assert all(plan.out.parent == Path("a b/runs") for plan in plans)
     sweep = vision_parser().parse_args(images[2:])
     assert len(jobs_of(sweep)) == 8
     assert sweep.out.parent == Path("a b/runs")
-    assert report[2:] == ["alma.report", "a b/runs", "--out", "a b/report"]
+    assert report == ["alma", "report", "a b/runs", "--out", "a b/report"]
 
 
 def test_commands_of_a_step_run_concurrently_and_a_failure_ends_the_demo(capfd, tmp_path):

@@ -153,10 +153,7 @@ def test_experiments_run_one_after_the_other(launcher):
         run = Run.read(launcher.folder / "runs/set" / name)
         assert len(run.rows) == 5
         assert "--max-update=2" in run.config["fairseq_flags"]
-    assert (
-        out.splitlines()[-1]
-        == "compare runs with: python -m alma.report runs/set/fixed_tiny runs/set/grow_tiny"
-    )
+    assert out.splitlines()[-1] == "compare runs with: alma report runs/set/fixed_tiny runs/set/grow_tiny"
 
 
 def test_other_settings_are_refused_where_something_was_trained(launcher):
@@ -262,7 +259,7 @@ def test_local_refuses_a_run_with_queued_jobs(launcher):
         _, err = launcher.run(*options, code=2)
         assert err.splitlines()[ESTIMATE:] == [
             "error: run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
-            "them with: python -m slurm.cancel run"
+            "them with: alma cancel run"
         ]
     assert not (launcher.out / "run.json").exists()
     answer("COMPLETED")

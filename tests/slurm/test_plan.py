@@ -322,7 +322,7 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         (["--arch", "switch_gmoe"], "--arch is a flag of fairseq-train: put it after `--`"),
         (["--max-updates", "4"], "did you mean --max-update. Then put it after `--`"),
         (["--waiting-tim", "4"], "did you mean --waiting-time.\\)"),
-        (["--learner", "nonsense"], "nonsense"),
+        (["--learner", "gmo"], "invalid choice: 'gmo' .did you mean gmoe"),
     ],
 )
 def test_refused(words, message):

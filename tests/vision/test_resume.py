@@ -21,7 +21,7 @@ from vision.data import StageData, make_dataset
 from vision.experiment import CHECKPOINT, _Trainer
 from vision.flat import Flat
 from vision.learners import LEARNERS, Learner, resolve
-from vision.train import Examples
+from vision.train import Examples, Progress
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "convolution_backward")
 BACKBONES = {"mlp": {"arch": "mlp", "hidden": 5}, "vgg": {"arch": "vgg", "hidden": 2}}
@@ -148,6 +148,9 @@ def test_results_do_not_depend_on_addresses(kind, backbone, data):
     class Watch:
         """Copies the progress after the first epoch of the second stage to other addresses."""
 
+        def scored(self, epoch, score):
+            pass
+
         def epoch_done(self):
             return True
 
@@ -169,7 +172,7 @@ def test_results_do_not_depend_on_addresses(kind, backbone, data):
                 move(two.model, data.draw(offset))
                 with pytest.raises(Stop):
                     two.train(index, other, None, watch)
-                progress = experiment.Progress(**watch.progress)
+                progress = Progress(**watch.progress)
             two.train(index, other, progress)
             assert one.valid == two.valid
             assert one.details == two.details

@@ -62,6 +62,9 @@ class Watching:
         self.model, self.stop_after = model, stop_after
         self.models, self.saved = [], []
 
+    def scored(self, epoch, score):
+        pass
+
     def epoch_done(self):
         self.models.append(copy.deepcopy(self.model.state_dict()))
         return True

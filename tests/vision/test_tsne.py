@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alma.errors import UserError
-from vision import MegaBatchStream, data, run, tsne
+from vision import MegaBatchStream, data, gating_tree, run, tsne
 from vision.experiment import read_checkpoint
 from vision.mixture import Gating
 
@@ -45,26 +45,26 @@ def grown(*splits, tree=True):
 )
 def test_tree_is_read_from_the_paths(splits, edges):
     experts = len(splits) + 1
-    tree = tsne.tree_of(grown(*splits).paths, experts)
+    tree = gating_tree.tree_of(grown(*splits).paths, experts)
     assert tree.edges == edges
     assert tree.root == (experts if splits else 0)
     assert tree.leaves[tree.root] == list(range(experts))
 
 
 def test_flat_gating_is_a_star():
-    tree = tsne.tree_of(grown(0, 1, tree=False).paths, 3)
+    tree = gating_tree.tree_of(grown(0, 1, tree=False).paths, 3)
     assert (tree.root, tree.edges) == (3, [(3, 0), (3, 1), (3, 2)])
 
 
 def test_nodes_are_at_the_mean_of_their_examples_or_leaves():
-    tree = tsne.tree_of(grown(0, 1).paths, 3)
+    tree = gating_tree.tree_of(grown(0, 1).paths, 3)
     points = np.array([[0.0, 0.0], [2.0, 0.0], [4.0, 6.0], [8.0, 6.0], [8.0, 6.0], [8.0, 6.0]])
-    found = tsne.positions(tree, points, np.array([0, 0, 1, 2, 2, 2]))
+    found = gating_tree.positions(tree, points, np.array([0, 0, 1, 2, 2, 2]))
     expected = {0: (1, 0), 1: (4, 6), 2: (8, 6), 4: (6, 6), 3: (13 / 3, 4)}
     assert {node: tuple(place) for node, place in found.items()} == {
         n: pytest.approx(p) for n, p in expected.items()
     }
-    assert 2 not in tsne.positions(tree, points, np.array([0, 0, 1, 1, 1, 1]))
+    assert 2 not in gating_tree.positions(tree, points, np.array([0, 0, 1, 1, 1, 1]))
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_nodes_are_at_the_mean_of_their_examples_or_leaves():
     ],
 )
 def test_the_stages_drawn_have_2_3_and_4_experts(experts, chosen):
-    assert tsne.choose(experts) == chosen
+    assert gating_tree.choose(experts) == chosen
 
 
 @pytest.mark.parametrize("gate", ["soft", "hard"])
 def test_each_example_is_assigned_to_the_expert_of_its_layer(place, gate):
-    config, files = tsne.load_run(place)
-    dataset = tsne.load_data(config, "nowhere")
-    model = tsne.load_model(config | {"gate": gate}, dataset, read_checkpoint(files[2]))
+    config, files = gating_tree.load_run(place)
+    dataset = gating_tree.load_data(config, "nowhere")
+    model = gating_tree.load_model(config | {"gate": gate}, dataset, read_checkpoint(files[2]))
     assert model.layers[0].hard == (gate == "hard")
     router = model.layers[0].router
     router.weight.data.normal_(generator=torch.Generator().manual_seed(0))  # so that all experts are used
@@ -94,17 +94,17 @@ def test_each_example_is_assigned_to_the_expert_of_its_layer(place, gate):
     z = images.flatten(1).t()
     expected = router.choose(z) if gate == "hard" else router(z).argmax(0)
     assert len(expected.unique()) == 3
-    assert tsne.assignment(model, images, 1).tolist() == expected.tolist()
+    assert gating_tree.assignment(model, images, 1).tolist() == expected.tolist()
     second = model.routed(images)[1][1].argmax(0)
-    assert tsne.assignment(model, images, 2).tolist() == second.tolist()
+    assert gating_tree.assignment(model, images, 2).tolist() == second.tolist()
 
 
 def test_the_model_of_a_stage_has_the_recorded_error(place):
-    config, files = tsne.load_run(place)
-    dataset = tsne.load_data(config, "nowhere")
+    config, files = gating_tree.load_run(place)
+    dataset = gating_tree.load_data(config, "nowhere")
     rows = [json.loads(line) for line in (place / "results.jsonl").read_text().splitlines()]
     for stage, path in files.items():
-        model = tsne.load_model(config, dataset, read_checkpoint(path))
+        model = gating_tree.load_model(config, dataset, read_checkpoint(path))
         examples = dataset.examples(dataset.test)
         error = (model(examples.images)[0].argmax(0) != examples.labels).double().mean()
         assert (model.experts, float(error)) == (stage + 1, rows[stage + 1]["value"])
@@ -112,7 +112,7 @@ def test_the_model_of_a_stage_has_the_recorded_error(place):
 
 def test_the_embedding_is_deterministic_for_any_number_of_images():
     images = data.load("digits").test.images[:12]
-    first, again = tsne.embed(images), tsne.embed(images)
+    first, again = gating_tree.embed(images), gating_tree.embed(images)
     assert first.shape == (12, 2)
     assert (first == again).all()
 

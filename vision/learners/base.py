@@ -1,22 +1,26 @@
-"""The base class of all learners: a model that every stage trains further, after growth if it grows."""
+"""The base class of all learners: a model that every stage trains further, after growth if it grows.
+
+torch is imported inside the methods that use it: the command line reads the settings of all learners, and
+starts without torch.
+"""
 
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+from typing import TYPE_CHECKING, Any
 
 from alma.errors import UserError
-from vision.data import StageData
-from vision.flat import align, aligned
-from vision.mixture import Mixture, MixtureMLP, MixtureVGG
-from vision.models import MLP, VGG, Backbone, mlp_widths, vgg_widths
 from vision.presets import Settings, setting
-from vision.train import DIVERGED, EVALUATION_BATCH, Callback, Examples, Progress, fit
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from vision.data import StageData
+    from vision.mixture import Mixture
+    from vision.models import Backbone
+    from vision.train import Callback, Examples, Progress
 
 
 class Learner:
@@ -31,7 +35,7 @@ class Learner:
     settings: Settings
 
     def __init__(
-        self, shape: Sequence[int], classes: int, settings: Settings, seed: int, device: torch.device
+        self, shape: Sequence[int], classes: int, settings: Settings, seed: int, device: "torch.device"
     ):
         self.shape, self.classes, self.settings = tuple(shape), classes, settings
         self.seed, self.device = seed, device
@@ -60,10 +64,16 @@ class Learner:
         return {}
 
     def train(
-        self, index: int, data: StageData, resumed: Progress | None = None, callback: Callback | None = None
+        self,
+        index: int,
+        data: "StageData",
+        resumed: "Progress | None" = None,
+        callback: "Callback | None" = None,
     ) -> dict[str, float]:
         """Train on stage `index` and set `valid` to mean loss and error on its validation examples. `resumed`
         is the progress that an interrupted call passed to `callback`. Returns FLOPs by purpose."""
+        from vision.train import Progress, fit
+
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
         flops = fit(self.model, train, valid, self.settings, self.generators, progress, callback, data.black)
@@ -72,7 +82,7 @@ class Learner:
         flops["validation"] += len(valid.labels) * self.eval_flops_per_example
         return flops
 
-    def prepare(self, index: int, data: StageData) -> dict[str, float]:
+    def prepare(self, index: int, data: "StageData") -> dict[str, float]:
         """Called before the training of stage `index`; returns FLOPs by purpose."""
         if self.settings.from_scratch:
             self.reset(index)
@@ -81,35 +91,46 @@ class Learner:
     def finish(self) -> None:
         """Called after the training of a stage."""
 
-    @torch.no_grad()
-    def predict(self, images: Tensor, cache: dict[str, Any]) -> tuple[Tensor, float]:
+    def predict(self, images: "Tensor", cache: dict[str, Any]) -> tuple["Tensor", float]:
         """Predicted classes (n,) and FLOPs; `cache` keeps results for later calls with the same images."""
+        import torch
+
+        from vision.flat import align, aligned
+        from vision.train import EVALUATION_BATCH
+
         self.model.eval()
         align(self.model)
-        chosen = [self.scores(self.votes(part)).argmax(0) for part in aligned(images).split(EVALUATION_BATCH)]
-        return torch.cat(chosen), len(images) * self.eval_flops_per_example
+        with torch.no_grad():
+            parts = aligned(images).split(EVALUATION_BATCH)
+            chosen = torch.cat([self.scores(self.votes(part)).argmax(0) for part in parts])
+        return chosen, len(images) * self.eval_flops_per_example
 
-    @torch.no_grad()
-    def assess(self, examples: Examples) -> dict[str, float]:
+    def assess(self, examples: "Examples") -> dict[str, float]:
         """Mean cross-entropy (nats) and error as deployed. UserError if the loss is not finite."""
+        import torch
+        from torch.nn import functional as F
+
+        from vision.train import DIVERGED, EVALUATION_BATCH
+
         self.model.eval()
         examples = examples.aligned()
-        parts = [self.log_probabilities(self.votes(part)) for part in examples.images.split(EVALUATION_BATCH)]
-        found = torch.cat(parts, 1)
+        with torch.no_grad():
+            parts = examples.images.split(EVALUATION_BATCH)
+            found = torch.cat([self.log_probabilities(self.votes(part)) for part in parts], 1)
         loss = float(F.nll_loss(found.t(), examples.labels))
         if not math.isfinite(loss):
             raise UserError(DIVERGED)
         return {"loss": loss, "error": float((found.argmax(0) != examples.labels).double().mean())}
 
-    def votes(self, images: Tensor) -> Tensor:
+    def votes(self, images: "Tensor") -> "Tensor":
         """Logits (V, C, n) of all voters."""
         return self.model(images)
 
-    def scores(self, logits: Tensor) -> Tensor:
+    def scores(self, logits: "Tensor") -> "Tensor":
         """Voters' logits (V, C, n) -> mean of their probabilities (C, n); of one voter, its logits."""
         return logits.softmax(1).mean(0) if len(logits) > 1 else logits[0]
 
-    def log_probabilities(self, logits: Tensor) -> Tensor:
+    def log_probabilities(self, logits: "Tensor") -> "Tensor":
         """Voters' logits (V, C, n) -> logarithm of the mean of their probabilities (C, n)."""
         return logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
 
@@ -145,14 +166,18 @@ class Learner:
             generator.set_state(values.cpu())
         self.valid = state["valid"]
 
-    def generator_for(self, *purpose: str | int) -> torch.Generator:
+    def generator_for(self, *purpose: str | int) -> "torch.Generator":
         """A new CPU generator, seeded by a hash of the run's seed and the purpose."""
+        import torch
+
         text = " ".join(map(str, (self.seed, *purpose)))
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
         return torch.Generator().manual_seed(number)
 
-    def backbone(self, members: int = 1, joint: str | None = None) -> Backbone:
+    def backbone(self, members: int = 1, joint: str | None = None) -> "Backbone":
         """A stack of `members` networks of the chosen architecture."""
+        from vision.models import MLP, VGG, mlp_widths, vgg_widths
+
         if self.settings.arch == "vgg":
             widths = vgg_widths(self.settings.hidden)
             return VGG(self.shape, widths, self.classes, members, joint)
@@ -171,12 +196,12 @@ class GrowingLearner(Learner):
 
     settings: GrowthSettings
 
-    def grow(self, index: int, data: StageData) -> dict[str, float]:
+    def grow(self, index: int, data: "StageData") -> dict[str, float]:
         """Grow the model before stage `index`. Returns FLOPs by purpose: "growth" selects what grows,
         "validation" only measures its effect."""
         raise NotImplementedError
 
-    def prepare(self, index: int, data: StageData) -> dict[str, float]:
+    def prepare(self, index: int, data: "StageData") -> dict[str, float]:
         """Grow, then draw new weights if from_scratch."""
         due = index and index % self.settings.grow_every == 0
         flops = self.grow(index, data) if due else {}
@@ -216,8 +241,11 @@ class MixtureLearner(Learner):
 
     settings: MixtureSettings
 
-    def mixture(self, experts: int) -> Mixture:
+    def mixture(self, experts: int) -> "Mixture":
         """A mixture of `experts` experts per layer of the chosen architecture."""
+        from vision.mixture import MixtureMLP, MixtureVGG
+        from vision.models import mlp_widths
+
         chosen = self.settings
         options = experts, chosen.router == "tree", chosen.gate == "hard"
         if chosen.arch == "vgg":

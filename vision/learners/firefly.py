@@ -2,18 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from vision.data import StageData
-from vision.firefly import Choice, Overgrown
-from vision.flat import align
 from vision.learners.base import GrowingLearner, GrowthSettings
-from vision.models import MLP, VGG, Backbone
 from vision.presets import Settings, setting
-from vision.train import EVALUATION_BATCH, Examples, loss_of, minibatches
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vision.data import StageData
+    from vision.firefly import Choice
+    from vision.models import Backbone
+    from vision.train import Examples
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,10 @@ class Firefly(GrowingLearner):
         self.budget = self.settings.ff_rate * self.parameters
         self.growth: dict[str, float] = {}
 
-    def build(self, structure: dict[str, Any]) -> Backbone:
+    def build(self, structure: dict[str, Any]) -> "Backbone":
         """One network, with structure["widths"] if it has grown."""
+        from vision.models import MLP, VGG
+
         if not structure:
             return self.backbone()
         if self.settings.arch == "vgg":
@@ -51,9 +53,13 @@ class Firefly(GrowingLearner):
         """Widths of the layers."""
         return {"widths": list(self.model.widths)}
 
-    def grow(self, index: int, data: StageData) -> dict[str, float]:
+    def grow(self, index: int, data: "StageData") -> dict[str, float]:
         """Over-grow, tune and score the candidates on the training data of the new stage, keep the best. Each
         hidden layer gets enough candidates for new neurons to spend the whole budget on them."""
+        from vision.firefly import Overgrown
+        from vision.flat import align
+        from vision.train import minibatches
+
         train, valid = data.train(index).aligned(), data.valid(index).aligned()
         align(self.model)
         generator = self.generator_for("growth", index)
@@ -70,8 +76,10 @@ class Firefly(GrowingLearner):
         self.model = grown
         return {"growth": flops + more, "validation": compared}
 
-    def _compare(self, grown: Backbone, choices: list[Choice], examples: Examples) -> dict[str, float]:
+    def _compare(self, grown: "Backbone", choices: "list[Choice]", examples: "Examples") -> dict[str, float]:
         """Effect of a growth on the logits and losses of `examples`, and what was added."""
+        from vision.train import loss_of
+
         before, after = (_logits(model, examples.images) for model in (self.model, grown))
         return {
             "function_error": float((after - before).abs().max()),
@@ -98,8 +106,12 @@ class Firefly(GrowingLearner):
         self.growth = state["growth"]
 
 
-@torch.no_grad()
-def _logits(model: Backbone, images: Tensor) -> Tensor:
+def _logits(model: "Backbone", images: "Tensor") -> "Tensor":
     """Logits (1, C, n) in evaluation mode."""
+    import torch
+
+    from vision.train import EVALUATION_BATCH
+
     model.eval()
-    return torch.cat([model(part) for part in images.split(EVALUATION_BATCH)], 2)
+    with torch.no_grad():
+        return torch.cat([model(part) for part in images.split(EVALUATION_BATCH)], 2)

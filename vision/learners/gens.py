@@ -2,18 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from vision.data import StageData
-from vision.flat import aligned
 from vision.learners.base import MemberMixtureSettings, MixtureLearner
-from vision.mixture import Mixture
-from vision.models import Backbone
 from vision.presets import Settings, setting
-from vision.train import EVALUATION_BATCH
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vision.data import StageData
+    from vision.mixture import Mixture
+    from vision.models import Backbone
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,10 @@ class GEns(MixtureLearner):
         super().__init__(*arguments)
         self.members: list[Backbone | Mixture] = []
 
-    def build(self, structure: dict[str, Any]) -> Backbone | Mixture:
+    def build(self, structure: dict[str, Any]) -> "Backbone | Mixture":
         return self.mixture(self.settings.experts) if self.settings.experts > 1 else self.backbone()
 
-    def prepare(self, index: int, data: StageData) -> dict[str, float]:
+    def prepare(self, index: int, data: "StageData") -> dict[str, float]:
         """Initialise the new member, with new weights or those of the last member."""
         if self.settings.gens_init == "new":
             self.reset(index)
@@ -59,30 +58,37 @@ class GEns(MixtureLearner):
         """Add a copy of the trained network to the members."""
         self._add(self.model.state_dict())
 
-    def _add(self, state: dict[str, Tensor]) -> None:
+    def _add(self, state: "dict[str, Tensor]") -> None:
         member = self.build({}).to(self.device)
         member.load_state_dict(state)
         self.members.append(member.eval())
 
-    def votes(self, images: Tensor) -> Tensor:
+    def votes(self, images: "Tensor") -> "Tensor":
         """Logits (V, C, n) of all members; before the first stage, of the untrained network."""
+        import torch
+
         return torch.cat([member(images) for member in self.members or [self.model]])
 
-    def log_probabilities(self, logits: Tensor) -> Tensor:
+    def log_probabilities(self, logits: "Tensor") -> "Tensor":
         """From the mean of the members' probabilities, or with `gens_average` "logits" of their logits."""
         if self.settings.gens_average == "logits":
             logits = logits.mean(0, True)
         return super().log_probabilities(logits)
 
-    @torch.no_grad()
-    def predict(self, images: Tensor, cache: dict[str, Any]) -> tuple[Tensor, float]:
+    def predict(self, images: "Tensor", cache: dict[str, Any]) -> tuple["Tensor", float]:
         """As the base class. `cache` keeps the sum over members, so each member is evaluated once."""
+        import torch
+
+        from vision.flat import aligned
+        from vision.train import EVALUATION_BATCH
+
         if not self.members:
             return super().predict(images, {})
         images = aligned(images)
         new = self.members[cache.get("members", 0) :]
         for member in new:
-            logits = torch.cat([member(part)[0] for part in images.split(EVALUATION_BATCH)], 1)
+            with torch.no_grad():
+                logits = torch.cat([member(part)[0] for part in images.split(EVALUATION_BATCH)], 1)
             scores = logits.softmax(0) if self.settings.gens_average == "probs" else logits
             cache["sum"] = cache.get("sum", 0) + scores
         cache["members"] = len(self.members)

@@ -2,18 +2,17 @@
 appendix A); MoE: the same mixture with a fixed number of experts."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
-from vision.data import StageData
-from vision.flat import align
 from vision.learners.base import GrowingLearner, GrowthSettings, MixtureLearner, MixtureSettings
-from vision.mixture import Mixture
 from vision.presets import Settings, setting
-from vision.train import EVALUATION_BATCH, Examples
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vision.data import StageData
+    from vision.mixture import Mixture
+    from vision.train import Examples
 
 
 @dataclass(frozen=True)
@@ -25,9 +24,9 @@ class MoE(MixtureLearner):
     """A mixture with a fixed number of experts per layer."""
 
     settings_class: type[Settings] = MoESettings
-    model: Mixture
+    model: "Mixture"
 
-    def build(self, structure: dict[str, Any]) -> Mixture:
+    def build(self, structure: dict[str, Any]) -> "Mixture":
         """A mixture of structure["experts"] experts per layer."""
         return self.mixture(structure.get("experts", self.settings.experts))
 
@@ -59,7 +58,7 @@ class GMoE(GrowingLearner, MoE):
     settings_class = GMoESettings
     settings: GMoESettings
 
-    def grow(self, index: int, data: StageData) -> dict[str, float]:
+    def grow(self, index: int, data: "StageData") -> dict[str, float]:
         """Split the losing expert of each layer; the function of the network stays the same."""
         examples = data.valid(index - 1 if self.settings.grow_on == "finished" else index)
         flops = len(examples.labels) * self.model.flops.inference
@@ -68,16 +67,22 @@ class GMoE(GrowingLearner, MoE):
             layer.split(int(scores.argmax()), generator)
         return {"growth": flops}
 
-    @torch.no_grad()
-    def split_scores(self, examples: Examples) -> list[Tensor]:
+    def split_scores(self, examples: "Examples") -> "list[Tensor]":
         """Scores (E,) of each layer's experts: the sum over examples of gate value times loss, or with
         `grow_by` "usage" of the gate value."""
+        import torch
+        from torch.nn import functional as F
+
+        from vision.flat import align
+        from vision.train import EVALUATION_BATCH
+
         self.model.eval()
         align(self.model)
         found: list[Any] = [0] * len(self.model.layers)
         parts = (tensor.split(EVALUATION_BATCH) for tensor in examples.aligned())
         for images, labels in zip(*parts, strict=True):
-            logits, gates = self.model.routed(images)
+            with torch.no_grad():
+                logits, gates = self.model.routed(images)
             losses = F.cross_entropy(logits[0].t(), labels, reduction="none")
             weight = losses if self.settings.grow_by == "loss" else torch.ones_like(losses)
             found = [total + layer @ weight for total, layer in zip(found, gates, strict=True)]

@@ -124,7 +124,7 @@ def _per_word(result: Result) -> Result | None:
 def _named(results: Sequence[Result]) -> list[Entry]:
     """Entries in the order of the paper's Table 2; equal names are extended by the settings that differ."""
     same: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in (Entry(result, _size(result), "") for result in results):
+    for entry in (Entry(result, size_of(result), "") for result in results):
         key = entry.size, setting(entry), entry.structure(entry.result.times[0])
         same.setdefault(key, []).append(entry)
     found = []
@@ -136,7 +136,7 @@ def _named(results: Sequence[Result]) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.result.rank, entry.result.waiting_time, entry.setting))
 
 
-def _size(result: Result) -> str:
+def size_of(result: Result) -> str:
     """The architecture and the dimensions that override it: `base`, or `tiny layers=2`."""
     arch = result.config.get("arch", "").removeprefix("switch_gmoe").removeprefix("_")
     changed = {k: v for k, v in flatten(result.config).items() if k.startswith(_DIMENSIONS)}

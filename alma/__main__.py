@@ -1,0 +1,113 @@
+"""The command `alma`: a subcommand for each tool. `python -m alma` is the same."""
+# PYTHON_ARGCOMPLETE_OK: says to argcomplete that this command answers it
+
+import importlib
+import os
+import sys
+from argparse import SUPPRESS
+from itertools import groupby
+from types import ModuleType
+from typing import NamedTuple
+
+from alma.errors import Parser, command
+
+
+class Tool(NamedTuple):
+    """A subcommand."""
+
+    group: str
+    module: str
+    """Imported only when the subcommand runs; has `parser()` and `main()`."""
+    help: str
+
+
+TOOLS = {
+    "data": Tool("data", "data_prep.__main__", "turn raw text into a stream of mega-batches"),
+    "inspect": Tool("data", "data_prep.inspect", "describe a stream, test if it is i.i.d., verify its files"),
+    "train": Tool("training", "slurm.launch", "train a language model on a stream, here or on SLURM"),
+    "images": Tool("training", "vision.run", "train image learners: digits, MNIST, CIFAR, your own folder"),
+    "sweep": Tool("training", "slurm.sweep", "train many image learners as one SLURM array"),
+    "reproduce": Tool("training", "slurm.reproduce", "run and draw a figure or table of the paper"),
+    "demo": Tool("training", "slurm.demo", "see all of it on small data: two minutes on two cores"),
+    "status": Tool("jobs", "slurm.status", "show the state of runs: progress, errors, logs"),
+    "cancel": Tool("jobs", "slurm.cancel", "cancel the SLURM jobs of runs"),
+    "report": Tool("results", "alma.report.__main__", "compare runs: tables, figures, a web page"),
+    "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
+    "combine": Tool("checkpoints", "fairseq_alma.combine", "combine language models into one ensemble"),
+    "export": Tool("checkpoints", "fairseq_alma.export", "export a language model to Hugging Face"),
+}
+"""The subcommands by name, in the order of the help."""
+
+ABOUT = "Anytime learning at macroscale: train and compare models on data that arrives in mega-batches."
+
+EXAMPLES = """\
+examples:
+  alma demo
+  alma images --learner sm,ens,gmoe --waiting-time 1,4 --out runs/digits
+  alma report runs/digits --html report.html
+
+`alma COMMAND --help` describes the options of a command.
+To complete commands, options and file names by Tab, add this line to ~/.bashrc or ~/.zshrc:
+  eval "$(register-python-argcomplete alma)"
+"""
+
+
+def parser() -> Parser:
+    """The command line up to the subcommand."""
+    made = Parser(
+        prog="alma",
+        usage="alma COMMAND [arguments]",
+        description=f"{ABOUT}\n\n{overview()}",
+        epilog=EXAMPLES,
+    )
+    made.add_argument("command", nargs="?", choices=TOOLS, metavar="COMMAND", help=SUPPRESS)
+    made.add_argument("--version", action="store_true", help="print the version of ALMA and exit")
+    return made
+
+
+def overview() -> str:
+    """The subcommands with their help, in groups."""
+    blocks = []
+    for title, tools in groupby(TOOLS.items(), lambda item: item[1].group):
+        blocks.append("\n".join([f"{title}:", *(f"  {name:11} {tool.help}" for name, tool in tools)]))
+    return "\n\n".join(blocks)
+
+
+def load(name: str) -> ModuleType:
+    """Import the module of a subcommand; help and errors then call it `alma NAME`."""
+    sys.argv[0] = f"alma {name}"
+    return importlib.import_module(TOOLS[name].module)
+
+
+def complete() -> None:
+    """Print completions of the shell's command line (COMP_LINE) and exit."""
+    import argcomplete
+
+    start = int(os.environ["_ARGCOMPLETE"])  # words before the subcommand
+    line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
+    _, *words = f"{line}.".split()[start - 1 :]  # the dot: the last word may be empty
+    found = parser()
+    if len(words) > 1 and words[0] in TOOLS:
+        os.environ["_ARGCOMPLETE"] = str(start + 1)
+        found = load(words[0]).parser()
+    argcomplete.autocomplete(found, always_complete_options=False)
+
+
+@command
+def main() -> None:
+    """Run a subcommand as if its module had been started."""
+    if "_ARGCOMPLETE" in os.environ:
+        complete()
+    first, *others = sys.argv[1:] or ["--help"]
+    if first in TOOLS:
+        sys.argv[1:] = others
+        load(first).main()
+        return
+    parser().parse_args([first])
+    from importlib import metadata
+
+    print(f"alma {metadata.version('alma-macroscale')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Panels of the report page: each is a function of a section that returns data for the page, or None.
+
+A panel is a dict with `kind`, `title`, `caption` and the data of that kind, which page.js draws:
+`points` (scatter), `lines` (curves over mega-batches), `grids` (matrices) and `table`. Configurations are
+indices into the section's results, so that the filters act on every panel. Add new panels to PANELS.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from alma.configs import differing, flatten
+from alma.records import Run
+from alma.report import compare
+from alma.report.html.sections import Section, rounded
+from alma.report.html.summary import final
+from alma.report.labels import ALWAYS_SHOWN, as_setting
+from alma.report.results import Measure, Result, compute, memory, validation
+from alma.report.tables import Table
+
+Panel = dict[str, Any]
+POINTS = 30_000
+"""Most points of the curves of a panel; more are decimated."""
+NUMBERS = 40_000
+"""Most numbers of the experts' panel; further configurations are left out."""
+
+
+def front(section: Section) -> Panel | None:
+    """The average metric, CER or final metric against training compute or memory."""
+    name, total = section.results[0].display.name, section.results[0].display.total
+    values: dict[str, tuple[Measure, bool]] = {
+        **{_named(each, name): (measure, True) for each, measure in compare.AVERAGES.items()},
+        **{each.format(total=total): (measure, False) for each, measure in compare.TOTALS.items()},
+        f"final {name}": (final, True),
+    }
+    costs = {"training compute, Comp (TFLOPs)": compute, "memory, Mem (parameters)": memory}
+    y = [_measure(each, section.results, measure, scaled) for each, (measure, scaled) in values.items()]
+    return {
+        "kind": "points",
+        "title": "Front",
+        "caption": "Mean over seeds of each configuration, with its standard deviation as bars and its seeds "
+        "as small dots; lower left is better. The dashed line joins the non-dominated configurations among "
+        "those shown; faint ones have not finished and do not count.",
+        "x": [_measure(each, section.results, measure, False) for each, measure in costs.items()],
+        "y": [measure for measure in y if any(mean is not None for mean in measure["mean"])],
+    }
+
+
+def _named(average: str, metric: str) -> str:
+    """Such as "average error (%)"."""
+    return f"{average} {metric}"
+
+
+def _measure(name: str, results: Sequence[Result], measure: Measure, scaled: bool) -> dict[str, Any]:
+    """Mean, standard deviation and values per seed of each result."""
+    found: dict[str, Any] = {"name": name, "mean": [], "deviation": [], "seeds": []}
+    for result in results:
+        factor = result.display.factor if scaled else 1
+        values = [factor * measure(rows) for rows in result.repeats]
+        mean, deviation = result.over_seeds(lambda rows, factor=factor: factor * measure(rows))  # type: ignore[misc]
+        found["mean"].append(rounded(mean))
+        found["deviation"].append(rounded(deviation))
+        found["seeds"].append([rounded(value) for value in values])
+    return found
+
+
+def curves(section: Section) -> Panel | None:
+    """The metric and the size of the model over mega-batches."""
+    name = section.results[0].display.name
+    measures: dict[str, Callable[[dict, int], Any]] = {
+        f"test {name}": lambda rows, t: rows[t]["value"],
+        f"validation {name}": lambda rows, t: validation(rows).get(t),
+        "parameters": lambda rows, t: rows[t]["parameters"],
+        "experts": lambda rows, t: rows[t]["extra"].get("experts"),
+    }
+    limit = max(50, POINTS // (len(section.results) * len(measures)))
+    found = []
+    for each, measure in measures.items():
+        factor = section.results[0].display.factor if each.endswith(name) else 1
+        lines = [_line(i, r, measure, factor, limit) for i, r in enumerate(section.results)]
+        found.append({"name": each, "lines": [line for line in lines if line]})
+    most = max(len(_steps(result)) for result in section.results)
+    few = f" Curves of more than {limit} points show {limit} of them." if most > limit else ""
+    return {
+        "kind": "lines",
+        "title": "Over the stream",
+        "caption": "After each mega-batch: the mean over seeds, with a band of ±1 standard deviation. A "
+        "value is held until the next stage. The untrained model is dotted and pale." + few,
+        "x": "mega-batch t",
+        "measures": [measure for measure in found if measure["lines"]],
+    }
+
+
+def _line(
+    index: int, result: Result, measure: Callable[[dict, int], Any], factor: int, limit: int
+) -> dict[str, Any] | None:
+    """The steps of a result; None if a repeat has no value at all."""
+    times, means, deviations = [], [], []
+    steps = _steps(result)
+    for t in _thinned(steps, limit):
+        values = [measure(rows, t) for rows in result.repeats]
+        if None in values:
+            continue
+        by_rows = {id(rows): factor * value for rows, value in zip(result.repeats, values, strict=True)}
+        mean, deviation = result.over_seeds(lambda rows, known=by_rows: known[id(rows)])  # type: ignore[misc]
+        times.append(t)
+        means.append(rounded(mean))
+        deviations.append(rounded(deviation))
+    if not any(mean is not None for mean in means):
+        return None
+    line = {
+        "c": index,
+        "t": times,
+        "y": means,
+        "until": result.times[-1],
+        "untrained": sum(result.waiting(t) for t in times),
+    }
+    line |= {"thinned": True} if len(steps) > limit else {}
+    return line | ({"deviation": deviations} if any(deviations) else {})
+
+
+def _steps(result: Result) -> list[int]:
+    """The t at which another model answers, or the metric changes; the first t included."""
+
+    def state(t: int) -> list[Any]:
+        return [result.repeats[0][t]["stage"], *(rows[t]["value"] for rows in result.repeats)]
+
+    pairs = itertools.pairwise(result.times)
+    return [result.times[0], *(t for before, t in pairs if state(t) != state(before))]
+
+
+def _thinned(times: Sequence[int], limit: int) -> list[int]:
+    """At most `limit` of the times, evenly, with the first two and the last."""
+    if len(times) <= limit:
+        return list(times)
+    steps = {round(i * (len(times) - 1) / (limit - 2)) for i in range(limit - 1)}
+    return [times[i] for i in sorted(steps | {1})]
+
+
+def table(section: Section) -> Panel | None:
+    """The general table of `alma.report.compare`."""
+    found = _table("Results", "A row per configuration.", compare.table(section.results))
+    return found | {"note": compare.note(section.results).replace("\n", " ")}
+
+
+def _table(title: str, caption: str, cells: Table, of: Iterable[int] = ()) -> Panel:
+    """A table; `of` has the configuration of each row if that is not its position."""
+    header, *rows = cells
+    found = {"kind": "table", "title": title, "caption": caption, "header": header, "rows": rows}
+    return found | {"of": list(of) or list(range(len(rows)))}
+
+
+def experts(section: Section) -> Panel | None:
+    """Share of tokens and loss of each expert, by stage, for the first seed of each configuration."""
+    grids: list[dict[str, Any]] = []
+    numbers, left_out = 0, 0
+    for index, result in enumerate(section.results):
+        rows, times = result.repeats[0], _steps(result)
+        layers = {t: rows[t]["extra"].get("expert_layers") or {} for t in times}
+        names = list(dict.fromkeys(itertools.chain(*layers.values())))
+        if numbers > NUMBERS:
+            left_out += bool(names)
+            continue
+        for name in names:
+            known = [t for t in times if name in layers[t]]
+            columns = {t: layers[t][name] for t in known}
+            maps = {
+                "share of tokens (%)": [[100 * share for share in columns[t]["share"]] for t in known],
+                "loss per token (nats)": [columns[t]["loss"] for t in known],
+            }
+            shown = {each: _padded(values) for each, values in maps.items()}
+            numbers += sum(len(row) for rows in shown.values() for row in rows)
+            grids.append({"c": index, "name": f"{result.label}, layer {name}", "x": known, "maps": shown})
+    note = f" {left_out} further configurations are left out to keep the page small." if left_out else ""
+    if not grids:
+        return None
+    return {
+        "kind": "grids",
+        "title": "Experts over the stages",
+        "caption": "Share of the test tokens that the router sends to each expert, and their mean loss, "
+        "after each stage (t = 0: untrained). First seed of the configuration." + note,
+        "x": "mega-batch t",
+        "y": "expert",
+        "grids": grids,
+    }
+
+
+def _padded(columns: Sequence[Sequence[float]]) -> list[list[float | int | None]]:
+    """Columns of different lengths as rows (expert, stage); None where an expert does not exist yet."""
+    return [[rounded(value) for value in row] for row in itertools.zip_longest(*columns)]
+
+
+def settings(section: Section) -> Panel | None:
+    """The settings that differ between configurations; the common ones as facts."""
+    configs = [flatten({k: v for k, v in r.config.items() if k != "seed"}) for r in section.results]
+    names = [name for name in differing(configs) if name not in ALWAYS_SHOWN]
+    rows = [
+        [result.label, *(as_setting(config[name]) if name in config else "" for name in names)]
+        for result, config in zip(section.results, configs, strict=True)
+    ]
+    common = {name: as_setting(value) for name, value in configs[0].items() if name not in differing(configs)}
+    caption = "No settings differ but learner, waiting time and replay."
+    if names:
+        caption = (
+            "Settings that differ, beside learner, waiting time and replay; empty if a learner lacks it."
+        )
+    found = _table("Settings", caption, [["configuration", *names], *rows])
+    return found | {"facts": common, "facts_title": "Settings that all configurations share"}
+
+
+def provenance(section: Section) -> Panel | None:
+    """Where each run comes from: versions, machine, seeds, data; what all runs share as facts."""
+    records = [_origin(run) for runs in section.runs for run in runs]
+    of = [index for index, runs in enumerate(section.runs) for _ in runs]
+    folder = os.path.commonpath([os.path.dirname(record["run"]) for record in records])
+    for record in records:
+        record |= {"folder": folder, "run": os.path.relpath(record["run"], folder)}
+    names = [name for name in differing(records) if name != "run"]
+    common = {name: value for name, value in records[0].items() if name != "run" and name not in names}
+    rows = [[record.get(name, "") for name in ("run", *names)] for record in records]
+    found = _table("Provenance", "The runs and what differs between them.", [["run", *names], *rows], of)
+    return found | {"facts": common, "facts_title": "The same for all runs"}
+
+
+def _origin(run: Run) -> dict[str, str]:
+    """Facts of run.json about a run: place, seeds, data, time, versions, machine."""
+    info = {
+        "run": os.path.abspath(run.directory),
+        "command": run.info.get("command"),
+        "seed": run.config["seed"],
+        "seeds": run.info.get("seeds"),
+        "started": run.info.get("created"),
+        "seconds of training": f"{sum(row['seconds'] for row in run.rows):.3g}",
+        "commit": run.info.get("commit"),
+        "versions": run.info.get("versions"),
+        "machine": run.info.get("machine"),
+        **{name: run.config.get(name) for name in ("stream", "stream_sha256", "dataset", "data")},
+    }
+    given = {name: value for name, value in info.items() if value not in (None, {}, [])}
+    texts = {name.removeprefix("versions."): _text(value) for name, value in flatten(given).items()}
+    return {name: text for name, text in texts.items() if text}
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+PANELS: list[Callable[[Section], Panel | None]] = [front, curves, table, experts, settings, provenance]
+"""The panels of each section, in the order of the page."""
+
+
+def panels(section: Section) -> list[Mapping[str, Any]]:
+    """The panels that the section has data for."""
+    return [panel for function in PANELS if (panel := function(section))]

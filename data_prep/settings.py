@@ -1,0 +1,183 @@
+"""The settings of a stream, from the options of `alma data`; all problems of a command line at once."""
+
+import argparse
+import contextlib
+import dataclasses
+import glob
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from alma.errors import UserError, hint
+from alma.stream import Stream
+from data_prep.dictionary import DICTIONARY
+from data_prep.documents import Reader, find_files
+from data_prep.formats import stem
+from data_prep.gpt2 import GPT2
+from data_prep.pipeline import StreamSettings
+from data_prep.plan import Wanted
+from data_prep.tokenizer import SentencePiece
+
+_NEEDED = ("--mega-batches", "--words", "--valid-words")
+_TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
+_GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
+_FIXED = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZERS, *_GPT2_FILES)
+"""Flags that --append refuses: the stream determines them."""
+
+
+def named_path(argument: str) -> tuple[str, str]:
+    """(source, path) of a CORPUS argument."""
+    name, equals, path = argument.partition("=")
+    if not equals or "/" in name:
+        path = argument
+        fixed = Path(path)
+        if glob.has_magic(path) and not fixed.exists():  # then the last directory before the pattern
+            fixed = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), fixed.parts))
+        name = stem(Path(os.path.abspath(fixed)).name)
+    if not name or not path:
+        raise UserError(f"{argument!r}: expected PATH or NAME=PATH")
+    return name, path
+
+
+@contextlib.contextmanager
+def noted(problems: list[str]) -> Iterator[None]:
+    """Collect a UserError of the block in `problems`, so that all are reported at once."""
+    try:
+        yield
+    except UserError as error:
+        problems.append(str(error))
+
+
+def refuse(problems: list[str]) -> None:
+    """UserError: all problems, each once, if there are any."""
+    if problems:
+        raise UserError("; ".join(dict.fromkeys(problems)))
+
+
+def named_files(corpus: list[str]) -> list[tuple[str, str]]:
+    """(source, path) of the files of the CORPUS arguments, each file once.
+
+    UserError: all arguments without files, and all files of two sources.
+    """
+    files: dict[str, tuple[str, str]] = {}
+    problems: list[str] = []
+    for argument in corpus:
+        with noted(problems):
+            name, path = named_path(argument)
+            for file in find_files(path):
+                source, _ = files.setdefault(os.path.realpath(file), (name, file))
+                if source != name:
+                    raise UserError(f"{file}: is in both {source} and {name}; name it in one CORPUS argument")
+    refuse(problems)
+    return list(files.values())
+
+
+def reader_of(arguments: argparse.Namespace) -> Reader:
+    """The reader for the flags. UserError: --documents for an unknown source."""
+    modes = dict(sorted(arguments.documents))
+    default = modes.pop("", Reader.documents)
+    for name in modes:
+        _require_source(arguments, f"--documents {name}=", name)
+    return Reader(
+        documents=default,
+        max_document_words=arguments.max_document_words,
+        documents_of=modes,
+        text_key=arguments.text_key,
+        on_bad_input=arguments.on_bad_input,
+        unescape_html=arguments.unescape_html,
+        strip_control=arguments.strip_control,
+    )
+
+
+def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None:
+    names = sorted({name for name, _ in map(named_path, arguments.corpus)})
+    if name not in names:
+        raise UserError(f"{flag}: no such source; {hint(name, names)}")
+
+
+def settings_of(arguments: argparse.Namespace) -> StreamSettings:
+    """The settings of a new stream. UserError: all missing or contradictory flags, and all bad files."""
+    problems: list[str] = []
+    with noted(problems):
+        files = named_files(arguments.corpus)
+    with noted(problems):
+        reader = reader_of(arguments)
+    if arguments.valid_source:
+        with noted(problems):
+            _require_source(arguments, f"--valid-source {arguments.valid_source}", arguments.valid_source)
+    if lacking := [flag for flag in _NEEDED if _given(arguments, flag) is None]:
+        problems.append(f"give {', '.join(lacking)}")
+    if not any(_given(arguments, flag) for flag in _TOKENIZERS):
+        problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
+    with noted(problems):
+        tokenizer = given_tokenizer(arguments)
+    refuse(problems)
+    return StreamSettings(
+        files=files,
+        wanted=Wanted(
+            arguments.mega_batches,
+            arguments.words,
+            arguments.eval_words or arguments.words,
+            arguments.valid_words,
+            arguments.valid_source or files[-1][0],
+        ),
+        seed=arguments.seed or 0,
+        reader=reader,
+        vocab_size=arguments.vocab_size,
+        tokenizer=tokenizer,
+    )
+
+
+def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamSettings:
+    """The settings of an addition: seed, tokenizer and normalisation are those of the stream.
+
+    UserError: all flags that would change them, and all bad files.
+    """
+    problems: list[str] = []
+    with noted(problems):
+        files = named_files(arguments.corpus)
+    if refused := [flag for flag in _FIXED if _given(arguments, flag) is not None]:
+        problems.append(
+            f"{', '.join(refused)}: not with --append, which keeps the settings of {stream.directory}"
+        )
+    with noted(problems):
+        reader = reader_of(arguments)
+    kept = {}
+    for name in ("max_document_words", "unescape_html", "strip_control"):
+        kept[name] = was = stream.settings.get(name, getattr(Reader, name))
+        if (now := getattr(arguments, name)) and now != was:
+            flag = name.replace("_", "-")
+            problems.append(f"--{flag}: the stream was made with {was or 'no'} --{flag}; leave it out")
+    refuse(problems)
+    return StreamSettings(
+        files=files,
+        wanted=Wanted(
+            arguments.mega_batches or 1,
+            arguments.words or stream.settings["words"],
+            eval_words=0,
+            valid_words=0,
+            valid_source=None,
+            first=len(stream.megabatches),
+        ),
+        seed=stream.seed,
+        reader=dataclasses.replace(reader, **kept),
+        vocab_size=None,
+        tokenizer={name: str(stream.directory / name) for name in stream.files if name != DICTIONARY},
+    )
+
+
+def _given(arguments: argparse.Namespace, flag: str) -> Any:
+    return getattr(arguments, flag[2:].replace("-", "_"))
+
+
+def given_tokenizer(arguments: argparse.Namespace) -> dict[str, str]:
+    """`StreamSettings.tokenizer`. UserError: a missing file, or an incomplete set of flags."""
+    given = {flag: path for flag in ("--tokenizer", *_GPT2_FILES) if (path := _given(arguments, flag))}
+    problems = [f"{flag} {path}: no such file" for flag, path in given.items() if not Path(path).is_file()]
+    if any((flag in given) != bool(arguments.bpe) for flag in _GPT2_FILES):
+        problems.append(f"--bpe gpt2, {' FILE and '.join(_GPT2_FILES)} FILE go together: all three or none")
+    refuse(problems)
+    names = GPT2.files if arguments.bpe else SentencePiece.files
+    return dict(zip(names, given.values(), strict=bool(given)))  # {} if none is given

@@ -1,0 +1,248 @@
+"""Run and draw the figures and tables of both versions of the paper: `alma reproduce`.
+
+experiments/index.yaml says which experiments each is drawn from. This command starts the tools that run them
+and draw the result. Rerun it to resume after an interruption: it runs only what is missing.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from alma.errors import Parser, UserError, closest, command
+from alma.experiments import read_settings
+from alma.files import make_directory, write_json_atomic
+from alma.help_texts import DATA_ROOT, JOBS
+from alma.report.tables import as_text
+from slurm.engine import children
+
+EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+SIZES = ("small", "paper")
+TABLE2 = "table2"
+"""Folder of the experiments of language models, below EXPERIMENTS, and of their runs."""
+_PRINTED = 12  # words of a command
+_EXAMPLES = """\
+examples:
+  alma reproduce --list
+  alma reproduce figure7 --size small
+  alma reproduce all --size small --jobs 2
+"""
+
+
+class Command(NamedTuple):
+    """A command line, and the folder in which to start it (None: here)."""
+
+    words: list[str]
+    folder: Path | None = None
+
+    def __str__(self) -> str:
+        words = ["python" if word == sys.executable else word for word in self.words]
+        hidden = len(words) - _PRINTED
+        return f"$ {shlex.join(words[:_PRINTED])}" + (f" ... ({hidden} more)" if hidden > 0 else "")
+
+
+class Outcome(NamedTuple):
+    """A line of the summary."""
+
+    name: str
+    state: str
+    seconds: float
+    files: list[Path]
+
+
+def tool(module: str, *words: object, folder: Path | None = None) -> Command:
+    """The command line of a tool."""
+    return Command([sys.executable, "-m", module, *map(str, words)], folder)
+
+
+def index() -> dict[str, dict[str, Any]]:
+    """Figures and tables by name. UserError: there are no experiments here."""
+    if not EXPERIMENTS.is_dir():
+        raise UserError(f"{EXPERIMENTS} is missing: install ALMA from a checkout (pip install -e .)")
+    return read_settings(EXPERIMENTS / "index.yaml")
+
+
+def commands(name: str, experiments: Mapping[str, str], options: argparse.Namespace) -> Iterator[Command]:
+    """The commands that run the experiments of a figure or table, and the one that draws it."""
+    place = options.out / options.size
+    if TABLE2 in experiments:
+        yield from _language_models(experiments[TABLE2].split(), place, place / name, options)
+        return
+    root = ["--data-root", options.data_root] if options.data_root else []
+    runs: list[str] = []
+    for folder, text in experiments.items():
+        file, *flags = text.split()
+        # At the small size every data set is the digits.
+        folder = re.sub("cifar100?|e?mnist", "digits", folder) if options.size == "small" else folder
+        size = ["--size", "small"] if options.size == "small" else []
+        words = [EXPERIMENTS / file, *size, *flags, "--out", place / "runs" / folder]
+        found = children.ask(tool("vision.run", *words, "--list").words, file).splitlines()
+        yield tool("vision.run", *words, *root, "--jobs", options.jobs, "--part", "1/1")
+        if folder.endswith("-stages"):
+            yield tool("vision.tsne", *found, *root, "--out", place / name / "tsne.png")
+        else:
+            runs += found
+    yield tool("alma.report", *dict.fromkeys(runs), "--figures", "vision", "--out", place / name)
+
+
+def _language_models(
+    rows: Sequence[str], place: Path, out: Path, options: argparse.Namespace
+) -> Iterator[Command]:
+    """The commands for rows of Table 2. UserError: there is no stream."""
+    place, out = place.resolve(), out.resolve()  # the launcher starts in `place`
+    stream, sizes = options.stream and options.stream.resolve(), ["base", "large"]
+    size: list[str] = []
+    if options.size == "small":
+        sizes, size = ["base"], ["--size", "tiny"]
+        if stream is None:
+            stream = place / "stream"
+            yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
+    if stream is None:
+        recipe = EXPERIMENTS / "streams/paper.sh"
+        raise UserError(f"{out.name} needs the stream of {recipe}: make it, and give it with --stream")
+    files = [EXPERIMENTS / TABLE2 / f"{row}_{model}.yaml" for model in sizes for row in rows]
+    yield tool("slurm.launch", *files, *size, "--stream", stream, "--jobs", options.jobs, folder=place)
+    models = ["tiny"] if size else sizes
+    runs = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
+    yield tool("alma.report", *runs, "--table", "lm", "--figures", "lm", "--out", out)
+
+
+def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Outcome:
+    """Run and draw a figure or table, unless that is done; with --dry-run only print the commands."""
+    out = options.out / options.size / name
+    todo = list(commands(name, record["experiments"], options))
+    if options.dry_run:
+        print(f"\n{name}", *todo, sep="\n")
+        return Outcome(name, "dry run", 0, [])
+    marker = out / "done.json"
+    content = {"commands": [one.words for one in todo], "experiments": _digest()}
+    try:
+        done = json.loads(marker.read_bytes())
+    except (OSError, ValueError):
+        done = {}
+    if done.items() >= content.items():
+        return Outcome(name, "complete", done["seconds"], drawn(out, record["drawn"]))
+    started = time.monotonic()
+    for one in todo:
+        print(f"\n{name} {one}", flush=True)
+        if code := run(one, options.jobs):
+            return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, [])
+    seconds = time.monotonic() - started
+    write_json_atomic(marker, content | {"seconds": round(seconds, 1)})
+    return Outcome(name, "done", seconds, drawn(out, record["drawn"]))
+
+
+def run(one: Command, jobs: int) -> int:
+    """Run a command, each of its `jobs` on its share of the cores; return its exit code as a shell would."""
+    if one.folder:
+        make_directory(one.folder)
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, "PATH": path}
+    code = subprocess.run(one.words, cwd=one.folder, env=environment, check=False).returncode
+    return code if code >= 0 else 128 - code
+
+
+def drawn(out: Path, names: Sequence[str]) -> list[Path]:
+    """The files in `out` that show a figure or table, by parts of their names."""
+    files = sorted([*out.glob("*.png"), *out.glob("table*.md")])
+    return [
+        file for file in files if any(re.search(rf"(^|_){name}(_[hB]\d+)*$", file.stem) for name in names)
+    ]
+
+
+def _digest() -> str:
+    """Identifies the content of all experiments."""
+    files = sorted(path for path in EXPERIMENTS.rglob("*") if path.is_file())
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def overview(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Figures and tables with the data, number of runs and cost of each size."""
+    lines = [["name", "runs: small", "paper", "cost: small", "paper", "data, what it shows"]]
+    for name, one in records.items():
+        lines.append([name, *map(str, one["runs"]), *one["cost"], f"{one['data']}: {one['shows']}"])
+    width = max(len(line[-1]) for line in lines)
+    return as_text([[*line[:-1], line[-1].ljust(width)] for line in lines])
+
+
+def summary(rows: Sequence[Outcome]) -> str:
+    """What became of each figure and table, and where it is."""
+    lines = [["figure", "state", "time", "files"]]
+    for row in rows:
+        first, *others = [str(file) for file in row.files] or [""]
+        lines.append([row.name, row.state, f"{row.seconds:.0f} s", first])
+        lines += [["", "", "", other] for other in others]
+    return as_text(lines)
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="python -m slurm.reproduce",
+        usage="%(prog)s FIGURE... [options]",
+        description="Run and draw the figures and tables of both versions of the paper. Rerun the command to "
+        "resume after an interruption; what is complete is skipped.",
+        epilog=_EXAMPLES,
+    )
+    add = made.add_argument
+    add("figures", nargs="*", metavar="FIGURE", help="such as figure7, table2, draft-figure3; or all")
+    add("--list", action="store_true", help="print all figures and tables with data, runs and cost, and exit")
+    size = "small: for a CPU, without a download; paper: the paper's settings (default: small)"
+    add("--size", choices=SIZES, default="small", help=size)
+    add(
+        "--out",
+        type=Path,
+        default=Path("reproduced"),
+        metavar="DIR",
+        help="folder for runs, figures and tables (default: reproduced)",
+    )
+    add("--data-root", type=Path, metavar="DIR", help=f"with --size paper: {DATA_ROOT}")
+    add(
+        "--stream",
+        type=Path,
+        metavar="STREAM",
+        help="stream of the language models (with --size small one is made; see experiments/streams)",
+    )
+    add("--jobs", type=int, default=1, metavar="N", help=JOBS)
+    add("--dry-run", action="store_true", help="print the commands, run nothing")
+    return made
+
+
+@command
+def main() -> None:
+    """Entry point of `python -m slurm.reproduce`."""
+    options, records = parser().parse_args(), index()
+    if options.list:
+        print(overview(records))
+        return
+    if options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs}: give 1 or more")
+    if not options.figures:
+        raise UserError("give a figure or table, such as figure7, or all; --list shows them")
+    for name in options.figures:
+        if name not in records and name != "all":
+            near = closest(name, records)
+            raise UserError(f"{name}: no such figure; " + (f"did you mean {near}?" if near else "see --list"))
+    names = list(records) if "all" in options.figures else list(dict.fromkeys(options.figures))
+    rows: list[Outcome] = []
+    for name in names:
+        rows.append(make(name, records[name], options))
+        if rows[-1].state.startswith("failed"):
+            break
+    if not options.dry_run:
+        print(f"\n{summary(rows)}")
+    if rows[-1].state.startswith("failed"):
+        sys.exit(int(rows[-1].state.split()[-1]))
+
+
+if __name__ == "__main__":
+    main()

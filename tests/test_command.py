@@ -1,0 +1,194 @@
+"""The command `alma`: subcommands, help without heavy imports, hints, completion, docs/cli.md."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from argparse import SUPPRESS, _HelpAction
+from pathlib import Path
+
+import pytest
+
+from alma import __main__ as alma
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("torch", "fairseq", "numpy", "matplotlib", "plotly", "sentencepiece", "submitit", "sklearn", "scipy")
+CALLS = """
+import contextlib, io, json, runpy, sys
+found = []
+for module, *words in json.load(sys.stdin):
+    sys.argv, out, err, code = ["-m", *words], io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code
+    found.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(found))
+"""
+"""Runs command lines of modules as `python -m` does, all in one process."""
+MODULES = ("data_prep", "data_prep.inspect", "slurm.launch", "slurm.sweep", "slurm.demo", "slurm.status")
+MODULES += ("slurm.cancel", "alma.report", "vision.tsne")
+
+
+def calls(*lines: str, stubs: Path) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each `python -m LINE`, where the import of a heavy package fails."""
+    for name in HEAVY:
+        (stubs / f"{name}.py").write_text(f"raise SystemExit('{name} is imported')")
+    environment = os.environ | {"PYTHONPATH": f"{stubs}{os.pathsep}{ROOT}"}
+    program = [sys.executable, "-W", "ignore", "-c", CALLS]
+    words = json.dumps([line.split() for line in lines])
+    done = subprocess.run(program, env=environment, cwd=stubs, input=words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def parsers(monkeypatch):
+    """The parser of every subcommand, by its name."""
+    monkeypatch.setattr(sys, "argv", ["alma"])
+    return {name: alma.load(name).parser() for name in alma.TOOLS}
+
+
+@pytest.fixture
+def error(monkeypatch, capsys):
+    """The only line of the error of `alma WORDS`."""
+
+    def run(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["alma", *words])
+        with pytest.raises(SystemExit) as stop:
+            alma.main()
+        assert stop.value.code == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return run
+
+
+def test_help_comes_before_heavy_imports_and_names_its_program(tmp_path):
+    names = [f"alma {name}" for name in alma.TOOLS]
+    found = calls(*(f"{line} --help" for line in [*names, *MODULES]), stubs=tmp_path)
+    for line, (code, out, err) in zip(
+        [*names, *(f"python -m {name}" for name in MODULES)], found, strict=True
+    ):
+        assert (code, err) == (0, ""), line
+        assert out.startswith(f"usage: {line} "), out
+
+
+def test_what_parsing_refuses_comes_before_heavy_imports(tmp_path):
+    required = {
+        "data": "c --out s",
+        "inspect": "s",
+        "train": "s",
+        "combine": "c --out f",
+        "export": "c --out d",
+    }
+    required |= dict.fromkeys(("status", "cancel", "report", "tsne", "reproduce"), "r")
+    lines = [f"alma {name} {required.get(name, '')} --nonsense" for name in alma.TOOLS]
+    for name, (code, out, err) in zip(alma.TOOLS, calls(*lines, stubs=tmp_path), strict=True):
+        assert (code, out) == (2, ""), (name, err)
+        assert "unrecognized arguments: --nonsense" in err
+        assert f"see `alma {name} --help`" in err
+        assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("words", [[], ["--help"]])
+def test_the_overview_lists_every_subcommand(monkeypatch, capsys, words):
+    monkeypatch.setattr(sys, "argv", ["alma", *words])
+    with pytest.raises(SystemExit) as stop:
+        alma.main()
+    assert not stop.value.code
+    out = capsys.readouterr().out
+    assert all(f"\n  {name} " in out and tool.help in out for name, tool in alma.TOOLS.items())
+
+
+def test_the_version_is_that_of_the_package(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["alma", "--version"])
+    alma.main()
+    assert f'version="{capsys.readouterr().out.split()[1]}"' in (ROOT / "setup.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("tran", "did you mean train?"),
+        ("nothing-like-it", "choose from data, inspect, train,"),
+        ("--verison", "did you mean --version?"),
+        ("train s --learner gmo", "did you mean gmoe?"),
+        ("train s --cluster slrm", "did you mean slurm?"),
+        ("train s --waiting-tim 2", "did you mean --waiting-time?"),
+        ("train s --arch x", "--arch is a flag of fairseq-train: put it after `--`"),
+        ("sweep --seeds 0-2", "if --seeds is a flag of alma images, put it after `--`"),
+        ("data c --out s --on-bad-input skipp", "did you mean skip?"),
+        ("data c --out s --documents a=lines", "did you mean line?"),
+        ("data c --out s --valid-word 1k", "did you mean --valid-words?"),
+        ("report r --figures visoin", "did you mean vision?"),
+        ("report r --selct valid", "did you mean --select?"),
+        ("combine a.pt --out f --average prob", "did you mean probs?"),
+        ("export a.pt --out d --weights averag", "did you mean average?"),
+        ("status runs --wach", "did you mean --watch?"),
+    ],
+)
+def test_a_misspelt_word_has_a_hint(error, line, hint):
+    assert hint in error(*line.split())
+
+
+def test_every_option_says_what_it_does_and_its_default(parsers):
+    for name, parser in parsers.items():
+        for action in parser._actions:
+            assert action.help, (name, action)
+            hidden = action.help == SUPPRESS or not action.option_strings or isinstance(action, _HelpAction)
+            if not hidden and action.default not in (None, False, [], [False], SUPPRESS):
+                assert "default: " in action.help, (name, action)
+
+
+def examples(text: str) -> list[list[str]]:
+    """The arguments of the `alma` command lines in a help text."""
+    lines = re.findall(r"^  (alma .*)$", text.replace("\\\n", ""), re.MULTILINE)
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+def test_the_examples_in_help_are_accepted(parsers):
+    for name, parser in {"alma": alma.parser(), **parsers}.items():
+        found = examples(parser.epilog)
+        assert len(found) > 1, name
+        for subcommand, *words in found:
+            own = words[: words.index("--")] if "--" in words else words
+            parsers[subcommand].parse_intermixed_args(own)
+
+
+@pytest.mark.parametrize(
+    ("line", "completions"),
+    [
+        ("alma re", ["report", "reproduce"]),
+        ("alma --v", ["--version"]),
+        ("alma train --waiting", ["--waiting-time"]),
+        ("alma train s --learner g", ["gens", "gmoe"]),
+        ("alma data c --on-bad-input s", ["skip"]),
+        ("alma inspect str", ["stream/"]),
+        ("alma nonsense ", []),
+    ],
+)
+def test_the_shell_completes(tmp_path, line, completions):
+    pytest.importorskip("argcomplete")
+    (tmp_path / "stream").mkdir()
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    asked |= {"COMP_TYPE": "9", "PYTHONPATH": str(ROOT)}
+    shell = 'exec "$0" -m alma 8>&1 9>/dev/null 1>/dev/null'  # as register-python-argcomplete does
+    program = ["bash", "-c", shell, sys.executable]
+    done = subprocess.run(program, env=os.environ | asked, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.split()) == completions
+
+
+def test_argcomplete_finds_its_mark():
+    assert "PYTHON_ARGCOMPLETE_OK" in (ROOT / "alma/__main__.py").read_text()[:1024]
+
+
+def test_the_page_of_commands_is_up_to_date():
+    done = subprocess.run(
+        [sys.executable, "docs/cli.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

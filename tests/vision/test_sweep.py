@@ -1,0 +1,178 @@
+"""Comma lists, and experiments: files with settings whose lists make a sweep."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from alma.errors import UserError
+from vision.run import parser
+from vision.sweep import jobs_of, read_sections
+
+ROOT = Path(__file__).parents[2]
+
+
+def jobs(*words):
+    return jobs_of(*read_sections(parser(), [*map(str, words)]))
+
+
+def names(*words):
+    return [job.out.name for job in jobs(*words)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two experiments and two sizes."""
+    files = {
+        "one": "size: big\nlearner: [sm, gmoe]\nwaiting-time: [1, all]\nreplay: [off, on]\nepochs: 3",
+        "parts": "learner: gmoe\nseeds: 0-1\nruns:\n- {router: [tree, flat]}\n- {learner: moe, experts: 3}",
+        "sizes/big": "dataset: mnist\nhidden: [4, 64]\nepochs: 9\nlr: 1e-3",
+        "sizes/small": "megabatches: 6\nhidden: 5",
+    }
+    (tmp_path / "sizes").mkdir()
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+def test_every_setting_takes_a_comma_list():
+    assert names("--lr", ".3,1", "--hidden", "4,8", "--seeds", "0-1") == [
+        f"sm_w1_h{h}_lr-{lr}_s{seed}" for h in (4, 8) for lr in ("0.3", "1") for seed in (0, 1)
+    ]
+    found = jobs("--learner", "sm,gmoe", "--router", "tree,flat", "--augment", "off,on", "--replay", "off,on")
+    assert len(found) == 2 * 2 + 2 * 2 * 2
+    settings = ("augment", "router", "replay")
+    assert {job.out.name: tuple(job.options.get(name) for name in settings) for job in found} == {
+        f"sm_w1_h32_augment-{a}{replay}_s0": (a == "on", None, bool(replay))
+        for a in ("off", "on")
+        for replay in ("", "_replay")
+    } | {
+        f"gmoe_w1_h32_augment-{a}_router-{router}{replay}_s0": (a == "on", router, bool(replay))
+        for a in ("off", "on")
+        for router in ("tree", "flat")
+        for replay in ("", "_replay")
+    }
+    assert names("--epochs", "2,3", "--preset", "paper,authors", "--megabatches", "4,5")[0] == (
+        "sm_w1_h32_megabatches-4_preset-paper_epochs-2_s0"
+    )
+
+
+def test_what_does_not_vary_is_not_in_the_name():
+    assert names("--lr", "3", "--router", "flat", "--learner", "sm,gmoe", "--augment") == [
+        "sm_w1_h32_s0",
+        "gmoe_w1_h32_s0",
+    ]
+    # The second value of --gate applies to ens with several experts only.
+    assert names("--learner", "ens", "--gate", "soft,hard", "--experts", "1,2") == [
+        f"ens_w1_h32_gate-{gate}_experts-{experts}_s0"
+        for gate, experts in (("soft", 1), ("soft", 2), ("hard", 2))
+    ]
+
+
+def test_all_waits_for_the_whole_stream():
+    found = jobs("--dataset", "mnist", "--waiting-time", "10,all,500")
+    assert [job.options["waiting_time"] for job in found] == [10, 500]
+    assert [job.options["waiting_time"] for job in jobs("--megabatches", 7, "--waiting-time", "all")] == [7]
+
+
+def test_an_experiment_is_a_sweep_that_its_size_completes(folder):
+    found = jobs(folder / "one.yaml")
+    assert {str(job.out.parent) for job in found} == {"runs/one"}
+    assert len(found) == 2 * 2 * 2 * 2
+    first = found[0]
+    assert (first.dataset["name"], first.megabatches, first.out.name) == ("mnist", 500, "sm_w1_h4_s0")
+    assert (first.options["epochs"], first.options["lr"]) == (3, 0.001)  # the file overrides its size
+    small = jobs(folder / "one.yaml", "--size", "small")
+    assert {(job.dataset["name"], job.megabatches, job.options["hidden"]) for job in small} == {
+        ("digits", 6, 5)
+    }
+    assert {str(job.out.parent) for job in small} == {"runs/one_small"}
+    assert small[-1].out.name == "gmoe_w6_h5_replay_s0"
+
+
+def test_flags_override_the_file(folder):
+    words = "--learner ens --no-replay --seed 3 --epochs 7 --waiting-time 2 --hidden 4 --out there".split()
+    (job,) = jobs(folder / "one.yaml", *words)
+    assert str(job.out) == "there/ens_w2_h4_s3"  # of an experiment: always a folder of runs
+    assert job.options["epochs"] == 7
+    assert job.options["replay"] is False
+    assert names(*words[2:], folder / "parts.yaml")[:2] == [
+        "gmoe_w2_h4_router-tree_s3",
+        "gmoe_w2_h4_router-flat_s3",
+    ]
+
+
+def test_sections_have_settings_of_their_own_and_share_no_run(folder):
+    assert names(folder / "parts.yaml") == [
+        *(f"gmoe_w1_h32_router-{router}_s{seed}" for router in ("tree", "flat") for seed in (0, 1)),
+        *(f"moe_w1_h32_s{seed}" for seed in (0, 1)),
+    ]
+    assert {job.options.get("experts") for job in jobs(folder / "parts.yaml")} == {None, 3}
+    # A flag that some section's learner takes is not refused by the others; equal runs are one.
+    path = folder / "twice.yaml"
+    path.write_text("runs: [{learner: sm}, {learner: [sm, gmoe], waiting-time: 1}]")
+    assert names(path, "--experts", 2) == ["sm_w1_h32_s0", "gmoe_w1_h32_s0"]
+    path.write_text("runs: [{learner: sm}, {learner: sm, lr: 3}]")
+    assert names(path) == ["sm_w1_h32_lr-1_s0", "sm_w1_h32_lr-3_s0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("learner: sm", ["ones.yaml"], r"ones.yaml: no such experiment; did you mean .*one.yaml\?"),
+        ("learner: sm", ["--size", "smal"], "smal.yaml: no such size; there are: big, small"),
+        ("learner: [sm", [], "new.yaml: not YAML"),
+        ("sm", [], "new.yaml: give options as"),
+        ("learnr: sm", [], "new.yaml: learnr is not a setting .did you mean learner"),
+        ("learn: sm", [], "new.yaml: learn is not a setting"),
+        ("learner: smm", [], "new.yaml: argument --learner: 'smm': choose from sm, .*did you mean sm"),
+        ("lr: fast", [], "new.yaml: argument --lr: 'fast': a number, or a list"),
+        ("epochs: 1.5", [], "new.yaml: argument --epochs: '1.5': a whole number"),
+        ("replay: [maybe]", [], "new.yaml: argument --replay.*: 'maybe': off, on or off,on"),
+        ("lr: {high: 1}", [], "new.yaml: lr: give a value, or a list"),
+        ("lr: []", [], "new.yaml: lr: give a value, or a list"),
+        ("lr:", [], "new.yaml: lr: give a value, or a list"),
+        ("runs: 3", [], "new.yaml: give sections as a list"),
+        ("jobs: 2", [], "new.yaml: jobs says how to run: give --jobs on the command line"),
+        ("members: 2", [], "--members does not apply to sm: it is a setting of ens, umix"),
+        ("runs: [{learner: sm}, {learner: ff, gate: hard}]", [], "--gate does not apply to ff"),
+        ("epochs: 0", [], "--epochs 0: at least 1"),
+    ],
+)
+def test_bad_experiments_are_one_clear_line(folder, text, words, message):
+    (folder / "new.yaml").write_text(text)
+    path = folder / (words.pop() if words and words[0].endswith(".yaml") else "new.yaml")
+    with pytest.raises(UserError, match=message) as refused:
+        jobs(path, *words)
+    assert "\n" not in str(refused.value)
+
+
+def test_bad_lists_are_one_clear_line():
+    for words, message in (
+        (["--size", "small"], "--size is for experiments"),
+        (["--replay", "experiments/figure7.yaml"], "give an experiment before flags"),
+        (["--no-replay", "off"], "off, on or off,on"),
+        (["--router", "tree,fat"], r"'fat': choose from tree, flat \(did you mean flat\?\)"),
+        (["--megabatches", "0"], "0 mega-batches of 1437"),
+    ):
+        with pytest.raises(UserError, match=message):
+            jobs(*words)[0].run()
+
+
+@pytest.mark.parametrize("module", ["vision.run", "vision.tsne"])
+def test_the_help_loads_nothing_heavy(module):
+    code = f"import importlib, sys\nimportlib.import_module({module!r}).parser().format_help()\n"
+    code += "print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    heavy = {"torch", "torchvision", "numpy", "sklearn", "matplotlib", "yaml", "tensorboardX", "tqdm"}
+    assert not heavy & set(shown.stdout.split())
+
+
+def test_as_a_module_from_anywhere_without_a_warning(tmp_path):
+    words = (
+        "-m vision.run --megabatches 2 --epochs 1 --hidden 2 --seeds 0-1 --jobs 2 --part 1/1 --out x".split()
+    )
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["sm_w1_h2_s0", "sm_w1_h2_s1"]

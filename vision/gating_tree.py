@@ -1,0 +1,194 @@
+"""The gating tree of a mixture over a t-SNE of test images, which `python -m vision.tsne` draws.
+
+Shapes: n examples, E experts.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from alma.errors import UserError
+from alma.files import make_directory
+from alma.records import Run
+from alma.report.style import COLOURS, subplots
+from alma.stages import stages
+from vision import data
+from vision.experiment import read_checkpoint
+from vision.learners import LEARNERS, resolve
+from vision.learners.gmoe import MoE
+from vision.mixture import Mixture
+from vision.train import EVALUATION_BATCH
+
+# Okabe and Ito's colours without vermillion, too close to the red of the tree; then Tol's muted ones.
+_OTHERS = ("#88CCEE", "#999933", "#44AA99", "#332288", "#AA4499")
+EXPERTS = [*(colour for colour in COLOURS if colour != "#D55E00"), *_OTHERS]
+TREE = "#E00000"
+
+
+class Tree(NamedTuple):
+    """A gating tree: nodes 0..E-1 are leaves (experts), higher numbers inner nodes (gates)."""
+
+    root: int
+    edges: list[tuple[int, int]]  # (parent, child)
+    leaves: dict[int, list[int]]  # leaves below each node; of a leaf, itself
+
+
+def tree_of(paths: Tensor, experts: int) -> Tree:
+    """The tree of `Gating.paths` (E, 2 (E - 1)): columns 2k and 2k + 1 are the branches of inner node E + k.
+    Flat gating, without paths, is a star of its experts."""
+    below = {leaf: [leaf] for leaf in range(experts)}
+    if paths.shape[1]:
+        through = paths.view(experts, -1, 2).sum(2) > 0  # (E, E - 1): node is on the path to the leaf
+        below |= {experts + k: column.nonzero().flatten().tolist() for k, column in enumerate(through.T)}
+    elif experts > 1:
+        below[experts] = list(range(experts))
+    parents = {}
+    for node, leaves in below.items():
+        around = [
+            other for other, more in below.items() if len(more) > len(leaves) and set(leaves) <= set(more)
+        ]
+        if around:
+            parents[node] = min(around, key=lambda other: len(below[other]))
+    (root,) = below.keys() - parents.keys()
+    return Tree(root, sorted((parent, child) for child, parent in parents.items()), below)
+
+
+def positions(tree: Tree, points: np.ndarray, assigned: np.ndarray) -> dict[int, np.ndarray]:
+    """Positions of the nodes among points (n, 2) of experts `assigned` (n,): a leaf at the mean of its
+    examples, an inner node at the mean of its leaves. Experts without examples have no position."""
+    found = {leaf: points[assigned == leaf].mean(0) for leaf in np.unique(assigned).tolist()}
+    for node, leaves in tree.leaves.items():
+        placed = [found[leaf] for leaf in leaves if leaf in found]
+        if placed and node not in found:
+            found[node] = np.mean(placed, axis=0)
+    return found
+
+
+@torch.no_grad()
+def assignment(model: Mixture, images: Tensor, layer: int) -> np.ndarray:
+    """The expert (n,) of each image in mixture layer 1, 2, ...: the largest gate value."""
+    model.eval()
+    parts = [model.routed(part)[1][layer - 1].argmax(0) for part in images.split(EVALUATION_BATCH)]
+    return torch.cat(parts).numpy()
+
+
+def embed(images: Tensor) -> np.ndarray:
+    """Deterministic t-SNE (n, 2) of raw pixels."""
+    from sklearn.manifold import TSNE
+
+    pixels = images.flatten(1).float().numpy() / 255
+    perplexity = min(30.0, (len(pixels) - 1) / 3)
+    return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(pixels)
+
+
+def choose(experts: Mapping[int, int]) -> list[int]:
+    """Up to three stages to draw, given the number of experts after each: the last with 2, 3 and 4 experts
+    (Figure 8), or else the first, middle and last stage."""
+    last = {number: stage for stage, number in sorted(experts.items())}
+    growth = [last[number] for number in (2, 3, 4) if number in last]
+    known = sorted(experts)
+    ends = [known[0], known[len(known) // 2], known[-1]]
+    return growth if len(growth) > 1 else list(dict.fromkeys(ends))
+
+
+def load_run(directory: Path) -> tuple[dict[str, Any], dict[int, Path]]:
+    """Config of a run and the file of each stage. UserError if it is not of a mixture or lacks stages."""
+    config = Run.read(directory).config
+    learner = config["learner"]
+    if not issubclass(LEARNERS.get(learner, object), MoE):
+        raise UserError(f"{directory} is a run of {learner}, which has no gates: give a run of gmoe or moe")
+    names = {path: re.fullmatch(r"stage_(\d+)", path.stem) for path in directory.glob("stage_*.pt")}
+    found = {int(match[1]): path for path, match in names.items() if match}
+    if not found:
+        raise UserError(f"{directory} has no stage_000.pt ...: run it with --save-stages into a new folder")
+    return config, dict(sorted(found.items()))
+
+
+def load_data(config: Mapping[str, Any], root: str, image_size: int | None = None) -> data.Dataset:
+    """The data set of a run. UserError if `root` has other data."""
+    dataset = data.load(config["dataset"], root, image_size=image_size)
+    if dataset.fingerprint != config["data"]:
+        raise UserError(
+            f"{config['dataset']} in {root} is not the run's data (fingerprint {dataset.fingerprint}, not "
+            f"{config['data']}): give the run's data with --data-root"
+        )
+    return dataset
+
+
+def load_model(config: Mapping[str, Any], dataset: data.Dataset, state: dict[str, Any]) -> Mixture:
+    """The mixture of a stage, from the config of its run and its saved state."""
+    kind = LEARNERS[config["learner"]]
+    chosen = {name: value for name, value in config.items() if name in kind.settings_class.names()}
+    settings = resolve(config["dataset"], config["learner"], chosen=chosen)
+    learner = kind(dataset.shape, dataset.classes, settings, config["seed"], torch.device("cpu"))
+    try:
+        learner.load(state)
+    except (RuntimeError, KeyError) as error:
+        reason = " ".join(str(error).split())[:80]
+        raise UserError(f"stages written by another version of this code ({reason}): rerun the run") from None
+    return learner.model
+
+
+def draw(
+    run: Path, dataset: data.Dataset, chosen: Sequence[int], out: Path, layer: int = 1, examples: int = 5000
+) -> None:
+    """Write a PNG with one panel per stage: marker = class, colour = expert, gating tree in red."""
+    config, files = load_run(run)
+    models = [load_model(config, dataset, read_checkpoint(files[stage])) for stage in chosen]
+    depth = len(models[0].layers)
+    if not 1 <= layer <= depth:
+        raise UserError(f"--layer {layer}: the run's mixture has layers 1 to {depth}")
+    total = len(dataset.test.labels)
+    picked = torch.from_numpy(np.random.RandomState(0).permutation(total)[:examples])
+    part = data.Images(dataset.test.images[picked], dataset.test.labels[picked])
+    images, points = dataset.examples(part).images, embed(part.images)
+    schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
+    figure, panels = subplots(1, len(chosen), (3.4 * len(chosen), 3.7), sharex=True, sharey=True)
+    for stage, model, axes in zip(chosen, models, panels[0], strict=True):
+        assigned = assignment(model, images, layer)
+        _draw_points(axes, points, part.labels.numpy(), assigned)
+        tree = tree_of(model.layers[layer - 1].router.paths, model.experts)
+        _draw_tree(axes, tree, positions(tree, points, assigned))
+        unused = model.experts - len(np.unique(assigned))
+        title = f"{model.experts} expert{'s' if model.experts > 1 else ''}"
+        title += f", {unused} of them unused" if unused else ""
+        axes.set_title(f"stage {stage} (t = {schedule[stage].last}): {title}", fontsize=9.5)
+    key = f"number: class; colour: expert of layer {layer}; red: gates, with a star at the root"
+    figure.supxlabel(key, fontsize=9)
+    make_directory(out.parent)
+    figure.savefig(out, dpi=200, format="png")
+
+
+def _draw_points(axes: Any, points: np.ndarray, labels: np.ndarray, assigned: np.ndarray) -> None:
+    """Draw each example as the number of its class, in the colour of its expert."""
+    for label in np.unique(labels):
+        mine = labels == label
+        colours = [EXPERTS[expert % len(EXPERTS)] for expert in assigned[mine]]
+        size = (14 if len(points) > 1000 else 22) * len(str(label)) ** 2
+        axes.scatter(*points[mine].T, c=colours, marker=f"${label}$", s=size, linewidths=0)
+    axes.set(xticks=[], yticks=[])
+
+
+def _draw_tree(axes: Any, tree: Tree, places: Mapping[int, np.ndarray]) -> None:
+    """Draw edges and gates in red, leaves as circles in the colour of their expert, with its number."""
+    for parent, child in tree.edges:
+        if child in places:
+            line = np.stack([places[parent], places[child]])
+            axes.plot(*line.T, color="white", linewidth=4, zorder=3)
+            axes.plot(*line.T, color=TREE, linewidth=2, zorder=4)
+    experts = len(tree.leaves[tree.root])
+    for node, (x, y) in places.items():
+        if node >= experts:
+            root = node == tree.root
+            look = {"marker": "*" if root else "s", "markersize": 14 if root else 7, "zorder": 5 + root / 2}
+            axes.plot(x, y, color=TREE, markeredgecolor="white", **look)
+        else:
+            look = {"markersize": 12, "markeredgecolor": TREE, "markeredgewidth": 2, "zorder": 6}
+            axes.plot(x, y, "o", color=EXPERTS[node % len(EXPERTS)], **look)
+            style = {"color": "white", "fontsize": 8, "fontweight": "bold", "zorder": 7}
+            axes.text(x, y, str(node), ha="center", va="center_baseline", **style)

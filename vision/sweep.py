@@ -1,0 +1,193 @@
+"""Sweeps of image runs: every combination of the values on a command line, or in an experiment file.
+
+size: mnist                          # sizes/mnist.yaml beside the file: settings of that size
+learner: [sm, gmoe]                  # any setting of vision/run.py, without dashes; a list is an axis
+waiting-time: [1, 10, all]
+runs:                                # optional: sections, each with settings of its own
+  - {replay: on}
+  - {learner: gmoe, router: flat}
+"""
+
+import argparse
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alma.errors import Parser, UserError, closest
+from alma.experiments import read_settings, size_file
+from alma.records import Run
+from vision import presets
+from vision.experiment import run
+from vision.learners import all_settings, refusal, resolve
+from vision.presets import Settings
+
+DATA = ("dataset", "image_size", "megabatches", "stream_seed", "preset")
+_OF_THE_COMMAND = {"device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
+
+Point = dict[str, Any]
+"""Settings of one run: learner, waiting time, replay, seed, values of DATA, settings of the learner."""
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep, as plain values that can be sent to another process."""
+
+    out: Path
+    dataset: dict[str, Any]  # arguments of data.load
+    megabatches: int
+    stream_seed: int
+    options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
+
+    def run(self) -> Run:
+        """Start the run, resume it, or return a complete one."""
+        from vision.data import MegaBatchStream, load
+
+        stream = MegaBatchStream(load(**self.dataset), self.megabatches, self.stream_seed)
+        return run(stream, out=self.out, **self.options)
+
+
+def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
+    """A job for every combination of values in each section. A setting goes to those learners that take it.
+
+    UserError: no learner takes it, or a value is out of range.
+    """
+    found: dict[Any, tuple[argparse.Namespace, Point, Settings]] = {}
+    refusals: dict[str, str] = {}
+    for section in sections:
+        for point, refused in _points(section):
+            refusals |= {name: reason for name, reason in refused.items() if name not in refusals}
+            resolved = _resolved(point)
+            rest = [(key, value) for key, value in point.items() if key not in all_settings()]
+            found.setdefault((resolved, *rest), (section, point, resolved))
+    taken = {name for _, point, _ in found.values() for name in point}
+    for name, reason in refusals.items():
+        if name not in taken:
+            raise UserError(reason)
+    single = len(found) == 1 and not sections[0].experiment
+    varying = {name: _varying(name, found.values()) for name in {p["learner"] for _, p, _ in found.values()}}
+    return [
+        _job(section, point, "" if single else _name(point, resolved, varying[point["learner"]]))
+        for section, point, resolved in found.values()
+    ]
+
+
+def _points(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]]]:
+    """Every combination of a section's values, with the settings that its learner refuses, and why."""
+    chosen = [name for name in all_settings() if name != "hidden" and getattr(section, name) is not None]
+    others = [name for name in DATA if getattr(section, name) is not None]
+    names = ["learner", "waiting_time", "hidden", *others, *chosen, "replay", "seed"]
+    for values in itertools.product(*(getattr(section, name) or [None] for name in names)):
+        point = dict(zip(names, values, strict=True))
+        settings = {name: point.pop(name) for name in chosen}
+        if point["hidden"] is None:
+            del point["hidden"]
+        if point["waiting_time"] == "all":
+            point["waiting_time"] = _megabatches(point)
+        reasons = {name: refusal(point["learner"], name, settings) for name in settings}
+        refused = {name: reason for name, reason in reasons.items() if reason}
+        yield point | {name: settings[name] for name in settings if name not in refused}, refused
+
+
+def _megabatches(point: Point) -> int:
+    default = presets.megabatches(point["dataset"], point.get("preset"))
+    return point.get("megabatches", default)
+
+
+def _settings(point: Point) -> dict[str, Any]:
+    return {name: value for name, value in point.items() if name in all_settings()}
+
+
+def _resolved(point: Point) -> Settings:
+    """All settings of the learner. UserError: one is out of range."""
+    preset, waiting_time = point.get("preset"), point["waiting_time"]
+    return resolve(point["dataset"], point["learner"], preset, _settings(point), waiting_time)
+
+
+def _varying(learner: str, found: Iterable[tuple[Any, Point, Settings]]) -> list[str]:
+    """The given settings in which the runs of a learner differ, apart from its size."""
+    mine = [(point, vars(resolved) | point) for _, point, resolved in found if point["learner"] == learner]
+    given = [name for name in (*DATA, *all_settings()) if any(name in point for point, _ in mine)]
+    return [n for n in given if n != "hidden" and len({values.get(n) for _, values in mine}) > 1]
+
+
+def _name(point: Point, resolved: Settings, varying: Sequence[str]) -> str:
+    """Such as gmoe_w1_h32_router-flat_replay_s0: learner, waiting time, size, what else varies, seed."""
+    values = vars(resolved) | point
+    words = [point["learner"], f"w{point['waiting_time']}", f"h{resolved.hidden}"]
+    words += [f"{name.replace('_', '-')}-{_text(values[name])}" for name in varying if name in values]
+    words += ["replay"] * point["replay"] + [f"s{point['seed']}"]
+    return "_".join(words)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def _job(section: argparse.Namespace, point: Point, name: str) -> SweepRun:
+    """The job of a point, in the folder `name` of the section's, or there if `name` is empty."""
+    dataset = {"name": point["dataset"], "root": section.data_root, "download": section.download}
+    dataset["image_size"] = point.get("image_size")
+    options = {key: point[key] for key in ("learner", "waiting_time", "seed")} | _settings(point)
+    options |= {"replay": point["replay"], "preset": point.get("preset"), "device": section.device}
+    options |= {"save_interval": section.save_interval, "save_stages": section.save_stages}
+    if section.tensorboard_logdir:
+        options["tensorboard_logdir"] = section.tensorboard_logdir / name
+    stream_seed = point.get("stream_seed", point["seed"])
+    return SweepRun(section.out / name, dataset, _megabatches(point), stream_seed, options)
+
+
+def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespace]:
+    """Parse a command line; with an experiment, once for each of its sections, whose values it overrides.
+
+    UserError: a file is missing or malformed, or has an unknown setting or a wrong value.
+    """
+    options = parser.parse_args(words)
+    if options.experiment is None:
+        if options.size:
+            raise UserError("--size is for experiments: give a file, such as experiments/figure7.yaml")
+        options.out = options.out or Path("runs", "_".join([*options.dataset, *options.learner]))
+        return [options]
+    path = options.experiment
+    record = read_settings(path)
+    size = options.size or record.get("size")
+    shared = read_settings(size_file(path, size)) if size else {}
+    parts = record.pop("runs", [{}])
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise UserError(f"{path}: give sections as a list: `runs: [{{learner: sm}}, {{learner: ens}}]`")
+    own = shared | record
+    out = Path("runs", path.stem + (f"_{options.size}" if options.size else ""))
+    sections = []
+    for part in parts:
+        own_words = _words(path, own | part, parser)
+        try:
+            section = parser.parse_args([*own_words, *words])
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        section.out = section.out or out
+        sections.append(section)
+    return sections
+
+
+def _words(path: Path, settings: Mapping[str, Any], parser: Parser) -> list[str]:
+    """Settings of an experiment as words of the command line; a list becomes a comma list."""
+    known = {text.removeprefix("--") for action in parser._actions for text in action.option_strings}
+    words = []
+    for name, value in settings.items():
+        if name in _OF_THE_COMMAND:
+            raise UserError(f"{path}: {name} says how to run: give --{name} on the command line")
+        if name not in known:
+            near = closest(str(name), known)
+            hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`"
+            raise UserError(f"{path}: {name} is not a setting ({hint})")
+        values = value if isinstance(value, list) else [value]
+        if not values or any(isinstance(each, list | dict) or each is None for each in values):
+            raise UserError(f"{path}: {name}: give a value, or a list such as [1, 10]")
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words.append(f"--{name}={','.join(map(_text, values))}")
+    return words
