@@ -160,8 +160,8 @@ def drawn(out: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _digest() -> str:
-    """Identifies the content of all experiments."""
-    files = sorted(path for path in EXPERIMENTS.rglob("*") if path.is_file())
+    """Identifies the content of all experiments and sizes."""
+    files = sorted(set(EXPERIMENTS.rglob("*.yaml")) - {EXPERIMENTS / "index.yaml"})
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 

@@ -5,11 +5,11 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alma.files import make_directory, patiently_locked, write_json_atomic
+from alma.files import make_directory, patiently_locked, sha256_file, write_json_atomic
 from slurm.engine import children
 from slurm.engine.jobs import Job
 from slurm.engine.submission import LOGS
@@ -29,11 +29,14 @@ class PartJob(Job):
     runs: tuple[str, ...]
     """Its run directories, as vision/run.py names them."""
     cpus: int
+    files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the experiment among the flags, and of its sizes."""
 
     @property
     def content(self) -> dict[str, Any]:
         """Of the marker."""
-        return {"flags": list(self.flags), "runs": list(self.runs)}
+        files = {"files": self.files} if self.files else {}
+        return {"flags": list(self.flags), "runs": list(self.runs), **files}
 
     @property
     def done(self) -> bool:
@@ -70,6 +73,9 @@ def parts(flags: Sequence[str], runs_per_job: int, cpus: int) -> list[PartJob]:
     outs = children.ask([sys.executable, str(VISION), *flags, "--list"], "listing the runs").splitlines()
     out = Path(outs[0] if len(outs) == 1 else os.path.dirname(outs[0])).resolve()
     count = -(-len(outs) // runs_per_job)
+    experiments = [Path(flag) for flag in flags if flag.endswith(".yaml")]
+    settings = [path for one in experiments for path in (one, *sorted(one.parent.glob("sizes/*.yaml")))]
+    files = {str(path): sha256_file(path) for path in settings}
     return [
         PartJob(
             run=out,
@@ -82,6 +88,7 @@ def parts(flags: Sequence[str], runs_per_job: int, cpus: int) -> list[PartJob]:
             part=f"{number}/{count}",
             runs=tuple(outs[number - 1 :: count]),
             cpus=cpus,
+            files=files,
         )
         for number in range(1, count + 1)
     ]

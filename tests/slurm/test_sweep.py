@@ -101,6 +101,24 @@ def test_a_part_is_done_if_its_marker_has_the_same_runs_and_flags(tmp_path, monk
     assert not first.done
 
 
+def test_an_experiment_is_split_and_a_change_of_it_undoes_its_parts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("sizes").mkdir()
+    Path("sizes/small.yaml").write_text("hidden: 2")
+    Path("one.yaml").write_text("learner: [sm, ens]\nseeds: 0-2")
+    made = part.parts(("one.yaml", "--size", "small"), 4, 1)
+    assert [job.part for job in made] == ["1/2", "2/2"]
+    assert made[0].run == tmp_path / "runs/one_small"
+    assert made[1].runs == tuple(
+        f"runs/one_small/{name}_w1_h2_s{s}" for name, s in (("sm", 1), ("ens", 0), ("ens", 2))
+    )
+    made[0].marker.parent.mkdir(parents=True)
+    made[0].marker.write_text(json.dumps(made[0].content))
+    assert made[0].done
+    Path("sizes/small.yaml").write_text("hidden: 2\nepochs: 3")
+    assert not part.parts(("one.yaml", "--size", "small"), 4, 1)[0].done
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -1,0 +1,169 @@
+"""The commands behind each figure and table of the paper, and what a second start does."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from launcher import call, read_requests
+
+from alma.report.vision.figures import FIGURES
+from data_prep.__main__ import parser as data_parser
+from slurm import reproduce
+from slurm.reproduce import EXPERIMENTS, index, main
+from vision.run import parser
+from vision.sweep import jobs_of, read_sections
+
+RECORDS = index()
+IMAGES = [name for name, one in RECORDS.items() if "table2" not in one["experiments"]]
+
+
+def jobs(words):
+    return jobs_of(*read_sections(parser(), words))
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("size", ["small", "paper"])
+def test_image_figures_have_the_runs_that_the_index_says(name, size):
+    record, found = RECORDS[name], set()
+    assert set(record["drawn"]) <= {*FIGURES, "tsne"}
+    for folder, text in record["experiments"].items():
+        file, *flags = text.split()
+        words = [str(EXPERIMENTS / file), *flags, *(["--size", "small"] if size == "small" else [])]
+        sweep = jobs(words)
+        at = "digits" if size == "small" else sweep[0].dataset["name"]
+        assert {job.dataset["name"] for job in sweep} == {at}
+        if size == "paper":
+            assert at in folder
+            draft = folder.startswith("draft")
+            assert {job.megabatches for job in sweep} == {50 if draft else {"mnist": 500, "cifar10": 100}[at]}
+            assert {job.options["preset"] for job in sweep} == {"draft" if draft else None}
+        found |= {(folder if size == "paper" or "stages" in folder else "", job.out.name) for job in sweep}
+    assert len(found) == record["runs"][size == "paper"]
+
+
+def test_tables_have_the_rows_that_the_index_says(monkeypatch):
+    monkeypatch.chdir(EXPERIMENTS.parent)
+    tiny = read_requests(["experiments/table2", "--size", "tiny"])
+    assert {request.settings["--arch"] for request in tiny} == {"switch_gmoe_tiny"}
+    assert {request.stream for request in tiny} == {"stream_tiny"}
+    rows = {request.out.name.removesuffix("_tiny") for request in tiny}
+    for name in RECORDS.keys() - set(IMAGES):
+        record = RECORDS[name]
+        wanted = record["experiments"]["table2"].split()
+        assert set(wanted) <= rows
+        assert record["runs"] == [len(wanted), 2 * len(wanted)]
+    assert set(RECORDS["table2"]["experiments"]["table2"].split()) == rows
+
+
+@pytest.mark.parametrize("name", ["small", "paper"])
+def test_streams_are_recipes_that_data_prep_accepts(name):
+    text = (EXPERIMENTS / f"streams/{name}.sh").read_text().replace("\\\n", "")
+    (line,) = [line for line in text.splitlines() if " --out " in line]
+    words = shlex.split(line)
+    options = data_parser().parse_args(words[words.index("--out") - 3 :])
+    assert (options.mega_batches, options.seed or 0) == ((4, 1) if name == "small" else (4, 0))
+    if name == "paper":
+        assert (options.words, options.eval_words, options.valid_words) == (440_000_000, 440_000_000, 500_000)
+
+
+def test_the_list_names_everything_with_data_runs_and_cost(monkeypatch, capsys):
+    assert call(main, monkeypatch, "--list") == 0
+    said = capsys.readouterr().out
+    for name, record in RECORDS.items():
+        (line,) = [line for line in said.splitlines() if line.split()[0] == name]
+        assert all(str(part) in line for part in (*record["runs"], *record["cost"], record["data"]))
+
+
+def test_a_dry_run_prints_the_commands_and_makes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(main, monkeypatch, "figure1", "table1", "--dry-run") == 0
+    said = capsys.readouterr().out
+    for part in (
+        "vision.run",
+        "figure1.yaml --size small --out",
+        "alma.report",
+        "streams/small.sh",
+        "slurm.launch",
+    ):
+        assert part in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["figur7"], "figur7: no such figure; did you mean figure7?"),
+        (["x"], "x: no such figure; see --list"),
+        ([], "give a figure or table"),
+        (["figure1", "--jobs", "0"], "--jobs 0"),
+        (["table1", "--size", "paper"], "table1 needs the stream of"),
+        (["figure1", "--size", "tiny"], "--size"),
+    ],
+)
+def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert call(main, monkeypatch, *words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Experiments of two runs in a folder of their own; the current folder is empty."""
+    folder = tmp_path / "experiments"
+    (folder / "sizes").mkdir(parents=True)
+    record = {"shows": "s", "data": "d", "runs": [2, 2], "cost": ["", ""], "drawn": ["learning_curves"]}
+    records = {
+        "first": {**record, "experiments": {"mnist": "one.yaml --waiting-time 1,2"}},
+        "second": {**record, "experiments": {"mnist": "one.yaml --waiting-time 1"}},
+    }
+    (folder / "index.yaml").write_text(yaml.safe_dump(records))
+    (folder / "one.yaml").write_text("learner: sm")
+    (folder / "sizes/small.yaml").write_text("megabatches: 2\nepochs: 1\nhidden: 2")
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", folder)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return folder
+
+
+def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
+    """The real tools; afterwards none is started, or the one whose experiment has changed."""
+    assert call(main, monkeypatch, "first") == 0
+    said = capfd.readouterr().out
+    picture = Path("reproduced/small/first/digits_B2_learning_curves.png")
+    assert said.splitlines()[-1].endswith(str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    names = sorted(path.name for path in Path("reproduced/small/runs/digits").iterdir())
+    assert names == ["sm_w1_h2_s0", "sm_w2_h2_s0"]
+    started = []
+    monkeypatch.setattr(reproduce, "run", lambda one, jobs: started.append(one.words[2]) or 0)
+    assert call(main, monkeypatch, "all") == 0
+    assert started == ["vision.run", "alma.report"]  # of the second figure
+    said = capfd.readouterr().out
+    assert "complete" in said
+    assert "done" in said
+    (small / "one.yaml").write_text("learner: sm\nepochs: 1")
+    assert call(main, monkeypatch, "first") == 0
+    assert started[2:] == ["vision.run", "alma.report"]
+
+
+def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypatch, capsys):
+    codes = iter([0, 3])
+    monkeypatch.setattr(reproduce, "run", lambda one, jobs: next(codes))
+    monkeypatch.setattr(sys, "argv", ["reproduce", "all"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 3
+    said = capsys.readouterr().out
+    assert "failed, exit code 3" in said
+    assert "second" not in said
+
+
+def test_signals_end_as_in_a_shell():
+    words = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    assert reproduce.run(reproduce.Command(words), 1) == 137
