@@ -7,6 +7,7 @@ import struct
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,6 +78,20 @@ def memory_map(path: str) -> dict[str, Any]:
         if "model" not in state:
             raise KeyError("model")
         return state
+
+
+def memory_map_last(path: str) -> dict[str, Any]:
+    """Memory-map the last checkpoint of the training that wrote `path`; `path` itself if there is none."""
+    last = Path(path).with_name("checkpoint_last.pt")
+    return memory_map(str(last) if last.exists() else path)
+
+
+def updates_so_far(path: str) -> int:
+    """Updates of the training that wrote the checkpoint `path`, and of the stages before it."""
+    state = memory_map_last(path)
+    counts = (state.get("extra_state") or {}).get("AlmaLMTask", {})
+    history = state.get("optimizer_history") or [{"num_updates": 0}]
+    return counts.get("earlier_updates", 0) + history[-1]["num_updates"]
 
 
 def averaged(path: str, state: dict[str, Any]) -> dict[str, Any]:

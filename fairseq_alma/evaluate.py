@@ -49,6 +49,7 @@ def main() -> None:
     if own.untrained and own.weights == "average":
         raise UserError("--weights average needs a checkpoint: an untrained model has no average")
     from fairseq_alma import stage_record  # fairseq: seconds to import
+    from fairseq_alma.training import tensorboard
 
     if own.untrained:
         loaded = stage_record.build_untrained(arguments, own.seeds)
@@ -56,6 +57,9 @@ def main() -> None:
         loaded = stage_record.load_trained(arguments, own.weights, own.context_window)
     record = stage_record.measure(loaded, own.context_window, own.valid)
     make_directory(own.out.absolute().parent)
+    if logdir := loaded.cfg.common.tensorboard_logdir:
+        path = loaded.paths[-1] if loaded.paths else None
+        tensorboard.add_evaluation(logdir, loaded.cfg.dataset.gen_subset, record, path)
     write_json_atomic(own.out, record)
     print(f"perplexity {record['perplexity']:.2f} over {record['tokens']:,} tokens; written to {own.out}")
 

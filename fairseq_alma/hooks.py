@@ -25,7 +25,7 @@ from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel, growth
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import average, interrupt, precision
+from fairseq_alma.training import average, interrupt, precision, tensorboard
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
@@ -117,6 +117,7 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     with average.postponed(trainer):
         loaded = original(cfg, trainer, **kwargs)
     average.begin(trainer, loaded[0])
+    tensorboard.begin(trainer)
     max_update = trainer.cfg.optimization.max_update
     if max_update and trainer.get_num_updates() >= max_update:
         raise TrainingComplete

@@ -5,7 +5,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from fairseq.logging import progress_bar
 from alma.errors import UserError
 from alma.flops import Shape
 from alma.metrics import bits_per_byte, perplexity
-from fairseq_alma.checkpoint import averaged, memory_map, memory_map_members
+from fairseq_alma.checkpoint import averaged, memory_map_last, memory_map_members
 from fairseq_alma.ensemble import EnsembleLanguageModel
 from fairseq_alma.moe.metrics import Evaluation, evaluate
 
@@ -81,8 +80,7 @@ def training_record(checkpoint: str, shape: Shape) -> dict[str, Any]:
     `flops` count the forward and backward passes of training, as in the paper; `validation_flops` (None for
     checkpoints of earlier versions) and `growth_flops` (choosing the experts to split) are not included.
     """
-    last = Path(checkpoint).with_name("checkpoint_last.pt")
-    state = memory_map(str(last if last.exists() else checkpoint))
+    state = memory_map_last(checkpoint)
     counts = state["extra_state"].get("AlmaLMTask")
     if counts is None:
         raise UserError(f"{checkpoint} has no token counts: it was not trained by --task alma_lm")

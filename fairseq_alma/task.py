@@ -30,7 +30,7 @@ from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
 
-_KEPT = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory")
+_KEPT = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory", "earlier_updates")
 """Measurements of this stage that checkpoints keep."""
 
 
@@ -95,6 +95,7 @@ class AlmaLMTask(LanguageModelingTask):
         self.train_tokens = 0
         self.valid_tokens = 0
         self.growth_tokens = 0
+        self.earlier_updates = 0  # of the stages before this one
         self.seconds = 0.0  # in earlier processes
         self.started = time.monotonic()
         self.peak_memory = 0
@@ -316,7 +317,7 @@ class AlmaLMTask(LanguageModelingTask):
         return {type(self).__name__: state}
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
-        """Restore the measurements; checkpoints of earlier versions lack `valid_tokens`."""
+        """Restore the measurements; checkpoints of earlier versions lack some."""
         for name in _KEPT:
             setattr(self, name, state.get(name, 0))
 

@@ -139,7 +139,12 @@ def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = No
         from fairseq_alma.export import main as cli_main
     else:
         from fairseq_alma.evaluate import main as cli_main
-    cli_main()
+    from fairseq.logging import progress_bar
+
+    try:
+        cli_main()
+    finally:
+        progress_bar._close_writers()  # as at exit, which a forked child skips
 
 
 @pytest.fixture

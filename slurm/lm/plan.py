@@ -15,6 +15,7 @@ from slurm.lm.learners import LEARNERS, LearnerSpec
 
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 DEFAULT_GROWTH = 2  # experts added before each later stage
+_SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
 _EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
@@ -64,6 +65,11 @@ class Request:
     def updates(self) -> int:
         """Of a stage; 0: no limit."""
         return self.settings["--max-update"] * self.update_multiplier
+
+    @property
+    def renews(self) -> bool:
+        """Whether each stage trains new models."""
+        return self.from_scratch or self.learner_spec.fresh
 
     def directory(self, index: int, member: int) -> Path:
         """Of the training of a stage's member."""
@@ -140,7 +146,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     first = specs[0].trainings
     seeds = [_seed(request, 0, member) for member in range(len(first))]
     untrained = ["--untrained", "--seeds", ",".join(map(str, seeds)), "--valid", *_context(request)]
-    untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments]
+    untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments, *_logs(request, 0)]
     return Plan(
         request.out,
         request.stream,
@@ -214,7 +220,7 @@ def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None)
     models = [request.directory(k, member) for k in range(oldest, stage.index + 1) for member in members]
     evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     evaluate += ["--out", str(directory / "result.json"), *_context(request)]
-    evaluate += chosen(request.settings, _EVALUATION_FLAGS)
+    evaluate += [*chosen(request.settings, _EVALUATION_FLAGS), *_logs(request, stage.index)]
     own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
     own["--max-update"] = request.updates
     return StageSpec(
@@ -233,8 +239,8 @@ def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
     train = [request.stream, "--task", "alma_lm", *sizes, "--stage", str(stage.index)]
     train += ["--waiting-time", str(request.waiting_time), *flag("--replay", request.replay)]
     train += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
-    train += [*_log_flags(request), *words_of(_multiplied(request))]
-    new = not stage.index or request.from_scratch or request.learner_spec.fresh
+    train += [*_log_flags(request), *_logs(request, stage.index, member), *words_of(_multiplied(request))]
+    new = not stage.index or request.renews
     previous = None if new else request.directory(stage.index - 1, member)
     of = f", member {member + 1} of {request.models}" if request.learner_spec.separate else ""
     return Training(directory, tuple(train), previous, _title(stage) + of)
@@ -295,7 +301,7 @@ def _multiplied(request: Request) -> Flags:
 
 def _passed(flags: Flags) -> Flags:
     """The flags without those that the plan sets for each stage."""
-    return {name: words for name, words in flags.items() if name not in ("--arch", "--moe-expert-count")}
+    return {name: words for name, words in flags.items() if name not in _SET_HERE}
 
 
 def _log_flags(request: Request) -> list[str]:
@@ -303,6 +309,17 @@ def _log_flags(request: Request) -> list[str]:
     interval = min(100, max(1, (request.updates or 2000) // 20))
     wanted = {"--log-format": "json", "--log-interval": interval}
     return [word for name, each in wanted.items() if name not in request.flags for word in flag(name, each)]
+
+
+def _logs(request: Request, index: int, member: int | None = None) -> list[str]:
+    """TensorBoard folder of a model, the same in all its stages; without `member`, of evaluations."""
+    folder = request.settings.get("--tensorboard-logdir")
+    if not folder:
+        return []
+    stage = [f"stage_{index:02d}"] if request.renews else []
+    separate = member is not None and request.learner_spec.separate
+    path = Path(folder, request.out.name, *stage, *([f"member_{member}"] if separate else []))
+    return flag("--tensorboard-logdir", path)
 
 
 def _context(request: Request) -> list[str]:

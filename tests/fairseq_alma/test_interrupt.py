@@ -89,10 +89,10 @@ def test_an_interrupted_run_resumes_bit_for_bit(start, stream, tiny, tmp_path):
     flags = ("--max-update", "80", "--save-interval-updates", "25", "--log-interval", "1")
     finish(start("train", stream, *tiny, "--save-dir", tmp_path / "whole", *flags))
     save = tmp_path / "interrupted"
-    for update in (10, 60):
+    for update, number in ((10, signal.SIGUSR1), (60, signal.SIGUSR2)):
         child = start("train", stream, *tiny, "--save-dir", save, *flags)
         wait_for_log(child, f'"num_updates": "{update}"')
-        os.kill(child.pid, signal.SIGUSR1)
+        os.kill(child.pid, number)
         line = stopped(child.wait())
         at, extra = position(save / "checkpoint_last.pt")
         assert update <= at < 80
@@ -231,8 +231,7 @@ def test_spawned_processes_stop_together(start, stream, tiny, tmp_path, at_updat
     assert {"parent": updates >= 3, "starting parent": updates == 1, "worker": updates == 4}[to]
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_to_the_process_group_stops_training(stream, tiny, tmp_path, number):
+def test_a_signal_to_the_process_group_stops_training(stream, tiny, tmp_path):
     """Started as by the launcher, with data-loading workers in the group."""
     log = tmp_path / "log"
     flags = f"--save-dir {tmp_path}/run --max-update 3000 --log-interval 1 --num-workers 1".split()
@@ -245,7 +244,7 @@ def test_a_signal_to_the_process_group_stops_training(stream, tiny, tmp_path, nu
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.01)
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, signal.SIGUSR2)
             assert process.wait(60) == AGAIN, log.read_text()
         finally:
             process.kill()
@@ -272,11 +271,16 @@ def test_complete_stages_and_evaluations_ignore_the_signal(start, stream, tiny, 
 
 
 def test_a_signal_at_exit_is_ignored_and_other_handlers_stay():
-    ending = "import atexit, os, signal\natexit.register(lambda: None)\n"
-    ending += "class Late:\n    def __del__(self, os=os): os.kill(os.getpid(), 10)\n"
-    install = "from fairseq_alma.training import interrupt\ninterrupt.install()\n"
-    code = f"{ending}{install}interrupt.late = Late()\n"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-    code = "import signal\nhandler = lambda *_: None\nsignal.signal(signal.SIGUSR1, handler)\n"
-    code += f"{install}assert signal.getsignal(signal.SIGUSR1) is handler\n"
+    code = """
+import atexit, os, signal
+handler = lambda *_: None
+signal.signal(signal.SIGUSR2, handler)
+atexit.register(lambda: None)
+class Late:
+    def __del__(self, os=os): os.kill(os.getpid(), 10)
+from fairseq_alma.training import interrupt
+interrupt.install()
+assert signal.getsignal(signal.SIGUSR2) is handler
+interrupt.late = Late()
+"""
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

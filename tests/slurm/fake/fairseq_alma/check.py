@@ -56,6 +56,7 @@ TEXTS = {
     "sample-break-mode": "none",
     "log-format": None,
     "update-freq": None,
+    "tensorboard-logdir": None,
     "weight-decay": "0.0",
     "grow-noise": "0.1",
 }
