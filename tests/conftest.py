@@ -188,9 +188,8 @@ def forked(monkeypatch, start):
     `forked.Killed` in place of the launcher's own death.
     """
     from fairseq_alma.check import resolve
-    from slurm import launch
     from slurm.engine import children
-    from slurm.lm import request
+    from slurm.lm import launcher, request
     from slurm.lm.plan import make_plan
 
     class Forked:
@@ -201,7 +200,7 @@ def forked(monkeypatch, start):
 
         def launch(self, *words) -> None:
             (wanted,) = request.resolved(request.read_requests(list(map(str, words))))
-            launch.launch(make_plan(wanted, launch.count_megabatches(wanted)))
+            launcher.launch(make_plan(wanted, launcher.count_megabatches(wanted)))
 
         def run(self, command, log, what, watch=None, environment=None):
             child = start("train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:])

@@ -68,6 +68,9 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
 
 def _named(results: Sequence[Result]) -> list[Result]:
     configs = [{k: v for k, v in flatten(r.config).items() if k not in _NOT_METHOD} for r in results]
+    for result, config in zip(results, configs, strict=True):
+        if _same_growth([each for each in results if each.learner == result.learner]):
+            config.pop("grow_every", None)
     usual: dict[str, dict[str, Any]] = {}
     for learner in {result.learner for result in results}:
         pairs = zip(results, configs, strict=True)
@@ -79,6 +82,15 @@ def _named(results: Sequence[Result]) -> list[Result]:
         text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
         named.append(replace(result, settings=text))
     return sorted(named, key=lambda r: (r.rank, r.method, size(r), r.waiting_time, r.config["replay"]))
+
+
+def _same_growth(results: Sequence[Result]) -> bool:
+    """Whether all grow after the same number of mega-batches, in stages of any length (rounded up)."""
+    stages = [(r.waiting_time, r.config["grow_every"]) for r in results if "grow_every" in r.config]
+    if len(stages) < len(results):
+        return False
+    longest = max(waited * every for waited, every in stages)
+    return any(all(every == -(-k // waited) for waited, every in stages) for k in range(1, longest + 1))
 
 
 def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[int]]:
