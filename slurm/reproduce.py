@@ -176,7 +176,7 @@ def overview(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def summary(rows: Sequence[Outcome]) -> str:
-    """What became of each figure and table, and where it is."""
+    """The state, time and files of each figure and table."""
     lines = [["figure", "state", "time", "files"]]
     for row in rows:
         first, *others = [str(file) for file in row.files] or [""]

@@ -34,7 +34,7 @@ class Board:
         self._add("epoch", values, self.begin + epoch)
 
     def tested(self, stages: int, values: dict[str, Any]) -> None:
-        """Add numbers among the values of the model after so many stages; other values are left out."""
+        """Add test results of the model after `stages` stages; values that are not numbers are left out."""
         self._add("stage", values, stages * self.epochs)
 
     def _add(self, group: str, values: dict[str, Any], step: int) -> None:

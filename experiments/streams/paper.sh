@@ -1,7 +1,7 @@
 #!/bin/sh
 # The stream of the paper's language models (section 5, Datasets; appendix B.2): Books, Wikipedia and Common
 # Crawl, 4 mega-batches and an evaluation mega-batch of 440M words each, .5M words of Common Crawl for validation,
-# 50,000 BPE units. 2.2 billion words are about 13 GB of text.
+# 50,000 BPE tokens. 2.2 billion words are about 13 GB of text.
 #
 # Open: which documents. The paper takes "a portion" of the corpus of RoBERTa (Liu et al., 2019), without saying
 # which portion, in which shares, or how documents are told apart.
