@@ -261,6 +261,7 @@ def keys_in(path: str, *functions: str) -> set[str]:
     """Constant keys of the dictionaries that the functions of a file write out."""
     nodes = ast.walk(ast.parse((ROOT / path).read_text("utf-8")))
     chosen = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in functions]
+    assert {node.name for node in chosen} == set(functions)
     displays = [each for node in chosen for each in ast.walk(node) if isinstance(each, ast.Dict)]
     return {key.value for each in displays for key in each.keys if isinstance(key, ast.Constant)}
 
@@ -272,7 +273,7 @@ def test_documented_keys_of_text_runs():
     options = "--from-scratch --context-window 4 --name N --update-multiplier 2 --members 2"
     commands = [f"S --learner ens --out R {options} -- --max-update 2", "S --learner gmoe --out R"]
     configs = [make_plan(request, 3).config for c in commands for request in read_with_stand_in(c.split())]
-    data = keys_in("slurm/launch.py", "identity")
+    data = keys_in("slurm/lm/launcher.py", "identity")
     assert_described(configs, "config, all runs", "config, text", unseen=data)
     assert data <= documented("config, text").keys()
 

@@ -1,6 +1,7 @@
 """TensorBoard over all stages of a run (`--tensorboard-logdir`): x is the number of epochs since it began."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ class Board:
 
         self.epochs, self.begin = epochs, stages * epochs
         self.first = self.begin + min(done + 1, epochs) if stages or done else 0
-        suffix = f".{os.getpid()}"  # of a process that begins in the same second
+        suffix = f".{time.time_ns()}.{os.getpid()}"  # else a writer of the same second would be overwritten
         self.writer = SummaryWriter(str(logdir), purge_step=self.first, filename_suffix=suffix)
 
     def start(self, stage: Stage) -> None:

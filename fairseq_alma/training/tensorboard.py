@@ -6,6 +6,7 @@ and a scalar, `stage`, mark its start. After a resume, TensorBoard hides the poi
 
 import math
 import os
+import time
 from functools import partial
 from typing import Any
 
@@ -71,5 +72,5 @@ def add_evaluation(logdir: str, split: str, record: dict[str, Any], path: str | 
 
 
 def _suffix() -> str:
-    """Of an event file: tensorboardX would overwrite the file of a process that began in the same second."""
-    return f".{os.getpid()}"
+    """Of an event file: tensorboardX would overwrite the file of a writer that began in the same second."""
+    return f".{time.time_ns()}.{os.getpid()}"
