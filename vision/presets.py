@@ -4,7 +4,6 @@ Each field of `Settings`, and of the subclass that belongs to a learner, is a fl
 same name. The presets are those of the paper, of its first draft, and of the authors' released code.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -22,7 +21,7 @@ def setting(
     choices: tuple | None = None,
     at_least: float = 0,
     above: float | None = None,
-    below: float = math.inf,
+    below: float | None = None,
 ) -> Any:
     """A dataclass field with a default (the paper's), a help text, and a range: `choices` of a string; for a
     number, the least value or a bound that it must be `above`, and one that it must be `below`."""
@@ -69,13 +68,13 @@ class Settings:
             if limits["choices"]:
                 if value not in limits["choices"]:
                     raise UserError(f"{flag} {value}: choose from {', '.join(limits['choices'])}")
-            elif not value < limits["below"]:
-                raise UserError(f"{flag} {value}: less than {limits['below']}")
             elif limits["above"] is not None:
                 if not value > limits["above"]:
                     raise UserError(f"{flag} {value}: more than {limits['above']}")
             elif not value >= limits["at_least"]:
                 raise UserError(f"{flag} {value}: at least {limits['at_least']}")
+            elif limits["below"] is not None and not value < limits["below"]:
+                raise UserError(f"{flag} {value}: less than {limits['below']}")
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
 
