@@ -85,15 +85,22 @@ def unrepeated(documents: Iterable[list[str]]) -> Iterator[tuple[str, int]]:
 
 
 def write_source(path: Path, documents: Iterable[list[str]], max_words: int | None) -> tuple[int, int]:
-    """Write documents separated by blank lines, up to `max_words`; returns (documents, words)."""
-    number = total = 0
-    with atomic_write(path) as file:
-        for text, words in unrepeated(documents):
-            if max_words is not None and total + words > max_words:
-                break
-            file.write("\n" + text + "\n" if number else text + "\n")
-            number, total = number + 1, total + words
-    return number, total
+    """Write documents separated by blank lines, up to `max_words`; returns (documents, words).
+
+    A file with the same text stays untouched: a stream made from it would not match a newer one.
+    """
+    texts: list[str] = []
+    total = 0
+    for text, words in unrepeated(documents):
+        if max_words is not None and total + words > max_words:
+            break
+        texts.append(text + "\n")
+        total += words
+    content = "\n".join(texts)
+    if not path.is_file() or path.read_text(encoding="utf-8") != content:
+        with atomic_write(path) as file:
+            file.write(content)
+    return len(texts), total
 
 
 def write_corpus(out: Path, max_words: int | None = None) -> dict[str, tuple[int, int]]:

@@ -83,6 +83,15 @@ def test_same_bytes_every_time(corpus: Path, tmp_path: Path, monkeypatch) -> Non
         assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
+def test_writing_the_same_again_leaves_the_files_untouched(tmp_path: Path) -> None:
+    write_corpus(tmp_path, 1000)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    write_corpus(tmp_path, 1000)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    write_corpus(tmp_path, 200)
+    assert (tmp_path / "stdlib.txt").stat().st_mtime_ns != before[tmp_path / "stdlib.txt"]
+
+
 def test_a_file_in_the_way_is_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(UserError, match="cannot become one"):
