@@ -152,6 +152,7 @@ class _Trainer:
         self._data = StageData(stream, schedule, learner.device)
         self._test = stream.dataset.examples(stream.dataset.test, learner.device)
         self._cache: dict[str, Any] = {}
+        self._raw: float | None = None  # test error of the weights before averaging
         self._interrupted: Progress | None = None
         self._saved = time.monotonic()
         self._load()
@@ -182,12 +183,17 @@ class _Trainer:
     def test(self) -> tuple[float, float]:
         """Test error (a fraction) and the FLOPs of measuring it."""
         predicted, flops = self.learner.predict(self._test.images, self._cache)
-        error = float((predicted != self._test.labels).double().mean())
+        error = self._error(predicted)
+        if self.learner.average:
+            self._raw = self._error(self.learner.classify(self.learner.model, self._test.images))
         if self.board:
             valid = {f"valid_{name}": value for name, value in (self.valid or {}).items()}
             shown = {"test_error": error, "parameters": self.parameters, **valid, **self.learner.details}
-            self.board.tested(self.done, shown)
+            self.board.tested(self.done, shown | ({} if self._raw is None else {"raw_test_error": self._raw}))
         return error, flops
+
+    def _error(self, predicted: "Tensor") -> float:
+        return float((predicted != self._test.labels).double().mean())
 
     @property
     def parameters(self) -> int:
@@ -213,8 +219,10 @@ class _Trainer:
 
     @property
     def details(self) -> dict[str, Any]:
-        """The learner's details; "memory_of" marks a peak memory that covers the whole process."""
-        return self.learner.details | ({} if self._own_memory else {"memory_of": "process"})
+        """The learner's details, and "raw": the test error without the average of weights; "memory_of" marks
+        a peak memory that covers the whole process."""
+        raw = {} if self._raw is None else {"raw": {"error": self._raw}}
+        return self.learner.details | raw | ({} if self._own_memory else {"memory_of": "process"})
 
     def scored(self, epoch: int, score: "Tensor") -> None:
         """Log the mean validation metric of the voters, and the learning rate."""
@@ -239,6 +247,7 @@ class _Trainer:
             "learner": self.learner.state(),
             "progress": progress and vars(progress),
             "kept": self._cache,
+            "raw": self._raw,
         }
         self._write(CHECKPOINT, state)
         self._saved = time.monotonic()
@@ -265,7 +274,7 @@ class _Trainer:
             return
         state = read_checkpoint(path, self.learner.device)
         self.learner.load(state["learner"])
-        self.done, self._cache = state["done"], state["kept"]
+        self.done, self._cache, self._raw = state["done"], state["kept"], state.get("raw")
         self.seconds, self._peak = state["seconds"], state["peak_memory"]
         if state["progress"]:
             self._interrupted = Progress(**state["progress"])

@@ -12,6 +12,7 @@ The vectors of a layer are its tensors with one value per neuron, by attribute: 
 convolution, its batch normalisation.
 """
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice, pairwise
@@ -72,6 +73,13 @@ class Candidates:
         self.new_vectors = {name: self.weight.new_zeros(new) for name in self.vectors}
         # of the new layer, for the neurons and all new ones (H + K,)
         self.layer_vectors = {name: self.weight.new_zeros(neurons + new) for name in self.vectors}
+
+    def moved_to(self, layer: Any) -> "Candidates":
+        """The same candidates on another hidden layer of the same size."""
+        other = copy.copy(self)
+        other.weight = layer.weight.data[0]
+        other.vectors = {name: getattr(layer, name).data.flatten() for name in self.vectors}
+        return other
 
     def _random(self, shape: Sequence[int], norm: Tensor, generator: torch.Generator) -> Tensor:
         """Candidates in random directions, with RADIUS times `norm` as their norm."""
@@ -155,6 +163,14 @@ class Overgrown:
             for layer, follower, pool in zip(hidden, after, pools, strict=True)
         ]
         self.perturbations = [p for candidates in self.candidates for p in candidates.perturbations]
+
+    def moved_to(self, model: MLP | VGG) -> "Overgrown":
+        """The same candidates on another model of the same sizes, such as the average of its weights."""
+        other = copy.copy(self)
+        other.model, (*hidden, other.classifier) = model, layers_of(model)
+        pairs = zip(self.candidates, hidden, strict=True)
+        other.candidates = [candidates.moved_to(layer) for candidates, layer in pairs]
+        return other
 
     def __call__(self, x: Tensor, measure: bool = False) -> Tensor:
         """Images (n, ...) -> logits (n, C)."""

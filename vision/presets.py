@@ -15,11 +15,17 @@ PRESETS = ("paper", "draft", "authors")
 
 
 def setting(
-    default: Any, text: str, *, choices: tuple | None = None, at_least: float = 0, above: float | None = None
+    default: Any,
+    text: str,
+    *,
+    choices: tuple | None = None,
+    at_least: float = 0,
+    above: float | None = None,
+    below: float | None = None,
 ) -> Any:
     """A dataclass field with a default (the paper's), a help text, and a range: `choices` of a string; for a
-    number, the least value or a bound that it must be `above`."""
-    limits = {"choices": choices, "at_least": at_least, "above": above}
+    number, the least value or a bound that it must be `above`, and one that it must be `below`."""
+    limits = {"choices": choices, "at_least": at_least, "above": above, "below": below}
     return field(default=default, metadata={"help": text, **limits})
 
 
@@ -54,6 +60,7 @@ class Settings:
     patience: int = setting(0, "end a stage after this many epochs without improvement (0: never)")
     patience_delta: float = setting(0.0, "smallest decrease of the validation metric that is an improvement")
     from_scratch: bool = setting(False, "draw new weights before every stage (gens has --gens-init)")
+    average: float = setting(0.0, "decay of the tested average of weights over stages (0: off)", below=1)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -66,6 +73,8 @@ class Settings:
                     raise UserError(f"{flag} {value}: more than {limits['above']}")
             elif not value >= limits["at_least"]:
                 raise UserError(f"{flag} {value}: at least {limits['at_least']}")
+            elif limits["below"] is not None and not value < limits["below"]:
+                raise UserError(f"{flag} {value}: less than {limits['below']}")
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
 
@@ -77,11 +86,13 @@ class Settings:
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
         """Why the setting `name` has no effect with the others in `chosen`; None if it has."""
+        if name == "average" and chosen[name] and chosen.get("from_scratch"):
+            return "--from-scratch draws new weights, and weights of unrelated models have no average"
         return None
 
     def config(self) -> dict[str, Any]:
-        """The settings that affect results, as run.json records them."""
-        return dict(vars(self))
+        """The settings that affect results, as run.json records them; `average` only if it is on."""
+        return {name: value for name, value in vars(self).items() if name != "average" or value}
 
 
 _VGG = {"arch": "vgg", "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "augment": True}

@@ -34,15 +34,16 @@ OPTIMIZERS = {
 KINDS = {
     "sm": ("sm", {"augment": True}),
     "ens": ("ens", {"members": 2, "augment": True}),
-    "ens, shared order": ("ens", {"members": 3, "member_order": "shared"}),
+    "ens, shared order": ("ens", {"members": 3, "member_order": "shared", "average": 0.7}),
     "ens of mixtures": ("ens", {"members": 2, "experts": 2}),
-    "umix": ("umix", {"members": 2}),
+    "umix": ("umix", {"members": 2, "average": 0.5}),
     "gens": ("gens", {}),
     "gens of mixtures": ("gens", {"experts": 3, "router": "flat"}),
     "gmoe": ("gmoe", {}),
-    "gmoe, flat": ("gmoe", {"router": "flat", "grow_every": 2}),
+    "gmoe, flat": ("gmoe", {"router": "flat", "grow_every": 2, "average": 0.6}),
     "moe": ("moe", {"experts": 3}),
     "ff": ("ff", {}),
+    "ff, average": ("ff", {"average": 0.6}),
 }
 GATED = ("ens of mixtures", "gens of mixtures", "gmoe", "gmoe, flat", "moe")
 

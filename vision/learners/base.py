@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from vision.average import Average
     from vision.data import StageData
     from vision.mixture import Mixture
     from vision.models import Backbone
@@ -41,8 +42,11 @@ class Learner:
         self.seed, self.device = seed, device
         self.generators = [self.generator_for("order", *([m] if m else [])) for m in range(self.orders)]
         self.valid: dict[str, float] | None = None
+        self.average: Average | None = None
         self.model = self.build({}).to(device)
         self.reset(0)
+        if settings.average:
+            self.average = self.new_average()
 
     @property
     def orders(self) -> int:
@@ -57,6 +61,17 @@ class Learner:
         """Draw new weights for all members; they depend on the seed and on `stage`."""
         for member in range(self.model.members):
             self.model.reset(self.generator_for("init", member, stage), member)
+
+    def new_average(self) -> "Average":
+        """An average that has seen no weights yet, of a model like the present one."""
+        from vision.average import Average
+
+        return Average(self.model, self.settings.average)
+
+    @property
+    def deployed(self) -> Any:
+        """The model that answers: the average if there is one."""
+        return self.average.model if self.average else self.model
 
     @property
     def structure(self) -> dict[str, Any]:
@@ -77,6 +92,8 @@ class Learner:
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
         flops = fit(self.model, train, valid, self.settings, self.generators, progress, callback, data.black)
+        if self.average:
+            self.average.update(self.model)
         self.finish()
         self.valid = self.assess(valid)
         flops["validation"] += len(valid.labels) * self.eval_flops_per_example
@@ -93,17 +110,20 @@ class Learner:
 
     def predict(self, images: "Tensor", cache: dict[str, Any]) -> tuple["Tensor", float]:
         """Predicted classes (n,) and FLOPs; `cache` keeps results for later calls with the same images."""
+        return self.classify(self.deployed, images), len(images) * self.eval_flops_per_example
+
+    def classify(self, model: Any, images: "Tensor") -> "Tensor":
+        """Classes (n,) that `model` predicts: the present one, or its average."""
         import torch
 
         from vision.flat import align, aligned
         from vision.train import EVALUATION_BATCH
 
-        self.model.eval()
-        align(self.model)
+        model.eval()
+        align(model)
         with torch.no_grad():
             parts = aligned(images).split(EVALUATION_BATCH)
-            chosen = torch.cat([self.scores(self.votes(part)).argmax(0) for part in parts])
-        return chosen, len(images) * self.eval_flops_per_example
+            return torch.cat([self.scores(model(part)).argmax(0) for part in parts])
 
     def assess(self, examples: "Examples") -> dict[str, float]:
         """Mean cross-entropy (nats) and error as deployed. UserError if the loss is not finite."""
@@ -112,7 +132,7 @@ class Learner:
 
         from vision.train import DIVERGED, EVALUATION_BATCH
 
-        self.model.eval()
+        self.deployed.eval()
         examples = examples.aligned()
         with torch.no_grad():
             parts = examples.images.split(EVALUATION_BATCH)
@@ -124,7 +144,7 @@ class Learner:
 
     def votes(self, images: "Tensor") -> "Tensor":
         """Logits (V, C, n) of all voters."""
-        return self.model(images)
+        return self.deployed(images)
 
     def scores(self, logits: "Tensor") -> "Tensor":
         """Voters' logits (V, C, n) -> mean of their probabilities (C, n); of one voter, its logits."""
@@ -156,6 +176,7 @@ class Learner:
             "model": self.model.state_dict(),
             "generators": [generator.get_state() for generator in self.generators],
             "valid": self.valid,
+            **({"average": self.average.state()} if self.average else {}),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -165,6 +186,9 @@ class Learner:
         for generator, values in zip(self.generators, state["generators"], strict=True):
             generator.set_state(values.cpu())
         self.valid = state["valid"]
+        if self.settings.average:
+            self.average = self.new_average()
+            self.average.load(state["average"])
 
     def generator_for(self, *purpose: str | int) -> "torch.Generator":
         """A new CPU generator, seeded by a hash of the run's seed and the purpose."""

@@ -70,6 +70,10 @@ class Firefly(GrowingLearner):
         scores, more = network.scores(minibatches(train, self.settings, [generator], data.black))
         choices = network.select(scores, self.budget)
         grown = self.build({"widths": network.widths(choices)}).to(self.device)
+        if self.average:
+            average = self.build({"widths": network.widths(choices)}).to(self.device)
+            network.moved_to(self.average.model).write(choices, average)  # type: ignore[arg-type]
+            self.average.model = average
         network.write(choices, grown)  # type: ignore[arg-type]
         self.growth = self._compare(grown, choices, valid)
         compared = len(valid.labels) * (self.model.flops.inference + grown.flops.inference)

@@ -62,9 +62,11 @@ class GMoE(GrowingLearner, MoE):
         """Split the losing expert of each layer; the function of the network stays the same."""
         examples = data.valid(index - 1 if self.settings.grow_on == "finished" else index)
         flops = len(examples.labels) * self.model.flops.inference
-        generator = self.generator_for("growth", index)
-        for layer, scores in zip(self.model.layers, self.split_scores(examples), strict=True):
-            layer.split(int(scores.argmax()), generator)
+        chosen = [int(scores.argmax()) for scores in self.split_scores(examples)]
+        for model in (self.model, self.average.model) if self.average else (self.model,):
+            generator = self.generator_for("growth", index)  # the same new gates for both
+            for layer, expert in zip(model.layers, chosen, strict=True):
+                layer.split(expert, generator)
         return {"growth": flops}
 
     def split_scores(self, examples: "Examples") -> "list[Tensor]":

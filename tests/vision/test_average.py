@@ -1,0 +1,114 @@
+"""The average of weights over stages: `--average`."""
+
+import copy
+
+import pytest
+import torch
+
+from vision import MegaBatchStream, run
+from vision.data import StageData
+from vision.experiment import stages
+from vision.learners import LEARNERS, resolve
+
+VGG = {"arch": "vgg", "hidden": 4, "optimizer": "sgd", "lr": 0.02, "momentum": 0.9}
+STREAM = MegaBatchStream("digits", 20)
+CPU = torch.device("cpu")
+
+
+def learner(name, **options):
+    chosen = {"hidden": 6, "epochs": 3, "average": 0.7} | options
+    found = resolve("digits", name, chosen=chosen)
+    return LEARNERS[name](STREAM.dataset.shape, STREAM.dataset.classes, found, 0, CPU)
+
+
+def data(wait=4):
+    return StageData(STREAM, stages(20, wait), CPU)
+
+
+def logits(model, examples):
+    model.eval()
+    with torch.no_grad():
+        return model(examples.images)
+
+
+@pytest.mark.parametrize("name", ["sm", "ens", "umix", "moe"])
+def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name):
+    subject, plain, stage_data = learner(name), learner(name, average=0), data()
+    mean = None
+    for index, share in enumerate([1, 1 / 2, 1 / 3, 0.3, 0.3]):  # max(1 - decay, 1 / k)
+        subject.train(index, stage_data)
+        plain.train(index, stage_data)
+        new = [p.detach().clone() for p in plain.model.parameters()]
+        assert all(map(torch.equal, new, subject.model.parameters()))
+        mean = [old + share * (now - old) for old, now in zip(mean or new, new, strict=True)]
+        for expected, found in zip(mean, subject.deployed.parameters(), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def test_statistics_of_batch_normalisation_are_averaged():
+    subject, stage_data = learner("sm", arch="vgg", hidden=2, average=0.5), data(10)
+    found = []
+    for index in range(2):
+        subject.train(index, stage_data)
+        found.append([b.clone() for b in subject.model.buffers() if b.is_floating_point()])
+    assert found[0]
+    for one, two, mean in zip(*found, subject.deployed.buffers(), strict=True):
+        torch.testing.assert_close(mean, (one + two) / 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"router": "flat"}, {"gate": "hard"}, {"arch": "vgg", "hidden": 2}])
+def test_a_split_expert_is_split_in_the_average_too(options):
+    subject, stage_data = learner("gmoe", **options), data()
+    for index in range(2):
+        subject.train(index, stage_data)
+    before, examples = logits(subject.deployed, stage_data.valid(1)), stage_data.valid(1)
+    subject.grow(2, stage_data)
+    if subject.settings.router == "tree":  # a flat softmax has one more term
+        torch.testing.assert_close(logits(subject.deployed, examples), before, rtol=1e-4, atol=1e-5)
+    for raw, mean in zip(subject.model.layers, subject.deployed.layers, strict=True):
+        assert raw.size == mean.size == 3
+        assert torch.equal(raw.router.paths, mean.router.paths)
+        assert split_from(raw.experts) == split_from(mean.experts)
+
+
+def split_from(experts):
+    """The expert of which the last one is a copy."""
+    weight = next(experts.parameters())
+    (found,) = (i for i in range(len(weight) - 1) if torch.equal(weight[i], weight[-1]))
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, VGG])
+def test_neurons_that_firefly_adds_are_added_to_the_average_too(options):
+    subject, stage_data = learner("ff", **options), data()
+    for index in range(2):
+        subject.train(index, stage_data)
+    examples, old = stage_data.valid(1), copy.deepcopy(subject.deployed)
+    subject.grow(2, stage_data)
+    assert subject.deployed.widths == subject.model.widths != old.widths
+    before = logits(old, examples)
+    change = (logits(subject.deployed, examples) - before).abs().max()
+    assert 0 < change < 0.5 * before.abs().max()
+    subject.train(2, stage_data)
+
+
+@pytest.mark.parametrize("name", ["sm", "gmoe"])
+def test_a_run_records_the_error_of_the_average_and_of_the_raw_weights(name, tmp_path):
+    options = {"waiting_time": 5, "hidden": 6, "epochs": 3}
+    plain = run(STREAM, name, tmp_path / "plain", **options)
+    both = run(STREAM, name, tmp_path / "average", average=0.9, **options)
+    values = [row["value"] for row in plain.rows]
+    assert [row["extra"]["raw"]["error"] for row in both.rows] == values
+    averaged = [row["value"] for row in both.rows]
+    assert averaged[:10] == values[:10]  # one stage: the average is its model
+    assert averaged[10:] != values[10:]
+    assert [row["parameters"] for row in both.rows] == [row["parameters"] for row in plain.rows]
+    assert both.config == plain.config | {"average": 0.9}
+
+
+def test_what_has_no_average_is_refused(refused):
+    assert "trained in one stage only" in refused(learner, "gens")
+    assert "unrelated models" in refused(learner, "sm", from_scratch=True)
+    for decay in (1.0, -0.1, float("nan")):
+        assert "--average" in refused(learner, "sm", average=decay)
+    assert learner("gens", average=0).average is None
