@@ -208,3 +208,14 @@ def labelled(results: Sequence[Result]) -> list[Result]:
         for result, config in zip(results, configs, strict=True)
     ]
     return sorted(found, key=lambda result: (result.learner, result.waiting_time))
+
+
+def non_dominated(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Positions of the points (x, y) that no other equals or beats in both, by ascending x; without NaN."""
+    found: list[int] = []
+    least = math.inf
+    for i in sorted(range(len(points)), key=points.__getitem__):
+        if points[i][1] < least:
+            found.append(i)
+            least = points[i][1]
+    return found

@@ -6,7 +6,7 @@ import pytest
 
 from alma.report import figures
 from alma.report.page import write_report
-from alma.report.results import LEARNERS, find_runs
+from alma.report.results import LEARNERS, find_runs, non_dominated
 from alma.report.style import LEARNER_COLOURS, WAIT_RAMP, wait_colours
 from alma.report.vision import figures as vision_figures
 from alma.report.vision import over_time, parts, select, trade_offs
@@ -41,7 +41,8 @@ def test_the_front_joins_what_nothing_else_beats_in_both(tmp_path):
 
 
 def test_non_dominated_points():
-    assert select.non_dominated([(2, 1), (1, 2), (3, 1), (2, 3), (1, 2)]) == [1, 0]
+    assert non_dominated([(2, 1), (1, 2), (3, 1), (2, 3), (1, 2)]) == [1, 0]
+    assert non_dominated([(1, float("nan")), (2, 3)]) == [1]
 
 
 def test_trade_off_figure_draws_the_curves_with_error_bars_and_both_axes(grid):

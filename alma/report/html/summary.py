@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from alma.report.compare import AVERAGES, TOTALS, spread
 from alma.report.html.sections import Section, finished, model_size
-from alma.report.results import Measure, Result, compute, trained
+from alma.report.results import Measure, Result, compute, non_dominated, trained
 
 _MOST = 12  # names in a list; the rest is counted
 
@@ -36,14 +36,8 @@ def final(rows: dict) -> float:
 
 def pareto(results: Sequence[Result]) -> list[Result]:
     """The results that no other one matches in compute and beats in the average, ascending in compute."""
-    points = [(r.over_seeds(compute)[0], r.over_seeds(AVERAGES["average"])[0], r) for r in results]
-    front: list[Result] = []
-    least = float("inf")
-    for _, value, result in sorted(points, key=lambda point: point[:2]):
-        if value < least:
-            front.append(result)
-            least = value
-    return front
+    points = [(r.over_seeds(compute)[0], r.over_seeds(AVERAGES["average"])[0]) for r in results]
+    return [results[i] for i in non_dominated(points)]
 
 
 def _size(section: Section) -> str:

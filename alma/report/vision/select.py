@@ -183,15 +183,6 @@ def cer_against(results: Iterable[Result], cost: Measure) -> list[Curve]:
     return curves
 
 
-def non_dominated(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Positions of the points (x, y) that no other equals or beats in both, by ascending x."""
-    found: list[int] = []
-    for i in sorted(range(len(points)), key=points.__getitem__):
-        if not found or points[i][1] < points[found[-1]][1]:
-            found.append(i)
-    return found
-
-
 class Spoke(NamedTuple):
     """An axis of a radar plot: the values of the results, and their radii from 0 (centre) to 1."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alma.report import style
-from alma.report.results import Result, compute, memory
+from alma.report.results import Result, compute, memory, non_dominated
 from alma.report.style import LegendEntries, dot, mark, number_axis
 from alma.report.vision import parts, select
 from alma.report.vision.parts import TFLOPS
@@ -22,7 +22,7 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
     share = 100 / results[0].config["megabatches"]
     x = [result.over_seeds(compute)[0] for result in results]
     y, deviation = zip(*([share * v for v in result.over_seeds(cer)] for result in results), strict=True)
-    best = select.non_dominated(list(zip(x, y, strict=True)))
+    best = non_dominated(list(zip(x, y, strict=True)))
     figure, ((axes,),) = style.subplots(1, 1, (6.2, 3.6))
     joined: dict[str, Any] = {"color": "0.55", "linewidth": 1, "drawstyle": "steps-post", "zorder": 1}
     axes.plot([x[i] for i in best], [y[i] for i in best], **joined)
