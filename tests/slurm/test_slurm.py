@@ -124,8 +124,9 @@ def test_a_requeued_run_resumes(cluster, tmp_path, expected):
 
 
 def test_a_timeout_saves_and_resumes(cluster, tmp_path, expected):
-    run = prepare(cluster, tmp_path, seconds=12)  # SLURM checks time limits every 30 s
-    run.launch("--timeout-min", "1", "--signal-delay-s", "30", "--stages", "1")
+    # A job has 60 s until the signal, for a busy machine may take 30 to start Python; SLURM looks every 30 s.
+    run = prepare(cluster, tmp_path, seconds=25)
+    run.launch("--timeout-min", "2", "--signal-delay-s", "60", "--stages", "1")
     assert run.launcher.rows == expected["gmoe"][:2]
     assert run.trainings >= 2
     assert "timed-out" in run.log("stage 0")
