@@ -13,10 +13,13 @@ from typing import Any
 import torch
 
 from alma.errors import UserError
+from fairseq_alma import defaults
 
 PREFIX = "decoder."
 """Prefix of every parameter name of a decoder-only language model."""
 _ZIP = b"PK\x03\x04"
+_AT_UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
+"""Name of a checkpoint of --save-interval-updates: epoch and update."""
 _DELETE = "delete it, copy an earlier checkpoint (if any) to checkpoint_last.pt, and run again"
 
 
@@ -94,23 +97,57 @@ def updates_so_far(path: str) -> int:
     return counts.get("earlier_updates", 0) + history[-1]["num_updates"]
 
 
-def averaged(path: str, state: dict[str, Any]) -> dict[str, Any]:
-    """`state`, read from `path`, with the weight average as its model. UserError: it has none."""
+def with_weights(path: str, state: dict[str, Any], weights: str) -> dict[str, Any]:
+    """`state`, read from `path`, with the weights that `--weights` names as its model; see `defaults`.
+
+    UserError: it has no average, or its folder fewer than K checkpoints.
+    """
+    if weights == "trained":
+        return state
+    if count := defaults.last(weights):
+        return state | {"model": _mean_of_last(path, count)}
     average = (state.get("extra_state") or {}).get("ema")
     if average is None:
         raise UserError(f"{path} has no weight average: train with --store-ema, or leave --weights out")
     return state | {"model": average}
 
 
+def _mean_of_last(path: str, count: int) -> dict[str, Any]:
+    """The mean of the `count` last checkpoints in the folder of `path` (LAWA, Kaddour 2022).
+
+    They may be fewer: fairseq writes none at an interval that ends with an epoch. UserError: only one.
+    """
+    folder = Path(path).parent
+    found = ((_AT_UPDATE.fullmatch(file.name), file) for file in folder.glob("checkpoint_*_*.pt"))
+    by_updates = {int(match[1]): file for match, file in found if match}
+    last = folder / "checkpoint_last.pt"
+    if last.exists():
+        by_updates.setdefault(memory_map(str(last))["optimizer_history"][-1]["num_updates"], last)
+    newest = sorted(by_updates)[-count:]
+    if len(newest) < min(2, count):
+        raise UserError(
+            f"{folder} has {len(newest)} checkpoints to average: train with --save-interval-updates N "
+            f"--keep-interval-updates {count}"
+        )
+    mean: dict[str, Any] = {}
+    for k, updates in enumerate(newest, start=1):
+        for name, value in memory_map(str(by_updates[updates]))["model"].items():
+            if not value.is_floating_point():
+                mean[name] = value
+            elif k == 1:
+                mean[name] = value.float()
+            else:
+                mean[name] = torch.lerp(mean[name], value.float(), 1 / k)
+    return mean
+
+
 def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[dict[str, Any]]:
-    """Memory-map language models and check that they can form an ensemble; `weights`: see defaults.WEIGHTS.
+    """Memory-map language models and check that they can form an ensemble; `weights`: as `with_weights`.
 
     UserError: one is missing, damaged, without a weight average or not a language model, or they differ in
     dictionary or block length.
     """
-    states = [memory_map(path) for path in paths]
-    if weights == "average":
-        states = [averaged(path, state) for path, state in zip(paths, states, strict=True)]
+    states = [with_weights(path, memory_map(path), weights) for path in paths]
     for path, state in zip(paths, states, strict=True):
         if not (state.get("cfg") and all(name.startswith(PREFIX) for name in state["model"])):
             raise UserError(f"{path} is not a checkpoint of a decoder-only language model of this fairseq")

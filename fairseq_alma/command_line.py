@@ -22,12 +22,18 @@ TASK = "alma_lm"
 
 def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
     """Whether a command line has `--task alma_lm`, given or by default, or a task that does not exist."""
-    task = parser.get_default("task")
+    task = _value(words, "--task", parser.get_default("task"))
+    return task == TASK or task not in TASK_REGISTRY
+
+
+def _value(words: Sequence[str], flag: str, default: str) -> str:
+    """The last value of `flag` in a command line."""
+    found = default
     for word, following in itertools.pairwise([*words, ""]):
         name, _, value = word.partition("=")
-        if name == "--task":
-            task = value or following
-    return task == TASK or task not in TASK_REGISTRY
+        if name == flag:
+            found = value or following
+    return found
 
 
 def parse(
@@ -38,6 +44,7 @@ def parse(
     UserError: an unknown flag or choice, an invalid or missing value.
     """
     training = "--max-update" in parser._option_string_actions
+    schedule = _value(words, "--schedule", defaults.SCHEDULES[0])
     given: set[str] = set()  # flags in `words`, each under the first of its names
     checked: set[argparse.Action] = set()
 
@@ -52,7 +59,7 @@ def parse(
         names = (word.partition("=")[0] for word in words)
         given.update(known[name].option_strings[0] for name in names if name in known)
         if training:
-            for flag, value in defaults.chosen(given).items():
+            for flag, value in defaults.chosen(given, schedule).items():
                 if flag in known:
                     parser.set_defaults(**{known[flag].dest: value})
 
@@ -71,8 +78,8 @@ def parse(
     args, unknown = run(words)
     _refuse_unknown(parser, unknown)
     if training:
-        _fill_schedule(args, given)
-        chosen = defaults.chosen(given).items()
+        _fill_schedule(args, given, schedule)
+        chosen = defaults.chosen(given, schedule).items()
         used = {flag: value for flag, value in chosen if hasattr(args, flag[2:].replace("-", "_"))}
         logger.info(f"defaults of --task {TASK}: {_shown(used)}")
     return args
@@ -91,14 +98,18 @@ def _epilog() -> str:
     return "\n".join((f"defaults of --task {TASK}:", *lines))
 
 
-def _fill_schedule(args: argparse.Namespace, given: set[str]) -> None:
-    """Set the length of polynomial_decay and of its warm-up unless they are given."""
-    if args.lr_scheduler != defaults.TRAINING["--lr-scheduler"]:
+def _fill_schedule(args: argparse.Namespace, given: set[str], schedule: str) -> None:
+    """Set the length of our schedule, and that of its warm-up, unless they are given."""
+    ours = defaults.CONTINUOUS if schedule == "continuous" else defaults.TRAINING
+    if args.lr_scheduler != ours["--lr-scheduler"]:
         return
-    if "--total-num-update" not in given:
-        args.total_num_update = args.max_update or defaults.TRAINING["--max-update"]
+    total = args.max_update or defaults.TRAINING["--max-update"]
+    if schedule == "stage":
+        if "--total-num-update" not in given:
+            args.total_num_update = total
+        total = int(args.total_num_update)
     if "--warmup-updates" not in given:
-        args.warmup_updates = min(defaults.WARMUP, int(args.total_num_update) // 10)
+        args.warmup_updates = min(defaults.WARMUP, total // 10)
 
 
 def _check_values(action: argparse.Action) -> None:

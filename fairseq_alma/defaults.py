@@ -1,16 +1,21 @@
 """Choices of our commands, and the defaults of `--task alma_lm`: the paper's training, on 32 GB GPUs.
 
-Imports nothing, so that our commands parse their options before torch and fairseq load, which takes seconds.
+Imports little, so that our commands parse their options before torch and fairseq load, which takes seconds.
 The defaults follow the paper's section 5 and appendix B.2; all other flags and tasks keep fairseq's own.
 """
 
+import argparse
+import re
 from collections.abc import Collection
 
 AVERAGES = ("probs", "logits")
 """What an ensemble averages over its members."""
-WEIGHTS = ("trained", "average")
-"""Which weights of a checkpoint to use: as trained, or their exponential moving average (--store-ema)."""
-WEIGHTS_HELP = "weights to use: as trained, or their moving average kept by --store-ema (default: trained)"
+SCHEDULES = ("stage", "continuous")
+"""What becomes of optimizer, update count and learning rate at the start of a stage: reset, or kept."""
+WEIGHTS_HELP = (
+    "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the mean of the "
+    "last K checkpoints in the folder of the given one (default: trained)"
+)
 
 TRAINING: dict[str, object] = {
     "--arch": "switch_gmoe",
@@ -47,14 +52,30 @@ UNLESS = {
 }
 """Defaults that do not apply if one of these flags is given."""
 
+CONTINUOUS = {"--lr-scheduler": "fixed"}
+"""Defaults with --schedule continuous: a constant learning rate after the warm-up."""
+
 WARMUP = 500
 """Updates of linear warm-up, at most a tenth of all; then the learning rate decays linearly to 0."""
 
 
-def chosen(given: Collection[str]) -> dict[str, object]:
-    """The defaults that apply to a command line with the flags `given`."""
+def chosen(given: Collection[str], schedule: str) -> dict[str, object]:
+    """The defaults that apply to a command line with the flags `given` and one of SCHEDULES."""
     return {
         flag: value
-        for flag, value in TRAINING.items()
+        for flag, value in (TRAINING | (CONTINUOUS if schedule == "continuous" else {})).items()
         if flag not in given and not set(given).intersection(UNLESS.get(flag, ()))
     }
+
+
+def weights(text: str) -> str:
+    """Check a value of --weights. ArgumentTypeError: it is none."""
+    if text in ("trained", "average") or last(text):
+        return text
+    raise argparse.ArgumentTypeError(f"{text}: give trained, average, or last:K such as last:8")
+
+
+def last(text: str) -> int:
+    """K of `last:K`, the mean of the last K checkpoints; 0 for another text."""
+    found = re.fullmatch(r"last:([1-9]\d*)", text)
+    return int(found[1]) if found else 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from alma.errors import Parser, UserError, command, number_list
 from alma.files import make_directory, write_json_atomic
 from alma.help_texts import CONTEXT_WINDOW
-from fairseq_alma.defaults import WEIGHTS, WEIGHTS_HELP
+from fairseq_alma.defaults import WEIGHTS_HELP, weights
 
 _EXAMPLES = """\
 examples:
@@ -36,7 +36,7 @@ def parser() -> Parser:
     add("--untrained", action="store_true", help=untrained)
     seeds = "with --untrained: an ensemble with a model for each seed of a list or range, such as 1,5 or 0-2"
     add("--seeds", type=number_list, default=[], metavar="LIST", help=seeds)
-    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help=WEIGHTS_HELP)
+    add("--weights", type=weights, default="trained", metavar="WEIGHTS", help=WEIGHTS_HELP)
     add("--valid", action="store_true", help="evaluate on the validation set of the stream too")
     add("--context-window", type=int, default=0, metavar="N", help=CONTEXT_WINDOW)
     return made
@@ -46,8 +46,8 @@ def parser() -> Parser:
 def main() -> None:
     """Evaluate a stage."""
     own, arguments = parser().parse_known_args()
-    if own.untrained and own.weights == "average":
-        raise UserError("--weights average needs a checkpoint: an untrained model has no average")
+    if own.untrained and own.weights != "trained":
+        raise UserError(f"--weights {own.weights} needs a checkpoint: an untrained model has no average")
     from fairseq_alma import stage_record  # fairseq: seconds to import
     from fairseq_alma.training import tensorboard
 
@@ -56,6 +56,9 @@ def main() -> None:
     else:
         loaded = stage_record.load_trained(arguments, own.weights, own.context_window)
     record = stage_record.measure(loaded, own.context_window, own.valid)
+    if own.weights != "trained":
+        raw = stage_record.load_trained(arguments, "trained", own.context_window)
+        record["raw"] = stage_record.loss(raw, own.context_window)
     make_directory(own.out.absolute().parent)
     if logdir := loaded.cfg.common.tensorboard_logdir:
         path = loaded.paths[-1] if loaded.paths else None

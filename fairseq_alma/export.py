@@ -7,7 +7,7 @@ and modeling_alma.py, the model's code. With --tokenizer, `AutoTokenizer.from_pr
 from pathlib import Path
 
 from alma.errors import Parser, command
-from fairseq_alma.defaults import WEIGHTS, WEIGHTS_HELP
+from fairseq_alma.defaults import WEIGHTS_HELP, weights
 
 _EXAMPLES = """\
 examples:
@@ -31,7 +31,7 @@ def parser() -> Parser:
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
     tokenizer = "stream that the model was trained on; its tokenizer is exported too"
     add("--tokenizer", type=Path, metavar="STREAM", help=tokenizer)
-    add("--weights", choices=WEIGHTS, default=WEIGHTS[0], help=WEIGHTS_HELP)
+    add("--weights", type=weights, default="trained", metavar="WEIGHTS", help=WEIGHTS_HELP)
     return made
 
 

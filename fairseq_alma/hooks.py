@@ -25,7 +25,7 @@ from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel, growth
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import average, interrupt, precision, tensorboard
+from fairseq_alma.training import average, interrupt, precision, schedule, tensorboard
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
@@ -112,10 +112,17 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
             left_by_a_kill.unlink()
     if getattr(trainer.cfg.model, "moe_expert_parallel", False):
         expert_parallel.check(trainer.cfg)
-    cfg = copy.deepcopy(cfg)  # growth changes it; checkpoints store what the user gave
+    cfg = copy.deepcopy(cfg)  # it changes; checkpoints store what the user gave
     growth.prepare(cfg, trainer)
-    with average.postponed(trainer):
-        loaded = original(cfg, trainer, **kwargs)
+    if new_stage := schedule.starts_stage(cfg):
+        schedule.prepare(cfg, trainer)
+    try:
+        with average.postponed(trainer):
+            loaded = original(cfg, trainer, **kwargs)
+    except AssertionError as error:  # another optimizer or criterion
+        raise UserError(f"{cfg.restore_file}: {error}") from error
+    if new_stage:
+        schedule.begin(trainer, loaded[0])
     average.begin(trainer, loaded[0])
     tensorboard.begin(trainer)
     max_update = trainer.cfg.optimization.max_update

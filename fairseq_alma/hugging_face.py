@@ -54,8 +54,8 @@ _NOT_SUPPORTED = (
 def read_model(path: str, weights: str = "trained") -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a checkpoint; returns its config and weights under the names of modeling_alma.py.
 
-    `weights` as in defaults.WEIGHTS. UserError: missing, damaged, without a weight average, or a model that
-    modeling_alma.py does not support.
+    `weights`: as `checkpoint.with_weights`. UserError: missing, damaged, without a weight average, or a model
+    that modeling_alma.py does not support.
     """
     (state,) = memory_map_members([path], weights)
     all_members = {name.removeprefix(PREFIX): value for name, value in state["model"].items()}

@@ -16,7 +16,7 @@ from fairseq.logging import progress_bar
 from alma.errors import UserError
 from alma.flops import Shape
 from alma.metrics import bits_per_byte, perplexity
-from fairseq_alma.checkpoint import averaged, memory_map_last, memory_map_members
+from fairseq_alma.checkpoint import memory_map_last, memory_map_members, with_weights
 from fairseq_alma.ensemble import EnsembleLanguageModel
 from fairseq_alma.moe.metrics import Evaluation, evaluate
 
@@ -48,7 +48,7 @@ def build_untrained(arguments: list[str], seeds: Sequence[int]) -> Loaded:
 
 
 def load_trained(arguments: list[str], weights: str, context_window: int) -> Loaded:
-    """Load the checkpoints of a fairseq-eval-lm command line; `weights` as in `defaults.WEIGHTS`."""
+    """Load the checkpoints of a fairseq-eval-lm command line; `weights`: as `checkpoint.with_weights`."""
     cfg = _config(options.get_eval_lm_parser(default_task="alma_lm"), arguments)
     if cfg.common_eval.path is None:
         raise UserError("no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags")
@@ -61,9 +61,7 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
     task = tasks.setup_task(cfg.task)
     models = []
     for path in paths:
-        state = checkpoint_utils.load_checkpoint_to_cpu(path)
-        if weights == "average":
-            state = averaged(path, state)
+        state = with_weights(path, checkpoint_utils.load_checkpoint_to_cpu(path), weights)
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
         models.append(model)
     shapes = [Shape.of(Namespace(**member), len(task.dictionary)) for member in members]
@@ -85,7 +83,7 @@ def training_record(checkpoint: str, shape: Shape) -> dict[str, Any]:
     if counts is None:
         raise UserError(f"{checkpoint} has no token counts: it was not trained by --task alma_lm")
     return {
-        "updates": state["optimizer_history"][-1]["num_updates"],
+        "updates": state["optimizer_history"][-1]["num_updates"] - counts.get("first_update", 0),
         "tokens": counts["train_tokens"],
         "flops": shape.training_flops(counts["train_tokens"]),
         "validation_flops": shape.forward_flops(counts["valid_tokens"]) if "valid_tokens" in counts else None,
@@ -139,14 +137,25 @@ def evaluate_on(split: str, loaded: Loaded, model: torch.nn.Module, context_wind
     return result
 
 
+def loss(loaded: Loaded, context_window: int) -> dict[str, float]:
+    """Mean loss (nats) and perplexity on --gen-subset of a model, or of the ensemble of several."""
+    result = evaluate_on(loaded.cfg.dataset.gen_subset, loaded, _deployed(loaded), context_window)
+    nll = result.nll / result.tokens
+    return {"nll": nll, "perplexity": perplexity(nll)}
+
+
+def _deployed(loaded: Loaded) -> torch.nn.Module:
+    models = loaded.models
+    return models[0] if len(models) == 1 else EnsembleLanguageModel.of(models)
+
+
 def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
     """Measure a model, or the ensemble of several, on --gen-subset (default: test).
 
     `valid`: measure the loss on the validation split too. `training` has the cost of training each
     checkpoint; it is empty for untrained models and checkpoints of `fairseq_alma.combine`.
     """
-    models, shapes, split = loaded.models, loaded.shapes, loaded.cfg.dataset.gen_subset
-    model = models[0] if len(models) == 1 else EnsembleLanguageModel.of(models)
+    model, shapes, split = _deployed(loaded), loaded.shapes, loaded.cfg.dataset.gen_subset
     record = describe(loaded.task, evaluate_on(split, loaded, model, context_window), split)
     score = None
     if valid:

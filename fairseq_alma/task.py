@@ -23,6 +23,7 @@ from alma.processes import peak_memory
 from alma.stages import Stage, stages
 from alma.stream import Stream, is_stream, read_index
 from fairseq_alma.data import blocks, preprocessed
+from fairseq_alma.defaults import SCHEDULES
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 from fairseq_alma.moe.layer import routings_of, switch_layers
 from fairseq_alma.moe.metrics import layer_stats, log_layers, token_nll
@@ -31,6 +32,7 @@ from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 logger = logging.getLogger(__name__)
 
 _KEPT = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory", "earlier_updates")
+_KEPT += ("first_update", "average_from")
 """Measurements of this stage that checkpoints keep."""
 
 
@@ -77,6 +79,14 @@ class AlmaLMConfig(LanguageModelingConfig):
         default="reset",
         metadata={"help": "optimizer state after growth: reset it, or copy that of the parents"},
     )
+    schedule: ChoiceEnum(SCHEDULES) = field(  # type: ignore[valid-type]
+        default="stage",
+        metadata={
+            "help": "stage: optimizer, update count and learning rate start anew with every stage; "
+            "continuous: they go on from --finetune-from-model, --lr-scheduler is `fixed` by default, and "
+            "--max-update counts the updates of all stages so far; split experts copy the state of theirs"
+        },
+    )
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
@@ -95,7 +105,9 @@ class AlmaLMTask(LanguageModelingTask):
         self.train_tokens = 0
         self.valid_tokens = 0
         self.growth_tokens = 0
-        self.earlier_updates = 0  # of the stages before this one
+        self.earlier_updates = 0  # of the stages before this one, unless the update count includes them
+        self.first_update = 0  # update count at the start of this stage
+        self.average_from = 0  # update count at the start of the weight average
         self.seconds = 0.0  # in earlier processes
         self.started = time.monotonic()
         self.peak_memory = 0

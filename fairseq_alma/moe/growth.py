@@ -32,6 +32,7 @@ from fairseq_alma.moe.experts import STACKED
 from fairseq_alma.moe.layer import SwitchFFN, switch_layers
 from fairseq_alma.moe.metrics import evaluate
 from fairseq_alma.moe.router import Router, Routing, upgrade_router
+from fairseq_alma.training import schedule
 from fairseq_alma.training.precision import FP32, by_parameter
 
 logger = logging.getLogger(__name__)
@@ -160,11 +161,7 @@ def prepare(cfg, trainer) -> None:
     if grow_by:
         grown = os.path.join(cfg.save_dir, GROWN)
         _write_grown(path, grown, trainer)
-        if task.grow_optimizer == "copy":
-            cfg.finetune_from_model, cfg.restore_file = None, grown
-            cfg.reset_lr_scheduler = cfg.reset_meters = cfg.reset_dataloader = True
-        else:
-            cfg.finetune_from_model = grown
+        cfg.finetune_from_model = grown
 
 
 def _count_mismatch(path: str, before: int | None, grow_by: int, experts: int) -> str:
@@ -254,13 +251,15 @@ def _grown_state(
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     seed = trainer.cfg.common.seed + args.stage
     grow_model_state(state["model"], parents, args.grow_router, args.grow_noise, means, seed)
-    if args.grow_optimizer == "copy":
-        if "last_optimizer_state" not in state:
-            raise UserError(f"{path} has no optimizer state: use --grow-optimizer reset instead of copy")
+    if schedule.keeps_optimizer(args):
+        schedule.check_optimizer(path, state)
         state["last_optimizer_state"] = grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
-        state["optimizer_history"][-1]["num_updates"] = 0  # the schedule restarts with every stage
     else:
         state.pop("last_optimizer_state", None)
+    if args.schedule == "stage":
+        state["optimizer_history"][-1]["num_updates"] = 0
+    elif average := (state.get("extra_state") or {}).get("ema"):
+        grow_model_state(average, parents, args.grow_router, args.grow_noise, means, seed)
     state["cfg"] = None  # the training that loads grown.pt has its own
     state["growth"] = parents
     return state

@@ -1,5 +1,8 @@
 """fairseq's --store-ema: an exponential moving average of the weights, saved in every checkpoint.
 
+The k-th update of the average gives the new weights the weight max(1 - decay, 1 / k), so that the average of
+a short training does not contain the initial weights.
+
 Works around fairseq's own, which averages tied weights twice per update, fails on integer buffers, loses most
 updates to rounding in half precision, and starts a new stage from the previous stage's average, or fails if
 there is none. No upstream issue known; unnecessary once fairseq averages each parameter once, in fp32.
@@ -20,17 +23,21 @@ logger = logging.getLogger(__name__)
 class WeightAverage(EMA):
     """The average of each parameter once, in fp32 (--ema-fp32 is implied); buffers are copied."""
 
-    def __init__(self, model: torch.nn.Module, config, device=None):
+    def __init__(self, model: torch.nn.Module, config, device=None, updates: int = 0):
+        """`updates` of the average before it is restored."""
         super().__init__(model, config, device)
         self.model.float()
+        self.updates = updates
 
     def build_fp32_params(self, state_dict=None) -> None:
         """No second copy: the average itself is in fp32."""
 
     @torch.no_grad()
     def _step_internal(self, new_model: torch.nn.Module, updates=None) -> None:
+        self.updates += 1 if self.decay else 0  # 0 before --ema-start-update: a copy
+        share = max(1 - self.decay, 1 / max(1, self.updates))
         for average, weight in zip(self.model.parameters(), new_model.parameters(), strict=True):
-            average.lerp_(weight.to(average.dtype), 1 - self.decay)
+            average.lerp_(weight.to(average.dtype), share)
         for copy, buffer in zip(self.model.buffers(), new_model.buffers(), strict=True):
             copy.copy_(buffer)
 
@@ -49,17 +56,21 @@ def postponed(trainer) -> Iterator[None]:
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
-    """Resume the average in `extra_state`, or start one from the model's weights if training starts.
+    """Resume the average in `extra_state`, or start one if training starts.
 
-    Training starts with every stage, grown or not: no average spans two stages.
+    With --schedule stage training starts with every stage, grown or not: no average spans two stages.
     """
-    saved = (extra_state or {}).pop("ema", None)
-    if not trainer.cfg.ema.store_ema:
+    saved, config = (extra_state or {}).pop("ema", None), trainer.cfg.ema
+    if not config.store_ema:
         return
-    updates = trainer.get_num_updates()
-    trainer._ema = WeightAverage(trainer.get_model(), trainer.cfg.ema, trainer.device)
-    if updates and saved:
+    done, task = trainer.get_num_updates(), trainer.task
+    resumed = done and saved
+    if not resumed:
+        task.average_from = done
+        logger.info(f"the weight average starts after update {done}")
+    calls, copied = done - task.average_from, max(0, config.ema_start_update - 1 - task.average_from)
+    updates = max(0, calls // config.ema_update_freq - copied // config.ema_update_freq)
+    trainer._ema = WeightAverage(trainer.get_model(), config, trainer.device, updates)
+    if resumed:
         trainer.ema.restore(saved)
-        trainer.ema.update_freq_counter = updates % trainer.cfg.ema.ema_update_freq
-    else:
-        logger.info(f"the weight average starts from the weights after update {updates}")
+        trainer.ema.update_freq_counter = calls % config.ema_update_freq

@@ -1,7 +1,8 @@
 """TensorBoard over the stages of a model (`--tensorboard-logdir`): x is the updates since the model was new.
 
-fairseq starts every stage at step 0. Here the steps of a stage follow those of the stage before it; a text
-and a scalar, `stage`, mark its start. After a resume, TensorBoard hides the points that training repeats.
+fairseq starts every stage at step 0, unless the schedule is continuous. Here the steps of a stage follow
+those of the stage before it; a text and a scalar, `stage`, mark its start. After a resume, TensorBoard hides
+the points that training repeats.
 """
 
 import math
@@ -21,12 +22,12 @@ _Writer: Any = progress_bar.SummaryWriter
 class StageWriter(_Writer):
     """A SummaryWriter for one process that trains a stage, in fairseq's calls."""
 
-    def __init__(self, logdir: str, stage: int, earlier: int, done: int) -> None:
-        """`earlier`: updates before this stage; `done`: updates of this stage before this process."""
+    def __init__(self, logdir: str, stage: int, earlier: int, done: int, resumed: bool) -> None:
+        """`done`: fairseq's update count when this process starts; `earlier`: updates before that count."""
         self.stage, self.earlier = stage, earlier
         self.first = self.newest = earlier + done + 1
         super().__init__(logdir, purge_step=self.first, flush_secs=1, filename_suffix=_suffix())
-        self.add_text("stage", f"stage {stage}" + (f", resumed after update {done}" if done else ""))
+        self.add_text("stage", f"stage {stage}" + (f", resumed after update {done}" if resumed else ""))
         super().add_scalar("stage", stage, self.first)
 
     def add_text(self, tag: str, text: str) -> None:
@@ -34,7 +35,7 @@ class StageWriter(_Writer):
         super().add_text(tag, text, self.first)
 
     def add_scalar(self, tag: str, value: Any, step: int) -> None:
-        """Add a value after update `step` of this stage, and once for each step the number of the stage."""
+        """Add a value after update `step`, and once for each step the number of the stage."""
         step += self.earlier
         super().add_scalar(tag, value, step)
         if step > self.newest:
@@ -51,7 +52,11 @@ def begin(trainer) -> None:
     if task.args.stage and previous and not done:  # a resumed stage has it from its checkpoint
         task.earlier_updates = updates_so_far(previous)
     progress_bar.SummaryWriter = partial(
-        StageWriter, stage=task.args.stage, earlier=task.earlier_updates, done=done
+        StageWriter,
+        stage=task.args.stage,
+        earlier=task.earlier_updates,
+        done=done,
+        resumed=done > task.first_update,
     )
 
 

@@ -22,7 +22,7 @@ from slurm.lm.plan import Plan
 SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
 PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
 MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}  # fp32 numbers per parameter; others: 2, as Adam
-CHECKPOINTS = 3  # files of a training: best, last and one at an interval, if none is a link
+CHECKPOINTS = 2  # files of a training, besides those at intervals: best and last, if none is a link
 _EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
 _HALF = ("--fp16", "--bf16", *_EFFICIENT)
 _GB = 1e9
@@ -119,9 +119,15 @@ class Cost:
 
     @property
     def checkpoints(self) -> int:
-        """Bytes on disk: fp32 weights (twice with FP16Optimizer) and optimizer state; 0 if unknown."""
-        numbers = 1 + self._has_master + self._moments
-        return CHECKPOINTS * 4 * numbers * (self.parameters or 0)
+        """Bytes on disk: fp32 weights (twice with FP16Optimizer), optimizer state, average; 0 if unknown."""
+        numbers = 1 + self._has_master + self._moments + self._has_average
+        files = CHECKPOINTS + max(1, self.settings["--keep-interval-updates"])
+        return files * 4 * numbers * (self.parameters or 0)
+
+    @property
+    def _has_average(self) -> bool:
+        """Whether fairseq keeps a moving average of the weights, in fp32."""
+        return self._any(["--store-ema"])
 
     @property
     def _has_master(self) -> bool:
@@ -133,9 +139,9 @@ class Cost:
         """Bytes of one process: weights, gradients, optimizer, activations, logits and PROCESS.
 
         Each parameter has a weight and a gradient (4 bytes each; 2 in half precision, where FP16Optimizer
-        adds both in fp32 and the memory-efficient one does not), the optimizer's fp32 numbers, and a second
-        gradient in DistributedDataParallel's buckets. With --moe-expert-parallel each process holds some of
-        the experts.
+        adds both in fp32 and the memory-efficient one does not), the optimizer's fp32 numbers, that of the
+        weight average, and a second gradient in DistributedDataParallel's buckets. With --moe-expert-parallel
+        each process holds some of the experts.
         """
         if self.shape is None or self.parameters is None or self.batch is None:
             return None
@@ -145,7 +151,8 @@ class Cost:
         elsewhere = 0
         if self._any(["--moe-expert-parallel"]):
             elsewhere = shape.members * (shape.experts - shape.experts // self.processes) * shape.per_expert
-        state = (self.parameters - elsewhere) * (2 * width + master + 4 * self._moments + buckets)
+        numbers = 2 * width + master + 4 * self._moments + 4 * self._has_average + buckets
+        state = (self.parameters - elsewhere) * numbers
         # Tokens whose logits are in memory at the same time.
         chunk = min(self.batch, self.settings.get("--loss-chunk-tokens") or self.batch)
         return int(PROCESS) + state + self.batch * self._activations + chunk * self._logits

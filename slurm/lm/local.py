@@ -40,7 +40,7 @@ def _train(job: TrainJob, progress: ProgressBar) -> None:
     complete = job.done or (job.spec.directory / RESULT).exists()
     if not complete:
         resumed = (job.directory / "checkpoint_last.pt").exists()
-        progress.start(job.training.title, resumed=resumed)
+        progress.start(job.training.title, resumed=resumed, earlier=job.training.earlier)
         job.do(watch=progress.read)
     progress.trained(now=not complete)
 

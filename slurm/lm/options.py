@@ -2,7 +2,9 @@
 
 import argparse
 import itertools
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +17,7 @@ MAIN_FLAGS: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler"
 MAIN_FLAGS += ("--tokens-per-sample", "--max-tokens", "--batch-size", "--update-freq", "--max-update")
 MAIN_FLAGS += ("--max-epoch",)
 """Flags of fairseq-train in hints and in the short description of a training."""
+SCHEDULES = ("stage", "continuous")
 _ROUTERS = ("preserve", "copy", "tree")
 _EXAMPLES = """\
 examples:
@@ -23,6 +26,8 @@ examples:
   alma train stream --learner gmoe --grow-experts 2,2,4 --out runs/gmoe
   # a small model for a CPU; the flags after -- are those of fairseq-train
   alma train stream --learner sm --out runs/tiny -- --arch switch_gmoe_tiny --max-update 400
+  # one learning-rate schedule over all stages, and averages of the weights
+  alma train stream --learner sm --schedule continuous --average .999 --out runs/average
   # a row of the paper's Table 2 with three seeds on SLURM: first the plan, then the jobs
   alma train experiments/table2/gmoe_w1_base.yaml --stream stream --seeds 0-2 --cluster slurm --dry-run
   alma train experiments/table2/gmoe_w1_base.yaml --stream stream --seeds 0-2 --cluster slurm
@@ -75,6 +80,16 @@ def _add_learner_options(made: Parser) -> None:
     add("--replay", action="store_true", help=REPLAY)
     scratch = "train a new model in each stage, instead of the one of the stage before"
     add("--from-scratch", action="store_true", help=scratch)
+    schedule = (
+        "stage: optimizer and learning rate start anew with every stage, as in the paper; continuous: they "
+        "go on over the stages, at a constant learning rate after one warm-up (default: stage)"
+    )
+    add("--schedule", choices=SCHEDULES, default=SCHEDULES[0], help=schedule)
+    average = (
+        "evaluate an average of the weights; training goes on from the weights themselves. DECAY: moving "
+        "average over updates, such as .999; last:K: mean of the last K checkpoints"
+    )
+    add("--average", type=_average, metavar="DECAY|last:K", help=average)
     updates = "train for X times --max-update updates in each stage (default: 1)"
     add("--update-multiplier", type=int, metavar="X", default=1, help=updates)
     add("--seed", type=int, default=0, metavar="S", help=SEED)
@@ -82,6 +97,18 @@ def _add_learner_options(made: Parser) -> None:
     add("--context-window", type=int, metavar="N", default=0, help=CONTEXT_WINDOW)
     stop = "train N stages, then stop; rerun with a larger N to go on (default: all stages)"
     add("--stages", type=int, metavar="N", help=stop)
+
+
+def _average(text: str) -> float | str:
+    """Value of --average: a decay, or `last:K` as it is written."""
+    if re.fullmatch(r"last:[1-9]\d*", text):
+        return text
+    with suppress(ValueError):
+        if 0 < (decay := float(text)) < 1:
+            return decay
+    raise argparse.ArgumentTypeError(
+        f"{text!r}: a decay between 0 and 1 such as .999, or last:K such as last:8"
+    )
 
 
 def _add_growth_options(made: Parser) -> None:

@@ -12,6 +12,7 @@ from alma.errors import UserError
 from alma.stages import Stage, stages
 from slurm.lm.flags import Flags, FlagValues, chosen, flag, words_of
 from slurm.lm.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
+from slurm.lm.options import SCHEDULES
 
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
@@ -35,6 +36,9 @@ class Request:
     replay: bool = False
     from_scratch: bool = False
     update_multiplier: int = 1
+    schedule: str = SCHEDULES[0]
+    average: float | str | None = None
+    """Decay of the moving average, or `last:K`."""
     seed: int = 0
     grow_experts: list[int] | None = None
     grow_router: str | None = None
@@ -66,6 +70,24 @@ class Request:
         return self.settings["--max-update"] * self.update_multiplier
 
     @property
+    def continuous(self) -> bool:
+        """Whether optimizer and learning rate go on over stages."""
+        return self.schedule == "continuous"
+
+    @property
+    def averaged_checkpoints(self) -> int:
+        """K of --average last:K, else 0."""
+        return int(str(self.average).removeprefix("last:")) if isinstance(self.average, str) else 0
+
+    @property
+    def training_words(self) -> list[str]:
+        """Flags of fairseq-train, the same for every stage, that follow from options."""
+        words = ["--schedule", self.schedule] if self.continuous else []
+        if kept := self.averaged_checkpoints:
+            return [*words, "--keep-interval-updates", str(kept)]
+        return [*words, *(["--store-ema", "--ema-decay", str(self.average)] if self.average else [])]
+
+    @property
     def renews(self) -> bool:
         """Whether each stage trains new models."""
         return self.from_scratch or self.learner_spec.fresh
@@ -86,6 +108,8 @@ class Training:
     previous: Path | None
     """Directory of the training whose model it continues; None: a new model."""
     title: str
+    earlier: int
+    """Updates of the stages before, if fairseq-train counts them too (continuous schedule)."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -124,6 +148,8 @@ class Plan:
     stages: tuple[StageSpec, ...]
     max_update: int | None
     """Of each training; None: no limit."""
+    continuous: bool
+    """Whether a stage goes on from the last checkpoint of the one before, rather than from the best."""
 
 
 def make_plan(request: Request, megabatches: int) -> Plan:
@@ -159,6 +185,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         _module("fairseq_alma.evaluate", *untrained),
         tuple(specs),
         request.updates or None,
+        request.continuous,
     )
 
 
@@ -187,8 +214,42 @@ def _check(request: Request) -> None:
         raise UserError(f"--from-scratch: {request.learner} trains new models in every stage; leave it out")
     if request.learner_spec.switch and not request.arch.startswith("switch_"):
         raise UserError(f"--arch {request.arch}: {request.learner} needs experts: give --arch switch_gmoe")
+    if request.continuous:
+        _check_continuous(request)
+    if request.average:
+        _check_average(request)
     if request.update_multiplier > 1 and not request.settings["--max-update"]:
         raise UserError("--update-multiplier multiplies --max-update: give that after the `--`")
+
+
+def _check_continuous(request: Request) -> None:
+    if request.renews:
+        cause = "--from-scratch" if request.from_scratch else request.learner
+        raise UserError(
+            f"--schedule continuous: {cause} trains new models in every stage; use the schedule `stage`"
+        )
+    if request.grow_optimizer == "reset":
+        raise UserError(
+            "--grow-optimizer reset: --schedule continuous keeps the optimizer state; leave it out"
+        )
+
+
+def _check_average(request: Request) -> None:
+    count = request.averaged_checkpoints
+    taken = ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay")
+    for name in taken:
+        if name in request.flags:
+            raise UserError(f"{name}: --average {request.average} sets it; leave it out")
+    if not count:
+        return
+    interval = request.settings["--save-interval-updates"]
+    if not interval or (request.updates and count * interval > request.updates):
+        at_most = f" or less, for stages of {request.updates} updates" if request.updates else ""
+        number = max(1, request.updates // count) or "N"
+        raise UserError(
+            f"--average {request.average} needs {count} checkpoints of a stage: give "
+            f"--save-interval-updates {number}{at_most}, after the `--`"
+        )
 
 
 def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, Any]:
@@ -210,7 +271,9 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
         config |= {"grow_experts": growth, "grow_router": router, "grow_optimizer": optimizer}
     if request.update_multiplier > 1:
         config["update_multiplier"] = request.update_multiplier
-    for setting in ("from_scratch", "context_window", "name"):
+    if request.continuous:
+        config["schedule"] = request.schedule
+    for setting in ("from_scratch", "context_window", "average", "name"):
         if getattr(request, setting):
             config[setting] = getattr(request, setting)
     return config
@@ -224,6 +287,9 @@ def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None)
     models = [request.directory(k, member) for k in range(oldest, stage.index + 1) for member in members]
     evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     evaluate += ["--out", str(directory / "result.json"), *_context(request)]
+    if request.average:
+        weights = request.average if request.averaged_checkpoints else "average"
+        evaluate += ["--weights", str(weights)]
     evaluate += [*chosen(request.settings, _EVALUATION_FLAGS), *_tensorboard(request, stage.index)]
     own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
     own["--max-update"] = request.updates
@@ -244,14 +310,16 @@ def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
     train += ["--waiting-time", str(request.waiting_time), *flag("--replay", request.replay)]
     train += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
     train += [
+        *request.training_words,
         *_log_flags(request),
         *_tensorboard(request, stage.index, member),
-        *words_of(_multiplied(request)),
+        *words_of(_multiplied(request, stage.index)),
     ]
     new = not stage.index or request.renews
     previous = None if new else request.directory(stage.index - 1, member)
     of = f", member {member + 1} of {request.models}" if request.learner_spec.separate else ""
-    return Training(directory, tuple(train), previous, _title(stage) + of)
+    earlier = request.updates * stage.index if request.continuous else 0
+    return Training(directory, tuple(train), previous, _title(stage) + of, earlier)
 
 
 def _title(stage: Stage) -> str:
@@ -290,20 +358,23 @@ def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
 
 
 def _grow_modes(request: Request) -> tuple[str, str]:
-    return request.grow_router or "preserve", request.grow_optimizer or "reset"
+    kept = "copy" if request.continuous else "reset"
+    return request.grow_router or "preserve", request.grow_optimizer or kept
 
 
-def _multiplied(request: Request) -> Flags:
-    """The flags to pass on, with --max-update and --total-num-update times --update-multiplier.
+def _multiplied(request: Request, index: int) -> Flags:
+    """The flags to pass on to stage `index`: --max-update and --total-num-update times --update-multiplier.
 
-    Without --total-num-update the learning-rate schedule has the length of the training.
+    Without --total-num-update the learning-rate schedule has the length of the training. With a continuous
+    schedule --max-update includes the updates of earlier stages.
     """
     flags = dict(_passed(request.flags))
-    if request.update_multiplier > 1:
-        flags["--max-update"] = flag("--max-update", request.updates)
-        if "--total-num-update" in flags:
-            total = int(request.settings["--total-num-update"]) * request.update_multiplier
-            flags["--total-num-update"] = flag("--total-num-update", total)
+    counted = index + 1 if request.continuous else 1
+    if request.update_multiplier * counted > 1 and request.updates:
+        flags["--max-update"] = flag("--max-update", request.updates * counted)
+    if request.update_multiplier > 1 and "--total-num-update" in flags:
+        total = int(request.settings["--total-num-update"]) * request.update_multiplier
+        flags["--total-num-update"] = flag("--total-num-update", total)
     return flags
 
 

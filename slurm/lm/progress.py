@@ -27,7 +27,7 @@ class ProgressBar:
         """`updates`: of each training; None: unknown."""
         self.updates = updates
         self.trainings, self.complete, self.skipped = trainings, 0, 0
-        self.title, self.resumed = "", False
+        self.title, self.resumed, self.earlier = "", False, 0
         self.said: set[str] = set()
         self.began = self.stage_began = self.spoke = time.monotonic()
         total = updates and updates * trainings
@@ -41,9 +41,11 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    def start(self, title: str, phase: str = "starting fairseq", resumed: bool = False) -> None:
-        """Start a training or an evaluation."""
-        self.title, self.resumed = title, resumed
+    def start(
+        self, title: str, phase: str = "starting fairseq", resumed: bool = False, earlier: int = 0
+    ) -> None:
+        """Start a training or an evaluation; `earlier` updates of other trainings are in fairseq's count."""
+        self.title, self.resumed, self.earlier = title, resumed, earlier
         self.said = set()
         self.phase(phase)
 
@@ -62,7 +64,7 @@ class ProgressBar:
         found = _TRAINING.match(line)
         try:
             stats = json.loads(found[1]) if found else {}
-            updates = int(stats["num_updates"])
+            updates = int(stats["num_updates"]) - self.earlier
         except (ValueError, KeyError):  # another line, or mixed lines of several processes
             return
         self.phase("training")

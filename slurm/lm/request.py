@@ -89,7 +89,9 @@ def _requests(options: argparse.Namespace, flags: Flags) -> list[Request]:
 
 def resolved(requests: Sequence[Request]) -> list[Request]:
     """The requests with their settings. Raises UserError if fairseq-train would refuse their flags."""
-    lines = [[each.stream, "--task", "alma_lm", *words_of(each.flags)] for each in requests]
+    lines = [
+        [each.stream, "--task", "alma_lm", *each.training_words, *words_of(each.flags)] for each in requests
+    ]
     found = []
     for request, settings in zip(requests, resolve(lines), strict=True):
         if "--distributed-world-size" not in request.flags:  # the default is this machine's number of GPUs

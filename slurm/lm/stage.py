@@ -80,11 +80,11 @@ class TrainJob(RunJob):
         make_directory(self.directory)
         command = [*self.training.command, *arguments]
         if self.training.previous:
-            command += ["--finetune-from-model", str(checkpoint(self.training.previous))]
+            command += ["--finetune-from-model", str(checkpoint(self.plan, self.training.previous))]
         what = f"training of {self.training.title}"
         children.run(command, self.directory / log, what, watch, environment)
         if log == "train.log":
-            write_json_atomic(self.marker, {"checkpoint": checkpoint(self.directory).name})
+            write_json_atomic(self.marker, {"checkpoint": checkpoint(self.plan, self.directory).name})
 
     def work(self) -> None:
         """Train, in as many processes as the SLURM job has tasks."""
@@ -113,7 +113,7 @@ class EvaluateJob(RunJob):
     def do(self, environment: Environment | None = None) -> None:
         """Write result.json."""
         if not self.done:
-            models = ":".join(str(checkpoint(model)) for model in self.spec.models)
+            models = ":".join(str(checkpoint(self.plan, model)) for model in self.spec.models)
             command = [*self.spec.evaluate, "--path", models]
             children.run(command, self.directory / "eval.log", self.name, environment=environment)
 
@@ -143,7 +143,7 @@ def jobs_of(plan: Plan, spawns: bool = True) -> list[RunJob]:
                     directory=training.directory,
                     marker=training.directory / TRAINED,
                     needs=(training.previous / TRAINED,) if training.previous else (),
-                    updates=plan.max_update,
+                    updates=plan.max_update and plan.max_update + training.earlier,
                     index=index,
                     training=training,
                     spawns=spawns,
@@ -172,7 +172,7 @@ def in_submission_order(jobs: Sequence[RunJob]) -> list[RunJob]:
     return sorted(jobs, key=lambda job: (kinds.index(job.kind), job.index))
 
 
-def checkpoint(directory: Path) -> Path:
-    """The model of a training: the best on the validation set, or the last without validation."""
+def checkpoint(plan: Plan, directory: Path) -> Path:
+    """The model of a training: the best on the validation set; without it, or if continuous, the last."""
     best = directory / "checkpoint_best.pt"
-    return best if best.exists() else directory / "checkpoint_last.pt"
+    return best if best.exists() and not plan.continuous else directory / "checkpoint_last.pt"

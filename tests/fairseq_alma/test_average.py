@@ -2,6 +2,8 @@
 
 import copy
 import json
+import math
+import shutil
 
 import pytest
 import torch
@@ -44,11 +46,11 @@ def test_each_weight_is_averaged_once_in_fp32_and_buffers_are_copied(build):
     expected = {name: weight.detach().float() for name, weight in model.named_parameters()}
     average = WeightAverage(model, EMAConfig(store_ema=True, ema_decay=0.999))
     generator = torch.Generator().manual_seed(0)
-    for update in range(1, 4):
+    for update in range(1, 4):  # 1 / update > 1 - decay
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 weight.add_(torch.randn(weight.shape, generator=generator) * 1e-2)
-                expected[name] = torch.lerp(expected[name], weight.float(), 0.001)
+                expected[name] = torch.lerp(expected[name], weight.float(), 1 / update)  # the plain mean
             for buffer in model.buffers():
                 buffer.add_(1)
         average.step(model, update)
@@ -89,31 +91,43 @@ def test_other_models_are_averaged_too(train, tmp_path, flags):
     assert any("fc" in name for name in moved)
 
 
-@pytest.mark.parametrize("router", ["preserve", "copy", "tree"])
-def test_a_grown_stage_starts_its_average_from_the_grown_weights(train, averaged, tmp_path, router):
-    growing = ("--stage", "1", "--moe-expert-count", "6", "--grow-experts", "2", "--grow-router", router)
-    updates = ("--max-update", "1", "--warmup-updates", "1")
-    state = train(tmp_path / "grown", *growing, "--finetune-from-model", averaged, *updates)
-    grown = load(tmp_path / "grown" / GROWN)["model"]
-    is_mean_of(state, grown)
+def test_the_average_of_a_schedule_for_each_stage_starts_anew(train, averaged, tmp_path):
+    first = ("--stage", "1", "--finetune-from-model", averaged, "--max-update", "1", "--warmup-updates", "1")
+    for growing in ((), ("--moe-expert-count", "6", "--grow-experts", "2")):
+        state = train(tmp_path / f"next{len(growing)}", *first, *growing)
+        is_average(state, state["model"], 1)
 
 
-def test_a_new_stage_starts_its_average_from_the_weights_it_loads(train, averaged, tmp_path):
-    previous = load(averaged)
-    state = train(tmp_path / "next", "--stage", "1", "--finetune-from-model", averaged, "--max-update", "1")
-    is_mean_of(state, previous["model"])
-    del previous["extra_state"]["ema"]
-    torch.save(previous, tmp_path / "without.pt")
-    without = ("--finetune-from-model", tmp_path / "without.pt")
-    is_mean_of(train(tmp_path / "later", "--stage", "1", *without, "--max-update", "1"), previous["model"])
-
-
-def is_mean_of(state: dict, before: dict) -> None:
-    """Assert that the average in `state` is the mean of the weights `before` and after its only update."""
+def is_average(state: dict, old: dict, share: float) -> None:
+    """Assert that the last update of the average in `state` gave the new weights `share`; `old`: before."""
     for name, value in state["extra_state"]["ema"].items():
         if value.is_floating_point():
-            mean = (before[name].float() + state["model"][name].float()) / 2
-            torch.testing.assert_close(value, mean, rtol=1e-5, atol=1e-6, msg=name)
+            expected = torch.lerp(old[name].float(), state["model"][name].float(), share)
+            torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("growing", ["", "copy", "tree"])
+def test_the_average_of_a_continuous_schedule_goes_on(train, averaged, tmp_path, growing):
+    words = f"--moe-expert-count 6 --grow-experts 2 --grow-router {growing}" if growing else ""
+    flags = ("--schedule", "continuous", "--finetune-from-model", averaged, "--max-update", "5")
+    save = tmp_path / "next"
+    state = train(save, "--stage", "1", *flags, *words.split())
+    before = load(save / GROWN if growing else averaged)
+    is_average(state, before["extra_state"]["ema"], 0.5)
+    if growing:  # a split expert's average splits, too
+        parents, shares = before["growth"], before["extra_state"]["ema"]
+        for prefix, split in parents.items():
+            assert torch.equal(shares[f"{prefix}.w1"][4:], shares[f"{prefix}.w1"][split])
+        assert not torch.equal(shares[f"{prefix}.w1"], before["model"][f"{prefix}.w1"])
+
+
+def test_a_continuous_schedule_starts_an_average_that_the_stage_before_lacks(train, averaged, tmp_path):
+    previous = load(averaged)
+    del previous["extra_state"]["ema"]
+    torch.save(previous, tmp_path / "without.pt")
+    flags = ("--schedule", "continuous", "--finetune-from-model", tmp_path / "without.pt")
+    state = train(tmp_path / "next", "--stage", "1", *flags, "--max-update", "5")
+    is_average(state, state["model"], 1)
 
 
 def test_expert_parallelism_averages_all_experts(train, tmp_path):
@@ -132,20 +146,29 @@ def test_the_average_is_evaluated_combined_and_exported(start, stream, averaged,
     as_model = tmp_path / "as_model.pt"
     torch.save(state | {"model": average}, as_model)
 
-    def nll(path, *flags) -> float:
+    def evaluate(path, *flags) -> dict:
         out = tmp_path / "result.json"
         done = start("evaluate", stream, "--path", path, "--out", out, *flags).wait()
         assert done.code == 0, done.output
-        return json.loads(out.read_text())["nll"]
+        return json.loads(out.read_text())
 
-    found = nll(averaged, "--weights", "average")
+    def nll(path) -> float:
+        return evaluate(path)["nll"]
+
+    record = evaluate(averaged, "--weights", "average")
+    found = record["nll"]
     assert found == nll(as_model)
-    assert found != nll(averaged)
+    assert record["raw"]["nll"] == nll(averaged) != found
+    assert record["raw"]["perplexity"] == pytest.approx(math.exp(record["raw"]["nll"]))
     both = tmp_path / "both.pt"
     combining = ("--out", both, "--weights", "average")
     assert start("combine", averaged, averaged, *combining).wait().code == 0
     assert nll(both) == pytest.approx(found, rel=1e-5)
     assert "has no weight average" in start("combine", both, averaged, *combining).wait().error
+    alone = tmp_path / "alone.pt"
+    assert start("combine", averaged, "--out", alone, "--weights", "average").wait().code == 0
+    assert load(alone)["cfg"]["model"]["_name"] == state["cfg"]["model"]["_name"]
+    assert nll(alone) == found
     assert start("export", averaged, "--out", tmp_path / "hf", "--weights", "average").wait().code == 0
     exported = load_file(tmp_path / "hf" / "model.safetensors")
     key = "layers.0.self_attn.k_proj.weight"
@@ -164,3 +187,32 @@ def test_a_checkpoint_without_an_average_is_one_clear_line(start, stream, averag
     untrained = ("--untrained", "--arch", "switch_gmoe_tiny")
     assert "an untrained model has no average" in start("evaluate", stream, *untrained, *average).wait().error
     assert not (tmp_path / "out").exists()
+
+
+def test_the_mean_of_the_last_checkpoints_is_evaluated_and_combined(start, stream, train, tmp_path):
+    save = tmp_path / "run"
+    kept = ("--save-interval-updates", "2", "--keep-interval-updates", "3")
+    last = train(save, "--max-update", "7", *kept)  # 2, 4 and 6, and the last
+    states = [*(load(path) for path in sorted(save.glob("checkpoint_*_[46].pt"))), last]
+    assert [state["optimizer_history"][-1]["num_updates"] for state in states] == [4, 6, 7]
+    out = tmp_path / "mean.pt"
+    combining = ("--weights", "last:3", "--out", out)
+    assert start("combine", save / "checkpoint_last.pt", *combining).wait().code == 0
+    for name, value in load(out)["model"].items():
+        mean = torch.stack([state["model"][name].double() for state in states]).mean(0)
+        torch.testing.assert_close(value.double(), mean, rtol=1e-5, atol=1e-7, msg=name)
+    found = []
+    for path, *weights in ((out,), (save / "checkpoint_best.pt", "--weights", "last:3")):
+        record = tmp_path / "result.json"
+        assert start("evaluate", stream, "--path", path, "--out", record, *weights).wait().code == 0
+        found.append(json.loads(record.read_text())["nll"])
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    alone = tmp_path / "alone" / "checkpoint_last.pt"
+    alone.parent.mkdir()
+    shutil.copy(out, alone)
+    few = start("combine", alone, "--weights", "last:9", "--out", tmp_path / "x").wait()
+    flags = "--save-interval-updates N --keep-interval-updates 9"
+    assert few.error == f"{alone.parent} has 1 checkpoints to average: train with {flags}"
+    none = start("export", out, "--weights", "last:0", "--out", tmp_path / "x").wait()
+    assert "last:0: give trained, average, or last:K such as last:8" in none.error
+    assert not (tmp_path / "x").exists()

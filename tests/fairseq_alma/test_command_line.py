@@ -73,6 +73,13 @@ def test_the_schedule_follows_the_number_of_updates():
     assert settings("--lr-scheduler", "inverse_sqrt")["--warmup-updates"] == 4000  # fairseq's
 
 
+def test_a_continuous_schedule_is_constant_after_a_warm_up():
+    found = settings("--schedule", "continuous", "--max-update", "400")
+    assert (found["--lr-scheduler"], found["--warmup-updates"]) == ("fixed", 40)
+    found = settings("--schedule=continuous", "--lr-scheduler", "inverse_sqrt")
+    assert (found["--lr-scheduler"], found["--warmup-updates"]) == ("inverse_sqrt", 4000)  # fairseq's
+
+
 def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
     other = ("--task", "language_modeling", "--arch", "transformer_lm", "--max-tokens", "512")
     found = settings(*other)

@@ -174,6 +174,35 @@ def test_the_update_multiplier_multiplies_the_default_too():
     assert values(plan("--update-multiplier", "4"), "--total-num-update") == [None] * 4
 
 
+def test_a_continuous_schedule_counts_the_updates_of_all_stages():
+    made = plan(*GMOE, "--schedule", "continuous", "--", "--max-update", "100")
+    assert values(made, "--schedule") == ["continuous"] * 4
+    assert values(made, "--max-update") == ["100", "200", "300", "400"]
+    assert values(made, "--grow-optimizer") == [None, "copy", "copy", "copy"]
+    assert [spec.trainings[0].earlier for spec in made.stages] == [0, 100, 200, 300]
+    assert {spec.settings["--max-update"] for spec in made.stages} == {100}
+    assert made.stages[0].settings["--lr-scheduler"] == "fixed"
+    assert (made.max_update, made.continuous, made.config["schedule"]) == (100, True, "continuous")
+    twice = plan("--schedule", "continuous", "--update-multiplier", "2", "--", "--max-update", "100")
+    assert values(twice, "--max-update") == ["200", "400", "600", "800"]
+    assert "schedule" not in plan().config
+
+
+def test_averages_are_kept_in_training_and_evaluated():
+    made = plan("--average", ".99")
+    assert values(made, "--ema-decay") == ["0.99"] * 4
+    assert all("--store-ema" in spec.trainings[0].command for spec in made.stages)
+    assert {value(spec.evaluate, "--weights") for spec in made.stages} == {"average"}
+    assert made.config["average"] == 0.99
+    interval = ("--", "--save-interval-updates", "10", "--max-update", "40")
+    made = plan("--average", "last:4", *interval)
+    assert values(made, "--keep-interval-updates") == ["4"] * 4
+    assert (
+        {value(spec.evaluate, "--weights") for spec in made.stages} == {made.config["average"]} == {"last:4"}
+    )
+    assert value(made.untrained, "--weights") is None
+
+
 def test_settings_of_a_stage_have_its_experts_members_and_updates():
     made = plan(*GMOE, "--update-multiplier", "2", "--", "--max-update", "5", "--max-sentences", "4")
     assert [spec.settings["--moe-expert-count"] for spec in made.stages] == [4, 6, 8, 10]
@@ -305,6 +334,19 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm: moe needs experts"),
         (["--update-multiplier", "2", "--", "--max-update", "0"], "multiplies --max-update"),
         (["--update-multiplier", "0"], "give 1 or more"),
+        (["--", "--schedule", "continuous"], "give --schedule before"),
+        (
+            ["--schedule", "continuous", "--learner", "gens"],
+            "continuous: gens trains new models in every stage",
+        ),
+        (["--schedule", "continuous", "--from-scratch"], "continuous: --from-scratch trains new models"),
+        ([*GMOE, "--schedule", "continuous", "--grow-optimizer", "reset"], "continuous keeps the optimizer"),
+        (["--average", "1"], "'1': a decay from 0 to 1 such as .999, or last:K"),
+        (["--average", "last:0"], "'last:0': a decay"),
+        (["--average", ".9", "--", "--ema-decay", ".5"], "--ema-decay: --average 0.9 sets it"),
+        (["--average", "last:3", "--", "--keep-interval-updates", "2"], "--average last:3 sets it"),
+        (["--average", "last:3", "--", "--max-update", "90"], "give --save-interval-updates 30 or less"),
+        (["--average", "last:3", "--", "--max-update", "0", "--no-epoch-checkpoints"], "-updates N, after"),
         (["--context-window", "-1"], "give 0 or more"),
         (["--stages", "0"], "give 1 or more"),
         (["--size", "small"], "--size and --stream are for experiments"),

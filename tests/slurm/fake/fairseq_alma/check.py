@@ -19,7 +19,8 @@ ARCHS = {
 }
 ON = (
     "cpu fp16 bf16 memory-efficient-fp16 memory-efficient-bf16 add-bos-token no-epoch-checkpoints "
-    "checkpoint-activations moe-expert-parallel share-decoder-input-output-embed decoder-learned-pos"
+    "checkpoint-activations moe-expert-parallel share-decoder-input-output-embed decoder-learned-pos "
+    "store-ema"
 ).split()
 NUMBERS = {
     "max-update": 120_000,
@@ -46,7 +47,9 @@ NUMBERS = {
 TEXTS = {
     "optimizer": "adam",
     "lr": "1e-3",
-    "lr-scheduler": "polynomial_decay",
+    "lr-scheduler": None,
+    "schedule": "stage",
+    "ema-decay": "0.9999",
     "adam-betas": "(0.9,0.98)",
     "adam-eps": "1e-8",
     "clip-norm": "1.0",
@@ -105,6 +108,8 @@ def resolve(words: list[str]) -> dict:
         given |= {"decoder_learned_pos": True, "share_decoder_input_output_embed": True}
     if given["batch_size"] is None and given["max_tokens"] is None:
         given["batch_size"], given["update_freq"] = 8, given["update_freq"] or "3"
+    constant = given["schedule"] == "continuous"
+    given["lr_scheduler"] = given["lr_scheduler"] or ("fixed" if constant else "polynomial_decay")
     given["total_num_update"] = given["total_num_update"] or given["max_update"]
     given["update_freq"] = [int(each) for each in (given["update_freq"] or "1").split(",")]
     for name in ("lr", "attention_dropout", "dropout", "grow_noise"):

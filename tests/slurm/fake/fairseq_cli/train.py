@@ -24,6 +24,7 @@ for name in ("--save-dir", "--finetune-from-model"):
     parser.add_argument(name, type=Path)
 for name in ("--stage", "--max-update", "--moe-expert-count", "--seed"):
     parser.add_argument(name, type=int, default=0)
+parser.add_argument("--schedule")
 args, _ = parser.parse_known_args()
 
 
@@ -63,7 +64,8 @@ if last.exists():
     state = json.loads(last.read_text())
 else:
     parent = json.loads(args.finetune_from_model.read_text()) if args.finetune_from_model else {"model": ""}
-    state = {"model": parent["model"], "updates": 0, "experts": args.moe_expert_count}
+    updates = parent["updates"] if args.schedule == "continuous" and args.finetune_from_model else 0
+    state = {"model": parent["model"], "updates": updates, "experts": args.moe_expert_count}
 while state["updates"] < args.max_update:
     at, _, how = os.environ.get("FAKE_CRASH", "").rpartition(":")
     if at == f"{args.stage}:{state['updates']}":

@@ -1,0 +1,64 @@
+"""What a new stage keeps of the stage before it besides the weights (`--schedule`, `--grow-optimizer`).
+
+By default a stage starts as fairseq's --finetune-from-model does: optimizer, update count and learning rate
+start anew. A continuous schedule keeps them; growth may copy the optimizer state alone.
+"""
+
+import os
+from typing import Any
+
+from alma.errors import UserError
+from fairseq_alma.checkpoint import memory_map
+
+
+def starts_stage(cfg) -> bool:
+    """Whether training starts a stage from the one before; else it is new, or resumes.
+
+    `cfg`: fairseq's checkpoint config.
+    """
+    last = os.path.join(cfg.save_dir, "checkpoint_last.pt")
+    resumes = cfg.restore_file != "checkpoint_last.pt" or os.path.exists(last)
+    return bool(cfg.finetune_from_model) and not resumes
+
+
+def keeps_optimizer(args) -> bool:
+    """Whether a new stage keeps the optimizer state; `args`: the task's config."""
+    return args.schedule == "continuous" or (args.grow_experts > 0 and args.grow_optimizer == "copy")
+
+
+def prepare(cfg, trainer) -> None:
+    """Change `cfg`, a copy of fairseq's checkpoint config, so that a new stage loads what it keeps.
+
+    UserError: the checkpoint has no optimizer state, or as many updates as --max-update allows.
+    """
+    args, path, limit = trainer.task.args, cfg.finetune_from_model, trainer.cfg.optimization.max_update
+    if not keeps_optimizer(args):
+        return
+    state = memory_map(path)
+    check_optimizer(path, state)
+    done = state["optimizer_history"][-1]["num_updates"]
+    if limit and done >= limit:
+        raise UserError(
+            f"--max-update {limit}: {path} has {done} updates, which --schedule continuous counts too: "
+            f"give --max-update {done} plus the updates of this stage"
+        )
+    cfg.finetune_from_model, cfg.restore_file = None, path
+    cfg.reset_meters = cfg.reset_dataloader = True
+    cfg.reset_lr_scheduler = args.schedule == "stage"
+
+
+def check_optimizer(path: str, state: dict[str, Any]) -> None:
+    """UserError: `state`, read from `path`, has no optimizer state."""
+    if state.get("last_optimizer_state") is None:
+        raise UserError(
+            f"{path} has no optimizer state: use --schedule stage and --grow-optimizer reset, or train the "
+            "stage before without --no-save-optimizer-state"
+        )
+
+
+def begin(trainer, extra_state: dict[str, Any] | None) -> None:
+    """Record where a new stage begins, once its checkpoint is loaded; `extra_state`: of that checkpoint."""
+    task = trainer.task
+    task.first_update = trainer.get_num_updates()
+    if task.first_update:
+        task.average_from = (extra_state or {}).get(type(task).__name__, {}).get("average_from", 0)

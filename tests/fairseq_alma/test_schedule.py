@@ -1,0 +1,107 @@
+"""--schedule continuous: optimizer, update count and learning rate go on over stages."""
+
+import json
+
+import pytest
+import torch
+
+KEEPS = ("--schedule", "continuous")
+
+
+def load(path) -> dict:
+    return torch.load(path, weights_only=True)
+
+
+@pytest.fixture
+def train(start, stream, tiny):
+    """`train(save, *flags)` trains and returns the last checkpoint."""
+
+    def run(save, *flags):
+        done = start("train", stream, *tiny, *KEEPS, "--save-dir", save, *flags).wait()
+        assert done.code == 0, done.output
+        return load(save / "checkpoint_last.pt")
+
+    return run
+
+
+@pytest.fixture
+def first(train, tmp_path):
+    """The last checkpoint of stage 0, of 4 updates."""
+    train(tmp_path / "first", "--max-update", "4")
+    return tmp_path / "first" / "checkpoint_last.pt"
+
+
+def updates(state) -> int:
+    return state["optimizer_history"][-1]["num_updates"]
+
+
+def same(one, other) -> None:
+    """Assert equal weights and optimizer states."""
+    for name, value in one["model"].items():
+        assert torch.equal(value, other["model"][name]), name
+    states = (each["last_optimizer_state"]["state"] for each in (one, other))
+    for mine, theirs in zip(*(found.values() for found in states), strict=True):
+        assert all(torch.equal(torch.as_tensor(mine[key]), torch.as_tensor(theirs[key])) for key in mine)
+
+
+def test_a_stage_goes_on_as_with_restore_file_and_resumes(start, stream, tiny, train, first, tmp_path):
+    second = ("--stage", "1", "--max-update", "10", "--save-interval-updates", "2")
+    whole = train(tmp_path / "whole", *second, "--finetune-from-model", first)
+    assert updates(whole) == 10
+    assert whole["extra_state"]["AlmaLMTask"]["first_update"] == 4
+    restored = ("--restore-file", first, "--reset-dataloader", "--reset-meters")
+    same(whole, train(tmp_path / "fairseqs", *second, *restored))
+    save = tmp_path / "killed"
+    again = (*tiny, *KEEPS, "--save-dir", save, *second, "--finetune-from-model", first)
+    start("train", stream, *again).kill_when(lambda: any(save.glob("checkpoint_*_6.pt")))
+    resumed = train(save, *second, "--finetune-from-model", first)
+    same(whole, resumed)
+    assert resumed["extra_state"]["AlmaLMTask"]["first_update"] == 4
+
+
+def test_the_learning_rate_is_constant_after_one_warm_up(train, first, tmp_path):
+    constant = ("--lr-scheduler", "fixed", "--warmup-updates", "4", "--finetune-from-model", first)
+    state = train(tmp_path / "second", "--stage", "1", "--max-update", "5", *constant)
+    rates = {group["lr"] for group in state["last_optimizer_state"]["param_groups"]}
+    assert rates == {state["cfg"]["optimization"]["lr"][0]}
+
+
+def test_a_record_counts_the_updates_of_its_stage(start, stream, train, first, tmp_path):
+    save, out = tmp_path / "second", tmp_path / "result.json"
+    train(save, "--stage", "1", "--max-update", "7", "--finetune-from-model", first)
+    start("evaluate", stream, "--path", save / "checkpoint_last.pt", "--out", out).wait()
+    assert json.loads(out.read_text())["training"][0]["updates"] == 3
+
+
+@pytest.mark.parametrize("router", ["preserve", "copy"])
+def test_split_experts_keep_the_optimizer_state(train, first, tmp_path, router):
+    growing = ("--moe-expert-count", "6", "--grow-experts", "2", "--grow-router", router)
+    save = tmp_path / "second"
+    state = train(save, "--stage", "1", "--max-update", "5", "--finetune-from-model", first, *growing)
+    assert updates(state) == 5
+    before, grown = load(first), load(save / "grown.pt")
+    names = [name for name in before["model"] if not name.endswith(("version", "copies", "parent"))]
+    position = names.index("decoder.layers.1.fc1.w1")
+    moments = [each["last_optimizer_state"]["state"][position]["exp_avg"] for each in (before, grown)]
+    split = grown["growth"]["decoder.layers.1.fc1"]
+    assert torch.equal(moments[1], torch.cat([moments[0], moments[0][split]]))
+
+
+def test_what_a_continuous_stage_lacks_is_one_line(start, stream, tiny, first, tmp_path):
+    command = ("train", stream, *tiny, *KEEPS, "--save-dir", tmp_path / "x", "--stage", "1")
+    short = start(*command, "--finetune-from-model", first, "--max-update", "4").wait()
+    assert short.code == 2
+    assert short.error == (
+        f"--max-update 4: {first} has 4 updates, which --schedule continuous counts too: "
+        "give --max-update 4 plus the updates of this stage"
+    )
+    other = start(*command, "--finetune-from-model", first, "--max-update", "8", "--optimizer", "sgd").wait()
+    assert other.code == 2
+    assert "FairseqAdam vs SGD" in other.error
+    state = load(first)
+    del state["last_optimizer_state"]
+    torch.save(state, tmp_path / "without.pt")
+    without = start(*command, "--finetune-from-model", tmp_path / "without.pt", "--max-update", "8").wait()
+    assert without.code == 2
+    assert "has no optimizer state" in without.error
+    assert not list((tmp_path / "x").glob("checkpoint*.pt"))
