@@ -59,13 +59,6 @@ def test_a_stage_goes_on_as_with_restore_file_and_resumes(start, stream, tiny, t
     assert resumed["extra_state"]["AlmaLMTask"]["first_update"] == 4
 
 
-def test_the_learning_rate_is_constant_after_one_warm_up(train, first, tmp_path):
-    constant = ("--lr-scheduler", "fixed", "--warmup-updates", "4", "--finetune-from-model", first)
-    state = train(tmp_path / "second", "--stage", "1", "--max-update", "5", *constant)
-    rates = {group["lr"] for group in state["last_optimizer_state"]["param_groups"]}
-    assert rates == {state["cfg"]["optimization"]["lr"][0]}
-
-
 def test_a_record_counts_the_updates_of_its_stage(start, stream, train, first, tmp_path):
     save, out = tmp_path / "second", tmp_path / "result.json"
     train(save, "--stage", "1", "--max-update", "7", "--finetune-from-model", first)
