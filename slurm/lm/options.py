@@ -87,7 +87,7 @@ def _add_learner_options(made: Parser) -> None:
     add("--schedule", choices=SCHEDULES, default=SCHEDULES[0], help=schedule)
     average = (
         "evaluate an average of the weights; training goes on from the weights themselves. DECAY: moving "
-        "average over updates, such as .999; last:K: mean of the last K checkpoints"
+        "average over updates, such as .999 (0: off); last:K: mean of the last K checkpoints"
     )
     add("--average", type=_average, metavar="DECAY|last:K", help=average)
     updates = "train for X times --max-update updates in each stage (default: 1)"
@@ -99,16 +99,14 @@ def _add_learner_options(made: Parser) -> None:
     add("--stages", type=int, metavar="N", help=stop)
 
 
-def _average(text: str) -> float | str:
-    """Value of --average: a decay, or `last:K` as it is written."""
+def _average(text: str) -> float | str | None:
+    """Value of --average: a decay, None for 0, or `last:K` as it is written."""
     if re.fullmatch(r"last:[1-9]\d*", text):
         return text
     with suppress(ValueError):
-        if 0 < (decay := float(text)) < 1:
-            return decay
-    raise argparse.ArgumentTypeError(
-        f"{text!r}: a decay between 0 and 1 such as .999, or last:K such as last:8"
-    )
+        if 0 <= (decay := float(text)) < 1:
+            return decay or None
+    raise argparse.ArgumentTypeError(f"{text!r}: a decay below 1 such as .999, or last:K such as last:8")
 
 
 def _add_growth_options(made: Parser) -> None:

@@ -244,11 +244,10 @@ def _check_average(request: Request) -> None:
         return
     interval = request.settings["--save-interval-updates"]
     if not interval or (request.updates and count * interval > request.updates):
-        at_most = f" or less, for stages of {request.updates} updates" if request.updates else ""
-        number = max(1, request.updates // count) or "N"
+        number = f"{request.updates // count} or less" if request.updates >= count else "N"
         raise UserError(
-            f"--average {request.average} needs {count} checkpoints of a stage: give "
-            f"--save-interval-updates {number}{at_most}, after the `--`"
+            f"--average {request.average} needs {count} checkpoints of each stage: give "
+            f"--save-interval-updates {number} after the `--`"
         )
 
 

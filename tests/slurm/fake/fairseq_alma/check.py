@@ -112,7 +112,7 @@ def resolve(words: list[str]) -> dict:
     given["lr_scheduler"] = given["lr_scheduler"] or ("fixed" if constant else "polynomial_decay")
     given["total_num_update"] = given["total_num_update"] or given["max_update"]
     given["update_freq"] = [int(each) for each in (given["update_freq"] or "1").split(",")]
-    for name in ("lr", "attention_dropout", "dropout", "grow_noise"):
+    for name in ("lr", "attention_dropout", "dropout", "grow_noise", "ema_decay"):
         given[name] = [float(given[name])] if name == "lr" else float(given[name])
     given["no_epoch_checkpoints"] = True
     if not switch:
