@@ -44,7 +44,8 @@ def parse(
     UserError: an unknown flag or choice, an invalid or missing value.
     """
     training = "--max-update" in parser._option_string_actions
-    schedule = _value(words, "--schedule", defaults.SCHEDULES[0])
+    asked = _value(words, "--schedule", "stage")
+    schedule = asked if asked in defaults.SCHEDULES else "stage"  # the parser refuses another one
     given: set[str] = set()  # flags in `words`, each under the first of its names
     checked: set[argparse.Action] = set()
 
@@ -100,11 +101,10 @@ def _epilog() -> str:
 
 def _fill_schedule(args: argparse.Namespace, given: set[str], schedule: str) -> None:
     """Set the length of our schedule, and that of its warm-up, unless they are given."""
-    ours = defaults.CONTINUOUS if schedule == "continuous" else defaults.TRAINING
-    if args.lr_scheduler != ours["--lr-scheduler"]:
+    if args.lr_scheduler != defaults.SCHEDULES[schedule]:
         return
     total = args.max_update or defaults.TRAINING["--max-update"]
-    if schedule == "stage":
+    if args.lr_scheduler == "polynomial_decay":
         if "--total-num-update" not in given:
             args.total_num_update = total
         total = int(args.total_num_update)

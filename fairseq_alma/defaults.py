@@ -10,8 +10,13 @@ from collections.abc import Collection
 
 AVERAGES = ("probs", "logits")
 """What an ensemble averages over its members."""
-SCHEDULES = ("stage", "continuous")
-"""What becomes of optimizer, update count and learning rate at the start of a stage: reset, or kept."""
+SCHEDULES = {
+    "stage": "polynomial_decay",
+    "continuous": "fixed",
+    "rsqrt": "inverse_sqrt",
+    "autoregressive": "polynomial_decay",
+}
+"""--lr-scheduler of each --schedule. All but `stage` keep optimizer and update count over stages."""
 WEIGHTS_HELP = (
     "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the mean of the "
     "last K checkpoints in the folder of the given one (default: trained)"
@@ -52,18 +57,15 @@ UNLESS = {
 }
 """Defaults that do not apply if one of these flags is given."""
 
-CONTINUOUS = {"--lr-scheduler": "fixed"}
-"""Defaults with --schedule continuous: a constant learning rate after the warm-up."""
-
 WARMUP = 500
 """Updates of linear warm-up, at most a tenth of all; then the learning rate decays linearly to 0."""
 
 
 def chosen(given: Collection[str], schedule: str) -> dict[str, object]:
-    """The defaults that apply to a command line with the flags `given` and one of SCHEDULES."""
+    """The defaults that apply to a command line with the flags `given` and a key of SCHEDULES."""
     return {
         flag: value
-        for flag, value in (TRAINING | (CONTINUOUS if schedule == "continuous" else {})).items()
+        for flag, value in (TRAINING | {"--lr-scheduler": SCHEDULES[schedule]}).items()
         if flag not in given and not set(given).intersection(UNLESS.get(flag, ()))
     }
 

@@ -79,12 +79,13 @@ class AlmaLMConfig(LanguageModelingConfig):
         default="reset",
         metadata={"help": "optimizer state after growth: reset it, or copy that of the parents"},
     )
-    schedule: ChoiceEnum(SCHEDULES) = field(  # type: ignore[valid-type]
+    schedule: ChoiceEnum(list(SCHEDULES)) = field(  # type: ignore[valid-type]
         default="stage",
         metadata={
-            "help": "stage: optimizer, update count and learning rate start anew with every stage; "
-            "continuous: they go on from --finetune-from-model, --lr-scheduler is `fixed` by default, and "
-            "--max-update counts the updates of all stages so far; split experts copy the state of theirs"
+            "help": "stage: optimizer, update count and learning rate start anew with every stage; others: "
+            "they go on from --finetune-from-model, --max-update counts the updates of all stages so far, "
+            "split experts copy the state of their parents. continuous: constant learning rate after the "
+            "warm-up; rsqrt: 1 / sqrt(updates); autoregressive: linear decay over all stages so far"
         },
     )
 

@@ -1,7 +1,7 @@
 """What a new stage keeps of the stage before it besides the weights (`--schedule`, `--grow-optimizer`).
 
 By default a stage starts as fairseq's --finetune-from-model does: optimizer, update count and learning rate
-start anew. A continuous schedule keeps them; growth may copy the optimizer state alone.
+start anew. Schedules over all stages keep them; growth may copy the optimizer state alone.
 """
 
 import os
@@ -23,7 +23,7 @@ def starts_stage(cfg) -> bool:
 
 def keeps_optimizer(args) -> bool:
     """Whether a new stage keeps the optimizer state; `args`: the task's config."""
-    return args.schedule == "continuous" or (args.grow_experts > 0 and args.grow_optimizer == "copy")
+    return args.schedule != "stage" or (args.grow_experts > 0 and args.grow_optimizer == "copy")
 
 
 def prepare(cfg, trainer) -> None:
@@ -39,7 +39,7 @@ def prepare(cfg, trainer) -> None:
     done = state["optimizer_history"][-1]["num_updates"]
     if limit and done >= limit:
         raise UserError(
-            f"--max-update {limit}: {path} has {done} updates, which --schedule continuous counts too: "
+            f"--max-update {limit}: {path} has {done} updates, which --schedule {args.schedule} counts too: "
             f"give --max-update {done} plus the updates of this stage"
         )
     cfg.finetune_from_model, cfg.restore_file = None, path

@@ -17,7 +17,7 @@ MAIN_FLAGS: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler"
 MAIN_FLAGS += ("--tokens-per-sample", "--max-tokens", "--batch-size", "--update-freq", "--max-update")
 MAIN_FLAGS += ("--max-epoch",)
 """Flags of fairseq-train in hints and in the short description of a training."""
-SCHEDULES = ("stage", "continuous")
+SCHEDULES = ("stage", "continuous", "rsqrt", "autoregressive")
 _ROUTERS = ("preserve", "copy", "tree")
 _EXAMPLES = """\
 examples:
@@ -81,8 +81,10 @@ def _add_learner_options(made: Parser) -> None:
     scratch = "train a new model in each stage, instead of the one of the stage before"
     add("--from-scratch", action="store_true", help=scratch)
     schedule = (
-        "stage: optimizer and learning rate start anew with every stage, as in the paper; continuous: they "
-        "go on over the stages, at a constant learning rate after one warm-up (default: stage)"
+        "stage: optimizer and learning rate start anew with every stage, as in the paper; others: they go on "
+        "over the stages, with one warm-up. continuous: constant learning rate; rsqrt: 1 / sqrt(updates); "
+        "autoregressive: the peak of each stage lies on one linear decay over all stages so far "
+        "(default: stage)"
     )
     add("--schedule", choices=SCHEDULES, default=SCHEDULES[0], help=schedule)
     average = (

@@ -70,9 +70,9 @@ class Request:
         return self.settings["--max-update"] * self.update_multiplier
 
     @property
-    def continuous(self) -> bool:
-        """Whether optimizer and learning rate go on over stages."""
-        return self.schedule == "continuous"
+    def one_schedule(self) -> bool:
+        """Whether one schedule spans all stages: optimizer and learning rate go on."""
+        return self.schedule != "stage"
 
     @property
     def averaged_checkpoints(self) -> int:
@@ -82,7 +82,7 @@ class Request:
     @property
     def training_words(self) -> list[str]:
         """Flags of fairseq-train, the same for every stage, that follow from options."""
-        words = ["--schedule", self.schedule] if self.continuous else []
+        words = ["--schedule", self.schedule] if self.one_schedule else []
         if kept := self.averaged_checkpoints:
             return [*words, "--keep-interval-updates", str(kept)]
         return [*words, *(["--store-ema", "--ema-decay", str(self.average)] if self.average else [])]
@@ -109,7 +109,7 @@ class Training:
     """Directory of the training whose model it continues; None: a new model."""
     title: str
     earlier: int
-    """Updates of the stages before, if fairseq-train counts them too (continuous schedule)."""
+    """Updates of the stages before, if fairseq-train counts them too (one schedule)."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ class Plan:
     stages: tuple[StageSpec, ...]
     max_update: int | None
     """Of each training; None: no limit."""
-    continuous: bool
+    one_schedule: bool
     """Whether a stage goes on from the last checkpoint of the one before, rather than from the best."""
 
 
@@ -185,7 +185,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         _module("fairseq_alma.evaluate", *untrained),
         tuple(specs),
         request.updates or None,
-        request.continuous,
+        request.one_schedule,
     )
 
 
@@ -214,23 +214,27 @@ def _check(request: Request) -> None:
         raise UserError(f"--from-scratch: {request.learner} trains new models in every stage; leave it out")
     if request.learner_spec.switch and not request.arch.startswith("switch_"):
         raise UserError(f"--arch {request.arch}: {request.learner} needs experts: give --arch switch_gmoe")
-    if request.continuous:
-        _check_continuous(request)
+    if request.one_schedule:
+        _check_one_schedule(request)
     if request.average:
         _check_average(request)
     if request.update_multiplier > 1 and not request.settings["--max-update"]:
         raise UserError("--update-multiplier multiplies --max-update: give that after the `--`")
 
 
-def _check_continuous(request: Request) -> None:
+def _check_one_schedule(request: Request) -> None:
     if request.renews:
         cause = "--from-scratch" if request.from_scratch else request.learner
         raise UserError(
-            f"--schedule continuous: {cause} trains new models in every stage; use the schedule `stage`"
+            f"--schedule {request.schedule}: {cause} trains new models in every stage; leave it out"
+        )
+    if request.schedule == "autoregressive" and not request.updates:
+        raise UserError(
+            "--schedule autoregressive needs the length of a stage: give --max-update after the `--`"
         )
     if request.grow_optimizer == "reset":
         raise UserError(
-            "--grow-optimizer reset: --schedule continuous keeps the optimizer state; leave it out"
+            f"--grow-optimizer reset: --schedule {request.schedule} keeps the optimizer state; leave it out"
         )
 
 
@@ -270,7 +274,7 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
         config |= {"grow_experts": growth, "grow_router": router, "grow_optimizer": optimizer}
     if request.update_multiplier > 1:
         config["update_multiplier"] = request.update_multiplier
-    if request.continuous:
+    if request.one_schedule:
         config["schedule"] = request.schedule
     for setting in ("from_scratch", "context_window", "average", "name"):
         if getattr(request, setting):
@@ -317,7 +321,7 @@ def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
     new = not stage.index or request.renews
     previous = None if new else request.directory(stage.index - 1, member)
     of = f", member {member + 1} of {request.models}" if request.learner_spec.separate else ""
-    earlier = request.updates * stage.index if request.continuous else 0
+    earlier = request.updates * stage.index if request.one_schedule else 0
     return Training(directory, tuple(train), previous, _title(stage) + of, earlier)
 
 
@@ -357,20 +361,22 @@ def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
 
 
 def _grow_modes(request: Request) -> tuple[str, str]:
-    kept = "copy" if request.continuous else "reset"
+    kept = "copy" if request.one_schedule else "reset"
     return request.grow_router or "preserve", request.grow_optimizer or kept
 
 
 def _multiplied(request: Request, index: int) -> Flags:
     """The flags to pass on to stage `index`: --max-update and --total-num-update times --update-multiplier.
 
-    Without --total-num-update the learning-rate schedule has the length of the training. With a continuous
-    schedule --max-update includes the updates of earlier stages.
+    Without --total-num-update the learning-rate schedule has the length of the training. With one schedule
+    for all stages, --max-update includes the updates of earlier stages.
     """
     flags = dict(_passed(request.flags))
-    counted = index + 1 if request.continuous else 1
+    counted = index + 1 if request.one_schedule else 1
     if request.update_multiplier * counted > 1 and request.updates:
         flags["--max-update"] = flag("--max-update", request.updates * counted)
+    if request.one_schedule and "--warmup-updates" not in flags:  # else it would grow with --max-update
+        flags |= {"--warmup-updates": flag("--warmup-updates", request.settings["--warmup-updates"])}
     if request.update_multiplier > 1 and "--total-num-update" in flags:
         total = int(request.settings["--total-num-update"]) * request.update_multiplier
         flags["--total-num-update"] = flag("--total-num-update", total)

@@ -173,6 +173,6 @@ def in_submission_order(jobs: Sequence[RunJob]) -> list[RunJob]:
 
 
 def checkpoint(plan: Plan, directory: Path) -> Path:
-    """The model of a training: the best on the validation set; without it, or if continuous, the last."""
+    """The model of a training: the best on the validation set; without it, or with one schedule, the last."""
     best = directory / "checkpoint_best.pt"
-    return best if best.exists() and not plan.continuous else directory / "checkpoint_last.pt"
+    return best if best.exists() and not plan.one_schedule else directory / "checkpoint_last.pt"

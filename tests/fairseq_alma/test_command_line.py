@@ -78,6 +78,10 @@ def test_a_continuous_schedule_is_constant_after_a_warm_up():
     assert (found["--lr-scheduler"], found["--warmup-updates"]) == ("fixed", 40)
     found = settings("--schedule=continuous", "--lr-scheduler", "inverse_sqrt")
     assert (found["--lr-scheduler"], found["--warmup-updates"]) == ("inverse_sqrt", 4000)  # fairseq's
+    found = settings("--schedule", "rsqrt", "--max-update", "400")
+    assert (found["--lr-scheduler"], found["--warmup-updates"]) == ("inverse_sqrt", 40)
+    found = settings("--schedule", "autoregressive", "--max-update", "400")
+    assert (found["--lr-scheduler"], found["--total-num-update"]) == ("polynomial_decay", 400)
 
 
 def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):

@@ -182,10 +182,18 @@ def test_a_continuous_schedule_counts_the_updates_of_all_stages():
     assert [spec.trainings[0].earlier for spec in made.stages] == [0, 100, 200, 300]
     assert {spec.settings["--max-update"] for spec in made.stages} == {100}
     assert made.stages[0].settings["--lr-scheduler"] == "fixed"
-    assert (made.max_update, made.continuous, made.config["schedule"]) == (100, True, "continuous")
+    assert (made.max_update, made.one_schedule, made.config["schedule"]) == (100, True, "continuous")
     twice = plan("--schedule", "continuous", "--update-multiplier", "2", "--", "--max-update", "100")
     assert values(twice, "--max-update") == ["200", "400", "600", "800"]
     assert "schedule" not in plan().config
+
+
+@pytest.mark.parametrize("schedule", ["rsqrt", "autoregressive"])
+def test_schedules_over_all_stages_have_one_warm_up(schedule):
+    made = plan("--schedule", schedule, "--", "--max-update", "100")
+    assert values(made, "--max-update") == ["100", "200", "300", "400"]
+    assert values(made, "--warmup-updates") == [str(made.stages[0].settings["--warmup-updates"])] * 4
+    assert made.config["schedule"] == schedule
 
 
 def test_averages_are_kept_in_training_and_evaluated():
@@ -341,6 +349,7 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         ),
         (["--schedule", "continuous", "--from-scratch"], "continuous: --from-scratch trains new models"),
         ([*GMOE, "--schedule", "continuous", "--grow-optimizer", "reset"], "continuous keeps the optimizer"),
+        (["--schedule", "autoregressive", "--", "--max-update", "0"], "needs the length of a stage"),
         (["--average", "1"], "'1': a decay below 1 such as .999, or last:K"),
         (["--average", "last:0"], "'last:0': a decay"),
         (["--average", ".9", "--", "--ema-decay", ".5"], "--ema-decay: --average 0.9 sets it"),

@@ -108,8 +108,8 @@ def resolve(words: list[str]) -> dict:
         given |= {"decoder_learned_pos": True, "share_decoder_input_output_embed": True}
     if given["batch_size"] is None and given["max_tokens"] is None:
         given["batch_size"], given["update_freq"] = 8, given["update_freq"] or "3"
-    constant = given["schedule"] == "continuous"
-    given["lr_scheduler"] = given["lr_scheduler"] or ("fixed" if constant else "polynomial_decay")
+    schedulers = {"continuous": "fixed", "rsqrt": "inverse_sqrt"}
+    given["lr_scheduler"] = given["lr_scheduler"] or schedulers.get(given["schedule"], "polynomial_decay")
     given["total_num_update"] = given["total_num_update"] or given["max_update"]
     given["update_freq"] = [int(each) for each in (given["update_freq"] or "1").split(",")]
     for name in ("lr", "attention_dropout", "dropout", "grow_noise", "ema_decay"):
