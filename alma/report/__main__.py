@@ -72,7 +72,7 @@ def parser() -> Parser:
 def _remarks(runs: Sequence[Run]) -> list[str]:
     """Runs that the tables leave out, and copies that they count as repeats."""
     same: dict[str, list[str]] = {}
-    for run in runs:
+    for run in (run for run in runs if run.rows):
         same.setdefault(canonical(run.config), []).append(str(run.directory))
     copies = [places for places in same.values() if len(places) > 1]
     return [
