@@ -165,7 +165,7 @@ def test_the_front_has_a_marker_per_variant_and_a_line_without_variants(tmp_path
     assert {(line.get_marker(), round(line.get_ydata()[0], 6)) for line in filled} == {
         *(("^", 20), ("^", 53.75), ("^", 18)),
     }
-    names = ["the paper's learner", "the paper's learner, replay", "average"]
+    names = ["the paper's learner", "the paper's learner, replay", "averaged weights"]
     assert legend_of(figure)[: 4 + 4] == ["learner", "sm", "ens", "ff", "variant", *names]
 
 
@@ -193,6 +193,16 @@ def test_validation_scores_do_not_choose_between_averages(tmp_path):
     lines = [s for s in report(tmp_path, "--select", "valid").stdout.splitlines() if s.startswith("chosen")]
     choice = "chosen by validation error (%): {} w=1: lr=1 (30.00); left out: lr=2 (40.00)"
     assert sorted(lines) == [choice.format("sm"), choice.format("sm, average")]
+
+
+@pytest.mark.parametrize("average", [{}, {"average": 0.9}])
+def test_the_table_says_whose_validation_score_it_has(tmp_path, average):
+    run = averaged(image_run(tmp_path, [0.5, 0.3], **average), 0.5)
+    rows = run.rows
+    for row in rows[1:]:
+        row["extra"]["valid"] = {"loss": 1.0, "error": 0.4}
+    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert ("that of the raw weights" in report(tmp_path).stdout) == bool(average)
 
 
 def test_an_unfinished_run_has_one_remark(tmp_path):

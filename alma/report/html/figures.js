@@ -163,7 +163,7 @@ function pointTraces(section, x, y, shown, named) {
       hovertext: shown.map((i) => text(i, spread(x.mean[i], x.deviation[i]), spread(y.mean[i], y.deviation[i]), "")),
       error_y: { array: shown.map((i) => y.deviation[i] || 0), thickness: 1.2, width: 0, color: css("--soft") },
       marker: { size: looks.map((each) => each.marker), symbol: looks.map((each) => each.symbol), color: looks.map((each) => each.colour),
-        opacity: shown.map((i) => (section.configurations[i].finished ? 1 : 0.35)), line: { width: looks.map((each) => (each.ring ? 2 : 1)), color: looks.map((each) => (each.ring ? css("--ink") : each.colour)) } } },
+        opacity: shown.map((i) => (section.configurations[i].finished ? 1 : 0.35)), line: { width: looks.map((each) => (each.ring ? 2 : 1)), color: looks.map((each) => (each.ring ? css(each.ring) : each.colour)) } } },
   ];
 }
 

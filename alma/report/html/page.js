@@ -122,7 +122,7 @@ function lookOf(section, index) {
   return {
     colour: readable(data.colours[each.learner], 3),
     symbol: SYMBOLS[wait % SYMBOLS.length] + (each.replay === "yes" ? "-open" : "") + (dotted(each) ? "-dot" : ""),
-    ring: ringed(each),
+    ring: ringed(each) ? "--ink" : dotted(each) ? "--paper" : null,  // also the colour of the dot
     dash: DASHES[wait % DASHES.length],
     marker: 8 + 3 * size,
     width: 1.6 + 0.6 * size,
@@ -152,7 +152,7 @@ function swatch(section, key, value) {
     const ring = key === "average" && ringed(section.configurations[index]);
     const dot = key === "schedule" && dotted(section.configurations[index]);
     shapes.push(make("circle", { cx: 11, cy: 8, r: 5, fill: css("--soft"), ...(ring && { stroke: "currentColor", "stroke-width": 2 }) }));
-    if (dot) shapes.push(make("circle", { cx: 11, cy: 8, r: 1.5, fill: "currentColor" }));
+    if (dot) shapes.push(make("circle", { cx: 11, cy: 8, r: 1.5, fill: css("--paper") }));
   } else {
     const fill = section.configurations[index].replay === "yes" ? "none" : "currentColor";
     shapes.push(make("circle", { cx: 11, cy: 8, r: 5, fill, stroke: "currentColor", "stroke-width": 2 }));
