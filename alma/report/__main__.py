@@ -13,6 +13,7 @@ from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
+from alma.report.lm.front import write_front
 from alma.report.page import write_report
 from alma.report.results import find_runs, group
 from alma.report.selection import best_by_validation
@@ -71,7 +72,7 @@ def parser() -> Parser:
 def _remarks(runs: Sequence[Run]) -> list[str]:
     """Runs that the tables leave out, and copies that they count as repeats."""
     same: dict[str, list[str]] = {}
-    for run in runs:
+    for run in (run for run in runs if run.rows):
         same.setdefault(canonical(run.config), []).append(str(run.directory))
     copies = [places for places in same.values() if len(places) > 1]
     return [
@@ -111,7 +112,8 @@ def main() -> None:
     if options.figures == "vision":
         pictures, missing = vision_figures.write_paper_figures(runs, out)
     elif options.figures == "lm":
-        pictures, missing = lm_figures.write_figure5(entries, out, options.per_word)
+        drawn = [draw(entries, out, options.per_word) for draw in (lm_figures.write_figure5, write_front)]
+        pictures, missing = ([each for part in parts for each in part] for parts in zip(*drawn, strict=True))
     for remark in missing:
         print(remark)
     print(*write_report(groups, runs, out, pictures, tables, choices), sep="\n")

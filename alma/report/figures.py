@@ -180,7 +180,9 @@ def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str,
         for result, look in zip(members[name], looks(members[name]), strict=True):
             curves.append(found := draw(axes, result, **look))
             if found.x:
-                text = result.label.removeprefix(f"{result.learner} ") if name else result.label
+                text = result.label
+                for start in (f"{result.learner} ", f"{result.learner}, ") if name else ():
+                    text = text.removeprefix(start)
                 text = text.removesuffix(" replay") if name else text
                 ends.setdefault(axes, []).append(End(found.x[-1], found.y[-1], text, look))
     if draw is draw_over_time:

@@ -8,7 +8,9 @@ from typing import Any
 
 from alma.configs import differing
 
-ALWAYS_SHOWN = frozenset({"learner", "name", "waiting_time", "replay", "seed", "megabatches"})
+VARIANT = frozenset({"schedule", "average"})
+"""Settings that are part of a learner's name in reports, see `variants`; absent if off."""
+ALWAYS_SHOWN = VARIANT | {"learner", "name", "waiting_time", "replay", "seed", "megabatches"}
 """Settings that every table and legend shows."""
 _OPTIONAL = ("from_scratch", "update_multiplier", "context_window")  # absent: the default
 _CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data")
@@ -50,6 +52,30 @@ def describe(config: Mapping[str, Any], names: Iterable[str]) -> str:
     """The named settings of a flat config: `experts=2 lr=2e-3 fp16`."""
     texts = (f"{name.removeprefix('--')}={as_setting(config[name])}" for name in names if name in config)
     return " ".join(text.rstrip("=") for text in texts)
+
+
+def variants(configs: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> list[str]:
+    """Schedule and average of weights of each config: "", "average", "continuous, average last:8".
+
+    A decay follows the word "average" only if averages differ among configs with the same settings `within`.
+    """
+    groups = [json.dumps([config.get(name) for name in within]) for config in configs]
+    different: dict[str, set[Any]] = {}
+    for group, config in zip(groups, configs, strict=True):
+        different.setdefault(group, set()).update({config["average"]} if "average" in config else ())
+    found = []
+    for group, config in zip(groups, configs, strict=True):
+        parts = [as_setting(config["schedule"])] if "schedule" in config else []
+        if "average" in config:
+            told = isinstance(config["average"], str) or len(different[group]) > 1
+            parts.append("average" + f" {as_setting(config['average'])}" * told)
+        found.append(", ".join(parts))
+    return found
+
+
+def listed(texts: Sequence[str]) -> str:
+    """The texts with commas, or with semicolons if one has a comma itself, such as "sm, average"."""
+    return ("; " if any(", " in text for text in texts) else ", ").join(texts)
 
 
 def as_setting(value: Any) -> str:

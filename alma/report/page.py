@@ -66,7 +66,10 @@ def _write_tables(tables: Mapping[str, PaperTable], out: Path) -> list[Path]:
 
 
 def write_csv(runs: Sequence[Run], path: Path) -> None:
-    """Write all rows in long format: a line per run and t, with all settings and all fields."""
+    """Write all rows in long format: a line per run and t, with all settings and all fields.
+
+    A run with an average has a second line per t, without `config.average`, for its raw weights.
+    """
     records: list[dict[str, Any]] = []
     for run in runs:
         config = {f"config.{key}": value for key, value in flatten(run.config).items()}
@@ -82,4 +85,5 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
 
 def _provenance(runs: Sequence[Run]) -> Table:
     rows = [(r.directory, r.config["seed"], r.info.get("created"), r.info.get("commit")) for r in runs]
-    return [["run", "seed", "started", "commit"], *(list(map(str, row)) for row in rows)]
+    different = {str(row): list(map(str, row)) for row in rows}  # a directory with an average is two runs
+    return [["run", "seed", "started", "commit"], *different.values()]

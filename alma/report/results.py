@@ -14,6 +14,7 @@ from alma.configs import canonical, flatten
 from alma.errors import UserError
 from alma.records import Run
 from alma.report import labels
+from alma.report.raw import raw_runs
 from alma.stages import stages
 
 LEARNERS = ("sm", "ens", "umix", "gens", "gmoe", "moe", "ff")
@@ -47,7 +48,8 @@ class Result:
 
     config: dict[str, Any]
     repeats: tuple[Rows, ...]  # restricted to the t that all of them have
-    settings: str = ""  # what distinguishes it from the other results, except learner, w and replay
+    settings: str = ""  # what distinguishes it from the others, except learner, variant, w and replay
+    variant: str = ""  # schedule and average of weights, such as "continuous, average"; "": neither
     end: int | None = None  # the t of the last requested stage; None: not recorded
 
     @property
@@ -67,9 +69,10 @@ class Result:
 
     @property
     def method(self) -> str:
-        """The learner, preceded by the run's `name` if any, with the settings that distinguish it."""
+        """The run's `name` if any, the learner, its variant, and the settings that distinguish it."""
         name = self.config.get("name")
-        return " ".join(filter(None, (f"{name} ({self.learner})" if name else self.learner, self.settings)))
+        kind = ", ".join(filter(None, (f"{name} ({self.learner})" if name else self.learner, self.variant)))
+        return " ".join(filter(None, (kind, self.settings)))
 
     @property
     def label(self) -> str:
@@ -158,7 +161,10 @@ def memory(rows: Rows, until: float = math.inf) -> int:
 
 
 def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
-    """The run directories at and below `places`, each once. UserError: a place has none."""
+    """The runs in the directories at and below `places`, each once; then the raw weights of averaged ones.
+
+    See `alma.report.raw`. UserError: a place has no run.
+    """
     found: dict[Path, Run] = {}
     for place in map(Path, places):
         if not place.is_dir():
@@ -167,7 +173,8 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
         if not below:
             raise UserError(f"no runs in {place}: no folder in it has a run.json")
         found |= {folder.resolve(): Run.read(folder) for folder in sorted(below)}
-    return list(found.values())
+    runs = list(found.values())
+    return runs + raw_runs(runs)
 
 
 def group(runs: Sequence[Run]) -> list[list[Result]]:
@@ -200,14 +207,14 @@ def _end(run: Run) -> int | None:
 
 
 def labelled(results: Sequence[Result]) -> list[Result]:
-    """The results, sorted, with the `settings` that distinguish each from the others."""
+    """The results, sorted, with their `variant`, and the `settings` that distinguish each from the others."""
     configs = [flatten(result.config) for result in results]
-    names = labels.distinguishing(configs)
+    names, variants = labels.distinguishing(configs), labels.variants(configs)
     found = [
-        replace(result, settings=labels.describe(config, names))
-        for result, config in zip(results, configs, strict=True)
+        replace(result, settings=labels.describe(config, names), variant=variant)
+        for result, config, variant in zip(results, configs, variants, strict=True)
     ]
-    return sorted(found, key=lambda result: (result.learner, result.waiting_time))
+    return sorted(found, key=lambda result: (result.learner, result.waiting_time, result.variant))
 
 
 def non_dominated(points: Sequence[tuple[float, float]]) -> list[int]:

@@ -115,6 +115,17 @@ def image_run(directory, trained, w=1, size=8, seed=0, rows=None, **config):
     return write_run(directory, values, settings | config, rows, "error", 10 * size, flops)
 
 
+def averaged(run, factor):
+    """Make the metric of a run the raw one; that of the averaged weights is `factor` times as large."""
+    rows = run.rows
+    for row in rows:
+        if row["stage"] is not None:
+            row["extra"]["raw"] = {row["metric"]: row["value"]}
+            row["value"] *= factor
+    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
 def results_of(place):
     """The results of the image runs in a folder, all of one data set and B."""
     (results,) = select.data_sets(find_runs([place])).values()

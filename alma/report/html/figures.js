@@ -69,9 +69,10 @@ const spans = (values) => {
 function about(section, index) {
   const each = section.configurations[index];
   const size = each.size === "" ? "" : `, size ${each.size}`;
+  const extras = (dotted(each) ? `, schedule ${each.schedule}` : "") + (ringed(each) ? `, average of weights ${each.average}` : "");
   const progress = each.finished ? "" : `, not finished (t = ${each.progress} of ${each.megabatches})`;
   return `<b>${plain(each.label)}</b><br>` + plain(`learner ${each.learner}, waiting time ${each.w}${size}, ` +
-    `replay ${each.replay}${progress}`) + `<br>${plain(`${each.seeds.length === 1 ? "seed" : "seeds"} ${each.seeds.join(", ")}`)}`;
+    `replay ${each.replay}${extras}${progress}`) + `<br>${plain(`${each.seeds.length === 1 ? "seed" : "seeds"} ${each.seeds.join(", ")}`)}`;
 }
 
 function choice(name, options, change) {
@@ -162,7 +163,7 @@ function pointTraces(section, x, y, shown, named) {
       hovertext: shown.map((i) => text(i, spread(x.mean[i], x.deviation[i]), spread(y.mean[i], y.deviation[i]), "")),
       error_y: { array: shown.map((i) => y.deviation[i] || 0), thickness: 1.2, width: 0, color: css("--soft") },
       marker: { size: looks.map((each) => each.marker), symbol: looks.map((each) => each.symbol), color: looks.map((each) => each.colour),
-        opacity: shown.map((i) => (section.configurations[i].finished ? 1 : 0.35)), line: { width: 1, color: looks.map((each) => each.colour) } } },
+        opacity: shown.map((i) => (section.configurations[i].finished ? 1 : 0.35)), line: { width: looks.map((each) => (each.ring ? 2 : 1)), color: looks.map((each) => (each.ring ? css(each.ring) : each.colour)) } } },
   ];
 }
 

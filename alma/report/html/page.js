@@ -4,7 +4,8 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const root = document.documentElement;
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "triangle-down"];
 const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
-const FACETS = [["learner", "Learner"], ["w", "Waiting time w"], ["size", "Size"], ["replay", "Replay"]];
+const FACETS = [["learner", "Learner"], ["w", "Waiting time w"], ["size", "Size"], ["replay", "Replay"],
+  ["schedule", "Learning-rate schedule"], ["average", "Average of weights"]];
 // kind of a panel -> function (panel, section) that returns an element and `update(visible)`
 const KINDS = { points: drawPoints, lines: drawLines, grids: drawGrids, table: drawTable };
 const updates = [];  // redraw everything, for another theme
@@ -112,19 +113,24 @@ function valuesOf(section, key) {
   return values.every((value) => value !== "" && isFinite(value)) ? values.sort((a, b) => a - b) : values;
 }
 
-// How figures mark a configuration: colour for the learner, symbol and dash for w, size for size, open for replay.
+// How figures mark a configuration: colour for the learner, symbol and dash for w, size for size, open for replay,
+// a dot inside for a schedule over all stages, a ring for an average of weights.
 function lookOf(section, index) {
   const each = section.configurations[index];
   const wait = valuesOf(section, "w").indexOf(each.w);
   const size = Math.min(3, valuesOf(section, "size").indexOf(each.size));
   return {
     colour: readable(data.colours[each.learner], 3),
-    symbol: SYMBOLS[wait % SYMBOLS.length] + (each.replay === "yes" ? "-open" : ""),
+    symbol: SYMBOLS[wait % SYMBOLS.length] + (each.replay === "yes" ? "-open" : "") + (dotted(each) ? "-dot" : ""),
+    ring: ringed(each) ? "--ink" : dotted(each) ? "--paper" : null,  // also the colour of the dot
     dash: DASHES[wait % DASHES.length],
     marker: 8 + 3 * size,
     width: 1.6 + 0.6 * size,
   };
 }
+
+const dotted = (configuration) => configuration.schedule !== "each stage";
+const ringed = (configuration) => configuration.average !== "none";
 
 // A small picture of how figures show a value.
 function swatch(section, key, value) {
@@ -142,6 +148,11 @@ function swatch(section, key, value) {
     shapes.push(make("path", { d: path, fill: "currentColor" }));
   } else if (key === "size") {
     shapes.push(make("circle", { cx: 11, cy: 8, r: 3 + 1.4 * Math.min(3, rank), fill: "currentColor" }));
+  } else if (key === "schedule" || key === "average") {
+    const ring = key === "average" && ringed(section.configurations[index]);
+    const dot = key === "schedule" && dotted(section.configurations[index]);
+    shapes.push(make("circle", { cx: 11, cy: 8, r: 5, fill: css("--soft"), ...(ring && { stroke: "currentColor", "stroke-width": 2 }) }));
+    if (dot) shapes.push(make("circle", { cx: 11, cy: 8, r: 1.5, fill: css("--paper") }));
   } else {
     const fill = section.configurations[index].replay === "yes" ? "none" : "currentColor";
     shapes.push(make("circle", { cx: 11, cy: 8, r: 5, fill, stroke: "currentColor", "stroke-width": 2 }));

@@ -58,7 +58,7 @@ def page_data(runs: Sequence[Run], remarks: Sequence[str] = ()) -> dict[str, Any
         raise UserError("no rows yet in these runs: nothing has been evaluated so far")
     return {
         "about": [
-            count(len(runs), "run"),
+            count(len({run.directory for run in runs}), "run"),
             f"written {datetime.now(UTC).strftime('%Y-%m-%d %H:%M')} UTC",
         ],
         "remarks": list(remarks),

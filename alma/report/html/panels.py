@@ -15,7 +15,7 @@ from alma.records import Run
 from alma.report import compare
 from alma.report.html.sections import Section, rounded
 from alma.report.html.summary import final
-from alma.report.labels import ALWAYS_SHOWN, as_setting
+from alma.report.labels import ALWAYS_SHOWN, VARIANT, as_setting
 from alma.report.results import Measure, Result, Rows, column, compute, mean_and_deviation, memory, validation
 from alma.report.tables import Table
 
@@ -43,10 +43,17 @@ def front(section: Section) -> Panel | None:
         "title": "Front",
         "caption": "Mean over seeds of each configuration, with its standard deviation as bars and its seeds "
         "as small dots; lower left is better. The dashed line joins the non-dominated configurations among "
-        "those shown; faint ones have not finished and do not count.",
+        "those shown; faint ones have not finished and do not count." + _marked(section),
         "x": [_measure(each, section.results, measure, False) for each, measure in costs.items()],
         "y": [measure for measure in y if any(mean is not None for mean in measure["mean"])],
     }
+
+
+def _marked(section: Section) -> str:
+    """What the marks of variants mean, if there are any."""
+    configs = [result.config for result in section.results]
+    ring = " A ring marks an average of weights." * any("average" in config for config in configs)
+    return ring + " A dot inside marks a continuous schedule." * any("schedule" in c for c in configs)
 
 
 def _measure(name: str, results: Sequence[Result], measure: Measure, scaled: bool) -> dict[str, Any]:
@@ -188,7 +195,7 @@ def _padded(columns: Sequence[Sequence[float]]) -> list[list[float | int | None]
 def settings(section: Section) -> Panel | None:
     """The settings that differ between configurations; the common ones as facts."""
     configs = [flatten({k: v for k, v in r.config.items() if k != "seed"}) for r in section.results]
-    names = [name for name in differing(configs) if name not in ALWAYS_SHOWN]
+    names = [name for name in differing(configs) if name not in ALWAYS_SHOWN - VARIANT]
     rows = [
         [result.label, *(as_setting(config[name]) if name in config else "" for name in names)]
         for result, config in zip(section.results, configs, strict=True)
@@ -226,6 +233,7 @@ def _origin(run: Run, rows: Rows) -> dict[str, str]:
         "run": os.path.abspath(run.directory),
         "command": run.info.get("command"),
         "seed": run.config["seed"],
+        "average": run.config.get("average"),
         "seeds": run.info.get("seeds"),
         "started": run.info.get("created"),
         "seconds of training": f"{sum(column(rows, 'seconds').values()):.3g}",

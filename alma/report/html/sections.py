@@ -61,6 +61,8 @@ def configuration(result: Result, runs: Sequence[Run]) -> dict[str, Any]:
         "w": result.waiting_time,
         "size": model_size(result),
         "replay": "yes" if result.config["replay"] else "no",
+        "schedule": as_setting(result.config.get("schedule", "each stage")),
+        "average": as_setting(result.config.get("average", "none")),
         "seeds": [as_setting(run.config["seed"]) for run in runs],
         "progress": result.progress,
         "megabatches": result.config["megabatches"],

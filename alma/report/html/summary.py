@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from alma.report.compare import AVERAGES, TOTALS, spread
 from alma.report.html.sections import Section, finished, model_size
+from alma.report.labels import listed
 from alma.report.results import Measure, Result, compute, non_dominated, trained
 
 _MOST = 12  # names in a list; the rest is counted
@@ -42,7 +43,7 @@ def pareto(results: Sequence[Result]) -> list[Result]:
 
 def _size(section: Section) -> str:
     """How many runs, configurations, learners, seeds, waiting times and sizes."""
-    results, runs = section.results, sum(map(len, section.runs))
+    results, runs = section.results, len({run.directory for repeats in section.runs for run in repeats})
     seeds = sorted({len(repeats) for repeats in section.runs})
     waits = sorted({result.waiting_time for result in results})
     sizes = sorted(set(filter(None, map(model_size, results))), key=lambda size: (len(size), size))
@@ -88,6 +89,6 @@ def count(number: int, noun: str) -> str:
 
 
 def _names(values: Sequence[object]) -> str:
-    """The values with commas; of many, the first ones and the number of the others."""
-    shown = ", ".join(map(str, values[:_MOST]))
+    """The values in a line; of many, the first ones and the number of the others."""
+    shown = listed(list(map(str, values[:_MOST])))
     return shown if len(values) <= _MOST else f"{shown} and {len(values) - _MOST} more"

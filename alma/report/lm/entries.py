@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from alma.configs import flatten
 from alma.errors import UserError
 from alma.records import Run
-from alma.report.labels import describe, distinguishing
+from alma.report.labels import VARIANT, describe, distinguishing
 from alma.report.lm.reference import Reference
 from alma.report.results import Result, group
 
@@ -18,7 +18,9 @@ TOLERANCE = 0.03
 """Relative difference up to which a size counts as the paper's. The paper prints 65, 91 and 116M for its base
 model with 4, 8 and 12 experts; the architecture that it describes has 63.8, 89.0 and 114.2M, about 1.6M fewer
 shared parameters. For its large model, the paper's 210, 323 and 436M match."""
-SHOWN = {"learner", "megabatches", "waiting_time", "replay", "seed", "update_multiplier", "from_scratch"}
+SHOWN = VARIANT | {
+    *("learner", "megabatches", "waiting_time", "replay", "seed", "update_multiplier", "from_scratch")
+}
 """Settings that the title of a table or the name of a setting includes."""
 _ENSEMBLES = ("ens", "umix", "gens")
 _DIMENSIONS = ("--decoder-", "--moe-freq")  # flags of fairseq-train that change the size of an --arch
@@ -35,6 +37,11 @@ class Entry(NamedTuple):
     def name(self) -> str:
         """The paper's name of the learner, such as SM."""
         return NAMES.get(self.result.learner, self.result.learner)
+
+    @property
+    def method(self) -> str:
+        """The name with the variant, such as "SM, average"."""
+        return ", ".join(filter(None, (self.name, self.result.variant)))
 
     @property
     def multiplier(self) -> int:
@@ -69,7 +76,7 @@ class Entry(NamedTuple):
     def match(self, t: int, paper: Iterable[Reference]) -> Reference | None:
         """The paper's line with this setting and structure at t, and this size up to TOLERANCE."""
         key = self.result.learner, self.result.waiting_time, self.multiplier, self.structure(t)
-        for line in paper if self.plain else ():
+        for line in paper if self.plain and not self.result.variant else ():
             close = abs(self.parameters(t) - line.parameters) <= TOLERANCE * line.parameters
             if close and line[:4] == key:
                 return line
@@ -102,6 +109,7 @@ def find_entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str,
             remarks.append(f"not finished (t={done}/{entry.result.end}): {what}")
         elif entry.result.unfinished is None:
             remarks.append(f"t={done}/{total}, and the number of requested stages is not recorded: {what}")
+    remarks = list(dict.fromkeys(remarks))  # a run with an average has the remarks of its raw weights
     return ({"": next(iter(found.values()))} if len(found) == 1 else found), remarks
 
 
@@ -145,14 +153,15 @@ def size_of(result: Result) -> str:
 
 
 def setting(entry: Entry) -> str:
-    """Learner and schedule as in the paper's tables, such as SM_w3 (3x steps)."""
+    """Learner and protocol as in the paper's tables, such as SM_w3 (3x steps), and the variant."""
     config = entry.result.config
     remarks = [
         f"({entry.multiplier}x steps)" if entry.multiplier != 1 else "",
         "(replay)" if config["replay"] else "",
         "(from scratch)" if config.get("from_scratch") else "",
     ]
-    return " ".join(filter(None, (f"{entry.name}_w{entry.result.waiting_time}", *remarks)))
+    name = " ".join(filter(None, (f"{entry.name}_w{entry.result.waiting_time}", *remarks)))
+    return ", ".join(filter(None, (name, entry.result.variant)))
 
 
 def sizes(entries: Sequence[Entry]) -> list[str]:

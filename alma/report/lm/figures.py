@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from alma.flops import ARCHS, Shape
 from alma.report import style
 from alma.report.figures import average_of, curve
+from alma.report.labels import listed
 from alma.report.lm.entries import Entry, sizes
 from alma.report.lm.reference import Reference, reference
 from alma.report.results import compute, trained
@@ -62,7 +63,7 @@ def write_figure5(
             shown = comparable(entries)
             left_out = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
             if left_out:
-                remarks.append(f"{_LEFT_OUT}: {', '.join(left_out)}")
+                remarks.append(f"{_LEFT_OUT}: {listed(left_out)}")
             if not shown:
                 continue
             figure, matched = figure5(shown, paper, f"average {metric}")
@@ -133,7 +134,8 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
         for entry, line in theirs:
             _draw(axes, entry, line, i, shift, {**_THEIRS, **dot("0.62", markers[entry.size], hollow=True)})
         for entry, line in ours:
-            look = {"color": _colour(entry), **dot(_colour(entry), markers[entry.size])}
+            look = _look(entry, shown)
+            look |= dot(look["color"], markers[entry.size])
             _draw(axes, entry, line, i, shift, look)
         number_axis(axes, "x", values, log_from=4, dense_below=100)
         number_axis(axes, "y", [y for line in both for y in line.y], log_from=8)
@@ -142,7 +144,7 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     panels[2].xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 4, 10], integer=True))
     panels[0].set_ylabel(y_label)
     _annotate_experts(panels[0], ours)
-    names = {entry.name: {"color": _colour(entry)} for entry in shown}
+    names = {entry.method: _look(entry, shown) for entry in shown}
     marks = [(name, mark(marker)) for name, marker in markers.items()]
     groups: dict[str, LegendEntries] = {"learner": list(names.items()), "size": marks}
     if theirs:
@@ -161,16 +163,18 @@ def _draw(axes: Any, entry: Entry, line: Trajectory, i: int, shift: float, look:
     axes.plot(x, line.y, **look)
 
 
-def _colour(entry: Entry) -> str:
-    return style.learner_colour(entry.result.learner)
+def _look(entry: Entry, shown: Sequence[Entry]) -> dict[str, Any]:
+    """Colour of the learner, and lightness and line style of the variant among those of the learner."""
+    peers = sorted({e.result.variant for e in shown if e.result.learner == entry.result.learner})
+    return style.variant(style.learner_colour(entry.result.learner), peers.index(entry.result.variant))
 
 
 def _annotate_experts(axes: Any, ours: Sequence[tuple[Entry, Trajectory]]) -> None:
-    """Write the number of experts in red to the left of each line of SM, without overlaps."""
+    """Write the number of experts in red to the left of each line of SM without variant, without overlaps."""
     points = [
         (line.x[0][0], line.y[0], count)
         for entry, line in ours
-        if entry.result.learner == "sm" and (count := entry.experts(entry.result.times[-1]))
+        if entry.method == "SM" and (count := entry.experts(entry.result.times[-1]))
     ]
     axes.margins(x=0.09)
     low, high = axes.get_ylim()

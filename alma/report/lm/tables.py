@@ -121,8 +121,8 @@ def table1(
             line = sequential.match(k, paper)
             theirs = published.get((line.size, learner, structure, k)) if line else None
             extra = iid.setting.removeprefix(setting(iid))
-            key = iid.result.rank, iid.size, _natural(structure), extra
-            names = [f"{iid.size} {iid.name}{extra}", structure]
+            key = iid.result.rank, iid.size, _natural(structure), iid.result.variant, extra
+            names = [f"{iid.size} {iid.method}{extra}", structure]
             made = lines.setdefault(key, Line(names, ["" for _ in KS for _ in range(2)], learner))
             for i, entry in enumerate((iid, sequential)):
                 made.cells[2 * column + i] = _value(entry.result, k, theirs[i] if theirs else None)
@@ -156,8 +156,8 @@ def _sequential(iid: Entry, k: int, entries: Sequence[Entry]) -> Entry | None:
     def distance(entry: Entry) -> int:
         return len(distinguishing([own, flatten(entry.result.config)], SHOWN))
 
-    def model(entry: Entry) -> tuple[str, str, str]:
-        return entry.result.learner, entry.size, entry.structure(k)
+    def model(entry: Entry) -> tuple[str, str, str, str]:
+        return entry.result.learner, entry.result.variant, entry.size, entry.structure(k)
 
     partners = [e for e in entries if _is_sequential(e, k) and model(e) == model(iid)]
     return min(partners, key=distance, default=None)

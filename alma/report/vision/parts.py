@@ -8,8 +8,6 @@ from alma.report.results import Result
 from alma.report.style import LegendEntries
 from alma.report.vision.select import distinct, methods, size, wait
 
-TFLOPS = "training compute (TFLOPs)"
-
 
 def title(results: Sequence[Result]) -> str:
     """Data set and B."""

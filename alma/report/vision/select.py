@@ -1,6 +1,7 @@
 """Selections of image runs for the paper's figures: by data set, method, size and waiting time.
 
-A method is a learner with its settings, except size (`hidden`), waiting time, replay and seed.
+A method is a learner with its settings, except size (`hidden`), waiting time, replay and seed. The decay of
+an average of weights belongs to the waiting time: it makes another method only if it differs at one of them.
 """
 
 import json
@@ -15,7 +16,7 @@ from alma import metrics
 from alma.configs import canonical, differing, flatten
 from alma.records import Run
 from alma.report.figures import Curve
-from alma.report.labels import ALWAYS_SHOWN, as_setting
+from alma.report.labels import ALWAYS_SHOWN, as_setting, variants
 from alma.report.results import Measure, Result, Rows, column, compute, group, memory
 
 _NOT_METHOD = ALWAYS_SHOWN | {"hidden", "dataset", "data"}
@@ -46,7 +47,7 @@ def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             remarks.append(f"not finished (t={max(t, 0)}/{end}), left out of the figures: {run.directory}")
         else:
             done.append(run)
-    return done, remarks
+    return done, list(dict.fromkeys(remarks))  # a run with an average has the remarks of its raw weights
 
 
 def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
@@ -76,11 +77,12 @@ def _named(results: Sequence[Result]) -> list[Result]:
         pairs = zip(results, configs, strict=True)
         count = Counter(json.dumps(config) for result, config in pairs if result.learner == learner)
         usual[learner] = json.loads(count.most_common(1)[0][0])
+    found = variants([result.config for result in results], within=("learner", "waiting_time"))
     named = []
-    for result, config in zip(results, configs, strict=True):
+    for result, config, variant in zip(results, configs, found, strict=True):
         names = differing([usual[result.learner], config])
         text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
-        named.append(replace(result, settings=text))
+        named.append(replace(result, settings=text, variant=variant))
     return sorted(named, key=lambda r: (r.rank, r.method, size(r), r.waiting_time, r.config["replay"]))
 
 

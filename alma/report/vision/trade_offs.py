@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alma.report import style
-from alma.report.results import Result, compute, memory, non_dominated
+from alma.report.front import TFLOPS, Point, draw_front
+from alma.report.results import Result, compute, memory
 from alma.report.style import LegendEntries, dot, mark, number_axis
 from alma.report.vision import parts, select
-from alma.report.vision.parts import TFLOPS
 from alma.report.vision.select import Missing, Pair, Spoke, cer, distinct, methods, size, wait
 
 CER = "cumulative error rate, CER\n(untrained errors while waiting included)"
@@ -20,35 +20,13 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
     if len(results) < 2:
         raise Missing("only one configuration")
     share = 100 / results[0].config["megabatches"]
-    x = [result.over_seeds(compute)[0] for result in results]
-    y, deviation = zip(*([share * v for v in result.over_seeds(cer)] for result in results), strict=True)
-    best = non_dominated(list(zip(x, y, strict=True)))
-    figure, ((axes,),) = style.subplots(1, 1, (6.2, 3.6))
-    joined: dict[str, Any] = {"color": "0.55", "linewidth": 1, "drawstyle": "steps-post", "zorder": 1}
-    axes.plot([x[i] for i in best], [y[i] for i in best], **joined)
-    looks = {r.learner: dot(style.learner_colour(r.learner)) for r in results}
-    for i, result in enumerate(results):
-        colour = style.learner_colour(result.learner)
-        look = dot(colour, hollow=result.config["replay"])
-        if i in best:
-            look |= {"markersize": 7, "zorder": 3}
-            note = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 7, "color": "0.35"}
-            before = best.index(i) - 1
-            if before < 0 or wait(results[best[before]]) != wait(result):
-                axes.annotate(f"w = {wait(result)}", (x[i], y[i]), (-4, -4), **note)
-        axes.errorbar(x[i], y[i], deviation[i] or None, ecolor=colour, elinewidth=0.7, **look)
-    axes.margins(x=0.14)
-    number_axis(axes, "x", x, log_from=5, dense_below=100)
-    number_axis(axes, "y", y, log_from=2.5, dense_below=100)
-    axes.set(
-        xlabel=TFLOPS, ylabel="mean test error over the stream (%),\nuntrained errors while waiting included"
-    )
-    axes.set_title(f"{parts.title(results)}: error against compute")
-    kinds: LegendEntries = [("no other is better in both", {"color": "0.55"})]
-    kinds += [("with replay", mark(hollow=True))] * any(r.config["replay"] for r in results)
-    entries = [(name, {"linestyle": "", **look}) for name, look in looks.items()]
-    style.add_legend(figure, {"learner": entries, "": kinds})
-    return {"": figure}
+    points = []
+    for result in results:
+        mean, deviation = result.over_seeds(cer)
+        spent, _ = result.over_seeds(compute)
+        points.append(Point(result, spent, share * mean, share * deviation, f"w = {wait(result)}"))
+    label = "mean test error over the stream (%),\nuntrained errors while waiting included"
+    return {"": draw_front(points, f"{parts.title(results)}: error against compute", label)}
 
 
 def cost_trade_offs(results: Sequence[Result]) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""The front: mean metric against training compute; the non-dominated configurations are joined."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from alma.report import style
+from alma.report.results import Result, non_dominated
+from alma.report.style import LegendEntries, dot, mark, number_axis
+
+TFLOPS = "training compute (TFLOPs)"
+_LINE: dict[str, Any] = {"color": "0.55", "linewidth": 1}
+
+Kind = tuple[str, bool]
+"""Variant, and whether with replay."""
+
+
+class Point(NamedTuple):
+    """A result, its training compute (TFLOPs), and its mean metric with the deviation over seeds."""
+
+    result: Result
+    x: float
+    y: float
+    deviation: float
+    note: str = ""  # written at the non-dominated points where it changes
+
+    @property
+    def kind(self) -> Kind:
+        """What the marker tells."""
+        return self.result.variant, self.result.config["replay"]
+
+
+def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
+    """The figure: a colour per learner; a line joins the points that no other equals or beats in both.
+
+    If there are variants, each has a filled marker of its own; the paper's learners have hollow ones, and a
+    dotted line joins those that no other of them equals or beats.
+    """
+    figure, ((axes,),) = style.subplots(1, 1, (6.2, 3.6))
+    kinds = sorted({point.kind for point in points})
+    varied = any(variant for variant, _ in kinds)
+    shapes = dict(zip(kinds, itertools.cycle("oD^svPX"), strict=False))
+    best = _join(axes, points, "-")
+    lines: LegendEntries = [("no other is better in both", {"color": "0.55"})]
+    if varied:
+        _join(axes, [point for point in points if not point.result.variant], ":")
+        lines.append(("the same among the paper's learners", _LINE | {"linestyle": ":"}))
+    for point in points:
+        colour, (variant, replay) = style.learner_colour(point.result.learner), point.kind
+        look = dot(colour, shapes[point.kind], hollow=not variant) if varied else dot(colour, hollow=replay)
+        if point in best:
+            look |= {"markersize": 7, "zorder": 3}
+            _annotate(axes, point, best)
+        axes.errorbar(point.x, point.y, point.deviation or None, ecolor=colour, elinewidth=0.7, **look)
+    axes.margins(x=0.14)
+    number_axis(axes, "x", [point.x for point in points], log_from=5, dense_below=100)
+    number_axis(axes, "y", [point.y for point in points], log_from=2.5, dense_below=100)
+    axes.set(xlabel=TFLOPS, ylabel=y_label, title=title)
+    looks = {point.result.learner: style.learner_colour(point.result.learner) for point in points}
+    groups: dict[str, LegendEntries] = {
+        "learner": [(name, {"linestyle": "", **dot(colour)}) for name, colour in looks.items()]
+    }
+    if varied:
+        groups["variant"] = [(_name(kind), mark(shapes[kind], hollow=not kind[0])) for kind in kinds]
+    else:
+        lines += [("with replay", mark(hollow=True))] * any(replay for _, replay in kinds)
+    style.add_legend(figure, groups | {"": lines})
+    return figure
+
+
+def _name(kind: Kind) -> str:
+    """Such as "continuous schedule, averaged weights last:8"."""
+    variant = kind[0].replace("continuous", "continuous schedule").replace("average", "averaged weights")
+    return (variant or "the paper's learner") + ", replay" * kind[1]
+
+
+def _join(axes: Any, points: Sequence[Point], line: str) -> list[Point]:
+    """Draw a line through the non-dominated points, and return these, by ascending compute."""
+    best = [points[i] for i in non_dominated([(point.x, point.y) for point in points])]
+    look = _LINE | {"drawstyle": "steps-post", "zorder": 1, "linestyle": line}
+    axes.plot([point.x for point in best], [point.y for point in best], **look)
+    return best
+
+
+def _annotate(axes: Any, point: Point, best: Sequence[Point]) -> None:
+    """Write the note of a non-dominated point, unless the one before has the same."""
+    before = best.index(point) - 1
+    if point.note and (before < 0 or best[before].note != point.note):
+        look = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 7, "color": "0.35"}
+        axes.annotate(point.note, (point.x, point.y), (-4, -4), **look)

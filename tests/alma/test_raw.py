@@ -1,0 +1,301 @@
+"""Runs with an average of weights: reports show them and their raw weights, and count no seed twice."""
+
+import json
+
+import pytest
+from matplotlib.colors import to_hex
+
+from alma.records import Run
+from alma.report import compare, labels
+from alma.report.html import page
+from alma.report.lm import figures as lm_figures
+from alma.report.lm import front as lm_front
+from alma.report.lm import tables as lm_tables
+from alma.report.lm.entries import find_entries
+from alma.report.lm.reference import reference
+from alma.report.results import compute, find_runs, group
+from alma.report.style import LEARNER_COLOURS
+from alma.report.vision import select, trade_offs
+
+from .synthetic import averaged, image_run, legend_of, lm_run, report, results_of
+
+
+def entries_of(place):
+    """The language-model entries of a folder, all of one B."""
+    (found,) = find_entries(find_runs([place]))[0].values()
+    return found
+
+
+def means(results):
+    """The mean metric at the last t by label."""
+    return {r.label: pytest.approx(r.over_seeds(lambda rows: rows[max(rows)]["value"])[0]) for r in results}
+
+
+def test_the_raw_weights_are_a_run_without_average(tmp_path):
+    averaged(image_run(tmp_path, [0.5, 0.4], average=0.9), 0.5)
+    both, raw = find_runs([tmp_path])
+    assert raw.config == {name: value for name, value in both.config.items() if name != "average"}
+    assert [row["value"] for row in raw.rows] == [0.9, 0.5, 0.4]  # untrained: one set of weights
+    assert [row["value"] for row in both.rows] == [0.9, 0.25, 0.2]
+    assert all("raw" not in row["extra"] for row in raw.rows)
+    one, two = (compute({row["t"]: row for row in run.rows}) for run in (both, raw))
+    assert one == two == 2
+
+
+def test_a_run_without_average_stays_alone(grid):
+    runs = find_runs([grid])
+    assert {type(run) for run in runs} == {Run}
+    assert len(runs) == len(list(grid.iterdir()))
+    assert {result.variant for result in results_of(grid)} == {""}
+
+
+def test_text_has_raw_perplexity_per_word_and_no_other_measure_of_the_average(tmp_path):
+    run = averaged(lm_run(tmp_path, [9.0, 4.0], average=0.9), 0.5)
+    rows = run.rows
+    for row in rows:
+        row["extra"] |= {"tokens": 300, "words": 200, "nll": 1.0, "expert_layers": {"1": {}}}
+    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, raw = find_runs([tmp_path])
+    assert [row["extra"]["perplexity_per_word"] for row in raw.rows[1:]] == pytest.approx([27, 8])
+    assert raw.rows[2]["extra"] == {
+        **{"experts": 4, "tokens": 300, "words": 200},
+        "perplexity_per_word": pytest.approx(8),
+    }
+
+
+def test_a_trained_row_without_raw_metric_is_left_out(tmp_path):
+    run = averaged(image_run(tmp_path, [0.5, 0.4], average=0.9), 0.5)
+    rows = run.rows
+    del rows[2]["extra"]["raw"]
+    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert [row["t"] for row in find_runs([tmp_path])[1].rows] == [0, 1]
+
+
+def test_no_seed_counts_twice(tmp_path):
+    image_run(tmp_path / "plain", [0.5, 0.6])
+    for seed in (0, 1, 2):
+        averaged(image_run(tmp_path / str(seed), [0.5, 0.3], seed=seed, average=0.9), 0.5)
+    averaged(image_run(tmp_path / "decay", [0.5, 0.3], seed=2, average=0.7), 0.5)
+    image_run(tmp_path / "waits", [0.5, 0.3], seed=1, rows=0)  # no rows yet, so it counts for nothing
+    (results,) = group(find_runs([tmp_path]))
+    assert {r.method: len(r.repeats) for r in results} == {
+        "sm": 3,
+        "sm, average 0.9": 3,
+        "sm, average 0.7": 1,
+    }
+    assert means(results)["sm w=1"] == 0.4  # 0.6 without average, 0.3 and 0.3 raw
+    assert "counted as repeats" not in report(tmp_path).stdout
+
+
+def test_of_several_averages_the_longest_run_has_the_raw_weights(tmp_path):
+    averaged(image_run(tmp_path / "a", [0.5, 0.3], rows=2, average=0.9), 0.5)
+    averaged(image_run(tmp_path / "b", [0.5, 0.3], average=0.7), 0.5)
+    assert [len(run.rows) for run in find_runs([tmp_path])] == [2, 3, 3]
+
+
+def test_every_table_has_a_row_for_each(tmp_path):
+    averaged(image_run(tmp_path / "a", [0.5, 0.3], average=0.9), 0.5)
+    averaged(image_run(tmp_path / "b", [0.5, 0.3], learner="ens", name="mine", average=0.9), 0.5)
+    ((header, *rows),) = map(compare.table, group(find_runs([tmp_path])))
+    last = header.index("t=2")
+    assert {row[0]: row[last] for row in rows} == {
+        "mine (ens)": "30.00",
+        "mine (ens), average": "15.00",
+        "sm": "30.00",
+        "sm, average": "15.00",
+    }
+    done = report(tmp_path, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    markdown = (tmp_path / "out/report.md").read_text()
+    assert markdown.count(f"| {tmp_path / 'a'} |") == 1  # a directory has one line of provenance
+    assert len((tmp_path / "out/report.csv").read_text().splitlines()) == 1 + 4 * 3
+
+
+@pytest.mark.parametrize(
+    ("configs", "names"),
+    [
+        ([{}, {"average": 0.9}], ["", "average"]),
+        ([{"w": 1, "average": 0.9}, {"w": 2, "average": 0.7}], ["average", "average"]),
+        ([{"w": 1, "average": 0.9}, {"w": 1, "average": 0.7}], ["average 0.9", "average 0.7"]),
+        ([{"schedule": "continuous"}], ["continuous"]),
+        ([{"schedule": "continuous", "average": "last:8"}], ["continuous, average last:8"]),
+        ([{"average": 0.995}, {"average": "last:8"}], ["average 0.995", "average last:8"]),
+    ],
+)
+def test_names_of_variants(configs, names):
+    assert labels.variants(configs, within=("w",)) == names
+
+
+def test_a_decay_for_each_waiting_time_is_one_method_of_the_figures_and_two_of_the_table(tmp_path):
+    for w, average in ((1, 0.9), (2, 0.7)):
+        averaged(image_run(tmp_path / str(w), [0.5, 0.3], w, average=average), 0.5)
+    assert select.methods(results_of(tmp_path)) == ["sm", "sm, average"]
+    (table,) = group(find_runs([tmp_path]))
+    assert [r.method for r in table] == ["sm", "sm, average 0.9", "sm", "sm, average 0.7"]
+    averaged(image_run(tmp_path / "ablation", [0.5, 0.3], average=0.5), 0.6)
+    methods = select.methods(results_of(tmp_path))
+    assert methods == ["sm", "sm, average", "sm, average 0.5", "sm, average 0.9"]
+
+
+def test_the_front_has_a_marker_per_variant_and_a_line_without_variants(tmp_path):
+    for seed in (0, 1):
+        averaged(image_run(tmp_path / f"sm{seed}", [0.5, 0.3], seed=seed, average=0.9), 0.5)
+        averaged(image_run(tmp_path / f"ff{seed}", [0.2, 0.1], seed=seed, learner="ff", average=0.9), 1.2)
+        averaged(image_run(tmp_path / f"w2{seed}", [0.5, 0.35], 2, seed=seed, average=0.7), 0.5)
+    image_run(tmp_path / "replay", [0.19, 0.09], learner="ens", replay=True)  # costs 1 + 2 TFLOPs
+    results = results_of(tmp_path)
+    figure = trade_offs.front(results)[""]
+    (axes,) = figure.axes
+    solid, dotted = ([tuple(point) for point in line.get_xydata()] for line in axes.lines[:2])
+    assert solid == dotted == [(2, pytest.approx(15)), (3, pytest.approx(14))]  # ff: 18 with the average
+    assert axes.lines[1].get_linestyle() == ":"
+    looks = [container.lines[0] for container in axes.containers]
+    shown = {
+        (to_hex(line.get_markeredgecolor()), line.get_marker(), round(line.get_ydata()[0], 6))
+        for line in looks
+        if line.get_markerfacecolor() == "white"
+    }
+    blue, vermilion, brown = (LEARNER_COLOURS[name].lower() for name in ("sm", "ens", "ff"))
+    raw, again = "o", "D"
+    assert shown == {
+        *((blue, raw, 40), (blue, raw, 62.5), (brown, raw, 15)),
+        (vermilion, again, 14),
+    }
+    filled = [line for line in looks if line.get_markerfacecolor() != "white"]
+    assert {(line.get_marker(), round(line.get_ydata()[0], 6)) for line in filled} == {
+        *(("^", 20), ("^", 53.75), ("^", 18)),
+    }
+    names = ["the paper's learner", "the paper's learner, replay", "averaged weights"]
+    assert legend_of(figure)[: 4 + 4] == ["learner", "sm", "ens", "ff", "variant", *names]
+
+
+def test_an_average_that_beats_all_moves_the_front(tmp_path):
+    averaged(image_run(tmp_path / "sm", [0.5, 0.3], average=0.9), 0.5)
+    image_run(tmp_path / "ens", [0.3, 0.2], learner="ens")
+    (axes,) = trade_offs.front(results_of(tmp_path))[""].axes
+    assert [line.get_ydata()[0] for line in axes.lines[:2]] == pytest.approx([20, 25])
+
+
+def test_the_front_without_averages_has_no_variants(grid):
+    figure = trade_offs.front(results_of(grid))[""]
+    names = ["learner", "sm", "ens", "gmoe", "moe", "", "no other is better in both", "with replay"]
+    assert legend_of(figure) == names
+    assert not [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
+
+
+def test_validation_scores_do_not_choose_between_averages(tmp_path):
+    for lr, score in ((1, 0.3), (2, 0.4)):
+        run = averaged(image_run(tmp_path / str(lr), [0.5, 0.3], lr=lr, average=0.9), 0.5)
+        rows = run.rows
+        for row in rows[1:]:
+            row["extra"]["valid"] = {"loss": 1.0, "error": score}
+        run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = [s for s in report(tmp_path, "--select", "valid").stdout.splitlines() if s.startswith("chosen")]
+    choice = "chosen by validation error (%): {} w=1: lr=1 (30.00); left out: lr=2 (40.00)"
+    assert sorted(lines) == [choice.format("sm"), choice.format("sm, average")]
+
+
+@pytest.mark.parametrize("average", [{}, {"average": 0.9}])
+def test_the_table_says_whose_validation_score_it_has(tmp_path, average):
+    run = averaged(image_run(tmp_path, [0.5, 0.3], **average), 0.5)
+    rows = run.rows
+    for row in rows[1:]:
+        row["extra"]["valid"] = {"loss": 1.0, "error": 0.4}
+    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert ("that of the raw weights" in report(tmp_path).stdout) == bool(average)
+
+
+def test_an_unfinished_run_has_one_remark(tmp_path):
+    averaged(image_run(tmp_path / "a", [0.5, 0.3], rows=2, average=0.9), 0.5)
+    _, remarks = select.finished(find_runs([tmp_path]))
+    assert remarks == [f"not finished (t=1/2), left out of the figures: {tmp_path / 'a'}"]
+
+
+def test_the_page_counts_a_training_once_and_shows_two_configurations(tmp_path):
+    averaged(image_run(tmp_path / "a", [0.5, 0.3], average=0.9), 0.5)
+    averaged(lm_run(tmp_path / "b", [30, 20], average="last:8", schedule="continuous"), 0.5)
+    data = page.page_data(find_runs([tmp_path]))
+    assert data["about"][0] == "2 runs"
+    text, images = sorted(data["sections"], key=lambda section: "perplexity" not in section["title"])
+    assert images["summary"][0].startswith("1 run: 2 configurations of 1 learner (sm)")
+    assert images["summary"][-1].endswith("training compute: sm, average w=1.")
+    marks = [(each["schedule"], each["average"]) for each in images["configurations"]]
+    assert marks == [("each stage", "none"), ("each stage", "0.9")]
+    marks = [(each["schedule"], each["average"]) for each in text["configurations"]]
+    assert marks == [("continuous", "none"), ("continuous", "last:8")]
+    captions = [section["panels"][0]["caption"] for section in (images, text)]
+    assert ["A ring" in each and "A dot" in each for each in captions] == [False, True]
+    settings = next(panel for panel in images["panels"] if panel["title"] == "Settings")
+    assert [row[1] for row in settings["rows"]] == ["", "0.9"]
+
+
+@pytest.fixture
+def text_runs(tmp_path):
+    """Sm with two schedules and an average, also i.i.d.; ens."""
+    for seed in (0, 1):
+        averaged(lm_run(tmp_path / f"sm{seed}", [30.0, 28, 26 + seed], seed=seed, average=0.99), 0.5)
+        run = lm_run(
+            tmp_path / f"c{seed}", [29.0, 27, 25], seed=seed, average="last:8", schedule="continuous"
+        )
+        averaged(run, 0.5)
+    averaged(lm_run(tmp_path / "iid", [0, 0, 20.0], w=3, update_multiplier=3, average=0.99), 0.5)
+    lm_run(tmp_path / "ens", [28.0, 26, 24], "ens", members=2, millions=130, flops=2e15)
+    lm_run(tmp_path / "short", [28.0, 26, 24], "moe", rows=3)
+    return tmp_path
+
+
+def test_table_2_has_rows_of_variants_and_the_papers_numbers_for_none_of_them(text_runs):
+    lines = lm_tables.tables({"": entries_of(text_runs)}, False)[0]["table2"].rows[1:]
+    assert [(line[0], line[-1]) for line in lines] == [
+        ("SM_w1", "26.50 ±0.71 [26.91]"),
+        ("SM_w1, average 0.99", "13.25 ±0.35"),
+        ("SM_w1, continuous", "25.00 ±0.00"),
+        ("SM_w1, continuous, average last:8", "12.50 ±0.00"),
+        ("SM_w3 (3x steps)", "20.00"),
+        ("SM_w3 (3x steps), average 0.99", "10.00"),
+        ("Ens_w1", "24.00 [24.57]"),
+        ("MoE_w1", ""),
+    ]
+
+
+def test_table_1_compares_runs_of_one_variant(text_runs):
+    table = lm_tables.table1(entries_of(text_runs), [])
+    assert [[line.names[0], *map(str, line.cells[:2])] for line in table.lines] == [
+        ["base SM", "20.00", "26.50 ±0.71"],
+        ["base SM, average 0.99", "10.00", "13.25 ±0.35"],
+    ]
+
+
+def test_figure_5_has_a_line_per_variant(text_runs):
+    shown = lm_figures.comparable(entries_of(text_runs))
+    figure, matched = lm_figures.figure5(shown, reference(), "")
+    assert matched == 2  # SM and Ens; no variant is the paper's
+    names = ["SM", "SM, average 0.99", "SM, continuous", "SM, continuous, average last:8", "Ens", "MoE"]
+    assert legend_of(figure)[1:7] == names
+    assert [text.get_text() for text in figure.axes[0].texts] == ["4"]
+
+
+def test_the_front_of_text_averages_complete_runs_with_the_smallest_wait(text_runs):
+    found, _ = find_entries(find_runs([text_runs]))
+    ((path, caption),), (remark,) = lm_front.write_front(found, text_runs, per_word=False)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert "Average perplexity over the stream" in caption
+    left_out = "SM_w3 (3x steps) of base; SM_w3 (3x steps), average 0.99 of base; MoE_w1 of base"
+    assert remark == f"not in the front (one waiting time, whole stream): {left_out}"
+    points = [lm_front._point(entry) for entry in lm_front.complete(entries_of(text_runs))]
+    shown = {(p.result.method, p.x): (pytest.approx(p.y), pytest.approx(p.deviation)) for p in points}
+    half = 0.5**0.5 / 3
+    assert shown == {
+        ("sm", 3000): (28 + 1 / 6, half),
+        ("sm, average 0.99", 3000): (14 + 1 / 12, half / 2),
+        ("sm, continuous", 3000): (27, 0),
+        ("sm, continuous, average last:8", 3000): (13.5, 0),
+        ("ens", 6000): (26, 0),
+    }
+
+
+def test_the_command_draws_both_figures_of_text(text_runs, tmp_path):
+    done = report(text_runs, "--figures", "lm", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    names = [line.rpartition("/")[2] for line in done.stdout.splitlines() if line.endswith(".png")]
+    assert names == ["figure5.png", "front.png"]
