@@ -1,5 +1,6 @@
 """The schedule of Algorithm 1: which mega-batches each stage waits for and trains on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alma.errors import UserError
@@ -17,6 +18,24 @@ class Stage:
     first: int
     last: int
     train_on: tuple[int, ...]
+
+
+REPLAY_FROM = ("all", "recent")
+"""Where a replay by share comes from: all earlier mega-batches, or those of the stage before."""
+
+
+def replayed(schedule: Sequence[Stage], index: int, source: str) -> tuple[int, ...]:
+    """The mega-batches before stage `index` of a schedule without replay; `source`: one of REPLAY_FROM."""
+    earlier = schedule[:index] if source == "all" else schedule[max(0, index - 1) : index]
+    return tuple(t for stage in earlier for t in stage.train_on)
+
+
+def check_share(share: float, replay: bool) -> None:
+    """UserError: `share` is not that of a replay, or there is a replay of all mega-batches too."""
+    if not 0 <= share < 1:
+        raise UserError(f"--replay-share {share}: a share of each stage's training data, from 0 to below 1")
+    if share and replay:
+        raise UserError("--replay trains on all mega-batches so far: leave out --replay or --replay-share")
 
 
 def stages(megabatches: int, waiting_time: int = 1, replay: bool = False) -> list[Stage]:

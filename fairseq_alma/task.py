@@ -19,8 +19,10 @@ from numpy.typing import NDArray
 from torch.utils.hooks import RemovableHandle
 
 from alma.errors import UserError
+from alma.help_texts import REPLAY_FROM as REPLAY_FROM_HELP
+from alma.help_texts import REPLAY_SHARE
 from alma.processes import peak_memory
-from alma.stages import Stage, stages
+from alma.stages import REPLAY_FROM, Stage, check_share, replayed, stages
 from alma.stream import Stream, is_stream, read_index
 from fairseq_alma.data import blocks, preprocessed
 from fairseq_alma.defaults import SCHEDULES
@@ -45,6 +47,10 @@ class AlmaLMConfig(LanguageModelingConfig):
     waiting_time: int = field(default=1, metadata={"help": "mega-batches that arrive before each stage"})
     replay: bool = field(
         default=False, metadata={"help": "train on all mega-batches so far, not only on the new ones"}
+    )
+    replay_share: float = field(default=0.0, metadata={"help": REPLAY_SHARE})
+    replay_from: ChoiceEnum(list(REPLAY_FROM)) = field(  # type: ignore[valid-type]
+        default="all", metadata={"help": REPLAY_FROM_HELP}
     )
     megabatch_words: int = field(
         default=0,
@@ -112,6 +118,11 @@ class AlmaLMTask(LanguageModelingTask):
         self.seconds = 0.0  # in earlier processes
         self.started = time.monotonic()
         self.peak_memory = 0
+        check_share(args.replay_share, args.replay)
+        if args.replay_share and not args.stage:
+            raise UserError("--replay-share: stage 0 has no earlier mega-batches; leave it out there")
+        if args.replay_share and args.sample_break_mode not in (None, "none"):
+            raise UserError("--replay-share needs blocks of equal length: --sample-break-mode none")
         # By split: prefixes of the files, and the numbers of their items to use (None: all).
         self.sources: dict[str, tuple[list[str], NDArray[np.int64] | None]] = {}
 
@@ -160,6 +171,20 @@ class AlmaLMTask(LanguageModelingTask):
         items = self._stream_items(self.stream, split) if self.stream else self._preprocessed_items(split)
         self.sources[split] = items
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
+
+    def _replayed(self) -> list[blocks.Tokens]:
+        """The earlier mega-batches of --replay-share."""
+        count = len(self.stream.megabatches if self.stream else self.megabatches)
+        numbers = replayed(stages(count, self.args.waiting_time), self.args.stage, self.args.replay_from)
+        logger.info(
+            f"replay of mega-batches {', '.join(map(str, numbers))}: {self.args.replay_share:g} of all tokens"
+        )
+        if not self.stream:
+            return [blocks.Tokens(self._train_prefixes(), self.megabatches[t - 1]) for t in numbers]
+        parts = [self.stream.megabatches[t - 1] for t in numbers]
+        if distributed_utils.get_global_rank() == 0:
+            self.stream.check(parts)
+        return [blocks.Tokens(self._checked([self.stream.path(part)])) for part in parts]
 
     def _stage(self, megabatches: int) -> Stage:
         """The stage --stage of a stream of `megabatches`. UserError: no such stage."""
@@ -229,6 +254,9 @@ class AlmaLMTask(LanguageModelingTask):
         token_blocks: blocks.TokenBlocks | TokenBlockDataset
         if across_items and self.targets == ["future"]:
             token_blocks = blocks.TokenBlocks(tokens, length, self.dictionary.eos())
+            if split == "train" and self.args.replay_share:
+                seed, share = self.args.seed + self.args.stage, self.args.replay_share
+                token_blocks = blocks.ReplayBlocks(token_blocks, self._replayed(), share, seed)
         else:
             indexed = preprocessed.indexed(prefixes, items)
             token_blocks = TokenBlockDataset(

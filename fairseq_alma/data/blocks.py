@@ -14,6 +14,7 @@ import torch
 from fairseq.data import FairseqDataset, MonolingualDataset, data_utils, iterators
 from numpy.typing import NDArray
 
+from alma.errors import UserError
 from alma.stream import DTYPES, read_index
 
 
@@ -88,6 +89,52 @@ class TokenBlocks(FairseqDataset):
             tokens = np.concatenate([[self.eos], tokens])
         # A copy: --output-dictionary-size replaces rare words in the target only.
         return torch.from_numpy(tokens[:-1].copy()), torch.from_numpy(tokens[1:]), None
+
+
+class ReplayBlocks(TokenBlocks):
+    """The blocks of a stage, then blocks of earlier mega-batches: `share` of all tokens, chosen at random.
+
+    Each of the `earlier` mega-batches gives as many blocks as the others, to one block. The short block at
+    the end of a mega-batch is not chosen; a mega-batch with too few blocks repeats them. UserError: a
+    mega-batch without a whole block.
+    """
+
+    def __init__(self, new: TokenBlocks, earlier: Sequence[Tokens], share: float, seed: int):
+        super().__init__(new.tokens, new.length, new.eos)
+        self.new = new
+        self.earlier = [TokenBlocks(tokens, new.length, new.eos) for tokens in earlier]
+        wanted = round(share / (1 - share) * len(new.tokens) / new.length)
+        rng = np.random.default_rng(seed)
+        self.chosen = []  # numbers of the blocks of each earlier mega-batch
+        for k, tokens in enumerate(earlier):
+            count = wanted // len(earlier) + (k < wanted % len(earlier))
+            whole = len(tokens) // new.length
+            if not whole:
+                raise UserError(
+                    f"--replay-share: an earlier mega-batch of {len(tokens)} tokens is shorter than "
+                    f"--tokens-per-sample {new.length}: use larger mega-batches or shorter blocks"
+                )
+            passes = [rng.permutation(whole) for _ in range(-(-count // whole))]
+            self.chosen.append(np.concatenate([np.empty(0, np.int64), *passes])[:count])
+        self.edges = np.cumsum([len(new), *map(len, self.chosen)])
+
+    def __len__(self) -> int:
+        return int(self.edges[-1])
+
+    @property
+    def sizes(self) -> NDArray[np.integer]:
+        """Tokens per block, (blocks,)."""
+        sizes = np.full(len(self), self.length, self.new.sizes.dtype)
+        sizes[: len(self.new)] = self.new.sizes
+        return sizes
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, None]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        part = int(np.searchsorted(self.edges, index, side="right"))
+        if not part:
+            return self.new[index]
+        return self.earlier[part - 1][int(self.chosen[part - 1][index - self.edges[part - 1]])]
 
 
 class Batches(Sequence):

@@ -9,7 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from alma.errors import Parser, number_list
-from alma.help_texts import CONTEXT_WINDOW, REPLAY, SEED, SEEDS, SIZE, WAITING_TIME
+from alma.help_texts import CONTEXT_WINDOW, REPLAY, REPLAY_SHARE, SEED, SEEDS, SIZE, WAITING_TIME
+from alma.help_texts import REPLAY_FROM as REPLAY_FROM_HELP
+from alma.stages import REPLAY_FROM
 from slurm.engine import resources
 from slurm.lm.learners import DEFAULT_GROWTH, LEARNERS
 
@@ -78,6 +80,8 @@ def _add_learner_options(made: Parser) -> None:
     add("--members", type=int, metavar="N", help=f"models of the ensemble (default: {defaults})")
     add("--waiting-time", type=int, metavar="W", default=1, help=WAITING_TIME)
     add("--replay", action="store_true", help=REPLAY)
+    add("--replay-share", type=float, metavar="S", default=0.0, help=REPLAY_SHARE)
+    add("--replay-from", choices=REPLAY_FROM, help=f"{REPLAY_FROM_HELP} (default: all)")
     scratch = "train a new model in each stage, instead of the one of the stage before"
     add("--from-scratch", action="store_true", help=scratch)
     schedule = (

@@ -4,12 +4,12 @@ Pure functions: nothing is run, read or written. The plan is plain data, the sam
 """
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
-from alma.stages import Stage, stages
+from alma.stages import Stage, check_share, replayed, stages
 from slurm.lm.flags import Flags, FlagValues, chosen, flag, words_of
 from slurm.lm.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
 from slurm.lm.options import SCHEDULES
@@ -34,6 +34,8 @@ class Request:
     members: int | None = None
     waiting_time: int = 1
     replay: bool = False
+    replay_share: float = 0.0
+    replay_from: str | None = None
     from_scratch: bool = False
     update_multiplier: int = 1
     schedule: str = SCHEDULES[0]
@@ -159,7 +161,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     experts = request.settings.get("--moe-expert-count")  # of the first stage; None: a dense model
     growth = _growth(request, len(schedule) - 1, experts)
     specs = []
-    for stage in schedule[: request.stages]:
+    for stage in _replaying(request, schedule)[: request.stages]:
         count = None if experts is None else experts + sum(growth[: stage.index])
         sizes = ["--arch", request.arch, *flag("--moe-expert-count", count)]
         sizes += flag("--members", _jointly(request))
@@ -189,6 +191,15 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     )
 
 
+def _replaying(request: Request, schedule: list[Stage]) -> list[Stage]:
+    """The schedule, with the mega-batches of --replay-share among those that a stage trains on."""
+    if not request.replay_share:
+        return schedule
+    source = request.replay_from or "all"
+    earlier = [replayed(schedule, stage.index, source) for stage in schedule]
+    return [replace(s, train_on=(*past, *s.train_on)) for s, past in zip(schedule, earlier, strict=True)]
+
+
 def reshard_command(request: Request) -> list[str]:
     """Command that counts the mega-batches into which flags cut a fairseq-preprocess directory."""
     if not (request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]):
@@ -214,6 +225,9 @@ def _check(request: Request) -> None:
         raise UserError(f"--from-scratch: {request.learner} trains new models in every stage; leave it out")
     if request.learner_spec.switch and not request.arch.startswith("switch_"):
         raise UserError(f"--arch {request.arch}: {request.learner} needs experts: give --arch switch_gmoe")
+    check_share(request.replay_share, request.replay)
+    if request.replay_from and not request.replay_share:
+        raise UserError(f"--replay-from {request.replay_from} needs --replay-share, such as .5")
     if request.one_schedule:
         _check_one_schedule(request)
     if request.average:
@@ -276,7 +290,7 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
         config["update_multiplier"] = request.update_multiplier
     if request.one_schedule:
         config["schedule"] = request.schedule
-    for setting in ("from_scratch", "context_window", "average", "name"):
+    for setting in ("replay_share", "replay_from", "from_scratch", "context_window", "average", "name"):
         if getattr(request, setting):
             config[setting] = getattr(request, setting)
     return config
@@ -311,6 +325,8 @@ def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
     directory = request.directory(stage.index, member)
     train = [request.stream, "--task", "alma_lm", *sizes, "--stage", str(stage.index)]
     train += ["--waiting-time", str(request.waiting_time), *flag("--replay", request.replay)]
+    if stage.index and request.replay_share:
+        train += ["--replay-share", str(request.replay_share), *flag("--replay-from", request.replay_from)]
     train += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
     train += [
         *request.training_words,

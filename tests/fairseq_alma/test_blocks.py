@@ -13,9 +13,10 @@ from fairseq.tasks import FairseqTask
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from alma.errors import UserError
 from alma.stream import write_index
 from fairseq_alma.data import preprocessed
-from fairseq_alma.data.blocks import TokenBlocks, Tokens, batch_iterator, equal_blocks
+from fairseq_alma.data.blocks import ReplayBlocks, TokenBlocks, Tokens, batch_iterator, equal_blocks
 
 DICTIONARY = Dictionary()
 for number in range(100):
@@ -205,3 +206,37 @@ def test_blocks_too_long_for_a_batch_or_the_model_are_left_to_fairseq():
     assert not equal_blocks(dataset, 15, 16)
     assert not equal_blocks(dataset, 16, 15)
     assert not equal_blocks(dataset.dataset, 16, 16)
+
+
+@given(
+    st.integers(1, 400),
+    st.lists(st.integers(8, 300), min_size=1, max_size=4),
+    st.integers(1, 8),
+    st.sampled_from([0.1, 0.25, 0.5, 0.9]),
+)
+def test_replay_has_its_share_of_tokens_evenly_over_earlier_megabatches(size, earlier, length, share):
+    with tempfile.TemporaryDirectory() as folder:
+        new, *past = (Tokens([prefix]) for prefix in write(folder, [[size], *([each] for each in earlier)]))
+        fresh = TokenBlocks(new, length, EOS)
+        mixed = ReplayBlocks(fresh, past, share, seed=3)
+        old = len(mixed) - len(fresh)
+        assert abs(old * length - share / (1 - share) * size) <= length / 2 + 1e-6
+        assert mixed.sizes.tolist() == [len(mixed[k][1]) for k in range(len(mixed))]
+        for k in range(len(fresh)):
+            assert all(torch.equal(a, b) for a, b in zip(mixed[k][:2], fresh[k][:2], strict=True))
+        counts = [len(chosen) for chosen in mixed.chosen]
+        assert max(counts) - min(counts) <= 1
+        for chosen, tokens in zip(mixed.chosen, past, strict=True):
+            uses = np.bincount(chosen, minlength=len(tokens) // length)
+            assert uses.max() - uses.min() <= 1  # no block again before all others
+        if old:
+            number, blocks = int(mixed.chosen[0][0]), TokenBlocks(past[0], length, EOS)
+            assert torch.equal(mixed[len(fresh)][1], blocks[number][1])
+        again = pickle.loads(pickle.dumps(ReplayBlocks(fresh, past, share, seed=3)))
+        assert all(torch.equal(again[k][1], mixed[k][1]) for k in range(len(mixed)))
+
+
+def test_replay_of_less_than_a_block_is_refused(tmp_path):
+    new, past = (Tokens([prefix]) for prefix in write(tmp_path, [[40], [7]]))
+    with pytest.raises(UserError, match="of 7 tokens is shorter than --tokens-per-sample 8"):
+        ReplayBlocks(TokenBlocks(new, 8, EOS), [past], 0.5, seed=1)

@@ -196,6 +196,17 @@ def test_schedules_over_all_stages_have_one_warm_up(schedule):
     assert made.config["schedule"] == schedule
 
 
+def test_replay_by_share_starts_with_the_second_stage():
+    made = plan("--replay-share", ".5")
+    assert values(made, "--replay-share") == [None, "0.5", "0.5", "0.5"]
+    assert [spec.stage.train_on for spec in made.stages] == [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
+    recent = plan("--replay-share", ".5", "--replay-from", "recent")
+    assert values(recent, "--replay-from") == [None, "recent", "recent", "recent"]
+    assert [spec.stage.train_on for spec in recent.stages] == [(1,), (1, 2), (2, 3), (3, 4)]
+    assert (recent.config["replay_share"], recent.config["replay_from"]) == (0.5, "recent")
+    assert "replay_share" not in plan().config
+
+
 def test_averages_are_kept_in_training_and_evaluated():
     made = plan("--average", ".99")
     assert values(made, "--ema-decay") == ["0.99"] * 4
@@ -350,6 +361,10 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         (["--schedule", "continuous", "--from-scratch"], "continuous: --from-scratch trains new models"),
         ([*GMOE, "--schedule", "continuous", "--grow-optimizer", "reset"], "continuous keeps the optimizer"),
         (["--schedule", "autoregressive", "--", "--max-update", "0"], "needs the length of a stage"),
+        (["--replay-share", "1"], "--replay-share 1.0: a share"),
+        (["--replay-share", ".5", "--replay"], "leave out --replay or --replay-share"),
+        (["--replay-from", "recent"], "--replay-from recent needs --replay-share"),
+        (["--", "--replay-share", ".5"], "give --replay-share before"),
         (["--average", "1"], "'1': a decay below 1 such as .999, or last:K"),
         (["--average", "last:0"], "'last:0': a decay"),
         (["--average", ".9", "--", "--ema-decay", ".5"], "--ema-decay: --average 0.9 sets it"),
