@@ -1,6 +1,5 @@
 """The schedule of Algorithm 1: which mega-batches each stage waits for and trains on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alma.errors import UserError
@@ -11,7 +10,7 @@ class Stage:
     """One call of train. Mega-batches are numbered t = 1..B, stages from 0.
 
     Mega-batches `first`..`last` arrive during the stage, which completes at t = `last`. It trains on
-    `train_on`: the same mega-batches, or all seen so far (1..`last`) with replay.
+    `train_on`: the same mega-batches, with replay earlier ones too.
     """
 
     index: int
@@ -19,15 +18,14 @@ class Stage:
     last: int
     train_on: tuple[int, ...]
 
+    @property
+    def earlier(self) -> tuple[int, ...]:
+        """The earlier mega-batches on which it trains."""
+        return tuple(t for t in self.train_on if t < self.first)
+
 
 REPLAY_FROM = ("all", "recent")
 """Where a replay by share comes from: all earlier mega-batches, or those of the stage before."""
-
-
-def replayed(schedule: Sequence[Stage], index: int, source: str) -> tuple[int, ...]:
-    """The mega-batches before stage `index` of a schedule without replay; `source`: one of REPLAY_FROM."""
-    earlier = schedule[:index] if source == "all" else schedule[max(0, index - 1) : index]
-    return tuple(t for stage in earlier for t in stage.train_on)
 
 
 def check_share(share: float, replay: bool) -> None:
@@ -38,11 +36,14 @@ def check_share(share: float, replay: bool) -> None:
         raise UserError("--replay trains on all mega-batches so far: leave out --replay or --replay-share")
 
 
-def stages(megabatches: int, waiting_time: int = 1, replay: bool = False) -> list[Stage]:
+def stages(
+    megabatches: int, waiting_time: int = 1, replay: bool = False, replay_from: str | None = None
+) -> list[Stage]:
     """The ceil(B / w) stages of a stream of B = `megabatches` with waiting time w = `waiting_time`.
 
     The last stage may be shorter, so that all data are trained on. (Algorithm 1 of the paper loops while
-    t < B, which skips the last mega-batch when w = 1.) UserError: B < 1, w < 1 or w > B.
+    t < B, which skips the last mega-batch when w = 1.) `replay` adds all earlier mega-batches to those that a
+    stage trains on, `replay_from` those of a replay by share. UserError: B < 1, w < 1 or w > B.
     """
     if megabatches < 1:
         raise UserError(f"a stream needs at least 1 mega-batch, not {megabatches}")
@@ -58,5 +59,6 @@ def stages(megabatches: int, waiting_time: int = 1, replay: bool = False) -> lis
     plan = []
     for index, first in enumerate(range(1, megabatches + 1, waiting_time)):
         last = min(first + waiting_time - 1, megabatches)
-        plan.append(Stage(index, first, last, tuple(range(1 if replay else first, last + 1))))
+        oldest = {"all": 1, "recent": max(1, first - waiting_time), None: first}[replay_from]
+        plan.append(Stage(index, first, last, tuple(range(1 if replay else oldest, last + 1))))
     return plan

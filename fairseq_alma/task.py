@@ -22,7 +22,7 @@ from alma.errors import UserError
 from alma.help_texts import REPLAY_FROM as REPLAY_FROM_HELP
 from alma.help_texts import REPLAY_SHARE
 from alma.processes import peak_memory
-from alma.stages import REPLAY_FROM, Stage, check_share, replayed, stages
+from alma.stages import REPLAY_FROM, Stage, check_share, stages
 from alma.stream import Stream, is_stream, read_index
 from fairseq_alma.data import blocks, preprocessed
 from fairseq_alma.defaults import SCHEDULES
@@ -175,7 +175,8 @@ class AlmaLMTask(LanguageModelingTask):
     def _replayed(self) -> list[blocks.Tokens]:
         """The earlier mega-batches of --replay-share."""
         count = len(self.stream.megabatches if self.stream else self.megabatches)
-        numbers = replayed(stages(count, self.args.waiting_time), self.args.stage, self.args.replay_from)
+        schedule = stages(count, self.args.waiting_time, replay_from=self.args.replay_from)
+        numbers = schedule[self.args.stage].earlier
         logger.info(
             f"replay of mega-batches {', '.join(map(str, numbers))}: {self.args.replay_share:g} of all tokens"
         )

@@ -23,7 +23,7 @@ from torch import Tensor
 from alma.errors import UserError
 from alma.stages import Stage
 from vision import presets
-from vision.train import Examples
+from vision.train import Examples, Replay
 
 VALIDATION = 0.1
 """Share of each mega-batch used for validation (appendix B.1)."""
@@ -315,8 +315,15 @@ class MegaBatchStream(Sequence[MegaBatch]):
 class StageData:
     """Training and validation examples of the stages of a `schedule`, normalised anew at every call."""
 
-    def __init__(self, stream: MegaBatchStream, schedule: Sequence[Stage], device: torch.device):
+    def __init__(
+        self,
+        stream: MegaBatchStream,
+        schedule: Sequence[Stage],
+        device: torch.device,
+        replay_share: float = 0.0,
+    ):
         self._stream, self._schedule, self._device = stream, schedule, device
+        self._replay_share = replay_share
         self.black = stream.dataset.black.to(device)
 
     def train(self, index: int) -> Examples:
@@ -326,6 +333,15 @@ class StageData:
     def valid(self, index: int) -> Examples:
         """Validation examples of stage `index`."""
         return self._examples(index, 1)
+
+    def replay(self, index: int) -> Replay | None:
+        """How epochs of stage `index` draw from its training examples; None: they have them all."""
+        stage = self._schedule[index]
+        if not (self._replay_share and stage.earlier):
+            return None
+        sizes = [len(self._stream.split(t)[0]) for t in stage.train_on]
+        count = len(stage.earlier)
+        return Replay(tuple(sizes[:count]), sum(sizes[count:]), self._replay_share)
 
     def _examples(self, index: int, part: int) -> Examples:
         indices = self._stream.indices(self._schedule[index].train_on)[part]

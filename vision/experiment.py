@@ -13,7 +13,7 @@ from alma import environment, processes
 from alma.errors import UserError
 from alma.files import checkpoint_file, locked, make_directory
 from alma.records import Run
-from alma.stages import Stage, stages
+from alma.stages import Stage, check_share, stages
 from vision.board import Board
 from vision.learners import LEARNERS, Learner, resolve
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from tqdm import tqdm
 
-    from vision.data import MegaBatchStream
+    from vision.data import MegaBatchStream, StageData
     from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
@@ -35,6 +35,8 @@ def run(
     *,
     waiting_time: int = 1,
     replay: bool = False,
+    replay_share: float = 0.0,
+    replay_from: str = "all",
     seed: int = 0,
     preset: str | None = None,
     device: str = "auto",
@@ -45,19 +47,26 @@ def run(
 ) -> Run:
     """Run Algorithm 1 with a learner of `vision.learners.LEARNERS`; returns the run, whose rows are in `out`.
 
-    `settings` are the learner's, such as hidden=64; defaults are those of `preset` ("paper", "draft" or
-    "authors") for the data set. A checkpoint is written every `save_interval` seconds, with `save_stages` the
-    model of each stage, and curves to `tensorboard_logdir`. An interrupted run resumes from the checkpoint,
-    bit for bit; a complete one is returned as it is. UserError: a bad setting, or `out` holds another run.
+    With `replay_share`, that share of every epoch is drawn from earlier mega-batches: `replay_from` "all" or
+    "recent" ones. `settings` are the learner's, such as hidden=64; defaults are those of `preset` ("paper",
+    "draft" or "authors") for the data set. A checkpoint is written every `save_interval` seconds, with
+    `save_stages` the model of each stage, and curves to `tensorboard_logdir`. An interrupted run resumes from
+    the checkpoint, bit for bit; a complete one is returned as it is. UserError: a bad setting, or `out` holds
+    another run.
     """
+    from vision.data import StageData
+
     chosen = resolve(stream.dataset.name, learner, preset, settings, waiting_time)
     target = device_of(device)
-    schedule = stages(len(stream), waiting_time, replay)
+    check_share(replay_share, replay)
+    schedule = stages(len(stream), waiting_time, replay, replay_from if replay_share else None)
+    shared = {"replay_share": replay_share, "replay_from": replay_from} if replay_share else {}
     config = {
         "learner": learner,
         "megabatches": len(stream),
         "waiting_time": waiting_time,
         "replay": replay,
+        **shared,
         "seed": seed,
         **_identity(stream, seed),
         **chosen.config(),
@@ -74,7 +83,8 @@ def run(
                 "reproduce: choose another --out"
             )
         subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, target)
-        trainer = _Trainer(subject, stream, schedule, record.directory, save_interval, save_stages)
+        data = StageData(stream, schedule, target, replay_share)
+        trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages)
         trainer.log_to(tensorboard_logdir)
         _play(record, trainer, schedule, chosen.epochs)
     return record
@@ -135,13 +145,11 @@ class _Trainer:
         self,
         learner: Learner,
         stream: "MegaBatchStream",
-        schedule: list[Stage],
+        data: "StageData",
         directory: Path,
         save_interval: float,
         save_stages: bool,
     ):
-        from vision.data import StageData
-
         self.learner, self.directory = learner, directory
         self.save_interval, self.save_stages = save_interval, save_stages
         self.bar: tqdm | None = None
@@ -149,7 +157,7 @@ class _Trainer:
         self.done = 0  # completed stages
         self.seconds = 0.0  # spent on the current stage before an interruption
         self._own_memory, self._peak = reset_peak_memory(learner.device), 0
-        self._data = StageData(stream, schedule, learner.device)
+        self._data = data
         self._test = stream.dataset.examples(stream.dataset.test, learner.device)
         self._cache: dict[str, Any] = {}
         self._raw: float | None = None  # test error of the weights before averaging

@@ -13,7 +13,9 @@ if __name__ == "__main__":  # import from the checkout instead of the script's f
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from alma.errors import Parser, UserError, closest, command, number_list
-from alma.help_texts import DATA_ROOT, JOBS, REPLAY, SEEDS, SIZE, WAITING_TIME
+from alma.help_texts import DATA_ROOT, JOBS, REPLAY, REPLAY_SHARE, SEEDS, SIZE, WAITING_TIME
+from alma.help_texts import REPLAY_FROM as REPLAY_FROM_HELP
+from alma.stages import REPLAY_FROM
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
@@ -144,6 +146,8 @@ def _add_run_flags(group: Any) -> None:
     wait = f"{WAITING_TIME}; all: the whole stream"
     add("--waiting-time", type=_waits, default=[1], metavar="W,...", help=wait)
     add("--replay", action=Switch, default=[False], help=REPLAY)
+    add("--replay-share", type=_reals, metavar="S,...", help=REPLAY_SHARE)
+    _add_choice(add, "--replay-from", REPLAY_FROM, f"{REPLAY_FROM_HELP} (default: all)")
     add("--hidden", type=number_list, metavar="H,...", help=all_settings()["hidden"].metadata["help"])
     seed = f"{SEEDS}; seeds the weights, the data order and the partition into mega-batches (default: 0)"
     add("--seed", "--seeds", type=number_list, default=[0], metavar="LIST", help=seed)

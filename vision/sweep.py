@@ -23,7 +23,7 @@ from vision.experiment import run
 from vision.learners import all_settings, refusal, resolve
 from vision.presets import Settings
 
-DATA = ("dataset", "image_size", "megabatches", "stream_seed", "preset")
+DATA = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "replay_share", "replay_from")
 _OF_THE_COMMAND = {"device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
 
 Point = dict[str, Any]
@@ -133,6 +133,7 @@ def _job(section: argparse.Namespace, point: Point, name: str) -> SweepRun:
     dataset["image_size"] = point.get("image_size")
     options = {key: point[key] for key in ("learner", "waiting_time", "seed")} | _settings(point)
     options |= {"replay": point["replay"], "preset": point.get("preset"), "device": section.device}
+    options |= {name: point[name] for name in ("replay_share", "replay_from") if name in point}
     options |= {"save_interval": section.save_interval, "save_stages": section.save_stages}
     if section.tensorboard_logdir:
         options["tensorboard_logdir"] = section.tensorboard_logdir / name

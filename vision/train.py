@@ -32,6 +32,27 @@ class Examples(NamedTuple):
         return Examples(*map(aligned, self))
 
 
+@dataclass(frozen=True)
+class Replay:
+    """Draws an epoch of as many examples as are new, a `share` of them from earlier mega-batches."""
+
+    earlier: tuple[int, ...]
+    """Examples of each earlier mega-batch; the new ones follow them."""
+    new: int
+    share: float
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """Indices of an epoch (new,) in random order; each earlier mega-batch gives as many, to one."""
+        count = round(self.share * self.new)
+        fresh = sum(self.earlier) + torch.randperm(self.new, generator=generator)[: self.new - count]
+        sizes = torch.tensor(self.earlier)
+        turns = max(1, -(-count // len(sizes)))
+        chosen = torch.cat([torch.randperm(len(sizes), generator=generator) for _ in range(turns)])[:count]
+        places = (torch.rand(count, generator=generator, dtype=torch.float64) * sizes[chosen]).long()
+        epoch = torch.cat([fresh, sizes.cumsum(0)[chosen] - sizes[chosen] + places])
+        return epoch[torch.randperm(len(epoch), generator=generator)]
+
+
 @dataclass
 class Progress:
     """State of training within a stage, complete enough for `fit` to resume bit for bit."""
@@ -68,14 +89,15 @@ def fit(
     progress: Progress | None = None,
     callback: Callback | None = None,
     black: Tensor | float = 0.0,
+    replay: Replay | None = None,
 ) -> dict[str, float]:
     """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
 
     The best epoch has the lowest validation loss or error (`settings.select`), separately for each voter,
     and includes its batch-normalisation statistics. `generators` determine order and augmentation: one for
-    all members or one each. Augmentation pads with `black` (channels,). `progress` resumes an interrupted
-    call. Returns FLOPs by purpose: forward, backward, validation, and `progress.spent`.
-    UserError if training diverges.
+    all members or one each. Augmentation pads with `black` (channels,). `replay` draws the examples of each
+    epoch. `progress` resumes an interrupted call. Returns FLOPs by purpose: forward, backward, validation,
+    and `progress.spent`. UserError if training diverges.
     """
     train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
@@ -87,7 +109,7 @@ def fit(
     measure = loss_of if settings.select == "loss" else error_of
     while at.epoch < settings.epochs and not (settings.patience and at.waited >= settings.patience):
         model.train()
-        for images, labels in minibatches(train, settings, generators, black):
+        for images, labels in minibatches(train, settings, generators, black, replay):
             write_gradients(images, labels)
             optimizer.step(flat.values, flat.gradients)
         score = validate(model, valid, measure)
@@ -108,7 +130,7 @@ def fit(
         raise UserError(DIVERGED)
     for p in flat.parameters:
         p.grad = None
-    return _flops(model, at, len(train.labels), len(valid.labels))
+    return _flops(model, at, replay.new if replay else len(train.labels), len(valid.labels))
 
 
 def _start(
@@ -172,21 +194,28 @@ def validate(model: Any, examples: Examples, measure: Callable[[Tensor, Tensor],
 
 
 def minibatches(
-    examples: Examples, settings: Settings, generators: Sequence[torch.Generator], black: Tensor | float = 0.0
+    examples: Examples,
+    settings: Settings,
+    generators: Sequence[torch.Generator],
+    black: Tensor | float = 0.0,
+    replay: Replay | None = None,
 ) -> Iterator[Examples]:
     """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n). If
-    one minibatch holds all examples, their order is kept. A last minibatch of one example would have no batch
-    statistics, so it joins the one before."""
-    n, size = len(examples.labels), settings.batch_size
-    if n <= size and not settings.augment:
+    one minibatch holds all examples, their order is kept, but not with `replay`. A last minibatch of one
+    example would have no batch statistics, so it joins the one before."""
+    n, size = replay.new if replay else len(examples.labels), settings.batch_size
+    if n <= size and not settings.augment and not replay:
         yield examples
         return
-    orders = [torch.arange(n) if n <= size else torch.randperm(n, generator=g) for g in generators]
+    if replay:
+        orders = [replay.draw(g) for g in generators]
+    else:
+        orders = [torch.arange(n) if n <= size else torch.randperm(n, generator=g) for g in generators]
     pieces = list(torch.stack(orders).to(examples.labels.device).split(size, 1))
     if n > size and pieces[-1].shape[1] == 1:
         pieces[-2:] = [torch.cat(pieces[-2:], 1)]
     pixels = examples.images.permute(0, 2, 3, 1)  # contiguous, so each image is copied as one row
-    rows = pixels.reshape(n, -1)
+    rows = pixels.reshape(len(pixels), -1)
     for piece in pieces:
         images = rows.index_select(0, piece.flatten()).view(*piece.shape, *pixels.shape[1:])
         if settings.augment:

@@ -4,12 +4,12 @@ Pure functions: nothing is run, read or written. The plan is plain data, the sam
 """
 
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
-from alma.stages import Stage, check_share, replayed, stages
+from alma.stages import Stage, check_share, stages
 from slurm.lm.flags import Flags, FlagValues, chosen, flag, words_of
 from slurm.lm.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
 from slurm.lm.options import SCHEDULES
@@ -157,11 +157,12 @@ class Plan:
 def make_plan(request: Request, megabatches: int) -> Plan:
     """Plan a run on B = `megabatches`. Raises UserError for contradictory settings."""
     _check(request)
-    schedule = stages(megabatches, request.waiting_time, request.replay)
+    replay_from = (request.replay_from or "all") if request.replay_share else None
+    schedule = stages(megabatches, request.waiting_time, request.replay, replay_from)
     experts = request.settings.get("--moe-expert-count")  # of the first stage; None: a dense model
     growth = _growth(request, len(schedule) - 1, experts)
     specs = []
-    for stage in _replaying(request, schedule)[: request.stages]:
+    for stage in schedule[: request.stages]:
         count = None if experts is None else experts + sum(growth[: stage.index])
         sizes = ["--arch", request.arch, *flag("--moe-expert-count", count)]
         sizes += flag("--members", _jointly(request))
@@ -189,15 +190,6 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         request.updates or None,
         request.one_schedule,
     )
-
-
-def _replaying(request: Request, schedule: list[Stage]) -> list[Stage]:
-    """The schedule, with the mega-batches of --replay-share among those that a stage trains on."""
-    if not request.replay_share:
-        return schedule
-    source = request.replay_from or "all"
-    earlier = [replayed(schedule, stage.index, source) for stage in schedule]
-    return [replace(s, train_on=(*past, *s.train_on)) for s, past in zip(schedule, earlier, strict=True)]
 
 
 def reshard_command(request: Request) -> list[str]:

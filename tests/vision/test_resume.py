@@ -45,6 +45,10 @@ KINDS = {
     "ff": ("ff", {}),
     "ff, average": ("ff", {"average": 0.6}),
 }
+REPLAYS = {
+    "sm, replay": ("sm", {"replay_share": 0.5, "augment": True}),
+    "ens, replay": ("ens", {"members": 2, "replay_share": 0.3, "replay_from": "recent"}),
+}
 GATED = ("ens of mixtures", "gens of mixtures", "gmoe", "gmoe, flat", "moe")
 
 
@@ -219,7 +223,7 @@ class Kills:
 def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epochs):
     """Check that a run killed `kills` times, with other addresses of all tensors that it reads, has the rows
     and the state of an uninterrupted run."""
-    name, options = KINDS[kind]
+    name, options = (KINDS | REPLAYS)[kind]
     options = {"epochs": epochs, "batch_size": 64} | options | BACKBONES[backbone] | OPTIMIZERS[optimizer]
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
@@ -273,7 +277,7 @@ def combinations():
 ALL = list(combinations())
 FEW = [  # every kind, optimizers in turn, some VGGs
     (kind, "vgg" if kind in ("ens", "gmoe", "ff") else "mlp", optimizer, "hard" if kind in GATED else None)
-    for kind, optimizer in zip(KINDS, cycle(OPTIMIZERS), strict=False)
+    for kind, optimizer in zip([*KINDS, *REPLAYS], cycle(OPTIMIZERS), strict=False)
 ]
 
 

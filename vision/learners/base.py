@@ -91,7 +91,8 @@ class Learner:
 
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
-        flops = fit(self.model, train, valid, self.settings, self.generators, progress, callback, data.black)
+        given = {"callback": callback, "black": data.black, "replay": data.replay(index)}
+        flops = fit(self.model, train, valid, self.settings, self.generators, progress, **given)
         if self.average:
             self.average.update(self.model)
         self.finish()

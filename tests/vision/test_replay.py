@@ -1,0 +1,79 @@
+"""Replay by share: `--replay-share`, `--replay-from`."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alma.stages import stages
+from vision import MegaBatchStream, run
+from vision.data import StageData
+from vision.train import Replay
+
+STREAM = MegaBatchStream("digits", 20)
+FAST = {"hidden": 4, "epochs": 2, "waiting_time": 5}
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    st.integers(1, 200),
+    st.sampled_from([0.1, 0.25, 0.5, 0.9]),
+    st.integers(0, 99),
+)
+def test_an_epoch_has_its_share_evenly_over_earlier_megabatches(earlier, new, share, seed):
+    drawn = Replay(tuple(earlier), new, share).draw(torch.Generator().manual_seed(seed))
+    assert len(drawn) == new
+    old = drawn[drawn < sum(earlier)]
+    assert len(old) == round(share * new)
+    fresh = drawn[drawn >= sum(earlier)]
+    assert len(fresh.unique()) == len(fresh)
+    assert not len(fresh) or fresh.max() < sum(earlier) + new
+    whose = np.searchsorted(np.cumsum(earlier), old.numpy(), side="right")
+    counts = np.bincount(whose, minlength=len(earlier))
+    assert counts.max() - counts.min() <= 1
+
+
+def test_a_stage_replays_all_earlier_megabatches_or_the_recent_ones():
+    def replayed(source):
+        data = StageData(STREAM, stages(20, 5, replay_from=source), torch.device("cpu"), 0.5)
+        assert data.replay(0) is None
+        found = data.replay(2)
+        assert sum(found.earlier) + found.new == len(data.train(2).labels)
+        return found.earlier
+
+    sizes = tuple(len(STREAM.split(t)[0]) for t in range(1, 11))
+    assert replayed("all") == sizes
+    assert replayed("recent") == sizes[5:]
+
+
+def test_compute_is_that_of_no_replay_and_the_config_records_it(tmp_path):
+    plain = run(STREAM, out=tmp_path / "plain", **FAST)
+    shared = run(STREAM, out=tmp_path / "shared", replay_share=0.5, **FAST)
+    flops = [[row["train_flops"] for row in each.rows] for each in (plain, shared)]
+    assert flops[0] == flops[1]
+    assert shared.rows[-1]["trained_on"] == list(range(1, 21))
+    assert plain.rows[-1]["value"] != shared.rows[-1]["value"]
+    assert (shared.config["replay_share"], shared.config["replay_from"]) == (0.5, "all")
+    assert "replay_share" not in plain.config
+
+
+def test_forgetting_is_less_with_replay(tmp_path):
+    """Two halves of the classes, one after the other."""
+    dataset = STREAM.dataset
+    labels = dataset.train.labels.numpy()
+    parts = [np.flatnonzero(labels < 5), np.flatnonzero(labels >= 5)]
+    split = MegaBatchStream(dataset, parts=parts)
+    errors = {}
+    for share in (0.0, 0.5):
+        rows = run(split, out=tmp_path / str(share), hidden=32, epochs=20, replay_share=share).rows
+        errors[share] = rows[-1]["value"]
+    assert errors[0.5] < errors[0.0] - 0.2
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_that_is_none_is_refused(refused, tmp_path, share):
+    assert f"--replay-share {share}: a share" in refused(run, STREAM, out=tmp_path / "x", replay_share=share)
+    both = refused(run, STREAM, out=tmp_path / "x", replay_share=0.5, replay=True)
+    assert "leave out --replay or --replay-share" in both
+    assert not (tmp_path / "x").exists()
