@@ -1,7 +1,8 @@
 """Streams to and from the continual-learning libraries Continuum and Avalanche.
 
 Each task or experience becomes one mega-batch, shuffled by `seed`: its last tenth is for validation, and the
-libraries may sort by class. Images become bytes; floats must be in 0..1 and are rounded to 1/255.
+libraries may sort by class. With as many test sets as tasks, each mega-batch has its own held-out images.
+Images become bytes; floats must be in 0..1 and are rounded to 1/255.
 """
 
 import importlib
@@ -191,6 +192,11 @@ def _stream(train: list[Images], test: list[Images], name: str, seed: int) -> Me
     sizes = [len(part.labels) for part in train]
     parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
     random = np.random.RandomState(seed)
+    own = np.cumsum([len(part.labels) for part in test])
+    held_out = np.split(np.arange(own[-1]), own[:-1]) if len(test) == len(train) > 1 else ()
     return MegaBatchStream(
-        make_dataset(name, *joined), seed=seed, parts=[random.permutation(p) for p in parts]
+        make_dataset(name, *joined),
+        seed=seed,
+        parts=[random.permutation(p) for p in parts],
+        held_out=held_out,
     )

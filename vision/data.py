@@ -239,8 +239,9 @@ class MegaBatchStream(Sequence[MegaBatch]):
 
     The partition equals that of the authors' code (`numpy.random.seed(seed)`, `permutation`, `array_split`),
     but leaves the global random state unchanged. The last tenth of each shuffled mega-batch is its validation
-    set. `parts` replaces the partition by given indices of each mega-batch. UserError if a mega-batch has
-    fewer than 2 images.
+    set. `parts` replaces the partition by given indices of each mega-batch. For a stream that drifts,
+    `held_out` has the indices of each mega-batch's own test images, and `scenario` names the drift. UserError
+    if a mega-batch has fewer than 2 images.
     """
 
     def __init__(
@@ -249,6 +250,8 @@ class MegaBatchStream(Sequence[MegaBatch]):
         megabatches: int | None = None,
         seed: int = 0,
         parts: Sequence[np.ndarray] | None = None,
+        held_out: Sequence[np.ndarray] = (),
+        scenario: str | None = None,
     ):
         self.dataset = load(dataset) if isinstance(dataset, str) else dataset
         self.seed = seed
@@ -270,11 +273,14 @@ class MegaBatchStream(Sequence[MegaBatch]):
             raise UserError("a mega-batch needs at least 2 images: one for training, one for validation")
         if not all(part.min() >= 0 and part.max() < total for part in self.parts):
             raise UserError(f"parts: indices of training images are 0 to {total - 1}")
+        self.held_out, self.scenario = [np.asarray(each, dtype=np.int64) for each in held_out], scenario
+        if self.held_out and (len(self.held_out) != len(self.parts) or not all(map(len, self.held_out))):
+            raise UserError(f"held_out: give test images for each of the {len(self.parts)} mega-batches")
 
     @property
     def partition(self) -> int | str:
         """Identifies the partition: its seed, or 16 hex digits, a hash of the given `parts`."""
-        if not self._parts_given:
+        if not self._parts_given or self.scenario:
             return self.seed
         digest = hashlib.blake2b(digest_size=8)
         for part in self.parts:

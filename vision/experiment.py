@@ -60,7 +60,8 @@ def run(
     target = device_of(device)
     check_share(replay_share, replay)
     schedule = stages(len(stream), waiting_time, replay, replay_from if replay_share else None)
-    shared = {"replay_share": replay_share, "replay_from": replay_from} if replay_share else {}
+    shared: dict[str, Any] = {"replay_share": replay_share} if replay_share else {}
+    shared |= {"replay_from": replay_from} if replay_share and replay_from != "all" else {}
     config = {
         "learner": learner,
         "megabatches": len(stream),
@@ -93,6 +94,7 @@ def run(
 def _identity(stream: "MegaBatchStream", seed: int) -> dict[str, Any]:
     """The data of a run for its config."""
     found = {"dataset": stream.dataset.name, "data": stream.dataset.fingerprint}
+    found |= {"scenario": stream.scenario} if stream.scenario else {}
     return found | ({"partition": stream.partition} if stream.partition != seed else {})
 
 
@@ -161,6 +163,8 @@ class _Trainer:
         self._test = stream.dataset.examples(stream.dataset.test, learner.device)
         self._cache: dict[str, Any] = {}
         self._raw: float | None = None  # test error of the weights before averaging
+        self._held_out = stream.held_out
+        self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
         self._interrupted: Progress | None = None
         self._saved = time.monotonic()
         self._load()
@@ -192,6 +196,8 @@ class _Trainer:
         """Test error (a fraction) and the FLOPs of measuring it."""
         predicted, flops = self.learner.predict(self._test.images, self._cache)
         error = self._error(predicted)
+        wrong = (predicted != self._test.labels).cpu().double()
+        self._matrix = [float(wrong[part].mean()) for part in self._held_out]
         if self.learner.average:
             self._raw = self._error(self.learner.classify(self.learner.model, self._test.images))
         if self.board:
@@ -228,9 +234,11 @@ class _Trainer:
     @property
     def details(self) -> dict[str, Any]:
         """The learner's details, and "raw": the test error without the average of weights; "memory_of" marks
-        a peak memory that covers the whole process."""
-        raw = {} if self._raw is None else {"raw": {"error": self._raw}}
-        return self.learner.details | raw | ({} if self._own_memory else {"memory_of": "process"})
+        a peak memory that covers the whole process; "matrix": errors on each mega-batch's held-out part.
+        """
+        found = {} if self._raw is None else {"raw": {"error": self._raw}}
+        found |= {"matrix": self._matrix} if self._matrix else {}
+        return self.learner.details | found | ({} if self._own_memory else {"memory_of": "process"})
 
     def scored(self, epoch: int, score: "Tensor") -> None:
         """Log the mean validation metric of the voters, and the learning rate."""
@@ -256,6 +264,7 @@ class _Trainer:
             "progress": progress and vars(progress),
             "kept": self._cache,
             "raw": self._raw,
+            "matrix": self._matrix,
         }
         self._write(CHECKPOINT, state)
         self._saved = time.monotonic()
@@ -283,6 +292,7 @@ class _Trainer:
         state = read_checkpoint(path, self.learner.device)
         self.learner.load(state["learner"])
         self.done, self._cache, self._raw = state["done"], state["kept"], state.get("raw")
+        self._matrix = state.get("matrix", [])
         self.seconds, self._peak = state["seconds"], state["peak_memory"]
         if state["progress"]:
             self._interrupted = Progress(**state["progress"])

@@ -113,8 +113,15 @@ def default_preset(dataset: str) -> str:
     return "draft" if dataset in ("emnist", "cifar100") else "paper"
 
 
-def megabatches(dataset: str, preset: str | None = None) -> int:
-    """Number of mega-batches B of a data set under a preset (None: its default preset)."""
+SCENARIOS = ("classes", "rotated", "permuted")
+"""Streams that drift; see `scenarios.make_stream`."""
+SCENARIO_MEGABATCHES = 5
+
+
+def megabatches(dataset: str, preset: str | None = None, scenario: str | None = None) -> int:
+    """Number of mega-batches B of a data set under a preset (None: its default preset), or of a scenario."""
+    if scenario:
+        return SCENARIO_MEGABATCHES
     drafted = (preset or default_preset(dataset)) == "draft"
     return 50 if drafted and dataset != "digits" else _MEGABATCHES[dataset]
 

@@ -134,6 +134,11 @@ def _add_data_flags(group: Any) -> None:
         metavar="B",
         help=f"mega-batches of the stream (default: {defaults})",
     )
+    drift = (
+        "a stream that drifts: each mega-batch has classes of its own, its images rotated or its pixels "
+        f"permuted, and a test set of its own (default B: {presets.SCENARIO_MEGABATCHES})"
+    )
+    _add_choice(add, "--scenario", presets.SCENARIOS, drift)
     seed = "seed of the partition into mega-batches (default: --seed; of the authors' code: 432)"
     add("--stream-seed", type=number_list, metavar="S", help=seed)
 

@@ -23,7 +23,8 @@ from vision.experiment import run
 from vision.learners import all_settings, refusal, resolve
 from vision.presets import Settings
 
-DATA = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "replay_share", "replay_from")
+DATA = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
+DATA += ("replay_share", "replay_from")
 _OF_THE_COMMAND = {"device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
 
 Point = dict[str, Any]
@@ -38,13 +39,15 @@ class SweepRun:
     dataset: dict[str, Any]  # arguments of data.load
     megabatches: int
     stream_seed: int
+    scenario: str | None = None
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
 
     def run(self) -> Run:
         """Start the run, resume it, or return a complete one."""
-        from vision.data import MegaBatchStream, load
+        from vision.data import load
+        from vision.scenarios import make_stream
 
-        stream = MegaBatchStream(load(**self.dataset), self.megabatches, self.stream_seed)
+        stream = make_stream(load(**self.dataset), self.megabatches, self.stream_seed, self.scenario)
         return run(stream, out=self.out, **self.options)
 
 
@@ -91,7 +94,7 @@ def _points(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]
 
 
 def _megabatches(point: Point) -> int:
-    default = presets.megabatches(point["dataset"], point.get("preset"))
+    default = presets.megabatches(point["dataset"], point.get("preset"), point.get("scenario"))
     return point.get("megabatches", default)
 
 
@@ -138,7 +141,8 @@ def _job(section: argparse.Namespace, point: Point, name: str) -> SweepRun:
     if section.tensorboard_logdir:
         options["tensorboard_logdir"] = section.tensorboard_logdir / name
     stream_seed = point["stream_seed" if "stream_seed" in point else "seed"]
-    return SweepRun(section.out / name, dataset, _megabatches(point), stream_seed, options)
+    scenario = point.get("scenario")
+    return SweepRun(section.out / name, dataset, _megabatches(point), stream_seed, scenario, options)
 
 
 def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespace]:

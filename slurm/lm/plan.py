@@ -282,7 +282,9 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
         config["update_multiplier"] = request.update_multiplier
     if request.one_schedule:
         config["schedule"] = request.schedule
-    for setting in ("replay_share", "replay_from", "from_scratch", "context_window", "average", "name"):
+    if request.replay_from == "recent":
+        config["replay_from"] = request.replay_from
+    for setting in ("replay_share", "from_scratch", "context_window", "average", "name"):
         if getattr(request, setting):
             config[setting] = getattr(request, setting)
     return config

@@ -1,0 +1,104 @@
+"""Streams that drift, and the errors on the held-out images of each mega-batch."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from vision import MegaBatchStream, run
+from vision.adapters import from_continuum, to_continuum
+from vision.data import load
+from vision.scenarios import make_stream
+
+DIGITS = load("digits")
+FAST = {"hidden": 8, "epochs": 3}
+
+
+@pytest.fixture(params=["classes", "rotated", "permuted"])
+def stream(request):
+    return make_stream(DIGITS, 5, 3, request.param)
+
+
+def test_every_image_is_in_one_megabatch_and_every_test_image_held_out_once(stream):
+    assert sorted(np.concatenate(stream.parts)) == list(range(len(DIGITS.train.labels)))
+    assert sorted(np.concatenate(stream.held_out)) == list(range(len(stream.dataset.test.labels)))
+    assert torch.equal(stream.dataset.train.labels, DIGITS.train.labels)
+
+
+def test_classes_are_disjoint_in_training_and_tests():
+    stream = make_stream(DIGITS, 5, 0, "classes")
+    for t, held_out in enumerate(stream.held_out, start=1):
+        wanted = {2 * t - 2, 2 * t - 1}
+        assert set(stream.images(stream.parts[t - 1]).labels.tolist()) == wanted
+        assert set(DIGITS.test.labels[held_out].tolist()) == wanted
+
+
+def test_rotations_are_even_and_permutations_keep_pixels():
+    rotated, permuted = (make_stream(DIGITS, 2, 0, name) for name in ("rotated", "permuted"))
+    second = rotated.parts[1]  # by 90 degrees
+    turned = torch.rot90(DIGITS.train.images[second], 1, (2, 3))
+    assert torch.equal(rotated.dataset.train.images[second], turned)
+    changed, original = permuted.dataset.train.images[second], DIGITS.train.images[second]
+    assert not torch.equal(changed, original)
+    assert torch.equal(changed.flatten(1).sort(1).values, original.flatten(1).sort(1).values)
+    for each in (rotated, permuted):
+        first = each.parts[0]
+        assert torch.equal(each.dataset.train.images[first], DIGITS.train.images[first])
+        count = len(DIGITS.test.labels)
+        assert torch.equal(each.dataset.test.images[:count], DIGITS.test.images)
+        assert torch.equal(each.dataset.test.labels[count:], DIGITS.test.labels)
+
+
+def test_rows_have_the_error_on_each_held_out_part(stream, tmp_path):
+    made = run(stream, out=tmp_path / "run", waiting_time=2, **FAST)
+    sizes = [len(part) for part in stream.held_out]
+    for row in made.rows:
+        assert np.average(row["extra"]["matrix"], weights=sizes) == pytest.approx(row["value"])
+    assert made.rows[3]["extra"]["matrix"] == made.rows[2]["extra"]["matrix"]  # it waits
+    assert made.config["scenario"] == stream.scenario
+
+
+def test_an_ordinary_stream_has_no_matrix(tmp_path):
+    made = run(MegaBatchStream(DIGITS, 5), out=tmp_path / "run", **FAST)
+    assert "matrix" not in made.rows[-1]["extra"]
+    assert "scenario" not in made.config
+
+
+def test_columns_agree_on_an_iid_stream(tmp_path):
+    """Held-out parts of one distribution differ by noise only."""
+    parts = np.array_split(np.arange(len(DIGITS.test.labels)), 3)
+    whole = MegaBatchStream(DIGITS, 3)
+    stream = MegaBatchStream(DIGITS, parts=whole.parts, held_out=parts)
+    options = {"hidden": 32, "epochs": 20}
+    matrix = run(stream, out=tmp_path / "parts", **options).rows[-1]["extra"]["matrix"]
+    error = run(whole, out=tmp_path / "whole", **options).rows[-1]["value"]
+    noise = (error * (1 - error) / len(parts[0])) ** 0.5
+    assert max(abs(each - error) for each in matrix) < 4 * noise
+
+
+def test_a_library_stream_has_held_out_parts_if_each_task_has_a_test_set():
+    pytest.importorskip("continuum")
+    source = make_stream(DIGITS, 3, 0, "classes")
+    tasks, (test,) = to_continuum(source, "all"), to_continuum(source, "test")
+    assert from_continuum(tasks, test).held_out == []
+    assert len(from_continuum(tasks, tasks).held_out) == 3
+
+
+def test_held_out_parts_must_fit_the_stream(refused):
+    parts = [np.arange(10), np.arange(10, 20)]
+    assert "test images for each of the 2 mega-batches" in refused(
+        MegaBatchStream, DIGITS, parts=parts, held_out=[np.arange(3)]
+    )
+    assert "--megabatches 10 or fewer" in refused(make_stream, DIGITS, 11, 0, "classes")
+
+
+def test_the_command_has_five_megabatches_unless_told(tmp_path, monkeypatch):
+    from vision.run import main
+
+    words = "images --scenario classes --hidden 4 --epochs 1 --out".split()
+    monkeypatch.setattr("sys.argv", [*words, str(tmp_path / "x")])
+    main()
+    config = json.loads((tmp_path / "x/run.json").read_text())["config"]
+    assert (config["megabatches"], config["scenario"]) == (5, "classes")
+    assert "partition" not in config
