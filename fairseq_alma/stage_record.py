@@ -144,6 +144,21 @@ def loss(loaded: Loaded, context_window: int) -> dict[str, float]:
     return {"nll": nll, "perplexity": perplexity(nll)}
 
 
+def drift(loaded: Loaded, context_window: int) -> dict[str, Any]:
+    """On an ordered stream, `matrix`: the perplexity on the held-out part of each mega-batch, and
+    `matrix_experts`: each expert's share of its tokens, by Switch layer. {} on other streams."""
+    if not (loaded.task.stream and loaded.task.stream.ordered):
+        return {}
+    model, found = _deployed(loaded), []
+    for part in loaded.task.stream.held_out:
+        found.append(describe(loaded.task, evaluate_on(part.name, loaded, model, context_window), part.name))
+    shares = [{layer: each["share"] for layer, each in one["experts"].items()} for one in found]
+    return {
+        "matrix": [one["perplexity"] for one in found],
+        **({"matrix_experts": shares} if shares[0] else {}),
+    }
+
+
 def _deployed(loaded: Loaded) -> torch.nn.Module:
     models = loaded.models
     return models[0] if len(models) == 1 else EnsembleLanguageModel.of(models)
@@ -164,7 +179,7 @@ def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
         score = {"loss": loss, "perplexity": perplexity(loss)}
     experts = {shape.experts for shape in shapes if shape.switch_layers}
     separate = len(loaded.paths) == len(shapes)  # no checkpoint has several members
-    return record | {
+    return record | drift(loaded, context_window) | {
         "valid": score,
         "parameters": sum(p.numel() for p in model.parameters()),
         "eval_flops_per_example": sum(s.forward_flops(s.positions) for s in shapes),

@@ -202,10 +202,14 @@ class AlmaLMTask(LanguageModelingTask):
             stage = self._stage(len(stream.megabatches))
             parts = [stream.megabatches[t - 1] for t in stage.train_on]
             logger.info(f"stage {stage.index}: mega-batches {', '.join(str(t) for t in stage.train_on)}")
-        elif split in ("valid", "test"):
-            parts = [stream.valid if split == "valid" else stream.test]
+        elif split == "valid" and stream.ordered:
+            stage = self._stage(len(stream.megabatches))
+            parts = [stream.held_out_valid[t - 1] for t in range(stage.first, stage.last + 1)]
         else:
-            raise UserError(f"{split}: a stream has the splits train, valid and test")
+            known = {part.name: part for part in (stream.valid, stream.test, *stream.held_out)}
+            if split not in known:
+                raise UserError(f"{split}: this stream has the splits train, {', '.join(known)}")
+            parts = [known[split]]
         if distributed_utils.get_global_rank() == 0:
             stream.check(parts)
         return self._checked([stream.path(part) for part in parts]), None

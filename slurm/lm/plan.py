@@ -297,6 +297,7 @@ def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None)
     oldest = 0 if deployed is None else max(0, stage.index + 1 - deployed)
     models = [request.directory(k, member) for k in range(oldest, stage.index + 1) for member in members]
     evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
+    evaluate += ["--stage", str(stage.index), "--waiting-time", str(request.waiting_time)]
     evaluate += ["--out", str(directory / "result.json"), *_context(request)]
     if request.average:
         weights = request.average if request.averaged_checkpoints else "average"
