@@ -179,14 +179,18 @@ def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
         score = {"loss": loss, "perplexity": perplexity(loss)}
     experts = {shape.experts for shape in shapes if shape.switch_layers}
     separate = len(loaded.paths) == len(shapes)  # no checkpoint has several members
-    return record | drift(loaded, context_window) | {
-        "valid": score,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "eval_flops_per_example": sum(s.forward_flops(s.positions) for s in shapes),
-        "eval_flops_per_example_with_attention": sum(
-            s.forward_flops(s.positions, s.positions) for s in shapes
-        ),
-        "members": sum(shape.members for shape in shapes),
-        "expert_count": experts.pop() if len(experts) == 1 else None,
-        "training": list(map(training_record, loaded.paths, shapes)) if separate else [],
-    }
+    return (
+        record
+        | drift(loaded, context_window)
+        | {
+            "valid": score,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "eval_flops_per_example": sum(s.forward_flops(s.positions) for s in shapes),
+            "eval_flops_per_example_with_attention": sum(
+                s.forward_flops(s.positions, s.positions) for s in shapes
+            ),
+            "members": sum(shape.members for shape in shapes),
+            "expert_count": experts.pop() if len(experts) == 1 else None,
+            "training": list(map(training_record, loaded.paths, shapes)) if separate else [],
+        }
+    )

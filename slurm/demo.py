@@ -43,6 +43,10 @@ def steps(out: Path) -> list[list[str]]:
         ],
         launches,
         [f"alma images --learner sm,ens,gens,gmoe --waiting-time 1,4 --jobs 2 --out {runs}/digits"],
+        [
+            "alma images --scenario classes --replay-share 0,0.5 --learner sm,ens --hidden 32 --jobs 2 "
+            f"--out {runs}/drift"
+        ],
         [f"alma report {runs} --out {shlex.quote(str(out / 'report'))}"],
     ]
 

@@ -45,7 +45,7 @@ def same(one, other) -> None:
 
 
 def test_a_stage_goes_on_as_with_restore_file_and_resumes(start, stream, tiny, train, first, tmp_path):
-    second = ("--stage", "1", "--max-update", "10", "--save-interval-updates", "2")
+    second = ("--stage", "1", "--max-update", "10", "--save-interval-updates", "2", "--replay-share", "0.5")
     whole = train(tmp_path / "whole", *second, "--finetune-from-model", first)
     assert updates(whole) == 10
     assert whole["extra_state"]["AlmaLMTask"]["first_update"] == 4
@@ -98,3 +98,18 @@ def test_what_a_continuous_stage_lacks_is_one_line(start, stream, tiny, first, t
     assert without.code == 2
     assert "has no optimizer state" in without.error
     assert not list((tmp_path / "x").glob("checkpoint*.pt"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (("--replay-share", "0.5"), "--replay-share: stage 0 has no earlier mega-batches"),
+        (("--stage", "1", "--replay-share", "1"), "--replay-share 1.0: a share of each stage"),
+        (("--stage", "1", "--replay-share", ".5", "--sample-break-mode", "eos"), "blocks of equal length"),
+    ],
+)
+def test_a_replay_that_cannot_be_is_one_line(start, stream, tiny, tmp_path, flags, line):
+    refused = start("train", stream, *tiny, "--save-dir", tmp_path / "x", *flags).wait()
+    assert refused.code == 2
+    assert line in refused.error
+    assert not (tmp_path / "x").exists()
