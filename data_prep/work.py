@@ -24,7 +24,7 @@ class Workspace:
     seed: int
     reader: Reader
     sources: tuple[str, ...]
-    """Names in alphabetical order; a document found in several sources counts for the first."""
+    """Names, sorted by `Wanted.rank`; a document found in several sources counts for the first."""
 
     @property
     def finished(self) -> Path:
