@@ -100,8 +100,8 @@ class Ordered(Wanted):
             raise UserError(
                 f"{name} has {total:,} words in {len(words):,} documents after dropping "
                 f"{read - len(words):,} duplicates, but {self.eval_words:,} test + {self.valid_words:,} "
-                f"validation + {self.words or 1:,} training = {needed:,} are needed: {needed - total:,} words "
-                "are missing; add text or ask for fewer"
+                f"validation + {self.words or 1:,} training = {needed:,} are needed: {needed - total:,} "
+                "words are missing; add text or ask for fewer"
             )
         sizes = [self.eval_words, self.valid_words, *([self.words] if self.words else [])]
         ends = [*cuts(words, np.cumsum(sizes)).tolist(), *([] if self.words else [len(words)])]
