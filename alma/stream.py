@@ -2,6 +2,7 @@
 
     STREAM/stream.json  dict.txt  tokenizer.model (or GPT-2's encoder.json and vocab.bpe)
     STREAM/megabatch_00/train.{bin,idx,keys} ...  valid.{bin,idx,keys}  test.{bin,idx,keys}
+    STREAM/test_00.{bin,idx,keys} ...  valid_00.{bin,idx,keys} ...    of an ordered stream
 
 .bin and .idx are fairseq's mmap format; .keys holds the 16-byte content keys of the documents, ascending.
 
@@ -60,12 +61,12 @@ class FileInfo:
 
 @dataclass(frozen=True)
 class Part:
-    """One split of the stream: a mega-batch, the validation set or the test (evaluation) set."""
+    """One split of the stream: a mega-batch, a validation set or a test (evaluation) set."""
 
     name: str
-    """`megabatch_00`, ..., `valid` or `test`."""
+    """`megabatch_00`, ..., `valid` or `test`; in an ordered stream also `test_00`, ..., `valid_00`, ..."""
     prefix: str
-    """Path relative to the stream, without suffix: `megabatch_00/train`, ..., `valid`, `test`."""
+    """Path relative to the stream, without suffix: `megabatch_00/train`, ...; the name of other parts."""
     words: int
     """Whitespace-separated words of the normalised text."""
     tokens: int
@@ -105,11 +106,20 @@ class Stream:
     """Statistics of the corpus: documents, words, duplicates, surplus; spread of the mega-batches' words."""
     appended: tuple[dict[str, Any], ...] = ()
     """For each later addition: its settings, the number of its `first` mega-batch, and its `corpus`."""
+    held_out: tuple[Part, ...] = ()
+    """`test_00`, ...: the test set of each mega-batch, in order. Only of an ordered stream, as the next."""
+    held_out_valid: tuple[Part, ...] = ()
+    """`valid_00`, ...: the validation set of each mega-batch, in order."""
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the mega-batches follow an order of sources; `test` and `valid` then mix held-out parts."""
+        return bool(self.held_out)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All splits: the mega-batches in order, valid, test."""
-        return (*self.megabatches, self.valid, self.test)
+        """All splits: the mega-batches in order, valid, test, the held-out parts."""
+        return (*self.megabatches, self.valid, self.test, *self.held_out, *self.held_out_valid)
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> "Stream":
@@ -127,11 +137,13 @@ class Stream:
                 raise UserError(f"{path}: format version {record['version']}, known is {VERSION}; {_REMAKE}")
             return cls(
                 directory=directory,
-                megabatches=tuple(Part.from_dict(part) for part in record.pop("megabatches")),
+                megabatches=_parts(record.pop("megabatches")),
                 valid=Part.from_dict(record.pop("valid")),
                 test=Part.from_dict(record.pop("test")),
                 files=_files(record.pop("files")),
                 appended=tuple(record.pop("appended", ())),
+                held_out=_parts(record.pop("held_out", ())),
+                held_out_valid=_parts(record.pop("held_out_valid", ())),
                 **record,
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -141,6 +153,8 @@ class Stream:
         """Write stream.json into `directory`, atomically. Call it last, when all other files exist."""
         record = dataclasses.asdict(self)
         del record["directory"]
+        if not self.ordered:
+            del record["held_out"], record["held_out_valid"]
         write_json_atomic(self.directory / FILE, record)
 
     def path(self, part: Part) -> str:
@@ -210,6 +224,10 @@ def read_pointers(path: str | os.PathLike[str], items: int) -> "np.ndarray":
     import numpy as np
 
     return np.memmap(path, "<i8", "r", _HEADER.size + 4 * items, (items,)) if items else np.zeros(0, np.int64)
+
+
+def _parts(records: Iterable[dict[str, Any]]) -> tuple[Part, ...]:
+    return tuple(Part.from_dict(record) for record in records)
 
 
 def _files(record: dict[str, Any]) -> dict[str, FileInfo]:

@@ -22,6 +22,9 @@ examples:
       --mega-batches 4 --words 0.5M --valid-words 50k --vocab-size 8000
   # the next crawl becomes the next mega-batch of the same stream
   alma data web=crawl2.jsonl.gz --out stream --append
+  # a mega-batch for each year; the one of 2024 has two sources
+  alma data 2023=crawl23/ 2024=crawl24/ books24+=books24/ --out stream_by_year --ordered \\
+      --eval-words 50k --valid-words 50k --vocab-size 8000
   # on SLURM, 64 jobs for each step; start it in tmux or in a job, because it waits for them
   alma data 'web=cc/**/*.wet.gz' --out stream_cc --mega-batches 5 --words 440M \\
       --valid-words 0.5M --vocab-size 50000 --cluster slurm --workers 64 --partition cpu
@@ -50,6 +53,7 @@ def parser() -> Parser:
     made = Parser(
         prog="python -m data_prep",
         usage="%(prog)s CORPUS... --out STREAM --mega-batches B --words N --valid-words N --vocab-size V\n"
+        "       %(prog)s CORPUS... --out STREAM --ordered --eval-words N --valid-words N --vocab-size V\n"
         "       %(prog)s CORPUS... --out STREAM --append [options]",
         description="Turn raw text into a stream of deduplicated, i.i.d. mega-batches of tokens for fairseq. "
         "The result does not depend on the names, the order or the compression of the files, nor on the "
@@ -122,12 +126,25 @@ def _add_stream_flags(made: Parser) -> None:
     add("--out", type=Path, required=True, metavar="STREAM", help="directory of the stream to make")
     append = "add mega-batches to the finished stream --out; documents that it already contains are dropped"
     add("--append", action="store_true", help=append)
+    ordered = (
+        "a mega-batch for each CORPUS, in the order given; NAME+=PATH is a source that joins the mega-batch "
+        "before. Each has test and validation sets of its own, and a duplicate belongs to the first"
+    )
+    add("--ordered", action="store_true", help=ordered)
+    order = (
+        "as --ordered, in the order of a YAML file: a list of mega-batches, each a source or a list of them"
+    )
+    add("--order", metavar="FILE", help=order)
     number("--mega-batches", metavar="B", help="mega-batches to train on (default with --append: 1)")
-    words = "words of each mega-batch (default with --append: as before)"
+    words = "words of each mega-batch (default with --append: as before; with --ordered: all)"
     number("--words", metavar="N", help=words)
-    evaluation = "words of the evaluation mega-batch, which is never trained on (default: --words)"
+    evaluation = (
+        "words of the evaluation mega-batch, which is never trained on; with --ordered of the test set of "
+        "each mega-batch (default: --words)"
+    )
     number("--eval-words", metavar="N", help=evaluation)
-    number("--valid-words", metavar="N", help="words of the validation set")
+    valid = "words of the validation set; with --ordered of that of each mega-batch"
+    number("--valid-words", metavar="N", help=valid)
     valid = "source from which the validation set is taken (default: the last CORPUS)"
     add("--valid-source", metavar="NAME", help=valid)
     add("--seed", type=int, metavar="S", help="seed of the random order of documents (default: 0)")

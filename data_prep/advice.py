@@ -50,7 +50,8 @@ def summary(stream: Stream) -> str:
         numbers = [part.documents, part.items, part.tokens]
         shares = [f"{part.sources.get(name, 0) / part.words:.1%}" for name in sources]
         rows.append(
-            [part.name, f"{part.words:,}", f"{part.words / wanted[part.name] - 1:+.3%}"]
+            [part.name, f"{part.words:,}"]
+            + [f"{part.words / wanted[part.name] - 1:+.3%}" if part.name in wanted else "-"]
             + [f"{number:,}" for number in numbers]
             + [f"{part.bytes / 1e6:.1f}", *shares]
         )
@@ -59,7 +60,8 @@ def summary(stream: Stream) -> str:
     lines.append(
         f"read {corpus['words']:,} words in {corpus['documents']:,} documents; dropped "
         f"{corpus['duplicate_documents']:,} duplicates ({corpus['duplicate_words']:,} words); left out "
-        f"{corpus['surplus_words']:,} surplus words; spread of the mega-batches {corpus['spread']:.3%}"
+        f"{corpus['surplus_words']:,} surplus words"
+        + (f"; spread of the mega-batches {corpus['spread']:.3%}" if "spread" in corpus else "")
     )
     if "skipped" in corpus:
         lines.append(corpus["skipped"]["summary"])
@@ -69,16 +71,15 @@ def summary(stream: Stream) -> str:
 
 
 def targets(stream: Stream) -> dict[str, int]:
-    """Target size of each part in words."""
+    """Target size in words of each part that has one: mega-batches may be taken whole."""
     wanted = stream.settings
     sizes = [wanted["words"]] * wanted["mega_batches"]
     for each in stream.appended:
         sizes += [each["words"]] * each["mega_batches"]
     names = [part.name for part in stream.megabatches]
-    return dict(zip(names, sizes, strict=True)) | {
-        "valid": wanted["valid_words"],
-        "test": wanted["eval_words"],
-    }
+    found = {name: size for name, size in zip(names, sizes, strict=True) if size}
+    found |= dict.fromkeys(["valid", *(part.name for part in stream.held_out_valid)], wanted["valid_words"])
+    return found | dict.fromkeys(["test", *(part.name for part in stream.held_out)], wanted["eval_words"])
 
 
 def off_target(stream: Stream, wanted: Mapping[str, int]) -> Iterator[str]:
@@ -86,7 +87,7 @@ def off_target(stream: Stream, wanted: Mapping[str, int]) -> Iterator[str]:
     off = {
         part.name: f"{part.name} {part.words / wanted[part.name] - 1:+.1%}"
         for part in stream.parts
-        if abs(part.words - wanted[part.name]) > _OFF * wanted[part.name]
+        if part.name in wanted and abs(part.words - wanted[part.name]) > _OFF * wanted[part.name]
     }
     if not off:
         return

@@ -1,67 +1,37 @@
-"""A description of a stream, and the test whether its mega-batches are i.i.d."""
+"""A description of a stream: the table of its parts, their comparison and samples of their documents."""
 
 import json
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from itertools import combinations, count
-from typing import Any, TypeVar
+from itertools import count
 
 import numpy as np
-from tqdm import tqdm
 
 from alma.errors import UserError
 from alma.report.tables import as_text
 from alma.stream import Part, Stream
 from alma.workers import Workers
-from data_prep import similarity
+from data_prep import compare, similarity
 from data_prep.dictionary import EOS, SPECIALS, UNKNOWN, read_tokens
 from data_prep.similarity import Counts
+from data_prep.work import run_all
 
 _PREFIX = 1_000_000  # tokens of each part in which types are counted
 _SAMPLE = 300  # characters
-_DEVIATIONS = 6  # z from which a pair differs; i.i.d. parts of few, long documents reach 5, real streams 3.3
-_FITTED = 1.3  # ratio from which pairs of megabatch_00 differ: 20,000 tokens trained on 0.5M words reach 1.23
-_SHARE_DEVIATIONS = 5  # |z| from which the shares of sources differ
 
 NOTES = """\
 Tokens include the end of every line and document; median, 95% and longest are tokens of a document.
 types/token: distinct tokens per token in the first {prefix:,} tokens of each part. unknown, bytes: share of
 <unk> and of byte-fallback tokens (-: the tokenizer has none). Sources: share of the words.
 """
-QUESTION = """\
-Are the mega-batches i.i.d.? Jensen-Shannon divergence of the token frequencies of two parts, relative to
-random regroupings of the same documents (1 = i.i.d.; at the size of the smaller part; - = too few documents).
-A tokenizer trained on megabatch_00 fits it better than the others, which raises its pairs by up to 0.25.
-The verdict leaves out valid, which often has a single source."""
-Result = TypeVar("Result")
-
-
-def run_all(
-    workers: Workers,
-    title: str,
-    function: Callable[..., Result],
-    tasks: Sequence[tuple[Any, ...]],
-    weights: Sequence[int],
-    unit: str = "B",
-) -> list[Result]:
-    """`function(*task)` for every task, in their order; the progress bar adds up `weights`.
-
-    Raises the first error of a task. UserError: the system killed a worker.
-    """
-    results: dict[int, Result] = {}
-    with tqdm(desc=title, total=sum(weights), unit=unit, unit_scale=True, disable=None) as bar:
-        for number, result in workers.run(function, tasks):
-            results[number] = result()
-            bar.update(weights[number])
-    return [results[number] for number in range(len(tasks))]
 
 
 def describe(stream: Stream, workers: Workers, seed: int) -> str:
-    """The table of parts, and the similarity of the mega-batches with its verdict."""
+    """The table of parts, and the similarity of the mega-batches with its verdict or the drift."""
     parts = stream.parts
     least = min(part.tokens for part in stream.megabatches)
-    sizes = [min(least, part.tokens) for part in parts]
+    sizes = [min(least, part.tokens) for part in (stream.megabatches if stream.ordered else parts)]
     cuts = np.unique([end for size in sizes for end in similarity.group_ends(size)])
     prefix = min(_PREFIX, *(part.tokens for part in parts))
     tokens = read_tokens(stream.directory)
@@ -71,7 +41,13 @@ def describe(stream: Stream, workers: Workers, seed: int) -> str:
     ]
     counts = run_all(workers, "count", similarity.count_part, tasks, [part.tokens for part in parts], "token")
     table = as_text(part_table(parts, counts, tokens, prefix))
-    return "\n".join([table, NOTES.format(prefix=prefix), alike(stream, counts, sizes, cuts, workers)])
+    ratios = compare.ratios(counts, sizes, cuts, workers)
+    comparison = (
+        compare.drift(stream, counts, ratios, workers)
+        if stream.ordered
+        else compare.alike(stream, counts, ratios)
+    )
+    return "\n".join([table, NOTES.format(prefix=prefix), comparison])
 
 
 def part_table(
@@ -94,59 +70,6 @@ def part_table(
             + [f"{part.sources.get(name, 0) / part.words:.1%}" for name in sources]
         )
     return rows
-
-
-def alike(
-    stream: Stream, counts: Sequence[Counts], sizes: Sequence[int], cuts: np.ndarray, workers: Workers
-) -> str:
-    """The matrix of ratios, and the verdicts on tokens and sources."""
-    parts = stream.parts
-    pairs = list(combinations(range(len(parts)), 2))
-    tasks = [(counts[i].tokens, counts[j].tokens, cuts, min(sizes[i], sizes[j])) for i, j in pairs]
-    found = run_all(workers, "compare", similarity.compare, tasks, [1] * len(pairs), "pair")
-    ratios = dict(zip(pairs, found, strict=True))
-    short = [part.name.removeprefix("megabatch_") for part in parts]
-    rows = [["", *short[:-1]]]
-    for j, part in list(enumerate(parts))[1:]:
-        cells = [ratios[i, j] for i in range(j)]
-        rows.append([part.name, *(f"{cell[0]:.2f}" if cell else "-" for cell in cells)])
-        rows[-1] += [""] * (len(short) - len(rows[-1]))
-    judged = [i for i, part in enumerate(parts) if part is not stream.valid]
-    known = {pair: found for pair, found in ratios.items() if found and set(pair) <= set(judged)}
-    lines = [QUESTION, *(line.rstrip() for line in as_text(rows).splitlines())]
-    lines.append(verdict([part.name for part in parts], known))
-    lines.append(shares_verdict([parts[i] for i in judged], [counts[i] for i in judged]))
-    return "\n".join(lines)
-
-
-def verdict(names: Sequence[str], ratios: dict[tuple[int, int], tuple[float, float]]) -> str:
-    """One sentence on the token frequencies, with the worst pair."""
-    if not ratios:
-        return "Tokens: cannot tell, because the documents of the parts are too few or too long."
-    differ = {
-        pair: (ratio, z)
-        for pair, (ratio, z) in ratios.items()
-        if z > _DEVIATIONS and (0 not in pair or ratio > _FITTED)
-    }
-    (i, j), (ratio, z) = max((differ or ratios).items(), key=lambda item: item[1][0])
-    answer = f"NOT i.i.d., {len(differ)} of {len(ratios)} pairs differ" if differ else "as i.i.d."
-    return f"Tokens: {answer}; worst are {names[i]} and {names[j]}, ratio {ratio:.2f} (z = {z:.1f})."
-
-
-def shares_verdict(parts: Sequence[Part], counts: Sequence[Counts]) -> str:
-    """One sentence on the shares of the sources, with the worst."""
-    sources = sorted({name for part in parts for name in part.sources})
-    worst, where = 0.0, ""
-    for name in sources:
-        shares = [part.sources.get(name, 0) / part.words for part in parts]
-        lengths = [found.lengths for found in counts]
-        for part, share, z in zip(parts, shares, similarity.share_deviation(shares, lengths), strict=True):
-            if abs(z) >= abs(worst):
-                worst, where = z, f"{part.name} with {share:.1%} of {name}"
-    if len(sources) == 1:
-        return f"Sources: one, {sources[0]}."
-    answer = "NOT i.i.d." if abs(worst) > _SHARE_DEVIATIONS else "as i.i.d."
-    return f"Sources: {answer}; farthest from the others is {where}, by |z| of {abs(worst):.1f} or more."
 
 
 def samples(stream: Stream, number: int, seed: int) -> str:

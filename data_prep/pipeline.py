@@ -45,8 +45,8 @@ class StreamSettings:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The names of the sources in alphabetical order."""
-        return tuple(sorted({source for source, _ in self.files}))
+        """The names of the sources, sorted by `Wanted.rank`."""
+        return tuple(sorted({source for source, _ in self.files}, key=self.wanted.rank))
 
     def record(self) -> dict[str, Any]:
         """The settings as stream.json keeps them; `input` is a hash of the files' names, sizes and times."""
@@ -152,25 +152,33 @@ def _make(
         stream = dataclasses.replace(
             before,
             directory=space.finished,
-            megabatches=(*before.megabatches, *parts),
+            megabatches=(*before.megabatches, *_named("megabatch_", parts)),
             appended=(*before.appended, {**record, "corpus": corpus}),
+            held_out=(*before.held_out, *_named("test_", parts)),
+            held_out_valid=(*before.held_out_valid, *_named("valid_", parts)),
         )
     else:
-        *megabatches, test, valid = parts
+        (test,), (valid,) = ([part for part in parts if part.name == name] for name in ("test", "valid"))
         stream = Stream(
             directory=space.finished,
             version=VERSION,
             seed=settings.seed,
             vocab_size=len(encode.load_encoder(space.directory).tokens),
-            megabatches=tuple(megabatches),
+            megabatches=_named("megabatch_", parts),
             valid=valid,
             test=test,
             settings=record,
             files=encode.finalise_vocabulary(space),
             corpus=corpus,
+            held_out=_named("test_", parts),
+            held_out_valid=_named("valid_", parts),
         )
     stream.write()
     return install.install(space.directory, out)
+
+
+def _named(prefix: str, parts: Sequence[Part]) -> tuple[Part, ...]:
+    return tuple(part for part in parts if part.name.startswith(prefix))
 
 
 def _workspace(
@@ -238,12 +246,13 @@ def _size(shard: Shard) -> int:
 
 
 def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work) -> list[Part]:
-    """Run the last stage; the splits in the order of their numbers."""
+    """Run the last stage; the parts in the order of `Wanted.parts`."""
     code = encode.load_encoder(space.directory).dtype_code
     tasks = []
-    for number, (name, words) in enumerate(zip(wanted.names, planned.source_words.tolist(), strict=True)):
-        sources = dict(zip(space.sources, words, strict=True))
-        arguments = (space, name, planned.buckets(number), sources, code)
+    for name, numbers in wanted.parts.items():
+        words = planned.source_words[numbers].sum(0).tolist()
+        buckets = [bucket for number in numbers for bucket in planned.buckets(number)]
+        arguments = (space, name, buckets, dict(zip(space.sources, words, strict=True)), code)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), arguments))
     work.run("finalise", encode.finalise_part, tasks, "word")
     return [Part.from_dict(json.loads(task.done.read_text())) for task in tasks]
@@ -252,7 +261,10 @@ def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work)
 def _corpus_record(
     space: Workspace, wanted: Wanted, planned: CorpusPlan, shards: int, warnings: list[str]
 ) -> dict[str, Any]:
-    """What stream.json says of the corpus; `spread` of the mega-batches: (max - min) / `wanted.words`."""
+    """What stream.json says of the corpus; `spread` of the mega-batches: (max - min) / `wanted.words`.
+
+    Mega-batches taken whole have no `spread`.
+    """
     split_words = planned.source_words.sum(1)[: wanted.mega_batches]
     corpus: dict[str, Any] = {
         "documents": planned.documents,
@@ -260,9 +272,10 @@ def _corpus_record(
         "duplicate_documents": planned.duplicate_documents,
         "duplicate_words": planned.duplicate_words,
         "surplus_words": planned.words - planned.duplicate_words - int(planned.source_words.sum()),
-        "spread": float((split_words.max() - split_words.min()) / wanted.words),
-        "longest_document": planned.longest,
     }
+    if wanted.words:
+        corpus["spread"] = float((split_words.max() - split_words.min()) / wanted.words)
+    corpus["longest_document"] = planned.longest
     if skips := sorted(scan.skips(space, shards)):
         first = [str(skip) for skip in skips[:_SKIPS]]
         corpus["skipped"] = {"summary": documents.skipped_summary(skips), "first": first}

@@ -5,8 +5,8 @@ Reads the records of all shards (scan-NNNNN.bin) and, when appending, the .keys 
     bucket.npy   (documents,) int32: number of the bucket of each document, or LEFT_OUT
     plan.npz     the CorpusPlan, which says what every bucket holds
 
-A split is a mega-batch, `test` or `valid`. Its buckets follow the order of content keys, so their
-concatenation is in random order.
+A split is a mega-batch, `test` or `valid`; order.py has those of an ordered stream. Its buckets follow the
+order of content keys, so their concatenation is in random order.
 """
 
 from dataclasses import dataclass, fields
@@ -52,6 +52,21 @@ class Wanted:
         if self.valid_words:
             names.append("valid")
         return names
+
+    @property
+    def parts(self) -> dict[str, list[int]]:
+        """The parts of the stream in the order of stream.json, with the numbers of their splits."""
+        return {name: [number] for number, name in enumerate(self.names)}
+
+    def rank(self, source: str) -> tuple[int, str]:
+        """Sorts the sources; a document found in several counts for the first."""
+        return 0, source
+
+    def assign(
+        self, records: np.ndarray, sources: tuple[str, ...], known: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """See `assign_splits`."""
+        return assign_splits(records, self, sources, known)
 
 
 @dataclass(frozen=True)
@@ -128,14 +143,15 @@ def assign_splits(
     Returns (documents,) int16 numbers of splits and (new,) indices of records. UserError: too few words, or
     a split is empty because documents are too long.
     """
-    kept = _without_duplicates(records)
+    order, first = hash_order(records)
+    kept = order[first]
     kept = kept[kept >= known]
     _require_words(records[known:], kept - known, wanted, sources)
     split = np.full(len(records), LEFT_OUT, np.int16)
     if wanted.valid_words:
         candidates = _of_source(records, kept, wanted, sources)
         candidates = candidates[np.argsort(records["second"][candidates], kind="stable")]
-        (end,) = _cuts(records["words"][candidates], np.array([wanted.valid_words]))
+        (end,) = cuts(records["words"][candidates], np.array([wanted.valid_words]))
         split[candidates[:end]] = len(wanted.names) - 1
 
     pool = kept[split[kept] == LEFT_OUT]
@@ -150,7 +166,7 @@ def assign_splits(
             f"{left:,} words are left after validation, {int(targets[-1]):,} are needed: ask for fewer "
             "words, split long documents with --max-document-words, or add text"
         )
-    ends = _cuts(records["words"][pool], targets)
+    ends = cuts(records["words"][pool], targets)
     split[pool[: ends[-1]]] = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
     counts = np.bincount(split[split >= 0], minlength=len(wanted.names))
     if not counts.all():
@@ -162,8 +178,8 @@ def assign_splits(
     return split, kept
 
 
-def _without_duplicates(records: np.ndarray) -> np.ndarray:
-    """Indices of the documents in hash order; of equal ones, the first of the first source.
+def hash_order(records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the documents in hash order, equal ones by source; which are the first of equal ones (bool).
 
     Only documents with equal upper halves of the key are compared further: they are few.
     """
@@ -179,7 +195,7 @@ def _without_duplicates(records: np.ndarray) -> np.ndarray:
     high, low = high[ranks], low[ranks]
     first = np.ones(len(order), bool)
     first[places[1:]] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    return order[first]
+    return order, first
 
 
 def make_plan(
@@ -190,7 +206,7 @@ def make_plan(
     Returns the bucket of each document of the corpus, (documents,) int32, or LEFT_OUT, and the plan. Peak
     memory: less than 80 bytes per record, the 30 of the record included.
     """
-    split, kept = assign_splits(records, wanted, sources, known)
+    split, kept = wanted.assign(records, sources, known)
     bucket = np.full(len(records), LEFT_OUT, np.int32)
     split_of, words_of, documents_of, keys_of, source_words = [], [], [], [], []
     buckets = 0
@@ -222,7 +238,7 @@ def make_plan(
     )
 
 
-def _cuts(words: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def cuts(words: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Number of documents whose words add up to the nearest of each target (the fewer of two)."""
     running = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
     above = np.minimum(np.searchsorted(running, targets), len(words))

@@ -6,6 +6,7 @@ import dataclasses
 import glob
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
 from data_prep.formats import stem
 from data_prep.gpt2 import GPT2
+from data_prep.order import Ordered, from_corpus, from_file
 from data_prep.pipeline import StreamSettings
 from data_prep.plan import Wanted
 from data_prep.tokenizer import SentencePiece
 
 _NEEDED = ("--mega-batches", "--words", "--valid-words")
+_NOT_ORDERED = ("--mega-batches", "--valid-source")
+"""Flags that an ordered stream refuses: its sources determine them."""
 _TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
 _GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
 _FIXED = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZERS, *_GPT2_FILES)
@@ -97,9 +101,31 @@ def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None
         raise UserError(f"{flag}: no such source; {hint(name, names)}")
 
 
+def order_of(arguments: argparse.Namespace, problems: list[str]) -> list[list[str]]:
+    """The sources of each mega-batch of an ordered stream; `NAME+=PATH` in the CORPUS becomes `NAME=PATH`."""
+    joins = [re.match("[^/=]+(?=[+]=.)", argument) for argument in arguments.corpus]
+    arguments.corpus = [
+        argument if not match else match[0] + argument[match.end() + 1 :]
+        for argument, match in zip(arguments.corpus, joins, strict=True)
+    ]
+    if refused := [flag for flag in _NOT_ORDERED if _given(arguments, flag) is not None]:
+        problems.append(f"{', '.join(refused)}: not of an ordered stream, whose mega-batches are the sources")
+    with noted(problems):
+        names = [name for name, _ in map(named_path, arguments.corpus)]
+        if arguments.order:
+            return from_file(arguments.order, list(dict.fromkeys(names)))
+        return from_corpus(list(zip(names, map(bool, joins), strict=True)))
+    return []
+
+
 def settings_of(arguments: argparse.Namespace) -> StreamSettings:
     """The settings of a new stream. UserError: all missing or contradictory flags, and all bad files."""
     problems: list[str] = []
+    order: list[list[str]] = []
+    needed = _NEEDED
+    if arguments.ordered or arguments.order:
+        order = order_of(arguments, problems)
+        needed = ("--valid-words",) if arguments.words else ("--eval-words", "--valid-words")
     with noted(problems):
         files = named_files(arguments.corpus)
     with noted(problems):
@@ -107,22 +133,19 @@ def settings_of(arguments: argparse.Namespace) -> StreamSettings:
     if arguments.valid_source:
         with noted(problems):
             _require_source(arguments, f"--valid-source {arguments.valid_source}", arguments.valid_source)
-    if lacking := [flag for flag in _NEEDED if _given(arguments, flag) is None]:
+    if lacking := [flag for flag in needed if _given(arguments, flag) is None]:
         problems.append(f"give {', '.join(lacking)}")
     if not any(_given(arguments, flag) for flag in _TOKENIZERS):
         problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
     with noted(problems):
         tokenizer = given_tokenizer(arguments)
     refuse(problems)
+    sizes = arguments.words or 0, arguments.eval_words or arguments.words, arguments.valid_words
     return StreamSettings(
         files=files,
-        wanted=Wanted(
-            arguments.mega_batches,
-            arguments.words,
-            arguments.eval_words or arguments.words,
-            arguments.valid_words,
-            arguments.valid_source or files[-1][0],
-        ),
+        wanted=Ordered(len(order), *sizes, None, order=order)
+        if order
+        else Wanted(arguments.mega_batches, *sizes, arguments.valid_source or files[-1][0]),
         seed=arguments.seed or 0,
         reader=reader,
         vocab_size=arguments.vocab_size,
@@ -136,6 +159,9 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
     UserError: all flags that would change them, and all bad files.
     """
     problems: list[str] = []
+    order = order_of(arguments, problems) if stream.ordered else []
+    if (arguments.ordered or arguments.order) and not stream.ordered:
+        problems.append(f"--ordered, --order: {stream.directory} was made without them; leave them out")
     with noted(problems):
         files = named_files(arguments.corpus)
     if refused := [flag for flag in _FIXED if _given(arguments, flag) is not None]:
@@ -151,16 +177,14 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
             flag = name.replace("_", "-")
             problems.append(f"--{flag}: the stream was made with {was or 'no'} --{flag}; leave it out")
     refuse(problems)
+    words = arguments.words or stream.settings["words"]
+    held_out = [stream.settings[name] for name in ("eval_words", "valid_words")]
+    first = len(stream.megabatches)
     return StreamSettings(
         files=files,
-        wanted=Wanted(
-            arguments.mega_batches or 1,
-            arguments.words or stream.settings["words"],
-            eval_words=0,
-            valid_words=0,
-            valid_source=None,
-            first=len(stream.megabatches),
-        ),
+        wanted=Ordered(len(order), words, *held_out, None, first, order)
+        if order
+        else Wanted(arguments.mega_batches or 1, words, 0, 0, None, first),
         seed=stream.seed,
         reader=dataclasses.replace(reader, **kept),
         vocab_size=None,

@@ -11,10 +11,10 @@ import numpy as np
 from alma.errors import UserError, fail
 from alma.stream import DTYPES, KEY_BYTES, FileInfo, Part, Stream, dtype_code, read_index, read_pointers
 from alma.workers import Workers
-from data_prep.describe import run_all
 from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, dictionary_problems
 from data_prep.install import leftovers
 from data_prep.similarity import running_sizes, token_blocks
+from data_prep.work import run_all
 
 _KEY = f"S{KEY_BYTES}"  # compared byte by byte, as big-endian numbers are
 _KEYS_AT_ONCE = 1 << 20
@@ -75,10 +75,13 @@ def _index_problems(path: str, sizes: np.ndarray, ids: np.ndarray, part: Part) -
 def key_problems(stream: Stream) -> list[str]:
     """Documents that are in two parts or twice in one, by their .keys.
 
+    In an ordered stream those of `test` must be in test_00, ... too, and those of `valid` in valid_00, ....
     Keys are merged range by range: about 100 MB of memory for any number of documents. Keys that do not
-    ascend, as those of valid may, are sorted in memory, 16 bytes each.
+    ascend, as those of the mixed parts and of valid may, are sorted in memory, 16 bytes each.
     """
     found, names, columns = [], [], []
+    mixed = {"valid": stream.held_out_valid} | ({"test": stream.held_out} if stream.ordered else {})
+    left = {"valid": stream.valid.documents, "test": stream.test.documents}
     for part in stream.parts:
         path = Path(f"{stream.path(part)}.keys")
         if f"{part.prefix}.keys" not in part.files or not path.is_file():
@@ -91,13 +94,21 @@ def key_problems(stream: Stream) -> list[str]:
         )
         if not _ascend(keys):
             keys = np.sort(keys)
-            if part is not stream.valid:
+            if part.name not in mixed:
                 found.append(f"{path}: its keys do not ascend")
         names.append(part.name)
         columns.append(keys)
     for (one, other), number in sorted(_shared(columns).items()):
+        if names[other] in [part.name for part in mixed.get(names[one], ())]:
+            left[names[one]] -= number
+            continue
         where = f"{names[one]} twice" if one == other else f"{names[one]} and in {names[other]}"
         found.append(f"{stream.directory}: {number:,} documents are in {where}")
+    for name, parts in mixed.items():
+        if parts and left[name] and name in names:
+            found.append(
+                f"{stream.directory}: {left[name]:,} documents of {name} are not in {name}_00 or those after"
+            )
     return found
 
 

@@ -1,10 +1,13 @@
-"""The work directory, and restartable stages: a task writes a file, and is finished once that file exists."""
+"""The work directory, and restartable stages: a task writes a file, and is finished once that file exists.
+
+`run_all` is for tasks that return a value instead.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tqdm import tqdm
 
@@ -15,6 +18,8 @@ from data_prep.documents import Reader
 FINISHED = "stream"
 """The folder of a work directory for finished files, laid out as the stream."""
 
+Result = TypeVar("Result")
+
 
 @dataclass(frozen=True)
 class Workspace:
@@ -24,7 +29,7 @@ class Workspace:
     seed: int
     reader: Reader
     sources: tuple[str, ...]
-    """Names in alphabetical order; a document found in several sources counts for the first."""
+    """Names, sorted by `Wanted.rank`; a document found in several sources counts for the first."""
 
     @property
     def finished(self) -> Path:
@@ -100,3 +105,23 @@ def _measured(function: Callable[..., None], arguments: tuple[Any, ...]) -> Usag
     start = time.process_time()
     function(*arguments)
     return Usage(time.process_time() - start, peak_memory())
+
+
+def run_all(
+    workers: Workers,
+    title: str,
+    function: Callable[..., Result],
+    tasks: Sequence[tuple[Any, ...]],
+    weights: Sequence[int],
+    unit: str = "B",
+) -> list[Result]:
+    """`function(*task)` for every task, in their order; the progress bar adds up `weights`.
+
+    Raises the first error of a task. UserError: the system killed a worker.
+    """
+    results: dict[int, Result] = {}
+    with tqdm(desc=title, total=sum(weights), unit=unit, unit_scale=True, disable=None) as bar:
+        for number, result in workers.run(function, tasks):
+            results[number] = result()
+            bar.update(weights[number])
+    return [results[number] for number in range(len(tasks))]

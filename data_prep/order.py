@@ -1,0 +1,183 @@
+"""The plan of an ordered stream, whose mega-batches are sources in a given order, for example by year.
+
+A mega-batch takes the documents of its sources that no mega-batch before it has taken, in hash order:
+
+    test_00        the first `eval_words` words
+    valid_00       the next `valid_words`
+    megabatch_00   the next `words`, or the rest
+
+`test` and `valid` of a new stream mix the mega-batches: the first 1/B of the words of each test_00, ... and
+of each valid_00, ....
+
+The splits of a mega-batch depend on its own documents and on those taken before, never on what follows. So
+documents of the future change no part of the past but `test` and `valid`, and an addition makes the parts
+that a new stream of all mega-batches would have.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from alma.errors import UserError, hint
+from data_prep.plan import LEFT_OUT, Wanted, cuts, hash_order
+
+_ROLES = ("megabatch", "test", "test", "valid", "valid")
+"""Parts of the splits. The split of mega-batch t in role r has number r * B + t. Roles 1 and 3 are the
+documents that `test` and `valid` have too, 2 and 4 the rest of the held-out parts."""
+_MIXED = {"test": 1, "valid": 3}
+"""Roles of the mixed parts."""
+
+
+@dataclass(frozen=True)
+class Ordered(Wanted):
+    """Requested sizes of each mega-batch in words, with `words` 0: all that is left."""
+
+    order: list[list[str]] = field(default_factory=list)
+    """The sources of each mega-batch."""
+
+    @property
+    def names(self) -> list[str]:
+        """The part of each split in the order of their numbers."""
+        return [f"{role}_{self.first + t:02d}" for role in _ROLES for t in range(self.mega_batches)]
+
+    @property
+    def parts(self) -> dict[str, list[int]]:
+        """The parts, with the numbers of their splits; additions have no mixed parts."""
+        names, count = self.names, self.mega_batches
+        parts = {name: [n for n, own in enumerate(names) if own == name] for name in names}
+        if not self.first:
+            parts |= {name: list(range(role * count, (role + 1) * count)) for name, role in _MIXED.items()}
+        return parts
+
+    def rank(self, source: str) -> tuple[int, str]:
+        """Sorts the sources by mega-batch, then by name."""
+        return next(t for t, names in enumerate(self.order) if source in names), source
+
+    def assign(
+        self, records: np.ndarray, sources: tuple[str, ...], known: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The split of each document, and the distinct documents of each mega-batch in hash order.
+
+        As `assign_splits`. A document that a mega-batch left out as surplus may be in a later one. UserError:
+        too few words, or an empty part, for all mega-batches at once.
+        """
+        order, first = hash_order(records)
+        document = np.cumsum(first) - 1  # equal records are one document
+        taken = np.zeros(document[-1] + 1, bool)
+        old = order < known
+        taken[document[old]] = True
+        arrival = np.array([self.rank(source)[0] for source in sources])[records["source"][order]]
+        split = np.full(len(records), LEFT_OUT, np.int16)
+        kept, problems = [], []
+        for t in range(self.mega_batches):
+            own = np.flatnonzero((arrival == t) & ~old)
+            read = len(own)
+            own = own[~taken[document[own]]]
+            own = own[np.diff(document[own], prepend=-1) > 0]
+            pool = order[own]
+            kept.append(pool)
+            try:
+                role = self._roles(records["words"][pool], t, read)
+            except UserError as error:
+                problems.append(str(error))
+                continue
+            split[pool[: len(role)]] = role * self.mega_batches + t
+            taken[document[own[: len(role)]]] = True
+        if problems:
+            raise UserError("; ".join(problems))
+        return split, np.concatenate(kept)
+
+    def _roles(self, words: np.ndarray, t: int, read: int) -> np.ndarray:
+        """(used,) roles of the first documents of mega-batch t, given the words of all of them, distinct.
+
+        `read`: number of documents with duplicates.
+        """
+        total, needed = int(words.sum(dtype=np.int64)), self.eval_words + self.valid_words + (self.words or 1)
+        name = f"megabatch_{self.first + t:02d} ({', '.join(self.order[t])})"
+        if total < needed:
+            raise UserError(
+                f"{name} has {total:,} words in {len(words):,} documents after dropping "
+                f"{read - len(words):,} duplicates, but {self.eval_words:,} test + {self.valid_words:,} "
+                f"validation + {self.words or 1:,} training = {needed:,} are needed: {needed - total:,} "
+                "words are missing; add text or ask for fewer"
+            )
+        sizes = [self.eval_words, self.valid_words, *([self.words] if self.words else [])]
+        ends = [*cuts(words, np.cumsum(sizes)).tolist(), *([] if self.words else [len(words)])]
+        counts = np.diff(ends, prepend=0)
+        if not counts.all():
+            part = ("test", "valid", "megabatch")[int(np.argmin(counts))]
+            raise UserError(
+                f"{part}_{self.first + t:02d} would be empty: the longest document of {name} has "
+                f"{int(words.max()):,} words; ask for more words or split long documents with "
+                "--max-document-words"
+            )
+        test, valid, train = counts
+        mixed_test = self._mixed(words[:test], self.eval_words)
+        mixed_valid = self._mixed(words[test : test + valid], self.valid_words)
+        return np.repeat(
+            [1, 2, 3, 4, 0], [mixed_test, test - mixed_test, mixed_valid, valid - mixed_valid, train]
+        )
+
+    def _mixed(self, words: np.ndarray, size: int) -> int:
+        """Documents of a held-out part that the mixed part has too; at least one."""
+        (end,) = cuts(words, np.array([size // self.mega_batches]))
+        return max(1, int(end))
+
+
+def from_corpus(corpus: list[tuple[str, bool]]) -> list[list[str]]:
+    """The order given by the CORPUS arguments: (source, whether it joins the mega-batch before).
+
+    UserError: all sources that repeat or have nothing to join.
+    """
+    order: list[list[str]] = []
+    problems = []
+    for name, joins in corpus:
+        known = [names for names in order if name in names]
+        if joins and not order:
+            problems.append(f"{name}+=: the first source begins a mega-batch; write {name}=")
+        elif known and not (joins and known == order[-1:]):
+            problems.append(
+                f"{name}: in two mega-batches; give each a name of its own, or join them with {name}+=PATH"
+            )
+        elif not joins:
+            order.append([name])
+        elif not known:
+            order[-1].append(name)
+    if problems:
+        raise UserError("; ".join(dict.fromkeys(problems)))
+    return order
+
+
+def from_file(path: str, sources: list[str]) -> list[list[str]]:
+    """The order in a YAML file: a list of mega-batches, each a source or a list of sources.
+
+    UserError: not such a list, or not exactly the given sources.
+    """
+    try:
+        record = yaml.load(Path(path).read_text("utf-8"), yaml.BaseLoader)
+    except OSError as error:
+        raise UserError(f"--order {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"--order {path}: not YAML ({' '.join(str(error).split())})") from error
+    order = [[each] if isinstance(each, str) else each for each in record] if isinstance(record, list) else []
+    if not order or not all(
+        isinstance(names, list) and names and all(isinstance(name, str) for name in names) for names in order
+    ):
+        raise UserError(
+            f"--order {path}: expected a list of mega-batches, each a source or a list of sources, such as "
+            "[2023, [2024, books]]"
+        )
+    names = [name for each in order for name in each]
+    problems = [
+        f"no source {name} among the CORPUS arguments; {hint(name, sources)}"
+        for name in dict.fromkeys(names)
+        if name not in sources
+    ]
+    problems += [f"{name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    if missing := sorted(set(sources) - set(names)):
+        problems.append(f"{', '.join(missing)} missing from the order")
+    if problems:
+        raise UserError(f"--order {path}: {'; '.join(problems)}")
+    return order
