@@ -56,13 +56,8 @@ def _changing(
         images[part] = change(images[part])
     tests = torch.cat([change(dataset.test.images) for change in changes])
     labels, count = dataset.test.labels, len(dataset.test.labels)
-    changed = Dataset(
-        dataset.name,
-        Images(images, dataset.train.labels),
-        Images(tests, labels.repeat(len(changes))),
-        dataset.classes,
-        dataset.mean,
-        dataset.std,
+    changed = dataset.with_images(
+        Images(images, dataset.train.labels), Images(tests, labels.repeat(len(changes)))
     )
     held_out = [np.arange(k * count, (k + 1) * count) for k in range(len(changes))]
     return MegaBatchStream(changed, seed=seed, parts=parts, held_out=held_out, scenario=scenario)

@@ -24,6 +24,7 @@ def test_every_image_is_in_one_megabatch_and_every_test_image_held_out_once(stre
     assert sorted(np.concatenate(stream.parts)) == list(range(len(DIGITS.train.labels)))
     assert sorted(np.concatenate(stream.held_out)) == list(range(len(stream.dataset.test.labels)))
     assert torch.equal(stream.dataset.train.labels, DIGITS.train.labels)
+    assert stream.dataset.fingerprint == DIGITS.fingerprint  # seeds are repeats of one experiment
 
 
 def test_classes_are_disjoint_in_training_and_tests():
