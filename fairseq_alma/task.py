@@ -358,7 +358,7 @@ class AlmaLMTask(LanguageModelingTask):
         """Measurements of this stage for the checkpoint; fairseq restores them only when it resumes."""
         if not torch.cuda.is_available():
             self.peak_memory = max(self.peak_memory, peak_memory())
-        state = {name: getattr(self, name) for name in _KEPT}
+        state = {name: getattr(self, name) for name in _KEPT} | {"stage": self.args.stage}
         state["seconds"] += time.monotonic() - self.started
         return {type(self).__name__: state}
 

@@ -60,14 +60,12 @@ def run(
     target = device_of(device)
     check_share(replay_share, replay)
     schedule = stages(len(stream), waiting_time, replay, replay_from if replay_share else None)
-    shared: dict[str, Any] = {"replay_share": replay_share} if replay_share else {}
-    shared |= {"replay_from": replay_from} if replay_share and replay_from != "all" else {}
     config = {
         "learner": learner,
         "megabatches": len(stream),
         "waiting_time": waiting_time,
         "replay": replay,
-        **shared,
+        **_shared(replay_share, replay_from),
         "seed": seed,
         **_identity(stream, seed),
         **chosen.config(),
@@ -75,20 +73,30 @@ def run(
     make_directory(Path(out))
     with locked(Path(out)):
         record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
-        rows = record.rows
-        if len(rows) > len(stream):
+        if len(record.rows) > len(stream):
             return record
-        if rows and "valid" not in rows[0]["extra"]:
-            raise UserError(
-                f"{record.directory} was started by an earlier version, whose numbers this one does not "
-                "reproduce: choose another --out"
-            )
+        _check_version(record)
         subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, target)
         data = StageData(stream, schedule, target, replay_share)
         trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages)
         trainer.log_to(tensorboard_logdir)
         _play(record, trainer, schedule, chosen.epochs)
     return record
+
+
+def _shared(share: float, source: str) -> dict[str, Any]:
+    """A replay by share for a run's config; {} without one."""
+    recent = {"replay_from": source} if source != "all" else {}
+    return {"replay_share": share, **recent} if share else {}
+
+
+def _check_version(record: Run) -> None:
+    """UserError: an earlier version, whose numbers are not reproduced, began the run."""
+    if record.rows and "valid" not in record.rows[0]["extra"]:
+        raise UserError(
+            f"{record.directory} was started by an earlier version, whose numbers this one does not "
+            "reproduce: choose another --out"
+        )
 
 
 def _identity(stream: "MegaBatchStream", seed: int) -> dict[str, Any]:

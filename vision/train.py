@@ -128,8 +128,7 @@ def fit(
     flat.restore(kept)
     if not (best.isfinite().all() and flat.values.isfinite().all()):
         raise UserError(DIVERGED)
-    for p in flat.parameters:
-        p.grad = None
+    flat.release()
     return _flops(model, at, replay.new if replay else len(train.labels), len(valid.labels))
 
 

@@ -57,8 +57,16 @@ def check_optimizer(path: str, state: dict[str, Any]) -> None:
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
-    """Record where a new stage begins, once its checkpoint is loaded; `extra_state`: of that checkpoint."""
+    """Record where a new stage begins, once its checkpoint is loaded; `extra_state`: of that checkpoint.
+
+    A cool-down starts from a checkpoint of its own stage, whose measurements it goes on to sum.
+    """
     task = trainer.task
-    task.first_update = trainer.get_num_updates()
-    if task.first_update:
-        task.average_from = (extra_state or {}).get(type(task).__name__, {}).get("average_from", 0)
+    counts = (extra_state or {}).get(type(task).__name__, {})
+    done = trainer.get_num_updates()
+    if done and counts.get("stage") == task.args.stage:
+        task.set_checkpoint_dict(counts)
+        return
+    task.first_update = done
+    if done:
+        task.average_from = counts.get("average_from", 0)

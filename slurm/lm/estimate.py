@@ -242,7 +242,11 @@ def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
     """Cost of `plan` on `machine`, for a dict.txt of `vocabulary` tokens."""
     costs = {
         training.directory: Cost(
-            training.directory, spec.directory / "result.json", spec.settings, vocabulary, machine
+            training.directory,
+            spec.directory / "result.json",
+            {**spec.settings, "--max-update": training.updates or 0},
+            vocabulary,
+            machine,
         )
         for spec in plan.stages
         for training in spec.trainings

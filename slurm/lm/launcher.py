@@ -27,9 +27,10 @@ from slurm.lm.estimate import check, estimate, table, vocabulary_size
 from slurm.lm.flags import described
 from slurm.lm.local import run_in_order, run_side_by_side, slot
 from slurm.lm.options import parse
-from slurm.lm.plan import Plan, Request, make_plan, reshard_command
+from slurm.lm.plan import Plan, make_plan, reshard_command
 from slurm.lm.request import read_requests, resolved
 from slurm.lm.rows import UNTRAINED, collect
+from slurm.lm.settings import Request
 from slurm.lm.stage import RunJob, in_submission_order, jobs_of
 
 

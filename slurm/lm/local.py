@@ -27,7 +27,8 @@ _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT
 
 def run_in_order(plan: Plan, run: Run) -> None:
     """Do what is missing of a run, one job after the other, with a progress bar."""
-    with ProgressBar(sum(len(spec.trainings) for spec in plan.stages), plan.max_update) as progress:
+    trainings = [training for spec in plan.stages for training in spec.trainings]
+    with ProgressBar([training.updates for training in trainings]) as progress:
         for job in jobs_of(plan):
             if isinstance(job, TrainJob):
                 _train(job, progress)

@@ -91,6 +91,11 @@ def _add_learner_options(made: Parser) -> None:
         "(default: stage)"
     )
     add("--schedule", choices=SCHEDULES, default=SCHEDULES[0], help=schedule)
+    cooldown = (
+        "with --schedule continuous or rsqrt: after each stage, S times its updates at a learning rate that "
+        "decays to 0; that model is evaluated, the next stage goes on from before (default: 0)"
+    )
+    add("--cooldown", type=float, metavar="S", default=0.0, help=cooldown)
     average = (
         "evaluate an average of the weights; training goes on from the weights themselves. DECAY: moving "
         "average over updates, such as .999 (0: off); last:K: mean of the last K checkpoints"

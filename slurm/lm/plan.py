@@ -3,101 +3,27 @@
 Pure functions: nothing is run, read or written. The plan is plain data, the same for every place to run it.
 """
 
+import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
-from alma.stages import Stage, check_share, stages
+from alma.stages import Stage, stages
+from slurm.lm.checks import check
 from slurm.lm.flags import Flags, FlagValues, chosen, flag, words_of
-from slurm.lm.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
-from slurm.lm.options import SCHEDULES
+from slurm.lm.learners import DEFAULT_GROWTH
+from slurm.lm.settings import Request
 
+COOLDOWN = "cooldown"
+"""Folder of a cool-down, in that of its training."""
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
 _EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
 _EVALUATION_FLAGS += ("--sample-break-mode", "--add-bos-token", *_CUT_FLAGS)
-
-
-@dataclass(frozen=True)
-class Request:
-    """A command line, or an experiment, of the launcher. None: not given."""
-
-    stream: str
-    out: Path
-    learner: str
-    """Key of LEARNERS."""
-    flags: Flags
-    members: int | None = None
-    waiting_time: int = 1
-    replay: bool = False
-    replay_share: float = 0.0
-    replay_from: str | None = None
-    from_scratch: bool = False
-    update_multiplier: int = 1
-    schedule: str = SCHEDULES[0]
-    average: float | str | None = None
-    """Decay of the moving average, or `last:K`."""
-    seed: int = 0
-    grow_experts: list[int] | None = None
-    grow_router: str | None = None
-    grow_optimizer: str | None = None
-    context_window: int = 0
-    stages: int | None = None
-    name: str | None = None
-    settings: FlagValues = field(default_factory=dict)
-    """fairseq-train's values for `flags`; required by `make_plan`."""
-
-    @property
-    def learner_spec(self) -> LearnerSpec:
-        """The entry of its learner."""
-        return LEARNERS[self.learner]
-
-    @property
-    def arch(self) -> str:
-        """Value of --arch."""
-        return self.settings["--arch"]
-
-    @property
-    def models(self) -> int:
-        """Members trained in each stage; 1 for a learner without --members."""
-        return self.members or self.learner_spec.members or 1
-
-    @property
-    def updates(self) -> int:
-        """Of a stage; 0: no limit."""
-        return self.settings["--max-update"] * self.update_multiplier
-
-    @property
-    def one_schedule(self) -> bool:
-        """Whether one schedule spans all stages: optimizer and learning rate go on."""
-        return self.schedule != "stage"
-
-    @property
-    def averaged_checkpoints(self) -> int:
-        """K of --average last:K, else 0."""
-        return int(str(self.average).removeprefix("last:")) if isinstance(self.average, str) else 0
-
-    @property
-    def training_words(self) -> list[str]:
-        """Flags of fairseq-train, the same for every stage, that follow from options."""
-        words = ["--schedule", self.schedule] if self.one_schedule else []
-        if kept := self.averaged_checkpoints:
-            return [*words, "--keep-interval-updates", str(kept)]
-        return [*words, *(["--store-ema", "--ema-decay", str(self.average)] if self.average else [])]
-
-    @property
-    def renews(self) -> bool:
-        """Whether each stage trains new models."""
-        return self.from_scratch or self.learner_spec.fresh
-
-    def directory(self, index: int, member: int) -> Path:
-        """Of the training of a stage's member."""
-        stage = self.out / f"stage_{index:02d}"
-        return stage / f"member_{member}" if self.learner_spec.separate else stage
 
 
 @dataclass(frozen=True)
@@ -110,8 +36,12 @@ class Training:
     previous: Path | None
     """Directory of the training whose model it continues; None: a new model."""
     title: str
-    earlier: int
-    """Updates of the stages before, if fairseq-train counts them too (one schedule)."""
+    updates: int | None
+    """Of this training; None: no limit."""
+    earlier: int = 0
+    """Updates before it that fairseq-train counts too (one schedule)."""
+    cools: bool = False
+    """Whether it is a cool-down, from the end of the same stage."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -156,7 +86,7 @@ class Plan:
 
 def make_plan(request: Request, megabatches: int) -> Plan:
     """Plan a run on B = `megabatches`. Raises UserError for contradictory settings."""
-    _check(request)
+    check(request)
     replay_from = (request.replay_from or "all") if request.replay_share else None
     schedule = stages(megabatches, request.waiting_time, request.replay, replay_from)
     experts = request.settings.get("--moe-expert-count")  # of the first stage; None: a dense model
@@ -202,65 +132,6 @@ def reshard_command(request: Request) -> list[str]:
     return list(_module("fairseq_alma.reshard", request.stream, *chosen(request.settings, _CUT_FLAGS)))
 
 
-def _check(request: Request) -> None:
-    """Raise UserError for settings that contradict the learner or each other."""
-    for setting in dict.fromkeys(option for spec in LEARNERS.values() for option in spec.options):
-        if setting not in request.learner_spec.options and getattr(request, setting) is not None:
-            learners = " or ".join(name for name, spec in LEARNERS.items() if setting in spec.options)
-            option = f"--{setting.replace('_', '-')}"
-            raise UserError(f"{option} needs --learner {learners}, not {request.learner}: leave it out")
-    for setting, least in (("members", 1), ("update_multiplier", 1), ("context_window", 0), ("stages", 1)):
-        given = getattr(request, setting)
-        if given is not None and given < least:
-            raise UserError(f"--{setting.replace('_', '-')} {given}: give {least} or more")
-    if request.from_scratch and request.learner_spec.fresh:
-        raise UserError(f"--from-scratch: {request.learner} trains new models in every stage; leave it out")
-    if request.learner_spec.switch and not request.arch.startswith("switch_"):
-        raise UserError(f"--arch {request.arch}: {request.learner} needs experts: give --arch switch_gmoe")
-    check_share(request.replay_share, request.replay)
-    if request.replay_from and not request.replay_share:
-        raise UserError(f"--replay-from {request.replay_from} needs --replay-share, such as .5")
-    if request.one_schedule:
-        _check_one_schedule(request)
-    if request.average:
-        _check_average(request)
-    if request.update_multiplier > 1 and not request.settings["--max-update"]:
-        raise UserError("--update-multiplier multiplies --max-update: give that after the `--`")
-
-
-def _check_one_schedule(request: Request) -> None:
-    if request.renews:
-        cause = "--from-scratch" if request.from_scratch else request.learner
-        raise UserError(
-            f"--schedule {request.schedule}: {cause} trains new models in every stage; leave it out"
-        )
-    if request.schedule == "autoregressive" and not request.updates:
-        raise UserError(
-            "--schedule autoregressive needs the length of a stage: give --max-update after the `--`"
-        )
-    if request.grow_optimizer == "reset":
-        raise UserError(
-            f"--grow-optimizer reset: --schedule {request.schedule} keeps the optimizer state; leave it out"
-        )
-
-
-def _check_average(request: Request) -> None:
-    count = request.averaged_checkpoints
-    taken = ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay")
-    for name in taken:
-        if name in request.flags:
-            raise UserError(f"{name}: --average {request.average} sets it; leave it out")
-    if not count:
-        return
-    interval = request.settings["--save-interval-updates"]
-    if not interval or (request.updates and count * interval > request.updates):
-        number = f"{request.updates // count} or less" if request.updates >= count else "N"
-        raise UserError(
-            f"--average {request.average} needs {count} checkpoints of each stage: give "
-            f"--save-interval-updates {number} after the `--`"
-        )
-
-
 def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, Any]:
     """Every setting that changes results; defaults only where they always apply."""
     config: dict[str, Any] = {
@@ -284,7 +155,7 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
         config["schedule"] = request.schedule
     if request.replay_from == "recent":
         config["replay_from"] = request.replay_from
-    for setting in ("replay_share", "from_scratch", "context_window", "average", "name"):
+    for setting in ("replay_share", "cooldown", "from_scratch", "context_window", "average", "name"):
         if getattr(request, setting):
             config[setting] = getattr(request, setting)
     return config
@@ -305,10 +176,14 @@ def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None)
     evaluate += [*chosen(request.settings, _EVALUATION_FLAGS), *_tensorboard(request, stage.index)]
     own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
     own["--max-update"] = request.updates
+    trainings = [_training(request, stage, member, sizes) for member in members]
+    if request.cooldown:
+        trainings += [_cooldown(request, stage, member, experts) for member in members]
+        models = [training.directory for training in trainings if training.cools]
     return StageSpec(
         stage,
         directory,
-        tuple(_training(request, stage, member, sizes) for member in members),
+        tuple(trainings),
         tuple(models),
         _module("fairseq_alma.evaluate", *evaluate),
         _title(stage),
@@ -318,22 +193,59 @@ def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None)
 
 def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> Training:
     directory = request.directory(stage.index, member)
-    train = [request.stream, "--task", "alma_lm", *sizes, "--stage", str(stage.index)]
-    train += ["--waiting-time", str(request.waiting_time), *flag("--replay", request.replay)]
-    if stage.index and request.replay_share:
-        train += ["--replay-share", str(request.replay_share), *flag("--replay-from", request.replay_from)]
-    train += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
-    train += [
-        *request.training_words,
-        *_log_flags(request),
-        *_tensorboard(request, stage.index, member),
-        *words_of(_multiplied(request, stage.index)),
-    ]
     new = not stage.index or request.renews
-    previous = None if new else request.directory(stage.index - 1, member)
-    of = f", member {member + 1} of {request.models}" if request.learner_spec.separate else ""
-    earlier = request.updates * stage.index if request.one_schedule else 0
-    return Training(directory, tuple(train), previous, _title(stage) + of, earlier)
+    return Training(
+        directory,
+        (
+            *_stage_words(request, stage, member, directory, sizes),
+            *_tensorboard(request, stage.index, member),
+            *words_of(_multiplied(request, stage.index)),
+        ),
+        None if new else request.directory(stage.index - 1, member),
+        _title(stage) + _of(request, member),
+        request.updates or None,
+        request.updates * stage.index if request.one_schedule else 0,
+    )
+
+
+def _cooldown(request: Request, stage: Stage, member: int, experts: int | None) -> Training:
+    """Linear decay of the learning rate to 0 from the end of a stage; the next stage does not see it."""
+    trunk = request.directory(stage.index, member)
+    done = request.updates * (stage.index + 1)
+    updates = max(1, round(request.cooldown * request.updates))
+    rate = request.settings["--lr"][0]
+    if request.schedule == "rsqrt":  # as fairseq's inverse_sqrt
+        rate *= math.sqrt(request.settings["--warmup-updates"] / done)
+    decay = {"--lr-scheduler": "polynomial_decay", "--lr": rate, "--warmup-updates": done}
+    decay |= {"--max-update": done + updates, "--total-num-update": done + updates}
+    flags = dict(_passed(request.flags)) | {name: flag(name, value) for name, value in decay.items()}
+    sizes = ["--arch", request.arch, *flag("--moe-expert-count", experts)]
+    sizes += flag("--members", _jointly(request))
+    return Training(
+        trunk / COOLDOWN,
+        (*_stage_words(request, stage, member, trunk / COOLDOWN, sizes), *words_of(flags)),
+        trunk,
+        f"{_title(stage)}{_of(request, member)}, cool-down",
+        updates,
+        done,
+        cools=True,
+    )
+
+
+def _stage_words(
+    request: Request, stage: Stage, member: int, directory: Path, sizes: list[str]
+) -> tuple[str, ...]:
+    """Words of fairseq-train that a stage and its cool-down share."""
+    words = [request.stream, "--task", "alma_lm", *sizes, "--stage", str(stage.index)]
+    words += ["--waiting-time", str(request.waiting_time), *flag("--replay", request.replay)]
+    if stage.index and request.replay_share:
+        words += ["--replay-share", str(request.replay_share), *flag("--replay-from", request.replay_from)]
+    words += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
+    return (*words, *request.training_words, *_log_flags(request))
+
+
+def _of(request: Request, member: int) -> str:
+    return f", member {member + 1} of {request.models}" if request.learner_spec.separate else ""
 
 
 def _title(stage: Stage) -> str:

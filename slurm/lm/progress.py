@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Sequence
 
 from tqdm import tqdm
 
@@ -23,14 +24,14 @@ _PHASES = {
 class ProgressBar:
     """Context manager that shows the progress over all trainings of a run; `read` takes fairseq's log."""
 
-    def __init__(self, trainings: int, updates: int | None) -> None:
-        """`updates`: of each training; None: unknown."""
-        self.updates = updates
-        self.trainings, self.complete, self.skipped = trainings, 0, 0
+    def __init__(self, updates: Sequence[int | None]) -> None:
+        """`updates`: of each training, in order; None: unknown."""
+        self.sizes = updates
+        self.complete, self.skipped = 0, 0
         self.title, self.resumed, self.earlier = "", False, 0
         self.said: set[str] = set()
         self.began = self.stage_began = self.spoke = time.monotonic()
-        total = updates and updates * trainings
+        total = None if None in updates else self._before(len(updates))
         off = terminal.attached or None  # None: off without a terminal
         # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of the whole run
         self.bar = tqdm(total=total, unit="update", dynamic_ncols=True, smoothing=0, disable=off)
@@ -71,9 +72,9 @@ class ProgressBar:
         shown = ", ".join(f"{name} {stats[name]}" for name in ("loss", "ppl", "wps") if name in stats)
         if self.bar.disable:
             if time.monotonic() - self.spoke > _LINE_SECONDS:
-                self._say(f"{self.title}: {updates} of {self.updates or '?'} updates, {shown}")
+                self._say(f"{self.title}: {updates} of {self.sizes[self.complete] or '?'} updates, {shown}")
             return
-        before = self.complete * (self.updates or 0)
+        before = self._before(self.complete)
         if self.resumed:  # earlier updates took no time in this process
             self.bar.initial += updates
             self.resumed = False
@@ -84,21 +85,25 @@ class ProgressBar:
         """Count a complete training; `now`: it was trained in this process."""
         self.complete += 1
         self.skipped += not now
-        if self.bar.disable or not self.updates:
+        if self.bar.disable or None in self.sizes:
             return
         if not now:
-            self.bar.initial += self.updates
-        self.bar.update(self.complete * self.updates - self.bar.n)
+            self.bar.initial += self.sizes[self.complete - 1] or 0
+        self.bar.update(self._before(self.complete) - self.bar.n)
 
     def done(self, message: str) -> None:
         """Report a complete stage, and the time left."""
         now = time.monotonic()
         seconds, self.stage_began = now - self.stage_began, now
         left = ""
-        if self.complete < self.trainings and self.bar.disable:
+        if self.complete < len(self.sizes) and self.bar.disable:
             each = (now - self.began) / max(1, self.complete - self.skipped)
-            left = f"; about {tqdm.format_interval(each * (self.trainings - self.complete))} left"
+            left = f"; about {tqdm.format_interval(each * (len(self.sizes) - self.complete))} left"
         self._say(f"{self.title}: done in {seconds:.0f} s, {message}{left}")
+
+    def _before(self, trainings: int) -> int:
+        """Updates of the first `trainings`."""
+        return sum(size or 0 for size in self.sizes[:trainings])
 
     def _say(self, message: str) -> None:
         self.spoke = time.monotonic()

@@ -11,7 +11,7 @@ from slurm.engine.resources import Resources
 from slurm.lm.experiments import experiment_files, is_experiment, read_experiment, read_overrides
 from slurm.lm.flags import Flags, read_flags, resolve, words_of
 from slurm.lm.options import parse, parser
-from slurm.lm.plan import Request
+from slurm.lm.settings import Request
 
 _OF_THE_MACHINE = {"--cluster", "--dry-run", "--wait", "--jobs", "--verbose"}
 _OF_THE_MACHINE |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Resources)}

@@ -35,6 +35,10 @@ class RunJob(Job):
         """The stage."""
         return self.plan.stages[self.index]
 
+    def checkpoint(self, directory: Path) -> Path:
+        """The model of the training in `directory`."""
+        return checkpoint(directory, last=self.plan.one_schedule)
+
     @abstractmethod
     def do(self, environment: Environment | None = None) -> None:
         """Do what is missing on this machine, with additional environment variables."""
@@ -80,11 +84,14 @@ class TrainJob(RunJob):
         make_directory(self.directory)
         command = [*self.training.command, *arguments]
         if self.training.previous:
-            command += ["--finetune-from-model", str(checkpoint(self.plan, self.training.previous))]
+            command += [
+                "--finetune-from-model",
+                str(self.checkpoint(self.training.previous)),
+            ]
         what = f"training of {self.training.title}"
         children.run(command, self.directory / log, what, watch, environment)
         if log == "train.log":
-            write_json_atomic(self.marker, {"checkpoint": checkpoint(self.plan, self.directory).name})
+            write_json_atomic(self.marker, {"checkpoint": self.checkpoint(self.directory).name})
 
     def work(self) -> None:
         """Train, in as many processes as the SLURM job has tasks."""
@@ -113,7 +120,7 @@ class EvaluateJob(RunJob):
     def do(self, environment: Environment | None = None) -> None:
         """Write result.json."""
         if not self.done:
-            models = ":".join(str(checkpoint(self.plan, model)) for model in self.spec.models)
+            models = ":".join(str(self.checkpoint(model)) for model in self.spec.models)
             command = [*self.spec.evaluate, "--path", models]
             children.run(command, self.directory / "eval.log", self.name, environment=environment)
 
@@ -133,17 +140,18 @@ def jobs_of(plan: Plan, spawns: bool = True) -> list[RunJob]:
         )
     ]
     for index, spec in enumerate(plan.stages):
-        count = len(spec.trainings)
-        for number, training in enumerate(spec.trainings, start=1):
+        count = sum(not training.cools for training in spec.trainings)
+        for number, training in enumerate(spec.trainings):
+            of = f", member {number % count + 1} of {count}" if count > 1 else ""
             jobs.append(
                 TrainJob(
-                    name=f"stage {index}" + (f", member {number} of {count}" if count > 1 else ""),
+                    name=f"stage {index}{of}" + (", cool-down" if training.cools else ""),
                     kind="train",
-                    array=f"alma-stage{index}",
+                    array=f"alma-cooldown{index}" if training.cools else f"alma-stage{index}",
                     directory=training.directory,
                     marker=training.directory / TRAINED,
                     needs=(training.previous / TRAINED,) if training.previous else (),
-                    updates=plan.max_update and plan.max_update + training.earlier,
+                    updates=training.updates and training.updates + training.earlier,
                     index=index,
                     training=training,
                     spawns=spawns,
@@ -172,7 +180,7 @@ def in_submission_order(jobs: Sequence[RunJob]) -> list[RunJob]:
     return sorted(jobs, key=lambda job: (kinds.index(job.kind), job.index))
 
 
-def checkpoint(plan: Plan, directory: Path) -> Path:
-    """The model of a training: the best on the validation set; without it, or with one schedule, the last."""
+def checkpoint(directory: Path, last: bool = False) -> Path:
+    """The model of a training: the best on the validation set; the `last` one, or without validation."""
     best = directory / "checkpoint_best.pt"
-    return best if best.exists() and not plan.one_schedule else directory / "checkpoint_last.pt"
+    return best if best.exists() and not last else directory / "checkpoint_last.pt"

@@ -197,6 +197,28 @@ def test_schedules_over_all_stages_have_one_warm_up(schedule):
     assert made.config["schedule"] == schedule
 
 
+def test_a_cool_down_branches_from_the_end_of_each_stage():
+    made = plan("--schedule", "continuous", "--cooldown", ".1", "--", "--max-update", "100", "--lr", "2e-3")
+    for index, spec in enumerate(made.stages):
+        trunk, cool = spec.trainings
+        end = 100 * (index + 1)
+        assert (cool.previous, cool.updates) == (trunk.directory, 10)
+        assert cool.directory == trunk.directory / "cooldown"
+        found = [value(cool.command, f"--{name}") for name in ("warmup-updates", "max-update", "lr")]
+        assert found == [str(end), str(end + 10), "0.002"]
+        assert value(cool.command, "--total-num-update") == value(cool.command, "--max-update")
+        assert spec.models == (cool.directory,)
+        assert trunk.previous == (Path(f"R/stage_0{index - 1}") if index else None)
+    assert made.config["cooldown"] == 0.1
+    grown = plan(*GMOE, "--schedule", "rsqrt", "--cooldown", ".5", "--", "--max-update", "100").stages[1]
+    trunk, cool = grown.trainings
+    assert (value(cool.command, "--moe-expert-count"), value(cool.command, "--grow-experts")) == ("6", None)
+    warmup, rate = (grown.settings[name] for name in ("--warmup-updates", "--lr"))
+    assert float(value(cool.command, "--lr")) == pytest.approx(rate[0] * (warmup / 200) ** 0.5)
+    members = plan("--learner", "ens", "--schedule", "continuous", "--cooldown", ".5").stages[0]
+    assert members.models == (Path("R/stage_00/member_0/cooldown"), Path("R/stage_00/member_1/cooldown"))
+
+
 def test_replay_by_share_starts_with_the_second_stage():
     made = plan("--replay-share", ".5")
     assert values(made, "--replay-share") == [None, "0.5", "0.5", "0.5"]
@@ -323,79 +345,3 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         "--lr": ["--lr", "1", "--lr=2"],
     }
     assert plan("--", "--max-update", "9", "--max-update=5").max_update == 5
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--", "--save-dir", "x"], "--out"),
-        (["--", "--stage", "1"], "--stage"),
-        (["--", "--waiting-time=2"], "give --waiting-time before"),
-        (["--", "--replay"], "give --replay before"),
-        (["--", "--task", "language_modeling"], "always alma_lm"),
-        (["--", "--finetune-from-model", "x"], "every stage"),
-        (["--", "--restore-file", "x"], "every stage"),
-        (["--", "--seed", "1"], "give --seed before"),
-        (["--", "--grow-experts", "1"], "give --grow-experts before"),
-        (["--", "--grow-router", "copy"], "give --grow-router before"),
-        (["--", "--grow-optimizer", "copy"], "give --grow-optimizer before"),
-        (["--", "stray"], "flags of fairseq-train"),
-        (["--", "--max-update", "many"], "--max-update: invalid int value: 'many'"),
-        (["--", "--moe-expert-count"], "--moe-expert-count: expected one argument"),
-        (["--", "--moe-expert-count", "4", "--arch", "transformer_lm"], "unrecognized argument"),
-        (["--waiting-time", "5"], "longer than the stream"),
-        (["--waiting-time", "0"], "waiting time 0"),
-        (["--grow-experts", "2"], "--grow-experts needs --learner gmoe, not sm: leave it out"),
-        (["--grow-router", "copy"], "--grow-router needs --learner gmoe, not sm"),
-        (["--members", "2"], "--members needs --learner ens or umix, not sm"),
-        (["--learner", "ens", "--members", "0"], "--members 0: give 1 or more"),
-        (["--learner", "gens", "--from-scratch"], "gens trains new models in every stage"),
-        (["--learner", "umix", "--", "--arch", "transformer_lm"], "transformer_lm: umix needs experts"),
-        (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm: moe needs experts"),
-        (["--update-multiplier", "2", "--", "--max-update", "0"], "multiplies --max-update"),
-        (["--update-multiplier", "0"], "give 1 or more"),
-        (["--", "--schedule", "continuous"], "give --schedule before"),
-        (
-            ["--schedule", "continuous", "--learner", "gens"],
-            "continuous: gens trains new models in every stage",
-        ),
-        (["--schedule", "continuous", "--from-scratch"], "continuous: --from-scratch trains new models"),
-        ([*GMOE, "--schedule", "continuous", "--grow-optimizer", "reset"], "continuous keeps the optimizer"),
-        (["--schedule", "autoregressive", "--", "--max-update", "0"], "needs the length of a stage"),
-        (["--replay-share", "1"], "--replay-share 1.0: a share"),
-        (["--replay-share", ".5", "--replay"], "leave out --replay or --replay-share"),
-        (["--replay-from", "recent"], "--replay-from recent needs --replay-share"),
-        (["--", "--replay-share", ".5"], "give --replay-share before"),
-        (["--average", "1"], "'1': a decay below 1 such as .999, or last:K"),
-        (["--average", "last:0"], "'last:0': a decay"),
-        (["--average", ".9", "--", "--ema-decay", ".5"], "--ema-decay: --average 0.9 sets it"),
-        (["--average", "last:3", "--", "--keep-interval-updates", "2"], "--average last:3 sets it"),
-        (["--average", "last:3", "--", "--max-update", "90"], "give --save-interval-updates 30 or less"),
-        (
-            ["--average", "last:3", "--", "--save-interval-updates", "0"],
-            "--save-interval-updates 40000 or less",
-        ),
-        (["--context-window", "-1"], "give 0 or more"),
-        (["--stages", "0"], "give 1 or more"),
-        (["--size", "small"], "--size and --stream are for experiments"),
-        (["--", "--members", "2"], "give --members before"),
-        ([*GMOE, "--grow-experts", "2,2"], "2 growths given, but 4 stages grow 3 times"),
-        ([*GMOE, "--grow-experts", "2,2,4", "--waiting-time", "2"], "2 stages grow 1 times"),
-        ([*GMOE, "--grow-experts", "5"], "adds 5 to 4 experts"),
-        ([*GMOE, "--grow-experts", "2,7,1"], "growth 2 adds 7 to 6"),
-        ([*GMOE, "--grow-experts", "two"], "--grow-experts: 'two': a whole number"),
-        ([*GMOE, "--grow-experts", "0"], "give a number of 1 or more"),
-        (
-            ["--nonsense"],
-            "if --nonsense is a flag of fairseq-train, put it after",
-        ),
-        (["--arch", "switch_gmoe"], "--arch is a flag of fairseq-train: put it after `--`"),
-        (["--max-updates", "4"], "did you mean --max-update. Then put it after `--`"),
-        (["--waiting-tim", "4"], "did you mean --waiting-time.\\)"),
-        (["--learner", "gmo"], "invalid choice: 'gmo' .did you mean gmoe"),
-    ],
-)
-def test_refused(words, message):
-    with pytest.raises(UserError, match=message) as refused:
-        plan(*words)
-    assert "\n" not in str(refused.value)

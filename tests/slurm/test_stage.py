@@ -98,6 +98,7 @@ def test_the_best_checkpoint_is_preferred_to_the_last(tmp_path):
     assert checkpoint(tmp_path).name == "checkpoint_last.pt"
     (tmp_path / "checkpoint_best.pt").touch()
     assert checkpoint(tmp_path).name == "checkpoint_best.pt"
+    assert checkpoint(tmp_path, last=True).name == "checkpoint_last.pt"
 
 
 def test_all_output_is_logged_and_watched_and_logs_are_appended(tmp_path):
@@ -168,7 +169,7 @@ def log_line(updates: int) -> str:
 
 def test_on_a_terminal_one_bar_covers_all_trainings(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress.ProgressBar(3, 400) as shown:
+    with progress.ProgressBar([400] * 3) as shown:
         shown.trained(now=False)
         assert (shown.bar.n, shown.bar.total) == (400, 1200)
         shown.start("stage 1", resumed=True)
@@ -198,7 +199,7 @@ def test_on_a_terminal_one_bar_covers_all_trainings(monkeypatch, capsys):
 def test_without_a_terminal_there_is_a_line_for_each_phase_and_one_a_minute(monkeypatch, capsys):
     clock = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
-    with progress.ProgressBar(2, None) as shown:
+    with progress.ProgressBar([None] * 2) as shown:
         shown.start("stage 0")
         for updates in (1, 2, 3):
             shown.read("x | INFO | fairseq.trainer | begin training epoch 1")

@@ -1,0 +1,79 @@
+"""Settings of a request that contradict its learner or each other."""
+
+from alma.errors import UserError
+from alma.stages import check_share
+from slurm.lm.learners import LEARNERS
+from slurm.lm.settings import Request
+
+
+def check(request: Request) -> None:
+    """Raise UserError for settings that contradict the learner or each other."""
+    for setting in dict.fromkeys(option for spec in LEARNERS.values() for option in spec.options):
+        if setting not in request.learner_spec.options and getattr(request, setting) is not None:
+            learners = " or ".join(name for name, spec in LEARNERS.items() if setting in spec.options)
+            option = f"--{setting.replace('_', '-')}"
+            raise UserError(f"{option} needs --learner {learners}, not {request.learner}: leave it out")
+    for setting, least in (("members", 1), ("update_multiplier", 1), ("context_window", 0), ("stages", 1)):
+        given = getattr(request, setting)
+        if given is not None and given < least:
+            raise UserError(f"--{setting.replace('_', '-')} {given}: give {least} or more")
+    if request.from_scratch and request.learner_spec.fresh:
+        raise UserError(f"--from-scratch: {request.learner} trains new models in every stage; leave it out")
+    if request.learner_spec.switch and not request.arch.startswith("switch_"):
+        raise UserError(f"--arch {request.arch}: {request.learner} needs experts: give --arch switch_gmoe")
+    check_share(request.replay_share, request.replay)
+    if request.replay_from and not request.replay_share:
+        raise UserError(f"--replay-from {request.replay_from} needs --replay-share, such as .5")
+    if request.one_schedule:
+        _check_one_schedule(request)
+    if request.average:
+        _check_average(request)
+    if request.cooldown:
+        _check_cooldown(request)
+    if request.update_multiplier > 1 and not request.settings["--max-update"]:
+        raise UserError("--update-multiplier multiplies --max-update: give that after the `--`")
+
+
+def _check_one_schedule(request: Request) -> None:
+    if request.renews:
+        cause = "--from-scratch" if request.from_scratch else request.learner
+        raise UserError(
+            f"--schedule {request.schedule}: {cause} trains new models in every stage; leave it out"
+        )
+    if request.schedule == "autoregressive" and not request.updates:
+        raise UserError(
+            "--schedule autoregressive needs the length of a stage: give --max-update after the `--`"
+        )
+    if request.grow_optimizer == "reset":
+        raise UserError(
+            f"--grow-optimizer reset: --schedule {request.schedule} keeps the optimizer state; leave it out"
+        )
+
+
+def _check_average(request: Request) -> None:
+    count = request.averaged_checkpoints
+    taken = ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay")
+    for name in taken:
+        if name in request.flags:
+            raise UserError(f"{name}: --average {request.average} sets it; leave it out")
+    if not count:
+        return
+    interval = request.settings["--save-interval-updates"]
+    if not interval or (request.updates and count * interval > request.updates):
+        number = f"{request.updates // count} or less" if request.updates >= count else "N"
+        raise UserError(
+            f"--average {request.average} needs {count} checkpoints of each stage: give "
+            f"--save-interval-updates {number} after the `--`"
+        )
+
+
+def _check_cooldown(request: Request) -> None:
+    share = request.cooldown
+    if not 0 < share < 1:
+        raise UserError(f"--cooldown {share:g}: a share of the updates of a stage, below 1, such as .1")
+    if request.schedule not in ("continuous", "rsqrt"):
+        raise UserError("--cooldown needs --schedule continuous or rsqrt; the others end at 0 already")
+    if not request.updates:
+        raise UserError(f"--cooldown {share:g} needs a length of stages: --max-update after the `--`")
+    if request.averaged_checkpoints:
+        raise UserError(f"--cooldown {share:g}: leave out --average {request.average}, or give a decay")

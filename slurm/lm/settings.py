@@ -1,0 +1,88 @@
+"""What a user requests of the launcher, for one run."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurm.lm.flags import Flags, FlagValues
+from slurm.lm.learners import LEARNERS, LearnerSpec
+from slurm.lm.options import SCHEDULES
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line, or an experiment, of the launcher. None: not given."""
+
+    stream: str
+    out: Path
+    learner: str
+    """Key of LEARNERS."""
+    flags: Flags
+    members: int | None = None
+    waiting_time: int = 1
+    replay: bool = False
+    replay_share: float = 0.0
+    replay_from: str | None = None
+    from_scratch: bool = False
+    update_multiplier: int = 1
+    schedule: str = SCHEDULES[0]
+    cooldown: float = 0.0
+    """Updates of a cool-down, as a share of those of a stage."""
+    average: float | str | None = None
+    """Decay of the moving average, or `last:K`."""
+    seed: int = 0
+    grow_experts: list[int] | None = None
+    grow_router: str | None = None
+    grow_optimizer: str | None = None
+    context_window: int = 0
+    stages: int | None = None
+    name: str | None = None
+    settings: FlagValues = field(default_factory=dict)
+    """fairseq-train's values for `flags`; required by `make_plan`."""
+
+    @property
+    def learner_spec(self) -> LearnerSpec:
+        """The entry of its learner."""
+        return LEARNERS[self.learner]
+
+    @property
+    def arch(self) -> str:
+        """Value of --arch."""
+        return self.settings["--arch"]
+
+    @property
+    def models(self) -> int:
+        """Members trained in each stage; 1 for a learner without --members."""
+        return self.members or self.learner_spec.members or 1
+
+    @property
+    def updates(self) -> int:
+        """Of a stage; 0: no limit."""
+        return self.settings["--max-update"] * self.update_multiplier
+
+    @property
+    def one_schedule(self) -> bool:
+        """Whether one schedule spans all stages: optimizer and learning rate go on."""
+        return self.schedule != "stage"
+
+    @property
+    def averaged_checkpoints(self) -> int:
+        """K of --average last:K, else 0."""
+        return int(str(self.average).removeprefix("last:")) if isinstance(self.average, str) else 0
+
+    @property
+    def training_words(self) -> list[str]:
+        """Flags of fairseq-train, the same for every stage, that follow from options."""
+        words = ["--schedule", self.schedule] if self.one_schedule else []
+        if kept := self.averaged_checkpoints:
+            return [*words, "--keep-interval-updates", str(kept)]
+        return [*words, *(["--store-ema", "--ema-decay", str(self.average)] if self.average else [])]
+
+    @property
+    def renews(self) -> bool:
+        """Whether each stage trains new models."""
+        return self.from_scratch or self.learner_spec.fresh
+
+    def directory(self, index: int, member: int) -> Path:
+        """Of the training of a stage's member."""
+        stage = self.out / f"stage_{index:02d}"
+        return stage / f"member_{member}" if self.learner_spec.separate else stage

@@ -1,0 +1,91 @@
+"""Settings of the launcher that are refused, in one line."""
+
+import pytest
+from launcher import read_requests
+
+from alma.errors import UserError
+from slurm.lm.plan import make_plan
+
+GMOE = ["--learner", "gmoe"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--", "--save-dir", "x"], "--out"),
+        (["--", "--stage", "1"], "--stage"),
+        (["--", "--waiting-time=2"], "give --waiting-time before"),
+        (["--", "--replay"], "give --replay before"),
+        (["--", "--task", "language_modeling"], "always alma_lm"),
+        (["--", "--finetune-from-model", "x"], "every stage"),
+        (["--", "--restore-file", "x"], "every stage"),
+        (["--", "--seed", "1"], "give --seed before"),
+        (["--", "--grow-experts", "1"], "give --grow-experts before"),
+        (["--", "--grow-router", "copy"], "give --grow-router before"),
+        (["--", "--grow-optimizer", "copy"], "give --grow-optimizer before"),
+        (["--", "stray"], "flags of fairseq-train"),
+        (["--", "--max-update", "many"], "--max-update: invalid int value: 'many'"),
+        (["--", "--moe-expert-count"], "--moe-expert-count: expected one argument"),
+        (["--", "--moe-expert-count", "4", "--arch", "transformer_lm"], "unrecognized argument"),
+        (["--waiting-time", "5"], "longer than the stream"),
+        (["--waiting-time", "0"], "waiting time 0"),
+        (["--grow-experts", "2"], "--grow-experts needs --learner gmoe, not sm: leave it out"),
+        (["--grow-router", "copy"], "--grow-router needs --learner gmoe, not sm"),
+        (["--members", "2"], "--members needs --learner ens or umix, not sm"),
+        (["--learner", "ens", "--members", "0"], "--members 0: give 1 or more"),
+        (["--learner", "gens", "--from-scratch"], "gens trains new models in every stage"),
+        (["--learner", "umix", "--", "--arch", "transformer_lm"], "transformer_lm: umix needs experts"),
+        (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm: moe needs experts"),
+        (["--update-multiplier", "2", "--", "--max-update", "0"], "multiplies --max-update"),
+        (["--update-multiplier", "0"], "give 1 or more"),
+        (["--", "--schedule", "continuous"], "give --schedule before"),
+        (
+            ["--schedule", "continuous", "--learner", "gens"],
+            "continuous: gens trains new models in every stage",
+        ),
+        (["--schedule", "continuous", "--from-scratch"], "continuous: --from-scratch trains new models"),
+        ([*GMOE, "--schedule", "continuous", "--grow-optimizer", "reset"], "continuous keeps the optimizer"),
+        (["--schedule", "autoregressive", "--", "--max-update", "0"], "needs the length of a stage"),
+        (["--cooldown", ".1"], "needs --schedule continuous or rsqrt"),
+        (["--cooldown", "2", "--schedule", "rsqrt"], "--cooldown 2: a share of the updates"),
+        (["--cooldown", ".1", "--schedule", "rsqrt", "--", "--max-update", "0"], "needs a length of stages"),
+        (["--cooldown", ".1", "--schedule", "rsqrt", "--average", "last:2"], "leave out --average last:2"),
+        (["--replay-share", "1"], "--replay-share 1.0: a share"),
+        (["--replay-share", ".5", "--replay"], "leave out --replay or --replay-share"),
+        (["--replay-from", "recent"], "--replay-from recent needs --replay-share"),
+        (["--", "--replay-share", ".5"], "give --replay-share before"),
+        (["--average", "1"], "'1': a decay below 1 such as .999, or last:K"),
+        (["--average", "last:0"], "'last:0': a decay"),
+        (["--average", ".9", "--", "--ema-decay", ".5"], "--ema-decay: --average 0.9 sets it"),
+        (["--average", "last:3", "--", "--keep-interval-updates", "2"], "--average last:3 sets it"),
+        (["--average", "last:3", "--", "--max-update", "90"], "give --save-interval-updates 30 or less"),
+        (
+            ["--average", "last:3", "--", "--save-interval-updates", "0"],
+            "--save-interval-updates 40000 or less",
+        ),
+        (["--context-window", "-1"], "give 0 or more"),
+        (["--stages", "0"], "give 1 or more"),
+        (["--size", "small"], "--size and --stream are for experiments"),
+        (["--", "--members", "2"], "give --members before"),
+        ([*GMOE, "--grow-experts", "2,2"], "2 growths given, but 4 stages grow 3 times"),
+        ([*GMOE, "--grow-experts", "2,2,4", "--waiting-time", "2"], "2 stages grow 1 times"),
+        ([*GMOE, "--grow-experts", "5"], "adds 5 to 4 experts"),
+        ([*GMOE, "--grow-experts", "2,7,1"], "growth 2 adds 7 to 6"),
+        ([*GMOE, "--grow-experts", "two"], "--grow-experts: 'two': a whole number"),
+        ([*GMOE, "--grow-experts", "0"], "give a number of 1 or more"),
+        (
+            ["--nonsense"],
+            "if --nonsense is a flag of fairseq-train, put it after",
+        ),
+        (["--arch", "switch_gmoe"], "--arch is a flag of fairseq-train: put it after `--`"),
+        (["--max-updates", "4"], "did you mean --max-update. Then put it after `--`"),
+        (["--waiting-tim", "4"], "did you mean --waiting-time.\\)"),
+        (["--learner", "gmo"], "invalid choice: 'gmo' .did you mean gmoe"),
+    ],
+)
+def test_refused(words, message):
+    with pytest.raises(UserError, match=message) as refused:
+        words = words if "--learner" in words else ["--learner", "sm", *words]
+        (request,) = read_requests(["S", "--out", "R", *words])
+        make_plan(request, 4)
+    assert "\n" not in str(refused.value)
