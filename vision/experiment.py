@@ -47,12 +47,11 @@ def run(
 ) -> Run:
     """Run Algorithm 1 with a learner of `vision.learners.LEARNERS`; returns the run, whose rows are in `out`.
 
-    With `replay_share`, that share of every epoch is drawn from earlier mega-batches: `replay_from` "all" or
-    "recent" ones. `settings` are the learner's, such as hidden=64; defaults are those of `preset` ("paper",
-    "draft" or "authors") for the data set. A checkpoint is written every `save_interval` seconds, with
-    `save_stages` the model of each stage, and curves to `tensorboard_logdir`. An interrupted run resumes from
-    the checkpoint, bit for bit; a complete one is returned as it is. UserError: a bad setting, or `out` holds
-    another run.
+    `replay_share` of every epoch comes from earlier mega-batches, "all" or "recent" ones. `settings` are the
+    learner's, such as hidden=64; defaults are those of `preset` ("paper", "draft" or "authors"). A checkpoint
+    is written every `save_interval` seconds, with `save_stages` the model of each stage, and curves to
+    `tensorboard_logdir`. An interrupted run resumes bit for bit; a complete one is returned. UserError: a bad
+    setting, or `out` holds another run.
     """
     from vision.data import StageData
 
@@ -60,24 +59,17 @@ def run(
     target = device_of(device)
     check_share(replay_share, replay)
     schedule = stages(len(stream), waiting_time, replay, replay_from if replay_share else None)
-    config = {
-        "learner": learner,
-        "megabatches": len(stream),
-        "waiting_time": waiting_time,
-        "replay": replay,
-        **_shared(replay_share, replay_from),
-        "seed": seed,
-        **_identity(stream, seed),
-        **chosen.config(),
-    }
+    config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
+    config |= _shared(replay_share, replay_from) | {"seed": seed}
+    config |= _identity(stream, seed) | chosen.config()
     make_directory(Path(out))
     with locked(Path(out)):
         record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
         if len(record.rows) > len(stream):
             return record
         _check_version(record)
-        subject = LEARNERS[learner](stream.dataset.shape, stream.dataset.classes, chosen, seed, target)
-        data = StageData(stream, schedule, target, replay_share)
+        data, of = StageData(stream, schedule, target, replay_share), stream.dataset
+        subject = LEARNERS[learner](of.shape, of.classes, chosen, seed, target)
         trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages)
         trainer.log_to(tensorboard_logdir)
         _play(record, trainer, schedule, chosen.epochs)

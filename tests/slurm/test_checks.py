@@ -84,8 +84,11 @@ GMOE = ["--learner", "gmoe"]
     ],
 )
 def test_refused(words, message):
-    with pytest.raises(UserError, match=message) as refused:
-        words = words if "--learner" in words else ["--learner", "sm", *words]
-        (request,) = read_requests(["S", "--out", "R", *words])
+    def plan():
+        learner = [] if "--learner" in words else ["--learner", "sm"]
+        (request,) = read_requests(["S", "--out", "R", *learner, *words])
         make_plan(request, 4)
+
+    with pytest.raises(UserError, match=message) as refused:
+        plan()
     assert "\n" not in str(refused.value)
