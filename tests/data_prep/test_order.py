@@ -193,7 +193,7 @@ def test_the_order_of_a_file(tmp_path):
         ("- []\n", "expected a list of mega-batches"),
         ("", "expected a list of mega-batches"),
         ("- [2023\n", "not YAML"),
-        (None, "No such file"),
+        (None, "no such file"),
     ],
 )
 def test_orders_that_do_not_fit(tmp_path, text, message):

@@ -236,7 +236,7 @@ def test_the_tokenizer_sees_the_first_megabatch_only(ordered, tmp_path):
         ("2023+ 2025", {}, "2023+=: the first source begins a mega-batch; write 2023="),
         ("2023 2025 2023", {}, "2023: in two mega-batches; give each a name of its own, or join"),
         ("2023 2025", {"documents": "2024=line"}, "--documents 2024=: no such source"),
-        ("2023 2025", {"order": "none.yaml"}, "--order none.yaml: No such file or directory"),
+        ("2023 2025", {"order": "none.yaml"}, "--order none.yaml: no such file or directory"),
         ("2023 2026", {}, "2026.txt: no such file or directory"),
     ],
 )
