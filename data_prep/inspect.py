@@ -9,6 +9,7 @@ from alma.help_texts import WORKERS
 _EXAMPLES = """\
 examples:
   alma inspect stream              # sizes, lengths of documents, sources; are the mega-batches i.i.d.?
+  alma inspect stream_by_year      # of an ordered stream: the drift between its mega-batches
   alma inspect stream --samples 2  # and the beginnings of two documents of each part
   alma inspect stream --verify     # after a copy: are all files complete and unchanged?
 """
@@ -25,7 +26,8 @@ def parser() -> Parser:
     made = Parser(
         prog="python -m data_prep.inspect",
         usage="%(prog)s STREAM [options]",
-        description="Describe a stream and test whether its mega-batches are i.i.d., or verify its files.",
+        description="Describe a stream and test whether its mega-batches are i.i.d., or verify its files. "
+        "For an ordered stream the test gives way to the drift.",
         epilog=_EXAMPLES,
         allow_abbrev=False,
     )

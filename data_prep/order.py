@@ -68,7 +68,7 @@ class Ordered(Wanted):
         taken = np.zeros(document[-1] + 1, bool)
         old = order < known
         taken[document[old]] = True
-        arrival = np.array([self.rank(source)[0] for source in sources])[records["source"][order]]
+        arrival = np.array([self.rank(source)[0] for source in sources], np.int16)[records["source"][order]]
         split = np.full(len(records), LEFT_OUT, np.int16)
         kept, problems = [], []
         for t in range(self.mega_batches):
@@ -158,7 +158,7 @@ def from_file(path: str, sources: list[str]) -> list[list[str]]:
     try:
         record = yaml.load(Path(path).read_text("utf-8"), yaml.BaseLoader)
     except OSError as error:
-        raise UserError(f"--order {path}: {error.strerror}") from error
+        raise UserError(f"--order {path}: {(error.strerror or 'unreadable').lower()}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--order {path}: not YAML ({' '.join(str(error).split())})") from error
     order = [[each] if isinstance(each, str) else each for each in record] if isinstance(record, list) else []

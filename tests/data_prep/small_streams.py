@@ -63,12 +63,17 @@ def bless(out: Path, **changes: object) -> None:
     def measured(files):
         return {name: FileInfo.of(out / name) for name in files}
 
-    parts = [dataclasses.replace(part, files=measured(part.files)) for part in stream.parts]
-    parts[0] = dataclasses.replace(parts[0], **changes)
+    def again(parts):
+        return tuple(dataclasses.replace(part, files=measured(part.files)) for part in parts)
+
+    first, *others = again(stream.megabatches)
+    valid, test = again([stream.valid, stream.test])
     dataclasses.replace(
         stream,
-        megabatches=tuple(parts[:-2]),
-        valid=parts[-2],
-        test=parts[-1],
+        megabatches=(dataclasses.replace(first, **changes), *others),
+        valid=valid,
+        test=test,
         files=measured(stream.files),
+        held_out=again(stream.held_out),
+        held_out_valid=again(stream.held_out_valid),
     ).write()

@@ -36,9 +36,8 @@ def small_shards(monkeypatch):
 def digests(out: Path) -> dict[str, str]:
     """SHA-256 of every file of a finished stream except stream.json, checked against it."""
     stream = Stream.load(out)
-    parts = [*stream.megabatches, stream.valid, stream.test]
-    stream.check(parts)
-    listed = {name: info.sha256 for item in [stream, *parts] for name, info in item.files.items()}
+    stream.check(stream.parts)
+    listed = {name: info.sha256 for item in [stream, *stream.parts] for name, info in item.files.items()}
     found = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert found - {LOCK} == {*listed, "stream.json"}, "something was left behind"
     return listed

@@ -31,6 +31,17 @@ def test_load_gives_what_was_written(stream):
     assert stream.path(stream.valid) == str(stream.directory / "valid")
 
 
+def test_only_ordered_streams_name_held_out_parts(stream):
+    assert not stream.ordered
+    assert not _record(stream).keys() & {"held_out", "held_out_valid"}
+    held_out = dataclasses.replace(stream.valid, name="test_00", prefix="test_00")
+    ordered = dataclasses.replace(stream, held_out=(held_out,), held_out_valid=(stream.valid,))
+    ordered.write()
+    assert Stream.load(stream.directory) == ordered
+    assert ordered.ordered
+    assert ordered.parts == (*stream.parts, held_out, stream.valid)
+
+
 def test_fairseq_reads_the_index(stream):
     from fairseq.data.indexed_dataset import MMapIndexedDataset
 

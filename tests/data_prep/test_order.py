@@ -1,0 +1,207 @@
+"""The plan of an ordered stream: causal, free of duplicates, and of the sizes asked for."""
+
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from alma.errors import UserError
+from data_prep.order import Ordered, from_corpus, from_file
+from data_prep.plan import LEFT_OUT, make_plan
+
+from .test_plan import make_records
+
+SOURCES = ("b", "a", "d", "c")
+"""Sorted by mega-batch, then by name."""
+ORDER = [["b"], ["a", "d"], ["c"]]
+
+
+def wanted_of(words: int = 0, eval_words: int = 40, valid_words: int = 30, order=ORDER, first: int = 0):
+    return Ordered(len(order), words, eval_words, valid_words, None, first, order)
+
+
+@st.composite
+def corpora(draw):
+    """(records, wanted); equal documents are in one or in several sources."""
+    rng = draw(st.randoms(use_true_random=False))
+    words = [rng.randint(1, 20) for _ in range(draw(st.integers(60, 120)))]
+    documents = [(key, count, rng.randrange(4)) for key, count in enumerate(words)]
+    again = [rng.randrange(len(words)) for _ in range(draw(st.integers(0, 40)))]
+    documents += [(key, words[key], rng.randrange(4)) for key in again]
+    rng.shuffle(documents)
+    wanted = wanted_of(draw(st.sampled_from([0, 60])), draw(st.integers(10, 40)), draw(st.integers(10, 40)))
+    return make_records(documents), wanted
+
+
+def parts_of(records: np.ndarray, wanted: Ordered, known: np.ndarray | None = None) -> dict[str, list[int]]:
+    """The keys of each part, in the order of its file. Rejects corpora that are too small."""
+    old = np.zeros(0, records.dtype) if known is None else known.copy()
+    old["words"] = old["source"] = old["second"] = 0  # only their keys are known
+    records = np.concatenate([old, records])
+    sources = tuple(sorted((name for names in wanted.order for name in names), key=wanted.rank))
+    try:
+        split, kept = wanted.assign(records, sources, len(old))
+    except UserError:
+        reject()
+    assert (split[: len(old)] == LEFT_OUT).all()
+    assert set(np.flatnonzero(split != LEFT_OUT)) <= set(kept)
+    low = records["low"]
+    return {
+        name: [int(low[i]) for number in numbers for i in kept[split[kept] == number]]
+        for name, numbers in wanted.parts.items()
+    }
+
+
+@given(corpora())
+@settings(max_examples=30, deadline=None)
+def test_the_past_is_that_of_a_stream_without_the_future(corpus):
+    records, wanted = corpus
+    whole = parts_of(records, wanted)
+    for count in (1, 2):
+        order = ORDER[:count]
+        sources = sum(map(len, order))
+        past = wanted_of(wanted.words, wanted.eval_words, wanted.valid_words, order)
+        for name, keys in parts_of(records[records["source"] < sources], past).items():
+            if name not in ("test", "valid"):
+                assert whole[name] == keys, name
+
+
+@given(corpora())
+@settings(max_examples=30, deadline=None)
+def test_an_addition_is_that_of_a_stream_of_everything(corpus):
+    records, wanted = corpus
+    whole = parts_of(records, wanted)
+    before = {key for name, keys in whole.items() if name.endswith(("00", "01")) for key in keys}
+    old = records[np.isin(records["low"], list(before))]
+    added = records[records["source"] == 3].copy()
+    added["source"] = 0
+    last = wanted_of(wanted.words, wanted.eval_words, wanted.valid_words, [["c"]], first=2)
+    found = parts_of(added, last, old)
+    assert found.keys() == {"megabatch_02", "test_02", "valid_02"}
+    for name, keys in found.items():
+        assert keys == whole[name], name
+
+
+@given(corpora())
+@settings(max_examples=30, deadline=None)
+def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
+    records, wanted = corpus
+    found = parts_of(records, wanted)
+    test, valid = found.pop("test"), found.pop("valid")
+    everything = [key for keys in found.values() for key in keys]
+    assert len(set(everything)) == len(everything)
+    megabatch = np.array([0, 1, 1, 2])[records["source"]]
+    earliest = {}
+    for key, t in zip(records["low"].tolist(), megabatch.tolist(), strict=True):
+        earliest[key] = min(t, earliest.get(key, t))
+    for name, keys in found.items():
+        own = int(name[-2:])
+        if not wanted.words:  # taken whole, so each document is where it came first
+            assert {earliest[key] for key in keys} == {own}
+        assert all(earliest[key] <= own for key in keys)
+    if not wanted.words:
+        assert set(everything) == set(earliest)
+    for mixed, name in ((test, "test"), (valid, "valid")):
+        at = 0
+        for t in range(3):  # of each held-out part the beginning
+            keys = found[f"{name}_{t:02d}"]
+            shared = [key for key in mixed if key in keys]
+            assert shared == keys[: len(shared)] == mixed[at : at + len(shared)]
+            assert shared
+            at += len(shared)
+        assert at == len(mixed)
+
+
+@given(corpora())
+@settings(max_examples=30, deadline=None)
+def test_every_cut_is_within_half_a_document(corpus):
+    records, wanted = corpus
+    found = parts_of(records, wanted)
+    words = dict(zip(records["low"].tolist(), records["words"].tolist(), strict=True))
+    high = dict(zip(records["low"].tolist(), records["high"].tolist(), strict=True))
+    for t in range(3):
+        target = running = 0
+        names = ("test", "valid", "megabatch") if wanted.words else ("test", "valid")
+        last = -1
+        for name, size in zip(names, (wanted.eval_words, wanted.valid_words, wanted.words), strict=False):
+            keys = found[f"{name}_{t:02d}"]
+            target += size
+            running += sum(words[key] for key in keys)
+            assert abs(running - target) <= max(words.values()) / 2
+            order = [high[key] for key in keys]
+            assert [last, *order] == sorted({last, *order})  # in hash order, one part after another
+            last = order[-1]
+
+
+@given(corpora(), st.randoms())
+@settings(max_examples=30, deadline=None)
+def test_the_order_of_reading_does_not_matter(corpus, random):
+    records, wanted = corpus
+    order = list(range(len(records)))
+    random.shuffle(order)
+    assert parts_of(records, wanted) == parts_of(records[order], wanted)
+    plans = [make_plan(each, wanted, SOURCES)[1] for each in (records, records[order])]
+    assert (plans[0].source_words == plans[1].source_words).all()
+    assert plans[0].duplicate_documents == plans[1].duplicate_documents
+
+
+def test_all_megabatches_that_are_too_small_are_named():
+    documents = [(key, 10, key % 2) for key in range(30)] + [(0, 10, 3), (30, 10, 3)]
+    with pytest.raises(UserError) as error:
+        wanted_of(words=200, eval_words=30, valid_words=20).assign(make_records(documents), SOURCES, 0)
+    assert "megabatch_00 (b) has 150 words in 15 documents after dropping 0 duplicates" in str(error.value)
+    assert "30 test + 20 validation + 200 training = 250 are needed: 100 words are missing" in str(
+        error.value
+    )
+    assert "megabatch_01 (a, d) has 150 words" in str(error.value)
+    assert "megabatch_02 (c) has 20 words in 2 documents" in str(error.value)  # megabatch_00 took none
+
+
+def test_a_part_of_one_long_document_is_refused():
+    documents = [(key, 50, 0) for key in range(4)]
+    wanted = wanted_of(eval_words=10, valid_words=60, order=[["b"]])
+    with pytest.raises(
+        UserError, match=r"test_00 would be empty: the longest document of megabatch_00 \(b\)"
+    ):
+        wanted.assign(make_records(documents), ("b",), 0)
+
+
+def test_the_order_of_the_command_line():
+    pairs = [("2023", False), ("2024", False), ("books", True), ("2024", True), ("2025", False)]
+    assert from_corpus(pairs) == [["2023"], ["2024", "books"], ["2025"]]
+    with pytest.raises(UserError) as error:
+        from_corpus([("a", True), ("b", False), ("c", False), ("b", False), ("c", False), ("b", True)])
+    assert str(error.value).startswith("a+=: the first source begins a mega-batch; write a=; b: in two")
+    assert "c: in two mega-batches" in str(error.value)
+
+
+def test_the_order_of_a_file(tmp_path):
+    path = tmp_path / "order.yaml"
+    path.write_text("- 2023\n- [2024, books]\n- - 2025.0\n", "utf-8")
+    sources = ["2025.0", "books", "2023", "2024"]
+    assert from_file(str(path), sources) == [["2023"], ["2024", "books"], ["2025.0"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 2023\n- boks\n- 2024\n", "no source boks among the CORPUS arguments; did you mean books?"),
+        ("- 2023\n- boks\n- 2024\n", "books missing from the order"),
+        ("- 2023\n- [2024, books, 2023]\n", "2023 is there twice"),
+        ("2023: 2024\n", "expected a list of mega-batches"),
+        ("- [[2023]]\n", "expected a list of mega-batches"),
+        ("- []\n", "expected a list of mega-batches"),
+        ("", "expected a list of mega-batches"),
+        ("- [2023\n", "not YAML"),
+        (None, "no such file"),
+    ],
+)
+def test_orders_that_do_not_fit(tmp_path, text, message):
+    path = tmp_path / "order.yaml"
+    if text is not None:
+        path.write_text(text, "utf-8")
+    with pytest.raises(UserError) as error:
+        from_file(str(path), ["2023", "2024", "books"])
+    assert str(error.value).startswith(f"--order {path}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

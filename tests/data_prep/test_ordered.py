@@ -1,0 +1,350 @@
+"""`--ordered`: sources in a given order are the mega-batches."""
+
+import gzip
+import json
+import random
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from alma.files import LOCK
+from alma.stream import Stream
+from data_prep import documents, plan, shuffle, similarity
+
+from .conftest import make_documents
+from .small_streams import bless
+from .test_pipeline import COMMAND, digests, texts
+
+SIZES = {"mega_batches": None, "words": 700, "eval_words": 200, "valid_words": 100, "vocab_size": 80}
+APPEND = dict.fromkeys(SIZES)
+PAST = re.compile(r"megabatch|(test|valid)_\d|dict|tokenizer")
+FEW = settings(
+    max_examples=3,
+    deadline=None,
+    phases=[Phase.generate],  # without shrinking, which would take minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+
+
+@pytest.fixture
+def years(tmp_path) -> Path:
+    """2023.txt, 2024.txt, books.txt and 2025.txt; each repeats documents of those before and its own."""
+    folder = tmp_path / "years"
+    folder.mkdir()
+    old: list[str] = []
+    for number, name in enumerate(("2023", "2024", "books", "2025")):
+        new = make_documents(20 + number, 90)
+        (folder / f"{name}.txt").write_text("\n\n".join([*new, *old[:20], *new[:5]]), "utf-8")
+        old = new + old[:20]
+    return folder
+
+
+@pytest.fixture
+def four(years) -> list[str]:
+    """The CORPUS arguments of three mega-batches."""
+    return [f"{name}={years / name.strip('+')}.txt" for name in ("2023", "2024", "books+", "2025")]
+
+
+@pytest.fixture
+def ordered(prepare):
+    """Run the command with --ordered."""
+    return lambda *arguments, out, **flags: prepare(*arguments, "--ordered", out=out, **SIZES | flags)
+
+
+def past(out: Path, megabatches: int = 99) -> dict[str, str]:
+    """Checksums of the files that no later document may change, of the first mega-batches."""
+    later = re.compile("|".join(f"_{t:02d}" for t in range(megabatches, 100)) or "$.")
+    return {name: sha for name, sha in digests(out).items() if PAST.match(name) and not later.search(name)}
+
+
+def test_the_parts_and_what_is_in_them(years, four, ordered, tmp_path):
+    out = ordered(*four, out=tmp_path / "out", words=None, max_document_words=20)
+    stream = Stream.load(out)
+    assert stream.ordered
+    names = [part.name for part in stream.parts]
+    assert names == (
+        "megabatch_00 megabatch_01 megabatch_02 valid test "
+        "test_00 test_01 test_02 valid_00 valid_01 valid_02".split()
+    )
+    assert [list(filter(part.sources.get, part.sources)) for part in stream.megabatches] == (
+        [["2023"], ["2024", "books"], ["2025"]]
+    )
+    for part in stream.parts:
+        assert len(texts(out, part.prefix)) == part.documents
+        wanted = {"t": 200, "v": 100}.get(part.name[0])
+        if wanted and part.name not in ("test", "valid"):
+            assert abs(part.words - wanted) <= 15
+    for mixed, held_out in ((stream.test, stream.held_out), (stream.valid, stream.held_out_valid)):
+        drawn = texts(out, mixed.prefix)
+        assert abs(mixed.words - held_out[0].words) < 40
+        for part in held_out:
+            own = texts(out, part.prefix)
+            shared = [text for text in drawn if text in own]
+            assert shared == own[: len(shared)]
+            words = sum(len(text.split()) for text in shared)
+            assert abs(words - part.words / 3) <= 20, "an equal share of each"
+    record = json.loads((out / "stream.json").read_bytes())
+    assert [part["name"] for part in record["held_out"]] == ["test_00", "test_01", "test_02"]
+    assert [part["name"] for part in record["held_out_valid"]] == ["valid_00", "valid_01", "valid_02"]
+    assert record["settings"]["order"] == [["2023"], ["2024", "books"], ["2025"]]
+    assert record["settings"]["words"] == 0
+    assert "spread" not in record["corpus"]
+
+
+def test_a_duplicate_belongs_to_the_first_megabatch(years, four, ordered, tmp_path):
+    """Whole mega-batches have every document once, where it came first; held-out ones are nowhere else."""
+    out = ordered(*four, out=tmp_path / "out", words=None)
+    stream = Stream.load(out)
+    seen: set[str] = set()
+    for t, names in enumerate((["2023"], ["2024", "books"], ["2025"])):
+        blocks = {
+            block for name in names for block in (years / f"{name}.txt").read_text("utf-8").split("\n\n")
+        }
+        parts = (stream.megabatches[t], stream.held_out[t], stream.held_out_valid[t])
+        own = [text for part in parts for text in texts(out, part.prefix)]
+        assert len(own) == len(set(own))
+        assert set(own) == blocks - seen
+        seen |= blocks
+
+
+@given(seed=st.integers(0, 1000), number=st.integers(120, 200))
+@FEW
+def test_the_future_changes_nothing_of_the_past(years, four, ordered, tmp_path_factory, seed, number):
+    """Neither what it holds nor whether it is there, but for the mixed test and valid."""
+    folder = tmp_path_factory.mktemp("future")
+    once = past(ordered(*four[:3], out=folder / "two", workers=1))
+    old = (years / "2023.txt").read_text("utf-8").split("\n\n") + make_documents(25, 20)
+    rng = random.Random(seed)
+    (folder / "2026.txt").write_text(
+        "\n\n".join(rng.sample(make_documents(seed + 100, number) + old, number)), "utf-8"
+    )
+    both = ordered(*four[:3], folder / "2026.txt", out=folder / "three")
+    assert past(both, 2) == once
+    assert past(both).items() > once.items()
+
+
+def test_append_gives_what_a_new_stream_would_have(four, ordered, prepare, tmp_path):
+    out = ordered(*four[:3], out=tmp_path / "out")
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.rglob("*") if path.is_file()}
+    record = json.loads((out / "stream.json").read_bytes())
+    prepare(*four[3:], "--append", out=out, **APPEND)
+    for path, state in before.items():
+        if path.name not in ("stream.json", LOCK):
+            assert (path.read_bytes(), path.stat().st_mtime_ns) == state
+    longer = json.loads((out / "stream.json").read_bytes())
+    for name in ("files", "valid", "test", "settings", "corpus", "seed", "vocab_size"):
+        assert longer[name] == record[name]
+    for name in ("megabatches", "held_out", "held_out_valid"):
+        assert longer[name][:2] == record[name]
+        assert len(longer[name]) == 3
+    assert past(out) == past(ordered(*four, out=tmp_path / "whole"))
+    longest = digests(out)
+    prepare(*four[3:], "--append", out=out, **APPEND)
+    ordered(*four[:3], out=out)
+    assert digests(out) == longest, "both commands again change nothing"
+
+
+def test_append_two_with_an_order(four, ordered, prepare, tmp_path):
+    whole = ordered(*four, out=tmp_path / "whole", words=None)
+    out = ordered(four[0], out=tmp_path / "out", words=None)
+    order = tmp_path / "order.yaml"
+    order.write_text("- [books, 2024]\n- 2025\n", "utf-8")
+    rest = [argument.replace("+", "") for argument in reversed(four[1:])]
+    prepare(*rest, "--append", out=out, order=order, **APPEND)
+    assert past(out) == past(whole)
+    assert Stream.load(out).appended[0]["order"] == [["books", "2024"], ["2025"]]
+
+
+@given(data=st.data())
+@FEW
+def test_any_split_order_and_workers(years, four, ordered, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("split")
+    whole = digests(ordered(*four, out=folder / "whole"))
+    for path in years.iterdir():
+        blocks = data.draw(st.permutations(path.read_text("utf-8").split("\n\n")))
+        pieces = data.draw(st.integers(1, 4))
+        (folder / path.stem).mkdir()
+        for number in range(pieces):
+            pack, suffix = data.draw(st.sampled_from([(bytes, "txt"), (gzip.compress, "txt.gz")]))
+            text = "\n\n".join(blocks[number::pieces]).encode()
+            (folder / path.stem / f"{number}.{suffix}").write_bytes(pack(text))
+    order = folder / "order.yaml"
+    order.write_text("- 2023\n- [books, 2024]\n- 2025\n", "utf-8")
+    corpus = data.draw(st.permutations([f"{path.stem}={folder / path.stem}" for path in years.iterdir()]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "SHARD_BYTES", data.draw(st.integers(3000, 9000)))
+        patch.setattr(plan, "BUCKET_WORDS", data.draw(st.integers(150, 500)))
+        patch.setattr(shuffle, "RUN_BYTES", 1000)
+        workers = data.draw(st.integers(1, 2))
+        assert digests(ordered(*corpus, out=folder / "out", order=order, workers=workers)) == whole
+
+
+def test_killed_anywhere_and_run_again(four, ordered, prepare, tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
+    monkeypatch.setattr(plan, "BUCKET_WORDS", 1000)
+    whole = ordered(*four[:3], out=tmp_path / "whole")
+    two = digests(whole)
+    prepare(*four[3:], "--append", out=whole, **APPEND)
+    out = tmp_path / "out"
+    new = "--ordered --words 700 --eval-words 200 --valid-words 100 --vocab-size 80".split()
+    for line, expected in (([*four[:3], *new], two), ([*four[3:], "--append"], digests(whole))):
+        codes = []
+        while not codes or codes[-1]:
+            assert len(codes) < 25, "no progress between kills"
+            command = [sys.executable, "-c", COMMAND, "25" if len(codes) % 2 else "12", *line]
+            codes.append(subprocess.run([*command, "--workers", "1", "--out", str(out)]).returncode)
+        assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
+        assert len(codes) > 2
+        assert digests(out) == expected
+
+
+def test_the_tokenizer_sees_the_first_megabatch_only(ordered, tmp_path):
+    paths = []
+    for number in range(2):
+        blocks = [
+            f"{chr(0x4E00 + 100 * number + n) * 9} {t}" for n, t in enumerate(make_documents(7 + number, 90))
+        ]
+        paths.append(tmp_path / f"{number}.txt")
+        paths[-1].write_text("\n\n".join(blocks), "utf-8")
+    out = ordered(*paths, out=tmp_path / "out", vocab_size=200)
+    tokens = (out / "dict.txt").read_text("utf-8")
+    first = "".join(texts(out, "megabatch_00/train"))
+    assert {c for c in tokens if c >= "\u4e00"} == {c for c in first if c >= "\u4e00"} != set()
+    given = ordered(*paths, out=tmp_path / "given", vocab_size=None, tokenizer=out / "tokenizer.model")
+    assert digests(given) == digests(out)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("sources", "flags", "message"),
+    [
+        ("2023 2025", {"mega_batches": 2}, "--mega-batches: not of an ordered stream"),
+        ("2023 2025", {"valid_source": "2023"}, "--valid-source: not of an ordered stream"),
+        ("2023 2025", {"words": None, "eval_words": None}, "give --eval-words"),
+        ("2023 2025", {"valid_words": None}, "give --valid-words"),
+        ("2023 2025", {"words": 5000}, "megabatch_01 (2025) has"),
+        ("2023 2025", {"words": None, "eval_words": 5000}, "+ 1 training = 5,101 are needed"),
+        ("2023+ 2025", {}, "2023+=: the first source begins a mega-batch; write 2023="),
+        ("2023 2025 2023", {}, "2023: in two mega-batches; give each a name of its own, or join"),
+        ("2023 2025", {"documents": "2024=line"}, "--documents 2024=: no such source"),
+        ("2023 2025", {"order": "none.yaml"}, "--order none.yaml: no such file or directory"),
+        ("2023 2026", {}, "2026.txt: no such file or directory"),
+    ],
+)
+def test_errors(years, ordered, tmp_path, capsys, sources, flags, message):
+    corpus = [f"{name}={years / name.strip('+')}.txt" for name in sources.split()]
+    with pytest.raises(SystemExit) as error:
+        ordered(*corpus, out=tmp_path / "out", **flags)
+    assert error.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not (tmp_path / "out" / "stream.json").exists()
+    if "has" not in message and "needed" not in message:  # known before the text is read
+        assert not (tmp_path / "out").exists()
+
+
+def test_all_problems_of_the_command_line_at_once(years, ordered, tmp_path, capsys):
+    order = tmp_path / "order.yaml"
+    order.write_text("- 2023\n- crawl\n", "utf-8")
+    with pytest.raises(SystemExit):
+        ordered(
+            *(years / f"{name}.txt" for name in ("2023", "2025")),
+            out=tmp_path / "out",
+            order=order,
+            **{"mega_batches": 2, "words": None, "eval_words": None},
+        )
+    line = capsys.readouterr().err
+    for message in (
+        "--mega-batches: not of an ordered stream",
+        "no source crawl among the CORPUS arguments; choose from 2023, 2025; 2025 missing from the order",
+        "give --eval-words",
+    ):
+        assert message in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"mega_batches": 1}, "--mega-batches: not of an ordered stream"),
+        ({"eval_words": 10}, "--eval-words: not with --append"),
+        ({"words": 5000}, "megabatch_02 (2025) has"),
+    ],
+)
+def test_errors_of_append(four, ordered, prepare, tmp_path, capsys, flags, message):
+    out = ordered(*four[:3], out=tmp_path / "out")
+    before = digests(out)
+    with pytest.raises(SystemExit):
+        prepare(*four[3:], "--append", out=out, **APPEND | flags)
+    assert message in capsys.readouterr().err
+    assert all((out / name).is_file() for name in before)
+
+
+def test_an_iid_stream_gets_no_ordered_addition(corpus, prepare, four, tmp_path, capsys):
+    out = prepare(corpus, out=tmp_path / "out")
+    with pytest.raises(SystemExit):
+        prepare(four[3], "--append", "--ordered", out=out, **APPEND)
+    assert "was made without them; leave them out" in capsys.readouterr().err
+
+
+# inspect
+
+
+def test_inspect_shows_the_drift(four, ordered, tmp_path, inspected, monkeypatch):
+    out = ordered(*four, out=tmp_path / "out")
+    stream = Stream.load(out)
+    seen: set[str] = set()
+    shares = []
+    for part in stream.megabatches:
+        words = Counter(word for text in texts(out, part.prefix) for word in text.split())
+        shares.append(sum(n for word, n in words.items() if word not in seen) / words.total())
+        seen |= words.keys()
+    monkeypatch.setattr(similarity, "_BLOCK", 97)  # words cross the borders of blocks
+    code, text, _ = inspected(out)
+    assert code == 0
+    assert "i.i.d.?" not in text
+    rows = [line.split() for line in text[text.index("Drift.") :].splitlines()]
+    header = next(row for row in rows if row[:2] == ["new", "tokens"])
+    assert header == "new tokens new words 00 01 02".split()
+    table = {row[0]: row[1:] for row in rows if row[0].startswith("megabatch_")}
+    assert [len(row) for row in table.values()] == [2, 4, 4]
+    assert [row[1] for row in list(table.values())[1:]] == [f"{share:.2%}" for share in shares[1:]]
+    ratios = [row[-2:] for row in table.values()]
+    assert ratios[0] == [ratios[1][0], ratios[2][0]], "symmetric"
+    assert inspected(out, "--workers", 2)[1] == text
+    assert "test_01, document" in inspected(out, "--samples", 1)[1]
+
+
+def test_inspect_finds_a_megabatch_that_drifts(ordered, tmp_path, inspected):
+    """The third has words of its own; the first two do not differ."""
+    docs = make_documents(5, 400)
+    for number in range(3):
+        new = [re.sub("[aeiou]", "u", text) if number == 2 else text for text in docs[number::3]]
+        (tmp_path / f"{number}.txt").write_text("\n\n".join(new), "utf-8")
+    out = ordered(*(tmp_path / f"{n}.txt" for n in range(3)), out=tmp_path / "out", words=3000)
+    text = inspected(out)[1]
+    row = next(line.split() for line in text.splitlines() if re.match(r"megabatch_01 .* \d+\.\d\d$", line))
+    assert float(row[-1]) > 2 > float(row[-2])
+
+
+def test_verify_finds_a_leak(four, ordered, tmp_path, inspected):
+    out = ordered(*four, out=tmp_path / "out")
+    assert inspected(out, "--verify")[0] == 0
+    stream = Stream.load(out)
+    assert stream.test.documents > 2
+    held_out = out / "test_01.keys"
+    held_out.write_bytes((out / "megabatch_02/train.keys").read_bytes()[:16] + held_out.read_bytes()[16:])
+    bless(out)
+    code, text, _ = inspected(out, "--verify")
+    assert code == 2
+    assert "1 documents are in megabatch_02 and in test_01" in text
+    assert "1 documents of test are not in test_00 or those after" in text
