@@ -101,7 +101,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
             sizes += ["--grow-experts", str(growth[stage.index - 1])]
             sizes += ["--grow-router", router, "--grow-optimizer", optimizer]
         specs.append(_spec(request, stage, sizes, count))
-    first = specs[0].trainings
+    first = [training for training in specs[0].trainings if not training.cools]
     seeds = [_seed(request, 0, member) for member in range(len(first))]
     untrained = ["--untrained", "--seeds", ",".join(map(str, seeds)), "--valid", *_context(request)]
     untrained += [

@@ -210,6 +210,7 @@ def test_a_cool_down_branches_from_the_end_of_each_stage():
         assert spec.models == (cool.directory,)
         assert trunk.previous == (Path(f"R/stage_0{index - 1}") if index else None)
     assert made.config["cooldown"] == 0.1
+    assert (value(made.untrained, "--seeds"), made.seeds) == ("0", {})
     grown = plan(*GMOE, "--schedule", "rsqrt", "--cooldown", ".5", "--", "--max-update", "100").stages[1]
     trunk, cool = grown.trainings
     assert (value(cool.command, "--moe-expert-count"), value(cool.command, "--grow-experts")) == ("6", None)
