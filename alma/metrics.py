@@ -1,10 +1,11 @@
-"""CER, Mem and Comp (section 3.1), and measures of language models.
+"""CER, Mem and Comp (section 3.1), transfer on streams that drift, and measures of language models.
 
 Values over the stream are mappings t -> value; t = 0 is before any data.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 
 def cumulative_error_rate(errors: Mapping[int, float]) -> float:
@@ -32,6 +33,47 @@ def average(values: Mapping[int, float]) -> float:
     """Mean over t = 1..B of error or perplexity, as in Figure 5; NaN without any t >= 1."""
     counted = [value for t, value in values.items() if t >= 1]
     return math.fsum(counted) / len(counted) if counted else math.nan
+
+
+class Transfer(NamedTuple):
+    """The numbers of `transfer`, in the unit of the metric; None if the matrix has no such cell."""
+
+    in_distribution: float | None
+    backward_transfer: float | None
+    forward_transfer: float | None
+    average_seen: float | None
+
+
+def transfer(matrix: Mapping[int, Sequence[float]], logarithmic: bool = False) -> Transfer:
+    """Means over the evaluation matrix of a stream that drifts; lower is better.
+
+    matrix[t] is R[t, 1], ..., R[t, B]: the error or perplexity after mega-batch t on the held-out part of
+    mega-batch j. t = 0 does not count, so that a run of B mega-batches has B * B cells:
+
+        in-distribution    mean of R[t, j] over j = t (the diagonal)
+        backward transfer  mean of R[t, j] over all j < t (the past)
+        forward transfer   mean of R[t, j] over all j > t (the future)
+        average seen       mean over t of the mean of R[t, j] over j <= t
+
+    The first three are those of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), after TiC-CLIP (Garg et al.,
+    ICLR 2024, arXiv 2310.16226). TiC-LM first subtracts an oracle's loss on part j from each cell, the same
+    for all methods, so that their differences are those of these means.
+
+    With `logarithmic`, means are exp of the mean log, as TiC-LM averages log-perplexity: parts differ in
+    difficulty, and the hardest would dominate an arithmetic mean of perplexities.
+    """
+    rows = {t: [math.log(each) if logarithmic else each for each in row] for t, row in matrix.items() if t}
+    found = (
+        _mean([each for t, row in rows.items() for each in row[t - 1 : t]]),
+        _mean([each for t, row in rows.items() for each in row[: t - 1]]),
+        _mean([each for t, row in rows.items() for each in row[t:]]),
+        _mean([math.fsum(row[:t]) / t for t, row in rows.items()]),
+    )
+    return Transfer(*(perplexity(mean) if logarithmic and mean is not None else mean for mean in found))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
 
 
 def perplexity(nll_nats: float) -> float:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from alma import metrics
-from alma.report.results import Measure, Result, Rows, column, compute, memory, trained, validation
+from alma.report.labels import replay
+from alma.report.results import Measure, Result, Rows, column, compute, matrix, memory, trained, validation
 from alma.report.tables import Table, as_text
 
 NOTE = """\
@@ -20,6 +21,12 @@ VALIDATED = """
 Validation is the mean {metric} on the learner's own validation data, over t since the first stage."""
 VALIDATED_RAW = " It is that of the raw weights, also where the test is of their average."
 
+TRANSFERRED = """
+In-distribution is the mean {metric} over t = 1..B on the held-out part of mega-batch t; backward and \
+forward transfer are the means on the parts of earlier and of later mega-batches; average seen is the mean \
+over t of the mean on parts 1..t."""
+GEOMETRIC = " These are means of log perplexity, shown as perplexity."
+
 
 def _values(rows: Rows) -> dict[int, float]:
     """The metric by t; {} if mega-batch 1 is missing."""
@@ -30,9 +37,28 @@ def _total(values: dict[int, float]) -> float:
     return metrics.cumulative_error_rate(values) if values else math.nan
 
 
+def transfer(rows: Rows) -> metrics.Transfer:
+    """The means over the evaluation matrix; all None on a stream without held-out parts."""
+    metric = next(iter(rows.values()))["metric"]
+    return metrics.transfer(matrix(rows), logarithmic=metric == "perplexity")
+
+
+def _transfer(field: str, rows: Rows) -> float:
+    value = getattr(transfer(rows), field)
+    return math.nan if value is None else value
+
+
+TRANSFERS: dict[str, Measure] = {
+    "in-distribution": partial(_transfer, "in_distribution"),
+    "backward transfer": partial(_transfer, "backward_transfer"),
+    "forward transfer": partial(_transfer, "forward_transfer"),
+    "average seen": partial(_transfer, "average_seen"),
+}
+"""Columns of runs on streams that drift."""
 AVERAGES: dict[str, Measure] = {
     "average": lambda rows: metrics.average(_values(rows)),
     "validation": lambda rows: metrics.average(validation(rows)),
+    **TRANSFERS,
 }
 """Columns in the scale of the metric (errors in percent); NaN leaves a cell empty. Add new columns here."""
 TOTALS: dict[str, Measure] = {
@@ -54,7 +80,7 @@ def table(results: Sequence[Result]) -> Table:
     columns: dict[str, Callable[[Result], str]] = {
         "learner": _method,
         "w": lambda result: str(result.waiting_time),
-        "replay": lambda result: "yes" if result.config["replay"] else "no",
+        "replay": lambda result: replay(result.config),
         "n": lambda result: str(len(result.repeats)),
         "experts": _experts,
         "parameters": lambda result: _mean(result, lambda rows: rows[max(rows)]["parameters"]),
@@ -66,7 +92,7 @@ def table(results: Sequence[Result]) -> Table:
         "Comp (TFLOPs)": lambda result: _number(result.over_seeds(compute)[0]),
     }
     cells = {name: [cell(result) for result in results] for name, cell in columns.items()}
-    hidden = {name for name in ("experts", "validation") if not any(cells[name])}
+    hidden = {name for name in ("experts", "validation", *TRANSFERS) if not any(cells[name])}
     if not any(map(_waits, results)):
         hidden.add(f"{total} trained")  # equal to the total
     shown = [[name, *values] for name, values in cells.items() if name not in hidden]
@@ -83,6 +109,8 @@ def note(results: Sequence[Result]) -> str:
     text = NOTE + WAITED * any(map(_waits, results))
     text += VALIDATED * any(validation(rows) for result in results for rows in result.repeats)
     text += VALIDATED_RAW * (VALIDATED in text and any(_averages_images(result) for result in results))
+    if any(matrix(rows) for result in results for rows in result.repeats):
+        text += TRANSFERRED + GEOMETRIC * (results[0].metric == "perplexity")
     return text.format(total=results[0].display.total, metric=results[0].metric)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from alma.configs import differing
 
-VARIANT = frozenset({"schedule", "average"})
+VARIANT = frozenset({"schedule", "average", "replay_share", "replay_from"})
 """Settings that are part of a learner's name in reports, see `variants`; absent if off."""
 ALWAYS_SHOWN = VARIANT | {"learner", "name", "waiting_time", "replay", "seed", "megabatches"}
 """Settings that every table and legend shows."""
@@ -55,7 +55,7 @@ def describe(config: Mapping[str, Any], names: Iterable[str]) -> str:
 
 
 def variants(configs: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -> list[str]:
-    """Schedule and average of weights of each config: "", "average", "continuous, average last:8".
+    """Schedule, average of weights and replay by share of each config: "", "continuous, average last:8".
 
     A decay follows the word "average" only if averages differ among configs with the same settings `within`.
     """
@@ -69,8 +69,16 @@ def variants(configs: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -
         if "average" in config:
             told = isinstance(config["average"], str) or len(different[group]) > 1
             parts.append("average" + f" {as_setting(config['average'])}" * told)
+        parts += [f"replay {replay(config)}"] if config.get("replay_share") else []
         found.append(", ".join(parts))
     return found
+
+
+def replay(config: Mapping[str, Any]) -> str:
+    """The replay of a config: "no", "yes", or its share of the training data, such as "0.5 recent"."""
+    if not config.get("replay_share"):
+        return "yes" if config["replay"] else "no"
+    return as_setting(config["replay_share"]) + " recent" * (config.get("replay_from") == "recent")
 
 
 def listed(texts: Sequence[str]) -> str:

@@ -9,8 +9,9 @@ from alma.configs import flatten
 from alma.files import atomic_write
 from alma.records import Run
 from alma.report import compare
+from alma.report.drift import write_drift
 from alma.report.figures import write_figures
-from alma.report.results import Result
+from alma.report.results import Result, matrix
 from alma.report.style import Picture
 from alma.report.tables import PaperTable, Table, as_markdown
 
@@ -38,6 +39,9 @@ def write_report(
         parts += [compare.note(results).replace("*", "\\*")]
         parts += [f"![{path.stem}]({path.name})" for path in drawn]
         written += drawn
+        for path, caption in write_drift(results, out):
+            parts += [f"![{path.stem}]({path.name})", caption]
+            written.append(path)
     if pictures:
         parts += [
             "## Figures",
@@ -68,19 +72,33 @@ def _write_tables(tables: Mapping[str, PaperTable], out: Path) -> list[Path]:
 def write_csv(runs: Sequence[Run], path: Path) -> None:
     """Write all rows in long format: a line per run and t, with all settings and all fields.
 
-    A run with an average has a second line per t, without `config.average`, for its raw weights.
+    A run with an average has a second line per t, without `config.average`, for its raw weights. The means
+    over an evaluation matrix are on each line of the run.
     """
     records: list[dict[str, Any]] = []
     for run in runs:
         config = {f"config.{key}": value for key, value in flatten(run.config).items()}
+        same = {"run": str(run.directory), **config, **_transfers(run)}
         for row in run.rows:
             trained_on = " ".join(map(str, row["trained_on"]))
-            records.append({"run": str(run.directory), **config, **flatten(row), "trained_on": trained_on})
+            records.append({**same, **flatten(_by_part(row)), "trained_on": trained_on})
     fields = dict.fromkeys(key for record in records for key in record)
     with atomic_write(path) as file:
         writer = csv.DictWriter(file, fields, lineterminator="\n")
         writer.writeheader()
         writer.writerows(records)
+
+
+def _transfers(run: Run) -> dict[str, float | None]:
+    """The means over the evaluation matrix of a run, if it has one."""
+    rows = {row["t"]: row for row in run.rows}
+    return compare.transfer(rows)._asdict() if matrix(rows) else {}
+
+
+def _by_part(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its lists over held-out parts as mappings, so that each part has a column."""
+    lists = {name: row["extra"][name] for name in ("matrix", "matrix_experts") if name in row["extra"]}
+    return row | {"extra": row["extra"] | {name: dict(enumerate(each, 1)) for name, each in lists.items()}}
 
 
 def _provenance(runs: Sequence[Run]) -> Table:

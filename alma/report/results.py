@@ -49,7 +49,7 @@ class Result:
     config: dict[str, Any]
     repeats: tuple[Rows, ...]  # restricted to the t that all of them have
     settings: str = ""  # what distinguishes it from the others, except learner, variant, w and replay
-    variant: str = ""  # schedule and average of weights, such as "continuous, average"; "": neither
+    variant: str = ""  # schedule, average of weights and share of replay, such as "continuous, average"
     end: int | None = None  # the t of the last requested stage; None: not recorded
 
     @property
@@ -135,6 +135,12 @@ def validation(rows: Rows) -> dict[int, float]:
     if not all(scores.values()):
         return {}
     return {t: score[rows[t]["metric"]] for t, score in scores.items()}
+
+
+def matrix(rows: Rows) -> dict[int, list[float]]:
+    """The metric on the held-out part of each mega-batch, by t >= 1; {} unless all t from 1 on have it."""
+    found = {t: row["extra"].get("matrix") for t, row in rows.items() if t >= 1}
+    return found if 1 in found and all(found.values()) else {}
 
 
 def column(rows: Rows, field: str, until: float = math.inf) -> dict[int, Any]:

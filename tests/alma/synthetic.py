@@ -126,6 +126,20 @@ def averaged(run, factor):
     return run
 
 
+def drifting(run, cell, experts=None):
+    """Add an evaluation matrix to a run: cell(t, j) on the held-out part of mega-batch j; untrained, t = 0.
+
+    `experts`, too, is a function of (t, j): the shares of the experts by layer.
+    """
+    rows, parts = run.rows, range(1, run.config["megabatches"] + 1)
+    for row in rows:
+        t = row["t"] if row["stage"] is not None else 0
+        row["extra"]["matrix"] = [cell(t, j) for j in parts]
+        row["extra"] |= {"matrix_experts": [experts(t, j) for j in parts]} if experts else {}
+    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
 def results_of(place):
     """The results of the image runs in a folder, all of one data set and B."""
     (results,) = select.data_sets(find_runs([place])).values()

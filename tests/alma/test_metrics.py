@@ -41,6 +41,34 @@ def test_cer_over_b_is_the_mean_error(errors):
     assert min(errors) - 1e-9 <= metrics.average(by_t) <= max(errors) + 1e-9
 
 
+MATRIX = {0: [9, 9, 9], 1: [1, 2, 4], 2: [8, 16, 32], 3: [64, 128, 256]}
+
+
+def test_transfer_is_the_mean_of_each_part_of_the_matrix():
+    found = metrics.transfer(MATRIX)
+    assert found.in_distribution == pytest.approx((1 + 16 + 256) / 3)
+    assert found.backward_transfer == pytest.approx((8 + 64 + 128) / 3)
+    assert found.forward_transfer == pytest.approx((2 + 4 + 32) / 3)
+    assert found.average_seen == pytest.approx((1 + (8 + 16) / 2 + (64 + 128 + 256) / 3) / 3)
+
+
+def test_transfer_of_perplexities_is_the_mean_of_their_logarithms():
+    powers = [(0 + 4 + 8) / 3, (3 + 6 + 7) / 3, (1 + 2 + 5) / 3, (0 + 3.5 + 7) / 3]
+    assert metrics.transfer(MATRIX, logarithmic=True) == pytest.approx([2**power for power in powers])
+
+
+def test_transfer_over_the_first_rows():
+    found = metrics.transfer({t: MATRIX[t] for t in (1, 2)})
+    assert found == pytest.approx(((1 + 16) / 2, 8, (2 + 4 + 32) / 3, (1 + 12) / 2))
+    assert metrics.transfer({1: [1, 2, 4]}) == (1, None, 3, 1)
+
+
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_transfer_without_such_cells_is_undefined(logarithmic):
+    assert metrics.transfer({0: [9], 1: [1]}, logarithmic) == (1, None, None, 1)
+    assert metrics.transfer({0: [9, 9]}, logarithmic) == metrics.transfer({}) == (None,) * 4
+
+
 def test_a_uniform_model_has_the_vocabulary_as_perplexity():
     assert metrics.perplexity(math.log(50000)) == pytest.approx(50000)
     assert metrics.perplexity(0.0) == 1.0

@@ -318,6 +318,8 @@ function drawGrids(panel, section) {
         { title: { text: plain(panel.y) }, type: "category", autorange: "reversed", automargin: true, showgrid: false });
       layout.title = { text: plain(name), font: { size: 14 } };
       layout.margin.t = 60;
+      if (panel.diagonal && grid()) layout.shapes = grid().maps[name].map((_, i) => ({
+        type: "rect", x0: i - 0.5, x1: i + 0.5, y0: i - 0.5, y1: i + 0.5, line: { color: css("--ink"), width: 1.5 } }));
       react(plot, grid() ? [heatmap(panel, grid(), name)] : [], layout);
     });
     return plot;
@@ -325,7 +327,7 @@ function drawGrids(panel, section) {
   const table = dataTable(panel.title, () => {
     const rows = !grid() ? [] : Object.entries(grid().maps).flatMap(([name, values]) =>
       values.map((row, i) => [`${name}, ${panel.y} ${i + 1}`, ...row.map((value) => (value === null ? "" : number(value)))]));
-    return { header: ["", ...(grid() ? grid().x.map((t) => `t=${t}`) : [])], rows };
+    return { header: ["", ...(grid() ? grid().x.map((at) => `${panel.column}=${at}`) : [])], rows };
   });
   fill();
   const control = { element: make("label", {}, "of", select) };
@@ -336,10 +338,10 @@ function drawGrids(panel, section) {
 function heatmap(panel, grid, name) {
   const values = grid.maps[name];
   const hovers = values.map((row, i) => row.map((value, j) =>
-    `${plain(grid.name)}<br>t = ${grid.x[j]}, ${plain(panel.y)} ${i + 1}<br>${plain(name)}: ${number(value)}`));
+    `${plain(grid.name)}<br>${panel.column} = ${grid.x[j]}, ${plain(panel.y)} ${i + 1}<br>${plain(name)}: ${number(value)}`));
   return {
     type: "heatmap", z: values, x: grid.x.map(String), y: values.map((_, i) => String(i + 1)), hoverinfo: "text", hovertext: hovers,
     xgap: 1, ygap: 1, textfont: { color: css("--ink") }, colorscale: [[0, css("--raised")], [1, css("--scale")]], colorbar: { thickness: 10, outlinewidth: 0 },
-    hoverongaps: false, ...(grid.x.length <= 8 && { text: values.map((row) => row.map((value) => (value === null ? "" : number(value)))), texttemplate: "%{text}" }),
+    hoverongaps: false, ...(panel.range && { zmin: panel.range[0], zmax: panel.range[1] }), ...(grid.x.length <= 8 && { text: values.map((row) => row.map((value) => (value === null ? "" : number(value)))), texttemplate: "%{text}" }),
   };
 }

@@ -121,7 +121,7 @@ function lookOf(section, index) {
   const size = Math.min(3, valuesOf(section, "size").indexOf(each.size));
   return {
     colour: readable(data.colours[each.learner], 3),
-    symbol: SYMBOLS[wait % SYMBOLS.length] + (each.replay === "yes" ? "-open" : "") + (dotted(each) ? "-dot" : ""),
+    symbol: SYMBOLS[wait % SYMBOLS.length] + (each.replay === "no" ? "" : "-open") + (dotted(each) ? "-dot" : ""),
     ring: ringed(each) ? "--ink" : dotted(each) ? "--paper" : null,  // also the colour of the dot
     dash: DASHES[wait % DASHES.length],
     marker: 8 + 3 * size,
@@ -154,7 +154,7 @@ function swatch(section, key, value) {
     shapes.push(make("circle", { cx: 11, cy: 8, r: 5, fill: css("--soft"), ...(ring && { stroke: "currentColor", "stroke-width": 2 }) }));
     if (dot) shapes.push(make("circle", { cx: 11, cy: 8, r: 1.5, fill: css("--paper") }));
   } else {
-    const fill = section.configurations[index].replay === "yes" ? "none" : "currentColor";
+    const fill = section.configurations[index].replay === "no" ? "currentColor" : "none";
     shapes.push(make("circle", { cx: 11, cy: 8, r: 5, fill, stroke: "currentColor", "stroke-width": 2 }));
   }
   return make("svg", { width: 22, height: 16, "aria-hidden": "true" }, ...shapes);

@@ -12,7 +12,7 @@ from typing import Any
 
 from alma.configs import differing, flatten
 from alma.records import Run
-from alma.report import compare
+from alma.report import compare, drift
 from alma.report.html.sections import Section, rounded
 from alma.report.html.summary import final
 from alma.report.labels import ALWAYS_SHOWN, VARIANT, as_setting
@@ -173,18 +173,79 @@ def experts(section: Section) -> Panel | None:
             shown = {each: _padded(values) for each, values in maps.items()}
             numbers += sum(len(row) for rows in shown.values() for row in rows)
             grids.append({"c": index, "name": f"{result.label}, layer {name}", "x": known, "maps": shown})
-    note = f" {left_out} further configurations are left out to keep the page small." if left_out else ""
     if not grids:
         return None
     return {
         "kind": "grids",
         "title": "Experts over the stages",
         "caption": "Share of the test tokens that the router sends to each expert, and their mean loss, "
-        "after each stage (t = 0: untrained). First seed of the configuration." + note,
+        "after each stage (t = 0: untrained). First seed of the configuration." + _left_out(left_out),
         "x": "mega-batch t",
         "y": "expert",
+        "column": "t",
         "grids": grids,
     }
+
+
+def matrices(section: Section) -> Panel | None:
+    """The metric on each held-out part, past, present and to come, of each configuration."""
+    name = f"test {section.results[0].display.name}"
+    grids: list[dict[str, Any]] = []
+    numbers, left_out = 0, 0
+    for index, result in enumerate(section.results):
+        cells = drift.mean_matrix(result) if numbers <= NUMBERS else []
+        left_out += numbers > NUMBERS
+        if cells:
+            grids.append(_by_part(index, result.label, name, cells))
+            numbers += len(cells) * len(cells[0])
+    if not grids:
+        return None
+    known = [value for grid in grids for row in grid["maps"][name] for value in row if value is not None]
+    return {
+        "kind": "grids",
+        "title": "Evaluation matrix",
+        "caption": "After each mega-batch t, the test on the held-out part of each mega-batch j: means over "
+        "seeds, in one colour scale for all configurations. Frames mark the diagonal (in-distribution); the "
+        "past is to its left (backward transfer), the future to its right (forward transfer)."
+        + _left_out(left_out),
+        "x": "held-out part of mega-batch j",
+        "y": "mega-batch t",
+        "column": "j",
+        "diagonal": True,
+        "range": [min(known, default=0), max(known, default=1)],
+        "grids": grids,
+    }
+
+
+def experts_by_part(section: Section) -> Panel | None:
+    """Share of the tokens of each held-out part that each expert gets, after the last mega-batch."""
+    grids = [
+        _by_part(i, f"{result.label}, layer {layer}", "share of tokens (%)", cells)
+        for i, result in enumerate(section.results)
+        for layer, cells in drift.experts_by_part(result).items()
+    ]
+    if not grids:
+        return None
+    return {
+        "kind": "grids",
+        "title": "Experts by held-out part",
+        "caption": "Share of the tokens of the held-out part of each mega-batch j that the router sends to "
+        "each expert, after the last mega-batch. First seed of the configuration.",
+        "x": "held-out part of mega-batch j",
+        "y": "expert",
+        "column": "j",
+        "grids": grids,
+    }
+
+
+def _by_part(index: int, name: str, measure: str, cells: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """A grid whose columns are held-out parts."""
+    maps = {measure: [[rounded(value) for value in row] for row in cells]}
+    return {"c": index, "name": name, "x": list(range(1, len(cells[0]) + 1)), "maps": maps}
+
+
+def _left_out(count: int) -> str:
+    return f" {count} further configurations are left out to keep the page small." if count else ""
 
 
 def _padded(columns: Sequence[Sequence[float]]) -> list[list[float | int | None]]:
@@ -251,7 +312,9 @@ def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-PANELS: list[Callable[[Section], Panel | None]] = [front, curves, table, experts, settings, provenance]
+PANELS: list[Callable[[Section], Panel | None]] = [
+    *(front, curves, matrices, table, experts, experts_by_part, settings, provenance)
+]
 """The panels of each section, in the order of the page."""
 
 

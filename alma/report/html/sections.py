@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from alma.configs import canonical
 from alma.records import Run
-from alma.report.labels import as_setting
+from alma.report.labels import as_setting, replay
 from alma.report.lm.entries import size_of
 from alma.report.results import Result, group, labelled
 
@@ -60,7 +60,7 @@ def configuration(result: Result, runs: Sequence[Run]) -> dict[str, Any]:
         "learner": result.learner,
         "w": result.waiting_time,
         "size": model_size(result),
-        "replay": "yes" if result.config["replay"] else "no",
+        "replay": replay(result.config),
         "schedule": as_setting(result.config.get("schedule", "each stage")),
         "average": as_setting(result.config.get("average", "none")),
         "seeds": [as_setting(run.config["seed"]) for run in runs],

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from alma.report.compare import AVERAGES, TOTALS, spread
 from alma.report.html.sections import Section, finished, model_size
-from alma.report.labels import listed
+from alma.report.labels import listed, replay
 from alma.report.results import Measure, Result, compute, non_dominated, trained
 
 _MOST = 12  # names in a list; the rest is counted
@@ -56,7 +56,8 @@ def _size(section: Section) -> str:
         f"waiting {'time' if len(waits) == 1 else 'times'} {_names(waits)}",
     ]
     parts += [f"{'size' if len(sizes) == 1 else 'sizes'} {_names(sizes)}"] if sizes else []
-    parts += ["with and without replay"] if len({result.config["replay"] for result in results}) > 1 else []
+    replays = {replay(result.config) for result in results}
+    parts += ["with and without replay"] if "no" in replays and len(replays) > 1 else []
     return "; ".join(parts)
 
 

@@ -1,0 +1,108 @@
+"""Figures of streams that drift: evaluation matrices, and the experts that each held-out part uses."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from alma.report import style
+from alma.report.results import Result, matrix
+from alma.report.style import Picture
+
+_MATRIX = (
+    "Test {metric} after each mega-batch (rows) on the held-out part of each mega-batch (columns), averaged "
+    "over seeds, in one colour scale. Frames mark the diagonal (in-distribution); the past is to its left "
+    "(backward transfer), the future to its right (forward transfer).{waiting}"
+)
+_WAITING = " Rows in which a learner waits for its first stage are empty."
+_EXPERTS = (
+    "Share of the tokens of each held-out part that the router sends to each expert, by Switch layer, after "
+    "the last mega-batch; first seed."
+)
+
+
+def write_drift(results: Sequence[Result], out: Path) -> list[Picture]:
+    """Write the figures of results of one metric and one B to `out`; [] if no run has such numbers."""
+    first = results[0]
+    results = sorted(results, key=lambda result: result.rank)
+    stem = f"{first.metric}_B{first.config['megabatches']}"
+    shown = [(result, cells) for result in results if (cells := mean_matrix(result))]
+    parts = [(result, *layer) for result in results for layer in experts_by_part(result).items()]
+    pictures = []
+    with style.drawing():
+        if shown:
+            waits = any(math.isnan(row[0]) for _, cells in shown for row in cells)
+            caption = _MATRIX.format(metric=first.metric, waiting=_WAITING * waits)
+            pictures.append(Picture(out / f"{stem}_matrix.png", caption))
+            style.save(_matrices(shown), pictures[-1].path)
+        if parts:
+            pictures.append(Picture(out / f"{stem}_matrix_experts.png", _EXPERTS))
+            style.save(_experts(parts), pictures[-1].path)
+    return pictures
+
+
+def mean_matrix(result: Result) -> list[list[float]]:
+    """The evaluation matrix: rows t = 1, 2, ..., columns the held-out parts; mean over seeds, as displayed.
+
+    Rows of the untrained model are NaN where figures leave it out (see `results.DISPLAYS`). [] if a repeat
+    has no matrix.
+    """
+    found = [matrix(rows) for rows in result.repeats]
+    if not all(found):
+        return []
+    return [
+        [
+            math.nan if result.waiting(t) and not result.display.untrained else result.display.factor * mean
+            for mean in (sum(cells) / len(cells) for cells in zip(*(each[t] for each in found), strict=True))
+        ]
+        for t in range(1, result.progress + 1)
+    ]
+
+
+def experts_by_part(result: Result) -> dict[str, list[list[float]]]:
+    """By layer, rows of experts with their share (%) of each held-out part, after the last mega-batch.
+
+    Of the first seed: experts of different seeds have nothing in common. {} if the row has no such shares.
+    """
+    parts = result.repeats[0][result.times[-1]]["extra"].get("matrix_experts") or [{}]
+    found = {layer: zip(*(part[layer] for part in parts), strict=True) for layer in parts[0]}
+    return {layer: [[100 * share for share in row] for row in rows] for layer, rows in found.items()}
+
+
+def _matrices(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
+    """A panel per result."""
+    display = shown[0][0].display
+    values = [value for _, cells in shown for row in cells for value in row if math.isfinite(value)]
+    scale = style.colour_scale(values, logarithmic=not display.untrained)
+    figure, panels = _panels([(result, result.label, cells) for result, cells in shown])
+    for axes, (_, cells) in zip(panels, shown, strict=True):
+        image = style.heat_map(axes, cells, scale)
+        style.frame_diagonal(axes, len(cells))
+    style.name_axes(figure, panels, "held-out part of mega-batch", "after mega-batch t")
+    style.colour_bar(figure, panels, image, f"test {display.name}")
+    return figure
+
+
+def _experts(shown: Sequence[tuple[Result, str, list[list[float]]]]) -> Any:
+    """A panel per result and layer."""
+    values = [value for _, _, cells in shown for row in cells for value in row]
+    scale = style.colour_scale([0, *values])
+    figure, panels = _panels([(r, f"{r.label}, layer {layer}", cells) for r, layer, cells in shown])
+    for axes, (_, _, cells) in zip(panels, shown, strict=True):
+        image = style.heat_map(axes, cells, scale)
+    style.name_axes(figure, panels, "held-out part of mega-batch", "expert")
+    style.colour_bar(figure, panels, image, "share of tokens (%)")
+    return figure
+
+
+def _panels(shown: Sequence[tuple[Result, str, list[list[float]]]]) -> tuple[Any, list[Any]]:
+    """A figure with a panel for each result, title and matrix, in its shape; and the panels."""
+    rows = max(len(cells) for _, _, cells in shown)
+    columns = max(len(cells[0]) for _, _, cells in shown)
+    inches = min(3.6, max(1.9, 0.36 * columns)), min(3.2, max(1.0, 0.27 * rows)) + 0.3
+    figure, panels = style.named_panels([str(i) for i in range(len(shown))], inches)
+    for axes, (result, title, _) in zip(panels.values(), shown, strict=True):
+        look = {"color": style.learner_colour(result.learner), "fontweight": "bold"}
+        axes.set_title(textwrap.fill(title, round(13 * inches[0])), **look)
+    return figure, list(panels.values())

@@ -1,0 +1,257 @@
+"""Streams that drift: transfer in tables and CSV, heat maps, experts by held-out part, replay by share."""
+
+import csv
+import math
+
+import pytest
+
+from alma.report import compare, drift
+from alma.report.html import page
+from alma.report.lm import tables as lm_tables
+from alma.report.lm.entries import find_entries
+from alma.report.results import find_runs, group, matrix
+from alma.report.vision import trade_offs
+
+from .synthetic import averaged, drifting, image_run, legend_of, lm_run, make_run, report, results_of
+
+
+def cells(t, j):
+    """Errors that grow with the distance from the diagonal; .9 of the untrained model."""
+    return 0.9 if not t else (t == j) * 0.1 or 0.2 + (j > t) * 0.4
+
+
+def table_rows(place):
+    """The general table as dictionaries."""
+    header, *rows = compare.table(group(find_runs([place]))[0])
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def result_of(place):
+    """The only result in a folder."""
+    ((result,),) = group(find_runs([place]))
+    return result
+
+
+def shares(t, j):
+    """Layers 1 and 3; expert 1 of layer 1 gets a tenth more with each part."""
+    return {"1": [j / 10, 1 - j / 10], "3": [0.25, 0.75]}
+
+
+@pytest.fixture
+def drifts(tmp_path):
+    """Sm with two seeds, ens with a share of replay, and gmoe, which waits for two mega-batches."""
+    for seed in (0, 1):
+        run = image_run(tmp_path / f"sm{seed}", [0.5, 0.4, 0.3], seed=seed)
+        drifting(run, lambda t, j, seed=seed: cells(t, j) + seed / 50)
+    drifting(image_run(tmp_path / "ens", [0.4, 0.3, 0.2], learner="ens", replay_share=0.5), cells)
+    drifting(image_run(tmp_path / "gmoe", [0.4, 0.3, 0.2], 2, learner="gmoe"), cells, shares)
+    return tmp_path
+
+
+def test_the_table_has_a_column_per_mean(drifts):
+    by_name = {row["learner"]: row for row in table_rows(drifts)}
+    names = ("in-distribution", "backward transfer", "forward transfer", "average seen")
+    assert [by_name["ens, replay 0.5"][name] for name in names] == ["10.00", "20.00", "60.00", "13.89"]
+    spread = ["11.00 ±1.41", "21.00 ±1.41", "61.00 ±1.41", "14.89 ±1.41"]
+    assert [by_name["sm"][name] for name in names] == spread
+    # Untrained at t = 1: the diagonal has .9, .1, .1; the future .9, .9, .6.
+    assert [by_name["gmoe"][name] for name in names] == ["36.67", "20.00", "80.00", "40.56"]
+    assert "In-distribution is the mean error over t = 1..B" in report(drifts).stdout
+
+
+def test_perplexities_are_averaged_by_their_logarithm(tmp_path):
+    drifting(lm_run(tmp_path, [30, 20]), lambda t, j: [[100, 400], [25, 64]][t - 1][j - 1] if t else 5e4)
+    (row,) = table_rows(tmp_path)
+    names = ("in-distribution", "backward transfer", "forward transfer", "average seen")
+    assert [row[name] for name in names] == ["80.00", "25.00", "400.00", "63.25"]  # 63.25: root of 100 * 40
+    assert "means of log perplexity" in report(tmp_path).stdout
+
+
+def test_means_without_cells_are_empty(tmp_path):
+    drifting(image_run(tmp_path, [0.5]), cells)
+    (row,) = table_rows(tmp_path)
+    assert (row["in-distribution"], row["average seen"]) == ("10.00", "10.00")
+    assert not {"backward transfer", "forward transfer"} & row.keys()
+
+
+def test_other_columns_and_files_are_those_without_a_matrix(tmp_path):
+    run = image_run(tmp_path / "runs/a", [0.5, 0.4, 0.3])
+    (plain,), before = table_rows(tmp_path), report(tmp_path, "--out", tmp_path / "one")
+    drifting(run, cells)
+    (row,), after = table_rows(tmp_path), report(tmp_path, "--out", tmp_path / "two")
+    assert {name: row[name] for name in plain} == plain
+    assert len(row) == len(plain) + 4
+    new = {p.name for p in (tmp_path / "two").iterdir()} - {p.name for p in (tmp_path / "one").iterdir()}
+    assert new == {"error_B3_matrix.png", "error_B3_matrix.svg", "error_B3_matrix.pdf"}
+    for path in (tmp_path / "one").glob("*.png"):
+        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+    assert before.returncode == after.returncode == 0
+    assert "istribution" not in before.stdout
+    assert "matrix" not in (tmp_path / "one/report.csv").read_text()
+
+
+def test_rows_that_lack_a_matrix_are_no_matrix(tmp_path):
+    run = drifting(image_run(tmp_path, [0.5, 0.4]), cells)
+    lines = run.results.read_text().splitlines()
+    run.results.write_text("\n".join([lines[0], lines[1].replace('"matrix"', '"other"'), lines[2], ""]))
+    assert matrix(result_of(tmp_path).repeats[0]) == {}
+    assert "in-distribution" not in report(tmp_path).stdout
+
+
+def test_the_csv_has_a_column_per_part_and_mean(drifts):
+    assert report(drifts, "--out", drifts / "out").returncode == 0
+    with open(drifts / "out/report.csv") as file:
+        lines = [line for line in csv.DictReader(file) if line["config.learner"] == "gmoe"]
+    assert [line["extra.matrix.3"] for line in lines] == ["0.9", "0.9", "0.6000000000000001", "0.1"]
+    assert [float(line["forward_transfer"]) for line in lines] == pytest.approx([0.8] * 4)
+    assert lines[0]["extra.matrix_experts.2.1"] == "[0.2, 0.8]"
+
+
+def test_heat_maps_have_the_mean_over_seeds(drifts):
+    results = sorted(group(find_runs([drifts]))[0], key=lambda result: result.rank)
+    shown = [(result, drift.mean_matrix(result)) for result in results]
+    assert [result.label for result, _ in shown] == ["sm w=1", "ens, replay 0.5 w=1", "gmoe w=2"]
+    assert shown[0][1] == [pytest.approx(row) for row in ([11, 61, 61], [21, 11, 61], [21, 21, 11])]
+    assert shown[2][1][0] == pytest.approx([90] * 3)  # untrained errors are shown
+    figure = drift._matrices(shown)
+    *panels, bar = figure.axes
+    written = [text.get_text() for text in panels[0].texts]
+    assert written == ["11.0", "61.0", "61.0", "21.0", "11.0", "61.0", "21.0", "21.0", "11.0"]
+    places = {text.get_position(): text.get_text() for text in panels[0].texts}
+    assert places[(1, 2)] == "21.0"  # part 1 after mega-batch 2: column 1, row 2
+    assert [[patch.get_xy() for patch in axes.patches] for axes in panels] == [
+        [(0.5, 0.5), (1.5, 1.5), (2.5, 2.5)]
+    ] * 3
+    assert [axes.images[0].get_clim() for axes in panels] == [pytest.approx((10, 90))] * 3
+    assert panels[0].get_ylim() == (3.5, 0.5)
+    assert bar.get_ylabel() == "test error (%)"
+
+
+def test_large_matrices_have_no_numbers_and_untrained_perplexities_no_cells(tmp_path):
+    run = lm_run(tmp_path, [30.0 + t for t in range(13)], w=2)
+    result = result_of(drifting(run, lambda t, j: 20.0 + t + j if t else 5e4).directory)
+    found = drift.mean_matrix(result)
+    assert [math.isnan(row[0]) for row in found] == [True] + [False] * 12
+    axes, _ = drift._matrices([(result, found)]).axes
+    assert not axes.texts
+    assert axes.images[0].get_clim() == (23, 46)
+
+
+def test_a_constant_matrix_has_a_figure(tmp_path):
+    drifting(image_run(tmp_path / "a", [0.0, 0.0]), lambda t, j: 0.0)
+    (picture,) = drift.write_drift(group(find_runs([tmp_path]))[0], tmp_path)
+    assert picture.path.stat().st_size > 1000
+
+
+def test_an_unfinished_run_has_the_rows_so_far(tmp_path):
+    drifting(image_run(tmp_path, [0.5, 0.4, 0.3], rows=3), cells)
+    found = drift.mean_matrix(result_of(tmp_path))
+    assert [len(found), len(found[0])] == [2, 3]
+
+
+def test_experts_by_part_are_those_of_the_last_row(drifts):
+    result = next(r for r in group(find_runs([drifts]))[0] if r.learner == "gmoe")
+    found = drift.experts_by_part(result)
+    assert found["1"] == [pytest.approx([10, 20, 30]), pytest.approx([90, 80, 70])]
+    assert list(found) == ["1", "3"]
+    figure = drift._experts([(result, *layer) for layer in found.items()])
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["gmoe w=2, layer 1", "gmoe w=2, layer 3", ""]
+    assert [text.get_text() for text in figure.axes[0].texts] == [f"{n}.0" for n in (10, 20, 30, 90, 80, 70)]
+
+
+@pytest.mark.parametrize("figures", [(), ("--figures", "vision")])
+def test_the_command_draws_both_figures(drifts, figures):
+    done = report(drifts, *figures, "--out", drifts / "out")
+    assert done.returncode == 0, done.stderr
+    written = [line.rpartition("/")[2] for line in done.stdout.splitlines()]
+    assert {"error_B3_matrix.png", "error_B3_matrix_experts.png"} <= set(written)
+    assert "Frames mark the diagonal" in (drifts / "out/report.md").read_text()
+
+
+def test_the_page_has_both_panels(drifts):
+    (section,) = page.page_data(find_runs([drifts]))["sections"]
+    panels = {panel["title"]: panel for panel in section["panels"]}
+    heat = panels["Evaluation matrix"]
+    assert [grid["name"] for grid in heat["grids"]] == ["sm w=1", "ens, replay 0.5 w=1", "gmoe w=2"]
+    assert heat["grids"][1]["maps"] == {"test error (%)": [[10, 60, 60], [20, 10, 60], [20, 20, 10]]}
+    assert (heat["range"], heat["grids"][0]["x"], heat["column"]) == ([10, 90], [1, 2, 3], "j")
+    parts = panels["Experts by held-out part"]["grids"]
+    assert parts[0]["maps"] == {"share of tokens (%)": [[10, 20, 30], [90, 80, 70]]}
+    assert "forward transfer error (%)" in [measure["name"] for measure in panels["Front"]["y"]]
+    assert [each["replay"] for each in section["configurations"]] == ["no", "0.5", "no"]
+    assert "with and without replay" in section["summary"][0]
+
+
+def test_a_page_without_a_matrix_has_neither(tmp_path):
+    image_run(tmp_path, [0.5, 0.4])
+    (section,) = page.page_data(find_runs([tmp_path]))["sections"]
+    titles = [panel["title"] for panel in section["panels"]]
+    assert titles == ["Front", "Over the stream", "Results", "Settings", "Provenance"]
+    assert not [each["name"] for each in section["panels"][0]["y"] if "transfer" in each["name"]]
+
+
+def test_raw_weights_have_their_own_matrix_or_none(tmp_path):
+    for name in ("a", "b"):
+        run = averaged(image_run(tmp_path / name, [0.5, 0.3], average=0.9, lr=name), 0.5)
+        drifting(run, cells)
+    text = run.results.read_text().replace('"raw": {', '"raw": {"matrix": [0.25, 0.25], ')
+    run.results.write_text(text)
+    found = {row["learner"]: row.get("in-distribution") for row in table_rows(tmp_path)}
+    assert found == {
+        "sm lr=a": "",
+        "sm lr=b": "25.00",
+        "sm, average lr=a": "10.00",
+        "sm, average lr=b": "10.00",
+    }
+
+
+def test_shares_of_replay_distinguish_methods(tmp_path):
+    make_run(tmp_path / "no", [90.0, 20.0])
+    make_run(tmp_path / "yes", [90.0, 20.0], replay=True)
+    for share, source in ((0.5, {}), (0.5, {"replay_from": "recent"}), (0.25, {"replay_from": "all"})):
+        make_run(tmp_path / f"{share}{len(source)}", [90.0, 20.0], replay_share=share, **source)
+    assert {(row["learner"], row["replay"]) for row in table_rows(tmp_path)} == {
+        ("sm", "no"),
+        ("sm", "yes"),
+        ("sm, replay 0.25", "0.25"),
+        ("sm, replay 0.5", "0.5"),
+        ("sm, replay 0.5 recent", "0.5 recent"),
+    }
+    labels = {result.label for result in group(find_runs([tmp_path]))[0]}
+    assert labels == {
+        "sm w=1",
+        "sm w=1 replay",
+        "sm, replay 0.25 w=1",
+        "sm, replay 0.5 w=1",
+        "sm, replay 0.5 recent w=1",
+    }
+
+
+def test_shares_of_replay_are_no_learner_of_the_paper(tmp_path):
+    image_run(tmp_path / "i/a", [0.5, 0.4])
+    image_run(tmp_path / "i/b", [0.4, 0.3], replay_share=0.5, replay_from="recent")
+    legend = legend_of(trade_offs.front(results_of(tmp_path / "i"))[""])
+    assert legend[legend.index("variant") + 1 :][:2] == ["the paper's learner", "replay 0.5 recent"]
+    for share in ({}, {"replay_share": 0.5}):
+        lm_run(tmp_path / f"t/{len(share)}", [28.57, 27.45, 26.91, 26.53], **share)
+    found, _ = find_entries(find_runs([tmp_path / "t"]))
+    rows = lm_tables.tables(found, False)[0]["table2"].rows[1:]
+    assert [(row[0], row[-1]) for row in rows] == [
+        ("SM_w1", "26.53 [26.53]"),
+        ("SM_w1, replay 0.5", "26.53"),
+    ]
+
+
+def test_validation_does_not_choose_a_share_of_replay(tmp_path):
+    for share in (0.25, 0.5):
+        for lr in (1, 2):
+            scores = [None, share * lr]
+            make_run(
+                tmp_path / f"{share}{lr}", [0.9, 0.5], metric="error", valid=scores, replay_share=share, lr=lr
+            )
+    lines = [s for s in report(tmp_path, "--select", "valid").stdout.splitlines() if s.startswith("chosen")]
+    assert [line.partition(": ")[2].partition(":")[0] for line in lines] == [
+        "sm, replay 0.25 w=1",
+        "sm, replay 0.5 w=1",
+    ]
