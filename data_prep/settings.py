@@ -122,7 +122,7 @@ def settings_of(arguments: argparse.Namespace) -> StreamSettings:
     """The settings of a new stream. UserError: all missing or contradictory flags, and all bad files."""
     problems: list[str] = []
     order: list[list[str]] = []
-    needed = _NEEDED
+    needed: tuple[str, ...] = _NEEDED
     if arguments.ordered or arguments.order:
         order = order_of(arguments, problems)
         needed = ("--valid-words",) if arguments.words else ("--eval-words", "--valid-words")
@@ -178,7 +178,7 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
             problems.append(f"--{flag}: the stream was made with {was or 'no'} --{flag}; leave it out")
     refuse(problems)
     words = arguments.words or stream.settings["words"]
-    held_out = [stream.settings[name] for name in ("eval_words", "valid_words")]
+    held_out = stream.settings["eval_words"], stream.settings["valid_words"]
     first = len(stream.megabatches)
     return StreamSettings(
         files=files,

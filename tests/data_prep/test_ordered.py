@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from alma.files import LOCK
 from alma.stream import Stream
-from data_prep import documents, plan, shuffle, similarity
+from alma.workers import Workers
+from data_prep import documents, plan, shuffle, similarity, words
 
 from .conftest import make_documents
-from .small_streams import bless
+from .small_streams import bless, write_stream
 from .test_pipeline import COMMAND, digests, texts
 
 SIZES = {"mega_batches": None, "words": 700, "eval_words": 200, "valid_words": 100, "vocab_size": 80}
@@ -305,9 +306,9 @@ def test_inspect_shows_the_drift(four, ordered, tmp_path, inspected, monkeypatch
     seen: set[str] = set()
     shares = []
     for part in stream.megabatches:
-        words = Counter(word for text in texts(out, part.prefix) for word in text.split())
-        shares.append(sum(n for word, n in words.items() if word not in seen) / words.total())
-        seen |= words.keys()
+        counts = Counter(word for text in texts(out, part.prefix) for word in text.split())
+        shares.append(sum(n for word, n in counts.items() if word not in seen) / counts.total())
+        seen |= counts.keys()
     monkeypatch.setattr(similarity, "_BLOCK", 97)  # words cross the borders of blocks
     code, text, _ = inspected(out)
     assert code == 0
@@ -322,6 +323,17 @@ def test_inspect_shows_the_drift(four, ordered, tmp_path, inspected, monkeypatch
     assert ratios[0] == [ratios[1][0], ratios[2][0]], "symmetric"
     assert inspected(out, "--workers", 2)[1] == text
     assert "test_01, document" in inspected(out, "--samples", 1)[1]
+
+
+def test_words_of_gpt2_tokens(tmp_path, iid_stream):
+    """A word begins with a line or with a token that holds a space; without a tokenizer nobody knows."""
+    ids = {"a": 0, "\u0120b": 1, "c": 2}  # 4, 5 and 6 in the stream
+    files = {"dict.txt": "0 1\n1 1\n2 1\n", "encoder.json": json.dumps(ids)}
+    parts = [[[[4, 5, 6], [5]]], [[[4, 5, 6, 5, 4, 5, 4]]], [[[4]]], [[[4]]]]  # a_bc _b; a_bc_ba_ba
+    with Workers(1) as workers:
+        stream = Stream.load(write_stream(tmp_path / "gpt2", parts, files=files))
+        assert words.new_shares(stream, workers) == [1, 0.5]
+        assert words.new_shares(Stream.load(iid_stream), workers) is None
 
 
 def test_inspect_finds_a_megabatch_that_drifts(ordered, tmp_path, inspected):
