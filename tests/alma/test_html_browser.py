@@ -9,7 +9,7 @@ from alma.report import compare
 from alma.report.html.page import write_page
 from alma.report.results import find_runs, group
 
-from .synthetic import image_run, lm_run
+from .synthetic import drifting, image_run, lm_run
 
 pytest.importorskip("plotly")
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -35,6 +35,7 @@ def runs(tmp_path_factory):
         count = row["extra"]["experts"]
         row["extra"]["expert_layers"] = {"1": {"share": [1 / count] * count, "loss": [2.0] * count}}
     run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drifting(run, lambda t, j: 10 * t + j if t else 5e4)
     return place
 
 
@@ -196,7 +197,7 @@ def test_each_figure_has_its_data_as_a_table(browser):
 
 
 def test_experts_of_language_models(browser):
-    code = "return document.querySelectorAll('#section1 .maps .plot')[0].data[0].z"
+    code = "return document.querySelectorAll('#section1 .maps .plot')[1].data[0].z"
     assert browser.execute_script(code) == [[50, 50, pytest.approx(33.3333)]] * 2 + [
         [None, None, pytest.approx(33.3333)]
     ]
@@ -223,3 +224,13 @@ def test_a_phone_needs_no_horizontal_scrolling(browser):
         assert browser.execute_script(wide) == [360, 360]
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_a_matrix_has_a_framed_diagonal_and_one_scale(browser):
+    code = """const plot = [...document.querySelectorAll("article")]
+        .find((each) => each.querySelector("h3").textContent === "Evaluation matrix").querySelector(".plot");
+        const [trace] = plot.data, frames = plot.layout.shapes.map((each) => each.x0);
+        return [trace.z, trace.zmin, trace.zmax, trace.hovertext[1][0], frames];"""
+    cells, low, high, hover, frames = browser.execute_script(code)
+    assert (cells, low, high, frames) == ([[11, 12], [21, 22]], 11, 22, [-0.5, 0.5])
+    assert "j = 1, after mega-batch 2<br>test perplexity: 21.00" in hover

@@ -209,7 +209,7 @@ def matrices(section: Section) -> Panel | None:
         "past is to its left (backward transfer), the future to its right (forward transfer)."
         + _left_out(left_out),
         "x": "held-out part of mega-batch j",
-        "y": "mega-batch t",
+        "y": "after mega-batch",
         "column": "j",
         "diagonal": True,
         "range": [min(known, default=0), max(known, default=1)],
