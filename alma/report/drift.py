@@ -75,34 +75,34 @@ def _matrices(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
     display = shown[0][0].display
     values = [value for _, cells in shown for row in cells for value in row if math.isfinite(value)]
     scale = style.colour_scale(values, logarithmic=not display.untrained)
-    figure, panels = _panels([(result, result.label, cells) for result, cells in shown])
+    drawn = [(result, result.label, cells) for result, cells in shown]
+    figure, panels = _heat_maps(drawn, scale, "after mega-batch t", f"test {display.name}")
     for axes, (_, cells) in zip(panels, shown, strict=True):
-        image = style.heat_map(axes, cells, scale)
         style.frame_diagonal(axes, len(cells))
-    style.name_axes(figure, panels, "held-out part of mega-batch", "after mega-batch t")
-    style.colour_bar(figure, panels, image, f"test {display.name}")
     return figure
 
 
 def _experts(shown: Sequence[tuple[Result, str, list[list[float]]]]) -> Any:
     """A panel per result and layer."""
-    values = [value for _, _, cells in shown for row in cells for value in row]
-    scale = style.colour_scale([0, *values])
-    figure, panels = _panels([(r, f"{r.label}, layer {layer}", cells) for r, layer, cells in shown])
-    for axes, (_, _, cells) in zip(panels, shown, strict=True):
-        image = style.heat_map(axes, cells, scale)
-    style.name_axes(figure, panels, "held-out part of mega-batch", "expert")
-    style.colour_bar(figure, panels, image, "share of tokens (%)")
-    return figure
+    scale = style.colour_scale([0, *(value for _, _, cells in shown for row in cells for value in row)])
+    drawn = [(result, f"{result.label}, layer {layer}", cells) for result, layer, cells in shown]
+    return _heat_maps(drawn, scale, "expert", "share of tokens (%)")[0]
 
 
-def _panels(shown: Sequence[tuple[Result, str, list[list[float]]]]) -> tuple[Any, list[Any]]:
-    """A figure with a panel for each result, title and matrix, in its shape; and the panels."""
-    rows = max(len(cells) for _, _, cells in shown)
+def _heat_maps(
+    shown: Sequence[tuple[Result, str, list[list[float]]]], scale: Any, rows: str, bar: str
+) -> tuple[Any, list[Any]]:
+    """A figure with a heat map for each result, title and matrix, in panels of one shape; and the panels."""
+    most = max(len(cells) for _, _, cells in shown)
     columns = max(len(cells[0]) for _, _, cells in shown)
-    inches = min(3.6, max(1.9, 0.36 * columns)), min(3.2, max(1.0, 0.27 * rows)) + 0.3
-    figure, panels = style.named_panels([str(i) for i in range(len(shown))], inches)
-    for axes, (result, title, _) in zip(panels.values(), shown, strict=True):
+    inches = min(3.6, max(1.9, 0.36 * columns)), min(3.2, max(1.0, 0.27 * most)) + 0.3
+    figure, found = style.named_panels([str(i) for i in range(len(shown))], inches)
+    panels = list(found.values())
+    for axes, (result, title, cells) in zip(panels, shown, strict=True):
+        image = style.heat_map(axes, cells, scale)
+        axes.set_ylim(most + 0.5, 0.5)
         look = {"color": style.learner_colour(result.learner), "fontweight": "bold"}
         axes.set_title(textwrap.fill(title, round(13 * inches[0])), **look)
-    return figure, list(panels.values())
+    style.name_axes(figure, panels, "held-out part of mega-batch", rows)
+    style.colour_bar(figure, panels, image, bar)
+    return figure, panels

@@ -143,10 +143,16 @@ def test_a_constant_matrix_has_a_figure(tmp_path):
     assert picture.path.stat().st_size > 1000
 
 
-def test_an_unfinished_run_has_the_rows_so_far(tmp_path):
-    drifting(image_run(tmp_path, [0.5, 0.4, 0.3], rows=3), cells)
-    found = drift.mean_matrix(result_of(tmp_path))
-    assert [len(found), len(found[0])] == [2, 3]
+def test_an_unfinished_run_has_the_rows_so_far_in_a_panel_of_the_same_shape(tmp_path):
+    drifting(image_run(tmp_path / "a", [0.5, 0.4, 0.3], rows=3), cells)
+    drifting(image_run(tmp_path / "b", [0.5, 0.4, 0.3], learner="ens"), cells)
+    shown = [(result, drift.mean_matrix(result)) for result in group(find_runs([tmp_path]))[0]]
+    assert [(result.learner, len(found), len(found[0])) for result, found in shown] == [
+        ("ens", 3, 3),
+        ("sm", 2, 3),
+    ]
+    *panels, _ = drift._matrices(shown).axes
+    assert [(len(axes.texts), axes.get_ylim()) for axes in panels] == [(9, (3.5, 0.5)), (6, (3.5, 0.5))]
 
 
 def test_experts_by_part_are_those_of_the_last_row(drifts):
