@@ -103,7 +103,7 @@ def _fill_schedule(args: argparse.Namespace, given: set[str], schedule: str) -> 
     """Set the length of our schedule, and that of its warm-up, unless they are given."""
     if args.lr_scheduler != defaults.SCHEDULES[schedule]:
         return
-    total = args.max_update or defaults.TRAINING["--max-update"]
+    total: Any = args.max_update or defaults.TRAINING["--max-update"]
     if args.lr_scheduler == "polynomial_decay":
         if "--total-num-update" not in given:
             args.total_num_update = total

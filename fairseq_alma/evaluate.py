@@ -59,6 +59,8 @@ def main() -> None:
     if own.weights != "trained":
         raw = stage_record.load_trained(arguments, "trained", own.context_window)
         record["raw"] = stage_record.loss(raw, own.context_window)
+        if matrix := stage_record.drift(raw, own.context_window).get("matrix"):
+            record["raw"]["matrix"] = matrix
     make_directory(own.out.absolute().parent)
     if logdir := loaded.cfg.common.tensorboard_logdir:
         path = loaded.paths[-1] if loaded.paths else None

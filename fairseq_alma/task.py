@@ -33,8 +33,10 @@ from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
 
-_KEPT = ("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory", "earlier_updates")
-_KEPT += ("first_update", "average_from")
+_KEPT = (
+    *("train_tokens", "valid_tokens", "growth_tokens", "seconds", "peak_memory"),
+    *("earlier_updates", "first_update", "average_from"),
+)
 """Measurements of this stage that checkpoints keep."""
 
 

@@ -234,6 +234,8 @@ def assert_described(objects: Iterable[dict[str, Any]], *headings: str, unseen: 
 
 def test_documented_keys_of_image_runs(tmp_path):
     from vision import MegaBatchStream, run
+    from vision.data import load
+    from vision.scenarios import make_stream
 
     recorded = json.loads((ROOT / "tests/recorded/images.json").read_text())["runs"].values()
     made = [(each["run"], each["rows"]) for each in recorded]
@@ -243,12 +245,14 @@ def test_documented_keys_of_image_runs(tmp_path):
     for learner, settings in more.items():
         done = run(stream, learner, tmp_path / learner, **options, **settings)
         made.append((done.info, done.rows))
+    drifting = run(make_stream(load("digits"), 3, 0, "classes"), "sm", tmp_path / "drift", **options)
+    made.append((drifting.info, drifting.rows))
     infos = [info for info, _ in made]
     rows = [row for _, rows in made for row in rows]
     assert_described(infos, "run.json", unseen=["stages"])
     assert_described((info["config"] for info in infos), "config, all runs", "config, images")
     assert_described(rows, "results.jsonl")
-    assert_described((row["extra"] for row in rows), "extra, images", unseen=["memory_of", "matrix"])
+    assert_described((row["extra"] for row in rows), "extra, images", unseen=["memory_of"])
     extra, info = documented("extra, images"), documented("run.json")
     for row in rows:
         for key in ("valid", "flops", "growth"):
@@ -274,7 +278,7 @@ def test_documented_keys_of_text_runs():
     options = "--from-scratch --context-window 4 --name N --update-multiplier 2 --members 2"
     commands = [f"S --learner ens --out R {options} -- --max-update 2", "S --learner gmoe --out R"]
     more = "--schedule continuous --average .9 --replay-share .5 --replay-from recent"
-    commands.append(f"S --learner sm --out R {more}")
+    commands.append(f"S --learner sm --out R {more} --cooldown .5")
     configs = [make_plan(request, 3).config for c in commands for request in read_with_stand_in(c.split())]
     data = keys_in("slurm/lm/launcher.py", "identity")
     assert_described(configs, "config, all runs", "config, text", unseen=data)

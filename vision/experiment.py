@@ -162,7 +162,7 @@ class _Trainer:
         self._data = data
         self._test = stream.dataset.examples(stream.dataset.test, learner.device)
         self._cache: dict[str, Any] = {}
-        self._raw: float | None = None  # test error of the weights before averaging
+        self._raw: dict[str, Any] = {}  # test error, and matrix, of the weights before averaging
         self._held_out = stream.held_out
         self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
         self._interrupted: Progress | None = None
@@ -195,19 +195,22 @@ class _Trainer:
     def test(self) -> tuple[float, float]:
         """Test error (a fraction) and the FLOPs of measuring it."""
         predicted, flops = self.learner.predict(self._test.images, self._cache)
-        error = self._error(predicted)
-        wrong = (predicted != self._test.labels).cpu().double()
-        self._matrix = [float(wrong[part].mean()) for part in self._held_out]
+        error, self._matrix = self._errors(predicted)
         if self.learner.average:
-            self._raw = self._error(self.learner.classify(self.learner.model, self._test.images))
+            raw, matrix = self._errors(self.learner.classify(self.learner.model, self._test.images))
+            self._raw = {"error": raw, **({"matrix": matrix} if matrix else {})}
         if self.board:
             valid = {f"valid_{name}": value for name, value in (self.valid or {}).items()}
             shown = {"test_error": error, "parameters": self.parameters, **valid, **self.learner.details}
-            self.board.tested(self.done, shown | ({} if self._raw is None else {"raw_test_error": self._raw}))
+            self.board.tested(
+                self.done, shown | ({"raw_test_error": self._raw["error"]} if self._raw else {})
+            )
         return error, flops
 
-    def _error(self, predicted: "Tensor") -> float:
-        return float((predicted != self._test.labels).double().mean())
+    def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:
+        """The test error, and that on the held-out images of each mega-batch."""
+        wrong = (predicted != self._test.labels).double().cpu()
+        return float(wrong.mean()), [float(wrong[part].mean()) for part in self._held_out]
 
     @property
     def parameters(self) -> int:
@@ -236,7 +239,7 @@ class _Trainer:
         """The learner's details, and "raw": the test error without the average of weights; "memory_of" marks
         a peak memory that covers the whole process; "matrix": errors on each mega-batch's held-out part.
         """
-        found = {} if self._raw is None else {"raw": {"error": self._raw}}
+        found: dict[str, Any] = {"raw": self._raw} if self._raw else {}
         found |= {"matrix": self._matrix} if self._matrix else {}
         return self.learner.details | found | ({} if self._own_memory else {"memory_of": "process"})
 
@@ -291,7 +294,7 @@ class _Trainer:
             return
         state = read_checkpoint(path, self.learner.device)
         self.learner.load(state["learner"])
-        self.done, self._cache, self._raw = state["done"], state["kept"], state.get("raw")
+        self.done, self._cache, self._raw = state["done"], state["kept"], state.get("raw", {})
         self._matrix = state.get("matrix", [])
         self.seconds, self._peak = state["seconds"], state["peak_memory"]
         if state["progress"]:

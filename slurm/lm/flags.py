@@ -16,7 +16,15 @@ FlagValues = Mapping[str, Any]
 """The value of every flag of fairseq-train by its first name."""
 
 _EVERY_STAGE = "leave it out, the launcher sets it for every stage"
-_BEFORE = ("waiting-time", "replay", "replay-share", "replay-from", "seed", "schedule", "members")
+_BEFORE: tuple[str, ...] = (
+    "waiting-time",
+    "replay",
+    "replay-share",
+    "replay-from",
+    "seed",
+    "schedule",
+    "members",
+)
 _BEFORE += ("grow-experts", "grow-router", "grow-optimizer")
 _OF_THE_LAUNCHER = {
     "--save-dir": "give --out RUN before the `--`",

@@ -91,7 +91,7 @@ class Learner:
 
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
-        given = {"callback": callback, "black": data.black, "replay": data.replay(index)}
+        given: dict[str, Any] = {"callback": callback, "black": data.black, "replay": data.replay(index)}
         flops = fit(self.model, train, valid, self.settings, self.generators, progress, **given)
         if self.average:
             self.average.update(self.model)
