@@ -23,7 +23,7 @@ from vision.experiment import run
 from vision.learners import all_settings, refusal, resolve
 from vision.presets import Settings
 
-DATA = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
+DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
 DATA += ("replay_share", "replay_from")
 _OF_THE_COMMAND = {"device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
 

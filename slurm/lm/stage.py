@@ -35,7 +35,7 @@ class RunJob(Job):
         """The stage."""
         return self.plan.stages[self.index]
 
-    def checkpoint(self, directory: Path) -> Path:
+    def model_of(self, directory: Path) -> Path:
         """The model of the training in `directory`."""
         return checkpoint(directory, last=self.plan.one_schedule)
 
@@ -86,12 +86,12 @@ class TrainJob(RunJob):
         if self.training.previous:
             command += [
                 "--finetune-from-model",
-                str(self.checkpoint(self.training.previous)),
+                str(self.model_of(self.training.previous)),
             ]
         what = f"training of {self.training.title}"
         children.run(command, self.directory / log, what, watch, environment)
         if log == "train.log":
-            write_json_atomic(self.marker, {"checkpoint": self.checkpoint(self.directory).name})
+            write_json_atomic(self.marker, {"checkpoint": self.model_of(self.directory).name})
 
     def work(self) -> None:
         """Train, in as many processes as the SLURM job has tasks."""
@@ -120,7 +120,7 @@ class EvaluateJob(RunJob):
     def do(self, environment: Environment | None = None) -> None:
         """Write result.json."""
         if not self.done:
-            models = ":".join(str(self.checkpoint(model)) for model in self.spec.models)
+            models = ":".join(str(self.model_of(model)) for model in self.spec.models)
             command = [*self.spec.evaluate, "--path", models]
             children.run(command, self.directory / "eval.log", self.name, environment=environment)
 
