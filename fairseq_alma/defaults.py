@@ -8,6 +8,8 @@ import argparse
 import re
 from collections.abc import Collection
 
+from alma.errors import closest
+
 AVERAGES = ("probs", "logits")
 """What an ensemble averages over its members."""
 SCHEDULES = {
@@ -74,7 +76,9 @@ def weights(text: str) -> str:
     """Check a value of --weights. ArgumentTypeError: it is none."""
     if text in ("trained", "average") or last(text):
         return text
-    raise argparse.ArgumentTypeError(f"{text}: give trained, average, or last:K such as last:8")
+    near = closest(text, ("trained", "average"))
+    meant = f" (did you mean {near}?)" if near else ""
+    raise argparse.ArgumentTypeError(f"{text}: give trained, average, or last:K such as last:8{meant}")
 
 
 def last(text: str) -> int:

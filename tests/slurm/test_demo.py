@@ -16,7 +16,7 @@ from vision.run import parser as vision_parser
 def test_the_programs_accept_the_commands(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     lines = [line for step in demo.steps(Path("a b")) for line in step]
-    corpus, prepare, *launches, images, report = map(shlex.split, lines)
+    corpus, prepare, *launches, images, drift, report = map(shlex.split, lines)
     assert corpus[1:] == ["-m", "data_prep.pydoc_corpus", "a b/corpus"]
     stream = parser().parse_args(prepare[2:])
     assert stream.out == Path("a b/stream")
@@ -26,7 +26,9 @@ def test_the_programs_accept_the_commands(monkeypatch, tmp_path):
     assert all(plan.out.parent == Path("a b/runs") for plan in plans)
     sweep = vision_parser().parse_args(images[2:])
     assert len(jobs_of(sweep)) == 8
-    assert sweep.out.parent == Path("a b/runs")
+    drifting = vision_parser().parse_args(drift[2:])
+    assert len(jobs_of(drifting)) == 4
+    assert sweep.out.parent == drifting.out.parent == Path("a b/runs")
     assert report == ["alma", "report", "a b/runs", "--out", "a b/report"]
 
 

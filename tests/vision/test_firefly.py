@@ -37,6 +37,9 @@ class Stages:
     def valid(self, index: int) -> Examples:
         return self.parts[1]
 
+    def replay(self, index: int) -> None:
+        """Epochs have all training examples."""
+
 
 def learner(shape: tuple[int, ...] = SHAPE, seed: int = 0, **options) -> Firefly:
     options = {"arch": "mlp", "hidden": 8, "epochs": 3, "batch_size": 32} | options
