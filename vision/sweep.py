@@ -18,6 +18,7 @@ from typing import Any
 from alma.errors import Parser, UserError, closest
 from alma.experiments import read_settings, size_file
 from alma.records import Run
+from alma.stages import check_share
 from vision import presets
 from vision.experiment import run
 from vision.learners import all_settings, refusal, resolve
@@ -103,7 +104,9 @@ def _settings(point: Point) -> dict[str, Any]:
 
 
 def _resolved(point: Point) -> Settings:
-    """All settings of the learner. UserError: one is out of range."""
+    """All settings of the learner. UserError: one is out of range, or a replay that cannot be."""
+    share = point.get("replay_share")  # 0 may be the baseline of a sweep
+    check_share(share or 0, point["replay"], point.get("replay_from") if share is None else None)
     preset, waiting_time = point.get("preset"), point["waiting_time"]
     return resolve(point["dataset"], point["learner"], preset, _settings(point), waiting_time)
 

@@ -21,9 +21,7 @@ def check(request: Request) -> None:
         raise UserError(f"--from-scratch: {request.learner} trains new models in every stage; leave it out")
     if request.learner_spec.switch and not request.arch.startswith("switch_"):
         raise UserError(f"--arch {request.arch}: {request.learner} needs experts: give --arch switch_gmoe")
-    check_share(request.replay_share, request.replay)
-    if request.replay_from and not request.replay_share:
-        raise UserError(f"--replay-from {request.replay_from} needs --replay-share, such as .5")
+    check_share(request.replay_share, request.replay, request.replay_from)
     if request.one_schedule:
         _check_one_schedule(request)
     if request.average:

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from alma.stages import stages
 from vision import MegaBatchStream, run
 from vision.data import StageData
+from vision.run import parser
+from vision.sweep import jobs_of
 from vision.train import Replay
 
 STREAM = MegaBatchStream("digits", 20)
@@ -77,3 +79,21 @@ def test_a_share_that_is_none_is_refused(refused, tmp_path, share):
     both = refused(run, STREAM, out=tmp_path / "x", replay_share=0.5, replay=True)
     assert "leave out --replay or --replay-share" in both
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--replay-share 0,2", "--replay-share 2.0: a share"),
+        ("--replay-from recent", "--replay-from recent needs --replay-share"),
+        ("--replay-share .5 --replay off,on", "leave out --replay or --replay-share"),
+    ],
+)
+def test_a_sweep_refuses_a_replay_before_its_first_run(refused, words, line):
+    section = parser().parse_args(words.split())
+    assert line in refused(jobs_of, section)
+
+
+def test_a_sweep_may_have_a_baseline_without_replay():
+    section = parser().parse_args("--replay-share 0,.5 --replay-from recent".split())
+    assert [job.options["replay_share"] for job in jobs_of(section)] == [0, 0.5]
