@@ -95,5 +95,5 @@ def test_a_sweep_refuses_a_replay_before_its_first_run(refused, words, line):
 
 
 def test_a_sweep_may_have_a_baseline_without_replay():
-    section = parser().parse_args("--replay-share 0,.5 --replay-from recent".split())
+    section = parser().parse_args("--replay-share 0,.5 --replay-from recent --out x".split())
     assert [job.options["replay_share"] for job in jobs_of(section)] == [0, 0.5]
