@@ -21,6 +21,18 @@ def tiny() -> list[str]:
 
 
 @pytest.fixture
+def last_of(start, stream, tiny):
+    """`last_of(save, *flags)` trains with the tiny flags and these, and returns the last checkpoint."""
+
+    def run(save, *flags):
+        done = start("train", stream, *tiny, "--save-dir", save, *flags).wait()
+        assert done.code == 0, done.output
+        return torch.load(save / "checkpoint_last.pt", weights_only=True)
+
+    return run
+
+
+@pytest.fixture
 def build(stream):
     """`build(*flags)` -> (task, model) as fairseq-train would make them from the tiny flags and these."""
     from fairseq import options, tasks, utils

@@ -13,15 +13,9 @@ def load(path) -> dict:
 
 
 @pytest.fixture
-def train(start, stream, tiny):
+def train(last_of):
     """`train(save, *flags)` trains and returns the last checkpoint."""
-
-    def run(save, *flags):
-        done = start("train", stream, *tiny, *KEEPS, "--save-dir", save, *flags).wait()
-        assert done.code == 0, done.output
-        return load(save / "checkpoint_last.pt")
-
-    return run
+    return lambda save, *flags: last_of(save, *KEEPS, *flags)
 
 
 @pytest.fixture
