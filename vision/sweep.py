@@ -55,7 +55,7 @@ class SweepRun:
 def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
     """A job for every combination of values in each section. A setting goes to those learners that take it.
 
-    UserError: no learner takes it, or a value is out of range.
+    UserError: no learner takes it, a value is out of range, or a single run has the folder of a sweep.
     """
     found: dict[Any, tuple[argparse.Namespace, Point, Settings]] = {}
     refusals: dict[str, str] = {}
@@ -70,11 +70,19 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
         if name not in taken:
             raise UserError(reason)
     single = len(found) == 1 and not sections[0].experiment
+    if single and (out := sections[0].out):
+        _check_folder(out)
     varying = {name: _varying(name, found.values()) for name in {p["learner"] for _, p, _ in found.values()}}
     return [
         _job(section, point, "" if single else _name(point, resolved, varying[point["learner"]]))
         for section, point, resolved in found.values()
     ]
+
+
+def _check_folder(out: Path) -> None:
+    """UserError: `out` has the runs of a sweep; a single run would write its files among their folders."""
+    if not (out / "run.json").exists() and any(out.glob("*/run.json")):
+        raise UserError(f"{out} has runs in folders of their own: give --out {out}/NAME to a single run")
 
 
 def _points(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]]]:

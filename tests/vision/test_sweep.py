@@ -58,6 +58,16 @@ def test_every_setting_takes_a_comma_list():
     )
 
 
+def test_a_single_run_does_not_write_among_the_folders_of_a_sweep(tmp_path):
+    (tmp_path / "sm_s0").mkdir()
+    (tmp_path / "sm_s0/run.json").touch()
+    assert len(jobs("--seeds", "0-1", "--out", tmp_path)) == 2
+    with pytest.raises(UserError, match="has runs in folders of their own: give --out .*/NAME"):
+        jobs("--out", tmp_path)
+    (tmp_path / "run.json").touch()
+    assert [job.out for job in jobs("--out", tmp_path)] == [tmp_path]
+
+
 def test_what_does_not_vary_is_not_in_the_name():
     assert names("--lr", "3", "--router", "flat", "--learner", "sm,gmoe", "--augment") == [
         "sm_w1_h32_s0",
