@@ -53,7 +53,7 @@ def _marked(section: Section) -> str:
     """What the marks of variants mean, if there are any."""
     configs = [result.config for result in section.results]
     ring = " A ring marks an average of weights." * any("average" in config for config in configs)
-    return ring + " A dot inside marks a continuous schedule." * any("schedule" in c for c in configs)
+    return ring + " A dot inside marks one schedule over all stages." * any("schedule" in c for c in configs)
 
 
 def _measure(name: str, results: Sequence[Result], measure: Measure, scaled: bool) -> dict[str, Any]:
