@@ -50,6 +50,7 @@ if __name__ == "__main__":
             "fairscale>=0.4.13,<0.5",
             "sentencepiece>=0.2.2",
             "safetensors>=0.4.5",
+            "scipy>=1.13",
             "submitit>=1.5",
             "scikit-learn>=1.4",
             "pillow>=10",

@@ -85,7 +85,7 @@ def test_what_parsing_refuses_comes_before_heavy_imports(tmp_path):
         "combine": "c --out f",
         "export": "c --out d",
     }
-    required |= dict.fromkeys(("status", "cancel", "report", "tsne", "reproduce"), "r")
+    required |= dict.fromkeys(("status", "cancel", "report", "advise", "tsne", "reproduce"), "r")
     lines = [f"alma {name} {required.get(name, '')} --nonsense" for name in alma.TOOLS]
     for name, (code, out, err) in zip(alma.TOOLS, calls(*lines, stubs=tmp_path), strict=True):
         assert (code, out) == (2, ""), (name, err)

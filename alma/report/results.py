@@ -150,11 +150,11 @@ def column(rows: Rows, field: str, until: float = math.inf) -> dict[int, Any]:
 
 def compute(rows: Rows, until: float = math.inf) -> float:
     """Comp over t <= `until`, in TFLOPs."""
-    flops = {t: _training_flops(row) for t, row in rows.items() if t <= until}
+    flops = {t: training_flops(row) for t, row in rows.items() if t <= until}
     return metrics.cumulative_compute(flops) / 1e12
 
 
-def _training_flops(row: dict[str, Any]) -> float:
+def training_flops(row: dict[str, Any]) -> float:
     """`train_flops` without validation, which older image runs included."""
     flops = row["extra"].get("flops", {})
     included = "validation" in flops and sum(flops.values()) == row["train_flops"]

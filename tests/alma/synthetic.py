@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from alma.records import Run, check_row
-from alma.report.__main__ import main
+from alma.report.__main__ import main as report_main
 from alma.report.results import find_runs
 from alma.report.vision import select
 from alma.stages import stages
@@ -148,8 +148,13 @@ def results_of(place):
 
 def report(*arguments, cwd=ROOT):
     """Run `python -m alma.report` in this process: its exit code, stdout and stderr."""
+    return run_here(report_main, arguments, cwd)
+
+
+def run_here(main, arguments, cwd=ROOT):
+    """Run the entry point of a tool in this process: its exit code, stdout and stderr."""
     out, err, code = io.StringIO(), io.StringIO(), 0
-    words = ["alma.report", *map(str, arguments)]
+    words = [main.__module__, *map(str, arguments)]
     with (
         contextlib.chdir(cwd),
         contextlib.redirect_stdout(out),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from alma.configs import differing, flatten
+from alma.errors import UserError
 from alma.records import Run
 from alma.report import compare, drift
 from alma.report.html.sections import Section, rounded
@@ -47,6 +48,22 @@ def front(section: Section) -> Panel | None:
         "x": [_measure(each, section.results, measure, False) for each, measure in costs.items()],
         "y": [measure for measure in y if any(mean is not None for mean in measure["mean"])],
     }
+
+
+def advice(section: Section) -> Panel | None:
+    """What each decision is worth at the mega-batches to come; None if no two runs differ in one decision."""
+    from alma.report.advice.advice import DIFFERENCE, advise, decision_table  # loads NumPy and SciPy
+
+    try:
+        found = advise(section, "average")
+    except UserError:  # no stage is complete, or a value is not finite
+        return None
+    if not found.comparisons:
+        return None
+    places = {result.label: i for i, result in enumerate(section.results)}
+    of = [places[each.other.candidate.label] for each in found.comparisons]
+    caption = f"For t={found.now + 1}..{found.until}. {found.summary} {DIFFERENCE}"
+    return _table("Advice", caption, decision_table(found), of) | {"note": " ".join(found.remarks)}
 
 
 def _marked(section: Section) -> str:
@@ -313,7 +330,7 @@ def _text(value: Any) -> str:
 
 
 PANELS: list[Callable[[Section], Panel | None]] = [
-    *(front, curves, matrices, table, experts, experts_by_part, settings, provenance)
+    *(front, advice, curves, matrices, table, experts, experts_by_part, settings, provenance)
 ]
 """The panels of each section, in the order of the page."""
 

@@ -1,0 +1,92 @@
+"""Advice from the records of runs: wait or train, grow or not, one model or several: `alma advise`."""
+
+import argparse
+import re
+from pathlib import Path
+
+from alma.errors import Parser, UserError, command
+from alma.files import atomic_write, make_directory, write_json_atomic
+from alma.help_texts import RUNS
+from alma.report.advice import MEASURES
+from alma.report.results import find_runs
+
+_EXAMPLES = """\
+examples:
+  alma advise runs/mnist
+  alma advise runs/mnist --budget 2TFLOPs --parameters 60k --by cer
+  alma advise runs/mnist --from 100 --out advice
+  alma advise runs/mnist --backtest
+"""
+_SUFFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="python -m alma.report.advice",
+        usage="%(prog)s RUN... [options]",
+        description="Advice for the mega-batches to come, from runs on one stream: the front of error, "
+        "compute and parameters, forecasts with 90% intervals, and what each decision is worth.",
+        epilog=_EXAMPLES,
+    )
+    add = made.add_argument
+    add("runs", nargs="+", metavar="RUN", help=RUNS)
+    by = "measure of the comparison over t = 1..B: mean, last value, or sum (default: average)"
+    add("--by", choices=MEASURES, default=MEASURES[0], help=by)
+    budget = "most training compute of a run up to the last mega-batch, such as 50TFLOPs (default: no limit)"
+    add("--budget", type=_flops, metavar="FLOPS", help=budget)
+    parameters = "most parameters of the model, such as 20M (default: no limit)"
+    add("--parameters", type=_count, metavar="N", help=parameters)
+    now = "give the advice of mega-batch T: rows after it are not read (default: the last one)"
+    add("--from", type=int, dest="now", metavar="T", help=now)
+    backtest = "look back: how often intervals held, how far forecasts were off, and the regret of the advice"
+    add("--backtest", action="store_true", help=backtest)
+    out = "folder for advice.md and advice.json, or backtest.md and backtest.json (default: none)"
+    add("--out", type=Path, metavar="DIR", help=out)
+    return made
+
+
+def _flops(text: str) -> float:
+    """Compute in TFLOPs, such as 50TFLOPs."""
+    return _count(re.sub(r"flops?$", "", text, flags=re.IGNORECASE)) / 1e12
+
+
+def _count(text: str) -> float:
+    """A positive number with a suffix, such as 20M."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(e\d+)?\s*([kMGBTPEZ]?)", text)
+    if not match or not float(match[1]):
+        raise argparse.ArgumentTypeError(f"{text!r}: a number above 0 with a suffix, such as 20M or 50T")
+    return float(match[1] + (match[2] or "")) * _SUFFIXES[match[3]]
+
+
+@command
+def main() -> None:
+    """Entry point of `alma advise`."""
+    options = parser().parse_args()
+    given = (options.now, options.budget, options.parameters)
+    if options.backtest and any(value is not None for value in given):
+        raise UserError("--backtest tries all t and limits: leave out --from, --budget and --parameters")
+    from alma.report.advice.advice import Advice, advise  # loads NumPy and SciPy, so the options come first
+    from alma.report.advice.backtest import Backtest, look_back
+    from alma.report.advice.candidates import one_section
+    from alma.report.advice.choice import Limits
+    from alma.report.advice.text import as_markdown, as_text
+
+    section = one_section(find_runs(options.runs))
+    report: Advice | Backtest
+    if options.backtest:
+        report = look_back(section, options.by)
+    else:
+        report = advise(section, options.by, options.now, Limits(options.budget, options.parameters))
+    print(as_text(report.parts))
+    if options.out:
+        stem = "backtest" if options.backtest else "advice"
+        make_directory(options.out)
+        with atomic_write(options.out / f"{stem}.md") as file:
+            file.write(as_markdown(report.parts))
+        write_json_atomic(options.out / f"{stem}.json", report.record())
+        print(options.out / f"{stem}.md", options.out / f"{stem}.json", sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""The advice of one mega-batch: the choice, what each decision is worth, the front, forecasts."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from alma.report.advice.candidates import Forecast, find_candidates, forecasts
+from alma.report.advice.choice import QUESTIONS, Comparison, Limits, choose, compare, front
+from alma.report.advice.forecast import LEVELS, interval
+from alma.report.advice.text import DocumentPart, expected, number
+from alma.report.compare import abbreviated
+from alma.report.html.sections import Section, rounded
+from alma.report.tables import Table
+
+_MOST_TIMES = 4
+DIFFERENCE = "Difference: the other configuration less the choice; positive values are worse."
+STEP = "Next step: the cheapest configuration with a lower expected value, for so many times the compute."
+
+
+class Advice(NamedTuple):
+    """Forecasts of the candidates of a stream, and what follows from them."""
+
+    title: str
+    by: str
+    limits: Limits
+    found: list[Forecast]
+    choice: Forecast | None  # None: nothing stays within the limits
+    comparisons: list[Comparison]
+    waiting: list[str]  # configurations without a complete stage
+
+    @property
+    def now(self) -> int:
+        """The last t that was read."""
+        return max(each.candidate.now for each in self.found)
+
+    @property
+    def until(self) -> int:
+        """The last t of the forecast."""
+        return self.found[0].candidate.until
+
+    @property
+    def measure(self) -> str:
+        """Such as "average error (%)" or "CER"."""
+        display = self.found[0].candidate.result.display
+        return display.total if self.by == "cer" else f"{self.by} {display.name}"
+
+    @property
+    def factor(self) -> int:
+        """Of shown values of the measure: errors are in percent, sums of errors are not."""
+        return 1 if self.by == "cer" else self.found[0].candidate.result.display.factor
+
+    @property
+    def parts(self) -> list[DocumentPart]:
+        """The document."""
+        compute, parameters = self.limits
+        limits = [] if compute is None else [f"{compute:.3g} TFLOPs"]
+        limits += [] if parameters is None else [f"{abbreviated(parameters)} parameters"]
+        read = f"Rows up to t={self.now} of {len(self.found)} configurations; forecast to t={self.until}"
+        read += f" within {' and '.join(limits)}." if limits else "."
+        found = [DocumentPart(f"Advice: {self.title}", [read])]
+        if self.choice:
+            decisions = decision_table(self) if self.comparisons else None
+            lines = [self.summary, *command_line(self.choice)]
+            found.append(
+                DocumentPart(f"Choice for t={self.now + 1}..{self.until}", lines, decisions, self.unanswered)
+            )
+        found.append(
+            DocumentPart("Front: not beaten in error, compute and parameters", (), front_table(self), [STEP])
+        )
+        metric = self.found[0].candidate.result.display.name
+        found.append(DocumentPart(f"Forecast of the test {metric}", (), forecast_table(self), self.remarks))
+        return found
+
+    @property
+    def summary(self) -> str:
+        """The choice in a sentence."""
+        assert self.choice
+        value = expected(self.factor * self.choice.totals)
+        return (
+            f"Lowest expected {self.measure}: {self.choice.candidate.label}, {value} over t=1..{self.until}."
+        )
+
+    @property
+    def unanswered(self) -> list[str]:
+        """What the differences mean, and questions that no run answers."""
+        answered = {each.question for each in self.comparisons}
+        missing = [question for question in QUESTIONS if question not in answered]
+        alone = f"No run within the limits differs from the choice in this alone: {' '.join(missing)}"
+        return [*([DIFFERENCE] if answered else []), *([alone] if missing else [])]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What weakens the advice."""
+        lines = [f"No complete stage yet, left out: {'; '.join(self.waiting)}."] if self.waiting else []
+        if all(len(each.candidate.result.repeats) == 1 for each in self.found):
+            lines.append("One seed: the intervals come from residuals alone.")
+        few = [each.candidate.label for each in self.found if len(each.candidate.ends) < 3]
+        if few:
+            lines.append(f"Fewer than 3 stages, so that the law is mostly assumed: {'; '.join(few)}.")
+        if self.choice is None:
+            compute = min(each.candidate.compute_until for each in self.found)
+            parameters = abbreviated(min(each.candidate.parameters_until for each in self.found))
+            least = f"the least are {compute:.3g} TFLOPs and {parameters} parameters"
+            lines.append(f"No configuration stays within the limits: {least}.")
+        return lines
+
+    def record(self) -> dict[str, Any]:
+        """For JSON. Values of metric and measure are unscaled: errors are fractions."""
+        best = {id(each) for each in front(self.found)}
+        return {
+            "from": self.now,
+            "until": self.until,
+            "by": self.by,
+            "limits": self.limits._asdict(),
+            "choice": self.choice.candidate.label if self.choice else None,
+            "decisions": [
+                {
+                    "question": each.question,
+                    "advice": each.advice,
+                    "evidence": each.evidence,
+                    "other": each.other.candidate.label,
+                    "difference": rounded(each.difference),
+                    "interval": [rounded(each.low), rounded(each.high)],
+                }
+                for each in self.comparisons
+            ],
+            "configurations": [
+                {"front": id(each) in best, "within_limits": self.limits.allow(each)} | _record(each, self.by)
+                for each in self.found
+            ],
+            "remarks": self.remarks,
+        }
+
+
+def advise(section: Section, by: str, now: int | None = None, limits: Limits | None = None) -> Advice:
+    """The advice of mega-batch `now` (None: the last one), from rows up to there.
+
+    UserError: no stage is complete by then, or the stream has no such mega-batch.
+    """
+    limits = limits or Limits()
+    candidates = find_candidates(section, now)
+    found = forecasts(candidates, by)
+    choice = choose(found, limits)
+    comparisons = compare(choice, found, limits) if choice else []
+    ready = {candidate.label for candidate in candidates}
+    waiting = [result.label for result in section.results if result.label not in ready]
+    return Advice(section.title, by, limits, found, choice, comparisons, waiting)
+
+
+def command_line(forecast: Forecast) -> list[str]:
+    """A line with the command of a candidate, if it is recorded."""
+    command = forecast.candidate.command
+    return [f"Command: {command}"] if command else []
+
+
+def decision_table(advice: Advice) -> Table:
+    """A row for each answered question."""
+    table = [["question", "advice", "compared with", f"difference in {advice.measure}, 90%", "its Comp"]]
+    for each in advice.comparisons:
+        values = [advice.factor * value for value in (each.difference, each.low, each.high)]
+        ratio = each.other.candidate.compute_until / each.choice.candidate.compute_until
+        difference = "{:+.3g} [{:+.3g}, {:+.3g}]".format(*values)
+        table.append([each.question, each.advice, each.other.candidate.label, difference, f"{ratio:.3g}x"])
+    return table
+
+
+def front_table(advice: Advice) -> Table:
+    """The candidates on the front, with the step to the next lower expected measure."""
+    header = ["configuration", "seeds", f"{advice.measure} so far", f"at t={advice.until}, 90%"]
+    table = [[*header, "Comp (TFLOPs)", "parameters", "within limits", "next step"]]
+    best = front(advice.found)
+    for each in best:
+        candidate, seeds = each.candidate, len(each.candidate.result.repeats)
+        so_far, deviation = candidate.measured(advice.by), candidate.deviation(advice.by)
+        spread = f" ±{number(advice.factor * deviation)}" * (seeds > 1)
+        cells = [candidate.label, str(seeds), number(advice.factor * so_far) + spread]
+        cells += [expected(advice.factor * each.totals), f"{candidate.compute_until:,.3g}"]
+        cells += [abbreviated(candidate.parameters_until), "yes" if advice.limits.allow(each) else "no"]
+        table.append([*cells, _step(advice, each, best)])
+    return table
+
+
+def _step(advice: Advice, each: Forecast, best: Sequence[Forecast]) -> str:
+    """What the next lower expected measure costs in compute; "" for the lowest."""
+    lower = [other for other in best if other.expected < each.expected]
+    if not lower:
+        return ""
+    after = min(lower, key=lambda other: other.candidate.compute_until)
+    gain = advice.factor * (after.expected - each.expected)
+    return f"{gain:+.3g} for {after.candidate.compute_until / each.candidate.compute_until:.3g}x"
+
+
+def forecast_table(advice: Advice) -> Table:
+    """The metric at mega-batches to come, of the candidates on the front and in comparisons."""
+    shown = [*front(advice.found), *(each.other for each in advice.comparisons)]
+    factor = advice.found[0].candidate.result.display.factor
+    span = advice.until - advice.now
+    steps = {1, *(max(1, round(span * i / (_MOST_TIMES - 1))) for i in range(1, _MOST_TIMES))}
+    times = sorted(advice.now + step for step in steps)
+    table = [["configuration", "law", f"t={advice.now}", *(f"t={t}, 90%" for t in times)]]
+    for each in {id(each): each for each in shown}.values():
+        law, probability = each.fit.law
+        present = number(factor * each.candidate.values[each.candidate.now])
+        cells = [expected(factor * each.at(t)) if each.at(t).std() else present for t in times]
+        table.append([each.candidate.label, f"{law} ({probability:.0%})", present, *cells])
+    return table
+
+
+def _record(each: Forecast, by: str) -> dict[str, Any]:
+    """A candidate for JSON."""
+    candidate = each.candidate
+    law, probability = each.fit.law
+    bounds = {f"{level:g}": interval(each.draws, level) for level in LEVELS}
+    return {
+        "label": candidate.label,
+        "command": candidate.command,
+        "seeds": len(candidate.result.repeats),
+        "measured": rounded(candidate.measured(by)),
+        "expected": rounded(each.expected),
+        "interval": [rounded(value) for value in interval(each.totals)],
+        "compute": rounded(candidate.compute_until),
+        "parameters": rounded(candidate.parameters_until),
+        "law": {"name": law, "probability": rounded(probability)},
+        "forecast": [
+            {
+                "t": t,
+                "mean": rounded(each.draws[:, i].mean()),
+                "intervals": {
+                    level: [rounded(low[i]), rounded(high[i])] for level, (low, high) in bounds.items()
+                },
+            }
+            for i, t in enumerate(candidate.to_come)
+        ],
+    }

@@ -1,0 +1,300 @@
+"""`alma advise`: forecasts, the choice within limits, decisions with intervals, and the backtest."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from alma.report.advice.__main__ import main
+from alma.report.advice.advice import advise, decision_table
+from alma.report.advice.candidates import DRAWS, find_candidates, forecasts, one_section
+from alma.report.advice.choice import Limits
+from alma.report.advice.forecast import Fit, LearningCurve, interval, pooled_noise
+from alma.report.html.page import page_data
+from alma.report.html.sections import find_sections
+from alma.report.results import find_runs
+
+from .synthetic import averaged, image_run, lm_run, rename_metric, run_here
+
+B = 40
+
+
+def law(level, exponent, offset, noise=0.0, seed=0, count=B):
+    """`count` errors by a power law with an offset, with noise of their logarithm."""
+    t = np.arange(1.0, count + 1)
+    steps = np.random.default_rng(seed).normal(0, noise, count)
+    return ((level * t**-exponent + offset) * np.exp(steps)).tolist()
+
+
+def call(*arguments):
+    """Run `alma advise` in this process."""
+    return run_here(main, arguments)
+
+
+def advice_on(place, by="average", now=None, **limits):
+    """The advice from the runs in a folder."""
+    return advise(one_section(find_runs([place])), by, now, Limits(**limits))
+
+
+def two_learners(place, seeds=2, gap=1.3, noise=0.02):
+    """Runs of sm and, `gap` times as good for five times the compute, of ens."""
+    for seed in range(seeds):
+        image_run(place / f"sm{seed}", law(0.5 * gap, 0.4, 0.02, noise, seed), seed=seed)
+        image_run(place / f"ens{seed}", law(0.5, 0.4, 0.02, noise, 9 + seed), seed=seed, learner="ens")
+
+
+@pytest.mark.parametrize(("exponent", "offset"), [(0.4, 0.0), (0.4, 0.05), (0.9, 0.1)])
+def test_a_known_law_is_forecast(exponent, offset):
+    values = np.array(law(0.5, exponent, offset, count=100))
+    curve = LearningCurve(np.arange(1.0, 51), values[None, :50])
+    draws = Fit(curve, pooled_noise([curve])).draw(range(51, 101), DRAWS, np.random.default_rng(0))
+    low, high = interval(draws)
+    assert np.all(abs(np.log(np.median(draws, 0) / values[50:])) < 0.05)
+    assert np.mean((low <= values[50:]) & (values[50:] <= high)) > 0.95
+    assert (draws[:, -1].std() > draws[:, 0].std() > 0) or offset == 0.0
+
+
+def test_laws_are_compared_by_likelihood():
+    t = np.arange(1.0, 101)
+    found = {
+        name: Fit(LearningCurve(t, np.array(values)[None]), 0.01).law
+        for name, values in {
+            "level": law(0, 1, 0.2, 0.01, count=100),
+            "power": law(0.5, 0.4, 0, 0.01, count=100),
+            "offset": law(0.5, 1, 0.1, 0.01, count=100),
+        }.items()
+    }
+    assert found["offset"][0] == "offset"
+    assert found["offset"][1] > 0.99
+    assert found["power"][0] == "power"
+    assert found["level"][0] != "power"
+
+
+def test_noise_comes_from_residuals_and_from_seeds():
+    t = np.arange(1.0, 101)
+    rough = [np.array(law(0.5, 0.4, 0.02, 0.2, seed, 100))[None] for seed in range(4)]
+    smooth = [np.array(law(0.5, 0.4, 0.02, 0.002, seed, 100))[None] for seed in range(4)]
+    assert pooled_noise([LearningCurve(t, each) for each in rough]) > 3 * pooled_noise(
+        [LearningCurve(t, e) for e in smooth]
+    )
+    far = np.array([[0.2, 0.1], [0.4, 0.2]])
+    assert pooled_noise([LearningCurve(t[:2], far)]) > 3 * pooled_noise([LearningCurve(t[:2], far[:1])])
+
+
+def test_the_better_learner_is_chosen_within_the_limits(tmp_path):
+    two_learners(tmp_path)
+    free = advice_on(tmp_path, now=20)
+    assert free.choice.candidate.label == "ens w=1"
+    (comparison,) = free.comparisons
+    assert (comparison.question, comparison.advice) == ("one model or several?", "several")
+    assert comparison.evidence
+    assert 0 < comparison.low < comparison.difference < comparison.high
+    # each run trains with 1 TFLOP per mega-batch
+    assert [round(each.candidate.compute_until, 6) for each in free.found] == [B, B]
+    assert advice_on(tmp_path, now=20, compute=B - 1).choice is None
+    text = call(tmp_path, "--from", 20, "--budget", "39TFLOPs")
+    assert (
+        "No configuration stays within the limits: the least are 40 TFLOPs and 80 parameters" in text.stdout
+    )
+
+
+def test_rows_after_the_chosen_mega_batch_are_not_read(tmp_path):
+    two_learners(tmp_path / "a")
+    for seed in (0, 1):
+        for learner, gap, first in (("sm", 1.3, 0), ("ens", 1, 9)):
+            values = law(0.5 * gap, 0.4, 0.02, 0.02, first + seed)
+            other = values[:20] + [0.01 + t / 100 for t in range(B - 20)]
+            image_run(tmp_path / "b" / f"{learner}{seed}", other, seed=seed, learner=learner)
+    one, two = (call(tmp_path / name, "--from", 20, "--by", "cer").stdout for name in "ab")
+    assert one == two
+    assert "t=21..40" in one
+    assert call(tmp_path / "b").stdout != call(tmp_path / "a").stdout
+
+
+def test_noise_alone_is_no_evidence(tmp_path):
+    """200 pairs of learners with one law: at most a tenth of the comparisons may see a difference."""
+    random = np.random.default_rng(1)
+    section = None
+    seen = 0
+    for learner in ("sm", "ens"):
+        image_run(tmp_path / learner, law(0.5, 0.4, 0.05), learner=learner)
+    section = one_section(find_runs([tmp_path]))
+    for _ in range(200):
+        for result in section.results:
+            steps = np.exp(random.normal(0, 0.05, B))
+            for row, value in zip(
+                list(result.repeats[0].values())[1:], law(0.5, 0.4, 0.05) * steps, strict=True
+            ):
+                row["value"] = float(value)
+        (comparison,) = advise(section, "average", 20).comparisons
+        seen += comparison.evidence
+        assert (comparison.advice == "no evidence either way") != comparison.evidence
+    assert seen <= 20
+
+
+def test_totals_count_the_present_model_until_the_next_stage(tmp_path):
+    image_run(tmp_path / "sm", [0.9, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5, 0.3, 0.3, 0.3], w=4)
+    candidates = find_candidates(one_section(find_runs([tmp_path])), 5)
+    assert [candidates[0].ends, candidates[0].to_come] == [[4], [8, 10]]
+    draws = np.array([[0.25, 0.2], [0.15, 0.1]])
+    seen = 3 * 0.9 + 2 * 0.5  # t = 1..5
+    came = [2 * 0.5 + 2 * first + last for first, last in draws]  # t = 6, 7; 8, 9; 10
+    assert candidates[0].totals("cer", draws) == pytest.approx([seen + each for each in came])
+    assert candidates[0].totals("average", draws) == pytest.approx([(seen + each) / 10 for each in came])
+    assert candidates[0].totals("final", draws).tolist() == [0.2, 0.1]
+    assert candidates[0].measured("cer") == pytest.approx(seen)
+
+
+def test_compute_to_come_follows_growing_costs(tmp_path):
+    """With replay stage k costs k mega-batches."""
+    image_run(tmp_path / "plain", law(0.5, 0.4, 0), w=4)
+    image_run(tmp_path / "replay", law(0.5, 0.4, 0), w=4, replay=True)
+    section = one_section(find_runs([tmp_path]))
+    found = {each.result.config["replay"]: each for each in find_candidates(section, 12)}
+    assert found[False].compute_until == pytest.approx(40)
+    assert found[True].compute_until == pytest.approx(sum(range(4, 41, 4)))
+
+
+def test_the_front_is_in_error_compute_and_parameters(tmp_path):
+    image_run(tmp_path / "small", law(0.5, 0.4, 0), size=4)
+    image_run(tmp_path / "large", law(0.4, 0.4, 0), size=8)
+    image_run(tmp_path / "bad", law(0.6, 0.4, 0), size=8, learner="gmoe")
+    image_run(tmp_path / "replay", law(0.3, 0.4, 0), size=8, replay=True)
+    record = advice_on(tmp_path, now=20).record()
+    front = {each["label"] for each in record["configurations"] if each["front"]}
+    assert front == {"sm hidden=4 w=1", "sm hidden=8 w=1", "sm hidden=8 w=1 replay"}
+
+
+def test_an_average_is_a_decision_of_its_own(tmp_path):
+    for seed in (0, 1):
+        run = image_run(tmp_path / f"{seed}", law(0.5, 0.4, 0, 0.02, seed), seed=seed, average=0.9)
+        averaged(run, 0.7)
+    found = advice_on(tmp_path, now=20)
+    assert [(each.question, each.advice) for each in found.comparisons] == [
+        ("average the weights?", "average")
+    ]
+
+
+def test_perplexity_at_the_end_of_the_stream_is_forecast_beyond_it(tmp_path):
+    for w in (1, 2):
+        run = lm_run(tmp_path / f"w{w}", [220.0, 166.0, 150.0, 140.0], w=w)
+        run.info["command"] = f"alma train stream --waiting-time {w}"
+        (run.directory / "run.json").write_text(json.dumps(run.info))
+    done = call(tmp_path, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "Choice for t=5..6" in done.stdout
+    assert "Command: alma train stream --waiting-time 1" in done.stdout
+    record = json.loads((tmp_path / "out/advice.json").read_text())
+    (now,) = (each for each in record["configurations"] if each["label"] == "sm w=1")
+    assert [each["t"] for each in now["forecast"]] == [5, 6]
+    low, high = now["forecast"][0]["intervals"]["0.9"]
+    assert 110 < low < now["forecast"][0]["mean"] < 140 < high < 155
+    assert "One seed" in record["remarks"][0]
+    assert "Fewer than 3 stages" in record["remarks"][1]
+    assert (tmp_path / "out/advice.md").read_text().startswith("# Advice: ")
+
+
+def test_the_same_records_give_the_same_advice(tmp_path):
+    two_learners(tmp_path)
+    assert call(tmp_path, "--by", "final").stdout == call(tmp_path, "--by", "final").stdout
+
+
+def test_a_backtest_counts_what_came(tmp_path):
+    two_learners(tmp_path / "runs", seeds=3)
+    done = call(tmp_path / "runs", "--backtest", "--by", "cer", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "backtest.json").read_text())
+    assert [each["t"] for each in record["origins"]] == [4, 8, 12, 16, 20, 24, 28, 32, 36]
+    assert record["all"]["stages"] == sum(2 * (B - t) for t in range(4, 40, 4))
+    assert record["all"]["coverage_0.9"] > 0.85
+    assert 0.4 < record["all"]["coverage_0.5"] < record["all"]["coverage_0.9"]
+    assert record["all"]["forecast_error"] < record["all"]["naive_error"]
+    assert record["all"]["small_regret"] == 1
+    assert record["all"]["limits"] == 9
+
+
+def test_a_wrong_advice_is_a_regret(tmp_path):
+    """The learner that leads up to t = 20 stops learning there."""
+    stops = law(0.4, 0.6, 0)
+    image_run(tmp_path / "stops", stops[:20] + [stops[19]] * 20, learner="ens")
+    image_run(tmp_path / "goes-on", law(0.45, 0.6, 0)[:20] + [0.01] * 20)
+    done = call(tmp_path, "--backtest", "--by", "cer", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    early = json.loads((tmp_path / "backtest.json").read_text())["origins"][3]
+    totals = [sum(stops[:20]) + 20 * stops[19], sum(law(0.45, 0.6, 0)[:20]) + 0.2]
+    assert early["mean_regret"] == pytest.approx(totals[0] / totals[1] - 1, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--from", "0"], "--from 0: a mega-batch of the stream, from 1 to 4"),
+        (["--from", "5"], "--from 5: a mega-batch of the stream, from 1 to 4"),
+        (["--budget", "many"], "'many': a number above 0 with a suffix, such as 20M or 50T"),
+        (["--parameters", "0"], "'0': a number above 0"),
+        (["--backtest", "--from", "2"], "leave out --from"),
+    ],
+)
+def test_bad_options_are_one_line(tmp_path, arguments, told):
+    image_run(tmp_path / "run", law(0.5, 0.4, 0, count=4))
+    done = call(tmp_path, *arguments)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert told in done.stderr
+
+
+def _nan(place):
+    run = image_run(place / "run", law(0.5, 0.4, 0, count=4))
+    run.results.write_text(run.results.read_text().replace('"value": 0.5,', '"value": NaN,'))
+
+
+def _two_metrics(place):
+    image_run(place / "a", law(0.5, 0.4, 0, count=4))
+    rename_metric(image_run(place / "b", law(0.5, 0.4, 0, count=4), learner="ens"), "perplexity")
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda place: place.mkdir(exist_ok=True), "no runs in"),
+        (lambda place: image_run(place / "run", [0.5], rows=0), "no rows yet"),
+        (lambda place: image_run(place / "run", [0.9, 0.9, 0.5], w=3, rows=3), "no stage is complete by t=2"),
+        (_nan, "the value at t=1 is not a finite number >= 0"),
+        (_two_metrics, "runs of different streams, metrics or B"),
+        (
+            lambda place: [image_run(place / d, [0.5, 0.4], data=d) for d in ("aa", "bb")],
+            "runs of different streams, metrics or B",
+        ),
+    ],
+)
+def test_unusable_records_are_one_line(tmp_path, make, told):
+    make(tmp_path)
+    done = call(tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert told in done.stderr
+
+
+def test_a_backtest_needs_two_stages(tmp_path):
+    image_run(tmp_path / "run", [0.9, 0.5], w=2)
+    done = call(tmp_path, "--backtest")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "at least two stages" in done.stderr
+
+
+def test_an_error_of_zero_is_forecast(tmp_path):
+    image_run(tmp_path / "run", [0.5, 0.0, 0.2, 0.0])
+    (found,) = forecasts(find_candidates(one_section(find_runs([tmp_path])), 3), "final")
+    assert np.isfinite(found.draws).all()
+    assert math.isfinite(found.expected)
+
+
+def test_the_page_shows_the_advice(tmp_path):
+    two_learners(tmp_path)
+    image_run(tmp_path / "other", law(0.5, 0.4, 0.02), data="other")
+    first, second = page_data(find_runs([tmp_path]))["sections"]
+    titles = [[panel["title"] for panel in section["panels"]] for section in (first, second)]
+    (panel,) = (panel for panel in first["panels"] if panel["title"] == "Advice")
+    assert panel["rows"] == decision_table(advise(find_sections(find_runs([tmp_path]))[0], "average"))[1:]
+    assert first["configurations"][panel["of"][0]]["label"] == panel["rows"][0][2]
+    assert "For t=41..41. Lowest expected average error (%): ens w=1" in panel["caption"]
+    assert "Advice" not in titles[1]
