@@ -51,6 +51,7 @@ def _grid() -> tuple[Array, Array, Array, Array]:
 
 
 _B, _C, _DENSITY, _LAW = _grid()
+_BY_SLOPE = np.argsort(_B * (1 - _C), kind="stable")  # the slope at T
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,9 @@ class Fit:
     def draw(self, times: Sequence[float], draws: int, random: np.random.Generator) -> Array:
         """Draws of the metric at times after the curve's end, (draws, times)."""
         ahead = np.log(np.asarray(times, dtype=float)) - self.now
-        cell = random.choice(len(_B), draws, p=self._probability)
+        # The same ranks for all curves: learners on one stream level off together.
+        ranks, below = np.random.default_rng(0).random(draws), self._probability[_BY_SLOPE].cumsum()
+        cell = _BY_SLOPE[np.searchsorted(below, ranks * below[-1])]
         deviation = np.sqrt(self._freedom * self._scale[cell] / random.chisquare(self._freedom, draws))
         level = self._level[cell] + deviation / math.sqrt(self._precision) * random.standard_normal(draws)
         walk = random.standard_normal((draws, len(ahead))) * np.sqrt(np.diff(ahead, prepend=0.0))
