@@ -40,7 +40,8 @@ class Limits(NamedTuple):
         return self.hold(forecast.candidate.compute_until, forecast.candidate.parameters_until)
 
     def hold(self, *costs: float) -> bool:
-        """Whether compute and parameters are within the limits; 1% more counts as equal (stages differ in size)."""
+        """Whether compute and parameters are within the limits. 1% more counts as equal: stages differ in
+        size."""
         return all(most is None or cost <= 1.01 * most for cost, most in zip(costs, self, strict=True))
 
 
