@@ -1,0 +1,89 @@
+"""Trainings that runs of one launch have in common: one run trains, the others take over its files.
+
+Two trainings are the same if their commands agree in all but the folder, and so do those whose models they
+continue: sm is the first member of ens, and gmoe's first stage is sm's.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from alma.errors import UserError
+from alma.files import make_directory, write_json_atomic
+from slurm.lm.plan import Plan, Training
+
+TRAINED = "trained.json"
+"""Marker in the directory of a training."""
+
+
+def share(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans, in which each training that equals an earlier one has its directory as `source`.
+
+    Of equal trainings one that is complete comes first. A training with a checkpoint of its own goes on by
+    itself.
+    """
+    keys: dict[Path, str] = {}
+    groups: dict[str, list[Path]] = {}
+    for training in (each for plan in plans for spec in plan.stages for each in spec.trainings):
+        key = repr((_without_folder(training), training.previous and keys[training.previous]))
+        keys[training.directory] = key
+        groups.setdefault(key, []).append(training.directory)
+    sources: dict[Path, Path] = {}
+    for directories in groups.values():
+        first = next((each for each in directories if (each / TRAINED).exists()), directories[0])
+        begun = {each for each in directories if (each / "checkpoint_last.pt").exists()}
+        sources |= {each: first for each in directories if each != first and each not in begun}
+    return [_with_sources(plan, sources) for plan in plans]
+
+
+def _without_folder(training: Training) -> list[str]:
+    """The command line without --save-dir."""
+    words = list(training.arguments)
+    place = words.index("--save-dir")
+    return words[:place] + words[place + 2 :]
+
+
+def _with_sources(plan: Plan, sources: dict[Path, Path]) -> Plan:
+    def sourced(training: Training) -> Training:
+        return replace(training, source=sources.get(training.directory))
+
+    stages = [replace(spec, trainings=tuple(map(sourced, spec.trainings))) for spec in plan.stages]
+    return replace(plan, stages=tuple(stages))
+
+
+def describe(plans: Sequence[Plan]) -> str:
+    """Such as "3 of 12 trainings are shared: 1,800 of 7,200 updates less"; "" if none is."""
+    trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
+    shared = [training for training in trainings if training.source]
+    if not shared:
+        return ""
+    saved, total = (sum(each.updates or 0 for each in some) for some in (shared, trainings))
+    less = f": {saved:,} of {total:,} updates less" if saved else ""
+    return f"{len(shared)} of {len(trainings)} trainings are shared{less}"
+
+
+def take_over(source: Path, directory: Path) -> None:
+    """Link the checkpoints of the complete training in `source` into `directory`, then write its marker.
+
+    Copies where links are impossible. UserError: the training in `source` is not complete.
+    """
+    if not (source / TRAINED).exists():
+        raise UserError(f"{source}: the training that {directory} shares is gone: launch again")
+    make_directory(directory)
+    for path in sorted(source.glob("*.pt")):
+        part = directory / f"{path.name}.part"
+        part.unlink(missing_ok=True)
+        try:
+            os.link(path, part)
+        except OSError:  # another file system, or one without links
+            shutil.copy2(path, part)
+        os.replace(part, directory / path.name)
+    write_json_atomic(directory / TRAINED, {"checkpoint": _model(source), "shared_with": str(source)})
+
+
+def _model(source: Path) -> str:
+    import json
+
+    return json.loads((source / TRAINED).read_bytes())["checkpoint"]
