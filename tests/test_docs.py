@@ -249,7 +249,7 @@ def test_documented_keys_of_image_runs(tmp_path):
     made.append((drifting.info, drifting.rows))
     infos = [info for info, _ in made]
     rows = [row for _, rows in made for row in rows]
-    assert_described(infos, "run.json", unseen=["stages"])
+    assert_described(infos, "run.json", unseen=["command", "stages"])
     assert_described((info["config"] for info in infos), "config, all runs", "config, images")
     assert_described(rows, "results.jsonl")
     assert_described((row["extra"] for row in rows), "extra, images", unseen=["memory_of"])
