@@ -241,6 +241,7 @@ def test_documented_keys_of_image_runs(tmp_path):
     made = [(each["run"], each["rows"]) for each in recorded]
     stream, options = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
     more = {"moe": {"average": 0.5}, "ens": {"experts": 2}, "gens": {"experts": 2}, "sm": {"seed": 1}}
+    more["moe"]["command"] = "alma images"
     more["umix"] = {"replay_share": 0.5, "replay_from": "recent"}
     for learner, settings in more.items():
         done = run(stream, learner, tmp_path / learner, **options, **settings)
@@ -249,7 +250,7 @@ def test_documented_keys_of_image_runs(tmp_path):
     made.append((drifting.info, drifting.rows))
     infos = [info for info, _ in made]
     rows = [row for _, rows in made for row in rows]
-    assert_described(infos, "run.json", unseen=["command", "stages"])
+    assert_described(infos, "run.json", unseen=["stages"])
     assert_described((info["config"] for info in infos), "config, all runs", "config, images")
     assert_described(rows, "results.jsonl")
     assert_described((row["extra"] for row in rows), "extra, images", unseen=["memory_of"])

@@ -92,7 +92,7 @@ def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) 
     size = size or overrides.get("size") or own
     flags = _checked(path, record.pop("flags", {}))
     name = path.stem.removesuffix(f"_{own}") + (f"_{size}" if size else "")
-    options = {"out": Path("runs", path.resolve().parent.name, name)}
+    options: dict[str, Any] = {"out": Path("runs", path.resolve().parent.name, name)}
     if size:
         file = size_file(path, size)
         shared = read_settings(file)
