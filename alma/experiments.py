@@ -1,5 +1,6 @@
 """Experiments: YAML files with settings, and the sizes in the folder `sizes` beside them."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,3 +32,27 @@ def size_file(path: Path, size: str) -> Path:
         there = ", ".join(sorted(each.stem for each in folder.glob("*.yaml"))) or "none"
         raise UserError(f"{file}: no such size; there are: {there}")
     return file
+
+
+def setting_text(value: Any) -> str:
+    """A setting as on a command line: `on` and `off`, numbers without loss."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    short = f"{value:.12g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)
+
+
+def folder_part(name: str, value: Any) -> str:
+    """A setting in the name of a run's folder: `lr-0.3`, `replay-on`, `grow-experts-2-2-4`."""
+    # Only what needs no quotes in a shell; fairseq splits paths at colons.
+    text = re.sub(r"[^\w.+-]+", "-", setting_text(value).strip("()"))
+    return f"{name.replace('_', '-')}-{text}"
+
+
+def check_nesting(out: Path, sweep: bool) -> None:
+    """UserError: a single run would write among the folders of a sweep in `out`, or a sweep into a run."""
+    is_run = (out / "run.json").exists()
+    if sweep and is_run:
+        raise UserError(f"{out} is a single run: give a sweep another --out")
+    if not sweep and not is_run and any(out.glob("*/run.json")):
+        raise UserError(f"{out} has runs in folders of their own: give --out {out}/NAME to a single run")

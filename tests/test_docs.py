@@ -241,6 +241,7 @@ def test_documented_keys_of_image_runs(tmp_path):
     made = [(each["run"], each["rows"]) for each in recorded]
     stream, options = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
     more = {"moe": {"average": 0.5}, "ens": {"experts": 2}, "gens": {"experts": 2}, "sm": {"seed": 1}}
+    more["moe"]["command"] = "alma images"
     more["umix"] = {"replay_share": 0.5, "replay_from": "recent"}
     for learner, settings in more.items():
         done = run(stream, learner, tmp_path / learner, **options, **settings)

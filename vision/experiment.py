@@ -43,6 +43,7 @@ def run(
     save_interval: float = 30.0,
     save_stages: bool = False,
     tensorboard_logdir: str | Path | None = None,
+    command: str | None = None,
     **settings: Any,
 ) -> Run:
     """Run Algorithm 1 with a learner of `vision.learners.LEARNERS`; returns the run, whose rows are in `out`.
@@ -50,8 +51,8 @@ def run(
     `replay_share` of every epoch comes from earlier mega-batches, "all" or "recent" ones. `settings` are the
     learner's, such as hidden=64; defaults are those of `preset` ("paper", "draft" or "authors"). A checkpoint
     is written every `save_interval` seconds, with `save_stages` the model of each stage, and curves to
-    `tensorboard_logdir`. An interrupted run resumes bit for bit; a complete one is returned. UserError: a bad
-    setting, or `out` holds another run.
+    `tensorboard_logdir`; run.json records `command`, the shell line of the run. An interrupted run resumes
+    bit for bit; a complete one is returned. UserError: a bad setting, or `out` holds another run.
     """
     from vision.data import StageData
 
@@ -68,6 +69,8 @@ def run(
         if len(record.rows) > len(stream):
             return record
         _check_version(record)
+        if command:
+            record.note(command=command)
         data, of = StageData(stream, schedule, target, replay_share), stream.dataset
         subject = LEARNERS[learner](of.shape, of.classes, chosen, seed, target)
         trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages)

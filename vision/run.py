@@ -19,7 +19,7 @@ from alma.stages import REPLAY_FROM
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
-from vision.sweep import SweepRun, jobs_of, read_sections
+from vision.sweep import USUAL, SweepRun, jobs_of, read_sections
 
 _ABOUT = (
     "Train image learners on a stream of mega-batches, test them after each mega-batch, and compare them. "
@@ -118,7 +118,7 @@ def parser() -> Parser:
 def _add_data_flags(group: Any) -> None:
     add = group.add_argument
     _add_choice(add, "--dataset", presets.DATASETS, "data set (default: digits)", default=["digits"])
-    add("--data-root", default="data", metavar="DIR", help=DATA_ROOT)
+    add("--data-root", default=USUAL["data_root"], metavar="DIR", help=DATA_ROOT)
     download = "download missing files with torchvision"
     add("--download", action=argparse.BooleanOptionalAction, default=False, help=download)
     add(
@@ -162,7 +162,7 @@ def _add_run_flags(group: Any) -> None:
 
 def _add_machine_flags(group: Any) -> None:
     add = group.add_argument
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, ... (default: auto)")
+    add("--device", default=USUAL["device"], help="auto, cpu, cuda, cuda:1, ... (default: auto)")
     folder = "run directory; of a sweep, the folder of its runs (default: runs/DATASET_LEARNER)"
     add("--out", type=Path, metavar="RUN", help=folder)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)

@@ -10,23 +10,27 @@ runs:                                # optional: sections, each with settings of
 
 import argparse
 import itertools
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from alma.errors import Parser, UserError, closest
-from alma.experiments import read_settings, size_file
+from alma.experiments import check_nesting, folder_part, read_settings, setting_text, size_file
 from alma.records import Run
 from alma.stages import check_share
 from vision import presets
 from vision.experiment import run
 from vision.learners import all_settings, refusal, resolve
-from vision.presets import Settings
+from vision.presets import Settings, flag_of
 
 DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
 DATA += ("replay_share", "replay_from")
 _OF_THE_COMMAND = {"device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
+
+USUAL = {"data_root": "data", "device": "auto"}
+"""Defaults of flags that a recorded command leaves out."""
 
 Point = dict[str, Any]
 """Settings of one run: learner, waiting time, replay, seed, values of DATA, settings of the learner."""
@@ -37,6 +41,8 @@ class SweepRun:
     """One run of a sweep, as plain values that can be sent to another process."""
 
     out: Path
+    command: str
+    """The line that starts or resumes this run alone."""
     dataset: dict[str, Any]  # arguments of data.load
     megabatches: int
     stream_seed: int
@@ -49,13 +55,14 @@ class SweepRun:
         from vision.scenarios import make_stream
 
         stream = make_stream(load(**self.dataset), self.megabatches, self.stream_seed, self.scenario)
-        return run(stream, out=self.out, **self.options)
+        return run(stream, out=self.out, command=self.command, **self.options)
 
 
 def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
     """A job for every combination of values in each section. A setting goes to those learners that take it.
 
-    UserError: no learner takes it, a value is out of range, or a single run has the folder of a sweep.
+    UserError: no learner takes it, a value is out of range, or `out` holds a sweep and this is a single run,
+    or the reverse.
     """
     found: dict[Any, tuple[argparse.Namespace, Point, Settings]] = {}
     refusals: dict[str, str] = {}
@@ -70,19 +77,13 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
         if name not in taken:
             raise UserError(reason)
     single = len(found) == 1 and not sections[0].experiment
-    if single and (out := sections[0].out):
-        _check_folder(out)
+    if out := sections[0].out:
+        check_nesting(out, sweep=not single)
     varying = {name: _varying(name, found.values()) for name in {p["learner"] for _, p, _ in found.values()}}
     return [
         _job(section, point, "" if single else _name(point, resolved, varying[point["learner"]]))
         for section, point, resolved in found.values()
     ]
-
-
-def _check_folder(out: Path) -> None:
-    """UserError: `out` has the runs of a sweep; a single run would write its files among their folders."""
-    if not (out / "run.json").exists() and any(out.glob("*/run.json")):
-        raise UserError(f"{out} has runs in folders of their own: give --out {out}/NAME to a single run")
 
 
 def _points(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]]]:
@@ -130,15 +131,9 @@ def _name(point: Point, resolved: Settings, varying: Sequence[str]) -> str:
     """Such as gmoe_w1_h32_router-flat_replay_s0: learner, waiting time, size, what else varies, seed."""
     values = vars(resolved) | point
     words = [point["learner"], f"w{point['waiting_time']}", f"h{resolved.hidden}"]
-    words += [f"{name.replace('_', '-')}-{_text(values[name])}" for name in varying if name in values]
+    words += [folder_part(name, values[name]) for name in varying if name in values]
     words += ["replay"] * point["replay"] + [f"s{point['seed']}"]
     return "_".join(words)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _job(section: argparse.Namespace, point: Point, name: str) -> SweepRun:
@@ -153,7 +148,26 @@ def _job(section: argparse.Namespace, point: Point, name: str) -> SweepRun:
         options["tensorboard_logdir"] = section.tensorboard_logdir / name
     stream_seed = point["stream_seed" if "stream_seed" in point else "seed"]
     scenario = point.get("scenario")
-    return SweepRun(section.out / name, dataset, _megabatches(point), stream_seed, scenario, options)
+    out = section.out / name
+    return SweepRun(
+        out,
+        _command(section, point, out, options.get("tensorboard_logdir")),
+        dataset,
+        _megabatches(point),
+        stream_seed,
+        scenario,
+        options,
+    )
+
+
+def _command(section: argparse.Namespace, point: Point, out: Path, logdir: Path | None) -> str:
+    """The command line of the run in `out`, with the settings that were given for it."""
+    given = {name: value for name, value in point.items() if (name, value) != ("replay", False)}
+    given |= {name: getattr(section, name) for name in USUAL if getattr(section, name) != USUAL[name]}
+    given |= {"tensorboard_logdir": logdir} if logdir else {}
+    words = [word for name, value in given.items() for word in (flag_of(name), setting_text(value))]
+    words += [flag_of(name) for name in ("download", "save_stages") if getattr(section, name)]
+    return shlex.join(["alma", "images", *words, "--out", str(out)])
 
 
 def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespace]:
@@ -190,7 +204,7 @@ def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespa
 
 def _words(path: Path, settings: Mapping[str, Any], parser: Parser) -> list[str]:
     """Settings of an experiment as words of the command line; a list becomes a comma list."""
-    known = {text.removeprefix("--") for action in parser._actions for text in action.option_strings}
+    known = {text.removeprefix("--"): each for each in parser._actions for text in each.option_strings}
     words = []
     for name, value in settings.items():
         if name in _OF_THE_COMMAND:
@@ -202,8 +216,8 @@ def _words(path: Path, settings: Mapping[str, Any], parser: Parser) -> list[str]
         values = value if isinstance(value, list) else [value]
         if not values or any(isinstance(each, list | dict) or each is None for each in values):
             raise UserError(f"{path}: {name}: give a value, or a list such as [1, 10]")
-        if isinstance(value, bool):
+        if isinstance(value, bool) and known[name].nargs == 0:
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
-            words.append(f"--{name}={','.join(map(_text, values))}")
+            words.append(f"--{name}={','.join(map(setting_text, values))}")
     return words

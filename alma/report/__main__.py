@@ -16,7 +16,7 @@ from alma.report.lm.entries import find_entries
 from alma.report.lm.front import write_front
 from alma.report.page import write_report
 from alma.report.results import find_runs, group
-from alma.report.selection import best_by_validation
+from alma.report.selection import SELECTIONS, best_by_validation
 from alma.report.vision import figures as vision_figures
 from alma.report.vision.select import is_image
 
@@ -25,6 +25,7 @@ examples:
   alma report runs
   alma report runs --html report.html
   alma report runs/mnist --figures vision --out report
+  alma report runs/tune --select valid-first
   alma report runs/table2 --table lm --per-word
 """
 
@@ -40,8 +41,9 @@ def parser() -> Parser:
     made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
     made.add_argument(
         "--select",
-        choices=("valid",),
-        help="of each learner, waiting time and replay keep only the settings with the best validation score",
+        choices=SELECTIONS,
+        help="keep the settings with the best validation score, for each learner, waiting time and replay; "
+        "valid: mean over t since the first stage; valid-first: after the first stage, as in the paper",
     )
     out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
     made.add_argument("--out", type=Path, metavar="DIR", help=out)
@@ -91,7 +93,7 @@ def main() -> None:
     runs = find_runs(options.runs)
     if options.figures == "vision" and not any(map(is_image, runs)):
         raise UserError(f"no image run in {', '.join(options.runs)}, which --figures vision needs")
-    runs, choices = best_by_validation(runs) if options.select else (runs, [])
+    runs, choices = best_by_validation(runs, options.select) if options.select else (runs, [])
     groups = group(runs)
     if not groups:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")

@@ -83,7 +83,8 @@ def open_run(plan: Plan) -> Run:
     """Create or resume the run directory. Raises UserError if it was trained with other settings."""
     config, growing = run_config(plan)
     run = Run.open(plan.out, config, plan.seeds, growing, untrained=[UNTRAINED])
-    run.note(stages=len(plan.stages))  # as requested, which may be fewer than the stream has
+    # Stages as requested, which may be fewer than the stream has.
+    run.note(stages=len(plan.stages), command=plan.command)
     return run
 
 

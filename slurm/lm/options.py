@@ -30,6 +30,8 @@ examples:
   alma train stream --learner sm --out runs/tiny -- --arch switch_gmoe_tiny --max-update 400
   # one learning-rate schedule over all stages, and averages of the weights
   alma train stream --learner sm --schedule continuous --average .999 --out runs/average
+  # two learners at three learning rates, each of the six runs in a folder of its own
+  alma train experiments/tune/lr.yaml --stream stream learner=sm,gmoe lr=5e-4,1e-3,2e-3
   # a row of the paper's Table 2 with three seeds on SLURM: first the plan, then the jobs
   alma train experiments/table2/gmoe_w1_base.yaml --stream stream --seeds 0-2 --cluster slurm --dry-run
   alma train experiments/table2/gmoe_w1_base.yaml --stream stream --seeds 0-2 --cluster slurm
@@ -55,7 +57,9 @@ def parser() -> Parser:
         nargs="+",
         metavar="STREAM|EXPERIMENT",
         help="a stream made by `alma data`, or a directory of fairseq-preprocess; or experiments: YAML files "
-        "or folders of them, and key=value to change an option or flag that they set",
+        "or folders of them, and key=value to change an option or flag that they set; key=A,B or key=[A,B]: "
+        "a run for each value. Without brackets, commas are part of the value in grow-experts, and after a "
+        "quote or parenthesis",
     )
     group = made.add_argument_group("run", "--stream and --size are for experiments.")
     add = group.add_argument

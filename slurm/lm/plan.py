@@ -82,6 +82,8 @@ class Plan:
     """Of each training; None: no limit."""
     one_schedule: bool
     """Whether a stage goes on from the last checkpoint of the one before, rather than from the best."""
+    command: str
+    """For alma.records."""
 
 
 def make_plan(request: Request, megabatches: int) -> Plan:
@@ -119,6 +121,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         tuple(specs),
         request.updates or None,
         request.one_schedule,
+        request.command,
     )
 
 

@@ -3,12 +3,19 @@
 import argparse
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from alma.errors import UserError, closest
+from alma.experiments import check_nesting
 from slurm.engine.resources import Resources
-from slurm.lm.experiments import experiment_files, is_experiment, read_experiment, read_overrides
+from slurm.lm.experiments import (
+    Combination,
+    experiment_files,
+    is_experiment,
+    read_experiment,
+    read_overrides,
+)
 from slurm.lm.flags import Flags, read_flags, resolve, words_of
 from slurm.lm.options import parse, parser
 from slurm.lm.settings import Request
@@ -35,36 +42,49 @@ def read_requests(words: Sequence[str]) -> list[Request]:
         raise UserError("give a stream, or experiments (.yaml) with their stream as --stream, not both")
     requests: dict[Path, Request] = {}
     for file in experiment_files(experiments):
-        own_words, own_flags = read_experiment(file, options.size, overrides)
-        names = {word.partition("=")[0] for word in own_words}
-        if machine := sorted(_OF_THE_MACHINE & names):
-            raise UserError(f"{file}: {machine[0]} says where to run: give {machine[0]} on the command line")
-        _check_keys([key for key in overrides if f"--{key}" in names], options, own_flags)
-        try:
-            merged = parse([*own_words, *words])
-        except UserError as error:
-            raise UserError(f"{file}: {error}") from None
-        merged.what = [merged.stream]
-        for request in _requests(merged, {**own_flags, **flags}):
-            if requests.setdefault(request.out, request) != request:
-                raise UserError(f"{file}: another experiment goes to {request.out} too: give one at a time")
+        for each in read_experiment(file, options.size, overrides):
+            _check_names(file, each, _names(words) | flags.keys())
+            _check_keys(overrides, options, each)
+            try:
+                merged = parse([*each.words, *words])
+            except UserError as error:
+                raise UserError(f"{file}: {error}") from None
+            merged.what = [merged.stream]
+            for request in _requests(merged, {**each.flags, **flags}, each.folder):
+                if requests.setdefault(request.out, request) != request:
+                    raise UserError(
+                        f"{file}: another experiment goes to {request.out} too: give one at a time"
+                    )
     return list(requests.values())
 
 
-def _check_keys(keys: Iterable[str], options: argparse.Namespace, flags: Flags) -> None:
-    """Raise UserError for a key of key=value that is no option; `flags`: of the experiment."""
+def _check_names(file: Path, combination: Combination, given: Collection[str]) -> None:
+    """Raise UserError for a setting that only the command line has, or a list that is `given` there too."""
+    if machine := sorted(_OF_THE_MACHINE & _names(combination.words)):
+        raise UserError(f"{file}: {machine[0]} says where to run: give {machine[0]} on the command line")
+    for name in combination.swept:
+        if f"--{name}" in given:
+            raise UserError(f"{file}: {name} is a list: give {name}=VALUE in place of --{name}")
+
+
+def _names(words: Iterable[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words}
+
+
+def _check_keys(keys: Iterable[str], options: argparse.Namespace, combination: Combination) -> None:
+    """Raise UserError for a key of key=value that is neither an option nor a flag of the experiment."""
     known = [name.replace("_", "-") for name in vars(options)]
     for key in keys:
-        if key not in known:
-            meant = closest(key, [*known, *(name[2:] for name in flags)])
+        if f"--{key}" in _names(combination.words) and key not in known:
+            meant = closest(key, [*known, *(name[2:] for name in combination.flags)])
             hint = f"did you mean {meant}?" if meant else "give other flags of fairseq-train after `--`"
             raise UserError(f"{key}=: neither an option nor a flag that the experiment sets; {hint}")
 
 
-def _requests(options: argparse.Namespace, flags: Flags) -> list[Request]:
-    """One request, or with --seeds one for each seed.
+def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> list[Request]:
+    """One request, or with --seeds one for each seed; `folder`: of a combination of a sweep, in --out.
 
-    Raises UserError for a missing option, or one that only experiments have.
+    Raises UserError for a missing option, one that only experiments have, or a run in a run.
     """
     given = vars(options)
     if len(given["what"]) > 1:
@@ -77,14 +97,17 @@ def _requests(options: argparse.Namespace, flags: Flags) -> list[Request]:
             raise UserError(f"give --{name}; see `{parser().prog} --help`")
     named = {field.name: given[field.name] for field in dataclasses.fields(Request) if field.name in given}
     flags = {name: words for name, words in flags.items() if words != [f"{name}=false"]}
-    request = Request(**{**named, "stream": stream, "flags": flags})
-    if options.seeds is None:
-        return [request]
-    out = request.out
-    return [
-        dataclasses.replace(request, seed=seed, out=out.with_name(f"{out.name}_s{seed}"))
-        for seed in options.seeds
-    ]
+    out = options.out / folder
+    request = Request(**{**named, "stream": stream, "flags": flags, "out": out})
+    found = [request]
+    if options.seeds is not None:
+        found = [
+            dataclasses.replace(request, seed=seed, out=out.with_name(f"{out.name}_s{seed}"))
+            for seed in options.seeds
+        ]
+    for each in found:
+        check_nesting(options.out if folder else each.out, sweep=bool(folder))
+    return found
 
 
 def resolved(requests: Sequence[Request]) -> list[Request]:

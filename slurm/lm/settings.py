@@ -1,9 +1,10 @@
 """What a user requests of the launcher, for one run."""
 
-from dataclasses import dataclass, field
+import shlex
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from slurm.lm.flags import Flags, FlagValues
+from slurm.lm.flags import Flags, FlagValues, flag, words_of
 from slurm.lm.learners import LEARNERS, LearnerSpec
 from slurm.lm.options import SCHEDULES
 
@@ -76,6 +77,16 @@ class Request:
         if kept := self.averaged_checkpoints:
             return [*words, "--keep-interval-updates", str(kept)]
         return [*words, *(["--store-ema", "--ema-decay", str(self.average)] if self.average else [])]
+
+    @property
+    def command(self) -> str:
+        """The shell line that requests this run alone: options that are not the default, and all flags."""
+        words = ["alma", "train", self.stream]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name not in ("stream", "flags", "settings") and value != each.default:
+                words += flag(f"--{each.name.replace('_', '-')}", value)
+        return shlex.join([*words, *(["--", *words_of(self.flags)] if self.flags else [])])
 
     @property
     def renews(self) -> bool:

@@ -256,7 +256,7 @@ def test_validation_does_not_choose_a_share_of_replay(tmp_path):
             make_run(
                 tmp_path / f"{share}{lr}", [0.9, 0.5], metric="error", valid=scores, replay_share=share, lr=lr
             )
-    lines = [s for s in report(tmp_path, "--select", "valid").stdout.splitlines() if s.startswith("chosen")]
+    lines = [s for s in report(tmp_path, "--select", "valid").stdout.splitlines() if s.startswith("best")]
     assert [line.partition(": ")[2].partition(":")[0] for line in lines] == [
         "sm, replay 0.25 w=1",
         "sm, replay 0.5 w=1",

@@ -190,8 +190,8 @@ def test_validation_scores_do_not_choose_between_averages(tmp_path):
         for row in rows[1:]:
             row["extra"]["valid"] = {"loss": 1.0, "error": score}
         run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [s for s in report(tmp_path, "--select", "valid").stdout.splitlines() if s.startswith("chosen")]
-    choice = "chosen by validation error (%): {} w=1: lr=1 (30.00); left out: lr=2 (40.00)"
+    lines = [s for s in report(tmp_path, "--select", "valid").stdout.splitlines() if s.startswith("best")]
+    choice = "best of 2 by validation error (%): {} w=1: lr=1 (30.00); left out: lr=2 (40.00)"
     assert sorted(lines) == [choice.format("sm"), choice.format("sm, average")]
 
 

@@ -27,9 +27,9 @@ def test_only_hyper_parameters_are_selected(tmp_path):
     make_run(runs / "ens", [0.9, 0.4, 0.4], metric="error", valid=[None, 0.9, 0.9], hidden=8, learner="ens")
     done = report(runs, "--select", "valid", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    choice = "chosen by validation error (%): sm w=1: hidden=16 (22.50); "
+    choice = "best of 3 by validation error (%): sm w=1: hidden=16 (22.50); "
     choice += "left out: hidden=32 (32.50), hidden=8 (42.50)"
-    assert [line for line in done.stdout.splitlines() if line.startswith("chosen")] == [choice]
+    assert [line for line in done.stdout.splitlines() if line.startswith("best")] == [choice]
     text = (tmp_path / "out/report.md").read_text()
     assert choice in text
     assert text.count("| sm ") == 4
@@ -44,7 +44,7 @@ def test_candidates_are_compared_at_common_t(tmp_path):
     make_run(tmp_path / "c", [90.0, 40.0, 30.0], valid=[None, 40.0, 30.0], lr=3, rows=1)
     done = report(tmp_path, "--select", "valid")
     told = "sm w=1: lr=2 (40.00); left out: lr=1 (50.00), lr=3 (no stage complete)"
-    assert done.stdout.splitlines()[-1] == f"chosen by validation perplexity: {told}"
+    assert done.stdout.splitlines()[-1] == f"best of 3 by validation perplexity: {told}"
 
 
 def test_rows_without_a_score_are_refused(tmp_path):
@@ -54,3 +54,21 @@ def test_rows_without_a_score_are_refused(tmp_path):
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert "sm hidden=16 w=1 has no validation score" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_the_score_after_the_first_stage_alone_may_choose(tmp_path):
+    """Of language models; a run of one stage is a candidate like the others."""
+    tmp_path.joinpath("runs").mkdir()
+    make_run(tmp_path / "runs/a", [90.0] * 4 + [20.0], 2, valid=[None, None, 50.0, 50.0, 10.0], lr=1)
+    make_run(tmp_path / "runs/b", [90.0] * 4 + [30.0], 2, valid=[None, None, 40.0, 40.0, 90.0], lr=2)
+    lines = {}
+    for select in ("valid", "valid-first"):
+        (lines[select],) = report(tmp_path / "runs", "--select", select).stdout.splitlines()[-1:]
+    assert lines == {
+        "valid": "best of 2 by validation perplexity: sm w=2: lr=1 (36.67); left out: lr=2 (56.67)",
+        "valid-first": "best of 2 by validation perplexity after the first stage: "
+        "sm w=2: lr=2 (40.00); left out: lr=1 (50.00)",
+    }
+    make_run(tmp_path / "runs/c", [90.0] * 5, 2, rows=3, valid=[None, None, 30.0, 30.0, 30.0], lr=3)
+    told = report(tmp_path / "runs", "--select", "valid-first").stdout.splitlines()[-1]
+    assert "best of 3 by validation perplexity after the first stage: sm w=2: lr=3 (30.00)" in told

@@ -149,7 +149,7 @@ def test_an_existing_path_may_contain_an_equals_sign(tmp_path, monkeypatch):
         ("set/new", "learner: sm", ["set", "partition=x"], "give --partition on the command line"),
         ("set/new", "learner: sm", ["set", "cluster=slurm"], "give --cluster on the command line"),
         ("set/new", "learner: sm", ["set", "lr=[1"], "lr=\\[1: the value is not YAML"),
-        ("set/new", "learner: sm", ["set", "lr=[1]"], "lr: give flags as"),
+        ("set/new", "learner: sm", ["set", "lr={a: 1}"], "key=value: give flags as"),
         ("set/new", "learner: sm", ["stream", "--out", "R", "lr=1"], "lr=: key=value overrides experiments"),
     ],
 )

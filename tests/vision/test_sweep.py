@@ -66,6 +66,8 @@ def test_a_single_run_does_not_write_among_the_folders_of_a_sweep(tmp_path):
         jobs("--out", tmp_path)
     (tmp_path / "run.json").touch()
     assert [job.out for job in jobs("--out", tmp_path)] == [tmp_path]
+    with pytest.raises(UserError, match="is a single run: give a sweep another --out"):
+        jobs("--seeds", "0-1", "--out", tmp_path)
 
 
 def test_what_does_not_vary_is_not_in_the_name():
@@ -99,6 +101,8 @@ def test_an_experiment_is_a_sweep_that_its_size_completes(folder):
     }
     assert {str(job.out.parent) for job in small} == {"runs/one_small"}
     assert small[-1].out.name == "gmoe_w6_h5_replay_s0"
+    (folder / "last.yaml").write_text("learner: sm\nreplay: on")  # the file's name is not a value of --replay
+    assert names(folder / "last.yaml") == ["sm_w1_h32_replay_s0"]
 
 
 def test_flags_override_the_file(folder):

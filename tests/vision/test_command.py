@@ -1,0 +1,108 @@
+"""run.json records the command of each run, and a sweep's settings are chosen without the test set."""
+
+import csv
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from alma.records import MACHINE_FIELDS, Run
+from tests.alma.synthetic import report
+from vision.run import parser
+from vision.sweep import jobs_of, read_sections
+
+SECTIONS = """\
+size: little
+learner: [sm, gmoe]
+runs: [{waiting-time: [1, all], replay: on}, {router: flat, average: 0.5}, {learner: gmoe, nesterov: on}]
+"""
+
+
+def jobs(*words):
+    return jobs_of(*read_sections(parser(), [*map(str, words)]))
+
+
+def recorded(command, out):
+    """The job of a recorded command, with another --out."""
+    words = shlex.split(command)
+    assert words[:2] == ["alma", "images"]
+    words[words.index("--out") + 1] = str(out)
+    (job,) = jobs(*words[2:])
+    return job
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--learner sm,ens --lr .3,0.30000000000000004 --from-scratch off,on --save-stages --data-root 'a b'",
+        "--dataset mnist --download --megabatches 50 --stream-seed 432 --seeds 0-1 --preset authors",
+        "--scenario classes --replay-share 0,.5 --replay-from recent --tensorboard-logdir logs --device cpu",
+        "one.yaml --seeds 0-1",
+    ],
+)
+def test_a_recorded_command_is_that_run_alone(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    Path("sizes").mkdir()
+    Path("sizes/little.yaml").write_text("megabatches: 5\noptimizer: sgd\nmomentum: 0.9\nhidden: 4")
+    Path("one.yaml").write_text(SECTIONS)
+    found = jobs(*shlex.split(words))
+    assert found
+    for job in found:
+        again = recorded(job.command, job.out)
+        assert again == job, job.command
+    assert len({job.command for job in found}) == len(found)
+
+
+def numbers(place):
+    return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(place).rows]
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """Three learning rates, of which the smallest learns least, with two seeds."""
+    place = tmp_path_factory.mktemp("lr")
+    for job in jobs(*"--lr .003,.3,1 --megabatches 4 --epochs 2 --hidden 8 --seeds 0-1 --out".split(), place):
+        job.run()
+    return place
+
+
+def test_a_recorded_command_repeats_the_run(sweep, tmp_path):
+    run = Run.read(sweep / "sm_w1_h8_lr-0.3_s1")
+    made = recorded(run.info["command"], tmp_path).run()
+    assert numbers(tmp_path) == numbers(run.directory)
+    assert made.config == run.config
+    assert made.info["command"] == run.info["command"].replace(str(run.directory), str(tmp_path))
+
+
+def test_older_runs_lack_a_command_until_they_resume(sweep, tmp_path):
+    job = replace(recorded(Run.read(sweep / "sm_w1_h8_lr-1_s0").info["command"], tmp_path), command="")
+    assert "command" not in job.run().info
+    Run.read(tmp_path).results.unlink()
+    (tmp_path / "checkpoint.pt").unlink()
+    assert replace(job, command="alma images").run().info["command"] == "alma images"
+
+
+@pytest.mark.parametrize(("select", "until"), [("valid", 4), ("valid-first", 1)])
+def test_validation_chooses_the_learning_rate(sweep, tmp_path, select, until):
+    """The scores, and the test errors in the table, follow from results.jsonl."""
+    scores, tests = {}, {}
+    for lr in (0.003, 0.3, 1.0):
+        runs = [Run.read(sweep / f"sm_w1_h8_lr-{lr:g}_s{seed}").rows[1:] for seed in (0, 1)]
+        scores[lr] = 100 * fmean(row["extra"]["valid"]["error"] for rows in runs for row in rows[:until])
+        tests[lr] = {row["value"] for rows in runs for row in rows}
+    best = min(scores, key=scores.__getitem__)
+    done = report(sweep, "--select", select, "--out", tmp_path)
+    (line,) = (each for each in done.stdout.splitlines() if each.startswith("best"))
+    where = " after the first stage" if select == "valid-first" else ""
+    assert line.startswith(
+        f"best of 3 by validation error (%){where}: sm w=1: lr={best} ({scores[best]:.2f});"
+    )
+    assert all(f"lr={lr} ({score:.2f})" in line for lr, score in scores.items())
+    with open(tmp_path / "report.csv") as file:
+        shown = [row for row in csv.DictReader(file) if int(row["t"]) >= 1]
+    assert {float(row["value"]) for row in shown} == tests[best]
+    assert json.loads((sweep / f"sm_w1_h8_lr-{best:g}_s0/run.json").read_text())["config"]["lr"] == best
