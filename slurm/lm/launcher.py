@@ -31,6 +31,7 @@ from slurm.lm.plan import Plan, make_plan, reshard_command
 from slurm.lm.request import read_requests, resolved
 from slurm.lm.rows import UNTRAINED, collect
 from slurm.lm.settings import Request
+from slurm.lm.sharing import describe, share
 from slurm.lm.stage import RunJob, in_submission_order, jobs_of
 
 
@@ -196,6 +197,8 @@ def announce(plans: Sequence[Plan], machine: Machine, verbose: bool) -> None:
     """
     estimates = [estimate(plan, vocabulary_size(plan.stream), machine) for plan in plans]
     say(table(estimates))
+    if text := describe(plans):
+        say(text)
     trained_with: dict[str, Path] = {}
     for plan in plans:
         trained_with.setdefault(described(plan.stages[0].settings, verbose), plan.out)
@@ -240,7 +243,7 @@ def start(words: Sequence[str]) -> None:
             if not any(Path(shard).exists() for shard in request.stream.split(":")):
                 raise UserError(f"{request.stream}: no such directory; make a stream with `alma data`")
         say("checking the flags of fairseq-train")
-        plans = [make_plan(request, count_megabatches(request)) for request in resolved(requests)]
+        plans = share([make_plan(request, count_megabatches(request)) for request in resolved(requests)])
         on_slurm = options.cluster == "slurm"
         announce(plans, wanted.machine() if on_slurm else slot(plans, jobs), options.verbose)
         if options.dry_run:

@@ -18,8 +18,8 @@ from slurm.engine.queue import JobStatus, SubmittedJob, tail
 from slurm.engine.terminal import say
 from slurm.lm.plan import Plan
 from slurm.lm.progress import ProgressBar
-from slurm.lm.rows import RESULT, UNTRAINED, collect, read_measured
-from slurm.lm.stage import TRAINED, Environment, EvaluateJob, RunJob, TrainJob, jobs_of
+from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect, read_measured
+from slurm.lm.stage import Environment, EvaluateJob, RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
 """The marker that each log's job writes."""
@@ -39,6 +39,10 @@ def run_in_order(plan: Plan, run: Run) -> None:
 
 def _train(job: TrainJob, progress: ProgressBar) -> None:
     complete = job.done or (job.spec.directory / RESULT).exists()
+    if not complete and job.training.source:
+        job.do()
+        say(f"{job.training.title}: shared with {job.training.source}")
+        complete = True
     if not complete:
         resumed = (job.directory / "checkpoint_last.pt").exists()
         progress.start(job.training.title, resumed=resumed, earlier=job.training.earlier)

@@ -42,6 +42,8 @@ class Training:
     """Updates before it that fairseq-train counts too (one schedule)."""
     cools: bool = False
     """Whether it is a cool-down, from the end of the same stage."""
+    source: Path | None = None
+    """Directory of the same training in another run, whose checkpoints it takes over; None: it trains."""
 
     @property
     def command(self) -> tuple[str, ...]:

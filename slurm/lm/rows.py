@@ -11,9 +11,11 @@ from slurm.lm.plan import Plan
 
 UNTRAINED, RESULT = "untrained.json", "result.json"
 """Measurements of the untrained model, in the run's directory, and of a stage, in the stage's."""
+TRAINED = "trained.json"
+"""Marker in the directory of a training."""
 Measured = dict[str, Any]
 """Content of these files."""
-_OF_TRAINING = ("training", "validation")
+_OF_TRAINING = ("training", "validation", "shared_with")
 """Keys of `extra` about the training, which waiting rows do not repeat."""
 
 
@@ -31,8 +33,16 @@ def collect(plan: Plan, run: Run) -> None:
         new = [directory in trained for directory in spec.models]
         previous = run.rows[spec.stage.first - 1]
         for row in rows(spec.stage, read_measured(spec.directory / RESULT), previous, new):
+            if sources := _sources(trained) if row["t"] == spec.stage.last else []:
+                row["extra"]["shared_with"] = sources
             if row["t"] not in present:
                 run.append(row)
+
+
+def _sources(trained: Sequence[Path]) -> list[str]:
+    """Where the trainings in these directories were taken over from."""
+    markers = [read_measured(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
+    return [marker["shared_with"] for marker in markers if "shared_with" in marker]
 
 
 def rows(stage: Stage, measured: Measured, previous: Mapping[str, Any], new: Sequence[bool]) -> list[Row]:

@@ -4,6 +4,7 @@ Two trainings are the same if their commands agree in all but the folder, and so
 continue: sm is the first member of ens, and gmoe's first stage is sm's.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,9 +14,7 @@ from pathlib import Path
 from alma.errors import UserError
 from alma.files import make_directory, write_json_atomic
 from slurm.lm.plan import Plan, Training
-
-TRAINED = "trained.json"
-"""Marker in the directory of a training."""
+from slurm.lm.rows import TRAINED
 
 
 def share(plans: Sequence[Plan]) -> list[Plan]:
@@ -80,10 +79,5 @@ def take_over(source: Path, directory: Path) -> None:
         except OSError:  # another file system, or one without links
             shutil.copy2(path, part)
         os.replace(part, directory / path.name)
-    write_json_atomic(directory / TRAINED, {"checkpoint": _model(source), "shared_with": str(source)})
-
-
-def _model(source: Path) -> str:
-    import json
-
-    return json.loads((source / TRAINED).read_bytes())["checkpoint"]
+    marker = json.loads((source / TRAINED).read_bytes())
+    write_json_atomic(directory / TRAINED, marker | {"shared_with": str(source)})

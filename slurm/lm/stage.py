@@ -15,10 +15,9 @@ from alma.records import Run
 from slurm.engine import children
 from slurm.engine.jobs import Job
 from slurm.lm.plan import Plan, StageSpec, Training
-from slurm.lm.rows import RESULT, UNTRAINED, collect
+from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect
+from slurm.lm.sharing import take_over
 
-TRAINED = "trained.json"
-"""Marker in the directory of a training."""
 Environment = Mapping[str, str]
 
 
@@ -75,11 +74,14 @@ class TrainJob(RunJob):
         log: str = "train.log",
         watch: Callable[[str], None] | None = None,
     ) -> None:
-        """Train to the end; `arguments` extend the command line.
+        """Train to the end, or take over the same training of another run; `arguments` extend the command.
 
         Each process of a distributed training has its own `log`; that of train.log writes the marker.
         """
         if self.done:
+            return
+        if self.training.source:
+            take_over(self.training.source, self.directory)
             return
         make_directory(self.directory)
         command = [*self.training.command, *arguments]
@@ -143,15 +145,18 @@ def jobs_of(plan: Plan, spawns: bool = True) -> list[RunJob]:
         count = sum(not training.cools for training in spec.trainings)
         for number, training in enumerate(spec.trainings):
             of = f", member {number % count + 1} of {count}" if count > 1 else ""
+            array = f"alma-cooldown{index}" if training.cools else f"alma-stage{index}"
+            needed = training.source or training.previous
             jobs.append(
                 TrainJob(
                     name=f"stage {index}{of}" + (", cool-down" if training.cools else ""),
                     kind="train",
-                    array=f"alma-cooldown{index}" if training.cools else f"alma-stage{index}",
+                    array=f"{array}-shared" if training.source else array,
                     directory=training.directory,
                     marker=training.directory / TRAINED,
-                    needs=(training.previous / TRAINED,) if training.previous else (),
+                    needs=(needed / TRAINED,) if needed else (),
                     updates=training.updates and training.updates + training.earlier,
+                    alone=training.source is not None,
                     index=index,
                     training=training,
                     spawns=spawns,

@@ -1,0 +1,155 @@
+"""Runs of one launch that have a training in common train it once."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launcher import make, read_requests
+
+from alma.errors import UserError
+from alma.records import MACHINE_FIELDS, Run
+from slurm.engine.resources import Resources
+from slurm.lm.launcher import show_jobs
+from slurm.lm.plan import make_plan
+from slurm.lm.sharing import describe, share, take_over
+
+FLAGS = ("--", "--arch", "switch_gmoe_tiny", "--max-update", "2")
+
+
+def plans(*lines, megabatches=3):
+    """Plans of command lines such as "sm --out R"."""
+    requests = [read_requests(["S", "--learner", *line.split(), *FLAGS])[0] for line in lines]
+    return [make_plan(request, megabatches) for request in requests]
+
+
+def sources(made):
+    """The directories of shared trainings, and those they share."""
+    trainings = [training for plan in made for spec in plan.stages for training in spec.trainings]
+    return {str(each.directory): str(each.source) for each in trainings if each.source}
+
+
+def test_equal_trainings_and_only_these_are_shared():
+    made = share(plans("sm --out A", "ens --members 3 --out B", "gmoe --out C", "sm --seed 1 --out D"))
+    assert sources(made) == {
+        **{f"B/stage_0{k}/member_0": f"A/stage_0{k}" for k in range(3)},
+        "C/stage_00": "A/stage_00",  # before the first growth
+    }
+    assert describe(made) == "4 of 18 trainings are shared: 8 of 36 updates less"
+    assert describe(plans("sm --out A")) == ""
+
+
+def test_a_training_differs_if_the_one_before_does():
+    """Stage 1 of gens is a new model in both; stages of sm differ after another first stage."""
+    one, other = plans("sm --out A", "sm --out B")
+    first, *rest = other.stages
+    (training,) = first.trainings
+    changed = replace(training, arguments=(*training.arguments, "--dropout", "0.5"))
+    other = replace(other, stages=(replace(first, trainings=(changed,)), *rest))
+    assert sources(share([one, other])) == {}
+
+
+def test_different_settings_are_not_shared():
+    made = plans(
+        "sm --out A", "sm --waiting-time 2 --out B", "sm --replay --out C", "sm --average .9 --out D"
+    )
+    assert sources(share(made)) == {}
+
+
+def test_a_complete_training_is_the_source_and_a_begun_one_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("B", "C"):
+        (tmp_path / name / "stage_00").mkdir(parents=True)
+        (tmp_path / name / "stage_00/checkpoint_last.pt").touch()
+    (tmp_path / "B/stage_00/trained.json").touch()
+    made = share(plans("sm --out A", "sm --out B", "sm --out C", "sm --out D", megabatches=1))
+    assert sources(made) == {"A/stage_00": "B/stage_00", "D/stage_00": "B/stage_00"}
+
+
+def test_results_are_those_of_a_launch_alone(tmp_path):
+    """Once for sm and ens together, once apart."""
+    apart, together = make(tmp_path / "apart"), make(tmp_path / "together")
+    for name in ("sm", "ens"):
+        process = apart.start_words("stream", "--learner", name, "--out", name, *FLAGS)
+        assert process.wait(60) == 0, process.stderr.read()
+    for name in ("sm", "ens"):
+        (together.folder / f"{name}.yaml").write_text(f"learner: {name}\nout: {name}\n")
+    process = together.start_words("sm.yaml", "ens.yaml", "--stream", "stream", *FLAGS)
+    _out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "4 of 12 trainings are shared: 8 of 24 updates less" in err
+    assert "stage 0 (mega-batch 1), member 1 of 2: shared with sm/stage_00" in err
+    assert len(together.pids.read_text().split()) == len(apart.pids.read_text().split()) - 4
+    for name in ("sm", "ens"):
+        one, other = (rows_of(each.folder / name) for each in (apart, together))
+        assert one == other
+    noted = [row["extra"].get("shared_with") for row in Run.read(together.folder / "ens").rows]
+    assert noted == [None, *([f"sm/stage_0{k}"] for k in range(4))]
+    shared = together.folder / "ens/stage_00/member_0"
+    assert (shared / "checkpoint_last.pt").samefile(together.folder / "sm/stage_00/checkpoint_last.pt")
+    assert json.loads((shared / "trained.json").read_text())["shared_with"] == "sm/stage_00"
+
+
+def rows_of(run):
+    """The rows without measurements of the machine and notes of sharing."""
+    rows = [
+        {key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in Run.read(run).rows
+    ]
+    for row in rows:
+        row["extra"].pop("shared_with", None)
+    return rows
+
+
+def test_side_by_side_a_shared_training_waits_for_its_source(tmp_path):
+    launcher = make(tmp_path / "launch")
+    for name in ("sm", "ens"):
+        (launcher.folder / f"{name}.yaml").write_text(f"learner: {name}\nout: {name}\n")
+    process = launcher.start_words("ens.yaml", "sm.yaml", "--stream", "stream", "--jobs", "3", *FLAGS)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert [row["t"] for row in Run.read(launcher.folder / "sm").rows] == [0, 1, 2, 3, 4]
+    assert all("shared_with" in row["extra"] for row in Run.read(launcher.folder / "sm").rows[1:])
+
+
+def test_on_slurm_a_shared_training_is_one_small_job_after_its_source(capsys):
+    made = share(plans("sm --out A", "ens --members 2 --out B", megabatches=1))
+    show_jobs(made, Resources(), verbose=True)
+    texts = capsys.readouterr().out.split("# <")[1:]
+    (trained,) = (
+        text for text in texts if "A stage 0" in text.splitlines()[0] and "evaluation" not in text[:60]
+    )
+    (shared,) = (text for text in texts if "B stage 0, member 1 of 2" in text.splitlines()[0])
+    number = trained.partition(">")[0]
+    assert f"--dependency='afterok:<{number}>_0'" in shared
+    assert "B stage 0, member 2 of 2" in trained.splitlines()[0]
+    assert "--gpus-per-node=8" in trained
+    assert "--gpus-per-node=1" in shared
+
+
+def test_an_interrupted_take_over_is_completed(tmp_path):
+    source, directory = tmp_path / "source", tmp_path / "directory"
+    for path in (source, directory):
+        path.mkdir()
+    (source / "checkpoint_last.pt").write_text("whole")
+    (directory / "checkpoint_last.pt.part").write_text("half")
+    with pytest.raises(UserError, match="the training that .* shares is gone: launch again"):
+        take_over(source, directory)
+    (source / "trained.json").write_text('{"checkpoint": "checkpoint_last.pt"}')
+    take_over(source, directory)
+    assert sorted(path.name for path in directory.iterdir()) == ["checkpoint_last.pt", "trained.json"]
+    assert (directory / "checkpoint_last.pt").read_text() == "whole"
+
+
+def test_without_links_checkpoints_are_copied(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("Invalid cross-device link")
+
+    monkeypatch.setattr("slurm.lm.sharing.os.link", refuse)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "checkpoint_last.pt").write_text("whole")
+    (source / "trained.json").write_text('{"checkpoint": "checkpoint_last.pt"}')
+    take_over(source, tmp_path / "directory")
+    copy = Path(tmp_path / "directory/checkpoint_last.pt")
+    assert copy.read_text() == "whole"
+    assert not copy.samefile(source / "checkpoint_last.pt")
