@@ -1,6 +1,7 @@
 """Train image learners on a stream of mega-batches and compare them: `alma images`."""
 
 import argparse
+import os
 import re
 import sys
 import time
@@ -40,9 +41,12 @@ examples:
 def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     """Run the jobs in processes of one thread each; returns the errors of those that failed.
 
-    UserError: the system killed a process.
+    A single job runs in this process: an MLP, which gains nothing from more, in one thread unless
+    OMP_NUM_THREADS is set. UserError: the system killed a process.
     """
     if len(jobs) == 1:
+        if jobs[0].arch == "mlp" and "OMP_NUM_THREADS" not in os.environ:
+            _one_thread()
         jobs[0].run()
         return []
     from alma.workers import Workers

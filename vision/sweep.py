@@ -47,6 +47,7 @@ class SweepRun:
     megabatches: int
     stream_seed: int
     scenario: str | None = None
+    arch: str = "mlp"
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
 
     def run(self) -> Run:
@@ -81,7 +82,7 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
         check_nesting(out, sweep=not single)
     varying = {name: _varying(name, found.values()) for name in {p["learner"] for _, p, _ in found.values()}}
     return [
-        _job(section, point, "" if single else _name(point, resolved, varying[point["learner"]]))
+        _job(section, point, resolved, "" if single else _name(point, resolved, varying[point["learner"]]))
         for section, point, resolved in found.values()
     ]
 
@@ -136,7 +137,7 @@ def _name(point: Point, resolved: Settings, varying: Sequence[str]) -> str:
     return "_".join(words)
 
 
-def _job(section: argparse.Namespace, point: Point, name: str) -> SweepRun:
+def _job(section: argparse.Namespace, point: Point, resolved: Settings, name: str) -> SweepRun:
     """The job of a point, in the folder `name` of the section's, or there if `name` is empty."""
     dataset = {"name": point["dataset"], "root": section.data_root, "download": section.download}
     dataset["image_size"] = point.get("image_size")
@@ -156,6 +157,7 @@ def _job(section: argparse.Namespace, point: Point, name: str) -> SweepRun:
         _megabatches(point),
         stream_seed,
         scenario,
+        resolved.arch,
         options,
     )
 

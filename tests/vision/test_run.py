@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from alma.records import MACHINE_FIELDS, Run
 from vision.learners import LEARNERS
-from vision.run import jobs_of, main, parser
+from vision.run import jobs_of, main, parser, run_all
+from vision.sweep import SweepRun
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -211,3 +213,21 @@ def test_wrong_input_is_one_clear_line(tmp_path, monkeypatch, capsys, words, mes
 def test_a_file_in_the_way_is_one_clear_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "taken").write_text("")
     assert "choose another --out" in error_of(monkeypatch, capsys, "--out", tmp_path / "taken")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "given", "threads"), [("digits", None, 1), ("digits", "2", 2), ("cifar10", None, 2)]
+)
+def test_a_single_mlp_runs_in_one_thread(monkeypatch, dataset, given, threads):
+    seen = []
+    monkeypatch.setattr(SweepRun, "run", lambda job: seen.append(torch.get_num_threads()))
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run_all(jobs("--dataset", dataset), 1)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [threads]
