@@ -3,6 +3,8 @@
 fairseq's pre-LN decoder with a Switch layer in every `--moe-freq`-th block (paper, section 5).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -171,6 +173,9 @@ def compile_training(layer: nn.Module) -> None:
 class SwitchDecoder(TransformerDecoder):
     """fairseq's decoder with a Switch layer in every `moe_freq`-th block: (i + 1) % moe_freq == 0."""
 
+    padded: bool | None = None
+    """Whether the next batch has padding; None: look, for which the host waits for the GPU."""
+
     def __init__(self, args, dictionary, embed_tokens):
         self.blocks_built = 0
         super().__init__(args, dictionary, embed_tokens, no_encoder_attn=True)
@@ -230,12 +235,26 @@ class SwitchDecoder(TransformerDecoder):
         if self.layernorm_embedding is not None:
             x_BTD = self.layernorm_embedding(x_BTD)
         padding_BT = tokens_BT.eq(self.padding_idx)
-        return self.dropout_module(x_BTD).transpose(0, 1), padding_BT if padding_BT.any() else None
+        padded = bool(padding_BT.any()) if self.padded is None else self.padded
+        return self.dropout_module(x_BTD).transpose(0, 1), padding_BT if padded else None
 
     def _largest_batch(self, tokens_BT: Tensor) -> int:
         """Tokens in the largest batch of any process, by one collective; 0 without expert parallelism."""
         group = next((module.ep_group for module in self.modules() if isinstance(module, SwitchFFN)), None)
         return group.largest(torch.tensor(tokens_BT.numel(), device=tokens_BT.device)) if group else 0
+
+
+@contextmanager
+def padding_known(model: nn.Module, padded: bool | None) -> Iterator[None]:
+    """Tell a model's decoders whether the next batch has padding."""
+    decoders = [module for module in model.modules() if isinstance(module, SwitchDecoder)]
+    for decoder in decoders:
+        decoder.padded = padded
+    try:
+        yield
+    finally:
+        for decoder in decoders:
+            decoder.padded = None
 
 
 @register_model("switch_lm", dataclass=SwitchLMConfig)

@@ -29,6 +29,7 @@ from fairseq_alma.defaults import SCHEDULES
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 from fairseq_alma.moe.layer import routings_of, switch_layers
 from fairseq_alma.moe.metrics import layer_stats, log_layers, token_nll
+from fairseq_alma.switch_lm import padding_known
 from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion
 
 logger = logging.getLogger(__name__)
@@ -275,7 +276,7 @@ class AlmaLMTask(LanguageModelingTask):
                 break_mode=self.args.sample_break_mode,
                 include_targets=True,
             )
-        return MonolingualDataset(
+        return blocks.LanguageModelDataset(
             token_blocks,
             token_blocks.sizes,
             self.dictionary,
@@ -317,7 +318,11 @@ class AlmaLMTask(LanguageModelingTask):
         model.train()
         model.set_num_updates(update_num)
         outputs: list[tuple] = []
-        with torch.autograd.profiler.record_function("forward"), collect_outputs(model, outputs):
+        with (
+            torch.autograd.profiler.record_function("forward"),
+            collect_outputs(model, outputs),
+            padding_known(model, sample.get("padded")),
+        ):
             with torch.autocast(sample["target"].device.type, enabled=isinstance(optimizer, AMPOptimizer)):
                 loss, sample_size, logging_output = criterion(model, sample)
             routings = routings_of(outputs[-1]) if outputs else {}
@@ -336,7 +341,7 @@ class AlmaLMTask(LanguageModelingTask):
     def valid_step(self, sample, model, criterion):
         """As fairseq's, plus the loss of each expert."""
         outputs: list[tuple] = []
-        with collect_outputs(model, outputs):
+        with collect_outputs(model, outputs), padding_known(model, sample.get("padded")):
             loss, sample_size, logging_output = super().valid_step(sample, model, criterion)
         if outputs and (routings := routings_of(outputs[-1])):
             if isinstance(criterion, ChunkedCrossEntropyCriterion):

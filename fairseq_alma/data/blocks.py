@@ -137,6 +137,17 @@ class ReplayBlocks(TokenBlocks):
         return self.earlier[part - 1][int(self.chosen[part - 1][index - self.edges[part - 1]])]
 
 
+class LanguageModelDataset(MonolingualDataset):
+    """fairseq's MonolingualDataset whose batches say whether they have padding: `padded`."""
+
+    def collater(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """As fairseq's; the batch is still on the host, where looking costs no wait for a GPU."""
+        batch = super().collater(samples)
+        if batch:
+            batch["padded"] = bool(batch["net_input"]["src_tokens"].eq(self.vocab.pad()).any())
+        return batch
+
+
 class Batches(Sequence):
     """Batches of `size` consecutive entries of `order` (blocks,), computed on access.
 

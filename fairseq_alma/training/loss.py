@@ -93,7 +93,7 @@ def chunked_nll(
     """Negative log-likelihood of `target` (S,) in nats, fp32: the sum, and per token without gradient.
 
     The logits are features (S, D) times weights (V, D). Several weights share the features' columns in order,
-    and their logits are added up. Logits exist for at most `chunk` tokens at a time, never for padding.
+    and their logits are added up. Logits exist for at most `chunk` tokens at a time.
     """
     features, *weights = as_autocast(features, *weights)  # once, not in every operation
     with torch.autocast(features.device.type, enabled=False):
@@ -148,16 +148,23 @@ def _run(
     if scale is not None:
         by_weights = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
     sizes = [weight.size(1) for weight in weights]
-    for rows in (target != pad).nonzero().squeeze(1).split(chunk):
+    chunks, padded = _chunks(target, pad, chunk)
+    for rows in chunks:
         parts, wanted = features[rows].split(sizes, dim=1), target[rows, None]
         log_probs = _log_probs(parts, weights, memory[: len(rows)])
-        nll[rows] = -log_probs.gather(1, wanted).squeeze(1)
+        loss = -log_probs.gather(1, wanted)
+        nll[rows] = (loss.masked_fill_(wanted == pad, 0.0) if padded else loss).squeeze(1)
         if scale is not None:
+            factor = scale * (wanted != pad) if padded else scale
             by_logits = log_probs.exp_()  # gradient of the summed loss (K, V), in the memory of log_probs
             by_logits.scatter_add_(1, wanted, by_logits.new_full(wanted.shape, -1))
             if features.dtype != torch.float32:
                 # fp32 does not underflow: there backward scales the much smaller results instead.
-                by_logits = torch.mul(by_logits, scale, out=torch.empty_like(by_logits, dtype=features.dtype))
+                by_logits = torch.mul(
+                    by_logits, factor, out=torch.empty_like(by_logits, dtype=features.dtype)
+                )
+            elif padded:
+                by_logits.mul_(factor)
             by_features[rows] = torch.cat([by_logits @ weight for weight in weights], dim=1)
             for total, part in zip(by_weights, parts, strict=True):
                 if part.dtype == total.dtype:
@@ -167,6 +174,13 @@ def _run(
             del by_logits
         del log_probs  # in half precision: free them before the next chunk's
     return nll, [by_features, *by_weights]
+
+
+def _chunks(target: Tensor, pad: int, chunk: int) -> tuple[Sequence[Tensor], bool]:
+    """The rows of each chunk, and whether they may include padding: to find it, the host waits for a GPU."""
+    if target.device.type == "cpu":
+        return (target != pad).nonzero().squeeze(1).split(chunk), False
+    return torch.arange(len(target), device=target.device).split(chunk), True
 
 
 def _log_probs(parts: Sequence[Tensor], weights: Sequence[Tensor], logits: Tensor) -> Tensor:

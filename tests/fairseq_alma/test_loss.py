@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
 from fairseq_alma.ensemble import EnsembleLanguageModel
+from fairseq_alma.training import loss as loss_module
 from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion, chunked_nll
 
 PAD = 1
@@ -54,6 +55,16 @@ def reference(features, weights, target, scale=1.0):
     return loss, [leaf.grad for leaf in leaves]
 
 
+@pytest.fixture(params=["cpu", "gpu"])
+def rows(request, monkeypatch):
+    """Chunks of the tokens without padding, as on a CPU; or of all, as on a GPU."""
+    if request.param == "gpu":
+        monkeypatch.setattr(
+            loss_module, "_chunks", lambda target, pad, chunk: (torch.arange(len(target)).split(chunk), True)
+        )
+
+
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize("chunk", [1, 16, 42, 1000])  # 42 tokens are not padding
 @pytest.mark.parametrize("dims", [(16,), (8, 5)])
 def test_loss_and_gradients_are_those_of_cross_entropy(chunk, dims):
@@ -71,6 +82,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy(chunk, dims):
         torch.testing.assert_close(chunked_nll(features, weights, target, PAD, chunk), (loss, nll))
 
 
+@pytest.mark.usefixtures("rows")
 def test_a_batch_of_padding_has_no_loss_and_zero_gradients():
     features, weights, target = inputs()
     loss, _ = chunked_nll(features, weights, torch.full_like(target, PAD), PAD, 16)
@@ -79,6 +91,7 @@ def test_a_batch_of_padding_has_no_loss_and_zero_gradients():
     assert all(tensor.grad.eq(0).all() for tensor in (features, *weights))
 
 
+@pytest.mark.usefixtures("rows")
 @pytest.mark.parametrize(
     ("dtype", "error", "error_of_small"), [(torch.float16, 2e-3, 0.03), (torch.bfloat16, 2e-2, 0.2)]
 )
