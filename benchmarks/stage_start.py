@@ -29,7 +29,7 @@ SHAPES = ((5, 70), (20, 70), (100, 70), (20, 7), (20, 700))  # million tokens, t
 VOCABULARY = 50_000
 SETTINGS: dict[str, Any] = {"dataset_impl": "mmap", "batch_size": None, "use_plasma_view": False}
 SETTINGS |= {"tokens_per_sample": 512, "seed": 1}
-REPLAY = {"stage": 1, "replay_share": 0.5}
+REPLAY: dict[str, Any] = {"stage": 1, "replay_share": 0.5}
 
 
 def write_stream(directory: Path, tokens: int, item: int) -> int:

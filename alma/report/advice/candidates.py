@@ -76,7 +76,8 @@ class Candidate:
     @cached_property
     def compute_until(self) -> float:
         """Comp over t = 0..until, in TFLOPs: costs of stages to come lie on a line through those so far."""
-        costs = [self._mean(lambda rows, t=t: training_flops(rows[t]) / 1e12) for t in self.ends]
+        repeats = self.result.repeats
+        costs = [fmean(training_flops(rows[t]) for rows in repeats) / 1e12 for t in self.ends]
         return self.compute + sum(max(0.0, cost) for cost in _extended(np.array(costs), len(self.to_come)))
 
     @cached_property
@@ -87,7 +88,7 @@ class Candidate:
     @cached_property
     def parameters_until(self) -> float:
         """Parameters of the model at `until`, on a line through those so far."""
-        counts = [self._mean(lambda rows, t=t: rows[t]["parameters"]) for t in self.ends]
+        counts = [fmean(rows[t]["parameters"] for rows in self.result.repeats) for t in self.ends]
         return [self.parameters, *_extended(np.array(counts), len(self.to_come))][-1]
 
     def totals(self, by: str, draws: Array) -> Array:
