@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from alma.report.advice.candidates import Forecast, find_candidates, forecasts
 from alma.report.advice.choice import QUESTIONS, Comparison, Limits, choose, compare, front
 from alma.report.advice.forecast import LEVELS, interval
@@ -200,7 +202,7 @@ def forecast_table(advice: Advice) -> Table:
     for each in {id(each): each for each in shown}.values():
         law, probability = each.fit.law
         present = number(factor * each.candidate.values[each.candidate.now])
-        cells = [expected(factor * each.at(t)) if each.at(t).std() else present for t in times]
+        cells = [expected(factor * each.at(t)) if np.ptp(each.at(t)) else present for t in times]
         table.append([each.candidate.label, f"{law} ({probability:.0%})", present, *cells])
     return table
 

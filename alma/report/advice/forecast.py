@@ -28,11 +28,11 @@ LEVELS = (0.9, 0.5)
 """Probability of the intervals."""
 _PRIOR = (0.1, 0.3, 0.6)  # of the laws
 _EXPONENT, _SPREAD = 0.35, 0.8  # median and log-deviation of b a priori
-_DEGREES = 3.0  # of freedom: the weight of the pooled noise against the residuals of one curve
+_DEGREES = 5.0  # of freedom: the weight of the pooled noise against the residuals of one curve
 _USUAL_NOISE = 0.03  # of a mean over seeds, where neither residuals nor seeds tell
 GROUP = 1.3
 """Stages are averaged in groups of mega-batches up to this factor apart: neighbours are correlated."""
-DRIFT = 3.0
+DRIFT = 4.0
 """Deviation of the random walk over e times the data, in multiples of the noise (LOG.md)."""
 
 
