@@ -14,6 +14,7 @@ from alma.report.html.sections import Section, rounded
 from alma.report.tables import Table
 
 _MOST_TIMES = 4
+_MOST_LABELS = 6
 DIFFERENCE = "Difference: the other configuration less the choice; positive values are worse."
 STEP = "Next step: the cheapest configuration with a lower expected value, for so many times the compute."
 
@@ -92,12 +93,12 @@ class Advice(NamedTuple):
     @property
     def remarks(self) -> list[str]:
         """What weakens the advice."""
-        lines = [f"No complete stage yet, left out: {'; '.join(self.waiting)}."] if self.waiting else []
+        lines = [f"No complete stage yet, left out: {_some(self.waiting)}."] if self.waiting else []
         if all(len(each.candidate.result.repeats) == 1 for each in self.found):
             lines.append("One seed: the intervals come from residuals alone.")
         few = [each.candidate.label for each in self.found if len(each.candidate.ends) < 3]
         if few:
-            lines.append(f"Fewer than 3 stages, so that the law is mostly assumed: {'; '.join(few)}.")
+            lines.append(f"Fewer than 3 stages, so that the law is mostly assumed: {_some(few)}.")
         if self.choice is None:
             compute = min(each.candidate.compute_until for each in self.found)
             parameters = abbreviated(min(each.candidate.parameters_until for each in self.found))
@@ -154,14 +155,33 @@ def command_line(forecast: Forecast) -> list[str]:
     return [f"Command: {command}"] if command else []
 
 
+def _some(labels: Sequence[str]) -> str:
+    """The first labels, and how many there are more."""
+    more = len(labels) - _MOST_LABELS
+    return "; ".join(labels[:_MOST_LABELS]) + f" and {more} more" * (more > 0)
+
+
+def _ratio(one: Forecast, other: Forecast) -> str:
+    """Training compute of one in multiples of the other's."""
+    cost, unit = one.candidate.compute_until, other.candidate.compute_until
+    return f"{cost / unit:.3g}x" if unit else "?"
+
+
 def decision_table(advice: Advice) -> Table:
     """A row for each answered question."""
     table = [["question", "advice", "compared with", f"difference in {advice.measure}, 90%", "its Comp"]]
     for each in advice.comparisons:
         values = [advice.factor * value for value in (each.difference, each.low, each.high)]
-        ratio = each.other.candidate.compute_until / each.choice.candidate.compute_until
         difference = "{:+.3g} [{:+.3g}, {:+.3g}]".format(*values)
-        table.append([each.question, each.advice, each.other.candidate.label, difference, f"{ratio:.3g}x"])
+        table.append(
+            [
+                each.question,
+                each.advice,
+                each.other.candidate.label,
+                difference,
+                _ratio(each.other, each.choice),
+            ]
+        )
     return table
 
 
@@ -188,7 +208,7 @@ def _step(advice: Advice, each: Forecast, best: Sequence[Forecast]) -> str:
         return ""
     after = min(lower, key=lambda other: other.candidate.compute_until)
     gain = advice.factor * (after.expected - each.expected)
-    return f"{gain:+.3g} for {after.candidate.compute_until / each.candidate.compute_until:.3g}x"
+    return f"{gain:+.3g} for {_ratio(after, each)}"
 
 
 def forecast_table(advice: Advice) -> Table:
