@@ -330,7 +330,7 @@ def _text(value: Any) -> str:
 
 
 PANELS: list[Callable[[Section], Panel | None]] = [
-    *(front, advice, curves, matrices, table, experts, experts_by_part, settings, provenance)
+    *(front, curves, matrices, table, advice, experts, experts_by_part, settings, provenance)
 ]
 """The panels of each section, in the order of the page."""
 
