@@ -6,12 +6,14 @@ import errno
 import functools
 import itertools
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+_SCALE = {"": 1} | {suffix: 10 ** (3 * k) for k, suffix in enumerate("kMGTPE", start=1)}
 _COLUMNS = 100  # of help; longer lines are hard to read
 _SHOWN = 12  # choices that an error lists
 
@@ -105,6 +107,15 @@ def hint(word: str, known: Iterable[str]) -> str:
 
 class InvalidNumbers(argparse.ArgumentTypeError, UserError):
     """Text that is not a list of numbers: argparse names the option, other callers raise it as it is."""
+
+
+def count(text: str) -> int:
+    """An argparse type: a positive whole number such as 440000000, 440_000_000 or 440M."""
+    match = re.fullmatch(r"([\d_]+(?:\.\d+)?)([kMGTPE]?)", text)
+    number = float(match[1].replace("_", "") or 0) * _SCALE[match[2]] if match else 0
+    if number < 1 or number != int(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number such as 500000 or 0.5M")
+    return int(number)
 
 
 def number_list(text: str, repeats: bool = False) -> list[int]:

@@ -3,18 +3,16 @@
 import argparse
 import functools
 import os
-import re
 import signal
 from pathlib import Path
 
-from alma.errors import Parser, command, hint
+from alma.errors import Parser, command, count, hint
 from alma.help_texts import WORKERS
 from data_prep.formats import KNOWN, MODES
 from slurm.engine import resources
 from slurm.engine.resources import Resources
 
 USUAL = Resources(gpus_per_node=0, cpus_per_task=1, mem_gb=4)
-_SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}
 _EXAMPLES = """\
 examples:
   # four mega-batches of 0.5M words each, from three sources
@@ -29,15 +27,6 @@ examples:
   alma data 'web=cc/**/*.wet.gz' --out stream_cc --mega-batches 5 --words 440M \\
       --valid-words 0.5M --vocab-size 50000 --cluster slurm --workers 64 --partition cpu
 """
-
-
-def count(text: str) -> int:
-    """An argparse type: a positive whole number such as 440000000, 440_000_000 or 440M."""
-    match = re.fullmatch(r"([\d_]+(?:\.\d+)?)([kMG]?)", text)
-    number = float(match[1].replace("_", "") or 0) * _SCALE[match[2]] if match else 0
-    if number < 1 or number != int(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number such as 500000 or 0.5M")
-    return int(number)
 
 
 def documents_mode(text: str) -> tuple[str, str]:

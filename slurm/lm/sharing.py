@@ -18,10 +18,10 @@ from slurm.lm.rows import TRAINED
 
 
 def share(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans, in which each training that equals an earlier one has its directory as `source`.
+    """The plans, in which each training that equals another one has that one's directory as `source`.
 
-    Of equal trainings one that is complete comes first. A training with a checkpoint of its own goes on by
-    itself.
+    The source is a complete training if there is one, else the first. A training with a checkpoint of its own
+    has no source and goes on by itself.
     """
     keys: dict[Path, str] = {}
     groups: dict[str, list[Path]] = {}

@@ -231,8 +231,8 @@ def test_a_wrong_advice_is_a_regret(tmp_path):
     [
         (["--from", "0"], "--from 0: a mega-batch of the stream, from 1 to 4"),
         (["--from", "5"], "--from 5: a mega-batch of the stream, from 1 to 4"),
-        (["--budget", "many"], "'many': a number above 0 with a suffix, such as 20M or 50T"),
-        (["--parameters", "0"], "'0': a number above 0"),
+        (["--budget", "many"], "'many' is not a positive whole number"),
+        (["--parameters", "0"], "'0' is not a positive whole number"),
         (["--backtest", "--from", "2"], "leave out --from"),
     ],
 )

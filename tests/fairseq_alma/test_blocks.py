@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import write_index
 from fairseq_alma.data import preprocessed
-from fairseq_alma.data.blocks import ReplayBlocks, TokenBlocks, Tokens, batch_iterator, equal_blocks
+from fairseq_alma.data.blocks import (
+    LanguageModelDataset,
+    ReplayBlocks,
+    TokenBlocks,
+    Tokens,
+    batch_iterator,
+    equal_blocks,
+)
 
 DICTIONARY = Dictionary()
 for number in range(100):
@@ -240,3 +247,11 @@ def test_replay_of_less_than_a_block_is_refused(tmp_path):
     new, past = (Tokens([prefix]) for prefix in write(tmp_path, [[40], [7]]))
     with pytest.raises(UserError, match="of 7 tokens is shorter than --tokens-per-sample 8"):
         ReplayBlocks(TokenBlocks(new, 8, EOS), [past], 0.5, seed=1)
+
+
+def test_a_batch_says_whether_it_has_padding(tmp_path):
+    blocks = TokenBlocks(Tokens(write(tmp_path, [[7] * 40])), 16, EOS)  # the last is short
+    dataset = LanguageModelDataset(blocks, blocks.sizes, DICTIONARY, shuffle=True, targets=["future"])
+    last = len(dataset) - 1
+    assert blocks.sizes[last] < 16
+    assert [dataset.collater([dataset[0], dataset[k]])["padded"] for k in (1, last)] == [False, True]

@@ -33,7 +33,7 @@ def padded(sample) -> dict:
     for row, length in ((1, 32), (3, 50)):
         sample["net_input"]["src_tokens"][row, length:] = PAD
         sample["target"][row, length:] = PAD
-    return {**sample, "ntokens": int((sample["target"] != PAD).sum())}
+    return {**sample, "ntokens": int((sample["target"] != PAD).sum()), "padded": True}
 
 
 def inputs(tokens=50, dims=(16,), vocabulary=301, spread=1.0, dtype=torch.float32):

@@ -1,10 +1,9 @@
 """Advice from the records of runs: wait or train, grow or not, one model or several: `alma advise`."""
 
-import argparse
 import re
 from pathlib import Path
 
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, UserError, command, count
 from alma.files import atomic_write, make_directory, write_json_atomic
 from alma.help_texts import RUNS
 from alma.report.advice import MEASURES
@@ -17,7 +16,6 @@ examples:
   alma advise runs/mnist --from 100 --out advice
   alma advise runs/mnist --backtest
 """
-_SUFFIXES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
 
 
 def parser() -> Parser:
@@ -36,7 +34,7 @@ def parser() -> Parser:
     budget = "most training compute of a run up to the last mega-batch, such as 50TFLOPs (default: no limit)"
     add("--budget", type=_flops, metavar="FLOPS", help=budget)
     parameters = "most parameters of the model, such as 20M (default: no limit)"
-    add("--parameters", type=_count, metavar="N", help=parameters)
+    add("--parameters", type=count, metavar="N", help=parameters)
     now = "give the advice of mega-batch T: rows after it are not read (default: the last one)"
     add("--from", type=int, dest="now", metavar="T", help=now)
     backtest = "look back: how often intervals held, how far forecasts were off, and the regret of the advice"
@@ -48,15 +46,7 @@ def parser() -> Parser:
 
 def _flops(text: str) -> float:
     """Compute in TFLOPs, such as 50TFLOPs."""
-    return _count(re.sub(r"flops?$", "", text, flags=re.IGNORECASE)) / 1e12
-
-
-def _count(text: str) -> float:
-    """A positive number with a suffix, such as 20M."""
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(e\d+)?\s*([kMGBTPEZ]?)", text)
-    if not match or not float(match[1]):
-        raise argparse.ArgumentTypeError(f"{text!r}: a number above 0 with a suffix, such as 20M or 50T")
-    return float(match[1] + (match[2] or "")) * _SUFFIXES[match[3]]
+    return count(re.sub(r"flops?$", "", text, flags=re.IGNORECASE)) / 1e12
 
 
 @command

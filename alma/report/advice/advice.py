@@ -26,6 +26,7 @@ class Advice(NamedTuple):
     by: str
     limits: Limits
     found: list[Forecast]
+    front: list[Forecast]
     choice: Forecast | None  # None: nothing stays within the limits
     comparisons: list[Comparison]
     waiting: list[str]  # configurations without a complete stage
@@ -108,7 +109,7 @@ class Advice(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """For JSON. Values of metric and measure are unscaled: errors are fractions."""
-        best = {id(each) for each in front(self.found)}
+        best = {id(each) for each in self.front}
         return {
             "from": self.now,
             "until": self.until,
@@ -146,7 +147,7 @@ def advise(section: Section, by: str, now: int | None = None, limits: Limits | N
     comparisons = compare(choice, found, limits) if choice else []
     ready = {candidate.label for candidate in candidates}
     waiting = [result.label for result in section.results if result.label not in ready]
-    return Advice(section.title, by, limits, found, choice, comparisons, waiting)
+    return Advice(section.title, by, limits, found, front(found), choice, comparisons, waiting)
 
 
 def command_line(forecast: Forecast) -> list[str]:
@@ -189,21 +190,20 @@ def front_table(advice: Advice) -> Table:
     """The candidates on the front, with the step to the next lower expected measure."""
     header = ["configuration", "seeds", f"{advice.measure} so far", f"at t={advice.until}, 90%"]
     table = [[*header, "Comp (TFLOPs)", "parameters", "within limits", "next step"]]
-    best = front(advice.found)
-    for each in best:
+    for each in advice.front:
         candidate, seeds = each.candidate, len(each.candidate.result.repeats)
         so_far, deviation = candidate.measured(advice.by), candidate.deviation(advice.by)
         spread = f" ±{number(advice.factor * deviation)}" * (seeds > 1)
         cells = [candidate.label, str(seeds), number(advice.factor * so_far) + spread]
         cells += [expected(advice.factor * each.totals), f"{candidate.compute_until:,.3g}"]
         cells += [abbreviated(candidate.parameters_until), "yes" if advice.limits.allow(each) else "no"]
-        table.append([*cells, _step(advice, each, best)])
+        table.append([*cells, _step(advice, each)])
     return table
 
 
-def _step(advice: Advice, each: Forecast, best: Sequence[Forecast]) -> str:
+def _step(advice: Advice, each: Forecast) -> str:
     """What the next lower expected measure costs in compute; "" for the lowest."""
-    lower = [other for other in best if other.expected < each.expected]
+    lower = [other for other in advice.front if other.expected < each.expected]
     if not lower:
         return ""
     after = min(lower, key=lambda other: other.candidate.compute_until)
@@ -213,7 +213,7 @@ def _step(advice: Advice, each: Forecast, best: Sequence[Forecast]) -> str:
 
 def forecast_table(advice: Advice) -> Table:
     """The metric at mega-batches to come, of the candidates on the front and in comparisons."""
-    shown = [*front(advice.found), *(each.other for each in advice.comparisons)]
+    shown = [*advice.front, *(each.other for each in advice.comparisons)]
     factor = advice.found[0].candidate.result.display.factor
     span = advice.until - advice.now
     steps = {1, *(max(1, round(span * i / (_MOST_TIMES - 1))) for i in range(1, _MOST_TIMES))}

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
@@ -22,18 +22,22 @@ DRAWS = 1000
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration with its mean metric over seeds up to `now`; later rows are not read."""
+    """A configuration as it was after mega-batch `now`; later rows are not read."""
 
     result: Result
     now: int  # the last t that was read
     until: int  # the last t of the forecast
-    values: dict[int, float] = field(repr=False)  # mean over seeds by t
     command: str | None = None  # that makes or resumes its first run, if it is recorded
 
     @cached_property
     def label(self) -> str:
         """Learner, variant, settings, w and replay."""
         return self.result.label
+
+    @cached_property
+    def values(self) -> dict[int, float]:
+        """The metric at t = 1..now, mean over seeds."""
+        return {t: fmean(rows[t]["value"] for rows in self.result.repeats) for t in range(1, self.now + 1)}
 
     @cached_property
     def ends(self) -> list[int]:
@@ -175,9 +179,8 @@ def find_candidates(section: Section, now: int | None = None) -> list[Candidate]
     found = []
     for result, runs in zip(section.results, section.runs, strict=True):
         seen = min(now, result.progress)
-        values = {t: fmean(rows[t]["value"] for rows in result.repeats) for t in range(1, seen + 1)}
         command = next((run.info["command"] for run in runs if "command" in run.info), None)
-        candidate = Candidate(result, seen, until, values, command)
+        candidate = Candidate(result, seen, until, command)
         found += [candidate] if seen and candidate.ends else []
     if not found:
         raise UserError(f"no stage is complete by t={now}: nothing to forecast from")
