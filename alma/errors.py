@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG)
+_NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE)
 _SCALE = {"": 1} | {suffix: 10 ** (3 * k) for k, suffix in enumerate("kMGTPE", start=1)}
 _COLUMNS = 100  # of help; longer lines are hard to read
 _SHOWN = 12  # choices that an error lists
@@ -135,7 +136,8 @@ def number_list(text: str, repeats: bool = False) -> list[int]:
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:
-    """Decorate a `main`: user errors and full or read-only disks end with one line and exit code 2."""
+    """Decorate a `main`: user errors, full or read-only disks, and folders or loops of links in
+    place of files end with one line and exit code 2."""
 
     @functools.wraps(main)
     def run() -> None:
@@ -147,7 +149,7 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         except OSError as error:
-            if error.errno not in _UNWRITABLE:
+            if error.errno not in (*_UNWRITABLE, *_NO_FILE):
                 raise
             fail(f"{error.filename or 'cannot write'}: {error.strerror}; fix this and rerun the command")
         except KeyboardInterrupt:
@@ -159,5 +161,6 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
 
 def fail(message: str) -> NoReturn:
     """Print `error: message` as one line on stderr and exit with code 2."""
-    print("error: " + " ".join(message.split()), file=sys.stderr)
+    line = " ".join(message.split()).encode(errors="backslashreplace").decode()
+    print(f"error: {line}", file=sys.stderr)
     sys.exit(2)

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError, closest
+from alma.schema import is_plain
+
+_DEPTH = 4  # of a file: sections, their settings, lists of values
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -17,10 +20,14 @@ def read_settings(path: Path) -> dict[str, Any]:
         near = closest(path.name, (each.name for each in path.parent.glob("*.yaml")))
         hint = f"; did you mean {path.with_name(near)}?" if near else ""
         raise UserError(f"{path}: no such experiment{hint}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise UserError(f"{path}: not YAML (nested too deeply)") from None
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, a date or number that is none
         raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(record, dict):
         raise UserError(f"{path}: give options as `name: value`, such as `learner: sm`")
+    if not is_plain(record, _DEPTH):
+        raise UserError(f"{path}: give each option a number, a text, on, off, or a list of these")
     return record
 
 

@@ -5,6 +5,7 @@ Rows are appended, never rewritten. A crash can leave an incomplete last line, w
 """
 
 import errno
+import functools
 import json
 import math
 import os
@@ -18,6 +19,22 @@ from alma import provenance
 from alma.configs import changes
 from alma.errors import UserError
 from alma.files import fsync_directory, make_directory, write_json_atomic
+from alma.schema import (
+    AMOUNT,
+    FLAG,
+    NUMBER,
+    PLAIN,
+    TEXT,
+    Kind,
+    is_number,
+    is_text,
+    list_of,
+    object_of,
+    optional,
+    parse_json,
+    require,
+    whole,
+)
 
 CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
 METRICS = ("perplexity", "error")
@@ -41,6 +58,26 @@ class Row(TypedDict):
     extra: dict  # further results, such as experts, nll_per_token, bits_per_byte
 
 
+_COUNT, _LONGEST = whole(1), 1_000_000
+_INFO = {"config": PLAIN, "stages": optional(_COUNT), "seeds": PLAIN, "versions": PLAIN, "machine": PLAIN}
+_INFO |= {"commit": optional(TEXT), "created": TEXT, "command": TEXT}
+_CONFIG = {"learner": TEXT, "replay": FLAG, "seed": whole(0), "replay_share": NUMBER, "replay_from": TEXT}
+_CONFIG |= dict.fromkeys(("megabatches", "waiting_time"), whole(1, _LONGEST))
+_CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every", "update_multiplier"), _COUNT)
+_CONFIG |= dict.fromkeys(("dataset", "data", "arch", "name", "stream", "schedule"), TEXT)
+_CONFIG |= {"moe_expert_count": optional(_COUNT), "fairseq_flags": list_of(TEXT)}
+_CONFIG |= {"average": Kind("a number or last:K", lambda value: is_number(value) or is_text(value))}
+"""Kinds of the settings that other code reads; further ones may be whatever JSON has."""
+_NUMBERS = object_of(NUMBER)
+_ERRORS = list_of(NUMBER)
+_EXTRA = {"valid": optional(_NUMBERS), "flops": _NUMBERS, "matrix": _ERRORS}
+_EXTRA |= dict.fromkeys(("members", "experts"), optional(whole(0)))
+_EXTRA |= dict.fromkeys(
+    ("words", "tokens", "bytes", "perplexity_per_word", "bits_per_byte"), optional(AMOUNT)
+)
+_EXTRA |= {"expert_layers": object_of(object_of(_ERRORS)), "matrix_experts": list_of(object_of(_ERRORS))}
+
+_AMOUNTS = ("value", "parameters", "train_flops", "eval_flops_per_example", "seconds", "peak_memory_bytes")
 _TYPES = {name: kind | int if kind is float else kind for name, kind in get_type_hints(Row).items()}
 
 
@@ -125,7 +162,7 @@ class Run:
         """The run in `directory`, which may still be running. UserError: it is not a run directory."""
         path = Path(directory)
         try:
-            info = json.loads((path / "run.json").read_bytes())
+            info = parse_json((path / "run.json").read_bytes())
             lacking = [key for key in CONFIG_KEYS if key not in info["config"]]
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{path} is not a run directory: it has no run.json") from None
@@ -133,6 +170,12 @@ class Run:
             raise UserError(f"{path / 'run.json'} is not JSON with a `config`: restore it") from None
         if lacking:
             raise UserError(f"{path / 'run.json'}: its config lacks {', '.join(lacking)}: restore it")
+        try:
+            require(info, _INFO)
+            require(info["config"], _CONFIG)
+            require(info["config"], {"waiting_time": whole(1, info["config"]["megabatches"])})
+        except ValueError as error:
+            raise UserError(f"{path / 'run.json'}: {error}: restore it") from None
         return cls(path, info)
 
     @property
@@ -159,21 +202,13 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The complete rows on disk, sorted by t. UserError: a line is not a row, or repeats a t."""
+        """The complete rows on disk, sorted by t; not to be changed. UserError: a line is not a row, or
+        repeats a t."""
         if not self.results.exists():
             return []
-        rows: dict[int, dict[str, Any]] = {}
-        whole, _, _ = self.results.read_bytes().rpartition(b"\n")
-        for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
-            try:
-                row = json.loads(line)
-                check_row(row, self.config["megabatches"])
-            except ValueError as error:
-                raise UserError(f"{self.results}:{number}: not a row ({error}): restore the file") from None
-            if row["t"] in rows:
-                raise UserError(f"{self.results}:{number}: second row for t={row['t']}: keep one of them")
-            rows[row["t"]] = row
-        return [rows[t] for t in sorted(rows)]
+        found = self.results.stat()
+        version = found.st_ino, found.st_size, found.st_mtime_ns
+        return list(_read_rows(self.results, self.config["megabatches"], version))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one `Row`, written and fsynced on return.
@@ -234,6 +269,47 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
         raise ValueError(f"metric {row['metric']!r} is not one of {METRICS}")
     if (row["stage"] is None) != (not row["trained_on"]):
         raise ValueError(f"stage is {row['stage']} but trained_on is {row['trained_on']}")
+    require(row, _kinds_of_row(megabatches))
+    _check_extra(row["extra"], row["metric"], megabatches)
+
+
+@functools.lru_cache(maxsize=4096)
+def _read_rows(path: Path, megabatches: int, version: tuple[int, ...]) -> tuple[dict[str, Any], ...]:
+    """The rows of a file, read once for each of its `version`s: a report asks for them several times."""
+    rows: dict[int, dict[str, Any]] = {}
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
+        try:
+            row = parse_json(line)
+            check_row(row, megabatches)
+        except ValueError as error:
+            raise UserError(f"{path}:{number}: not a row ({error}): restore the file") from None
+        if row["t"] in rows:
+            raise UserError(f"{path}:{number}: second row for t={row['t']}: keep one of them")
+        rows[row["t"]] = row
+    return tuple(rows[t] for t in sorted(rows))
+
+
+@functools.lru_cache
+def _kinds_of_row(megabatches: int) -> dict[str, Kind]:
+    kinds = dict.fromkeys(_AMOUNTS, AMOUNT)
+    return kinds | {
+        "stage": optional(whole(0, megabatches - 1)),
+        "trained_on": list_of(whole(1, megabatches)),
+    }
+
+
+def _check_extra(extra: Mapping[str, Any], metric: str, megabatches: int) -> None:
+    """ValueError: a field that reports read is of another kind, or `raw` lacks the metric."""
+    require(extra, _EXTRA)
+    raw = extra.get("raw")
+    if raw is not None:
+        require(raw, {metric: NUMBER, "matrix": _ERRORS})
+        if metric not in raw:
+            raise ValueError(f"raw lacks {metric}")
+    for found in (extra, raw or {}):
+        if len(found.get("matrix") or [0] * megabatches) != megabatches:
+            raise ValueError(f"matrix has {len(found['matrix'])} numbers, not {megabatches}")
 
 
 def _as_read_back(config: dict) -> dict[str, Any]:

@@ -12,7 +12,6 @@ so a directory with one is complete.
 """
 
 import dataclasses
-import json
 import os
 import struct
 from collections.abc import Iterable
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from alma.errors import UserError
 from alma.files import atomic_write, sha256_file, write_json_atomic
+from alma.schema import PLAIN, TEXT, Kind, is_text, list_of, object_of, parse_json, require, shown, whole
 
 if TYPE_CHECKING:
     import numpy as np  # functions import it: commands that read stream.json alone start without it
@@ -35,6 +35,13 @@ _BLOCK = 1 << 20  # items of an index per write
 _HEADER = struct.Struct("<9sQBQ")  # magic, version 1, dtype code, number of items
 DTYPES = {4: "int32", 8: "uint16", 9: "uint32"}  # of NumPy, by fairseq's codes
 _REMAKE = "rebuild the stream with `alma data`"
+_COUNT, _AMOUNT = whole(1), whole(0)
+_COUNTS = ("words", "tokens", "documents", "items", "bytes")
+_INSIDE = Kind("a path inside the stream", lambda value: is_text(value) and _is_inside(value))
+_RECORD = {"seed": whole(-(2**63)), "vocab_size": whole(1, 2**31), "settings": PLAIN, "corpus": PLAIN}
+_RECORD |= {"appended": list_of(object_of(PLAIN))}
+_PART = {"name": TEXT, "prefix": _INSIDE, "sources": object_of(_AMOUNT)} | dict.fromkeys(_COUNTS, _COUNT)
+_INFO = {"size": _AMOUNT, "sha256": TEXT}
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,8 @@ class Part:
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Part":
-        """The inverse of `dataclasses.asdict`."""
+        """The inverse of `dataclasses.asdict`. ValueError: a field of another kind, a path out of it."""
+        require(record, _PART)
         return cls(**record | {"files": _files(record["files"])})
 
 
@@ -132,10 +140,12 @@ class Stream:
         if not path.is_file():
             raise UserError(f"{directory}: no finished stream here (no {FILE}); make one with `alma data`")
         try:
-            record = json.loads(path.read_bytes())
+            record = parse_json(path.read_bytes(), finite=True)
             if record["version"] != VERSION:
-                raise UserError(f"{path}: format version {record['version']}, known is {VERSION}; {_REMAKE}")
-            return cls(
+                version = shown(record["version"])
+                raise UserError(f"{path}: format version {version}, known is {VERSION}; {_REMAKE}")
+            require(record, _RECORD)
+            made = cls(
                 directory=directory,
                 megabatches=_parts(record.pop("megabatches")),
                 valid=Part.from_dict(record.pop("valid")),
@@ -146,8 +156,16 @@ class Stream:
                 held_out_valid=_parts(record.pop("held_out_valid", ())),
                 **record,
             )
+            made._check_parts()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: malformed ({type(error).__name__}: {error}); {_REMAKE}") from error
+        return made
+
+    def _check_parts(self) -> None:
+        """ValueError: there is no mega-batch, or one of an ordered stream lacks a held-out part."""
+        held_out = {len(self.held_out), len(self.held_out_valid)}
+        if not self.megabatches or held_out not in ({0}, {len(self.megabatches)}):
+            raise ValueError(f"{len(self.megabatches)} mega-batches, held-out parts of {max(held_out)}")
 
     def write(self) -> None:
         """Write stream.json into `directory`, atomically. Call it last, when all other files exist."""
@@ -231,4 +249,12 @@ def _parts(records: Iterable[dict[str, Any]]) -> tuple[Part, ...]:
 
 
 def _files(record: dict[str, Any]) -> dict[str, FileInfo]:
+    for name, info in record.items():
+        require({"file": name}, {"file": _INSIDE})
+        require(info, _INFO)
     return {name: FileInfo(**info) for name, info in record.items()}
+
+
+def _is_inside(path: str) -> bool:
+    """Whether a relative path stays in its folder."""
+    return bool(path) and not path.startswith("/") and ".." not in path.split("/")

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from alma.errors import UserError
@@ -62,16 +63,32 @@ class Workers:
             # A forked process would inherit the parent's threads and CUDA state, and could hang.
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._count, spawn, _start, (self._setup,))
-        numbers = {self._pool.submit(function, *task): number for number, task in enumerate(tasks)}
+        killed = UserError(f"a worker was killed (out of memory?); rerun with fewer {self._flag}")
+        try:
+            with _interrupts_blocked():  # in the processes that start here too, until they ignore them
+                numbers = {self._pool.submit(function, *task): number for number, task in enumerate(tasks)}
+        except BrokenProcessPool:
+            raise killed from None
         for future in numbers if in_order else as_completed(numbers):
             if isinstance(future.exception(), BrokenProcessPool):
-                raise UserError(f"a worker was killed (out of memory?); rerun with fewer {self._flag}")
+                raise killed
             yield numbers[future], future.result
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Hold Ctrl-C back. A process inherits this; without it, its imports would end in a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start(setup: Callable[[], None] | None) -> None:
     """Prepare a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if setup:
         setup()

@@ -1,6 +1,7 @@
 """The files of a report: report.md, report.csv, figures, and the paper's tables."""
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,12 @@ def write_csv(runs: Sequence[Run], path: Path) -> None:
             trained_on = " ".join(map(str, row["trained_on"]))
             records.append({**same, **flatten(_by_part(row)), "trained_on": trained_on})
     fields = dict.fromkeys(key for record in records for key in record)
-    with atomic_write(path) as file:
-        writer = csv.DictWriter(file, fields, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    with atomic_write(path, "wb") as file:  # a learner's own text may hold halves of surrogate pairs
+        file.write(text.getvalue().encode("utf-8", "backslashreplace"))
 
 
 def _transfers(run: Run) -> dict[str, float | None]:

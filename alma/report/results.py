@@ -131,10 +131,13 @@ def trained(rows: Rows) -> list[int]:
 
 def validation(rows: Rows) -> dict[int, float]:
     """The metric on the learner's validation data by t since the first stage; {} if older rows lack it."""
-    scores = {t: rows[t]["extra"].get("valid") for t in trained(rows)}
-    if not all(scores.values()):
-        return {}
-    return {t: score[rows[t]["metric"]] for t, score in scores.items()}
+    scores: dict[int, float] = {}
+    for t in trained(rows):
+        score = (rows[t]["extra"].get("valid") or {}).get(rows[t]["metric"])
+        if score is None:
+            return {}
+        scores[t] = score
+    return scores
 
 
 def matrix(rows: Rows) -> dict[int, list[float]]:

@@ -1,5 +1,6 @@
 """Figure style: colours, panels, axes, labels at line ends, legends and files."""
 
+import io
 import math
 import textwrap
 import zlib
@@ -89,9 +90,11 @@ def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")
         figure.set_layout_engine("none")  # keep the layout: each file would compute it again
         for suffix in formats:
             place = path if suffix == "png" else path.with_suffix(f".{suffix}")
+            look = {"dpi": 200, "bbox_inches": "tight", "metadata": _METADATA[suffix]}
+            drawn = io.BytesIO()  # matplotlib hides the error of a full disk behind one of its own
+            figure.savefig(drawn, format=suffix, **look)
             with atomic_write(place, "wb") as file:
-                look = {"dpi": 200, "bbox_inches": "tight", "metadata": _METADATA[suffix]}
-                figure.savefig(file, format=suffix, **look)
+                file.write(drawn.getbuffer())
 
 
 def learner_colour(learner: str) -> str:

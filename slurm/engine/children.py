@@ -1,26 +1,28 @@
 """Child processes: output goes to a log, none outlives the launcher, a failure is one clear line."""
 
 import contextlib
-import ctypes
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from alma.errors import UserError
 from slurm.engine import terminal
+from slurm.engine.forks import Fork, ForkServer
+from slurm.engine.parents import dies_with_parent
 
 GRACE_SECONDS = 10
 """Between SIGTERM and SIGKILL."""
 _running: set[int] = set()
 """Process ids of the children that `run` waits for."""
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_forks: ForkServer | None = None
 _USER_ERROR = re.compile(r"(?:\S+: )?error: (.+)")  # printed by alma.errors, or by argparse after its program
 _EXCEPTION = re.compile(r"([\w.]+(?:Error|Exception|Interrupt)\b.*)")
 
@@ -31,6 +33,18 @@ class StageFailed(Exception):
 
 class Saved(StageFailed):
     """A signal stopped a training, which saved a checkpoint if it had started; run it again."""
+
+
+@contextlib.contextmanager
+def preloaded(modules: Sequence[str]) -> Iterator[None]:
+    """Start children of the form `python -m …` as forks of a process that has imported `modules`."""
+    global _forks
+    _forks = ForkServer(modules)
+    try:
+        yield
+    finally:
+        _forks.stop()
+        _forks = None
 
 
 def run(
@@ -54,16 +68,7 @@ def run(
         output.write(f"\n$ {shlex.join(command)}\n".encode())
         output.flush()
         lines.seek(0, os.SEEK_END)
-        process = subprocess.Popen(
-            command,
-            stdin=None if terminal.attached else subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            # Only the launcher's own group may read the terminal.
-            process_group=None if terminal.attached else 0,
-            preexec_fn=_dies_with_parent(),
-            env={**os.environ, **unbuffered, **(environment or {})},
-        )
+        process = _start(command, (None, output, output), {**unbuffered, **(environment or {})})
         _running.add(process.pid)
         try:
             for line in _follow(lines, process):
@@ -85,12 +90,45 @@ def run(
 
 def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
     """Return the output of a short `command` with `text` as its input. Raises as `run` does."""
-    done = subprocess.run(
-        command, input=text, stdin=None if text else subprocess.DEVNULL, capture_output=True, text=True
+    with contextlib.ExitStack() as stack:
+        given, output, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+        given.write(text or "")
+        given.seek(0)
+        process = _start(command, (given, output, errors), {})
+        stack.callback(_stop, process)
+        process.wait()
+        output.seek(0)
+        errors.seek(0)
+        if process.returncode:
+            problem = last_problem(errors.read())
+            raise failure(what, process.returncode, problem, f"command: {shlex.join(command)}")
+        return output.read()
+
+
+def _start(
+    command: Sequence[str], files: tuple[IO | None, IO, IO], environment: Mapping[str, str]
+) -> subprocess.Popen | Fork:
+    """Start a child with its stdin (None: nothing, or the terminal), stdout and stderr."""
+    given, output, errors = files
+    everything = {**os.environ, **environment}
+    if _forks and tuple(command[:2]) == (sys.executable, "-m"):
+        with open(os.devnull) as nothing:
+            numbers = [file.fileno() for file in (given or nothing, output, errors)]
+            try:
+                return _forks.start(command[2:], numbers, everything)
+            except ConnectionError as error:
+                killed = "the process that starts the commands of a stage was killed"
+                raise StageFailed(f"{killed}; rerun the command to resume") from error
+    return subprocess.Popen(
+        command,
+        stdin=given or (None if terminal.attached else subprocess.DEVNULL),
+        stdout=output,
+        stderr=errors,
+        # Only the launcher's own group may read the terminal.
+        process_group=None if terminal.attached else 0,
+        preexec_fn=dies_with_parent(),
+        env=everything,
     )
-    if done.returncode:
-        raise failure(what, done.returncode, last_problem(done.stderr), f"command: {shlex.join(command)}")
-    return done.stdout
 
 
 def save(seconds: float = 0) -> None:
@@ -118,8 +156,8 @@ def end_all() -> None:
 def _alive(pid: int) -> bool:
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False
+    except ChildProcessError:  # ended, or a fork
+        return Path(f"/proc/{pid}").exists()
 
 
 def failure(what: str, code: int, problem: re.Match[str] | None, where: str) -> Exception:
@@ -136,26 +174,7 @@ def last_problem(output: str) -> re.Match[str] | None:
     return next(filter(None, found), None)
 
 
-def signal_at_parents_death(number: int) -> None:
-    """Have the kernel send this process signal `number` when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-
-
-def _dies_with_parent() -> Callable[[], None]:
-    # If the launcher is killed (SIGKILL, out of memory), its lock is released and another launcher may start
-    # the same stage. An orphaned training would then write the same checkpoints, so the kernel ends it.
-    # prctl is looked up before the fork: few calls are safe between fork and exec.
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent died before the call above
-            os._exit(1)
-
-    return before_exec
-
-
-def _follow(log: BinaryIO, process: subprocess.Popen) -> Iterator[str]:
+def _follow(log: BinaryIO, process: subprocess.Popen | Fork) -> Iterator[str]:
     """Yield lines as they are appended to `log`, until `process` has ended.
 
     A file rather than a pipe: the log stays complete if the launcher dies, and a worker that keeps the pipe
@@ -175,7 +194,7 @@ def _follow(log: BinaryIO, process: subprocess.Popen) -> Iterator[str]:
         yield from (line.decode(errors="replace") for line in (*lines, rest if ended else b"") if line)
 
 
-def _stop(process: subprocess.Popen) -> None:
+def _stop(process: subprocess.Popen | Fork) -> None:
     """End the child if it is running, and workers that outlived it."""
 
     def send(number: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from alma.errors import UserError
 from slurm.engine import children
+from slurm.engine.parents import signal_at_parents_death
 
 SAVING_SECONDS = 90  # for a training to finish its update and write its checkpoint
 _REQUEUE_SECONDS = 600
@@ -77,7 +78,7 @@ class Job(ABC):
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, end)
         signal.signal(signal.SIGUSR1, orphaned)
-        children.signal_at_parents_death(signal.SIGUSR1)
+        signal_at_parents_death(signal.SIGUSR1)
         try:
             self.work()
         except (UserError, children.StageFailed) as error:

@@ -1,7 +1,7 @@
 """Submitted jobs: RUN/jobs.json, and the state of each job from its marker and from SLURM."""
 
-import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from alma.errors import UserError
 from alma.files import write_json_atomic
+from alma.schema import TEXT, Kind, is_text, list_of, optional, parse_json, require, whole
 from slurm.engine.children import last_problem
 from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
@@ -25,6 +26,11 @@ _WHICH = {"failed": "which failed", "cancelled": "which was cancelled", "lost": 
 _WHICH |= {"never submitted": "which was never submitted"}
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
 _TAIL_BYTES = 256 * 1024
+_JOB_ID = Kind(
+    "an id of SLURM", lambda value: is_text(value) and re.fullmatch(r"\d+(_\d+)?", value) is not None
+)
+_JOB = {"name": TEXT, "kind": TEXT, "directory": TEXT, "marker": TEXT, "updates": optional(whole(0))}
+_JOB |= {"job": optional(_JOB_ID), "log": optional(TEXT), "needs": list_of(whole(0))}
 _BY_SLURM = ("srun: ", "slurmstepd: ")  # lines that report the failure of a task but not its cause
 
 
@@ -116,12 +122,13 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
     path = run / JOBS
     jobs: list[SubmittedJob] = []
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
         if content["version"] != VERSION:
             raise UserError(
                 f"{path}: version {content['version']}, not {VERSION}: use the ALMA that wrote it"
             )
         for each in content["units"]:
+            require(each, _JOB)
             if not all(0 <= index < len(jobs) for index in each["needs"]):
                 raise ValueError(f"{each['name']} needs a job that does not come before it")
             job = SubmittedJob(

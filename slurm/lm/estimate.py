@@ -17,14 +17,11 @@ from alma.report.tables import as_text
 from alma.stream import Stream, is_stream
 from slurm.engine.machine import Machine
 from slurm.lm.flags import FlagValues
+from slurm.lm.memory import Memory, Precision
 from slurm.lm.plan import Plan
 
 SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
-PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
-MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}  # fp32 numbers per parameter; others: 2, as Adam
 CHECKPOINTS = 2  # files of a training, besides those at intervals: best and last, if none is a link
-_EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
-_HALF = ("--fp16", "--bf16", *_EFFICIENT)
 _GB = 1e9
 
 
@@ -120,91 +117,23 @@ class Cost:
     @property
     def checkpoints(self) -> int:
         """Bytes on disk: fp32 weights (twice with FP16Optimizer), optimizer state, average; 0 if unknown."""
-        numbers = 1 + self._has_master + self._moments + self._has_average
+        kept = Precision(self.settings)
+        numbers = 1 + kept.has_master + kept.moments + kept.has_average
         files = CHECKPOINTS + max(1, self.settings["--keep-interval-updates"])
         return files * 4 * numbers * (self.parameters or 0)
 
     @property
-    def _has_average(self) -> bool:
-        """Whether fairseq keeps a moving average of the weights, in fp32."""
-        return self._any(["--store-ema"])
-
-    @property
-    def _has_master(self) -> bool:
-        """Whether FP16Optimizer keeps fp32 weights besides the model's."""
-        return self._width == 2 and not self._any(_EFFICIENT)
-
-    @property
     def memory(self) -> int | None:
-        """Bytes of one process: weights, gradients, optimizer, activations, logits and PROCESS.
-
-        Each parameter has a weight and a gradient (4 bytes each; 2 in half precision, where FP16Optimizer
-        adds both in fp32 and the memory-efficient one does not), the optimizer's fp32 numbers, that of the
-        weight average, and a second gradient in DistributedDataParallel's buckets. With --moe-expert-parallel
-        each process holds some of the experts.
-        """
+        """Bytes of one process; None if unknown."""
         if self.shape is None or self.parameters is None or self.batch is None:
             return None
-        width, shape = self._width, self.shape
-        master = 8 if self._has_master else 0
-        buckets = width if self.processes > 1 else 0
-        elsewhere = 0
-        if self._any(["--moe-expert-parallel"]):
-            elsewhere = shape.members * (shape.experts - shape.experts // self.processes) * shape.per_expert
-        numbers = 2 * width + master + 4 * self._moments + 4 * self._has_average + buckets
-        state = (self.parameters - elsewhere) * numbers
-        # Tokens whose logits are in memory at the same time.
-        chunk = min(self.batch, self.settings.get("--loss-chunk-tokens") or self.batch)
-        return int(PROCESS) + state + self.batch * self._activations + chunk * self._logits
-
-    @property
-    def _activations(self) -> int:
-        """Bytes per token saved for the backward pass, over all layers and members.
-
-        Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section
-        4.1: 34 sbh bytes per layer in half precision: activations of 8 widths and 2 hidden widths, dropout
-        masks of 2 widths; fairseq's GELU saves its input in fp32. Their 5 a s^2 b bytes of attention
-        scores are saved only with --attention-dropout on a CPU: else scaled_dot_product_attention recomputes
-        them. A Switch layer saves 4 more widths: tokens in order and grouped, outputs before and after the
-        gate. With --checkpoint-activations each layer saves its input, and one layer at a time everything.
-        """
-        assert self.shape is not None
-        dim, hidden, width = self.shape.dim, self.shape.hidden, self._width
-        mask = 1 if self.on_gpu else 4  # bytes per element: on a CPU torch's dropout masks are floats
-        layer = (8 * dim + hidden) * width + 4 * hidden + 2 * dim * mask
-        if not self.on_gpu and self.settings["--attention-dropout"]:
-            layer += self.settings["--decoder-attention-heads"] * self._length * (2 * width + mask)
-        switch = 4 * dim * width
-        layers, switch_layers = self.shape.layers, self.shape.switch_layers
-        if self.settings["--checkpoint-activations"]:
-            return self.shape.members * layers * dim * width + layer + switch
-        return self.shape.members * (layers * layer + switch_layers * switch)
-
-    @property
-    def _logits(self) -> int:
-        """Bytes per token of fp32 log-probabilities, their gradient and that of the logits (cross_entropy).
-
-        Joint members are computed one after the other, with one more tensor for their sum.
-        """
-        assert self.shape is not None
-        return (12 if self.shape.members == 1 else 16) * self.shape.vocabulary
+        return Memory(
+            self.settings, self.shape, self.parameters, self.batch, self.processes, self.on_gpu
+        ).total
 
     @property
     def _length(self) -> int:
         return self.settings["--tokens-per-sample"]
-
-    @property
-    def _width(self) -> int:
-        """Bytes of a weight and of an activation."""
-        return 2 if self._any(_HALF) else 4
-
-    @property
-    def _moments(self) -> int:
-        return MOMENTS.get(self.settings["--optimizer"], 2)
-
-    def _any(self, flags: Iterable[str]) -> bool:
-        """Whether one of the flags is on."""
-        return any(self.settings.get(flag) for flag in flags)
 
 
 @dataclass(frozen=True)
@@ -320,7 +249,7 @@ def _check_memory(out: Path, cost: Cost) -> None:
         return
     several = f" for {processes} processes" if processes > 1 else ""
     what = "a GPU here has" if cost.on_gpu else "this machine has free"
-    half = " or --fp16" if cost.on_gpu and cost._width == 4 else ""
+    half = " or --fp16" if cost.on_gpu and Precision(cost.settings).width == 4 else ""
     raise UserError(
         f"{out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
         f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "

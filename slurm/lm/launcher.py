@@ -7,8 +7,9 @@ import shlex
 import shutil
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from slurm.lm.rows import UNTRAINED, collect
 from slurm.lm.settings import Request
 from slurm.lm.sharing import describe, share
 from slurm.lm.stage import RunJob, in_submission_order, jobs_of
+
+_LIBRARIES = ("fairseq_alma.preloaded",)
 
 
 def count_megabatches(request: Request) -> int:
@@ -242,22 +245,28 @@ def start(words: Sequence[str]) -> None:
         for request in requests:
             if not any(Path(shard).exists() for shard in request.stream.split(":")):
                 raise UserError(f"{request.stream}: no such directory; make a stream with `alma data`")
-        say("checking the flags of fairseq-train")
-        plans = share([make_plan(request, count_megabatches(request)) for request in resolved(requests)])
-        on_slurm = options.cluster == "slurm"
-        announce(plans, wanted.machine() if on_slurm else slot(plans, jobs), options.verbose)
-        if options.dry_run:
-            if on_slurm:
-                show_jobs(plans, wanted, options.verbose)
-            return
-        if on_slurm:
-            submission.check(wanted)
-            launch_on_slurm(plans, wanted, options.wait)
-            return
-        if options.cluster == "debug":
-            terminal.attached = True
-        launch_here(plans, jobs)
+        many = options.cluster == "local" and not options.dry_run
+        with children.preloaded(_LIBRARIES) if many and not Machine.here().gpus else nullcontext():
+            _start(options, requests, wanted, jobs)
     except children.StageFailed as failed:
         print(f"error: {failed}", file=sys.stderr)
         sys.exit(1)
+
+
+def _start(options: Namespace, requests: Sequence[Request], wanted: Resources, jobs: int) -> None:
+    say("checking the flags of fairseq-train")
+    plans = share([make_plan(request, count_megabatches(request)) for request in resolved(requests)])
+    on_slurm = options.cluster == "slurm"
+    announce(plans, wanted.machine() if on_slurm else slot(plans, jobs), options.verbose)
+    if options.dry_run:
+        if on_slurm:
+            show_jobs(plans, wanted, options.verbose)
+        return
+    if on_slurm:
+        submission.check(wanted)
+        launch_on_slurm(plans, wanted, options.wait)
+        return
+    if options.cluster == "debug":
+        terminal.attached = True
+    launch_here(plans, jobs)
     print(f"compare runs with: alma report {' '.join(str(plan.out) for plan in plans)}")

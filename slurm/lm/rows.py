@@ -1,11 +1,12 @@
 """Rows of results.jsonl, from what `fairseq_alma.evaluate` measured after each stage."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Row, Run
+from alma.schema import AMOUNT, TEXT, Kind, optional, parse_json, require, whole
 from alma.stages import Stage
 from slurm.lm.plan import Plan
 
@@ -15,6 +16,9 @@ TRAINED = "trained.json"
 """Marker in the directory of a training."""
 Measured = dict[str, Any]
 """Content of these files."""
+_COSTS = ("flops", "growth_flops", "seconds", "peak_memory_bytes")
+_KINDS = {"perplexity": AMOUNT, "parameters": whole(0), "eval_flops_per_example": AMOUNT}
+_KINDS |= {"expert_count": optional(whole(0)), "training": Kind("a list of costs", lambda v: _are_costs(v))}
 _OF_TRAINING = ("training", "validation", "shared_with")
 """Keys of `extra` about the training, which waiting rows do not repeat."""
 
@@ -25,14 +29,14 @@ def collect(plan: Plan, run: Run) -> None:
     if not (plan.out / UNTRAINED).exists():
         return
     if 0 not in present:
-        run.append(_row(0, None, read_measured(plan.out / UNTRAINED), []))
+        run.append(_row(0, None, read_measured(plan.out / UNTRAINED, 0), []))
     for spec in plan.stages:
         if not (spec.directory / RESULT).exists():
             return
         trained = [training.directory for training in spec.trainings]
         new = [directory in trained for directory in spec.models]
-        previous = run.rows[spec.stage.first - 1]
-        for row in rows(spec.stage, read_measured(spec.directory / RESULT), previous, new):
+        previous = next(row for row in run.rows if row["t"] == spec.stage.first - 1)
+        for row in rows(spec.stage, read_measured(spec.directory / RESULT, len(new)), previous, new):
             if sources := _sources(trained) if row["t"] == spec.stage.last else []:
                 row["extra"]["shared_with"] = sources
             if row["t"] not in present:
@@ -41,7 +45,7 @@ def collect(plan: Plan, run: Run) -> None:
 
 def _sources(trained: Sequence[Path]) -> list[str]:
     """Where the trainings in these directories were taken over from."""
-    markers = [read_measured(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
+    markers = [read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
     return [marker["shared_with"] for marker in markers if "shared_with" in marker]
 
 
@@ -59,9 +63,36 @@ def rows(stage: Stage, measured: Measured, previous: Mapping[str, Any], new: Seq
     return [*waiting, _row(stage.last, stage, measured, new)]
 
 
-def read_measured(path: Path) -> Measured:
-    """Read untrained.json or result.json."""
-    return json.loads(path.read_bytes())
+def read_measured(path: Path, trainings: int | None = None) -> Measured:
+    """Read untrained.json or result.json. UserError: damaged, or not of as many `trainings`, if given."""
+    return _read(path, _KINDS, _KINDS, trainings)
+
+
+def read_marker(path: Path) -> Measured:
+    """Read trained.json. UserError: damaged."""
+    return _read(path, {"checkpoint": TEXT, "shared_with": TEXT}, ())
+
+
+def _read(
+    path: Path, kinds: Mapping[str, Kind], needed: Collection[str], trainings: int | None = None
+) -> Measured:
+    try:
+        record = parse_json(path.read_bytes())
+        require(record, kinds, needed)
+        if trainings is not None and len(record["training"]) != trainings:
+            raise ValueError(f"of {len(record['training'])} trainings, not {trainings}")
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}): delete it and rerun the command") from None
+    return record
+
+
+def _are_costs(value: Any) -> bool:
+    try:
+        for each in value:
+            require(each, dict.fromkeys(_COSTS, AMOUNT) | {"validation_flops": optional(AMOUNT)}, _COSTS)
+    except (ValueError, TypeError):
+        return False
+    return isinstance(value, list)
 
 
 def _row(t: int, stage: Stage | None, measured: Measured, new: Sequence[bool]) -> Row:
@@ -71,7 +102,7 @@ def _row(t: int, stage: Stage | None, measured: Measured, new: Sequence[bool]) -
     if measured["expert_count"]:
         extra |= {"experts": measured["expert_count"], "expert_layers": measured["experts"]}
     if trainings:
-        extra["validation"] = sum(each.get("validation_flops", 0) for each in trainings)
+        extra["validation"] = sum(each.get("validation_flops") or 0 for each in trainings)
         extra["training"] = [
             {key: value for key, value in each.items() if key not in MACHINE_FIELDS} for each in trainings
         ]

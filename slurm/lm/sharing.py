@@ -4,7 +4,6 @@ Two trainings are the same if their commands agree in all but the folder, and so
 continue: sm is the first member of ens, and gmoe's first stage is sm's.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 from alma.errors import UserError
 from alma.files import make_directory, write_json_atomic
 from slurm.lm.plan import Plan, Training
-from slurm.lm.rows import TRAINED
+from slurm.lm.rows import TRAINED, read_marker
 
 
 def share(plans: Sequence[Plan]) -> list[Plan]:
@@ -79,5 +78,5 @@ def take_over(source: Path, directory: Path) -> None:
         except OSError:  # another file system, or one without links
             shutil.copy2(path, part)
         os.replace(part, directory / path.name)
-    marker = json.loads((source / TRAINED).read_bytes())
+    marker = read_marker(source / TRAINED)
     write_json_atomic(directory / TRAINED, marker | {"shared_with": str(source)})

@@ -82,6 +82,17 @@ def test_noise_comes_from_residuals_and_from_seeds():
     assert pooled_noise([LearningCurve(t[:2], far)]) > 3 * pooled_noise([LearningCurve(t[:2], far[:1])])
 
 
+def test_more_seeds_lessen_the_noise_but_not_the_drift():
+    """Four runs, whose mean has half the noise of one, are as uncertain far ahead as one run."""
+    t, values = np.arange(1.0, 101), np.array(law(0.5, 0.4, 0.02, count=100))
+    widths = []
+    for seeds, noise in ((1, 0.02), (4, 0.01)):
+        fit = Fit(LearningCurve(t, np.tile(values, (seeds, 1))), noise)
+        low, high = np.log(interval(fit.draw([400], 4000, np.random.default_rng(0))))
+        widths.append(float((high - low)[0]))
+    assert 0.9 < widths[1] / widths[0] < 1.1
+
+
 def test_the_better_learner_is_chosen_within_the_limits(tmp_path):
     two_learners(tmp_path)
     free = advice_on(tmp_path, now=20)

@@ -1,10 +1,12 @@
 """Errors of command lines, with hints, and number lists."""
 
 import argparse
+import os
+from pathlib import Path
 
 import pytest
 
-from alma.errors import Parser, UserError, closest, hint, number_list
+from alma.errors import Parser, UserError, closest, command, hint, number_list
 
 
 def parser(**settings) -> Parser:
@@ -121,3 +123,28 @@ def test_invalid_number_lists_are_refused(text):
     for kind in (argparse.ArgumentTypeError, UserError):  # for options, and for other text
         with pytest.raises(kind, match="a whole number|goes up"):
             number_list(text)
+
+
+def _loop(path: Path) -> None:
+    os.symlink(path.name, path)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"), [(Path.mkdir, "Is a directory"), (_loop, "Too many levels of symbolic links")]
+)
+def test_what_is_no_file_is_one_line(tmp_path, capsys, make, told):
+    make(tmp_path / "run.json")
+    with pytest.raises(SystemExit) as stop:
+        command(lambda: (tmp_path / "run.json").read_text() and None)()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/run.json: {told}; fix this and rerun the command\n"
+
+
+def test_a_message_with_half_a_character_is_printed(capsys):
+    @command
+    def main() -> None:
+        raise UserError("no learner \ud800")
+
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err == "error: no learner \\ud800\n"

@@ -5,9 +5,11 @@ import fcntl
 import hashlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,42 @@ def test_a_file_changes_only_if_the_block_succeeds(tmp_path, mode, old, new):
     with atomic_write(path, mode) as file:
         file.write(new)
     assert path.read_bytes() == (new if isinstance(new, bytes) else new.encode())
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_takes_over_what_a_killed_process_left(tmp_path):
+    path = tmp_path / "file"
+    code = (
+        "import os, signal, sys; from alma.files import atomic_write\n"
+        "with atomic_write(sys.argv[1]) as file:\n"
+        "    file.write('a long text'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, path]).returncode == -signal.SIGKILL
+    assert [each.name for each in tmp_path.iterdir()] == [".file.tmp"]
+    with atomic_write(path) as file:
+        file.write("new")
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writers_of_one_file_do_not_mix(tmp_path):
+    path = tmp_path / "file"
+    with atomic_write(path) as first, atomic_write(path) as second:
+        first.write("first" * 1000)
+        second.write("second")
+    assert path.read_text() == "first" * 1000  # renamed last
+
+    def write(number):
+        for _ in range(200):
+            with atomic_write(path) as file:
+                file.write(str(number) * 5000)
+
+    with ThreadPoolExecutor(4) as pool:
+        tasks = [pool.submit(write, number) for number in range(4)]
+        while not all(task.done() for task in tasks):
+            text = path.read_text()
+            assert len(set(text)) == 1 or text.startswith("first")
+        assert [task.result() for task in tasks] == [None] * 4
     assert list(tmp_path.iterdir()) == [path]
 
 

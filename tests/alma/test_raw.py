@@ -111,6 +111,16 @@ def test_every_table_has_a_row_for_each(tmp_path):
     assert len((tmp_path / "out/report.csv").read_text().splitlines()) == 1 + 4 * 3
 
 
+def test_a_learners_own_text_reaches_the_csv(tmp_path):
+    """JSON can hold halves of surrogate pairs, which no encoding has."""
+    run = image_run(tmp_path / "a", [0.5, 0.3])
+    lines = run.results.read_text().replace('"extra": {', '"extra": {"note": "half \\ud800"')
+    run.results.write_text(lines)
+    done = report(tmp_path, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out/report.csv").read_text("utf-8").count("half \\ud800") == 3
+
+
 @pytest.mark.parametrize(
     ("configs", "names"),
     [

@@ -147,6 +147,52 @@ def test_any_other_corrupt_line_is_an_error(tmp_path, bad):
         _ = run.rows
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"parameters": -1}, "parameters is -1"),
+        ({"parameters": 10**400}, "parameters is a huge number"),
+        ({"stage": 9}, "stage is 9"),
+        ({"trained_on": ["x"]}, "trained_on is"),
+        ({"extra": {"valid": "text"}}, "valid is 'text'"),
+        ({"extra": {"raw": {"loss": 1.0}}}, "raw lacks error"),
+        ({"extra": {"matrix": [0.1]}}, "matrix has 1 numbers, not 4"),
+        ({"extra": {"raw": {"error": None}}}, "error is None"),
+        ({"extra": {"flops": [1]}}, "flops is"),
+    ],
+)
+def test_a_row_whose_values_are_of_other_kinds_is_an_error(tmp_path, changes, told):
+    run = Run.open(tmp_path, CONFIG)
+    run.results.write_text(json.dumps(row(1, **changes)) + "\n")
+    with pytest.raises(UserError, match=f"jsonl:1: not a row .*{told}"):
+        _ = run.rows
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"megabatches": "4"}, "megabatches is '4'"),
+        ({"megabatches": 10**9}, "megabatches is 1000000000"),
+        ({"waiting_time": 5}, "waiting_time is 5: it should be a whole number from 1 to 4"),
+        ({"learner": ["sm"]}, "learner is"),
+        ({"learner": "\ud800"}, "config is"),
+        ({"replay": None}, "replay is None"),
+        ({"fairseq_flags": "--lr"}, "fairseq_flags is"),
+        ({"average": [0.9]}, "average is"),
+    ],
+)
+def test_a_config_whose_values_are_of_other_kinds_is_an_error(tmp_path, config, told):
+    (tmp_path / "run.json").write_text(json.dumps({"config": CONFIG | config}))
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'run.json'}: {told}")):
+        Run.read(tmp_path)
+
+
+def test_a_run_json_nested_deeply_is_an_error(tmp_path):
+    (tmp_path / "run.json").write_text('{"config":' * 100_000)
+    with pytest.raises(UserError, match="is not JSON with a `config`"):
+        Run.read(tmp_path)
+
+
 def test_a_repeated_t_on_disk_is_an_error(tmp_path):
     run = Run.open(tmp_path, CONFIG)
     run.results.write_text((json.dumps(row(1)) + "\n") * 2)

@@ -1,5 +1,6 @@
 """The pool of worker processes: errors, killed workers, interrupts."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -76,6 +77,21 @@ def test_a_killed_worker_is_one_clear_line():
         UserError, match=r"^a worker was killed \(out of memory\?\); rerun with fewer --jobs$"
     ):
         results_of(die, [(), ()], flag="--jobs")
+
+
+def run_again_and_again(workers: Workers) -> None:
+    for _ in range(1000):  # a pool notices after a moment that a worker is gone
+        list(workers.run(square, [(1,), (2,)]))
+
+
+def test_a_worker_that_is_killed_between_tasks_is_the_same_line():
+    with Workers(2, flag="--jobs") as workers:
+        list(workers.run(square, [(1,), (2,)]))
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+        with pytest.raises(UserError, match=r"^a worker was killed"):
+            run_again_and_again(workers)
 
 
 def interrupt_after_the_first(paths: list[Path], terminate: bool) -> None:

@@ -67,6 +67,7 @@ class Cluster:
         self.requeue_delay = requeue_delay
         self.root = Path()
         self._supervisor: subprocess.Popen[str] | None = None
+        self._controller = 0
         self._slurmd: dict[str, int] = {}
 
     def __enter__(self) -> "Cluster":
@@ -120,9 +121,7 @@ class Cluster:
         socket_file = self.root / "munge.socket"
         munge = self._spawn("munged", munged)
         self._await({"munged": munge}, lambda: stat.S_ISSOCK(socket_file.stat().st_mode))
-        pids = {"slurmctld": self._spawn("slurmctld", ["slurmctld", "-D"])}
-        # slurmd retries a missing slurmctld only after a second
-        self._await(pids, lambda: " is UP" in self.run("scontrol", "ping"))
+        pids = {"slurmctld": self._start_controller()}
         for node in self.nodes:
             pids[f"slurmd-{node}"] = self._start_slurmd(node)
         self._await(pids, lambda: self._node_states() == ["idle"] * len(self.nodes))
@@ -226,6 +225,23 @@ class Cluster:
         self._start_slurmd(node)
         self.up(node)
 
+    def restart_controller(self, seconds: float = 0) -> None:
+        """Kill slurmctld and start it again after so many seconds; it reads its state from disk."""
+        os.kill(self._controller, signal.SIGKILL)
+        self.until(lambda: not Path(f"/proc/{self._controller}").exists())
+        time.sleep(seconds)
+        self._start_controller()
+        for node in self.nodes:  # it may have died before it saved that a node was up again
+            if self._node_states(node)[0].startswith(("down", "drain")):
+                self.up(node)
+
+    def _start_controller(self) -> int:
+        """Start slurmctld, wait until it answers, and return its process id."""
+        self._controller = self._spawn("slurmctld", ["slurmctld", "-D"])
+        # slurmd retries a missing slurmctld only after a second
+        self._await({"slurmctld": self._controller}, lambda: " is UP" in self.run("scontrol", "ping"))
+        return self._controller
+
     def _start_slurmd(self, node: str) -> int:
         self._slurmd[node] = self._spawn(f"slurmd-{node}", ["slurmd", "-D", "-N", node])
         return self._slurmd[node]
@@ -278,8 +294,8 @@ class Cluster:
         program = _which(argv[0])
         if not program:
             raise RuntimeError(f"{argv[0]} is not installed")
-        order = {"argv": [program, *argv[1:]], "log": str(self.root / f"{name}.out")}
-        order["environment"] = self.environment
+        log = str(self.root / f"{name}.out")
+        order = {"argv": [program, *argv[1:]], "log": log, "environment": self.environment}
         print(json.dumps(order), file=self._supervisor.stdin, flush=True)
         return int(self._supervisor.stdout.readline())
 

@@ -70,8 +70,8 @@ def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     _, err = there.communicate(timeout=600)
     assert there.returncode == 0, err
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
-    # 3 jobs each of scan, shuffle, encode and finalise; plan and tokenizer have 1
-    assert len(cluster.jobs()) - before == 4 * 3 + 2
+    # 3 jobs each of scan, shuffle, encode and finalise; sort, cut, plan and tokenizer have 1
+    assert len(cluster.jobs()) - before == 4 * 3 + 4
 
     killed = start(cluster, corpus, tmp_path / "killed", *on_slurm)
     work = tmp_path / "killed"

@@ -1,5 +1,6 @@
 """States of submitted jobs, over stand-ins for SLURM's programs."""
 
+import json
 import threading
 from pathlib import Path
 
@@ -169,6 +170,25 @@ def test_errors_in_logs(slurm, run):
     assert (first.why, first.log) == ("RuntimeError: CUDA error", run / "stage_00/member_0/train.log")
     assert second.why == "its job ended without trained.json"
     assert "failed: RuntimeError: CUDA error; log: run/stage_00/member_0/train.log" in str(first)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"job": "--user=root"},  # would be an option of scancel
+        {"job": 7},
+        {"needs": "none"},
+        {"marker": None},
+        {"updates": 1e9},
+        {"name": "\x1b[2J"},
+    ],
+)
+def test_a_job_whose_values_are_of_other_kinds_is_an_error(run, change):
+    good = entry("stage 0", 0, "stage_00", "stage_00/trained.json", "7_2", [])
+    write(run, [good])
+    (run / "jobs.json").write_text(json.dumps({"version": 1, "units": [good | change]}))
+    with pytest.raises(UserError, match=f"run/jobs.json is damaged .*{next(iter(change))} is"):
+        queue.read_jobs(run)
 
 
 def test_jobs_come_after_the_jobs_they_need(slurm, run):

@@ -92,12 +92,11 @@ def test_results_are_those_of_a_launch_alone(tmp_path):
 
 def rows_of(run):
     """The rows without measurements of the machine and notes of sharing."""
-    rows = [
-        {key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in Run.read(run).rows
+    return [
+        {key: value for key, value in row.items() if key not in MACHINE_FIELDS}
+        | {"extra": {key: value for key, value in row["extra"].items() if key != "shared_with"}}
+        for row in Run.read(run).rows
     ]
-    for row in rows:
-        row["extra"].pop("shared_with", None)
-    return rows
 
 
 def test_side_by_side_a_shared_training_waits_for_its_source(tmp_path):

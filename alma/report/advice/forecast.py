@@ -33,7 +33,7 @@ _USUAL_NOISE = 0.03  # of a mean over seeds, where neither residuals nor seeds t
 GROUP = 1.3
 """Stages are averaged in groups of mega-batches up to this factor apart: neighbours are correlated."""
 DRIFT = 4.0
-"""Deviation of the random walk over e times the data, in multiples of the noise (LOG.md)."""
+"""Deviation of the random walk over e times the data, in multiples of the noise of one run (LOG.md)."""
 
 
 def _grid() -> tuple[Array, Array, Array, Array]:
@@ -81,7 +81,8 @@ class Fit:
         self.now, self.noise = math.log(curve.times[-1]), noise
         x, y = curve.grouped()
         ahead = x - self.now
-        root = np.linalg.cholesky(np.eye(len(x)) + DRIFT**2 * np.minimum.outer(-ahead, -ahead))
+        self._drift = DRIFT * math.sqrt(len(curve.values))  # more seeds lessen the noise, not the walk
+        root = np.linalg.cholesky(np.eye(len(x)) + self._drift**2 * np.minimum.outer(-ahead, -ahead))
         one = solve_triangular(root, np.ones(len(x)), lower=True)
         misfit = solve_triangular(root, (y - _log_shape(ahead)).T, lower=True)  # (groups, cells)
         self._precision = one @ one
@@ -118,7 +119,7 @@ class Fit:
         level = self._level[cell] + deviation / math.sqrt(self._precision) * random.standard_normal(draws)
         walk = random.standard_normal((draws, len(ahead))) * np.sqrt(np.diff(ahead, prepend=0.0))
         steps = self._step * random.standard_normal((draws, len(ahead)))
-        drift = DRIFT * deviation[:, None] * walk.cumsum(1)
+        drift = self._drift * deviation[:, None] * walk.cumsum(1)
         return np.exp(level[:, None] + _log_shape(ahead, cell) + drift + steps)
 
 

@@ -1,0 +1,156 @@
+"""Commands `python -m MODULE …` as forks of one process that has imported their libraries.
+
+An import of torch and fairseq takes seconds, a fork milliseconds. Every command is still a process of its
+own, with its arguments, environment, output, signals and exit code. (The forkserver of multiprocessing does
+not end when its client is killed while a fork runs.)
+
+    launcher ── server ── waiter ── command
+                        ╰ waiter ── command
+
+The server imports the libraries and forks a waiter for each request. The waiter forks the command, tells the
+launcher its process id, waits for it and tells the exit code. Each dies with the one before it.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm.engine.parents import dies_with_parent
+
+_MESSAGE = 1 << 20
+"""Bytes of a request, at most."""
+
+
+class ForkServer:
+    """Imports `modules` in another process, in the background, and starts commands as its forks."""
+
+    def __init__(self, modules: Sequence[str]):
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", __name__, *modules],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is for the launcher
+                preexec_fn=dies_with_parent(),
+            )
+
+    def start(self, words: Sequence[str], files: Sequence[int], environment: Mapping[str, str]) -> "Fork":
+        """Run `python -m` with `words`; `files` are its stdin, stdout and stderr. ConnectionError: the server
+        was killed."""
+        reader, writer = os.pipe()
+        try:
+            request = {"words": words, "environment": dict(environment), "directory": os.getcwd()}
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [*files, writer])
+        finally:
+            os.close(writer)
+        return Fork(words, reader)
+
+    def stop(self) -> None:
+        """End the server and all its forks."""
+        self._server.kill()
+        self._server.wait()
+        self._socket.close()
+
+
+class Fork:
+    """A command that `ForkServer` runs; as much of subprocess.Popen as children.py uses."""
+
+    def __init__(self, words: Sequence[str], status: int):
+        self.args = words
+        self.returncode: int | None = None
+        self._status = open(status)  # noqa: SIM115 - closed with the exit code
+        pid = self._status.readline()
+        if not pid:
+            raise ConnectionError
+        self.pid = int(pid)
+
+    def poll(self) -> int | None:
+        """The exit code, or None while the command runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the exit code. subprocess.TimeoutExpired: it still runs after `timeout` seconds."""
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = int(self._status.readline() or -signal.SIGKILL)  # "": the waiter was killed
+            self._status.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the command has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+def main() -> None:
+    """The server: fork for each request on stdin, until the launcher has closed its end."""
+    for name in sys.argv[1:]:
+        with contextlib.suppress(ImportError):  # a command that needs it says so
+            importlib.import_module(name)
+    gc.freeze()  # a collection in a fork would copy all pages
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies of waiters
+    requests = socket.socket(fileno=os.dup(0))
+    while True:
+        message, files, *_ = socket.recv_fds(requests, _MESSAGE, 4)
+        if not message:
+            return
+        first = dies_with_parent()
+        if not os.fork():
+            first()
+            requests.close()
+            break
+        for file in files:
+            os.close(file)
+    _wait(json.loads(message), files)
+
+
+def _wait(request: dict[str, Any], files: list[int]) -> None:
+    """The waiter; its fork returns from here at the end of the command."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    first = dies_with_parent()
+    pid = os.fork()
+    if not pid:
+        first()
+        _run(request, files)
+        return
+    with contextlib.suppress(OSError):  # as `_run` does; whichever is first
+        os.setpgid(pid, 0)
+    os.write(files[3], b"%d\n" % pid)
+    os.write(files[3], b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+def _run(request: dict[str, Any], files: list[int]) -> None:
+    os.setpgid(0, 0)
+    for number, file in enumerate(files[:3]):
+        os.dup2(file, number)
+    for file in files:
+        os.close(file)
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    logging.root.handlers.clear()  # of the imports; the command sets its own
+    module, *arguments = request["words"]
+    sys.path[0] = request["directory"]
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

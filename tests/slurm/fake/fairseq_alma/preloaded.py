@@ -1,0 +1,1 @@
+"""Stand-in for the libraries of a stage: imports nothing."""

@@ -1,0 +1,168 @@
+"""Commands as forks: like new processes in all but the time that imports take."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm.engine import children
+from slurm.engine.children import StageFailed
+from slurm.engine.forks import Fork, ForkServer
+
+LIBRARY = "open('imported', 'a').write('x')"
+COMMAND = """
+import os, subprocess, sys, time
+import library
+print(sys.argv[1:], os.environ["COLOUR"], os.getcwd(), sys.stdin.read(), __name__, flush=True)
+print("problem", file=sys.stderr)
+for what in sys.argv[1:]:
+    match what:
+        case "refuse": sys.exit(2)
+        case "raise": raise RuntimeError("out of luck")
+        case "sleep":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+            open(f"{os.getpid()}.pids", "w").write(f"{os.getpid()} {child.pid}")
+            time.sleep(100)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The modules `library` and `command`, in the working directory."""
+    (tmp_path / "library.py").write_text(LIBRARY)
+    (tmp_path / "command.py").write_text(COMMAND)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("COLOUR", "blue")
+    return tmp_path
+
+
+@pytest.fixture
+def server(folder) -> Iterator[ForkServer]:
+    """A server that has imported `library`."""
+    made = ForkServer(["library", "no_such_module"])
+    yield made
+    made.stop()
+
+
+def start(server: ForkServer, *words: str, name: str = "x") -> Fork:
+    """Start `command` with its input and output in files."""
+    Path(f"{name}.in").write_text("given")
+    with open(f"{name}.in") as given, open(f"{name}.out", "w") as out, open(f"{name}.err", "w") as err:
+        files = [given.fileno(), out.fileno(), err.fileno()]
+        return server.start(["command", *words], files, {**os.environ, "COLOUR": "red"})
+
+
+def eventually(true: Callable[[], object]) -> None:
+    """Wait until `true()`; fail after a minute."""
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def pids(folder: Path) -> list[int]:
+    """The processes of all commands that sleep."""
+    return [int(pid) for path in folder.glob("*.pids") for pid in path.read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_command(server, folder):
+    """A fork has the arguments, the environment, the directory and the files that it was given."""
+    assert start(server, "a", "b c").wait() == 0
+    assert Path("x.out").read_text() == f"['a', 'b c'] red {folder} given __main__\n"
+    assert Path("x.err").read_text() == "problem\n"
+
+
+def test_library_is_imported_once(server):
+    """By the server, for all forks."""
+    for _ in range(3):
+        assert start(server).wait() == 0
+    assert Path("imported").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "text"), [("refuse", 2, ""), ("raise", 1, "RuntimeError: out of luck")]
+)
+def test_exit_code(server, word, code, text):
+    """Exit codes are those of a new process."""
+    assert start(server, word).wait() == code
+    assert text in Path("x.err").read_text()
+
+
+def test_signals_and_side_by_side(server, folder):
+    """Two forks run at the same time, each in a process group of its own."""
+    both = [start(server, "sleep", name=name) for name in "xy"]
+    eventually(lambda: len(pids(folder)) == 4)
+    with pytest.raises(subprocess.TimeoutExpired):
+        both[0].wait(0.01)
+    assert both[0].poll() is None
+    os.killpg(both[0].pid, signal.SIGTERM)
+    assert both[0].wait() == -signal.SIGTERM
+    eventually(lambda: sum(map(alive, pids(folder))) == 2)
+    both[1].send_signal(signal.SIGKILL)
+    assert both[1].wait() == both[1].poll() == -signal.SIGKILL
+
+
+def test_killed_server(server, folder):
+    """Its commands die with it; the next one fails with one line."""
+    fork = start(server, "sleep")
+    eventually(lambda: pids(folder))
+    server._server.kill()
+    assert fork.wait() == -signal.SIGKILL
+    eventually(lambda: not alive(fork.pid))
+    with pytest.raises(ConnectionError):
+        start(server)
+
+
+def test_killed_launcher(folder):
+    """No command outlives the launcher."""
+    code = "import sys, os; from slurm.engine.forks import *; s = ForkServer([]); f = os.open('log', 65)\n"
+    code += "s.start(['command', 'sleep'], [0, f, f], os.environ).wait()"
+    root = Path(__file__).parents[2]
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{folder}"},
+    )
+    eventually(lambda: pids(folder))
+    launcher.kill()
+    launcher.wait()
+    command = int(next(folder.glob("*.pids")).stem)
+    eventually(lambda: not alive(command))
+
+
+def test_children_as_forks(folder):
+    """`children.run` and `children.ask` start what they can as forks, with the same results."""
+    command = [sys.executable, "-m", "command"]
+    with children.preloaded(["library"]):
+        for _ in range(2):
+            assert "given __main__" in children.ask(command, "asking", "given")
+            children.run([*command, "a"], folder / "log", "running")
+        with pytest.raises(StageFailed, match=r"running: exit code 1: RuntimeError: out of luck"):
+            children.run([*command, "raise"], folder / "log", "running")
+    assert Path("imported").read_text() == "x"
+    children.run(command, folder / "log", "running")
+    assert Path("imported").read_text() == "xx"
+
+
+def test_children_of_a_killed_server(folder):
+    """One line says to run the command again."""
+    with children.preloaded([]):
+        assert children._forks is not None
+        children._forks._server.kill()
+        children._forks._server.wait()
+        with pytest.raises(StageFailed, match="was killed; rerun the command to resume"):
+            children.run([sys.executable, "-m", "command"], folder / "log", "running")
