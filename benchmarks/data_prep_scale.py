@@ -2,7 +2,8 @@
 
 Documents are computed from their number when they are read, never stored. Words follow Zipf's law, lengths
 are log-normal, and one document in 50 is a copy of one in another shard. The text is random, so encoding is
-not as fast as on real text.
+not as fast as on real text. With --documents there is no text: the records of a scan are made up, and only
+the stages sort, cut and plan are measured.
 """
 
 import contextlib
@@ -21,14 +22,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from alma.errors import Parser, UserError
+from alma.errors import Parser, UserError, count
 from alma.files import make_directory
 from alma.processes import peak_memory, reset_peak_memory, resident_memory
 from benchmarks.timing import Table, show
 from data_prep import documents, pipeline
+from data_prep.cut import Wanted
 from data_prep.documents import Reader, Shard
-from data_prep.plan import Wanted
-from data_prep.work import Task, Work
+from data_prep.scan import RECORD, write_run
+from data_prep.work import Task, Work, Workspace, open_items
 
 MEGA_BATCHES = 4
 VOCABULARY = 50_000  # tokens to train
@@ -38,6 +40,9 @@ WORDS = 200_000  # distinct words in LINES, at most; each document adds one of i
 MEDIAN_WORDS = 400  # of a document
 COPIES = 50  # one document in COPIES is a duplicate
 SOURCES = ("books", "web", "wiki")
+MEAN_WORDS = 500  # of a made-up record
+SHARD_RECORDS = documents.SHARD_BYTES // (6 * MEAN_WORDS)  # a word and its space have 6 bytes
+RECORD_BYTES = 90  # on disk for each made-up record, all stages together
 _SYLLABLES = [a + b for a in "bcdfghklmnprstvz" for b in "aeiou"] + ["é", "ße", "ñu"]
 _MASK = LINES - 1
 
@@ -100,7 +105,7 @@ class SyntheticReader(Reader):
         """Yield (source, text, words) of each document."""
         lines, words, lengths = line_pool(self.seed)
         for segment in shard:
-            for chance in self._chances(int(Path(segment.path).name.partition(".")[0])).tolist():
+            for chance in self.chances(int(Path(segment.path).name.partition(".")[0])).tolist():
                 first, step = chance & _MASK, chance >> 16 & _MASK | 1  # odd, so that no line repeats
                 end = first + step * lengths[chance >> 32 & 4095]
                 places = [place & _MASK for place in range(first, end, step)]
@@ -108,7 +113,7 @@ class SyntheticReader(Reader):
                 text = "\n".join([own, *[lines[place] for place in places]])
                 yield segment.source, text, sum([words[place] for place in places]) + 1
 
-    def _chances(self, file: int) -> np.ndarray:
+    def chances(self, file: int) -> np.ndarray:
         """The number that determines each document; a copy has that of a document of an earlier file."""
         numbers = np.arange(self.file_documents)
         own = mix(self.seed, file, numbers)
@@ -142,10 +147,41 @@ class Corpus:
 
     def settings(self) -> pipeline.StreamSettings:
         """Settings of a stream that takes nearly all words."""
-        valid = min(500_000, self.words // 50)
-        words = int(0.95 * self.words * (1 - 1 / COPIES) - valid) // (MEGA_BATCHES + 1)
-        wanted = Wanted(MEGA_BATCHES, words, words, valid, SOURCES[0])
+        wanted = nearly_all(self.words)
         return pipeline.StreamSettings(self.files, wanted, self.reader.seed, self.reader, VOCABULARY, {})
+
+
+def nearly_all(words: int) -> Wanted:
+    """The sizes of a stream that takes nearly all of the words."""
+    valid = min(500_000, words // 50)
+    each = int(0.95 * words * (1 - 1 / COPIES) - valid) // (MEGA_BATCHES + 1)
+    return Wanted(MEGA_BATCHES, each, each, valid, SOURCES[0])
+
+
+class Records:
+    """The records of `documents` documents, as a scan would make them; words follow a power law."""
+
+    bytes_per_word = 6.0
+
+    def __init__(self, documents: int) -> None:
+        self.reader = SyntheticReader(file_documents=min(SHARD_RECORDS, max(1, documents // 2)))
+        self.shards = documents // self.reader.file_documents
+        self.documents = self.shards * self.reader.file_documents
+        self.words = int(0.97 * MEAN_WORDS * self.documents)
+        """Fewer than there are, because the longest are cut."""
+
+    def write(self, space: Workspace, number: int) -> None:
+        """Write the scan of a shard; a copy has all hashes of its original."""
+        chances = self.reader.chances(number)
+        records = np.zeros(len(chances), RECORD)
+        for field, name in enumerate(("high", "low", "second")):
+            records[name] = mix(chances, field)
+        share = (mix(chances, 3) >> np.uint64(11)) / 2**53
+        records["words"] = np.minimum(MEAN_WORDS / 3 * (1 - share) ** (-2 / 3), 1e6)
+        records["source"], records["shard"] = number % len(SOURCES), number
+        records["place"] = np.arange(len(records))
+        with open_items(space.file("scan", number, "bin")) as file:
+            write_run(file, records)
 
 
 @functools.lru_cache(maxsize=1)
@@ -170,7 +206,7 @@ class _EnoughError(Exception):
 class MeasuredWork(Work):
     """Records a row per stage, and ends after `share` of the buckets are encoded."""
 
-    def __init__(self, workers: int, corpus: Corpus, logs: Path, share: float) -> None:
+    def __init__(self, workers: int, corpus: Corpus | Records, logs: Path, share: float = 1) -> None:
         super().__init__(workers)
         self.rows: list[dict[str, Any]] = []
         self._corpus, self._logs, self._share = corpus, logs, share
@@ -203,13 +239,9 @@ class MeasuredWork(Work):
             "peak MB of each process": " ".join(f"{peak / 1e6:.0f}" for peak in peaks.values()),
             "after a tenth of the tasks": f"{early / 1e6:.0f}",
             "main process": f"{peak_memory() / 1e6:.0f}",
-            "bytes a document": "",
             "disk GB": f"{disk / 1e9:.2f}",
         }
-        if stage == "plan":
-            ((_, before, peak),) = records
-            row["bytes a document"] = f"{(peak - before) / self._corpus.documents:.0f}"
-        if stage in ("plan", "tokenizer"):  # they do not read all text
+        if stage in ("sort", "cut", "plan", "tokenizer"):  # they do not read all text
             row |= {"MB/s": "", "words/s": ""}
         return row
 
@@ -234,12 +266,39 @@ def measure(gigabytes: float, directory: Path, workers: int, share: float) -> li
     return work.rows
 
 
+def measure_plan(documents: int, directory: Path, workers: int) -> list[dict[str, Any]]:
+    """A row for each of the stages sort, cut and plan; `directory` is for temporary files."""
+    records = Records(documents)
+    logs, place = directory / "logs", directory / "work"
+    for each in (logs, place):
+        each.mkdir()
+    space = Workspace(place, 0, Reader(), SOURCES)
+    wanted = nearly_all(records.words)
+    print(f"{records.documents:,} records in {records.shards:,} shards")
+    work = MeasuredWork(workers, records, logs)
+    with work:
+        tasks = [
+            Task(space.file("scan", number, "bin"), 1, (space, number)) for number in range(records.shards)
+        ]
+        work.run("records", records.write, tasks, "shard")
+        ranges = pipeline.sort_documents(space, wanted, work, records.shards, [])
+        plan = pipeline.plan_buckets(space, wanted, work, ranges)
+    print(
+        f"{ranges:,} ranges, {len(plan.bucket_split):,} buckets; {plan.words:,} words, "
+        f"{plan.duplicate_documents:,} duplicates"
+    )
+    return work.rows[1:]
+
+
 def main(arguments: list[str]) -> None:
     """`python -m benchmarks data_prep_scale` with these arguments."""
     parser = Parser(prog="python -m benchmarks data_prep_scale", description=__doc__)
     add = parser.add_argument
-    add("--gigabytes", type=float, required=True, metavar="G", help="size of the text")
-    add("--out", type=Path, required=True, metavar="DIR", help="for up to 1.5 x G GB of temporary files")
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument("--gigabytes", type=float, metavar="G", help="size of the text")
+    size.add_argument("--documents", type=count, metavar="N", help="made-up records, without text")
+    temporary = f"for temporary files: up to 1.5 x G GB, or {RECORD_BYTES} x N bytes"
+    add("--out", type=Path, required=True, metavar="DIR", help=temporary)
     cores = len(os.sched_getaffinity(0))
     add("--workers", type=int, default=cores, metavar="K", help=f"processes (default: all cores, {cores})")
     add(
@@ -251,15 +310,19 @@ def main(arguments: list[str]) -> None:
     )
     add("--results", type=Path, default=Path("benchmarks/results"), metavar="DIR", help="for the CSV")
     args = parser.parse_args(arguments)
-    if not (args.gigabytes > 0 and args.workers > 0 and 0 < args.encode_share <= 1):
+    if not ((args.documents or args.gigabytes > 0) and args.workers > 0 and 0 < args.encode_share <= 1):
         raise UserError("--gigabytes, --workers and --encode-share are positive, the last at most 1")
     make_directory(args.out)
     make_directory(args.results)
-    free, needed = shutil.disk_usage(args.out).free / 1e9, 1.5 * args.gigabytes
+    needed = RECORD_BYTES * args.documents / 1e9 if args.documents else 1.5 * args.gigabytes
+    free = shutil.disk_usage(args.out).free / 1e9
     if free < needed:
         raise UserError(f"{args.out}: {free:.0f} GB free, {needed:.0f} are needed; choose another --out")
     with tempfile.TemporaryDirectory(dir=args.out, prefix="scale-") as directory:
-        rows = measure(args.gigabytes, Path(directory), args.workers, args.encode_share)
-    show(
-        args.results, Table("data_prep_scale", f"data_prep on {args.gigabytes:g} GB of synthetic text", rows)
-    )
+        if args.documents:
+            rows = measure_plan(args.documents, Path(directory), args.workers)
+            table = Table("data_prep_plan", f"the plan of {args.documents:,} made-up documents", rows)
+        else:
+            rows = measure(args.gigabytes, Path(directory), args.workers, args.encode_share)
+            table = Table("data_prep_scale", f"data_prep on {args.gigabytes:g} GB of synthetic text", rows)
+    show(args.results, table)

@@ -7,6 +7,7 @@ without being kept.
 import bz2
 import gzip
 import io
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -188,7 +189,9 @@ def indent(text: bytes) -> int:
 
 
 def open_file(path: str) -> IO[bytes]:
-    """Open a file for reading, decompressed by its suffix."""
+    """Open a file for reading, decompressed by its suffix. Damaged: an archive of no bytes."""
+    if path.endswith(PACKED) and not os.path.getsize(path):  # the archive of an empty file has a header
+        raise Damaged("an archive of no bytes")
     if path.endswith(".gz"):
         return cast(IO[bytes], gzip.open(path))
     if path.endswith(".bz2"):

@@ -19,14 +19,14 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write, fsync_directory, write_json_atomic
-from alma.stream import KEY_BYTES, SUFFIXES, FileInfo, Part, write_index
+from alma.stream import DTYPES, KEY_BYTES, SUFFIXES, FileInfo, Part, write_index
 from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, dictionary_text
 from data_prep.gpt2 import GPT2
 from data_prep.plan import CorpusPlan, load_plan
 from data_prep.scan import content_key
 from data_prep.shuffle import bucket_texts
 from data_prep.tokenizer import Encoder, SentencePiece
-from data_prep.work import Workspace
+from data_prep.work import Workspace, damaged, read_arrays
 
 _BLOCK_BYTES = 1 << 20  # text that is encoded in one call
 
@@ -85,9 +85,9 @@ def encode_bucket(space: Workspace, bucket: int, shards: int) -> None:
 def check_encode(space: Workspace, plan: CorpusPlan) -> None:
     """Compare documents, words and content keys of every bucket with the plan. UserError: they differ."""
     for bucket in range(len(plan.bucket_split)):
-        with np.load(space.file("bucket", bucket, "npz")) as arrays:
-            keys = int(arrays["keys"][:, 1].sum(dtype=np.uint64))
-            found = [int(arrays["documents"]), int(arrays["words"]), keys]
+        arrays = read_arrays(space.file("bucket", bucket, "npz"), "keys", "documents", "words")
+        keys = int(arrays["keys"][:, 1].sum(dtype=np.uint64))
+        found = [int(arrays["documents"]), int(arrays["words"]), keys]
         planned = [plan.bucket_documents[bucket], plan.bucket_words[bucket], plan.bucket_keys[bucket]]
         if found != [int(value) for value in planned]:
             raise UserError(
@@ -109,19 +109,22 @@ def finalise_part(
             with open(space.file("bucket", bucket, "bin"), "rb") as ids:
                 shutil.copyfileobj(ids, file, 1 << 20)
     sums = {"documents": 0, "words": 0, "bytes": 0}
-    sizes = []
-    with atomic_write(f"{path}.keys", "wb") as file:
+    sizes = space.directory / f"{name}.sizes"  # of all items, more than one process can hold
+    with atomic_write(f"{path}.keys", "wb") as file, open(sizes, "wb") as items:
         for bucket in buckets:
-            with np.load(space.file("bucket", bucket, "npz")) as arrays:
-                sizes.append(arrays["sizes"])
-                file.write(arrays["keys"].tobytes())
-                sums = {key: value + int(arrays[key]) for key, value in sums.items()}
-    lengths = np.concatenate(sizes)
+            arrays = read_arrays(space.file("bucket", bucket, "npz"), "sizes", "keys", *sums)
+            items.write(arrays["sizes"].tobytes())
+            file.write(arrays["keys"].tobytes())
+            sums = {key: value + int(arrays[key]) for key, value in sums.items()}
+    lengths = np.memmap(sizes, np.int32, "r") if sizes.stat().st_size else np.zeros(0, np.int32)
+    tokens = int(lengths.sum(dtype=np.int64))
+    if Path(f"{path}.bin").stat().st_size != tokens * np.dtype(DTYPES[code]).itemsize:
+        raise damaged(space.directory / "bucket-*.bin")
     write_index(f"{path}.idx", lengths, code)
     part = Part(
         name=name,
         prefix=prefix,
-        tokens=int(lengths.sum(dtype=np.int64)),
+        tokens=tokens,
         items=len(lengths),
         sources=sources,
         files={f"{prefix}{suffix}": FileInfo.of(f"{path}{suffix}") for suffix in SUFFIXES},
@@ -143,8 +146,7 @@ def finalise_vocabulary(space: Workspace) -> dict[str, FileInfo]:
         copy_atomic(space.directory / name, space.finished / name)
     counts = np.zeros(encoder.dictionary_size, np.int64)
     for bucket in load_plan(space).buckets(0):
-        with np.load(space.file("bucket", bucket, "npz")) as arrays:
-            counts += arrays["counts"]
+        counts += read_arrays(space.file("bucket", bucket, "npz"), "counts")["counts"]
     with atomic_write(space.finished / DICTIONARY) as file:
         file.write(dictionary_text(encoder.tokens, counts[SPECIALS:]))
     return {name: FileInfo.of(space.finished / name) for name in (DICTIONARY, *encoder.files)}

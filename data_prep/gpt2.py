@@ -1,11 +1,11 @@
 """GPT-2's byte-level BPE, from given encoder.json and vocab.bpe, with the ids of fairseq."""
 
-import json
 from pathlib import Path
 
 import regex
 
 from alma.errors import UserError
+from alma.schema import parse_json
 from data_prep.dictionary import SPECIALS
 from data_prep.tokenizer import END, Encoder
 
@@ -42,7 +42,7 @@ class GPT2(Encoder):
 def _read_ids(path: str | Path, alphabet: list[str]) -> dict[str, int]:
     """encoder.json: {token: id}, tokens spelt in GPT-2's `alphabet` of bytes."""
     try:
-        ids = json.loads(Path(path).read_text("utf-8"))
+        ids = parse_json(Path(path).read_text("utf-8"))
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); copy encoder.json again") from error
     if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()):

@@ -16,8 +16,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from alma.errors import UserError
 from alma.files import fsync_directory
-from alma.stream import FILE, Stream, is_stream
+from alma.stream import FILE, Part, Stream, is_stream
 from data_prep.work import FINISHED
 
 WORK = ".work-"
@@ -26,13 +27,15 @@ WORK = ".work-"
 def install(work: Path, out: Path) -> Stream:
     """Move the files of WORK/stream to `out`, or those that are left after a kill; then `clean`.
 
-    An unfinished installation from another work directory is undone first.
+    An unfinished installation from another work directory is undone first. UserError: a file is damaged.
     """
     for other in works(out):
         if other != work:
             _withdraw(other, out)
     finished = Stream.load(work / FINISHED)
     _move(_files(finished), work / FINISHED, out)
+    if path := wrong_size(finished.parts, out):
+        raise UserError(f"{path}: damaged; remove {work if is_stream(out) else out} and run again")
     _move([FILE], work / FINISHED, out)
     clean(out, work)
     return Stream.load(out)
@@ -88,6 +91,16 @@ def _move(names: Iterable[str], source: Path, target: Path) -> None:
             os.replace(source / name, target / name)
     for folder in sorted(folders, reverse=True):  # a folder before its parent
         fsync_directory(folder)
+
+
+def wrong_size(parts: Iterable[Part], folder: Path) -> Path | None:
+    """The first file of the parts, among those that `folder` has, whose size is not the recorded one."""
+    for part in parts:
+        for name, file in part.files.items():
+            path = folder / name
+            if path.is_file() and path.stat().st_size != file.size:
+                return path
+    return None
 
 
 def _files(stream: Stream) -> list[str]:

@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from alma.errors import UserError, hint
-from data_prep.plan import LEFT_OUT, Wanted, cuts, hash_order
+from data_prep.cut import Piece, Pool, SortedCorpus, Wanted
 
 _ROLES = ("megabatch", "test", "test", "valid", "valid")
 """Parts of the splits. The split of mega-batch t in role r has number r * B + t. Roles 1 and 3 are the
@@ -55,75 +55,65 @@ class Ordered(Wanted):
         """Sorts the sources by mega-batch, then by name."""
         return next(t for t, names in enumerate(self.order) if source in names), source
 
-    def assign(
-        self, records: np.ndarray, sources: tuple[str, ...], known: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The split of each document, and the distinct documents of each mega-batch in hash order.
+    @property
+    def pools(self) -> list[int]:
+        """The pool of each split: that of its mega-batch."""
+        return [number % self.mega_batches for number in range(len(self.names))]
 
-        As `assign_splits`. A document that a mega-batch left out as surplus may be in a later one. UserError:
-        too few words, or an empty part, for all mega-batches at once.
+    def cut(self, corpus: SortedCorpus) -> tuple[list[Pool], list[Piece]]:
+        """Make the pools and cut them, one mega-batch after another.
+
+        A document that a mega-batch left out as surplus may be in a later one. UserError: too few words, or
+        an empty part, for all mega-batches at once.
         """
-        order, first = hash_order(records)
-        document = np.cumsum(first) - 1  # equal records are one document
-        taken = np.zeros(document[-1] + 1, bool)
-        old = order < known
-        taken[document[old]] = True
-        arrival = np.array([self.rank(source)[0] for source in sources], np.int16)[records["source"][order]]
-        split = np.full(len(records), LEFT_OUT, np.int16)
-        kept, problems = [], []
+        pools: list[Pool] = []
+        pieces: list[Piece] = []
+        problems = []
         for t in range(self.mega_batches):
-            own = np.flatnonzero((arrival == t) & ~old)
-            read = len(own)
-            own = own[~taken[document[own]]]
-            own = own[np.diff(document[own], prepend=-1) > 0]
-            pool = order[own]
-            kept.append(pool)
+            pool = corpus.pool(t)
+            pools.append(pool)
             try:
-                role = self._roles(records["words"][pool], t, read)
+                ends = self._ends(pool, t, int(corpus.read[:, 0, corpus.arrivals == t].sum()))
             except UserError as error:
                 problems.append(str(error))
                 continue
-            split[pool[: len(role)]] = role * self.mega_batches + t
-            taken[document[own[: len(role)]]] = True
+            pieces += [
+                Piece(t, role * self.mega_batches + t, end)
+                for role, end in zip((1, 2, 3, 4, 0), ends, strict=True)
+            ]
+            corpus.taken[t] = pool.at(ends[-1])[0]
         if problems:
             raise UserError("; ".join(problems))
-        return split, np.concatenate(kept)
+        return pools, pieces
 
-    def _roles(self, words: np.ndarray, t: int, read: int) -> np.ndarray:
-        """(used,) roles of the first documents of mega-batch t, given the words of all of them, distinct.
+    def _ends(self, pool: Pool, t: int, read: int) -> list[int]:
+        """Documents of mega-batch t up to the end of roles 1, 2, 3, 4 and 0.
 
         `read`: number of documents with duplicates.
         """
-        total, needed = int(words.sum(dtype=np.int64)), self.eval_words + self.valid_words + (self.words or 1)
+        needed = self.eval_words + self.valid_words + (self.words or 1)
         name = f"megabatch_{self.first + t:02d} ({', '.join(self.order[t])})"
-        if total < needed:
+        if pool.words < needed:
             raise UserError(
-                f"{name} has {total:,} words in {len(words):,} documents after dropping "
-                f"{read - len(words):,} duplicates, but {self.eval_words:,} test + {self.valid_words:,} "
-                f"validation + {self.words or 1:,} training = {needed:,} are needed: {needed - total:,} "
+                f"{name} has {pool.words:,} words in {pool.documents:,} documents after dropping "
+                f"{read - pool.documents:,} duplicates, but {self.eval_words:,} test + {self.valid_words:,} "
+                f"validation + {self.words or 1:,} training = {needed:,} are needed: {needed - pool.words:,} "
                 "words are missing; add text or ask for fewer"
             )
-        sizes = [self.eval_words, self.valid_words, *([self.words] if self.words else [])]
-        ends = [*cuts(words, np.cumsum(sizes)).tolist(), *([] if self.words else [len(words)])]
-        counts = np.diff(ends, prepend=0)
+        held_out = self.eval_words + self.valid_words
+        test, valid, end = pool.cuts([self.eval_words, held_out, held_out + (self.words or pool.words)])
+        counts = np.diff([test, valid, end], prepend=0)
         if not counts.all():
             part = ("test", "valid", "megabatch")[int(np.argmin(counts))]
             raise UserError(
                 f"{part}_{self.first + t:02d} would be empty: the longest document of {name} has "
-                f"{int(words.max()):,} words; ask for more words or split long documents with "
+                f"{pool.longest():,} words; ask for more words or split long documents with "
                 "--max-document-words"
             )
-        test, valid, train = counts
-        mixed_test = self._mixed(words[:test], self.eval_words)
-        mixed_valid = self._mixed(words[test : test + valid], self.valid_words)
-        return np.repeat(
-            [1, 2, 3, 4, 0], [mixed_test, test - mixed_test, mixed_valid, valid - mixed_valid, train]
-        )
-
-    def _mixed(self, words: np.ndarray, size: int) -> int:
-        """Documents of a held-out part that the mixed part has too; at least one."""
-        (end,) = cuts(words, np.array([size // self.mega_batches]))
-        return max(1, int(end))
+        shares = [self.eval_words // self.mega_batches, self.valid_words // self.mega_batches]
+        mixed_test, mixed_valid = pool.cuts([shares[0], shares[1] + pool.at(test)[1]])
+        # The mixed parts have at least one document of each held-out part.
+        return [min(max(mixed_test, 1), test), test, min(max(mixed_valid, test + 1), valid), valid, end]
 
 
 def from_corpus(corpus: list[tuple[str, bool]]) -> list[list[str]]:
@@ -159,6 +149,8 @@ def from_file(path: str, sources: list[str]) -> list[list[str]]:
         record = yaml.load(Path(path).read_text("utf-8"), yaml.BaseLoader)
     except OSError as error:
         raise UserError(f"--order {path}: {(error.strerror or 'unreadable').lower()}") from error
+    except RecursionError:
+        raise UserError(f"--order {path}: not YAML (nested too deeply)") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--order {path}: not YAML ({' '.join(str(error).split())})") from error
     order = [[each] if isinstance(each, str) else each for each in record] if isinstance(record, list) else []

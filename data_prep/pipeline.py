@@ -20,12 +20,13 @@ from alma.configs import differing
 from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
-from data_prep import advice, documents, encode, install, plan, scan, shuffle, tokenizer
+from data_prep import advice, cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
+from data_prep.cut import Wanted
 from data_prep.documents import Reader, Shard
-from data_prep.plan import CorpusPlan, Wanted
-from data_prep.work import Task, Work, Workspace
+from data_prep.plan import CorpusPlan
+from data_prep.work import Task, Work, Workspace, damaged
 
-_LAYOUT = 2  # version of the work directory; increase it when files of older code cannot be used
+_LAYOUT = 4  # version of the work directory; increase it when files of older code cannot be used
 _SKIPS = 1000  # skipped documents that stream.json lists
 
 
@@ -99,8 +100,11 @@ def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Wo
         settings = settings_for(stream)
         record = settings.record()
         if not any(_same(each, record) for each in stream.appended):
-            if missing := [path for path in _keys(stream) if not path.is_file()]:
-                raise UserError(f"{missing[0]}: missing; the documents of the stream are unknown without it")
+            for path in _keys(stream):
+                if not path.is_file():
+                    raise UserError(f"{path}: missing; the documents of the stream are unknown without it")
+            if changed := install.wrong_size(stream.parts, out):
+                raise UserError(f"{changed}: damaged; restore the file, or make the stream anew")
             return _make(settings, record, out, work, stream)
         _nothing_to_do(out)
         install.clean(out)
@@ -199,46 +203,70 @@ def _run(
 ) -> tuple[dict[str, Any], list[Part]]:
     """Run the stages; totals of the corpus, and the splits. `known`: .keys of the documents to leave out."""
     shards = documents.make_shards(settings.files, settings.reader, documents.SHARD_BYTES)
-    count = len(shards)
     tasks = [
         Task(space.file("scan", number, "bin"), _size(shard), (space, number, shard))
         for number, shard in enumerate(shards)
     ]
     work.run("scan", scan.scan_shard, tasks, "B")
-    totals = dict(zip(space.sources, scan.source_totals(space, count), strict=True))
+    count = sort_documents(space, settings.wanted, work, len(shards), known)
+    totals = dict(zip(space.sources, ranges.source_totals(space, count), strict=True))
     warnings = advice.books(settings.files, settings.reader, totals)
     for line in warnings:
         print(line, file=sys.stderr)
+    planned = plan_buckets(space, settings.wanted, work, count)
 
-    firsts = scan.first_documents(space, count)
-    task = Task(space.directory / plan.PLAN, firsts[-1], (space, settings.wanted, count, known))
-    work.run("plan", plan.plan_corpus, [task], "document")
-    planned = plan.load_plan(space)
-
-    buckets = len(planned.bucket_split)
     tasks = [
-        Task(
-            space.file("spill", number, "npy"), _size(shard), (space, number, shard, firsts[number], buckets)
-        )
+        Task(space.file("spill", number, "npy"), _size(shard), (space, number, shard, settings.wanted, count))
         for number, shard in enumerate(shards)
     ]
     work.run("shuffle", shuffle.shuffle_shard, tasks, "B")
-    shuffle.check_shuffle(space, planned, count)
+    shuffle.check_shuffle(space, planned, len(shards))
 
     if settings.vocab_size is not None:
         # Only of the first mega-batch: the others have not arrived when the model is first trained.
-        arguments = (space, planned.buckets(0), count, settings.vocab_size)
+        arguments = (space, planned.buckets(0), len(shards), settings.vocab_size)
         task = Task(space.directory / tokenizer.MODEL, 1, arguments)
         work.run("tokenizer", tokenizer.train_tokenizer, [task], "model")
 
     tasks = [
-        Task(space.file("bucket", bucket, "npz"), int(words), (space, bucket, count))
+        Task(space.file("bucket", bucket, "npz"), int(words), (space, bucket, len(shards)))
         for bucket, words in enumerate(planned.bucket_words)
     ]
     work.run("encode", encode.encode_bucket, tasks, "word")
     encode.check_encode(space, planned)
     parts = _finalise(space, settings.wanted, planned, work)
-    return _corpus_record(space, settings.wanted, planned, count, warnings), parts
+    return _corpus_record(space, settings.wanted, planned, len(shards), warnings), parts
+
+
+def sort_documents(space: Workspace, wanted: Wanted, work: Work, shards: int, known: list[Path]) -> int:
+    """Run the stages keys and sort; the number of ranges. UserError: an empty corpus."""
+    if known:
+        tasks = [
+            Task(space.file("keys", number, "bin"), path.stat().st_size, (space, number, path))
+            for number, path in enumerate(known)
+        ]
+        work.run("keys", scan.scan_keys, tasks, "B")
+    files = (shards, len(known))
+    count = ranges.count_ranges(space, files)
+    valid = space.sources.index(wanted.valid_source) if wanted.valid_source else None
+    tasks = [
+        Task(
+            space.file("sums", number, "npz"),
+            1,
+            (space, number, count, files, wanted.arrivals(space.sources), valid),
+        )
+        for number in range(count)
+    ]
+    work.run("sort", ranges.sort_range, tasks, "range")
+    return count
+
+
+def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> CorpusPlan:
+    """Run the stages cut and plan on `count` sorted ranges. UserError: see `Wanted.cut`."""
+    work.run("cut", cut.cut_corpus, [Task(space.directory / cut.CUT, 1, (space, wanted, count))], "corpus")
+    tasks = [Task(space.file("parts", number, "npz"), 1, (space, number, wanted)) for number in range(count)]
+    work.run("plan", plan.plan_range, tasks, "range")
+    return plan.collect_plan(space, wanted, count)
 
 
 def _size(shard: Shard) -> int:
@@ -255,7 +283,18 @@ def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work)
         arguments = (space, name, buckets, dict(zip(space.sources, words, strict=True)), code)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), arguments))
     work.run("finalise", encode.finalise_part, tasks, "word")
-    return [Part.from_dict(json.loads(task.done.read_text())) for task in tasks]
+    return [_finished_part(space, task.done) for task in tasks]
+
+
+def _finished_part(space: Workspace, path: Path) -> Part:
+    """A part of the stream in the work directory. UserError: it is damaged."""
+    try:
+        part = Part.from_dict(json.loads(path.read_text()))
+    except (ValueError, UserError):
+        raise damaged(path) from None
+    if changed := install.wrong_size([part], space.finished):
+        raise UserError(f"{changed}: damaged; remove {space.directory} and run again")
+    return part
 
 
 def _corpus_record(

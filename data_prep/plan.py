@@ -1,77 +1,49 @@
-"""Stage plan: the split and the bucket of every document.
+"""Stage plan: the buckets of every split.
 
-Reads the records of all shards (scan-NNNNN.bin) and, when appending, the .keys of the stream. Writes
+Reads the Cut. Writes for each range of content keys
 
-    bucket.npy   (documents,) int32: number of the bucket of each document, or LEFT_OUT
-    plan.npz     the CorpusPlan, which says what every bucket holds
+    dropped-NNNNN.bin   uint64 of every document left out as a copy, ascending: shard * 2**32 + place in it
+    parts-NNNNN.npz     what the range gives to each bucket; written last
 
-A split is a mega-batch, `test` or `valid`; order.py has those of an ordered stream. Its buckets follow the
-order of content keys, so their concatenation is in random order.
+and of these, in the main process,
+
+    plan.npz            the CorpusPlan, which says what every bucket holds
+
+The buckets of a split follow the order of content keys, so their concatenation is in random order.
 """
 
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from alma.errors import UserError
 from alma.files import atomic_write
 from alma.stream import KEY_BYTES
-from data_prep.scan import RECORD, first_documents, scanned
-from data_prep.work import Workspace
+from data_prep.cut import CUT, LEFT_OUT, Cut, Wanted, load, placed, pools_of, save
+from data_prep.ranges import sorted_records
+from data_prep.scan import content_keys
+from data_prep.work import Workspace, mapped, open_items, read_arrays
 
 BUCKET_WORDS = 10_000_000
 """Target size of a bucket in words: about 60 MB of text, which one worker holds in memory."""
 
-LEFT_OUT = -1
 PLAN = "plan.npz"
-BUCKETS = "bucket.npy"
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Requested sizes in words."""
-
-    mega_batches: int
-    words: int
-    """Of each training mega-batch."""
-    eval_words: int
-    """Of the evaluation mega-batch; 0 when appending, as the stream has one. So is `valid_words`."""
-    valid_words: int
-    valid_source: str | None
-    first: int = 0
-    """Number of the first mega-batch."""
-
-    @property
-    def names(self) -> list[str]:
-        """The splits in the order of their numbers."""
-        names = [f"megabatch_{self.first + t:02d}" for t in range(self.mega_batches)]
-        if self.eval_words:
-            names.append("test")
-        if self.valid_words:
-            names.append("valid")
-        return names
-
-    @property
-    def parts(self) -> dict[str, list[int]]:
-        """The parts of the stream in the order of stream.json, with the numbers of their splits."""
-        return {name: [number] for number, name in enumerate(self.names)}
-
-    def rank(self, source: str) -> tuple[int, str]:
-        """Sorts the sources; a document found in several counts for the first."""
-        return 0, source
-
-    def assign(
-        self, records: np.ndarray, sources: tuple[str, ...], known: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """See `assign_splits`."""
-        return assign_splits(records, self, sources, known)
+_KEY = f"S{KEY_BYTES}"
+_PART = np.dtype(
+    [
+        ("split", "i8"),
+        ("place", "i8"),  # words of the split before the bucket, over BUCKET_WORDS
+        ("documents", "i8"),
+        ("words", "i8"),
+        ("keys", "u8"),
+        ("last", _KEY),
+    ]
+)
+"""A bucket, or the part of it in a range; the fields of a CorpusPlan."""
 
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """Where each scanned document goes."""
+    """Where the documents go."""
 
     bucket_split: np.ndarray
     """(buckets,) number of the split of each bucket; buckets of a split follow the hash order."""
@@ -79,8 +51,12 @@ class CorpusPlan:
     bucket_documents: np.ndarray
     bucket_keys: np.ndarray
     """(buckets,) uint64: sum of the low halves of the content keys, modulo 2**64."""
+    bucket_last: np.ndarray
+    """(buckets,) content key of the last document."""
     source_words: np.ndarray
     """(splits, sources)"""
+    valid_last: np.ndarray
+    """See `SortedCorpus`."""
     duplicate_documents: int
     """Copies of another document of the corpus or of the stream."""
     duplicate_words: int
@@ -94,181 +70,101 @@ class CorpusPlan:
         """The buckets of a split, in hash order."""
         return np.flatnonzero(self.bucket_split == split).tolist()
 
+    def buckets_of(self, records: np.ndarray, wanted: Wanted, sources: tuple[str, ...]) -> np.ndarray:
+        """(records,) the bucket that each document would be in if it had no copies, or LEFT_OUT."""
+        found = np.full(len(records), LEFT_OUT)
+        keys, pools = content_keys(records), pools_of(records, wanted, sources, self.valid_last)
+        bucket_pool = np.array(wanted.pools)[self.bucket_split]
+        for pool in np.unique(pools):
+            buckets = np.flatnonzero(bucket_pool == pool)
+            buckets = buckets[np.argsort(self.bucket_last[buckets])]
+            own = np.flatnonzero(pools == pool)
+            found[own] = np.append(buckets, LEFT_OUT)[np.searchsorted(self.bucket_last[buckets], keys[own])]
+        return found
 
-def plan_corpus(space: Workspace, wanted: Wanted, shards: int, known: list[Path]) -> None:
-    """Write the plan; `known`: .keys files of the documents that the stream has.
 
-    UserError: an empty corpus, or an error of `assign_splits`.
-    """
-    old = sum(path.stat().st_size for path in known) // KEY_BYTES
-    records = np.zeros(old + first_documents(space, shards)[-1], RECORD)
-    position = 0
-    for path in known:
-        keys = np.fromfile(path, ">u8").reshape(-1, 2)
-        rows = records[position : position + len(keys)]
-        rows["high"], rows["low"] = keys.T
-        position += len(keys)
-    for number in range(shards):
-        rows = scanned(space, number)
-        records[position : position + len(rows)] = rows
-        position += len(rows)
-    if position == old:
-        raise UserError("the corpus has no documents: every file is empty or blank")
-    bucket, plan = make_plan(records, wanted, space.sources, old)
-    with atomic_write(space.directory / BUCKETS, "wb") as file:
-        np.save(file, bucket)
-    with atomic_write(space.directory / PLAN, "wb") as file:
-        np.savez(file, **{field.name: getattr(plan, field.name) for field in fields(plan)})
+def plan_range(space: Workspace, number: int, wanted: Wanted) -> None:
+    """Cut the splits into buckets of about BUCKET_WORDS words, in hash order; write the files of a range."""
+    cut = load(space.directory / CUT, Cut)
+    records = sorted_records(space, number)
+    pools = placed(records, wanted, space.sources, cut.taken, cut.valid_last)
+    copies = records[(pools == LEFT_OUT) & (records["words"] > 0)]
+    with open_items(space.file("dropped", number, "bin")) as file:
+        file.write(np.sort(copies["shard"].astype(np.uint64) << np.uint64(32) | copies["place"]).data)
+    source_words = np.zeros((len(wanted.names), len(space.sources)), np.int64)
+    parts = []
+    for pool, before in enumerate(cut.before[:, number].tolist()):
+        own = records[pools == pool]
+        running = np.cumsum(own["words"], dtype=np.int64) - own["words"] + before
+        pieces = np.flatnonzero(cut.pool == pool)
+        stops = np.searchsorted(content_keys(own), cut.last[pieces], "right")
+        piece = np.repeat(pieces, np.diff(stops, prepend=0))
+        own, running = own[: len(piece)], running[: len(piece)]  # the others are surplus
+        split, place = cut.split[piece], (running - cut.start[piece]) // BUCKET_WORDS
+        np.add.at(source_words, (split, own["source"]), own["words"])
+        starts = np.flatnonzero(_changes(split) | _changes(place))
+        part = np.zeros(len(starts), _PART)
+        part["split"], part["place"] = split[starts], place[starts]
+        part["documents"] = np.diff(starts, append=len(own))
+        part["words"] = np.add.reduceat(own["words"], starts, dtype=np.int64)
+        part["keys"] = np.add.reduceat(own["low"].astype(np.uint64), starts)
+        part["last"] = content_keys(own[starts + part["documents"] - 1])
+        parts.append(part)
+    with atomic_write(space.file("parts", number, "npz"), "wb") as file:
+        np.savez(file, buckets=np.concatenate(parts), source_words=source_words)
+
+
+def _changes(values: np.ndarray) -> np.ndarray:
+    """Where a value differs from the one before it, and at the first."""
+    return np.diff(values, prepend=-1) != 0
+
+
+def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
+    """Write plan.npz and return the plan, or the one that is there."""
+    if (space.directory / PLAN).exists():
+        return load_plan(space)
+    cut = load(space.directory / CUT, Cut)
+    source_words = np.zeros((len(wanted.names), len(space.sources)), np.int64)
+    found = []
+    for number in range(ranges):
+        arrays = read_arrays(space.file("parts", number, "npz"))
+        found.append(arrays["buckets"])
+        source_words += arrays["source_words"]
+    parts = np.concatenate(found)
+    parts = parts[
+        np.lexsort((parts["place"], parts["split"]))
+    ]  # stable: parts of a bucket stay in hash order
+    starts = np.flatnonzero(_changes(parts["split"]) | _changes(parts["place"]))
+    sums = {name: np.add.reduceat(parts[name], starts) for name in ("documents", "words", "keys")}
+    duplicates, duplicate_words = (cut.read - cut.kept).tolist()
+    plan = CorpusPlan(
+        bucket_split=parts["split"][starts],
+        bucket_words=sums["words"],
+        bucket_documents=sums["documents"],
+        bucket_keys=sums["keys"],
+        bucket_last=parts["last"][np.append(starts[1:], len(parts)) - 1],
+        source_words=source_words,
+        valid_last=cut.valid_last,
+        duplicate_documents=duplicates,
+        duplicate_words=duplicate_words,
+        documents=int(cut.read[0]),
+        words=int(cut.read[1]),
+        longest=cut.longest,
+    )
+    save(space.directory / PLAN, plan)
+    return plan
 
 
 def load_plan(space: Workspace) -> CorpusPlan:
     """Read plan.npz."""
-    with np.load(space.directory / PLAN) as arrays:
-        values: dict[str, Any] = {
-            name: arrays[name] if arrays[name].ndim else int(arrays[name]) for name in arrays
-        }
-    return CorpusPlan(**values)
+    return load(space.directory / PLAN, CorpusPlan)
 
 
-def assign_splits(
-    records: np.ndarray, wanted: Wanted, sources: tuple[str, ...], known: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """The split of each document, and the new documents in hash order.
-
-    Duplicates, surplus documents and the first `known` records, which the stream has, are LEFT_OUT.
-    Validation takes documents of its source in the order of the second hash. The others are cut in hash
-    order, each time at the document nearest to a multiple of `wanted.words`, so every cut is within half a
-    document of its target.
-
-    Returns (documents,) int16 numbers of splits and (new,) indices of records. UserError: too few words, or
-    a split is empty because documents are too long.
-    """
-    order, first = hash_order(records)
-    kept = order[first]
-    kept = kept[kept >= known]
-    _require_words(records[known:], kept - known, wanted, sources)
-    split = np.full(len(records), LEFT_OUT, np.int16)
-    if wanted.valid_words:
-        candidates = _of_source(records, kept, wanted, sources)
-        candidates = candidates[np.argsort(records["second"][candidates], kind="stable")]
-        (end,) = cuts(records["words"][candidates], np.array([wanted.valid_words]))
-        split[candidates[:end]] = len(wanted.names) - 1
-
-    pool = kept[split[kept] == LEFT_OUT]
-    sizes = [wanted.words] * wanted.mega_batches
-    if wanted.eval_words:
-        sizes.append(wanted.eval_words)
-    targets = np.cumsum(sizes)
-    left = int(records["words"][pool].sum(dtype=np.int64))
-    # Validation may exceed its words by half a document.
-    if targets[-1] - left > (records["words"][pool[-1]] / 2 if len(pool) else 0):
-        raise UserError(
-            f"{left:,} words are left after validation, {int(targets[-1]):,} are needed: ask for fewer "
-            "words, split long documents with --max-document-words, or add text"
-        )
-    ends = cuts(records["words"][pool], targets)
-    split[pool[: ends[-1]]] = np.repeat(np.arange(len(ends)), np.diff(ends, prepend=0))
-    counts = np.bincount(split[split >= 0], minlength=len(wanted.names))
-    if not counts.all():
-        raise UserError(
-            f"{wanted.names[int(np.argmin(counts))]} would be empty: the longest document has "
-            f"{int(records['words'].max()):,} words; ask for more words or split long documents with "
-            "--max-document-words"
-        )
-    return split, kept
-
-
-def hash_order(records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the documents in hash order, equal ones by source; which are the first of equal ones (bool).
-
-    Only documents with equal upper halves of the key are compared further: they are few.
-    """
-    high = records["high"].astype(np.uint64)
-    order = np.argsort(high)
-    high = high[order]
-    equal = np.flatnonzero(high[1:] == high[:-1])
-    places = np.union1d(equal, equal + 1)
-    members = order[places]
-    high, low = high[places], records["low"][members].astype(np.uint64)
-    ranks = np.lexsort((members, records["source"][members], low, high))
-    order[places] = members[ranks]
-    high, low = high[ranks], low[ranks]
-    first = np.ones(len(order), bool)
-    first[places[1:]] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    return order, first
-
-
-def make_plan(
-    records: np.ndarray, wanted: Wanted, sources: tuple[str, ...], known: int = 0
-) -> tuple[np.ndarray, CorpusPlan]:
-    """Assign splits and cut each into buckets of about BUCKET_WORDS words, in hash order.
-
-    Returns the bucket of each document of the corpus, (documents,) int32, or LEFT_OUT, and the plan. Peak
-    memory: less than 80 bytes per record, the 30 of the record included.
-    """
-    split, kept = wanted.assign(records, sources, known)
-    bucket = np.full(len(records), LEFT_OUT, np.int32)
-    split_of, words_of, documents_of, keys_of, source_words = [], [], [], [], []
-    buckets = 0
-    for number in range(len(wanted.names)):
-        own = kept[split[kept] == number]
-        words = records["words"][own].astype(np.int64)
-        place = (np.cumsum(words) - words) // BUCKET_WORDS
-        starts = np.flatnonzero(np.diff(place, prepend=-1))
-        documents = np.diff(starts, append=len(own))
-        bucket[own] = np.repeat(np.arange(buckets, buckets + len(starts)), documents)
-        buckets += len(starts)
-        split_of.append(np.full(len(starts), number))
-        words_of.append(np.add.reduceat(words, starts))
-        documents_of.append(documents)
-        keys_of.append(np.add.reduceat(records["low"][own].astype(np.uint64), starts))
-        source_words.append([int(words[records["source"][own] == k].sum()) for k in range(len(sources))])
-    read = int(records["words"].sum(dtype=np.int64))
-    return bucket[known:], CorpusPlan(
-        bucket_split=np.concatenate(split_of),
-        bucket_words=np.concatenate(words_of),
-        bucket_documents=np.concatenate(documents_of),
-        bucket_keys=np.concatenate(keys_of),
-        source_words=np.array(source_words),
-        duplicate_documents=len(records) - known - len(kept),
-        duplicate_words=read - int(records["words"][kept].sum(dtype=np.int64)),
-        documents=len(records) - known,
-        words=read,
-        longest=int(records["words"][known:].max()),
-    )
-
-
-def cuts(words: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Number of documents whose words add up to the nearest of each target (the fewer of two)."""
-    running = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
-    above = np.minimum(np.searchsorted(running, targets), len(words))
-    below = np.maximum(above - 1, 0)
-    return np.where(targets - running[below] <= running[above] - targets, below, above)
-
-
-def _of_source(records: np.ndarray, kept: np.ndarray, wanted: Wanted, sources: tuple[str, ...]) -> np.ndarray:
-    assert wanted.valid_source is not None
-    return kept[records["source"][kept] == sources.index(wanted.valid_source)]
-
-
-def _require_words(records: np.ndarray, kept: np.ndarray, wanted: Wanted, sources: tuple[str, ...]) -> None:
-    total = int(records["words"][kept].sum(dtype=np.int64))
-    needed = wanted.mega_batches * wanted.words + wanted.eval_words + wanted.valid_words
-    dropped = f"after dropping {len(records) - len(kept):,} duplicates"
-    if total < needed:
-        parts = f"{wanted.mega_batches} x {wanted.words:,}"
-        if wanted.eval_words or wanted.valid_words:
-            parts += f" + {wanted.eval_words:,} evaluation + {wanted.valid_words:,} validation"
-        raise UserError(
-            f"the corpus has {total:,} words in {len(kept):,} documents {dropped}, but {parts} = {needed:,} "
-            f"are needed: {needed - total:,} words are missing; add text or ask for fewer"
-        )
-    if not wanted.valid_words:
-        return
-    of_source = int(records["words"][_of_source(records, kept, wanted, sources)].sum(dtype=np.int64))
-    if of_source < wanted.valid_words:
-        raise UserError(
-            f"source {wanted.valid_source} has {of_source:,} words {dropped}, but --valid-words is "
-            f"{wanted.valid_words:,}: {wanted.valid_words - of_source:,} words are missing; choose another "
-            "--valid-source or ask for fewer"
-        )
+def dropped(space: Workspace, shard: int, ranges: int) -> np.ndarray:
+    """Places of the documents of a shard that are left out as copies."""
+    found = []
+    for number in range(ranges):
+        all_dropped = mapped(space.file("dropped", number, "bin"), np.dtype("<u8"))
+        start, stop = np.searchsorted(all_dropped, np.array([shard, shard + 1], np.uint64) << np.uint64(32))
+        found.append(all_dropped[start:stop] & np.uint64(2**32 - 1))
+    return np.concatenate(found).astype(np.int64)

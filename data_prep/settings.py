@@ -13,13 +13,13 @@ from typing import Any
 
 from alma.errors import UserError, hint
 from alma.stream import Stream
+from data_prep.cut import Wanted
 from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
 from data_prep.formats import stem
 from data_prep.gpt2 import GPT2
 from data_prep.order import Ordered, from_corpus, from_file
 from data_prep.pipeline import StreamSettings
-from data_prep.plan import Wanted
 from data_prep.tokenizer import SentencePiece
 
 _NEEDED = ("--mega-batches", "--words", "--valid-words")

@@ -1,7 +1,7 @@
 """Stage shuffle: the documents of every bucket, in hash order.
 
-Reads the corpus again, scan-NNNNN.bin and bucket.npy. Writes for each shard its spill: sorted runs of
-documents, by bucket and then by content key.
+Reads the corpus again, scan-NNNNN.bin, dropped-NNNNN.bin and plan.npz. Writes for each shard its spill:
+sorted runs of documents, by bucket and then by content key.
 
     spill-NNNNN.bin     the text of the documents
     spill-NNNNN.index   key and length of each document (INDEX)
@@ -18,10 +18,12 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write
+from alma.stream import KEY_BYTES
+from data_prep.cut import LEFT_OUT, Wanted
 from data_prep.documents import Shard
-from data_prep.plan import BUCKETS, LEFT_OUT, CorpusPlan
-from data_prep.scan import content_key, scanned
-from data_prep.work import Workspace
+from data_prep.plan import CorpusPlan, dropped, load_plan
+from data_prep.scan import content_key, content_keys, repeats, runs
+from data_prep.work import Workspace, damaged, mapped_array
 
 INDEX = np.dtype([("high", "<u8"), ("low", "<u8"), ("bytes", "<u4")])
 
@@ -29,35 +31,52 @@ RUN_BYTES = 64 << 20
 """Text in memory before a sorted run is written."""
 
 
-def shuffle_shard(space: Workspace, number: int, shard: Shard, first: int, buckets: int) -> None:
-    """Write the spill of a shard, whose first document has number `first` in the scan.
+def shuffle_shard(space: Workspace, number: int, shard: Shard, wanted: Wanted, ranges: int) -> None:
+    """Write the spill of a shard.
 
-    Memory: one run. UserError: the input changed since the scan.
+    Memory: a run of text, and one of the scan. UserError: the input changed since the scan.
     """
-    records = scanned(space, number)
-    bucket = np.load(space.directory / BUCKETS, mmap_mode="r")[first : first + len(records)]
+    plan = load_plan(space)
+    expected = planned_documents(space, number, plan, wanted, ranges)
     tables = []
     with (
         atomic_write(space.file("spill", number, "bin"), "wb") as texts,
         atomic_write(space.file("spill", number, "index"), "wb") as index,
     ):
-        run = _SortedRun(texts, index, buckets)
-        seen = 0
+        run = _SortedRun(texts, index, len(plan.bucket_split))
         for _, text, _ in space.reader.read(shard):
             data = text.encode()
-            key = content_key(data, space.seed)
-            if seen == len(records) or records[seen].tobytes()[:24] != key:
+            key = content_key(data, space.seed)[:KEY_BYTES]
+            scanned, bucket = next(expected, (None, LEFT_OUT))
+            if scanned != key:
                 raise _changed(shard)
-            if bucket[seen] != LEFT_OUT:
-                run.add(int(bucket[seen]), key[:16], data)
-            seen += 1
+            if bucket != LEFT_OUT:
+                run.add(bucket, key, data)
             if run.size >= RUN_BYTES:
                 tables.append(run.write())
         tables.append(run.write())
-    if seen != len(records):
+    if next(expected, None):
         raise _changed(shard)
     with atomic_write(space.file("spill", number, "npy"), "wb") as file:
         np.save(file, np.stack(tables))
+
+
+def planned_documents(
+    space: Workspace, number: int, plan: CorpusPlan, wanted: Wanted, ranges: int
+) -> Iterator[tuple[bytes, int]]:
+    """Content key and bucket of each document of a shard, in reading order."""
+    copies = dropped(space, number, ranges)
+    for records in runs(space.file("scan", number, "bin")):
+        first = int(records["place"].min())
+        own = copies[(copies >= first) & (copies < first + len(records))]
+        bucket = plan.buckets_of(records, wanted, space.sources)
+        bucket[repeats(records)] = LEFT_OUT
+        order = np.argsort(records["place"])
+        bucket = bucket[order]
+        bucket[own - first] = LEFT_OUT
+        keys = content_keys(records[order]).tobytes()
+        for place, each in enumerate(bucket.tolist()):
+            yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], each
 
 
 class _SortedRun:
@@ -105,7 +124,7 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[bytes]:
     chunks: list[bytes] = []  # the bucket's part of each run
     rows: list[np.ndarray] = []
     for number in range(shards):
-        table = np.load(space.file("spill", number, "npy"), mmap_mode="r")[:, bucket : bucket + 2]
+        table = mapped_array(space.file("spill", number, "npy"))[:, bucket : bucket + 2]
         if (table[:, 0] == table[:, 1]).all():
             continue
         with (
@@ -134,7 +153,12 @@ def check_shuffle(space: Workspace, plan: CorpusPlan, shards: int) -> None:
     """Compare the documents per bucket with the plan. UserError: they differ."""
     counts = np.zeros(len(plan.bucket_split), np.int64)
     for number in range(shards):
-        table = np.load(space.file("spill", number, "npy"), mmap_mode="r")
+        table = mapped_array(space.file("spill", number, "npy"))
+        documents, size = table[-1, -1].tolist()
+        for suffix, expected in (("index", documents * INDEX.itemsize), ("bin", size)):
+            path = space.file("spill", number, suffix)
+            if path.stat().st_size != expected:
+                raise damaged(path)
         counts += np.diff(table[:, :, 0], axis=1).sum(0)
     if (counts != plan.bucket_documents).any():
         raise UserError(

@@ -192,7 +192,10 @@ class SentencePiece(Encoder):
             raise UserError(f"{model}: not a SentencePiece model") from error
         if (processor.unk_id(), processor.bos_id(), processor.eos_id()) != (0, 1, 2):
             raise UserError(f"{model}: needs <unk>, <s>, </s> as ids 0, 1, 2 (SentencePiece's default)")
-        tokens = [processor.id_to_piece(i) for i in range(_OWN_SPECIALS, processor.get_piece_size())]
+        try:
+            tokens = [processor.id_to_piece(i) for i in range(_OWN_SPECIALS, processor.get_piece_size())]
+        except UnicodeDecodeError as error:
+            raise UserError(f"{model}: damaged: a token is not UTF-8; copy it again") from error
         for token in tokens:
             if token.split() != [token]:
                 raise UserError(

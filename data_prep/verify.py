@@ -18,6 +18,7 @@ from data_prep.work import run_all
 
 _KEY = f"S{KEY_BYTES}"  # compared byte by byte, as big-endian numbers are
 _KEYS_AT_ONCE = 1 << 20
+_RUNS = 1000
 
 
 def part_problems(path: str, part: Part, dictionary_size: int) -> list[str]:
@@ -76,10 +77,13 @@ def key_problems(stream: Stream) -> list[str]:
     """Documents that are in two parts or twice in one, by their .keys.
 
     In an ordered stream those of `test` must be in test_00, ... too, and those of `valid` in valid_00, ....
-    Keys are merged range by range: about 100 MB of memory for any number of documents. Keys that do not
-    ascend, as those of the mixed parts and of valid may, are sorted in memory, 16 bytes each.
+    Ascending runs of keys are merged range by range: about 100 MB of memory for any number of documents. A
+    mixed part has a run of each mega-batch; keys in more than _RUNS runs are sorted in memory, 16 bytes each.
     """
-    found, names, columns = [], [], []
+    found: list[str] = []
+    names: list[str] = []
+    columns: list[np.ndarray] = []
+    owners: list[int] = []  # of each column the number of its part in `names`
     mixed = {"valid": stream.held_out_valid} | ({"test": stream.held_out} if stream.ordered else {})
     left = {"valid": stream.valid.documents, "test": stream.test.documents}
     for part in stream.parts:
@@ -92,13 +96,13 @@ def key_problems(stream: Stream) -> list[str]:
         keys = (
             np.memmap(path, _KEY, "r", shape=(size // KEY_BYTES,)) if size >= KEY_BYTES else np.zeros(0, _KEY)
         )
-        if not _ascend(keys):
-            keys = np.sort(keys)
-            if part.name not in mixed:
-                found.append(f"{path}: its keys do not ascend")
+        runs = _runs(keys)
+        if len(runs) > 1 and part.name not in mixed:
+            found.append(f"{path}: its keys do not ascend")
+        columns += runs if len(runs) <= _RUNS else [np.sort(keys)]
+        owners += [len(names)] * (len(columns) - len(owners))
         names.append(part.name)
-        columns.append(keys)
-    for (one, other), number in sorted(_shared(columns).items()):
+    for (one, other), number in sorted(_shared(columns, owners).items()):
         if names[other] in [part.name for part in mixed.get(names[one], ())]:
             left[names[one]] -= number
             continue
@@ -112,14 +116,23 @@ def key_problems(stream: Stream) -> list[str]:
     return found
 
 
-def _ascend(keys: np.ndarray) -> bool:
-    starts = range(0, len(keys), _KEYS_AT_ONCE)
-    blocks = (keys[start : start + _KEYS_AT_ONCE + 1] for start in starts)
-    return all((block[1:] >= block[:-1]).all() for block in blocks)
+def _runs(keys: np.ndarray) -> list[np.ndarray]:
+    """The first _RUNS + 1 ascending runs of keys, the last with all that follows."""
+    starts = [0]
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        block = keys[start : start + _KEYS_AT_ONCE + 1]
+        starts += (start + 1 + np.flatnonzero(block[1:] < block[:-1])[: _RUNS + 1]).tolist()
+        if len(starts) > _RUNS:
+            break
+    starts = starts[: _RUNS + 1]
+    return [keys[start:end] for start, end in zip(starts, [*starts[1:], len(keys)], strict=True)]
 
 
-def _shared(columns: list[np.ndarray]) -> dict[tuple[int, int], int]:
-    """Number of keys that each pair (i, j) of ascending columns shares; i = j: repeated keys of a column."""
+def _shared(columns: list[np.ndarray], owners: list[int]) -> dict[tuple[int, int], int]:
+    """Number of keys that each pair of owners shares; a pair (i, i): keys that i has repeatedly.
+
+    The keys of each column ascend; `owners` has the owner of each.
+    """
     shared: dict[tuple[int, int], int] = {}
     ranges = 1 + sum(map(len, columns)) // _KEYS_AT_ONCE
     borders = np.array([(i * 2**128 // ranges).to_bytes(16) for i in range(1, ranges)], _KEY)
@@ -127,7 +140,7 @@ def _shared(columns: list[np.ndarray]) -> dict[tuple[int, int], int]:
     for i in range(ranges):
         slices = [keys[cut[i] : cut[i + 1]] for keys, cut in zip(columns, cuts, strict=True)]
         keys = np.concatenate([np.zeros(0, _KEY), *slices])
-        owner = np.repeat(np.arange(len(slices)), [len(each) for each in slices])
+        owner = np.repeat(owners, [len(each) for each in slices])
         order = np.argsort(keys, kind="stable")
         keys, owner = keys[order], owner[order]
         again = np.flatnonzero(keys[1:] == keys[:-1])

@@ -3,14 +3,21 @@
 `run_all` is for tasks that return a value instead.
 """
 
+import mmap
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
+from zipfile import BadZipFile
 
+import numpy as np
 from tqdm import tqdm
 
+from alma.errors import UserError
+from alma.files import atomic_write
 from alma.processes import peak_memory
 from alma.workers import Workers
 from data_prep.documents import Reader
@@ -18,6 +25,7 @@ from data_prep.documents import Reader
 FINISHED = "stream"
 """The folder of a work directory for finished files, laid out as the stream."""
 
+_LENGTH = 8  # bytes of the length after items
 Result = TypeVar("Result")
 
 
@@ -39,6 +47,54 @@ class Workspace:
     def file(self, name: str, number: int, suffix: str) -> Path:
         """An intermediate file of a shard or bucket."""
         return self.directory / f"{name}-{number:05d}.{suffix}"
+
+
+def damaged(path: Path) -> UserError:
+    """The error of a file of the work directory that is not as it was written."""
+    return UserError(f"{path}: damaged; remove {path.parent} and run again")
+
+
+def read_arrays(path: Path, *names: str) -> dict[str, np.ndarray]:
+    """All arrays of an .npz, or those of some names. UserError: it is damaged."""
+    try:
+        with np.load(path) as arrays:
+            return {name: arrays[name] for name in names or arrays}
+    except (EOFError, ValueError, KeyError, BadZipFile):
+        raise damaged(path) from None
+
+
+def mapped_array(path: Path) -> np.ndarray:
+    """The array of an .npy, memory-mapped. UserError: it is damaged."""
+    try:
+        return np.load(path, mmap_mode="r")
+    except (EOFError, ValueError):
+        raise damaged(path) from None
+
+
+@contextmanager
+def open_items(path: Path) -> Iterator[IO[bytes]]:
+    """Write items for `mapped`, atomically; their number of bytes follows them."""
+    with atomic_write(path, "wb") as file:
+        yield file
+        file.write(file.tell().to_bytes(_LENGTH, "little"))
+
+
+def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
+    """The items of a file, memory-mapped; np.memmap takes three times as long. UserError: it is damaged."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size - _LENGTH
+        if size <= 0:
+            data: Any = file.read()
+        else:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if size < 0 or size % dtype.itemsize or int.from_bytes(data[size:], "little") != size:
+        raise damaged(path)
+    return np.frombuffer(data, dtype, size // dtype.itemsize)
+
+
+def count_items(path: Path, dtype: np.dtype) -> int:
+    """The number of items of a file."""
+    return (path.stat().st_size - _LENGTH) // dtype.itemsize
 
 
 class Task(NamedTuple):

@@ -1,10 +1,8 @@
 """The synthetic corpus, and both benchmarks of data_prep on little text."""
 
 import csv
-import importlib
 import pickle
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,16 +12,9 @@ from data_prep.documents import make_shards, normalise
 
 
 @pytest.fixture
-def module(monkeypatch):
-    """Import a benchmark; an installed package is called `benchmarks` too."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])
-    return lambda name: importlib.import_module(f"benchmarks.{name}")
-
-
-@pytest.fixture
-def scale(module, monkeypatch):
+def scale(benchmark, monkeypatch):
     """data_prep_scale with small shards, buckets and vocabulary."""
-    scale = module("data_prep_scale")
+    scale = benchmark("data_prep_scale")
     monkeypatch.setattr("data_prep.documents.SHARD_BYTES", 1 << 20)
     monkeypatch.setattr("data_prep.plan.BUCKET_WORDS", 50_000)
     monkeypatch.setattr(scale, "VOCABULARY", 500)
@@ -64,9 +55,24 @@ def test_stages_of_synthetic_text_are_measured_and_files_removed(scale, tmp_path
     with open(tmp_path / "results/data_prep_scale.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     processes = {row["stage"]: len(row["peak MB of each process"].split()) for row in rows}
-    assert processes == {"scan": workers, "plan": 1, "shuffle": workers, "tokenizer": 1, "encode": workers}
-    assert [row["tasks"] for row in rows[:4]] == ["4", "1", "4", "1"]
+    several = dict.fromkeys(("scan", "shuffle", "encode"), workers)
+    assert processes == dict.fromkeys(("sort", "cut", "plan", "tokenizer"), 1) | several
+    assert [row["tasks"] for row in rows[:6]] == ["4", "1", "1", "1", "4", "1"]
     assert "4 shards" in capsys.readouterr().out
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_plan_of_made_up_records_is_measured(scale, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("data_prep.ranges.RANGE_DOCUMENTS", 10_000)
+    scale.main(f"--documents 50k --out {tmp_path}/out --workers 1 --results {tmp_path}".split())
+    with open(tmp_path / "data_prep_plan.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["stage"], row["tasks"]) for row in rows] == [("sort", "5"), ("cut", "1"), ("plan", "5")]
+    made, planned = capsys.readouterr().out.splitlines()[:2]
+    documents, _, _, shards = made.replace(",", "").split()[:4]
+    duplicates = int(planned.replace(",", "").split()[-2])
+    assert int(documents) == int(shards) * scale.SHARD_RECORDS
+    assert duplicates == pytest.approx(int(documents) / scale.COPIES / 2, rel=0.5)
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -76,7 +82,9 @@ def test_stages_of_synthetic_text_are_measured_and_files_removed(scale, tmp_path
         ("--gigabytes 1e9", "1500000000 are needed"),
         ("--gigabytes 0", "are positive"),
         ("--gigabytes 1 --encode-share 2", "at most 1"),
-        ("", "required: --gigabytes"),
+        ("--documents 1000G", "90000 are needed"),
+        ("--documents 10 --gigabytes 1", "not allowed with"),
+        ("", "arguments --gigabytes --documents is required"),
     ],
 )
 def test_bad_flags_of_scale(scale, tmp_path, flags, message):
@@ -84,8 +92,8 @@ def test_bad_flags_of_scale(scale, tmp_path, flags, message):
         scale.main([*flags.split(), "--out", str(tmp_path)])
 
 
-def test_speed_on_little_text(module, monkeypatch, tmp_path):
-    speed = module("data_prep_speed")
+def test_speed_on_little_text(benchmark, monkeypatch, tmp_path):
+    speed = benchmark("data_prep_speed")
     small = {
         "VOCABULARY": 300,
         "MAX_DOCUMENT_WORDS": 50,
@@ -104,21 +112,21 @@ def test_speed_on_little_text(module, monkeypatch, tmp_path):
     corpus = [f"a={tmp_path}/text.txt", str(tmp_path / "more.txt")]
     names, _, rows = zip(*speed.measure(1, corpus), strict=True)
     assert names == ("data_prep_stages", "data_prep_encoding", "data_prep_preprocess")
-    stages = ["scan", "plan", "shuffle", "tokenizer", "encode", "finalise", "the command"]
+    stages = ["scan", "sort", "cut", "plan", "shuffle", "tokenizer", "encode", "finalise", "the command"]
     assert [(row["workers"], row["stage"]) for row in rows[0]] == [(2, stage) for stage in stages]
     assert rows[1][0]["lines"] < 1600
     assert len(rows[2]) == 4
     assert float(rows[2][0]["seconds"]) > 0
 
 
-def test_a_failing_command_is_an_error_with_the_end_of_its_output(module):
-    speed = module("data_prep_speed")
+def test_a_failing_command_is_an_error_with_the_end_of_its_output(benchmark):
+    speed = benchmark("data_prep_speed")
     with pytest.raises(UserError, match=r"code 3: no more"):
         speed.run([sys.executable, "-c", "import sys; print('no more'); sys.exit(3)"])
 
 
-def test_the_memory_of_a_command_is_its_own(module):
-    speed = module("data_prep_speed")
+def test_the_memory_of_a_command_is_its_own(benchmark):
+    speed = benchmark("data_prep_speed")
     ballast = np.ones(40_000_000)
     small = speed.run([sys.executable, "-c", "pass"])
     large = speed.run([sys.executable, "-c", "x = bytearray(10**8)"])

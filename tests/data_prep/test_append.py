@@ -151,6 +151,16 @@ def test_append_needs_the_keys_of_the_stream(stream, more, prepare, capsys):
     assert not list(stream.glob(".work-*"))
 
 
+@pytest.mark.parametrize("name", ["valid.keys", "megabatch_00/train.bin"])
+def test_append_needs_whole_files(stream, more, prepare, capsys, name):
+    with open(stream / name, "r+b") as file:
+        file.truncate(24)
+    with pytest.raises(SystemExit):
+        prepare(more, "--append", out=stream, **NEW)
+    assert f"{name}: damaged; restore the file" in capsys.readouterr().err
+    assert not list(stream.glob(".work-*"))
+
+
 def test_nothing_to_append_to(more, prepare, tmp_path, capsys):
     with pytest.raises(SystemExit):
         prepare(more, "--append", out=tmp_path / "none", **NEW)

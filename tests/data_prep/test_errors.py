@@ -77,7 +77,7 @@ def test_damaged_archives(refused, tmp_path):
     packers = {"gz": gzip.compress, "zst": zstandard.compress, "bz2": bz2.compress}
     for suffix, compress in packers.items():
         whole = compress(TEXT * 50)
-        for number, data in enumerate((whole[:-3], b"no archive at all")):
+        for number, data in enumerate((whole[:-3], b"no archive at all", b"")):
             for flags in ({}, {"documents": "file"}):
                 path = write(tmp_path / f"{number}.txt.{suffix}", data)
                 assert f"{path}: damaged or truncated" in refused(path, **flags)

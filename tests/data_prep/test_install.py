@@ -203,13 +203,13 @@ def test_an_addition_that_ends_just_before_another_has_the_lock_is_not_lost(two,
 
 PAUSED = """
 import sys
-from data_prep import __main__, install, plan
-corpus = plan.plan_corpus
+from data_prep import __main__, cut, install
+corpus = cut.cut_corpus
 def pause(*arguments):
     print("locked", flush=True)
     sys.stdin.readline()
     corpus(*arguments)
-plan.plan_corpus = pause
+cut.cut_corpus = pause
 __main__.main()
 """
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from data_prep.order import Ordered, from_corpus, from_file
-from data_prep.plan import LEFT_OUT, make_plan
 
-from .test_plan import make_records
+from .plans import in_hash_order, make_records, plan_of, split_of
+from .test_plan import same_plan
 
 SOURCES = ("b", "a", "d", "c")
 """Sorted by mega-batch, then by name."""
@@ -35,25 +35,34 @@ def corpora(draw):
 
 def parts_of(records: np.ndarray, wanted: Ordered, known: np.ndarray | None = None) -> dict[str, list[int]]:
     """The keys of each part, in the order of its file. Rejects corpora that are too small."""
-    old = np.zeros(0, records.dtype) if known is None else known.copy()
-    old["words"] = old["source"] = old["second"] = 0  # only their keys are known
-    records = np.concatenate([old, records])
     sources = tuple(sorted((name for names in wanted.order for name in names), key=wanted.rank))
     try:
-        split, kept = wanted.assign(records, sources, len(old))
+        split = split_of(records, wanted, sources, known=known, range_documents=50)
     except UserError:
         reject()
-    assert (split[: len(old)] == LEFT_OUT).all()
-    assert set(np.flatnonzero(split != LEFT_OUT)) <= set(kept)
-    low = records["low"]
+    order = in_hash_order(records)
     return {
-        name: [int(low[i]) for number in numbers for i in kept[split[kept] == number]]
+        name: [int(records["low"][i]) for number in numbers for i in order[split[order] == number]]
         for name, numbers in wanted.parts.items()
     }
 
 
+@given(corpora(), st.data())
+@settings(max_examples=20, deadline=None)
+def test_ranges_and_runs_do_not_matter(corpus, data):
+    """The plan of many small ranges is that of one, with documents of a stream and without."""
+    records, wanted = corpus
+    old = records[data.draw(st.sampled_from([0, 1, 2])) :: 5].copy() if data.draw(st.booleans()) else None
+    sizes = {
+        "range_documents": data.draw(st.integers(8, 60)),
+        "run_documents": data.draw(st.integers(3, 200)),
+        "shards": data.draw(st.integers(1, 4)),
+    }
+    same_plan(records, wanted, SOURCES, data.draw(st.integers(10, 200)), old, **sizes)
+
+
 @given(corpora())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_past_is_that_of_a_stream_without_the_future(corpus):
     records, wanted = corpus
     whole = parts_of(records, wanted)
@@ -67,7 +76,7 @@ def test_the_past_is_that_of_a_stream_without_the_future(corpus):
 
 
 @given(corpora())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_an_addition_is_that_of_a_stream_of_everything(corpus):
     records, wanted = corpus
     whole = parts_of(records, wanted)
@@ -83,7 +92,7 @@ def test_an_addition_is_that_of_a_stream_of_everything(corpus):
 
 
 @given(corpora())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
     records, wanted = corpus
     found = parts_of(records, wanted)
@@ -113,7 +122,7 @@ def test_a_document_belongs_to_the_first_megabatch_that_has_it(corpus):
 
 
 @given(corpora())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_every_cut_is_within_half_a_document(corpus):
     records, wanted = corpus
     found = parts_of(records, wanted)
@@ -134,13 +143,13 @@ def test_every_cut_is_within_half_a_document(corpus):
 
 
 @given(corpora(), st.randoms())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_order_of_reading_does_not_matter(corpus, random):
     records, wanted = corpus
     order = list(range(len(records)))
     random.shuffle(order)
     assert parts_of(records, wanted) == parts_of(records[order], wanted)
-    plans = [make_plan(each, wanted, SOURCES)[1] for each in (records, records[order])]
+    plans = [plan_of(each, wanted, SOURCES)[1] for each in (records, records[order])]
     assert (plans[0].source_words == plans[1].source_words).all()
     assert plans[0].duplicate_documents == plans[1].duplicate_documents
 
@@ -148,7 +157,7 @@ def test_the_order_of_reading_does_not_matter(corpus, random):
 def test_all_megabatches_that_are_too_small_are_named():
     documents = [(key, 10, key % 2) for key in range(30)] + [(0, 10, 3), (30, 10, 3)]
     with pytest.raises(UserError) as error:
-        wanted_of(words=200, eval_words=30, valid_words=20).assign(make_records(documents), SOURCES, 0)
+        plan_of(make_records(documents), wanted_of(words=200, eval_words=30, valid_words=20), SOURCES)
     assert "megabatch_00 (b) has 150 words in 15 documents after dropping 0 duplicates" in str(error.value)
     assert "30 test + 20 validation + 200 training = 250 are needed: 100 words are missing" in str(
         error.value
@@ -163,7 +172,7 @@ def test_a_part_of_one_long_document_is_refused():
     with pytest.raises(
         UserError, match=r"test_00 would be empty: the longest document of megabatch_00 \(b\)"
     ):
-        wanted.assign(make_records(documents), ("b",), 0)
+        plan_of(make_records(documents), wanted, ("b",))
 
 
 def test_the_order_of_the_command_line():
@@ -193,6 +202,7 @@ def test_the_order_of_a_file(tmp_path):
         ("- []\n", "expected a list of mega-batches"),
         ("", "expected a list of mega-batches"),
         ("- [2023\n", "not YAML"),
+        ("[" * 100_000, "not YAML (nested too deeply)"),
         (None, "no such file"),
     ],
 )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from alma.files import LOCK
 from alma.stream import Stream
 from alma.workers import Workers
-from data_prep import documents, plan, shuffle, similarity, words
+from data_prep import documents, plan, ranges, shuffle, similarity, words
 
 from .conftest import make_documents
 from .small_streams import bless, write_stream
@@ -183,6 +183,7 @@ def test_any_split_order_and_workers(years, four, ordered, tmp_path_factory, dat
         patch.setattr(documents, "SHARD_BYTES", data.draw(st.integers(3000, 9000)))
         patch.setattr(plan, "BUCKET_WORDS", data.draw(st.integers(150, 500)))
         patch.setattr(shuffle, "RUN_BYTES", 1000)
+        patch.setattr(ranges, "RANGE_DOCUMENTS", data.draw(st.integers(60, 200)))
         workers = data.draw(st.integers(1, 2))
         assert digests(ordered(*corpus, out=folder / "out", order=order, workers=workers)) == whole
 

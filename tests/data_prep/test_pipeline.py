@@ -20,17 +20,19 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 
 from alma.files import LOCK
 from alma.stream import Stream
-from data_prep import documents, encode, pipeline, plan, shuffle
+from data_prep import documents, encode, pipeline, plan, ranges, scan, shuffle
 
 from .conftest import make_documents
 
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    """Many shards, runs and buckets, as a large corpus has."""
+    """Many shards, runs, ranges and buckets, as a large corpus has."""
     monkeypatch.setattr(documents, "SHARD_BYTES", 3000)
     monkeypatch.setattr(plan, "BUCKET_WORDS", 400)
     monkeypatch.setattr(shuffle, "RUN_BYTES", 1000)
+    monkeypatch.setattr(ranges, "RANGE_DOCUMENTS", 70)
+    monkeypatch.setattr(scan, "RUN_DOCUMENTS", 9)
 
 
 def digests(out: Path) -> dict[str, str]:
@@ -176,7 +178,7 @@ def test_a_finished_stream_is_left_alone(corpus, prepare, tmp_path, capsys):
 COMMAND = """
 import os, signal, sys
 import alma.files
-from data_prep import __main__, documents, plan
+from data_prep import __main__, documents, plan, ranges
 left = int(sys.argv.pop(1))
 def fatal(function):
     def call(*arguments):
@@ -189,6 +191,7 @@ def fatal(function):
 alma.files.os.replace = fatal(os.replace)
 documents.SHARD_BYTES = 12000
 plan.BUCKET_WORDS = 1000
+ranges.RANGE_DOCUMENTS = 300
 __main__.main()
 """
 
@@ -315,14 +318,14 @@ def test_lost_documents_are_noticed(corpus, prepare, tmp_path, monkeypatch, caps
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(corpus, prepare, tmp_path, monkeypatch, capsys):
-    make = pipeline.plan.make_plan
+    cut = pipeline.cut.cut_corpus
 
     def meddle(*arguments):
         path = corpus / "web.txt"
         path.write_text(path.read_text("utf-8").replace("ba", "be", 1), "utf-8")
-        return make(*arguments)
+        cut(*arguments)
 
-    monkeypatch.setattr(pipeline.plan, "make_plan", meddle)
+    monkeypatch.setattr(pipeline.cut, "cut_corpus", meddle)
     with pytest.raises(SystemExit):
         prepare(corpus, out=tmp_path / "out")
     assert "web.txt: changed since it was scanned" in capsys.readouterr().err

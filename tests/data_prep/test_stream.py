@@ -35,11 +35,11 @@ def test_only_ordered_streams_name_held_out_parts(stream):
     assert not stream.ordered
     assert not _record(stream).keys() & {"held_out", "held_out_valid"}
     held_out = dataclasses.replace(stream.valid, name="test_00", prefix="test_00")
-    ordered = dataclasses.replace(stream, held_out=(held_out,), held_out_valid=(stream.valid,))
+    ordered = dataclasses.replace(stream, held_out=(held_out,) * 2, held_out_valid=(stream.valid,) * 2)
     ordered.write()
     assert Stream.load(stream.directory) == ordered
     assert ordered.ordered
-    assert ordered.parts == (*stream.parts, held_out, stream.valid)
+    assert ordered.parts == (*stream.parts, held_out, held_out, stream.valid, stream.valid)
 
 
 def test_fairseq_reads_the_index(stream):
@@ -104,6 +104,20 @@ def _record(stream):
         (lambda record: record | {"valid": {"name": "valid"}}, "malformed"),
         (lambda record: record | {"megabatches": 3}, "malformed"),
         (lambda record: [record], "malformed"),
+        (lambda record: record | {"megabatches": []}, "0 mega-batches"),
+        (lambda record: record | {"held_out": [record["test"]]}, "2 mega-batches, held-out parts of 1"),
+        (lambda record: record | {"vocab_size": "many"}, "vocab_size is 'many': it should be a whole number"),
+        (lambda record: record | {"corpus": {"spread": float("inf")}}, "Infinity is no JSON"),
+        (lambda record: record | {"seed": 10**400}, "seed is a huge number"),
+        (lambda record: record | {"settings": {"words": 1e300}}, "settings is"),
+        (lambda record: record | {"valid": record["valid"] | {"words": 0}}, "words is 0"),
+        (
+            lambda record: record | {"valid": record["valid"] | {"prefix": "/etc/x"}},
+            "a path inside the stream",
+        ),
+        (lambda record: record | {"valid": record["valid"] | {"prefix": "a/../../x"}}, "inside the stream"),
+        (lambda record: record | {"files": {"../x": {"size": 1, "sha256": ""}}}, "inside the stream"),
+        (lambda record: record | {"files": {"dict.txt": {"size": -1, "sha256": ""}}}, "size is -1"),
     ],
 )
 def test_load_refuses_another_format(stream, edit, message):
@@ -119,6 +133,12 @@ def test_load_refuses_half_a_file_and_no_stream(stream, tmp_path_factory):
         Stream.load(stream.directory)
     with pytest.raises(UserError, match="no finished stream"):
         Stream.load(tmp_path_factory.mktemp("empty"))
+
+
+def test_load_refuses_deep_nesting(stream):
+    (stream.directory / "stream.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match="nested too deeply"):
+        Stream.load(stream.directory)
 
 
 def test_read_index_refuses_other_files(stream):

@@ -1,0 +1,46 @@
+"""A file of an interrupted run that has lost its end is one line, not another stream."""
+
+import re
+
+import pytest
+
+from data_prep import work
+
+AFTER = {
+    "scan": ["scan-00000.bin"],
+    "sort": ["range-00000.bin", "sums-00000.npz"],
+    "cut": ["cut.npz"],
+    "plan": ["dropped-00000.bin", "parts-00000.npz"],
+    "shuffle": ["spill-00000.bin", "spill-00000.index", "spill-00000.npy"],
+    "encode": ["bucket-00000.bin", "bucket-00000.npz"],
+    "finalise": ["stream/megabatch_00/train.bin", "stream/valid.keys", "test.json"],
+}
+"""Files that the next stage reads."""
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"), [(stage, name) for stage, names in AFTER.items() for name in names]
+)
+def test_it_is_named(corpus, prepare, tmp_path, monkeypatch, capsys, stage, name):
+    run = work.Work.run
+
+    def stop(self, at, *arguments):
+        run(self, at, *arguments)
+        if at == stage:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work.Work, "run", stop)
+        with pytest.raises(SystemExit):
+            prepare(corpus, out=tmp_path / "out")
+    (path,) = (tmp_path / "out").glob(f".work-*/{name}")
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        prepare(corpus, out=tmp_path / "out")
+    assert ended.value.code == 2
+    named = "bucket-*.bin" if name == "bucket-00000.bin" else name
+    assert re.search(
+        rf"^error: .*/{re.escape(named)}: damaged; remove ", capsys.readouterr().err, re.MULTILINE
+    )
