@@ -1,7 +1,7 @@
 """`make bench`: benchmarks that take a few minutes on a CPU; prints tables and writes them as CSV.
 
 `python -m benchmarks data_prep_scale` measures data_prep on many gigabytes of synthetic text; it only runs
-by name.
+by name. So does `python -m benchmarks broken_input`, which runs every command on broken input.
 """
 
 import argparse
@@ -20,26 +20,32 @@ BENCHMARKS = {
     "switch_ffn": "Switch FFN, forward + backward, ratios",
     "stage_start": "Start of a language-model stage, streams of random tokens",
     "vision_stage": "A stage of MNIST at B = 500",
+    "training_memory": "Peak memory of a training step, counted on the meta device",
     "train_speed": "Training by fairseq-train, whole processes",
     "data_prep_speed": "Text to mega-batches",
 }
-SCALE = "data_prep_scale"
+ALONE = ("data_prep_scale", "broken_input", "chaos")
+"""Run only by name, with flags of their own."""
+_PAIRED = "medians and quartiles of paired runs"
 
 
 def tables(name: str, args: argparse.Namespace) -> Iterator[Table]:
     """Run a benchmark; yield each table when it is done."""
     module = importlib.import_module(f"benchmarks.{name}")
     if name == "data_prep_speed":
-        yield from module.measure(args.repeats, args.text)
+        for table in module.measure(args.repeats, args.text):
+            yield table._replace(title=f"{table.title}; {_PAIRED}")
+    elif name == "training_memory":
+        yield Table(name, BENCHMARKS[name], module.measure())
     else:
-        yield Table(name, BENCHMARKS[name], module.measure(args.repeats))
+        yield Table(name, f"{BENCHMARKS[name]}; {_PAIRED}", module.measure(args.repeats))
 
 
 @command
 def main() -> None:
     """Entry point of `python -m benchmarks`."""
-    if sys.argv[1:2] == [SCALE]:
-        importlib.import_module(f"benchmarks.{SCALE}").main(sys.argv[2:])
+    if set(sys.argv[1:2]) & set(ALONE):
+        importlib.import_module(f"benchmarks.{sys.argv[1]}").main(sys.argv[2:])
         return
     parser = Parser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
@@ -63,7 +69,7 @@ def main() -> None:
     print(f"{hardware['cpu']}, {hardware['cores']} cores, 1 thread; torch {software['torch']}")
     for name in args.names or BENCHMARKS:
         for table in tables(name, args):
-            show(args.out, table._replace(title=f"{table.title}; medians and quartiles of paired runs"))
+            show(args.out, table)
 
 
 if __name__ == "__main__":

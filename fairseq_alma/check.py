@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from alma.errors import Parser, UserError, command
+from alma.schema import parse_json
 
 
 class _Unused(ModuleType):
@@ -21,10 +22,10 @@ class _Unused(ModuleType):
         return None
 
 
-def read(text: str) -> list[list[str]]:
+def read(text: str | bytes) -> list[list[str]]:
     """The command lines in a JSON text. UserError: not a list of lists of strings."""
     try:
-        lines = json.loads(text)
+        lines = parse_json(text)
     except ValueError as error:
         raise UserError(f"standard input is not JSON: {error}") from None
     if not (
@@ -56,7 +57,7 @@ def resolve(words: list[str]) -> dict[str, Any]:
 def main() -> None:
     """Resolve fairseq-train command lines, given as JSON."""
     Parser(prog="python -m fairseq_alma.check", description=main.__doc__).parse_args()
-    lines = read(sys.stdin.read())
+    lines = read(sys.stdin.buffer.read())
     for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # they would take a second to import
         sys.modules[name] = _Unused(name)
     import fairseq  # noqa: F401  the plug-in registers with it

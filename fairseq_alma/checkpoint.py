@@ -4,7 +4,7 @@ import errno
 import pickle
 import re
 import struct
-import zipfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 from alma.errors import UserError
+from alma.files import damage
+from alma.schema import NUMBER, require, whole
 from fairseq_alma import defaults
 
 PREFIX = "decoder."
@@ -20,6 +22,11 @@ PREFIX = "decoder."
 _ZIP = b"PK\x03\x04"
 _AT_UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 """Name of a checkpoint of --save-interval-updates: epoch and update."""
+_FOREIGN = (
+    *(RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError),
+    *(EOFError, MemoryError, struct.error, pickle.UnpicklingError),
+)
+"""What torch, fairseq and the plug-in raise for a file with other content than theirs."""
 _DELETE = "delete it, copy an earlier checkpoint (if any) to checkpoint_last.pt, and run again"
 
 
@@ -30,10 +37,14 @@ def reading(path: str) -> Iterator[None]:
     The message advises deletion only if the damage is certain.
     """
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error that follows says more
+            yield
     except OSError as error:
         raise UserError(f"{path}: {_unreadable(path, error)}") from error
-    except (RuntimeError, ValueError, KeyError, EOFError, struct.error, pickle.UnpicklingError) as error:
+    except _FOREIGN as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         raise UserError(f"{path}: {_diagnosis(path, error)}") from error
 
 
@@ -52,16 +63,10 @@ def _diagnosis(path: str, error: Exception) -> str:
     try:
         with open(path, "rb") as file:
             head = file.read(len(_ZIP))
-        if not head:
-            return f"empty; {_DELETE}"
-        if head == _ZIP:
-            with zipfile.ZipFile(path) as archive:
-                if damaged := archive.testzip():
-                    return f"damaged, {damaged} in it has a wrong checksum; {_DELETE}"
-    except zipfile.BadZipFile:
-        return f"truncated; {_DELETE}"
     except OSError as unreadable:
         return _unreadable(path, unreadable)
+    if not head:
+        return f"empty; {_DELETE}"
     if found := re.search(r"GLOBAL (\S+)", str(error)):
         return (
             f"contains Python objects ({found[1]}), as in old fairseq versions: loading them could run any "
@@ -73,14 +78,46 @@ def _diagnosis(path: str, error: Exception) -> str:
 
 
 def memory_map(path: str) -> dict[str, Any]:
-    """Memory-map a checkpoint, which is cheap at any size; torch's format before 1.6 is read into memory."""
+    """Memory-map a checkpoint and check its content; torch's format before 1.6 is read into memory."""
     with reading(path):
+        check_sums(path)
         with open(path, "rb") as file:
             mapped = file.read(len(_ZIP)) == _ZIP
         state = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
-        if "model" not in state:
-            raise KeyError("model")
+        check_content(state)
         return state
+
+
+def check_sums(path: str) -> None:
+    """UserError: the checkpoint is damaged, by its check sums. Reads it once for each process."""
+    if found := damage(path):
+        raise UserError(f"{path}: {found}; {_DELETE}")
+
+
+def check_content(state: Any) -> None:
+    """KeyError, TypeError or ValueError: `state` lacks what the plug-in reads of every checkpoint."""
+    if not isinstance(state, dict):
+        raise TypeError(f"it holds {type(state).__name__}")
+    extra = state.get("extra_state") or {}
+    require(extra, {})
+    for weights in (state["model"], extra.get("ema") or {}):
+        for name, value in weights.items():
+            if not (isinstance(name, str) and torch.is_tensor(value)):
+                raise TypeError(f"{name!r} of its model is no tensor")
+    optimizer = state.get("last_optimizer_state") or {}
+    for moments in (optimizer.get("state") or {}).values():
+        for name, value in moments.items():
+            moment = name.startswith("exp_avg") or isinstance(value, str)
+            if not torch.is_tensor(value) and (moment or (name == "step" and type(value) is not int)):
+                raise TypeError(f"{name!r} of its optimizer's state is {value!r}")
+    counts = extra.get("AlmaLMTask", {})
+    require(counts, dict.fromkeys(counts, NUMBER))
+    require(extra.get("train_iterator", {}), {"epoch": whole(1), "iterations_in_epoch": whole(0)})
+    for each in state.get("optimizer_history") or []:
+        require(each, {"num_updates": whole(0)}, ["num_updates"])
+    if isinstance(config := state.get("cfg"), dict):
+        require(config["task"], {})
+        require(config["model"], {}, ["_name"])
 
 
 def memory_map_last(path: str) -> dict[str, Any]:
@@ -131,7 +168,11 @@ def _mean_of_last(path: str, count: int) -> dict[str, Any]:
         )
     mean: dict[str, Any] = {}
     for k, updates in enumerate(newest, start=1):
-        for name, value in memory_map(str(by_updates[updates]))["model"].items():
+        model = memory_map(str(by_updates[updates]))["model"]
+        if k > 1 and _shapes(model) != _shapes(mean):
+            first = by_updates[newest[0]]
+            raise UserError(f"{by_updates[updates]} and {first} are of different models: leave out --weights")
+        for name, value in model.items():
             if not value.is_floating_point():
                 mean[name] = value
             elif k == 1:
@@ -139,6 +180,10 @@ def _mean_of_last(path: str, count: int) -> dict[str, Any]:
             else:
                 mean[name] = torch.lerp(mean[name], value.float(), 1 / k)
     return mean
+
+
+def _shapes(model: dict[str, Any]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in model.items()}
 
 
 def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[dict[str, Any]]:

@@ -51,6 +51,7 @@ def install() -> None:
     replace(checkpoint_utils, "load_checkpoint", _grow_and_load)
     replace(checkpoint_utils, "load_checkpoint_to_cpu", _diagnose)
     replace(checkpoint_utils, "load_model_ensemble_and_task", _check_members)
+    replace(Trainer, "load_checkpoint", _load_into)
     replace(Trainer, "_build_optimizer", _build_optimizer)
     Trainer.always_call_state_dict_during_save_checkpoint = property(_saving_is_collective)
     replace(utils, "clip_grad_norm_", _clip_with_experts)
@@ -108,7 +109,7 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     if not isinstance(trainer.task, AlmaLMTask):
         return original(cfg, trainer, **kwargs)
     if distributed_utils.get_global_rank() == 0:
-        for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt.*.tmp"):
+        for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt*.tmp"):
             left_by_a_kill.unlink()
     if getattr(trainer.cfg.model, "moe_expert_parallel", False):
         expert_parallel.check(trainer.cfg)
@@ -116,11 +117,8 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     growth.prepare(cfg, trainer)
     if new_stage := schedule.starts_stage(cfg):
         schedule.prepare(cfg, trainer)
-    try:
-        with average.postponed(trainer):
-            loaded = original(cfg, trainer, **kwargs)
-    except AssertionError as error:  # another optimizer or criterion
-        raise UserError(f"{cfg.restore_file}: {error}") from error
+    with average.postponed(trainer):
+        loaded = original(cfg, trainer, **kwargs)
     if new_stage:
         schedule.begin(trainer, loaded[0])
     average.begin(trainer, loaded[0])
@@ -134,15 +132,35 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
 def _diagnose(original, path, *args, **kwargs):
     """Report a damaged or foreign checkpoint in one line (see `checkpoint.reading`)."""
     with checkpoint.reading(path):
-        return original(path, *args, **kwargs)
+        checkpoint.check_sums(path)
+        state = original(path, *args, **kwargs)
+        checkpoint.check_content(state)
+        return state
+
+
+def _load_into(original, trainer, filename, *args, **kwargs):
+    """Report a checkpoint that does not fit the trainer in one line."""
+    if not isinstance(trainer.task, AlmaLMTask):
+        return original(trainer, filename, *args, **kwargs)
+    with checkpoint.reading(filename):
+        try:
+            return original(trainer, filename, *args, **kwargs)
+        except AssertionError as error:  # another optimizer or criterion
+            raise UserError(f"{filename}: {error}") from error
+        except Exception as error:
+            if type(error) is Exception:  # fairseq's, which names the checkpoint: another architecture
+                raise UserError(str(error)) from error
+            raise
 
 
 def _check_members(original, filenames, *args, **kwargs):
-    """Refuse checkpoints that cannot form an ensemble before any of them loads."""
+    """Refuse checkpoints that cannot form an ensemble before any of them loads, and those of other models."""
     paths = compat.split_paths(filenames)
-    if len(paths) > 1 and isinstance(kwargs.get("task"), AlmaLMTask):
-        checkpoint.memory_map_members(paths)
-    return original(filenames, *args, **kwargs)
+    if not isinstance(kwargs.get("task"), AlmaLMTask):
+        return original(filenames, *args, **kwargs)
+    checkpoint.memory_map_members(paths)
+    with checkpoint.reading(paths[0]):
+        return original(filenames, *args, **kwargs)
 
 
 def _build_optimizer(original, trainer) -> None:

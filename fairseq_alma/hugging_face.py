@@ -16,6 +16,7 @@ from torch import Tensor
 
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory, write_json_atomic
+from alma.schema import require, whole
 from alma.stream import Stream
 from fairseq_alma.checkpoint import PREFIX, memory_map_members, reading
 from fairseq_alma.moe.router import upgrade_router
@@ -114,6 +115,8 @@ def _member(
         "scale_embedding": not options["no_scale_embedding"],
         "tie_word_embeddings": tied,
     }
+    # Not all of them show in the shapes of weights.
+    require(config, dict.fromkeys(["num_attention_heads", "num_experts", "decoder_sparse_step"], whole(0)))
     renamed = {}
     for name, value in weights.items():
         name = re.sub(r"^(layers\.\d+)\.fc1\.(router|w1|b1|w2|b2)\b", r"\1.ffn.\2", name)

@@ -1,19 +1,17 @@
 """Data sets in memory, and the stream of mega-batches of their images."""
 
-import gzip
 import hashlib
 import pickle
-import shutil
+import struct
+import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -22,13 +20,14 @@ from torch import Tensor
 
 from alma.errors import UserError
 from alma.stages import Stage
-from vision import presets
+from vision import idx, presets
 from vision.train import Examples, Replay
 
 VALIDATION = 0.1
 """Share of each mega-batch used for validation (appendix B.1)."""
 
 _KNOWN = {"mnist": ((0.1307,), (0.3081,)), "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))}
+_NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
 _DAMAGED = (
     *(RuntimeError, OSError, EOFError, ValueError, KeyError, AssertionError),
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
@@ -118,36 +117,18 @@ def _torchvision(name: str, root: str, download: bool) -> Dataset:
     make: Callable[..., Any] = getattr(datasets, name.upper())
     options = {"split": "balanced"} if name == "emnist" else {}
     parts = []
-    with _unpacked(Path(root), make.__name__) as place:
+    with idx.unpacked(Path(root), make.__name__) as place:
         for train in (True, False):
             read = make(place, train=train, download=download, **options)
             images, labels = torch.as_tensor(read.data), torch.as_tensor(read.targets).long()
             if len(images) != len(labels):
-                raise ValueError(f"{len(images)} images, but {len(labels)} labels")
+                where, what = Path(root, make.__name__), "train" if train else "test"
+                raise UserError(
+                    f"{where}: {len(images)} images, but {len(labels)} labels to {what} with: {idx.AGAIN}"
+                )
             images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
             parts.append(Images(images.contiguous(), labels))
     return make_dataset(name, parts[0], parts[1], _KNOWN.get(name))
-
-
-@contextmanager
-def _unpacked(root: Path, folder: str) -> Iterator[Path]:
-    """A root that torchvision can read: `root`, or if root/folder/raw has .gz files that are not unpacked, a
-    temporary folder with these unpacked and links to the others. `root` may be read-only."""
-    files = list((root / folder / "raw").glob("*"))
-    packed = [path for path in files if path.suffix == ".gz" and path.with_suffix("") not in files]
-    if not packed:
-        yield root
-        return
-    with TemporaryDirectory() as temporary:
-        raw = Path(temporary, folder, "raw")
-        raw.mkdir(parents=True)
-        for path in files:
-            if path in packed:
-                with gzip.open(path) as source, (raw / path.stem).open("wb") as target:
-                    shutil.copyfileobj(source, target)
-            else:
-                (raw / path.name).symlink_to(path.resolve())
-        yield Path(temporary)
 
 
 def _digits() -> Dataset:
@@ -192,6 +173,10 @@ def _folder(root: Path, size: int | None) -> Dataset:
 
 def _decoded(paths: list[str], size: int | None) -> list[np.ndarray]:
     """Arrays (height, width, 3) of image files; chunks keep the threads' overhead low for small images."""
+    from PIL import Image
+
+    warnings.simplefilter("error", Image.DecompressionBombWarning)  # images of 90 megapixels and more
+    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # damaged metadata
     chunks = [paths[start : start + 64] for start in range(0, len(paths), 64)]
     with ThreadPoolExecutor(4) as pool:
         return list(chain.from_iterable(pool.map(lambda chunk: [_read(p, size) for p in chunk], chunks)))
@@ -208,7 +193,7 @@ def _read(path: str, size: int | None) -> np.ndarray:
                 )
             rgb = image.convert("RGB")
             return np.asarray(rgb.resize((size, size), Image.Resampling.BILINEAR) if size else rgb)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except (*_NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise UserError(f"cannot read the image {path} ({error}): replace or delete it") from None
 
 

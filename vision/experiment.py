@@ -5,14 +5,17 @@ As in `vision.learners.base`, torch is imported inside the functions that use it
 
 import pickle
 import time
-from contextlib import closing
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alma import environment, processes
 from alma.errors import UserError
-from alma.files import checkpoint_file, locked, make_directory
+from alma.files import checkpoint_file, damage, locked, make_directory, temporary_of
 from alma.records import Run
+from alma.schema import AMOUNT, require, whole
 from alma.stages import Stage, check_share, stages
 from vision.board import Board
 from vision.learners import LEARNERS, Learner, resolve
@@ -26,6 +29,12 @@ if TYPE_CHECKING:
     from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
+_STATE = {"done": whole(0), "seconds": AMOUNT, "peak_memory": AMOUNT}
+_FOREIGN = (
+    *(RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(AssertionError, pickle.UnpicklingError),
+)
+"""What torch and learners raise for a file with other content than theirs."""
 
 
 def run(
@@ -66,6 +75,7 @@ def run(
     make_directory(Path(out))
     with locked(Path(out)):
         record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
+        temporary_of(record.directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
         if len(record.rows) > len(stream):
             return record
         _check_version(record)
@@ -106,6 +116,10 @@ def _play(record: Run, trainer: "_Trainer", schedule: list[Stage], epochs: int) 
     from tqdm import tqdm
 
     done = trainer.done
+    if done > len(schedule):
+        raise UserError(
+            f"{record.directory / CHECKPOINT} is of a longer run: delete it, and the run starts again"
+        )
     if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
         raise UserError(
             f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
@@ -296,20 +310,40 @@ class _Trainer:
         if not path.exists():
             return
         state = read_checkpoint(path, self.learner.device)
-        self.learner.load(state["learner"])
-        self.done, self._cache, self._raw = state["done"], state["kept"], state.get("raw", {})
-        self._matrix = state.get("matrix", [])
-        self.seconds, self._peak = state["seconds"], state["peak_memory"]
-        if state["progress"]:
-            self._interrupted = Progress(**state["progress"])
+        with reading(path):
+            require(state, _STATE, [*_STATE, "kept", "progress"])
+            require(state["kept"], {})
+            self.learner.load(state["learner"])
+            self.done, self._cache, self._raw = state["done"], state["kept"], state.get("raw", {})
+            self._matrix = state.get("matrix", [])
+            self.seconds, self._peak = state["seconds"], state["peak_memory"]
+            if state["progress"]:
+                self._interrupted = Progress(**state["progress"])
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn the errors of a damaged or foreign checkpoint, or one of another model, into a UserError."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error that follows says more
+            yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise UserError(f"{path} needs more memory than there is, or is damaged") from None
+    except _FOREIGN as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{path} is damaged ({reason}): delete it, and the run starts again") from None
 
 
 def read_checkpoint(path: Path, device: "torch.device | str" = "cpu") -> dict[str, Any]:
     """Tensors and plain values that `torch.save` wrote. UserError for a truncated or foreign file."""
     import torch
 
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise UserError(f"{path} is damaged ({reason}): delete it, and the run starts again") from None
+    with reading(path):
+        if damaged := damage(path):
+            raise ValueError(damaged)
+        state = torch.load(path, map_location=device, weights_only=True)
+        require(state, {})
+        return state

@@ -17,9 +17,10 @@ from alma.errors import UserError
 from alma.files import make_directory
 from alma.records import Run
 from alma.report import style
+from alma.schema import require, whole
 from alma.stages import stages
 from vision import data
-from vision.experiment import read_checkpoint
+from vision.experiment import read_checkpoint, reading
 from vision.learners import LEARNERS, resolve
 from vision.learners.gmoe import MoE
 from vision.mixture import Mixture
@@ -114,6 +115,14 @@ def embed(images: Tensor) -> np.ndarray:
     return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(pixels)
 
 
+def experts_of(path: Path) -> int:
+    """Experts of the model of a stage. UserError: its file is damaged."""
+    state = read_checkpoint(path)
+    with reading(path):
+        require(state["structure"], {"experts": whole(1)}, ["experts"])
+    return state["structure"]["experts"]
+
+
 def choose(experts: Mapping[int, int]) -> list[int]:
     """Up to three stages to draw, given the number of experts after each: the last with 2, 3 and 4 experts
     (Figure 8), or else the first, middle and last stage."""
@@ -167,7 +176,10 @@ def draw(
 ) -> None:
     """Write a figure with one panel per stage: marker = class, colour = expert, gating tree in red."""
     config, files = load_run(run)
-    models = [load_model(config, dataset, read_checkpoint(files[stage])) for stage in chosen]
+    models = []
+    for stage in chosen:
+        with reading(files[stage]):
+            models.append(load_model(config, dataset, read_checkpoint(files[stage])))
     depth = len(models[0].layers)
     if not 1 <= layer <= depth:
         raise UserError(f"--layer {layer}: the run's mixture has layers 1 to {depth}")

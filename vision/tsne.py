@@ -4,7 +4,6 @@ from pathlib import Path
 
 from alma.errors import Parser, UserError, command, number_list
 from alma.help_texts import DATA_ROOT
-from vision.experiment import read_checkpoint
 
 _EXAMPLES = """\
 examples:
@@ -50,7 +49,7 @@ def main() -> None:
     if missing:
         raise UserError(f"--stages {missing[0]}: {options.run} has stages {min(files)} to {max(files)}")
     dataset = gating_tree.load_data(config, options.data_root, options.image_size)
-    experts = {stage: read_checkpoint(path)["structure"]["experts"] for stage, path in files.items()}
+    experts = {stage: gating_tree.experts_of(path) for stage, path in files.items()}
     chosen = options.stages or gating_tree.choose(experts)
     out = options.out or options.run / "tsne.png"
     gating_tree.draw(options.run, dataset, chosen, out, options.layer, options.examples)

@@ -1,6 +1,5 @@
 """Processes halted between turns, with a script instead of fairseq-train."""
 
-import importlib
 import os
 import sys
 import time
@@ -21,10 +20,9 @@ sys.exit("RuntimeError: no more")
 
 
 @pytest.fixture
-def speed(monkeypatch):
-    """The module; an installed package is called `benchmarks` too."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2])
-    return importlib.import_module("benchmarks.train_speed")
+def speed(benchmark):
+    """The module."""
+    return benchmark("train_speed")
 
 
 def state(pid: int) -> str:

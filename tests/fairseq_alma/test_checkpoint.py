@@ -39,6 +39,45 @@ def test_certain_damage_may_be_deleted(path):
     assert "has a wrong checksum; " + DELETE in message(path)
 
 
+def test_a_flipped_bit_of_a_weight_is_seen(path):
+    """torch itself does not compare the check sums of its files."""
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(torch.ones(4).numpy().tobytes())] ^= 1
+    path.write_bytes(whole)
+    assert "has a wrong checksum; " + DELETE in message(path)
+
+
+def test_a_checkpoint_that_unpacks_to_more_than_its_size_is_refused(path):
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("checkpoint/data/999", bytes(1 << 20))
+    assert "checkpoint/data/999 in it is compressed, which torch never does" in message(path)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        [STATE],
+        {"model": [1]},
+        {"model": {"decoder.weight": "text"}},
+        STATE | {"extra_state": [1]},
+        STATE | {"extra_state": {"AlmaLMTask": {"stage": "x"}}},
+        STATE | {"extra_state": {"train_iterator": {"epoch": 1e9}}},
+        STATE | {"extra_state": {"ema": {"decoder.weight": None}}},
+        STATE | {"optimizer_history": [{"num_updates": "many"}]},
+        STATE | {"optimizer_history": 3},
+        STATE | {"last_optimizer_state": {"state": {0: {"step": 1, "exp_avg": 0.0}}}},
+        STATE | {"last_optimizer_state": {"state": {0: {"step": 1.5}}}},
+        STATE | {"last_optimizer_state": {"state": {0: {"momentum_buffer": "none"}}}},
+        STATE | {"cfg": {"model": {}, "task": {}}},
+        STATE | {"cfg": {"model": {"_name": "a"}, "task": None}},
+    ],
+)
+def test_content_of_other_kinds_is_one_line(path, state):
+    torch.save(state, path)
+    assert "not a fairseq checkpoint" in message(path)
+    assert DELETE not in message(path)
+
+
 def test_torchs_old_format_is_read_if_complete(path):
     torch.save(STATE, path, _use_new_zipfile_serialization=False)
     assert torch.equal(memory_map(str(path))["model"]["decoder.weight"], torch.ones(1000))

@@ -1,6 +1,7 @@
 """Exported models compute in transformers what they do in fairseq; unsupported ones are one clear line."""
 
 import json
+import math
 import os
 import re
 
@@ -325,6 +326,8 @@ def test_bad_input_is_one_clear_line(start, checkpoint, stream, tmp_path):
     assert "m.pt: layers.1.ffn.b1 is absent, expected (4, 128)" in error(less)
     none = changed("n.pt", lambda state: state["model"].pop("decoder.embed_tokens.weight"))
     assert "n.pt: not a fairseq checkpoint" in error(none)
+    heads = changed("h.pt", lambda state: state["cfg"]["model"].update(decoder_attention_heads=-math.inf))
+    assert "h.pt: not a fairseq checkpoint (ValueError: num_attention_heads is -inf" in error(heads)
     extra = changed("x.pt", lambda state: state["model"].update({"decoder.gain": torch.zeros(1)}))
     assert "x.pt: gain is (1,), expected no such weight" in error(extra)
     assert "no finished stream here" in error(path, "--tokenizer", tmp_path)

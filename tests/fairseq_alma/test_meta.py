@@ -3,27 +3,16 @@
 What needs a value on the host (`.item()`, `nonzero`) raises there: a GPU would make the host wait for it.
 """
 
-import contextlib
 from collections import Counter
 
 import pytest
 import torch
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_alma import task as alma_task
-from fairseq_alma.moe import dispatchers, layer, router
-from fairseq_alma.moe.dispatchers import GroupedDispatcher, PaddedDispatcher
 from fairseq_alma.moe.router import Router
-from fairseq_alma.training import loss as loss_module
 
-BATCH, LENGTH = 8, 512
-TOKENS = BATCH * LENGTH
-LAYOUTS = {
-    "padded": lambda x_SD, routing, capacity: PaddedDispatcher(routing, capacity),
-    "grouped": lambda x_SD, routing, capacity: GroupedDispatcher(routing),
-}
+TOKENS = 8 * 512
+HALF = {torch.float16: ["--fp16"], torch.bfloat16: ["--bf16"], torch.float32: []}
 
 
 class Operations(TorchDispatchMode):
@@ -40,22 +29,9 @@ class Operations(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor) and not func.is_view:
                 self.shapes.append(tuple(tensor.shape))
         name = func.overloadpacket.__name__
-        if name in ("mm", "addmm", "baddbmm", "_grouped_mm"):  # bmm: attention, one kernel on a GPU
+        if name in ("mm", "addmm", "baddbmm", "_grouped_mm"):
             self.products[name, output.dtype] += 1
         return output
-
-
-class WithoutAutocast:
-    """torch without autocast, which it lacks for this device; it is off in these steps."""
-
-    def __getattr__(self, name):
-        return getattr(torch, name)
-
-    def autocast(self, *_, **__):
-        return contextlib.nullcontext()
-
-    def is_autocast_enabled(self, *_):
-        return False
 
 
 class PlainOptimizer:
@@ -66,40 +42,22 @@ class PlainOptimizer:
 
 
 @pytest.fixture
-def step(stream, monkeypatch):
+def step(stream, benchmark):
     """`step(arch, layout, *flags, dtype=, padded=)`: the operations and gradients of a training step."""
-    for module in (alma_task, dispatchers, loss_module, router):
-        monkeypatch.setattr(module, "torch", WithoutAutocast())
+    memory = benchmark("training_memory")
 
     def run(arch, layout, *flags, dtype=torch.float16, padded=False):
-        monkeypatch.setattr(layer, "fastest_dispatcher", LAYOUTS[layout])
-        parser = options.get_training_parser(default_task="alma_lm")
-        words = [str(stream), "--task", "alma_lm", "--arch", arch, "--tokens-per-sample", str(LENGTH)]
-        words += [
-            "--optimizer",
-            "adam",
-            "--lr",
-            "1e-3",
-            "--max-update",
-            "10",
-            "--batch-size",
-            str(BATCH),
-            *flags,
-        ]
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))
-        task = tasks.setup_task(cfg.task)
-        with torch.device("meta"):
-            model = task.build_model(cfg.model).to(dtype)
-            criterion = task.build_criterion(cfg.criterion)
-            tokens = torch.empty(BATCH, LENGTH, dtype=torch.int64)
-            sample = {"nsentences": BATCH, "ntokens": TOKENS, "target": tokens, "padded": padded}
-            sample["net_input"] = {"src_tokens": tokens, "src_lengths": tokens[:, 0]}
-        operations = Operations()
-        with operations:
-            loss, _, logging_output = task.train_step(sample, model, criterion, PlainOptimizer(), 0)
+        words = memory.words(str(stream), arch, *HALF[dtype], *flags)
+        with memory.like_a_gpu(layout):
+            made = memory.Step(memory.LiveStorages(), words, processes=1)
+            made.sample["padded"] = padded
+            with Operations() as operations:
+                loss, _, logging_output = made.task.train_step(
+                    made.sample, made.model, made.criterion, PlainOptimizer(), 0
+                )
         assert loss.is_meta
         assert all(value.is_meta for value in logging_output.values() if isinstance(value, torch.Tensor))
-        return operations, {name: p.grad for name, p in model.named_parameters()}
+        return operations, {name: p.grad for name, p in made.model.named_parameters()}
 
     return run
 

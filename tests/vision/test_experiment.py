@@ -1,9 +1,11 @@
 """Whole runs: record, interruption, resumption, and errors."""
 
+import io
 import json
 import resource
 import signal
 import time
+import zipfile
 from dataclasses import replace
 
 import numpy as np
@@ -178,7 +180,34 @@ def test_a_checkpoint_newer_than_the_rows_is_an_error(tmp_path):
         play(tmp_path / "run")
 
 
-@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"garbage" * 100])
+def _flip(data: bytes) -> bytes:
+    """One bit of the largest tensor is another; torch itself does not compare its check sums."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        tensor = archive.read(max(archive.infolist(), key=lambda info: info.file_size))
+    at = data.index(tensor)
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def _without_state(data: bytes) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(torch.load(io.BytesIO(data), weights_only=True) | {"done": "many"}, buffer)
+    return buffer.getvalue()
+
+
+def _of_another_model(data: bytes) -> bytes:
+    buffer, state = io.BytesIO(), torch.load(io.BytesIO(data), weights_only=True)
+    state["learner"]["model"] = {}
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"garbage" * 100),
+        *(_flip, _without_state, _of_another_model),
+    ],
+)
 def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, damage):
     whole = play(tmp_path / "run")
     whole.results.write_bytes(b"".join(whole.results.read_bytes().splitlines(keepends=True)[:4]))
@@ -221,6 +250,14 @@ def test_a_full_disk_is_one_clear_line_and_the_run_resumes(tmp_path, child):
     assert "checkpoint.pt: cannot be written" in finished.error
     assert not list((tmp_path / "part").glob(".*.tmp"))
     assert numbers(play(tmp_path / "part", "gens")) == numbers(play(tmp_path / "whole", "gens"))
+
+
+def test_a_temporary_checkpoint_that_a_kill_left_goes_with_the_next_start(tmp_path):
+    """All rows are there, so that no other checkpoint is saved, which would take it over."""
+    play(tmp_path / "run")
+    (tmp_path / "run/.checkpoint.pt.tmp").write_bytes(b"half")
+    play(tmp_path / "run")
+    assert not list((tmp_path / "run").glob(".*.tmp"))
 
 
 def test_a_run_does_not_use_the_global_generators(tmp_path):

@@ -1,0 +1,144 @@
+"""Command lines with settings drawn at random, and what their results must equal."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from alma.files import LOCK
+from alma.records import MACHINE_FIELDS
+from benchmarks.broken_input.judge import hashes
+from benchmarks.broken_input.sound import TINY
+
+
+class Difference(Exception):
+    """A run that faults have changed, or an end that is not right."""
+
+
+@dataclass
+class Report:
+    """A run: the faults that it met, and what was wrong; empty: nothing."""
+
+    tool: str
+    number: int
+    settings: str = ""
+    faults: list[str] = field(default_factory=list)
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Commands of `alma`, run one after another in one folder."""
+
+    commands: tuple[str, ...]
+    needs: tuple[str, ...]
+    """Inputs of `broken_input.sound.MAKERS`, copied to the same names."""
+    result: Callable[[Path], Mapping[str, object]]
+    """What must not depend on faults, by file; a file that matters by its name alone has the value None."""
+
+
+def data_prep(rng: Random) -> Workload:
+    """A stream, shuffled or ordered, and often one more mega-batch."""
+    sizes = f"--valid-words 300 --workers {rng.randint(1, 3)} --seed {rng.randrange(100)}"
+    corpus = "a=corpus/help.txt b=corpus/notes.md.gz c=corpus/books.txt.zst"
+    way = rng.choice(["text=corpus --mega-batches 2 --words 2000", f"{corpus} --ordered --eval-words 200"])
+    tokenizer = rng.choice(["--vocab-size 300", "--tokenizer tokenizer.model"])
+    first = f"data {way} {sizes} {tokenizer} --out stream"
+    appended = "data d=corpus/web.jsonl --append --out stream --workers 2"
+    if "ordered" not in way:
+        appended += " --mega-batches 1 --words 500"
+        first = first.replace("text=corpus", "text=corpus/help.txt text=corpus/notes.md.gz text=corpus/AA")
+    commands = (first, appended) if rng.random() < 0.6 else (first,)
+    return Workload(commands, ("corpus", "tokenizer.model"), streams)
+
+
+def images(rng: Random) -> Workload:
+    """A run on digits."""
+    learner = rng.choice(["sm", "ens", "umix", "gens", "gmoe", "ff", "moe"])
+    words = f"images --learner {learner} --megabatches {rng.randint(2, 5)} --epochs {rng.randint(1, 4)}"
+    words += (
+        f" --hidden {rng.choice([4, 8])} --seed {rng.randrange(100)} --save-interval {rng.choice([0, 1])}"
+    )
+    if rng.random() < 0.5:
+        words += f" --waiting-time {rng.choice(['1', '2', 'all'])}"
+    if learner not in ("ff", "gens") and rng.random() < 0.5:
+        words += " --average .9"
+    if rng.random() < 0.3:
+        words += " --replay-share .5"
+    words += rng.choice([" --save-stages", " --scenario rotated", ""])
+    words += rng.choice([" --part 1/1", " --part 1/1", ""])  # figures take longer than the rest
+    return Workload((f"{words} --out run",), (), runs)
+
+
+def language(rng: Random) -> Workload:
+    """A run of all stages on this machine, trained by fairseq."""
+    learner = rng.choice(["sm", "sm", "ens --members 2", "umix", "gens", "gmoe"])
+    words = f"train stream --learner {learner} --out run --seed {rng.randrange(100)}"
+    if learner != "gens" and rng.random() < 0.5:
+        words += " --schedule continuous"
+    if rng.random() < 0.5:
+        words += f" --average {rng.choice(['.9', 'last:2'])}"
+    if learner != "umix" and rng.random() < 0.3:
+        words += " --replay-share .5"
+    flags = TINY.replace("--max-update 4", f"--max-update {rng.choice([6, 10])} --save-interval-updates 2")
+    return Workload((f"{words} -- {flags}",), ("stream",), runs)
+
+
+WORKLOADS = {"data_prep": data_prep, "images": images, "language": language}
+
+
+def finished(folder: Path) -> dict[Path, bytes]:
+    """The files that say what is done, without a half-written last line."""
+    paths = [path for name in ("results.jsonl", "trained.json", "result.json") for path in folder.rglob(name)]
+    return {path: path.read_bytes().rpartition(b"\n")[0] for path in paths}
+
+
+def check_kept(done: Mapping[Path, bytes]) -> None:
+    """Difference: what was `finished` before is gone or has changed; such files only grow."""
+    for path, content in done.items():
+        if not path.exists() or not path.read_bytes().startswith(content):
+            raise Difference(f"{path.parent.name}/{path.name}: what was done was done again or lost")
+
+
+def streams(folder: Path) -> dict[str, object]:
+    """Hashes of all files; a lock names its last holder."""
+    return {name: None if name.endswith(LOCK) else digest for name, digest in hashes(folder).items()}
+
+
+def runs(folder: Path) -> dict[str, object]:
+    """Rows, weights and names of a run's files; measurements of the machine left out.
+
+    A complete image run needs no checkpoint.pt: a kill within its last save may have left none.
+    """
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "checkpoint.pt")
+    return {str(path.relative_to(folder)): _content(path) for path in files}
+
+
+def _content(path: Path) -> object:
+    if path.suffix == ".pt":
+        return dict(_tensors(path))
+    if path.name == "results.jsonl":
+        rows = map(json.loads, path.read_bytes().splitlines())
+        return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
+    return None
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, str]]:
+    """Hashes of all tensors of a checkpoint, but of fairseq's meters, which hold times."""
+    import torch
+
+    def walk(place: str, value: object) -> Iterator[tuple[str, str]]:
+        if isinstance(value, torch.Tensor):
+            data = value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            yield place, hashlib.sha256(data).hexdigest()
+        elif isinstance(value, Mapping):
+            for key, each in value.items():
+                if key != "metrics":
+                    yield from walk(f"{place}/{key}", each)
+        elif isinstance(value, list | tuple):
+            for index, each in enumerate(value):
+                yield from walk(f"{place}/{index}", each)
+
+    return walk("", torch.load(path, map_location="cpu", weights_only=True))

@@ -1,0 +1,306 @@
+"""Peak memory of a training step of the paper's models, counted on the meta device, against the estimate.
+
+On the meta device tensors have shapes and no values, so a step of any size runs on any machine in seconds.
+The step is fairseq's: forward and backward pass, gradients scaled and clipped, update by the optimizer. It
+uses the kernels of a GPU: one each for dropout, attention and log-softmax; tokens padded to the capacity, or
+grouped with --bf16. Every storage counts while it exists; CUDA's context and gaps between storages do not.
+The estimate is that of `alma train`, less its 1 GB for the context. `all-reduce` and `all-to-all` are the
+bytes that one process gives to these collectives in one update.
+"""
+
+import contextlib
+import logging
+import tempfile
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from fairseq import optim, options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.distributed import ModuleProxyWrapper
+from fairseq.distributed import utils as distributed_utils
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn import functional as F
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
+
+from benchmarks.timing import Rows
+from fairseq_alma import check, task
+from fairseq_alma.moe import dispatchers, layer, router
+from fairseq_alma.moe.dispatchers import GroupedDispatcher, PaddedDispatcher
+from fairseq_alma.training import loss
+from fairseq_alma.training.adam import FusedAdam
+from slurm.engine.machine import Machine
+from slurm.lm.estimate import Cost
+from slurm.lm.memory import PROCESS
+
+VOCABULARY = 50_000
+V100 = 32_000_000_000
+_CHUNKED = "--criterion chunked_cross_entropy"
+SETTINGS = [
+    ("switch_gmoe_base", 8, 1, "--fp16"),
+    ("switch_gmoe_base", 8, 1, f"--fp16 {_CHUNKED}"),
+    ("switch_gmoe_base", 8, 1, f"--fp16 {_CHUNKED} --checkpoint-activations"),
+    ("switch_gmoe_base", 8, 1, f"--fp16 {_CHUNKED} --members 2"),
+    ("switch_gmoe_base", 8, 1, f"--memory-efficient-fp16 {_CHUNKED}"),
+    ("switch_gmoe_base", 8, 1, f"--bf16 {_CHUNKED}"),
+    ("switch_gmoe_base", 8, 1, ""),
+    ("switch_gmoe_base", 8, 1, f"{_CHUNKED} --checkpoint-activations"),
+    *(
+        ("switch_gmoe_base", 8, processes, f"--fp16 {_CHUNKED} {more}".strip())
+        for more in ("", "--moe-expert-parallel")
+        for processes in (2, 4, 8)
+    ),
+    ("switch_gmoe_base", 12, 8, "--fp16"),
+    ("switch_gmoe_large", 4, 8, "--fp16"),
+    ("switch_gmoe_large", 8, 8, "--fp16"),
+    ("switch_gmoe_large", 12, 8, "--fp16"),
+    ("switch_gmoe_large", 12, 8, ""),
+    ("switch_gmoe_large", 12, 1, f"--fp16 {_CHUNKED} --checkpoint-activations"),
+    ("switch_gmoe_large", 8, 8, f"--fp16 {_CHUNKED} --moe-expert-parallel"),
+]
+"""--arch, experts, processes (GPUs), flags; the paper trains on 8 V100 with 32 GB, 8 sequences on each."""
+BATCH, LENGTH = 8, 512
+LAYOUTS = {
+    "padded": lambda x_SD, routing, capacity: PaddedDispatcher(routing, capacity),
+    "grouped": lambda x_SD, routing, capacity: GroupedDispatcher(routing),
+}
+"""How tokens reach their experts on a GPU without, and with, grouped matrix products."""
+
+
+class LiveStorages(TorchDispatchMode):
+    """Counts the bytes of all storages on the meta device that are in use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self.peak = 0
+        self.sent: Counter[str] = Counter()
+        """Bytes that a process gave to each collective."""
+        self._counted: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            # Norms are finite, and all processes have batches of the same size.
+            return BATCH * LENGTH if args[0].dtype is torch.int64 else args[0].dtype is not torch.bool
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and args[0].is_meta:
+            kwargs = kwargs | {"device": "meta"}  # fairseq takes norms to the CPU, unless they are on CUDA
+        output = func(*args, **kwargs)
+        if func.namespace == "c10d" and func.overloadpacket.__name__ == "alltoall_base_":
+            self.sent["all-to-all"] += args[1].nbytes
+        for tensor in torch.utils._pytree.tree_leaves(output):
+            if isinstance(tensor, Tensor) and tensor.is_meta:
+                self._count(tensor.untyped_storage())
+        return output
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._counted:
+            return
+        self._counted.add(key)
+        self.bytes += size
+        self.peak = max(self.peak, self.bytes)
+        weakref.finalize(storage, self._free, key, size)
+
+    def _free(self, key: int, size: int) -> None:
+        self._counted.discard(key)
+        self.bytes -= size
+
+    @contextlib.contextmanager
+    def phase(self, peaks: dict[str, int], name: str) -> Iterator[None]:
+        """Keep the peak of a part of the step in `peaks`."""
+        self.peak = self.bytes
+        yield
+        peaks[name] = max(self.peak, peaks.get(name, 0))
+
+
+class WithoutAutocast:
+    """torch without autocast, which it lacks for the meta device; it is off in these steps."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def autocast(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager:
+        """Nothing."""
+        return contextlib.nullcontext()
+
+    def is_autocast_enabled(self, *_: Any) -> bool:
+        """No."""
+        return False
+
+
+@contextlib.contextmanager
+def like_a_gpu(layout: str) -> Iterator[None]:
+    """Run models on the meta device with a GPU's kernels; `layout`: of LAYOUTS."""
+
+    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return torch.native_dropout(x, p, training)[0]
+
+    plain = F.scaled_dot_product_attention
+
+    def attention(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+    ) -> Tensor:
+        if attn_mask is not None:  # a batch with padding
+            return plain(q, k, v, attn_mask, dropout_p, is_causal)
+        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+        return efficient(q, k, v, None, True, dropout_p, is_causal)[0]
+
+    def log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        fused = x.dtype == torch.float16 and dtype == torch.float32
+        return torch._log_softmax(x if fused or dtype is None else x.to(dtype), dim, fused)
+
+    with contextlib.ExitStack() as stack:
+        for module in (task, dispatchers, loss, router):
+            stack.enter_context(mock.patch.object(module, "torch", WithoutAutocast()))
+        stack.enter_context(mock.patch.object(layer, "fastest_dispatcher", LAYOUTS[layout]))
+        stack.enter_context(mock.patch.object(torch.cuda, "current_device", return_value=None))
+        stack.enter_context(mock.patch.object(F, "dropout", dropout))
+        stack.enter_context(mock.patch.object(F, "log_softmax", log_softmax))
+        stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", attention))
+        yield
+
+
+def words(data: str, arch: str, *flags: str) -> list[str]:
+    """A command line of fairseq-train at the paper's batch size and sequence length."""
+    given = f"--arch {arch} --tokens-per-sample {LENGTH} --batch-size {BATCH} --optimizer adam --lr 1e-3"
+    return [data, "--task", "alma_lm", *given.split(), "--max-update", "10", *flags]
+
+
+class Step:
+    """fairseq's training step on one of `processes`, on the meta device."""
+
+    def __init__(self, memory: LiveStorages, words: Sequence[str], processes: int):
+        parser = options.get_training_parser(default_task="alma_lm")
+        self.cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(words)))
+        self.task = tasks.setup_task(self.cfg.task)
+        common = self.cfg.common
+        half = {"fp16": torch.float16, "bf16": torch.bfloat16}
+        dtype = next((type_ for name, type_ in half.items() if common[name]), torch.float32)
+        with torch.device("meta"):
+            self.model = self.task.build_model(self.cfg.model).to(dtype)
+            self.criterion = self.task.build_criterion(self.cfg.criterion)
+            tokens = torch.empty(BATCH, LENGTH, dtype=torch.int64)
+            self.sample: dict[str, Any] = {
+                "nsentences": BATCH,
+                "ntokens": BATCH * LENGTH,
+                "target": tokens,
+                "padded": False,
+            }
+            self.sample["net_input"] = {"src_tokens": tokens, "src_lengths": tokens[:, 0]}
+        self.trained = self._parallel(memory) if processes > 1 else self.model
+        self.optimizer = self._optimizer(dtype is torch.float32)
+
+    def _parallel(self, memory: LiveStorages) -> torch.nn.Module:
+        """The model in DistributedDataParallel, with the experts of other processes left out."""
+
+        def send(memory: LiveStorages, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            memory.sent["all-reduce"] += bucket.buffer().nbytes
+            future: torch.futures.Future[Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        kind = torch.nn.parallel.DistributedDataParallel
+        own = [name for name, param in self.model.named_parameters() if hasattr(param, "expert")]
+        kind._set_params_and_buffers_to_ignore_for_model(self.model, own)
+        parallel = kind(self.model, init_sync=False)
+        parallel.register_comm_hook(memory, send)
+        return ModuleProxyWrapper(parallel)
+
+    def _optimizer(self, full: bool) -> Any:
+        """fairseq's, as its trainer and the plug-in build it."""
+        params = [param for param in self.model.parameters() if param.requires_grad]
+        if getattr(self.cfg.model, "moe_expert_parallel", False):
+            self.cfg.common.fp16_no_flatten_grads = True
+        if full:
+            made = optim.build_optimizer(self.cfg.optimizer, params)
+        elif self.cfg.common.memory_efficient_fp16 or self.cfg.common.memory_efficient_bf16:
+            made = optim.MemoryEfficientFP16Optimizer.build_optimizer(self.cfg, params)
+        else:
+            made = optim.FP16Optimizer.build_optimizer(self.cfg, params)
+        made.optimizer.__class__ = FusedAdam
+        return made
+
+    def run(self, memory: LiveStorages, peaks: dict[str, int]) -> None:
+        """One update; the peak of each phase, in bytes, in `peaks`."""
+        self.optimizer.zero_grad()
+        with memory.phase(peaks, "forward and backward"):
+            self.task.train_step(self.sample, self.trained, self.criterion, self.optimizer, 0)
+        with memory.phase(peaks, "update"):
+            self.optimizer.multiply_grads(1 / self.sample["ntokens"])
+            self.optimizer.clip_grad_norm(self.cfg.optimization.clip_norm)
+            self.optimizer.step()
+
+
+def count(
+    words: Sequence[str], layout: str = "padded", processes: int = 1
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Peak bytes of each phase of a training step, and bytes that a process gives to each collective."""
+    with contextlib.ExitStack() as stack:
+        if processes > 1:
+            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
+            stack.callback(vars(distributed_utils.get_global_group).pop, "_global_group", None)
+            stack.callback(dist.destroy_process_group)
+            # DistributedDataParallel reorders its buckets once: values go between processes, sizes stay.
+            stack.enter_context(mock.patch.object(dist.Reducer, "_rebuild_buckets", return_value=False))
+        stack.enter_context(like_a_gpu(layout))
+        memory = stack.enter_context(LiveStorages())
+        step = Step(memory, words, processes)
+        step.run(memory, {})  # makes the optimizer's state
+        memory.sent.clear()
+        peaks: dict[str, int] = {}
+        step.run(memory, peaks)
+        return peaks, dict(memory.sent)
+
+
+def estimated(words: Sequence[str], vocabulary: int, processes: int = 1) -> int:
+    """Bytes of a training step in the estimate of `alma train`, without those of CUDA's context."""
+    found = check.resolve(list(words))
+    settings = found["settings"] | {"--arch": found["arch"], "--distributed-world-size": processes}
+    cost = Cost(Path(), Path(), settings, vocabulary, Machine((V100,) * processes, None))
+    assert cost.memory is not None
+    return cost.memory - int(PROCESS)
+
+
+def measure(vocabulary: int = VOCABULARY, settings: Sequence[tuple[str, int, int, str]] = SETTINGS) -> Rows:
+    """A row for each of the `settings`: arch, experts, processes, flags."""
+    rows = []
+    with contextlib.ExitStack() as stack:
+        data = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable()
+        Path(data, "dict.txt").write_text("".join(f"{number} 1\n" for number in range(vocabulary)))
+        for arch, experts, processes, flags in tqdm(settings, disable=None):
+            line = words(data, arch, "--moe-expert-count", str(experts), *flags.split())
+            peaks, sent = count(line, "grouped" if "--bf16" in flags else "padded", processes)
+            guess = estimated(line, vocabulary, processes)
+            counted = max(peaks.values())
+            rows.append(
+                {
+                    "model": f"{arch.removeprefix('switch_gmoe_')}, {experts} experts",
+                    "flags": flags.replace(_CHUNKED, "chunked loss"),
+                    "processes": processes,
+                    **{f"{phase}, GB": f"{peak / 1e9:.2f}" for phase, peak in peaks.items()},
+                    "estimate, GB": f"{guess / 1e9:.2f}",
+                    "estimate / count": f"{guess / counted:.3f}",
+                    "fits 32 GB": "yes" if counted + PROCESS < V100 else "no",
+                    "all-reduce, MB": f"{sent.get('all-reduce', 0) / 1e6:.1f}",
+                    "all-to-all, MB": f"{sent.get('all-to-all', 0) / 1e6:.1f}",
+                }
+            )
+    return rows

@@ -1,0 +1,66 @@
+"""Chaos: a few runs, and a harness that notices what faults must not do.
+
+In processes of their own: the harness adopts and reaps orphans.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_runs_under_faults_equal_undisturbed_ones(tmp_path):
+    line = [sys.executable, "-m", "benchmarks", "chaos", "--tool", "data_prep", "--minutes", "0"]
+    line += ["--seed", "7", "--folder", tmp_path]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    totals = {words[0]: words[1:] for words in lines if words[0] in ("faults", "runs", "differences")}
+    assert totals["runs"] == ["1", "1"]
+    assert totals["differences"] == ["0", "0"]
+    assert int(totals["faults"][-1]) > 0
+    assert not list(tmp_path.glob("chaos_*"))
+
+
+PLANTED = """
+import json, pathlib, sys
+from random import Random
+from benchmarks.chaos import Local, faults, judge, workloads
+
+judge.preload = lambda names: None
+workloads.WORKLOADS["images"] = lambda rng: workloads.Workload(("images",), (), workloads.streams)
+local = Local(pathlib.Path(sys.argv[1]), "images", ["SIGKILL to process"])
+local.fresh = 0.0
+for harm in sys.argv[2:]:
+    code = compile("import os, subprocess, time\\n" + harm, "planted", "exec")
+    faults.main_of = lambda words: lambda: exec(code, {})
+    print(json.dumps(local.run(Random(0), 0).problem))
+local.close()
+"""
+HARM = {
+    "open('x', 'w').write('same')": "",
+    "time.sleep(.1); open('x', 'w').write(str(os.getpid()))": "other results: ['x']",
+    "time.sleep(.1); open(f'x{os.getpid()}', 'w')": "missing: ['x",
+    "open(os.environ['TMPDIR'] + '/x', 'w')": "temporary files left: ['x']",
+    "subprocess.Popen(['sleep', '100'])": "left processes: ",
+    "time.sleep(.1); raise KeyError('x')": "KeyError: 'x'",
+    "time.sleep(.1); raise SystemExit(1)": "exit code 1, 0 lines of errors",
+    "open('results.jsonl', 'w').write(f'{os.getpid()}\\n'); time.sleep(.5)": "was done again or lost",
+}
+"""What a command does, and what the harness says."""
+
+
+def test_the_harness_notices(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PLANTED, tmp_path, *HARM], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    problems = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('"')]
+    for problem, (harm, told) in zip(problems, HARM.items(), strict=True):
+        assert told in problem, harm
+        assert told or not problem, harm

@@ -1,0 +1,77 @@
+"""Counted memory of a training step, and the estimate of `alma train`."""
+
+import gc
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+CHUNKED = "--criterion chunked_cross_entropy"
+
+
+@pytest.fixture
+def memory(benchmark):
+    """The module."""
+    return benchmark("training_memory")
+
+
+def test_storages_count_while_they_exist(memory):
+    """A view is no storage of its own; an operation in place makes none."""
+    with memory.LiveStorages() as live:
+        first = torch.empty(100, device="meta")
+        second = first.view(10, 10)[2:].add(1.0)
+        second.mul_(2.0)
+        assert live.bytes == 720
+        del first, second
+        gc.collect()
+        assert (live.bytes, live.peak) == (0, 720)
+
+
+def test_what_the_backward_pass_needs_is_counted(memory):
+    """With and without the activations of three layers."""
+
+    def peak(run):
+        layers = torch.nn.Sequential(*(torch.nn.Linear(64, 64, device="meta") for _ in range(3)))
+        with memory.LiveStorages() as live:
+            x = torch.empty(1000, 64, device="meta", requires_grad=True)
+            run(layers, x).sum().backward()
+        return live.peak
+
+    kept = peak(lambda layers, x: layers(x))
+    recomputed = peak(lambda layers, x: checkpoint(layers, x, use_reentrant=False))
+    assert kept >= 4 * 1000 * 64 * 4
+    assert peak(lambda layers, x: layers(x).detach().requires_grad_()) < kept
+    assert recomputed <= kept
+
+
+@pytest.mark.parametrize(
+    ("arch", "experts", "processes", "flags"),
+    [
+        ("switch_gmoe_base", 8, 1, f"--fp16 {CHUNKED}"),
+        ("switch_gmoe_base", 8, 1, f"--fp16 {CHUNKED} --checkpoint-activations"),
+        ("switch_gmoe_base", 8, 1, f"--bf16 {CHUNKED}"),
+        ("switch_gmoe_base", 8, 1, "--fp16 --members 2"),
+        ("switch_gmoe_base", 8, 1, CHUNKED),
+        ("switch_gmoe_large", 12, 8, "--fp16"),
+        ("switch_gmoe_base", 8, 4, f"--fp16 {CHUNKED} --moe-expert-parallel"),
+    ],
+)
+def test_the_estimate_is_within_five_percent(memory, arch, experts, processes, flags):
+    (row,) = memory.measure(20_000, [(arch, experts, processes, flags)])
+    assert float(row["estimate / count"]) == pytest.approx(1, abs=0.05)
+
+
+def test_bytes_that_a_process_sends(memory):
+    """All-reduce: 2 bytes for each parameter that all processes hold. All-to-all: the rows of each Switch
+    layer, to the experts and back, forward and backward."""
+    settings = [
+        ("switch_gmoe_base", 8, 4, f"--fp16 {CHUNKED} {more}".strip())
+        for more in ("", "--moe-expert-parallel")
+    ]
+    whole, divided = memory.measure(4_000, settings)
+    experts = 3 * 8 * (2 * 512 * 2048 + 512 + 2048)
+    assert float(whole["all-reduce, MB"]) - float(divided["all-reduce, MB"]) == pytest.approx(
+        2 * experts / 1e6, abs=0.11
+    )
+    assert whole["all-to-all, MB"] == "0.0"
+    assert float(divided["all-to-all, MB"]) == pytest.approx(4 * 3 * 4096 * 512 * 2 / 1e6, abs=0.06)
