@@ -1,5 +1,6 @@
 """Real text, a small stream of it, and fairseq's commands run in forked children (no second import)."""
 
+import importlib
 import json
 import os
 import resource
@@ -145,6 +146,13 @@ def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = No
         cli_main()
     finally:
         progress_bar._close_writers()  # as at exit, which a forked child skips
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Imports a benchmark by name; an installed package is called `benchmarks` too."""
+    monkeypatch.syspath_prepend(ROOT)
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.fixture
