@@ -215,6 +215,9 @@ def batch_iterator(
     """
     for unused in ("ignore_invalid_inputs", "disable_iterator_cache", "update_epoch_batch_itr"):
         kwargs.pop(unused, None)
+    # Persistent workers and their iterator are a reference cycle: the garbage collector would end them, and
+    # wait for 5 s, because it closes their queue first.
+    kwargs["persistent_workers"] = False
     dataset.set_epoch(epoch)
     with data_utils.numpy_seed(seed + epoch):
         order = dataset.ordered_indices()

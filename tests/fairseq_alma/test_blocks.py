@@ -1,5 +1,7 @@
 """Blocks and batches equal fairseq's, which builds an index and lists for them."""
 
+import gc
+import multiprocessing
 import pickle
 import tempfile
 import tracemalloc
@@ -156,6 +158,21 @@ def test_model_inputs_equal_fairseqs(tmp_path, workers, options):
     peer = fairseqs_iterator(fairseqs(prefixes, 16, **options), 64, **flags)
     same_batches([own.first_batch], [peer.first_batch])
     same_batches(own.next_epoch_itr(), peer.next_epoch_itr())
+
+
+def test_workers_end_with_their_epoch(tmp_path):
+    dataset = ours(write(tmp_path, [[9] * 500]), 8)
+    batches = batch_iterator(dataset, 32, None, num_workers=1, data_buffer_size=2).next_epoch_itr()
+    gc.disable()  # it would end forgotten workers, and wait 5 s for each
+    try:
+        next(batches)
+        (worker,) = multiprocessing.active_children()
+        for _ in batches:
+            pass
+        worker.join(4)
+        assert not worker.is_alive()
+    finally:
+        gc.enable()
 
 
 def test_resuming_reads_no_earlier_block(tmp_path, monkeypatch):
