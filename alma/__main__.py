@@ -1,15 +1,19 @@
 """The command `alma`: a subcommand for each tool. `python -m alma` is the same."""
 # PYTHON_ARGCOMPLETE_OK: says to argcomplete that this command answers it
 
-import importlib
-import os
 import sys
-from argparse import SUPPRESS
-from itertools import groupby
-from types import ModuleType
-from typing import NamedTuple
 
-from alma.errors import Parser, command
+try:
+    import importlib
+    import os
+    from argparse import SUPPRESS
+    from itertools import groupby
+    from types import ModuleType
+    from typing import NamedTuple
+
+    from alma.errors import Parser, command
+except KeyboardInterrupt:  # before `command` can answer it
+    sys.exit(130)
 
 
 class Tool(NamedTuple):

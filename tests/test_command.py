@@ -45,6 +45,17 @@ def calls(*lines: str, stubs: Path) -> list[tuple[int, str, str]]:
     return json.loads(done.stdout)
 
 
+def test_ctrl_c_while_the_command_imports_prints_nothing(tmp_path):
+    (tmp_path / "argparse.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-m", "alma", "--help"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.fixture
 def parsers(monkeypatch):
     """The parser of every subcommand, by its name."""
