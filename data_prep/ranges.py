@@ -20,7 +20,7 @@ import numpy as np
 from alma.errors import UserError
 from alma.files import atomic_write
 from data_prep.scan import RECORD, hash_order, repeats, runs
-from data_prep.work import Workspace, count_items, mapped, open_items, read_arrays
+from data_prep.work import Workspace, mapped, open_items, read_arrays
 
 RANGE_DOCUMENTS = 1 << 20
 """Documents of a range on average; sorting them takes about 200 MB."""
@@ -31,7 +31,7 @@ def count_ranges(space: Workspace, files: tuple[int, int]) -> int:
 
     UserError: an empty corpus.
     """
-    read, had = (sum(count_items(path, RECORD) for path in paths) for paths in _paths(space, files))
+    read, had = (sum(len(mapped(path, RECORD)) for path in paths) for paths in _paths(space, files))
     if not read:
         raise UserError("the corpus has no documents: every file is empty or blank")
     return 1 + (read + had) // RANGE_DOCUMENTS

@@ -92,11 +92,6 @@ def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
     return np.frombuffer(data, dtype, size // dtype.itemsize)
 
 
-def count_items(path: Path, dtype: np.dtype) -> int:
-    """The number of items of a file."""
-    return (path.stat().st_size - _LENGTH) // dtype.itemsize
-
-
 class Task(NamedTuple):
     """A part of a stage. It writes the file `done` last."""
 

@@ -40,7 +40,7 @@ TRAINING: dict[str, object] = {
     "--no-epoch-checkpoints": True,
     "--num-workers": 0,  # blocks are slices of a memory map: fairseq's thread that reads ahead suffices
 }
-"""As in experiments/table2/sizes/base.yaml, except --fp16, from which a CPU gains nothing, and --num-workers."""
+"""As in experiments/table2/sizes/base.yaml, without its --num-workers and --fp16; a CPU gains nothing from fp16."""
 
 _SAVING = (
     "--save-interval",

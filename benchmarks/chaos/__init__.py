@@ -40,7 +40,10 @@ from benchmarks.chaos.workloads import WORKLOADS, Difference, Report, Workload, 
 TOOLS = (*WORKLOADS, "slurm")
 REPEATS = 3
 """How often a run is disturbed, from the start, for each time that it runs undisturbed."""
-_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n((?: .*\n)*)", re.M)
+_TRACEBACK = re.compile(
+    r"^(Exception ignored in atexit callback: .*\n)?Traceback \(most recent call last\):\n((?: .*\n)*)",
+    re.M,
+)
 _PYTHONS_OWN = re.compile(r'  File "(<|.*/multiprocessing/)')
 """Frames of what Python prints when a worker's parent or its resource tracker was killed."""
 _TORCHS_OWN = "torchinductor_"
@@ -177,7 +180,7 @@ class Local:
         if ended.left:
             raise Difference(f"left processes: {'; '.join(ended.left)}")
         started = _NOT_STARTED not in ended.text
-        if started and any(_is_ours(frames, codes is None) for frames in _TRACEBACK.findall(ended.text)):
+        if started and any(_is_ours(*found, codes is None) for found in _TRACEBACK.findall(ended.text)):
             raise Difference(f"traceback:\n{ended.text[-3000:]}")
         if codes is None or not ended.code:
             return
@@ -206,10 +209,10 @@ def _first_difference(found: object, expected: object) -> str:
     return f"{min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))}"
 
 
-def _is_ours(frames: str, killed: bool) -> bool:
-    """Whether a traceback is more than Python's own report of a killed process."""
+def _is_ours(at_exit: str, frames: str, killed: bool) -> bool:
+    """Whether a traceback is more than Python's own report of a killed process, or of one that exits."""
     files = [line for line in frames.splitlines() if line.startswith("  File ")]
-    return not (killed and all(map(_PYTHONS_OWN.match, files)))
+    return not (killed and (at_exit or all(map(_PYTHONS_OWN.match, files))))
 
 
 def table(reports: Sequence[Report]) -> str:
