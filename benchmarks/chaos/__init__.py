@@ -180,7 +180,8 @@ class Local:
         if ended.left:
             raise Difference(f"left processes: {'; '.join(ended.left)}")
         started = _NOT_STARTED not in ended.text
-        if started and any(_is_ours(*found, codes is None) for found in _TRACEBACK.findall(ended.text)):
+        tracebacks = _TRACEBACK.findall(ended.text)
+        if started and any(_is_ours(at_exit, frames, codes is None) for at_exit, frames in tracebacks):
             raise Difference(f"traceback:\n{ended.text[-3000:]}")
         if codes is None or not ended.code:
             return
