@@ -135,18 +135,21 @@ class RunningCommand:
         code = 1
         try:
             os.setsid()
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             os.chdir(self.place.work)
             os.environ |= added
             log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
                 os.dup2(descriptor, number)
             if words is None:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
                 os.execvpe(program[0], list(program), os.environ)
             sys.stdin = os.fdopen(0, closefd=False)
             sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
             tempfile.tempdir = added["TMPDIR"]
-            main_of(words.split())()
+            main = main_of(words.split())
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            main()
             code = 0
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
