@@ -165,7 +165,7 @@ class Local:
         with RunningCommand(self.place, words) as command:
             ended = command.end()
         self._judge(ended, (1, 2))
-        if path.exists() and content.startswith(path.read_bytes()):  # cut, perhaps back to its last whole line
+        if path.exists() and content.startswith(path.read_bytes()):  # perhaps cut to a whole line
             path.write_bytes(content)
 
     @staticmethod
