@@ -42,10 +42,10 @@ def steps(out: Path) -> list[list[str]]:
             "--max-document-words 1k"
         ],
         launches,
-        [f"alma images --learner sm,ens,gens,gmoe --waiting-time 1,4 --jobs 2 --out {runs}/digits"],
         [
-            "alma images --scenario classes --replay-share 0,0.5 --learner sm,ens --hidden 32 --jobs 2 "
-            f"--out {runs}/drift"
+            f"alma images --learner sm,ens,gens,gmoe --waiting-time 1,4 --out {runs}/digits",
+            "alma images --scenario classes --replay-share 0,0.5 --learner sm,ens --hidden 32 "
+            f"--out {runs}/drift",
         ],
         [f"alma report {runs} --out {shlex.quote(str(out / 'report'))}"],
     ]
@@ -72,10 +72,11 @@ def run(lines: Sequence[str]) -> None:
 
 
 def _follow(process: subprocess.Popen, line: str) -> int:
-    """Print the output of a process, each line after the name of its learner; return its exit code."""
-    name = line.partition("--learner ")[2].partition(" ")[0]
+    """Print the output of a process, each line after the name of its folder; return its exit code."""
+    words = shlex.split(line)
+    name = Path(words[words.index("--out") + 1]).name if "--out" in words else ""
     for text in process.stdout or ():
-        print(f"{name:>4} | {text}", end="", flush=True)
+        print(f"{name:>6} | {text}", end="", flush=True)
     return process.wait()
 
 

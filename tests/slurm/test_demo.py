@@ -42,10 +42,10 @@ def test_commands_of_a_step_run_concurrently_and_a_failure_ends_the_demo(capfd, 
     )
     (tmp_path / "meet.py").write_text(meet)
     pairs = ((here, there, "one"), (there, here, "two"))
-    demo.run([f"python {tmp_path}/meet.py {a} {b} --learner {name}" for a, b, name in pairs])
+    demo.run([f"python {tmp_path}/meet.py {a} {b} --out {name}" for a, b, name in pairs])
     printed = capfd.readouterr().out
-    assert " one | met" in printed
-    assert " two | met" in printed
+    assert "   one | met" in printed
+    assert "   two | met" in printed
     with pytest.raises(SystemExit) as stop:
         demo.run(["python -c 'raise SystemExit(3)'"])
     assert stop.value.code == 3
