@@ -222,36 +222,41 @@ class SortedCorpus:
 
     def select_validation(self, target: int) -> None:
         """Take the documents of the validation source with the smallest second hashes for validation."""
-        lists = [mapped_array(self._space.file("valid", n, "npy")) for n in self._ranges]
 
-        def ends(second: int, side: Literal["left", "right"]) -> np.ndarray:
-            return np.array([np.searchsorted(each[0], np.uint64(second), side) for each in lists])
+        def listed(number: int) -> np.ndarray:
+            # mapped anew each time: the pages that a search touches count as memory of this process
+            return mapped_array(self._space.file("valid", number, "npy"))
 
-        def words(ends: np.ndarray) -> np.ndarray:
-            return np.array(
-                [int(each[1, end - 1]) if end else 0 for each, end in zip(lists, ends, strict=True)]
-            )
+        def until(second: int, side: Literal["left", "right"]) -> np.ndarray:
+            """(ranges, 2) documents up to a second hash, and their words."""
+            found = []
+            for number in self._ranges:
+                hashes, words, _ = listed(number)
+                end = int(np.searchsorted(hashes, np.uint64(second), side))
+                found.append((end, int(words[end - 1]) if end else 0))
+            return np.array(found)
 
         def records(number: int, start: int, end: int) -> np.ndarray:
-            return sorted_records(self._space, number)[lists[number][2, start:end].astype(np.int64)]
+            return sorted_records(self._space, number)[listed(number)[2, start:end].astype(np.int64)]
 
         low, high = 0, 2**64 - 1
         while low < high:  # the smallest hash up to which the words reach the target
             middle = (low + high) // 2
-            low, high = (low, middle) if words(ends(middle, "right")).sum() >= target else (middle + 1, high)
-        chosen, stops = ends(low, "left"), ends(low, "right")
-        tied = np.flatnonzero(chosen < stops).tolist()  # nearly always one range
-        rows = np.concatenate([records(number, chosen[number], stops[number]) for number in tied])
-        left = nearest(rows["words"], target - int(words(chosen).sum()))
-        for number in tied:
-            taken = min(left, int(stops[number] - chosen[number]))
-            chosen[number] += taken
-            left -= taken
-        self._sums[_VALID] = np.stack([chosen, words(chosen)], axis=1)
-        self._sums[0] -= self._sums[_VALID]
-        if found := [(int(lists[n][0, chosen[n] - 1]), n) for n in self._ranges if chosen[n]]:
+            low, high = (low, middle) if until(middle, "right")[:, 1].sum() >= target else (middle + 1, high)
+        chosen, stops = until(low, "left"), until(low, "right")[:, 0]
+        tied = np.flatnonzero(chosen[:, 0] < stops).tolist()  # nearly always one range
+        pieces = [records(number, chosen[number, 0], stops[number]) for number in tied]
+        left = nearest(np.concatenate(pieces)["words"], target - int(chosen[:, 1].sum()))
+        for number, rows in zip(tied, pieces, strict=True):
+            taken = rows["words"][:left]
+            chosen[number] += len(taken), int(taken.sum())
+            left -= len(taken)
+        self._sums[_VALID] = chosen
+        self._sums[0] -= chosen
+        ends = chosen[:, 0]
+        if found := [(int(listed(n)[0, ends[n] - 1]), n) for n in self._ranges if ends[n]]:
             number = max(found)[1]
-            self.valid_last = records(number, chosen[number] - 1, chosen[number])
+            self.valid_last = records(number, ends[number] - 1, ends[number])
 
 
 def pools_of(
