@@ -61,8 +61,8 @@ class OnSlurm:
         launcher = self._launcher("jobs", learner)
         disturbed = _Disturbed(self.cluster, launcher, [*words, "--cluster", "slurm", "--timeout-min", "30"])
         disturbed.go_on(rng, rng.randint(2, 6), report.faults)
-        try:  # a job that ended as its node died may start once more, to find that all is done
-            self.cluster.until(lambda: not self.cluster.run("squeue", "-h"))
+        try:  # a job that ended as its node or slurmctld died may start once more, to find that all is done
+            self.cluster.ask_nodes_until(lambda: not self.cluster.run("squeue", "-h"))
         except TimeoutError as error:
             raise Difference(f"left in the queue: {error}") from None
         if launcher.rows != expected.rows:
