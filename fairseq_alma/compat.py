@@ -77,7 +77,9 @@ def _processes_on_cpu(original, cfg, main, **kwargs) -> None:
     start_rank = cfg.distributed_training.distributed_rank
     cfg.distributed_training.distributed_rank = None
     arguments = (main, cfg, {"start_rank": start_rank, **kwargs})
-    torch.multiprocessing.spawn(distributed_utils.distributed_main, args=arguments, nprocs=processes)
+    torch.multiprocessing.start_processes(  # forks need not import torch and fairseq
+        distributed_utils.distributed_main, args=arguments, nprocs=processes, start_method="fork"
+    )
 
 
 def _processes_to_spawn(cfg) -> int:

@@ -135,7 +135,7 @@ class RunningCommand:
         code = 1
         try:
             os.setsid()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # until the command itself runs
             os.chdir(self.place.work)
             os.environ |= added
             log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
