@@ -149,14 +149,20 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
         except OSError as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # shutil.rmtree closes a descriptor twice
+                _interrupted()
             if error.errno not in (*_UNWRITABLE, *_NO_FILE):
                 raise
             fail(f"{error.filename or 'cannot write'}: {error.strerror}; fix this and rerun the command")
         except KeyboardInterrupt:
-            print("interrupted; rerun the same command to resume", file=sys.stderr)
-            sys.exit(130)
+            _interrupted()
 
     return run
+
+
+def _interrupted() -> NoReturn:
+    print("interrupted; rerun the same command to resume", file=sys.stderr)
+    sys.exit(130)
 
 
 def fail(message: str) -> NoReturn:

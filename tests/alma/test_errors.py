@@ -1,6 +1,7 @@
 """Errors of command lines, with hints, and number lists."""
 
 import argparse
+import errno
 import os
 from pathlib import Path
 
@@ -148,3 +149,16 @@ def test_a_message_with_half_a_character_is_printed(capsys):
     with pytest.raises(SystemExit):
         main()
     assert capsys.readouterr().err == "error: no learner \\ud800\n"
+
+
+def test_ctrl_c_that_python_hides_behind_another_error_is_an_interruption(capsys):
+    @command
+    def main():
+        try:
+            raise KeyboardInterrupt
+        finally:  # as in shutil.rmtree of Python 3.11
+            raise OSError(errno.EBADF, "Bad file descriptor")
+
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert capsys.readouterr().err == "interrupted; rerun the same command to resume\n"
