@@ -5,10 +5,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from alma.errors import UserError
@@ -34,6 +34,7 @@ class Workers:
         """`flag`: the option to lower when the system kills a worker."""
         self._count, self._setup, self._terminate, self._flag = count, setup, terminate, flag
         self._pool: ProcessPoolExecutor | None = None
+        self._futures: Collection[Future] = ()
 
     def __enter__(self) -> "Workers":
         return self
@@ -41,11 +42,14 @@ class Workers:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._pool is None:
             return
-        if error and self._terminate:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()
-        self._pool.shutdown(cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if not (error and self._terminate):
+            for future in self._futures:
+                with suppress(CancelledError):
+                    future.exception()  # waits for a running task
+        # Python asks idle workers to end through a queue. One that is killed now may hold its lock for good.
+        for process in multiprocessing.active_children():
+            process.terminate()
 
     def run(
         self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], in_order: bool = False
@@ -69,6 +73,7 @@ class Workers:
                 numbers = {self._pool.submit(function, *task): number for number, task in enumerate(tasks)}
         except BrokenProcessPool:
             raise killed from None
+        self._futures = numbers
         for future in numbers if in_order else as_completed(numbers):
             if isinstance(future.exception(), BrokenProcessPool):
                 raise killed

@@ -120,6 +120,7 @@ class RunningCommand:
         self._sizes = place.sizes()
         program = [sys.executable, "-m", "alma", *words.split()]
         added = {"TMPDIR": str(place.folder / "tmp"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
+        added["PYTHONFAULTHANDLER"] = "1"  # see `_look`
         if fault == "clock jumps":
             added |= {"PYTHONPATH": f"{_CLOCK}:{_ROOT}"}
         if fault == "no permission" and not os.geteuid():  # root may write anywhere otherwise
@@ -193,7 +194,11 @@ class RunningCommand:
         self.events += sizes != self._sizes
         self._sizes = sizes
         if time.monotonic() - self.began > SECONDS:
-            raise Difference(f"no end after {SECONDS} s")
+            for pid in (self.pid, *running(self.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)  # each process prints where its threads are
+            time.sleep(1)
+            raise Difference(f"no end after {SECONDS} s:\n{self.log.read_text(errors='replace')[-9000:]}")
 
     def end(self, alone: bool = True) -> "EndOfCommand":
         """Wait for the end of the command, and up to 15 s for that of its processes, if it is `alone`."""

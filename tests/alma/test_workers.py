@@ -152,3 +152,30 @@ def test_workers_ignore_ctrl_c_and_finish_their_task(tmp_path):
     _, err = process.communicate(timeout=60)
     assert err.splitlines()[-1] == b"KeyboardInterrupt"
     assert {path.name for path in tmp_path.iterdir()} >= {"0", "1"}
+
+
+KILLED_LAST = """
+import time
+from concurrent.futures import process
+from pathlib import Path
+from alma.workers import Workers
+join = process._ExecutorManagerThread.join_executor_internals
+def kill_and_join(self):
+    for worker in self.processes.values():
+        if "pipe" in Path(f"/proc/{worker.pid}/wchan").read_text():  # it waits for a task: it has the lock
+            worker.kill()
+            worker.join()
+    join(self)
+process._ExecutorManagerThread.join_executor_internals = kill_and_join
+if __name__ == "__main__":
+    with Workers(2) as workers:
+        list(workers.run(abs, [(1,), (2,)]))
+        time.sleep(0.3)
+"""
+
+
+def test_a_worker_that_is_killed_at_the_end_holds_nobody_up(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(KILLED_LAST)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, script], check=True, timeout=60, env=environment)
