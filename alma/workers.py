@@ -42,14 +42,17 @@ class Workers:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self._pool is None:
             return
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        # `shutdown` asks the workers to end through a queue, and waits. One that is killed just now may hold
+        # the lock of the queue for good: they are terminated meanwhile, when no task runs.
+        ending = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True})
+        ending.start()
         if not (error and self._terminate):
             for future in self._futures:
                 with suppress(CancelledError):
                     future.exception()  # waits for a running task
-        # Python asks idle workers to end through a queue. One that is killed now may hold its lock for good.
         for process in multiprocessing.active_children():
             process.terminate()
+        ending.join()
 
     def run(
         self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], in_order: bool = False
