@@ -171,7 +171,12 @@ class _Disturbed:
         """All jobs, by one of a higher priority."""
         nodes = ("--nodes", str(len(self.cluster.nodes)), "--exclusive")
         above = self.cluster.submit("sleep 1", "--partition=high", *nodes)
-        self.cluster.wait([above], timeout=60)
+
+        def over() -> bool:
+            self._administer()
+            return self.cluster.state(above) == "COMPLETED"
+
+        self.cluster.until(over, timeout=60)
         return True
 
     def node_down(self, rng: Random, process: subprocess.Popen) -> bool:
