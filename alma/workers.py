@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 from alma.errors import UserError
 
+_GRACE = 5.0
+"""Seconds for idle workers to end."""
+
 Result = TypeVar("Result")
 
 
@@ -43,13 +46,14 @@ class Workers:
         if self._pool is None:
             return
         # `shutdown` asks the workers to end through a queue, and waits. One that is killed just now may hold
-        # the lock of the queue for good: they are terminated meanwhile, when no task runs.
+        # the lock of the queue for good; the others are then terminated.
         ending = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True})
         ending.start()
         if not (error and self._terminate):
             for future in self._futures:
                 with suppress(CancelledError):
                     future.exception()  # waits for a running task
+            ending.join(_GRACE)
         for process in multiprocessing.active_children():
             process.terminate()
         ending.join()

@@ -158,7 +158,7 @@ KILLED_LAST = """
 import time
 from concurrent.futures import process
 from pathlib import Path
-from alma.workers import Workers
+from alma import workers
 join = process._ExecutorManagerThread.join_executor_internals
 def kill_and_join(self):
     for worker in self.processes.values():
@@ -167,9 +167,10 @@ def kill_and_join(self):
             worker.join()
     join(self)
 process._ExecutorManagerThread.join_executor_internals = kill_and_join
+workers._GRACE = 0.5
 if __name__ == "__main__":
-    with Workers(2) as workers:
-        list(workers.run(abs, [(1,), (2,)]))
+    with workers.Workers(2) as pool:
+        list(pool.run(abs, [(1,), (2,)]))
         time.sleep(0.3)
 """
 

@@ -39,7 +39,7 @@ NUMBERS = {
     "megabatch-words": 0,
     "megabatch-tokens": 0,
     "megabatch-seed": 1,
-    "num-workers": 1,
+    "num-workers": 0,
     "log-interval": 100,
     "save-interval-updates": 5000,
     "keep-interval-updates": 1,
