@@ -173,6 +173,8 @@ class Local:
         """Exit codes that a command may have under a fault, besides 0; None: any."""
         if fault in SIGNALS or fault in ("file truncated", "clock jumps"):
             return None
+        if fault == "second launch":
+            return (2,)  # the second was first to take the lock
         return (1, 2) if fault in ("disk full", "no permission") else ()
 
     def _judge(self, ended: EndOfCommand, codes: Sequence[int] | None) -> None:
