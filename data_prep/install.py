@@ -33,9 +33,10 @@ def install(work: Path, out: Path) -> Stream:
         if other != work:
             _withdraw(other, out)
     finished = Stream.load(work / FINISHED)
+    for folder in (out, work / FINISHED):  # before anything is moved
+        if path := wrong_size(finished.parts, folder):
+            raise UserError(f"{path}: damaged; remove {work if is_stream(out) else out} and run again")
     _move(_files(finished), work / FINISHED, out)
-    if path := wrong_size(finished.parts, out):
-        raise UserError(f"{path}: damaged; remove {work if is_stream(out) else out} and run again")
     _move([FILE], work / FINISHED, out)
     clean(out, work)
     return Stream.load(out)
