@@ -85,15 +85,18 @@ class Place:
     @contextlib.contextmanager
     def unwritable(self) -> Iterator[None]:
         """Take the permission to write in the folders that the command made."""
-        folders = [path for path in self.work.rglob("*") if path.is_dir() and not path.is_symlink()]
-        for path in [self.work, *folders]:
-            path.chmod(0o555)
+        folders = [Path(folder) for folder, *_ in os.walk(self.work)]  # also while some disappear
+        self._allow(folders, 0o555)
         try:
             yield
         finally:
-            for path in [self.work, *folders]:
-                with contextlib.suppress(FileNotFoundError):
-                    path.chmod(0o755)
+            self._allow(folders, 0o755)
+
+    @staticmethod
+    def _allow(folders: Sequence[Path], mode: int) -> None:
+        for path in folders:
+            with contextlib.suppress(FileNotFoundError):
+                path.chmod(mode)
 
 
 @dataclass(frozen=True)
