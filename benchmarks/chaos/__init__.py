@@ -44,8 +44,8 @@ _TRACEBACK = re.compile(
     r"^(Exception ignored in atexit callback: .*\n)?Traceback \(most recent call last\):\n((?: .*\n)*)",
     re.M,
 )
-_PYTHONS_OWN = re.compile(r'  File "(<|.*/multiprocessing/)')
-"""Frames of what Python prints when a worker's parent or its resource tracker was killed."""
+_PYTHONS_OWN = re.compile(r'  File "(<|.*/(multiprocessing|concurrent/futures)/|.*/threading\.py)')
+"""Frames of what Python prints when a worker, its parent or its resource tracker was killed."""
 _TORCHS_OWN = "torchinductor_"
 """Its cache, which a kill leaves."""
 _NOT_STARTED = "Fatal Python error: init_import_site"
