@@ -112,7 +112,7 @@ class InvalidNumbers(argparse.ArgumentTypeError, UserError):
 
 def count(text: str) -> int:
     """An argparse type: a positive whole number such as 440000000, 440_000_000 or 440M."""
-    match = re.fullmatch(r"([\d_]+(?:\.\d+)?)([kMGTPE]?)", text)
+    match = re.fullmatch(r"([\d_]*(?:\.\d+)?)([kMGTPE]?)", text)
     number = float(match[1].replace("_", "") or 0) * _SCALE[match[2]] if match else 0
     if number < 1 or number != int(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number such as 500000 or 0.5M")

@@ -82,6 +82,8 @@ class JobStatus:
     """File with that error, if any."""
     root: "JobStatus | None" = None
     """The failed job that cancelled this one."""
+    held: bool = False
+    """Whether SLURM starts it only once somebody releases it."""
 
     def __str__(self) -> str:
         job = self.job
@@ -199,24 +201,22 @@ def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterat
 def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
     """Wait until all jobs are done or none is moving; return those in a state of BAD.
 
-    Shows a progress bar on a terminal, else a line for each change.
+    Shows a progress bar on a terminal, else a line for each change; held jobs are named on both.
     """
     states: dict[tuple[Path, str], str] = {}
     seen: list[JobStatus] = []
     form = "{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}{postfix}"
     with tqdm(desc="jobs", total=0, bar_format=form, dynamic_ncols=True, disable=None) as bar:
         for seen in watch(runs, seconds):
-            if bar.disable:
-                if not states:
-                    say(f"jobs: {count(seen)}")
-                for status in seen:
-                    key = (status.job.run, status.job.name)
-                    if states.get(key, status.state) != status.state:
-                        say(str(status))
-                    states[key] = status.state
-            else:
-                bar.total, bar.n = len(seen), sum(status.state == "done" for status in seen)
-                bar.set_postfix_str(count(seen))
+            if bar.disable and not states:
+                say(f"jobs: {count(seen)}")
+            for status in seen:
+                key, state = (status.job.run, status.job.name), "held" if status.held else status.state
+                if states.get(key, status.state) != state and (bar.disable or status.held):
+                    say(str(status))
+                states[key] = state
+            bar.total, bar.n = len(seen), sum(status.state == "done" for status in seen)
+            bar.set_postfix_str(count(seen))
     return [status for status in seen if status.state in BAD]
 
 
@@ -261,7 +261,9 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     ahead = next((need.job.name for need in needs if need.state != "done"), None)
     if ahead:
         return JobStatus(job, "waiting", why=f"needs {ahead}")
-    return JobStatus(job, "requeued" if state.restarts else "queued", why=state.reason)
+    held = "held" in state.reason.lower()  # such as JobHeldUser, or: launch failed requeued held
+    why = state.reason + held * f": release it with: scontrol release {job.job_id}"
+    return JobStatus(job, "requeued" if state.restarts else "queued", why=why, held=held)
 
 
 def _failure(job: SubmittedJob, word: str) -> tuple[str, Path | None]:

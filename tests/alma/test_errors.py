@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alma.errors import Parser, UserError, closest, command, hint, number_list
+from alma.errors import Parser, UserError, closest, command, count, hint, number_list
 
 
 def parser(**settings) -> Parser:
@@ -162,3 +162,17 @@ def test_ctrl_c_that_python_hides_behind_another_error_is_an_interruption(capsys
     with pytest.raises(SystemExit, match="130"):
         main()
     assert capsys.readouterr().err == "interrupted; rerun the same command to resume\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("7", 7), ("440_000_000", 440_000_000), ("440M", 440_000_000), ("0.5M", 500_000), (".5M", 500_000)],
+)
+def test_counts(text, number):
+    assert count(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "M", ".M", "1.", "_", "0", ".5", "-1", "1e3", "1.0005k", "5 M"])
+def test_what_is_no_count(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a positive whole number"):
+        count(text)

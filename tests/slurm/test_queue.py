@@ -216,6 +216,18 @@ def test_watch_retries_when_slurm_stops_answering(slurm, run, capsys):
     assert capsys.readouterr().err.count("Socket timed out; asking again") == 1
 
 
+def test_wait_names_jobs_that_slurm_holds_once(slurm, run, capsys):
+    slurm.has(squeue="7_0|PENDING||1|launch failed requeued held|\n7_1|PENDING||0|Priority|\n")
+    finish(run, "untrained.json")
+    timer = threading.Timer(0.4, finish_all, [run])
+    timer.start()
+    queue.wait([run], 0.1)
+    timer.join()
+    told = [line for line in capsys.readouterr().err.splitlines() if "release" in line]
+    why = "launch failed requeued held: release it with: scontrol release 7_0"
+    assert [line.partition("(")[2] for line in told] == [f"job id 7_0) requeued: {why}"]
+
+
 def test_wait_prints_changes_and_returns_failures(slurm, run, capsys):
     slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1".split()))
 
