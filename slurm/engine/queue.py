@@ -262,7 +262,7 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     if ahead:
         return JobStatus(job, "waiting", why=f"needs {ahead}")
     held = "held" in state.reason.lower()  # such as JobHeldUser, or: launch failed requeued held
-    why = state.reason + held * f": release it with: scontrol release {job.job_id}"
+    why = f"{state.reason}: release it with: scontrol release {job.job_id}" if held else state.reason
     return JobStatus(job, "requeued" if state.restarts else "queued", why=why, held=held)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from stand_ins import entry, finish, finish_all, states, write
+from tqdm import tqdm
 
 from alma.errors import UserError
 from slurm.engine import queue, squeue
@@ -216,7 +217,9 @@ def test_watch_retries_when_slurm_stops_answering(slurm, run, capsys):
     assert capsys.readouterr().err.count("Socket timed out; asking again") == 1
 
 
-def test_wait_names_jobs_that_slurm_holds_once(slurm, run, capsys):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_wait_names_jobs_that_slurm_holds_once(slurm, run, capsys, monkeypatch, terminal):
+    monkeypatch.setattr(queue, "tqdm", lambda **settings: tqdm(**settings | {"disable": not terminal}))
     slurm.has(squeue="7_0|PENDING||1|launch failed requeued held|\n7_1|PENDING||0|Priority|\n")
     finish(run, "untrained.json")
     timer = threading.Timer(0.4, finish_all, [run])
