@@ -66,7 +66,7 @@ _CONFIG |= dict.fromkeys(("megabatches", "waiting_time"), whole(1, _LONGEST))
 _CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every", "update_multiplier"), _COUNT)
 _CONFIG |= dict.fromkeys(("dataset", "data", "arch", "name", "stream", "schedule"), TEXT)
 _CONFIG |= {"moe_expert_count": optional(_COUNT), "fairseq_flags": list_of(TEXT)}
-_CONFIG |= {"average": Kind("a number or last:K", lambda value: is_number(value) or is_text(value))}
+_CONFIG |= {"average": Kind("a number, last:K or poly:ETA", lambda value: is_number(value) or is_text(value))}
 """Kinds of the settings that other code reads; further ones may be whatever JSON has."""
 _NUMBERS = object_of(NUMBER)
 _ERRORS = list_of(NUMBER)
@@ -304,7 +304,7 @@ def _check_extra(extra: Mapping[str, Any], metric: str, megabatches: int) -> Non
     require(extra, _EXTRA)
     raw = extra.get("raw")
     if raw is not None:
-        require(raw, {metric: NUMBER, "matrix": _ERRORS})
+        require(raw, {metric: NUMBER, "matrix": _ERRORS, "valid": optional(_NUMBERS)})
         if metric not in raw:
             raise ValueError(f"raw lacks {metric}")
     for found in (extra, raw or {}):

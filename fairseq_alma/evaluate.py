@@ -58,9 +58,7 @@ def main() -> None:
     record = stage_record.measure(loaded, own.context_window, own.valid)
     if own.weights != "trained":
         raw = stage_record.load_trained(arguments, "trained", own.context_window)
-        record["raw"] = stage_record.loss(raw, own.context_window)
-        if matrix := stage_record.drift(raw, own.context_window).get("matrix"):
-            record["raw"]["matrix"] = matrix
+        record["raw"] = stage_record.raw(raw, own.context_window, own.valid)
     make_directory(own.out.absolute().parent)
     if logdir := loaded.cfg.common.tensorboard_logdir:
         path = loaded.paths[-1] if loaded.paths else None

@@ -137,11 +137,23 @@ def evaluate_on(split: str, loaded: Loaded, model: torch.nn.Module, context_wind
     return result
 
 
-def loss(loaded: Loaded, context_window: int) -> dict[str, float]:
-    """Mean loss (nats) and perplexity on --gen-subset of a model, or of the ensemble of several."""
-    result = evaluate_on(loaded.cfg.dataset.gen_subset, loaded, _deployed(loaded), context_window)
-    nll = result.nll / result.tokens
-    return {"nll": nll, "perplexity": perplexity(nll)}
+def raw(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
+    """Mean loss `nll` (nats) and `perplexity` on --gen-subset of a model, or of the ensemble of several, its
+    `valid` as in `measure`, and its `matrix` as in `drift`."""
+    score = _score(loaded.cfg.dataset.gen_subset, loaded, context_window)
+    found: dict[str, Any] = {"nll": score["loss"], "perplexity": score["perplexity"]}
+    if valid:
+        found["valid"] = _score("valid", loaded, context_window)
+    if matrix := drift(loaded, context_window).get("matrix"):
+        found["matrix"] = matrix
+    return found
+
+
+def _score(split: str, loaded: Loaded, context_window: int) -> dict[str, float]:
+    """Mean loss (nats) and perplexity on a split."""
+    result = evaluate_on(split, loaded, _deployed(loaded), context_window)
+    loss = result.nll / result.tokens
+    return {"loss": loss, "perplexity": perplexity(loss)}
 
 
 def drift(loaded: Loaded, context_window: int) -> dict[str, Any]:
@@ -172,18 +184,13 @@ def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
     """
     model, shapes, split = _deployed(loaded), loaded.shapes, loaded.cfg.dataset.gen_subset
     record = describe(loaded.task, evaluate_on(split, loaded, model, context_window), split)
-    score = None
-    if valid:
-        result = evaluate_on("valid", loaded, model, context_window)
-        loss = result.nll / result.tokens
-        score = {"loss": loss, "perplexity": perplexity(loss)}
     experts = {shape.experts for shape in shapes if shape.switch_layers}
     separate = len(loaded.paths) == len(shapes)  # no checkpoint has several members
     return (
         record
         | drift(loaded, context_window)
         | {
-            "valid": score,
+            "valid": _score("valid", loaded, context_window) if valid else None,
             "parameters": sum(p.numel() for p in model.parameters()),
             "eval_flops_per_example": sum(s.forward_flops(s.positions) for s in shapes),
             "eval_flops_per_example_with_attention": sum(

@@ -5,7 +5,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -95,6 +95,13 @@ class AlmaLMConfig(LanguageModelingConfig):
             "they go on from --finetune-from-model, --max-update counts the updates of all stages so far, "
             "split experts copy the state of their parents. continuous: constant learning rate after the "
             "warm-up; rsqrt: 1 / sqrt(updates); autoregressive: linear decay over all stages so far"
+        },
+    )
+    ema_poly: Optional[float] = field(  # noqa: UP045  fairseq cannot read `float | None`
+        default=None,
+        metadata={
+            "help": "ETA of a polynomial average, with --store-ema and in place of --ema-decay: the k-th "
+            "update counts (ETA + 1) / (k + ETA), so that the memory grows with the training",
         },
     )
 

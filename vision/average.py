@@ -1,30 +1,43 @@
-"""The average of a model's weights over stages (Polyak and Juditsky 1992; SWA, Izmailov et al. 2018)."""
+"""The average of a model's weights over stages or epochs (Polyak and Juditsky 1992)."""
 
 import copy
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from alma import averages
+
 
 class Average:
-    """An exponential moving average of a model's weights, updated after every stage.
+    """A moving average of a model's weights: with a decay over stages, with `poly:ETA` over epochs.
 
-    The k-th update gives the new weights the weight max(1 - decay, 1 / k): the first ones are a plain mean.
-    Statistics of batch normalisation are averaged as the weights are.
+    See `alma.averages` for what an update counts. Statistics of batch normalisation are averaged as the
+    weights are.
     """
 
-    def __init__(self, model: Any, decay: float):
-        self.model, self.decay, self.updates = copy.deepcopy(model), decay, 0
+    def __init__(self, model: Any, kind: float | str):
+        self.model, self.updates = copy.deepcopy(model), 0
+        self.eta = averages.eta_of(kind)
+        self.decay = 0.0 if isinstance(kind, str) else kind
 
-    @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
-        """Move the average to the weights of `model`, which has the same sizes."""
-        self.updates += 1
-        share = max(1 - self.decay, 1 / self.updates)
-        for mine, new in zip(_tensors(self.model), _tensors(model), strict=True):
-            mine.lerp_(new, share)
+    @property
+    def every_epoch(self) -> bool:
+        """Whether it is updated after every epoch instead of after every stage."""
+        return self.eta is not None
+
+    def following(self, model: nn.Module) -> Callable[[], None]:
+        """A function that updates the average with the weights that `model`, of the same sizes, then has.
+        Both must keep their tensors."""
+        mine, new = _tensors(self.model), _tensors(model)
+
+        def update() -> None:
+            self.updates += 1
+            torch._foreach_lerp_(mine, new, averages.share(self.updates, self.decay, self.eta))
+
+        return update
 
     def state(self) -> dict[str, Any]:
         """The average as tensors and plain values."""

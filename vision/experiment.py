@@ -179,7 +179,7 @@ class _Trainer:
         self._data = data
         self._test = stream.dataset.examples(stream.dataset.test, learner.device)
         self._cache: dict[str, Any] = {}
-        self._raw: dict[str, Any] = {}  # test error, and matrix, of the weights before averaging
+        self._raw: dict[str, Any] = {}  # test error, validation and matrix of the weights before averaging
         self._held_out = stream.held_out
         self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
         self._interrupted: Progress | None = None
@@ -216,6 +216,9 @@ class _Trainer:
         if self.learner.average:
             raw, matrix = self._errors(self.learner.classify(self.learner.model, self._test.images))
             self._raw = {"error": raw, **({"matrix": matrix} if matrix else {})}
+            if self.done:
+                examples = self._data.valid(self.done - 1)
+                self._raw["valid"] = self.learner.assess(self.learner.model, examples)
         if self.board:
             valid = {f"valid_{name}": value for name, value in (self.valid or {}).items()}
             shown = {"test_error": error, "parameters": self.parameters, **valid, **self.learner.details}
@@ -253,7 +256,7 @@ class _Trainer:
 
     @property
     def details(self) -> dict[str, Any]:
-        """The learner's details, and "raw": the test error without the average of weights; "memory_of" marks
+        """The learner's details, and "raw": the errors without the average of weights; "memory_of" marks
         a peak memory that covers the whole process; "matrix": errors on each mega-batch's held-out part.
         """
         found: dict[str, Any] = {"raw": self._raw} if self._raw else {}

@@ -4,10 +4,11 @@ Each field of `Settings`, and of the subclass that belongs to a learner, is a fl
 same name. The presets are those of the paper, of its first draft, and of the authors' released code.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
+from alma import averages
 from alma.errors import UserError
 
 DATASETS = ("digits", "mnist", "emnist", "cifar10", "cifar100", "folder")
@@ -21,11 +22,12 @@ def setting(
     choices: tuple | None = None,
     at_least: float = 0,
     above: float | None = None,
-    below: float | None = None,
+    read: Callable[[Any], Any] | None = None,
 ) -> Any:
     """A dataclass field with a default (the paper's), a help text, and a range: `choices` of a string; for a
-    number, the least value or a bound that it must be `above`, and one that it must be `below`."""
-    limits = {"choices": choices, "at_least": at_least, "above": above, "below": below}
+    number, the least value or a bound that it must be `above`; for another value, a function that reads it
+    from a command line and raises ValueError."""
+    limits = {"choices": choices, "at_least": at_least, "above": above, "read": read}
     return field(default=default, metadata={"help": text, **limits})
 
 
@@ -60,7 +62,11 @@ class Settings:
     patience: int = setting(0, "end a stage after this many epochs without improvement (0: never)")
     patience_delta: float = setting(0.0, "smallest decrease of the validation metric that is an improvement")
     from_scratch: bool = setting(False, "draw new weights before every stage (gens has --gens-init)")
-    average: float = setting(0.0, "decay of the tested average of weights over stages (0: off)", below=1)
+    average: float | str = setting(
+        0.0,
+        "average of the weights that is tested: a decay, over stages (0: off), or poly:ETA, over epochs",
+        read=averages.read,
+    )
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -68,13 +74,16 @@ class Settings:
             if limits["choices"]:
                 if value not in limits["choices"]:
                     raise UserError(f"{flag} {value}: choose from {', '.join(limits['choices'])}")
+            elif limits["read"]:
+                try:
+                    limits["read"](value)
+                except ValueError as error:
+                    raise UserError(f"{flag} {error}") from None
             elif limits["above"] is not None:
                 if not value > limits["above"]:
                     raise UserError(f"{flag} {value}: more than {limits['above']}")
             elif not value >= limits["at_least"]:
                 raise UserError(f"{flag} {value}: at least {limits['at_least']}")
-            elif limits["below"] is not None and not value < limits["below"]:
-                raise UserError(f"{flag} {value}: less than {limits['below']}")
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
 

@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,8 @@ def _add_settings(group: Any) -> None:
             group.add_argument(flag, action=Switch, help=text)
         elif choices:
             _add_choice(group.add_argument, flag, choices, text)
+        elif read := setting.metadata["read"]:
+            group.add_argument(flag, type=partial(_values, read), metavar="V,...", help=text)
         else:
             kind = number_list if setting.type is int else _reals
             group.add_argument(flag, type=kind, metavar="N", help=text)
@@ -234,6 +237,14 @@ def _waits(text: str) -> list[int | str]:
     """Parse "1,10,all"; `all` stands for the number of mega-batches."""
     parts = [[part] if part == "all" else number_list(part) for part in text.split(",")]
     return list(dict.fromkeys(wait for part in parts for wait in part))
+
+
+def _values(read: Callable[[str], Any], text: str) -> list[Any]:
+    """A comma list of values that `read` reads."""
+    try:
+        return list(dict.fromkeys(map(read, text.split(","))))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _reals(text: str) -> list[float]:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from alma.errors import UserError
 from vision import optim
+from vision.average import Average
 from vision.flat import Flat, aligned
 from vision.mixture import Committee, Mixture
 from vision.models import MLP
@@ -90,14 +91,15 @@ def fit(
     callback: Callback | None = None,
     black: Tensor | float = 0.0,
     replay: Replay | None = None,
+    average: Average | None = None,
 ) -> dict[str, float]:
     """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
 
-    The best epoch has the lowest validation loss or error (`settings.select`), separately for each voter,
-    and includes its batch-normalisation statistics. `generators` determine order and augmentation: one for
-    all members or one each. Augmentation pads with `black` (channels,). `replay` draws the examples of each
-    epoch. `progress` resumes an interrupted call. Returns FLOPs by purpose: forward, backward, validation,
-    and `progress.spent`. UserError if training diverges.
+    The best epoch has the lowest validation loss or error (`settings.select`), separately for each voter, and
+    includes its batch-normalisation statistics. `generators`, one for all members or one each, set order and
+    augmentation, which pads with `black` (channels,). `replay` draws the examples of each epoch, `average` is
+    updated after each, `progress` resumes an interrupted call. Returns FLOPs by purpose: forward, backward,
+    validation, and `progress.spent`. UserError if training diverges.
     """
     train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
@@ -106,13 +108,14 @@ def fit(
     optimizer = optim.make(flat.values, settings)
     best, kept = _start(at, flat, optimizer, generators, model.voters)
     write_gradients = gradient_writer(model, flat)
-    measure = loss_of if settings.select == "loss" else error_of
+    update_average = average.following(model) if average else lambda: None
     while at.epoch < settings.epochs and not (settings.patience and at.waited >= settings.patience):
         model.train()
         for images, labels in minibatches(train, settings, generators, black, replay):
             write_gradients(images, labels)
             optimizer.step(flat.values, flat.gradients)
-        score = validate(model, valid, measure)
+        update_average()
+        score = validate(model, valid, loss_of if settings.select == "loss" else error_of)
         better = score < best - settings.patience_delta
         at.epoch, at.waited = at.epoch + 1, at.waited + 1
         if callback:
@@ -121,10 +124,8 @@ def fit(
             flat.keep(kept, better)
             best, at.waited = torch.where(better, score, best), 0
         if callback and callback.epoch_done():
-            now, states = (flat.values, flat.buffers), [each.get_state() for each in generators]
-            callback.save(
-                replace(at, best=best, now=now, kept=kept, optimizer=optimizer.state, generators=states)
-            )
+            at.now, at.kept, at.optimizer = (flat.values, flat.buffers), kept, optimizer.state
+            callback.save(replace(at, best=best, generators=[each.get_state() for each in generators]))
     flat.restore(kept)
     if not (best.isfinite().all() and flat.values.isfinite().all()):
         raise UserError(DIVERGED)

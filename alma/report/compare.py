@@ -19,7 +19,6 @@ The untrained {metric} varies between learners, by chance of the initial weights
 from the first trained stage on: compare it at equal w."""
 VALIDATED = """
 Validation is the mean {metric} on the learner's own validation data, over t since the first stage."""
-VALIDATED_RAW = " It is that of the raw weights, also where the test is of their average."
 
 TRANSFERRED = """
 In-distribution is the mean {metric} over t = 1..B on the held-out part of mega-batch t; backward and \
@@ -108,14 +107,9 @@ def note(results: Sequence[Result]) -> str:
     """What the columns mean."""
     text = NOTE + WAITED * any(map(_waits, results))
     text += VALIDATED * any(validation(rows) for result in results for rows in result.repeats)
-    text += VALIDATED_RAW * (VALIDATED in text and any(_averages_images(result) for result in results))
     if any(matrix(rows) for result in results for rows in result.repeats):
         text += TRANSFERRED + GEOMETRIC * (results[0].metric == "perplexity")
     return text.format(total=results[0].display.total, metric=results[0].metric)
-
-
-def _averages_images(result: Result) -> bool:
-    return result.metric == "error" and "average" in result.config
 
 
 def _waits(result: Result) -> bool:

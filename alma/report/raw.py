@@ -14,6 +14,7 @@ from alma.records import Run
 
 _OF_THE_AVERAGE = frozenset(
     {"raw", "nll", "perplexity_per_word", "bits_per_byte", "expert_layers", "matrix", "matrix_experts"}
+    | {"valid"}
 )
 """Fields of `extra` that are about the averaged weights, or hold both."""
 
@@ -51,7 +52,7 @@ def _raw(row: dict[str, Any]) -> dict[str, Any]:
         return row
     value = extra["raw"][row["metric"]]
     known = {name: each for name, each in extra.items() if name not in _OF_THE_AVERAGE}
-    known |= {"matrix": extra["raw"]["matrix"]} if "matrix" in extra["raw"] else {}
+    known |= {name: extra["raw"][name] for name in ("matrix", "valid") if name in extra["raw"]}
     if row["metric"] == "perplexity" and extra.get("words"):
         known["perplexity_per_word"] = value ** (extra["tokens"] / extra["words"])
     return row | {"value": value, "extra": known}

@@ -20,7 +20,7 @@ _PROTOCOL = (
     *("learner", "waiting_time", "replay", "from_scratch", "update_multiplier", "context_window"),
     *("dataset", "data", "partition", "stream_sha256", "megabatch_sha256"),
     *("replay_share", "replay_from"),
-    *("schedule", "average"),  # the validation scores of an image run are those of its raw weights
+    *("schedule", "average"),
 )
 """Settings that define the experiment: learner, schedule, budget, data. All others are hyper-parameters."""
 

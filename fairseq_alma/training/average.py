@@ -1,7 +1,6 @@
-"""fairseq's --store-ema: an exponential moving average of the weights, saved in every checkpoint.
+"""fairseq's --store-ema: a moving average of the weights, saved in every checkpoint.
 
-The k-th update of the average gives the new weights the weight max(1 - decay, 1 / k), so that the average of
-a short training does not contain the initial weights.
+See `alma.averages` for what an update counts; the initial weights count nothing.
 
 Works around fairseq's own, which averages tied weights twice per update, fails on integer buffers, loses most
 updates to rounding in half precision, and starts a new stage from the previous stage's average, or fails if
@@ -17,17 +16,22 @@ import torch
 from fairseq.models.ema import EMA
 from omegaconf import open_dict
 
+from alma import averages
+from alma.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 
 class WeightAverage(EMA):
     """The average of each parameter once, in fp32 (--ema-fp32 is implied); buffers are copied."""
 
-    def __init__(self, model: torch.nn.Module, config, device=None, updates: int = 0):
-        """`updates` of the average before it is restored."""
+    def __init__(
+        self, model: torch.nn.Module, config, device=None, updates: int = 0, eta: float | None = None
+    ):
+        """`updates` of the average before it is restored; `eta` of a polynomial average."""
         super().__init__(model, config, device)
         self.model.float()
-        self.updates = updates
+        self.updates, self.eta = updates, eta
 
     def build_fp32_params(self, state_dict=None) -> None:
         """No second copy: the average itself is in fp32."""
@@ -35,7 +39,7 @@ class WeightAverage(EMA):
     @torch.no_grad()
     def _step_internal(self, new_model: torch.nn.Module, updates=None) -> None:
         self.updates += 1 if self.decay else 0  # 0 before --ema-start-update: a copy
-        share = max(1 - self.decay, 1 / max(1, self.updates))
+        share = averages.share(max(1, self.updates), self.decay, self.eta)
         for average, weight in zip(self.model.parameters(), new_model.parameters(), strict=True):
             average.lerp_(weight.to(average.dtype), share)
         for copy, buffer in zip(self.model.buffers(), new_model.buffers(), strict=True):
@@ -56,12 +60,14 @@ def postponed(trainer) -> Iterator[None]:
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
-    """Resume the average in `extra_state`, or start one if training starts.
+    """Resume the average in `extra_state`, or start one if training starts. UserError: --ema-poly alone.
 
     With --schedule stage training starts with every stage, grown or not: no average spans two stages.
     """
-    saved, config = (extra_state or {}).pop("ema", None), trainer.cfg.ema
+    saved, config, eta = (extra_state or {}).pop("ema", None), trainer.cfg.ema, trainer.task.args.ema_poly
     if not config.store_ema:
+        if eta is not None:
+            raise UserError(f"--ema-poly {eta:g} needs --store-ema")
         return
     done, task = trainer.get_num_updates(), trainer.task
     resumed = done and saved
@@ -70,7 +76,7 @@ def begin(trainer, extra_state: dict[str, Any] | None) -> None:
         logger.info(f"the weight average starts after update {done}")
     calls, copied = done - task.average_from, max(0, config.ema_start_update - 1 - task.average_from)
     updates = max(0, calls // config.ema_update_freq - copied // config.ema_update_freq)
-    trainer._ema = WeightAverage(trainer.get_model(), config, trainer.device, updates)
+    trainer._ema = WeightAverage(trainer.get_model(), config, trainer.device, updates, eta)
     if resumed:
         trainer.ema.restore(saved)
         trainer.ema.update_freq_counter = calls % config.ema_update_freq

@@ -50,7 +50,7 @@ def _check_one_schedule(request: Request) -> None:
 
 def _check_average(request: Request) -> None:
     count = request.averaged_checkpoints
-    taken = ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay")
+    taken = ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay", "--ema-poly")
     for name in taken:
         if name in request.flags:
             raise UserError(f"{name}: --average {request.average} sets it; leave it out")
@@ -74,4 +74,4 @@ def _check_cooldown(request: Request) -> None:
     if not request.updates:
         raise UserError(f"--cooldown {share:g} needs a length of stages: --max-update after the `--`")
     if request.averaged_checkpoints:
-        raise UserError(f"--cooldown {share:g}: leave out --average {request.average}, or give a decay")
+        raise UserError(f"--cooldown {share:g}: leave out --average {request.average}, or give another kind")

@@ -4,10 +4,10 @@ import argparse
 import itertools
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from alma import averages
 from alma.errors import Parser, number_list
 from alma.help_texts import CONTEXT_WINDOW, REPLAY, REPLAY_SHARE, SEED, SEEDS, SIZE, WAITING_TIME
 from alma.help_texts import REPLAY_FROM as REPLAY_FROM_HELP
@@ -101,10 +101,11 @@ def _add_learner_options(made: Parser) -> None:
     )
     add("--cooldown", type=float, metavar="S", default=0.0, help=cooldown)
     average = (
-        "evaluate an average of the weights; training goes on from the weights themselves. DECAY: moving "
-        "average over updates, such as .999 (0: off); last:K: mean of the last K checkpoints"
+        "evaluate an average of the weights; training goes on from the weights themselves. DECAY: "
+        "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory that grows "
+        "with the training, such as poly:8; last:K: mean of the last K checkpoints"
     )
-    add("--average", type=_average, metavar="DECAY|last:K", help=average)
+    add("--average", type=_average, metavar="AVERAGE", help=average)
     updates = "train for X times --max-update updates in each stage (default: 1)"
     add("--update-multiplier", type=int, metavar="X", default=1, help=updates)
     add("--seed", type=int, default=0, metavar="S", help=SEED)
@@ -115,13 +116,13 @@ def _add_learner_options(made: Parser) -> None:
 
 
 def _average(text: str) -> float | str | None:
-    """Value of --average: a decay, None for 0, or `last:K` as it is written."""
+    """Value of --average: a decay, None for 0, or `poly:ETA` or `last:K` as it is written."""
     if re.fullmatch(r"last:[1-9]\d*", text):
         return text
-    with suppress(ValueError):
-        if 0 <= (decay := float(text)) < 1:
-            return decay or None
-    raise argparse.ArgumentTypeError(f"{text!r}: a decay below 1 such as .999, or last:K such as last:8")
+    try:
+        return averages.read(text) or None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or last:K such as last:8") from None
 
 
 def _add_growth_options(made: Parser) -> None:

@@ -4,6 +4,7 @@ import shlex
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from alma import averages
 from slurm.lm.flags import Flags, FlagValues, flag, words_of
 from slurm.lm.learners import LEARNERS, LearnerSpec
 from slurm.lm.options import SCHEDULES
@@ -29,7 +30,7 @@ class Request:
     cooldown: float = 0.0
     """Updates of a cool-down, as a share of those of a stage."""
     average: float | str | None = None
-    """Decay of the moving average, or `last:K`."""
+    """Decay of the moving average, `poly:ETA` or `last:K`."""
     seed: int = 0
     grow_experts: list[int] | None = None
     grow_router: str | None = None
@@ -68,7 +69,8 @@ class Request:
     @property
     def averaged_checkpoints(self) -> int:
         """K of --average last:K, else 0."""
-        return int(str(self.average).removeprefix("last:")) if isinstance(self.average, str) else 0
+        average = str(self.average)
+        return int(average.removeprefix("last:")) if average.startswith("last:") else 0
 
     @property
     def training_words(self) -> list[str]:
@@ -76,7 +78,11 @@ class Request:
         words = ["--schedule", self.schedule] if self.one_schedule else []
         if kept := self.averaged_checkpoints:
             return [*words, "--keep-interval-updates", str(kept)]
-        return [*words, *(["--store-ema", "--ema-decay", str(self.average)] if self.average else [])]
+        if self.average is None:
+            return words
+        eta = averages.eta_of(self.average)
+        kind = ["--ema-decay", str(self.average)] if eta is None else ["--ema-poly", f"{eta:g}"]
+        return [*words, "--store-ema", *kind]
 
     @property
     def command(self) -> str:

@@ -198,21 +198,12 @@ def test_validation_scores_do_not_choose_between_averages(tmp_path):
         run = averaged(image_run(tmp_path / str(lr), [0.5, 0.3], lr=lr, average=0.9), 0.5)
         rows = run.rows
         for row in rows[1:]:
-            row["extra"]["valid"] = {"loss": 1.0, "error": score}
+            row["extra"]["valid"] = {"loss": 1.0, "error": 1 - score}
+            row["extra"]["raw"]["valid"] = {"loss": 1.0, "error": score}
         run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = [s for s in report(tmp_path, "--select", "valid").stdout.splitlines() if s.startswith("best")]
-    choice = "best of 2 by validation error (%): {} w=1: lr=1 (30.00); left out: lr=2 (40.00)"
-    assert sorted(lines) == [choice.format("sm"), choice.format("sm, average")]
-
-
-@pytest.mark.parametrize("average", [{}, {"average": 0.9}])
-def test_the_table_says_whose_validation_score_it_has(tmp_path, average):
-    run = averaged(image_run(tmp_path, [0.5, 0.3], **average), 0.5)
-    rows = run.rows
-    for row in rows[1:]:
-        row["extra"]["valid"] = {"loss": 1.0, "error": 0.4}
-    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert ("that of the raw weights" in report(tmp_path).stdout) == bool(average)
+    choice = "best of 2 by validation error (%): {} w=1: lr={} ({}.00); left out: lr={} ({}.00)"
+    assert sorted(lines) == [choice.format("sm", 1, 30, 2, 40), choice.format("sm, average", 2, 60, 1, 70)]
 
 
 def test_an_unfinished_run_has_one_remark(tmp_path):

@@ -55,8 +55,24 @@ def test_each_weight_is_averaged_once_in_fp32_and_buffers_are_copied(build):
         assert torch.equal(copied, buffer.to(copied.dtype)), name
 
 
-def test_a_resumed_average_equals_that_of_an_uninterrupted_run(start, stream, tiny, train, tmp_path):
-    flags = ("--max-update", "12", "--save-interval-updates", "4", "--ema-update-freq", "3")
+def test_a_polynomial_average_of_numbers(build):
+    """The shares of Shamir and Zhang (2013), section 4."""
+    _, model = build("--members", "1")
+    average = WeightAverage(model, EMAConfig(store_ema=True), eta=3.0)
+    weight, expected = model.decoder.output_projection.weight, 0.0
+    for update in range(1, 5):
+        with torch.no_grad():
+            weight.fill_(float(update**2))
+        share = (3 + 1) / (update + 3)
+        expected = (1 - share) * expected + share * update**2
+        average.step(model, update)
+    found = average.get_model().decoder.output_projection.weight
+    torch.testing.assert_close(found, torch.full_like(found, expected))
+
+
+@pytest.mark.parametrize("kind", [(), ("--ema-poly", "4")])
+def test_a_resumed_average_equals_that_of_an_uninterrupted_run(kind, start, stream, tiny, train, tmp_path):
+    flags = ("--max-update", "12", "--save-interval-updates", "4", "--ema-update-freq", "3", *kind)
     whole = train(tmp_path / "whole", *flags)
     save = tmp_path / "killed"
     child = start("train", stream, *tiny, *EMA, "--save-dir", save, *flags)

@@ -237,6 +237,11 @@ def test_averages_are_kept_in_training_and_evaluated():
     assert all("--store-ema" in spec.trainings[0].command for spec in made.stages)
     assert {value(spec.evaluate, "--weights") for spec in made.stages} == {"average"}
     assert made.config["average"] == 0.99
+    made = plan("--average", "poly:8")
+    assert values(made, "--ema-poly") == ["8"] * 4
+    assert all("--store-ema" in spec.trainings[0].command for spec in made.stages)
+    assert {value(spec.evaluate, "--weights") for spec in made.stages} == {"average"}
+    assert made.config["average"] == "poly:8"
     interval = ("--", "--save-interval-updates", "10", "--max-update", "40")
     made = plan("--average", "last:4", *interval)
     assert values(made, "--keep-interval-updates") == ["4"] * 4

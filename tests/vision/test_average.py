@@ -45,6 +45,36 @@ def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name):
             torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("name", ["sm", "ens", "gmoe"])
+def test_a_polynomial_average_takes_every_epoch(name):
+    eta, seen, means = 4, [], []
+    subject, plain, stage_data = learner(name, average=f"poly:{eta}"), learner(name, average=0), data()
+
+    class Follow:
+        def scored(self, epoch, score):
+            seen.append([p.detach().clone() for p in plain.model.parameters()])
+
+        def epoch_done(self):
+            return False
+
+    for index in range(3):
+        if name == "gmoe" and index:  # the mean is split as the weights are
+            break
+        subject.train(index, stage_data)
+        plain.train(index, stage_data, callback=Follow())
+        assert all(map(torch.equal, plain.model.parameters(), subject.model.parameters()))
+        k = len(seen)
+        weights = torch.ones(k, dtype=torch.float64)
+        for j in range(2, k + 1):  # the j-th epoch counts (eta + 1) / (j + eta) when it comes
+            weights[: j - 1] *= (j - 1) / (j + eta)
+            weights[j - 1] = (eta + 1) / (j + eta)
+        means = [
+            sum(w * p for w, p in zip(weights.tolist(), ps, strict=True)) for ps in zip(*seen, strict=True)
+        ]
+        for expected, found in zip(means, subject.deployed.parameters(), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
 def test_statistics_of_batch_normalisation_are_averaged():
     subject, stage_data = learner("sm", arch="vgg", hidden=2, average=0.5), data(10)
     found = []
@@ -99,6 +129,10 @@ def test_a_run_records_the_error_of_the_average_and_of_the_raw_weights(name, tmp
     both = run(STREAM, name, tmp_path / "average", average=0.9, **options)
     values = [row["value"] for row in plain.rows]
     assert [row["extra"]["raw"]["error"] for row in both.rows] == values
+    raw = [row["extra"]["raw"].get("valid") for row in both.rows]
+    assert raw == [row["extra"]["valid"] for row in plain.rows]
+    assert [row["extra"]["valid"] for row in both.rows[:10]] == raw[:10]  # as `value` below
+    assert both.rows[-1]["extra"]["valid"] != raw[-1]
     averaged = [row["value"] for row in both.rows]
     assert averaged[:10] == values[:10]  # one stage: the average is its model
     assert averaged[10:] != values[10:]
@@ -109,6 +143,6 @@ def test_a_run_records_the_error_of_the_average_and_of_the_raw_weights(name, tmp
 def test_what_has_no_average_is_refused(refused):
     assert "trained in one stage only" in refused(learner, "gens")
     assert "unrelated models" in refused(learner, "sm", from_scratch=True)
-    for decay in (1.0, -0.1, float("nan")):
+    for decay in (1.0, -0.1, float("nan"), "poly", "poly:-1", "last:8"):
         assert "--average" in refused(learner, "sm", average=decay)
     assert learner("gens", average=0).average is None

@@ -34,9 +34,11 @@ OPTIMIZERS = {
 KINDS = {
     "sm": ("sm", {"augment": True}),
     "ens": ("ens", {"members": 2, "augment": True}),
-    "ens, shared order": ("ens", {"members": 3, "member_order": "shared", "average": 0.7}),
+    "ens, shared order": ("ens", {"members": 3, "member_order": "shared", "average": "poly:4"}),
     "ens of mixtures": ("ens", {"members": 2, "experts": 2}),
     "umix": ("umix", {"members": 2, "average": 0.5}),
+    "sm, average of epochs": ("sm", {"average": "poly:8"}),
+    "gmoe, average of epochs": ("gmoe", {"average": "poly:8"}),
     "gens": ("gens", {}),
     "gens of mixtures": ("gens", {"experts": 3, "router": "flat"}),
     "gmoe": ("gmoe", {}),
@@ -44,6 +46,7 @@ KINDS = {
     "moe": ("moe", {"experts": 3}),
     "ff": ("ff", {}),
     "ff, average": ("ff", {"average": 0.6}),
+    "ff, average of epochs": ("ff", {"average": "poly:2"}),
 }
 REPLAYS = {
     "sm, replay": ("sm", {"replay_share": 0.5, "augment": True}),

@@ -92,11 +92,13 @@ class Learner:
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
         given: dict[str, Any] = {"callback": callback, "black": data.black, "replay": data.replay(index)}
+        every_epoch = self.average and self.average.every_epoch
+        given["average"] = self.average if every_epoch else None
         flops = fit(self.model, train, valid, self.settings, self.generators, progress, **given)
-        if self.average:
-            self.average.update(self.model)
+        if self.average and not every_epoch:
+            self.average.following(self.model)()
         self.finish()
-        self.valid = self.assess(valid)
+        self.valid = self.assess(self.deployed, valid)
         flops["validation"] += len(valid.labels) * self.eval_flops_per_example
         return flops
 
@@ -126,26 +128,27 @@ class Learner:
             parts = aligned(images).split(EVALUATION_BATCH)
             return torch.cat([self.scores(model(part)).argmax(0) for part in parts])
 
-    def assess(self, examples: "Examples") -> dict[str, float]:
-        """Mean cross-entropy (nats) and error as deployed. UserError if the loss is not finite."""
+    def assess(self, model: Any, examples: "Examples") -> dict[str, float]:
+        """Mean cross-entropy (nats) and error of `model`, the present one or its average. UserError if the
+        loss is not finite."""
         import torch
         from torch.nn import functional as F
 
         from vision.train import DIVERGED, EVALUATION_BATCH
 
-        self.deployed.eval()
+        model.eval()
         examples = examples.aligned()
         with torch.no_grad():
             parts = examples.images.split(EVALUATION_BATCH)
-            found = torch.cat([self.log_probabilities(self.votes(part)) for part in parts], 1)
+            found = torch.cat([self.log_probabilities(self.votes(model, part)) for part in parts], 1)
         loss = float(F.nll_loss(found.t(), examples.labels))
         if not math.isfinite(loss):
             raise UserError(DIVERGED)
         return {"loss": loss, "error": float((found.argmax(0) != examples.labels).double().mean())}
 
-    def votes(self, images: "Tensor") -> "Tensor":
+    def votes(self, model: Any, images: "Tensor") -> "Tensor":
         """Logits (V, C, n) of all voters."""
-        return self.deployed(images)
+        return model(images)
 
     def scores(self, logits: "Tensor") -> "Tensor":
         """Voters' logits (V, C, n) -> mean of their probabilities (C, n); of one voter, its logits."""

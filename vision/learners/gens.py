@@ -65,11 +65,11 @@ class GEns(MixtureLearner):
         member.load_state_dict(state)
         self.members.append(member.eval())
 
-    def votes(self, images: "Tensor") -> "Tensor":
-        """Logits (V, C, n) of all members; before the first stage, of the untrained network."""
+    def votes(self, model: Any, images: "Tensor") -> "Tensor":
+        """Logits (V, C, n) of all members; before the first stage, of `model`."""
         import torch
 
-        return torch.cat([member(images) for member in self.members or [self.model]])
+        return torch.cat([member(images) for member in self.members or [model]])
 
     def log_probabilities(self, logits: "Tensor") -> "Tensor":
         """From the mean of the members' probabilities, or with `gens_average` "logits" of their logits."""

@@ -50,6 +50,7 @@ TEXTS = {
     "lr-scheduler": None,
     "schedule": "stage",
     "ema-decay": "0.9999",
+    "ema-poly": None,
     "adam-betas": "(0.9,0.98)",
     "adam-eps": "1e-8",
     "clip-norm": "1.0",

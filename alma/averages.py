@@ -1,0 +1,32 @@
+"""Moving averages of weights: how they are written on a command line, and what one update counts.
+
+DECAY      exponential: the k-th update counts max(1 - DECAY, 1 / k); the first ones are a plain mean.
+poly:ETA   polynomial (Shamir and Zhang 2013): the k-th update counts (ETA + 1) / (k + ETA). The last update
+           weighs most, and the memory is always the same share of the training: the mean age of the weights
+           is near k / (ETA + 2) updates.
+"""
+
+import re
+
+
+def read(text: object) -> float | str:
+    """A decay as a number (0: no average), or `poly:ETA` as it is written. ValueError: neither."""
+    if re.fullmatch(r"poly:\d+(\.\d+)?", str(text)):
+        return str(text)
+    try:
+        decay = float(str(text))
+    except ValueError:
+        decay = -1.0
+    if not 0 <= decay < 1:
+        raise ValueError(f"{text}: a decay below 1 such as .95, or poly:ETA such as poly:8")
+    return decay
+
+
+def eta_of(average: float | str) -> float | None:
+    """ETA of `poly:ETA`; None for a decay."""
+    return float(average.removeprefix("poly:")) if isinstance(average, str) else None
+
+
+def share(k: int, decay: float = 0.0, eta: float | None = None) -> float:
+    """The weight of the k-th update, k = 1, 2, ...: of a polynomial average if `eta` is given."""
+    return max(1 - decay, 1 / k) if eta is None else (eta + 1) / (k + eta)
