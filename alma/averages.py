@@ -1,9 +1,8 @@
 """Moving averages of weights: how they are written on a command line, and what one update counts.
 
 DECAY      exponential: the k-th update counts max(1 - DECAY, 1 / k); the first ones are a plain mean.
-poly:ETA   polynomial (Shamir and Zhang 2013): the k-th update counts (ETA + 1) / (k + ETA). The last update
-           weighs most, and the memory is always the same share of the training: the mean age of the weights
-           is near k / (ETA + 2) updates.
+poly:ETA   polynomial (Shamir and Zhang 2013): the k-th update counts (ETA + 1) / (k + ETA). The mean age
+           of the averaged weights is near k / (ETA + 2) updates: the same share of the training at any k.
 """
 
 import re

@@ -12,10 +12,8 @@ from typing import Any
 from alma.configs import canonical
 from alma.records import Run
 
-_OF_THE_AVERAGE = frozenset(
-    {"raw", "nll", "perplexity_per_word", "bits_per_byte", "expert_layers", "matrix", "matrix_experts"}
-    | {"valid"}
-)
+_OF_THE_AVERAGE = {"raw", "valid", "nll", "perplexity_per_word", "bits_per_byte"}
+_OF_THE_AVERAGE |= {"expert_layers", "matrix", "matrix_experts"}
 """Fields of `extra` that are about the averaged weights, or hold both."""
 
 

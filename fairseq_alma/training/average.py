@@ -60,14 +60,15 @@ def postponed(trainer) -> Iterator[None]:
 
 
 def begin(trainer, extra_state: dict[str, Any] | None) -> None:
-    """Resume the average in `extra_state`, or start one if training starts. UserError: --ema-poly alone.
+    """Resume the average in `extra_state`, or start one if training starts.
 
     With --schedule stage training starts with every stage, grown or not: no average spans two stages.
+    UserError: --ema-poly without --store-ema, or negative.
     """
     saved, config, eta = (extra_state or {}).pop("ema", None), trainer.cfg.ema, trainer.task.args.ema_poly
+    if eta is not None and not (config.store_ema and eta >= 0):
+        raise UserError(f"--ema-poly {eta:g}: give a number from 0, and --store-ema")
     if not config.store_ema:
-        if eta is not None:
-            raise UserError(f"--ema-poly {eta:g} needs --store-ema")
         return
     done, task = trainer.get_num_updates(), trainer.task
     resumed = done and saved

@@ -80,9 +80,8 @@ class Request:
             return [*words, "--keep-interval-updates", str(kept)]
         if self.average is None:
             return words
-        eta = averages.eta_of(self.average)
-        kind = ["--ema-decay", str(self.average)] if eta is None else ["--ema-poly", f"{eta:g}"]
-        return [*words, "--store-ema", *kind]
+        kind = "--ema-decay" if averages.eta_of(self.average) is None else "--ema-poly"
+        return [*words, "--store-ema", kind, str(self.average).removeprefix("poly:")]
 
     @property
     def command(self) -> str:

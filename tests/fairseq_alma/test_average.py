@@ -165,10 +165,12 @@ def test_the_average_is_evaluated_combined_and_exported(start, stream, averaged,
     def nll(path) -> float:
         return evaluate(path)["nll"]
 
-    record = evaluate(averaged, "--weights", "average")
+    record = evaluate(averaged, "--weights", "average", "--valid")
     found = record["nll"]
     assert found == nll(as_model)
-    assert record["raw"]["nll"] == nll(averaged) != found
+    raw = evaluate(averaged, "--valid")
+    assert record["raw"]["nll"] == raw["nll"] != found
+    assert record["raw"]["valid"] == raw["valid"] != record["valid"]
     assert record["raw"]["perplexity"] == pytest.approx(math.exp(record["raw"]["nll"]))
     both = tmp_path / "both.pt"
     combining = ("--out", both, "--weights", "average")
@@ -197,6 +199,13 @@ def test_a_checkpoint_without_an_average_is_one_clear_line(start, stream, averag
     untrained = ("--untrained", "--arch", "switch_gmoe_tiny")
     assert "an untrained model has no average" in start("evaluate", stream, *untrained, *average).wait().error
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("flags", [("--ema-poly", "4"), ("--store-ema", "--ema-poly", "-1")])
+def test_a_wrong_polynomial_average_is_one_clear_line(flags, start, stream, tiny, tmp_path):
+    done = start("train", stream, *tiny, *flags, "--save-dir", tmp_path / "run").wait()
+    assert (done.code, done.error) == (2, f"--ema-poly {flags[-1]}: give a number from 0, and --store-ema")
+    assert not list(tmp_path.rglob("*.pt"))
 
 
 def test_the_mean_of_the_last_checkpoints_is_evaluated_and_combined(start, stream, train, tmp_path):
