@@ -53,7 +53,13 @@ def test_text_has_raw_perplexity_per_word_and_no_other_measure_of_the_average(tm
     run = averaged(lm_run(tmp_path, [9.0, 4.0], average=0.9), 0.5)
     rows = run.rows
     for row in rows:
-        row["extra"] |= {"tokens": 300, "words": 200, "nll": 1.0, "expert_layers": {"1": {}}}
+        row["extra"] |= {
+            "tokens": 300,
+            "words": 200,
+            "nll": 1.0,
+            "expert_layers": {"1": {}},
+            "valid": {"loss": 1.0},
+        }
     run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, raw = find_runs([tmp_path])
     assert [row["extra"]["perplexity_per_word"] for row in raw.rows[1:]] == pytest.approx([27, 8])
