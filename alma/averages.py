@@ -17,7 +17,9 @@ def read(text: object) -> float | str:
     except ValueError:
         decay = -1.0
     if not 0 <= decay < 1:
-        raise ValueError(f"{text}: a decay below 1 such as .95, or poly:ETA such as poly:8")
+        raise ValueError(
+            f"{text} is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8"
+        )
     return decay
 
 

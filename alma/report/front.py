@@ -69,8 +69,9 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
 
 
 def _name(kind: Kind) -> str:
-    """Such as "continuous schedule, averaged weights last:8"."""
-    variant = kind[0].replace("continuous", "continuous schedule").replace("average", "averaged weights")
+    """Such as "continuous schedule, averaged weights, last:8"."""
+    variant = kind[0].replace("continuous", "continuous schedule")
+    variant = variant.replace("average ", "average, ").replace("average", "averaged weights")
     return (variant or "the paper's learner") + ", replay" * kind[1]
 
 

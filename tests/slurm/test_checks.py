@@ -54,7 +54,10 @@ GMOE = ["--learner", "gmoe"]
         (["--replay-share", ".5", "--replay"], "leave out --replay or --replay-share"),
         (["--replay-from", "recent"], "--replay-from recent needs --replay-share"),
         (["--", "--replay-share", ".5"], "give --replay-share before"),
-        (["--average", "1"], "1: a decay below 1 such as .95, or poly:ETA such as poly:8, or last:K"),
+        (
+            ["--average", "1"],
+            "1 is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8, or last:K",
+        ),
         (["--average", "last:0"], "last:0: a decay"),
         (["--average", ".9", "--", "--ema-decay", ".5"], "--ema-decay: --average 0.9 sets it"),
         (["--average", "poly:8", "--", "--ema-poly", "4"], "--ema-poly: --average poly:8 sets it"),
