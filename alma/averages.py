@@ -1,8 +1,10 @@
-"""Moving averages of weights: how they are written on a command line, and what one update counts.
+"""Moving averages of weights: how they are written on a command line, and how far an update moves them.
 
-DECAY      exponential: the k-th update counts max(1 - DECAY, 1 / k); the first ones are a plain mean.
-poly:ETA   polynomial (Shamir and Zhang 2013): the k-th update counts (ETA + 1) / (k + ETA). The mean age
-           of the averaged weights is near k / (ETA + 2) updates: the same share of the training at any k.
+The k-th update moves the average this share of the way to the current weights:
+
+DECAY      exponential: max(1 - DECAY, 1 / k); the first ones are a plain mean.
+poly:ETA   polynomial (Shamir and Zhang 2013): (ETA + 1) / (k + ETA). The mean age of the averaged weights
+           is near k / (ETA + 2) updates: the same share of the training at any k.
 """
 
 import re
@@ -29,5 +31,5 @@ def eta_of(average: float | str) -> float | None:
 
 
 def share(k: int, decay: float = 0.0, eta: float | None = None) -> float:
-    """The weight of the k-th update, k = 1, 2, ...: of a polynomial average if `eta` is given."""
+    """The share of the way that the k-th update moves, k = 1, 2, ...; polynomial if `eta` is given."""
     return max(1 - decay, 1 / k) if eta is None else (eta + 1) / (k + eta)

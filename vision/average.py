@@ -14,7 +14,7 @@ from alma import averages
 class Average:
     """A moving average of a model's weights: with a decay over stages, with `poly:ETA` over epochs.
 
-    See `alma.averages` for what an update counts. Statistics of batch normalisation are averaged as the
+    See `alma.averages` for the updates. Statistics of batch normalisation are averaged as the
     weights are.
     """
 

@@ -1,6 +1,6 @@
 """fairseq's --store-ema: a moving average of the weights, saved in every checkpoint.
 
-See `alma.averages` for what an update counts; the initial weights count nothing.
+See `alma.averages` for the updates; the initial weights count nothing.
 
 Works around fairseq's own, which averages tied weights twice per update, fails on integer buffers, loses most
 updates to rounding in half precision, and starts a new stage from the previous stage's average, or fails if
