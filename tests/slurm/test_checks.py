@@ -58,7 +58,7 @@ GMOE = ["--learner", "gmoe"]
             ["--average", "1"],
             "1 is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8, or last:K",
         ),
-        (["--average", "last:0"], "last:0: a decay"),
+        (["--average", "last:0"], "last:0 is no average: give a decay"),
         (["--average", ".9", "--", "--ema-decay", ".5"], "--ema-decay: --average 0.9 sets it"),
         (["--average", "poly:8", "--", "--ema-poly", "4"], "--ema-poly: --average poly:8 sets it"),
         (["--average", "last:3", "--", "--keep-interval-updates", "2"], "--average last:3 sets it"),
