@@ -101,7 +101,8 @@ class AlmaLMConfig(LanguageModelingConfig):
         default=None,
         metadata={
             "help": "ETA of a polynomial average, with --store-ema and in place of --ema-decay: the k-th "
-            "update counts (ETA + 1) / (k + ETA), so that the memory grows with the training",
+            "update moves it (ETA + 1) / (k + ETA) of the way to the weights, so that its memory grows with "
+            "the training",
         },
     )
 
