@@ -229,14 +229,12 @@ def augment(images: Tensor, generator: torch.Generator, black: Tensor | float) -
     """Randomly crop images (n, height, width, channels), padded on each side with 4 `black` pixels
     (channels,), and flip half of them (B.1.2)."""
     n, height, width, channels = images.shape
-    shift = torch.randint(0, 2 * PADDING + 1, (n, 2, 1), generator=generator)
-    flip = torch.rand(n, 1, generator=generator) < 0.5
-    rows = torch.arange(height) + shift[:, 0]
-    columns = torch.arange(width).expand(n, -1)
-    columns = torch.where(flip, columns.flip(1), columns) + shift[:, 1]
+    shift = torch.randint(0, 2 * PADDING + 1, (n, 2), generator=generator).to(images.device)
+    flipped = (torch.rand(n, generator=generator) < 0.5).to(images.device)
     padded = images.new_empty(n, height + 2 * PADDING, width + 2 * PADDING, channels)
     padded[:] = black
     padded[:, PADDING:-PADDING, PADDING:-PADDING] = images
-    rows, columns = rows.to(images.device), columns.to(images.device)
-    which = torch.arange(n, device=images.device)[:, None, None]
-    return padded[which, rows[:, :, None], columns[:, None]]
+    # Views of all crops, (n, row, column, height, width, channels): to pick one copies whole rows of pixels.
+    crops = padded.unfold(1, height, 1).unfold(2, width, 1).permute(0, 1, 2, 4, 5, 3)
+    images = crops[torch.arange(n, device=images.device), shift[:, 0], shift[:, 1]]
+    return torch.where(flipped.view(-1, 1, 1, 1), images.flip(2), images)
