@@ -65,8 +65,8 @@ if __name__ == "__main__":
             "tqdm>=4.66",
         ],
         extras_require={
-            # What reads .parquet, and speaks GPT-2's BPE.
-            "corpus": ["pyarrow>=17", "tokenizers>=0.20"],
+            # What reads .parquet, speaks GPT-2's BPE, and finds near duplicates.
+            "corpus": ["pyarrow>=17", "tokenizers>=0.20", "rensa>=0.5,<0.6"],
             # What loads the folders that `alma export` writes.
             "export": ["transformers>=5"],
             "dev": [

@@ -32,7 +32,7 @@ TOOLS = {
     "images": Tool("training", "vision.run", "train image learners: digits, MNIST, CIFAR, your own folder"),
     "sweep": Tool("training", "slurm.sweep", "train many image learners as one SLURM array"),
     "reproduce": Tool("training", "slurm.reproduce", "run and draw a figure or table of the paper"),
-    "demo": Tool("training", "slurm.demo", "see all of it on small data: two minutes on two cores"),
+    "demo": Tool("training", "slurm.demo", "see all of it on small data, in minutes"),
     "status": Tool("jobs", "slurm.status", "show the state of runs: progress, errors, logs"),
     "cancel": Tool("jobs", "slurm.cancel", "cancel the SLURM jobs of runs"),
     "report": Tool("results", "alma.report.__main__", "compare runs: tables, figures, a web page"),
@@ -41,6 +41,7 @@ TOOLS = {
     ),
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
     "combine": Tool("checkpoints", "fairseq_alma.combine", "combine language models into one ensemble"),
+    "generate": Tool("checkpoints", "fairseq_alma.generate", "continue a text by the model of a run"),
     "export": Tool("checkpoints", "fairseq_alma.export", "export a language model to Hugging Face"),
 }
 """The subcommands by name, in the order of the help."""

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE = (*_FULL, errno.EACCES, errno.EROFS, errno.EFBIG)
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.ESTALE)
 _SCALE = {"": 1} | {suffix: 10 ** (3 * k) for k, suffix in enumerate("kMGTPE", start=1)}
 _COLUMNS = 100  # of help; longer lines are hard to read
@@ -153,7 +154,8 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
                 _interrupted()
             if error.errno not in (*_UNWRITABLE, *_NO_FILE):
                 raise
-            fail(f"{error.filename or 'cannot write'}: {error.strerror}; fix this and rerun the command")
+            remedy = "free some space there" if error.errno in _FULL else "fix this"
+            fail(f"{error.filename or 'cannot write'}: {error.strerror}; {remedy} and rerun the command")
         except KeyboardInterrupt:
             _interrupted()
 

@@ -30,20 +30,33 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
 
     The bytes go to a temporary file beside `path`, which is fsynced and renamed over it. If the block
     raises, `path` is unchanged and the temporary file is removed. The next write of `path` takes over the
-    file that a killed process left. The directory must exist.
+    file that a killed process left. The directory must exist. The OSError of a full disk names `path`.
     """
     path = Path(path)
     descriptor, temporary = _open_temporary(path)
-    with open(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
-        try:
-            yield file
-            file.flush()
-            os.fsync(descriptor)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    try:
+        with open(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
+            try:
+                yield file
+                file.flush()
+                os.fsync(descriptor)
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        if error.filename is None:
+            _name(error, path)
+        raise
     fsync_directory(path.parent)
+
+
+def _name(error: OSError, path: Path) -> None:
+    """OSError with the path, if `error` means that the file cannot grow; NumPy's has no number."""
+    numpys = error.errno is None and "requested and" in str(error)
+    if numpys or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        number = error.errno or errno.ENOSPC
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def temporary_of(path: Path) -> Path:

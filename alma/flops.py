@@ -1,4 +1,4 @@
-"""Analytic parameter and FLOP counts of a Switch Transformer language model.
+"""Analytic parameter and FLOP counts of language models: Transformers, Switch Transformers and others.
 
 A multiply-add counts as two FLOPs. torch.utils.flop_counter misses scaled_dot_product_attention on CPU, so
 these are formulas; tests compare them with the counter on models that it counts correctly.
@@ -27,10 +27,34 @@ ARCHS = {
 
 
 @dataclass(frozen=True)
+class Weights:
+    """A model of another kind, such as an LSTM: a multiply-add per token for each weight of its matrices.
+
+    Exact for recurrent and convolutional layers; of dynamic convolutions, as of attention, the product itself
+    is left out. Embeddings that are only looked up do not count.
+    """
+
+    weights: int
+    positions: int
+    """Tokens of an example."""
+    members = 1
+    experts = switch_layers = 0
+
+    def forward_flops(self, tokens: int, attention_over: int = 0) -> int:
+        """FLOPs of a forward pass over `tokens`; it has no attention."""
+        return 2 * tokens * self.weights
+
+    def training_flops(self, tokens: int) -> int:
+        """FLOPs of the forward and backward passes over `tokens`."""
+        return (1 + BACKWARD) * self.forward_flops(tokens)
+
+
+@dataclass(frozen=True)
 class Shape:
     """Dimensions of a model: layers L, width D, hidden width F, dictionary size V, positions P, experts E.
 
-    A dense model has 0 experts. N members (UMix) multiply all counts by N.
+    A dense model has 0 experts. N members (UMix) multiply all counts by N. Embeddings of another width than
+    D are projected to it, and features to the width of the output layer; 0 stands for D.
     """
 
     layers: int
@@ -41,6 +65,12 @@ class Shape:
     experts: int
     moe_freq: int
     members: int = 1
+    input_dim: int = 0
+    output_dim: int = 0
+    tied: bool = True
+    """Whether the output layer has the weights of the embedding."""
+    learned_positions: bool = True
+    final_norm: bool = True
 
     @classmethod
     def of(cls, args, vocabulary: int) -> "Shape":
@@ -51,9 +81,14 @@ class Shape:
             args.decoder_ffn_embed_dim,
             vocabulary,
             args.max_target_positions or args.tokens_per_sample,
-            getattr(args, "moe_expert_count", 0),
+            getattr(args, "moe_expert_count", None) or 0,
             getattr(args, "moe_freq", 1),
             getattr(args, "members", 1),
+            args.decoder_input_dim,
+            args.decoder_output_dim,
+            bool(args.share_decoder_input_output_embed),
+            bool(args.decoder_learned_pos),
+            bool(args.decoder_normalize_before and not args.no_decoder_final_norm),
         )
 
     @property
@@ -69,11 +104,24 @@ class Shape:
 
     @property
     def shared(self) -> int:
-        """Parameters outside experts and routers; embeddings are tied."""
-        embeddings = (self.vocabulary + self.positions + 2) * self.dim  # fairseq offsets positions by pad + 1
+        """Parameters outside experts and routers."""
+        width = self.input_dim or self.dim
+        embeddings = self.vocabulary * width
+        if self.learned_positions:
+            embeddings += (self.positions + 2) * self.dim  # fairseq offsets positions by pad + 1
+        if not self.tied:
+            embeddings += self.vocabulary * (self.output_dim or self.dim)
         block = 4 * (self.dim**2 + self.dim) + 4 * self.dim  # attention and two layer norms
         ffn = 2 * self.dim * self.hidden + self.hidden + self.dim
-        return embeddings + self.layers * block + (self.layers - self.switch_layers) * ffn + 2 * self.dim
+        norm = 2 * self.dim * self.final_norm
+        blocks = self.layers * block + (self.layers - self.switch_layers) * ffn
+        return embeddings + self._projections + blocks + norm
+
+    @property
+    def _projections(self) -> int:
+        """Weights between D and the widths of embedding and output layer."""
+        widths = (self.input_dim, self.output_dim)
+        return sum(self.dim * width for width in widths if width not in (0, self.dim))
 
     @property
     def parameters(self) -> int:
@@ -88,7 +136,8 @@ class Shape:
         """
         projections = 4 * self.dim**2 + 2 * self.dim * self.hidden
         router = self.switch_layers * self.dim * self.experts
-        per_token = 2 * (self.layers * projections + router + self.vocabulary * self.dim)
+        ends = self._projections + self.vocabulary * (self.output_dim or self.dim)
+        per_token = 2 * (self.layers * projections + router + ends)
         scores = 2 * self.layers * 2 * attention_over * self.dim
         return self.members * tokens * (per_token + scores)
 

@@ -26,7 +26,8 @@ from alma.schema import PLAIN, TEXT, Kind, is_text, list_of, object_of, parse_js
 if TYPE_CHECKING:
     import numpy as np  # functions import it: commands that read stream.json alone start without it
 
-VERSION = 1
+VERSION = 2
+_KNOWN = (1, 2)  # 1: the pieces of --max-document-words were placed one by one
 FILE = "stream.json"
 SUFFIXES = (".bin", ".idx", ".keys")
 KEY_BYTES = 16
@@ -125,6 +126,11 @@ class Stream:
         return bool(self.held_out)
 
     @property
+    def whole_documents(self) -> bool:
+        """Whether all pieces of a document are in one part: not in old streams with --max-document-words."""
+        return self.version > 1 or not self.settings.get("max_document_words")
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """All splits: the mega-batches in order, valid, test, the held-out parts."""
         return (*self.megabatches, self.valid, self.test, *self.held_out, *self.held_out_valid)
@@ -141,9 +147,9 @@ class Stream:
             raise UserError(f"{directory}: no finished stream here (no {FILE}); make one with `alma data`")
         try:
             record = parse_json(path.read_bytes(), finite=True)
-            if record["version"] != VERSION:
+            if record["version"] not in _KNOWN:
                 version = shown(record["version"])
-                raise UserError(f"{path}: format version {version}, known is {VERSION}; {_REMAKE}")
+                raise UserError(f"{path}: format version {version}, known are 1 and {VERSION}; {_REMAKE}")
             require(record, _RECORD)
             made = cls(
                 directory=directory,

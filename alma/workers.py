@@ -5,11 +5,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from multiprocessing import connection, resource_tracker
+from typing import Any, TypeVar, cast
 
 from alma.errors import UserError
 
@@ -22,41 +23,33 @@ Result = TypeVar("Result")
 class Workers:
     """A pool of spawned processes, which end when their parent dies and ignore Ctrl-C.
 
-    Leaving the context cancels the tasks that wait. Running tasks finish, or, with `terminate`, are stopped
-    by SIGTERM if the block raised. `setup` runs once in every process. Without it, one worker or a single
-    task needs no process: it runs in this one.
+    Leaving the context ends them: idle ones normally, busy ones and, if the block raised, all by SIGKILL.
+    Tasks must therefore write atomically. `setup` runs once in every process. Without it, a single worker
+    needs no process: it is this one.
     """
 
-    def __init__(
-        self,
-        count: int,
-        setup: Callable[[], None] | None = None,
-        terminate: bool = False,
-        flag: str = "--workers",
-    ) -> None:
+    # Not a ProcessPoolExecutor: its threads and processes share locks. An interrupt or a killed process can
+    # leave one locked for good, and the end then waits forever. Here each worker has a pipe of its own.
+
+    def __init__(self, count: int, setup: Callable[[], None] | None = None, flag: str = "--workers") -> None:
         """`flag`: the option to lower when the system kills a worker."""
-        self._count, self._setup, self._terminate, self._flag = count, setup, terminate, flag
-        self._pool: ProcessPoolExecutor | None = None
-        self._futures: Collection[Future] = ()
+        self._count, self._setup, self._flag = count, setup, flag
+        self._processes: dict[Any, Any] = {}  # by their connection
+        self._idle: list[Any] = []
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if self._pool is None:
-            return
-        # `shutdown` asks the workers to end through a queue, and waits. One that is killed just now may hold
-        # the lock of the queue for good; the others are then terminated.
-        ending = threading.Thread(target=self._pool.shutdown, kwargs={"cancel_futures": True})
-        ending.start()
-        if not (error and self._terminate):
-            for future in self._futures:
-                with suppress(CancelledError):
-                    future.exception()  # waits for a running task
-            ending.join(_GRACE)
-        for process in multiprocessing.active_children():
-            process.terminate()
-        ending.join()
+        for pipe, process in self._processes.items():
+            if error or pipe not in self._idle:
+                process.kill()
+            pipe.close()  # an idle worker then ends
+        deadline = time.monotonic() + _GRACE
+        for process in self._processes.values():
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
 
     def run(
         self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]], in_order: bool = False
@@ -66,25 +59,66 @@ class Workers:
         `result()` returns what the task returned or raises its error; the other tasks go on. Without
         processes it is the call itself. UserError: the system killed a worker.
         """
-        if not self._setup and (self._count == 1 or len(tasks) == 1):
+        if not self._setup and self._count == 1:
             for number, task in enumerate(tasks):
                 yield number, functools.partial(function, *task)
             return
-        if self._pool is None:
-            # A forked process would inherit the parent's threads and CUDA state, and could hang.
-            spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._count, spawn, _start, (self._setup,))
-        killed = UserError(f"a worker was killed (out of memory?); rerun with fewer {self._flag}")
+        completed = self._completed(function, tasks)
+        if not in_order:
+            yield from completed
+            return
+        early = {}
+        for number in range(len(tasks)):
+            while number not in early:
+                other, result = next(completed)
+                early[other] = result
+            yield number, early.pop(number)
+
+    def _completed(
+        self, function: Callable[..., Result], tasks: Sequence[tuple[Any, ...]]
+    ) -> Iterator[tuple[int, Callable[[], Result]]]:
+        """Give each worker one task at a time; yield (number, result) as they complete."""
+        while len(self._idle) < min(self._count, len(tasks)):
+            self._start()
+        waiting = list(enumerate(tasks))[::-1]
+        busy: dict[Any, int] = {}
+
+        def give() -> None:
+            while waiting and self._idle:
+                number, task = waiting.pop()
+                pipe = self._idle.pop()
+                busy[pipe] = number
+                pipe.send((function, task))
+
         try:
-            with _interrupts_blocked():  # in the processes that start here too, until they ignore them
-                numbers = {self._pool.submit(function, *task): number for number, task in enumerate(tasks)}
-        except BrokenProcessPool:
-            raise killed from None
-        self._futures = numbers
-        for future in numbers if in_order else as_completed(numbers):
-            if isinstance(future.exception(), BrokenProcessPool):
-                raise killed
-            yield numbers[future], future.result
+            give()
+            while busy:
+                for pipe in cast(Any, connection.wait(list(busy))):
+                    number, outcome = busy.pop(pipe), pipe.recv()
+                    self._idle.append(pipe)
+                    give()
+                    yield number, functools.partial(_result, *outcome)
+        except (EOFError, ConnectionError):
+            raise UserError(f"a worker was killed (out of memory?); rerun with fewer {self._flag}") from None
+
+    def _start(self) -> None:
+        """Start a worker."""
+        # A forked process would inherit the parent's threads and CUDA state, and could hang.
+        spawn = multiprocessing.get_context("spawn")
+        pipe, its_end = spawn.Pipe()
+        process = spawn.Process(target=_serve, args=(its_end, self._setup), daemon=True)
+        resource_tracker.ensure_running()  # not within the block: it unblocks Ctrl-C
+        with _interrupts_blocked():
+            process.start()
+            self._processes[pipe] = process
+        its_end.close()
+        self._idle.append(pipe)
+
+
+def _result(value: Any, error: Exception | None) -> Any:
+    if error:
+        raise error
+    return value
 
 
 @contextmanager
@@ -97,13 +131,23 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(setup: Callable[[], None] | None) -> None:
-    """Prepare a worker process."""
+def _serve(pipe: Any, setup: Callable[[], None] | None) -> None:
+    """In a worker: run the tasks that come, until the parent closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if setup:
         setup()
+    with suppress(EOFError, ConnectionError):  # of the pipe: the parent has closed it, or has ended
+        while True:
+            function, task = pipe.recv()
+            outcome: tuple[Any, Exception | None]
+            try:
+                outcome = function(*task), None
+            except Exception as error:
+                error.add_note(f"In a worker:\n{traceback.format_exc()}")
+                outcome = None, error
+            pipe.send(outcome)
 
 
 def _end_with_parent() -> None:

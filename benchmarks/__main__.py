@@ -1,7 +1,9 @@
 """`make bench`: benchmarks that take a few minutes on a CPU; prints tables and writes them as CSV.
 
 `python -m benchmarks data_prep_scale` measures data_prep on many gigabytes of synthetic text; it only runs
-by name. So does `python -m benchmarks broken_input`, which runs every command on broken input.
+by name. So do `python -m benchmarks near_duplicates`, which compares near duplicates with exact similarities,
+`python -m benchmarks broken_input`, which runs every command on broken input, and `python -m benchmarks
+advice_calibration`, which counts how often `alma advise` sees a difference between equal learners.
 """
 
 import argparse
@@ -18,13 +20,14 @@ from benchmarks.timing import Table, show
 # Imported when they run: the workers of data_prep import this module too, and their memory is measured.
 BENCHMARKS = {
     "switch_ffn": "Switch FFN, forward + backward, ratios",
+    "loss": "Loss of the output layer, forward + backward, ratios of times",
     "stage_start": "Start of a language-model stage, streams of random tokens",
     "vision_stage": "A stage of MNIST at B = 500",
     "training_memory": "Peak memory of a training step, counted on the meta device",
     "train_speed": "Training by fairseq-train, whole processes",
     "data_prep_speed": "Text to mega-batches",
 }
-ALONE = ("data_prep_scale", "broken_input", "chaos")
+ALONE = ("data_prep_scale", "near_duplicates", "broken_input", "chaos", "advice_calibration")
 """Run only by name, with flags of their own."""
 _PAIRED = "medians and quartiles of paired runs"
 

@@ -178,6 +178,7 @@ class Records:
             records[name] = mix(chances, field)
         share = (mix(chances, 3) >> np.uint64(11)) / 2**53
         records["words"] = np.minimum(MEAN_WORDS / 3 * (1 - share) ** (-2 / 3), 1e6)
+        records["bytes"] = self.bytes_per_word * records["words"]
         records["source"], records["shard"] = number % len(SOURCES), number
         records["place"] = np.arange(len(records))
         with open_items(space.file("scan", number, "bin")) as file:

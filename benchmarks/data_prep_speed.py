@@ -126,7 +126,8 @@ class CorpusText:
         reader = Reader(max_document_words=MAX_DOCUMENT_WORDS)
         for shard in make_shards(self._files, reader, SHARD_BYTES):
             for source, text, words in reader.read(shard):
-                yield source, text.encode(), words
+                for piece, size in reader.split(text, words):
+                    yield source, piece.encode(), size
 
     def survey(self) -> Survey:
         """Count everything. Memory: a key for each document."""

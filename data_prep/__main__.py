@@ -45,8 +45,9 @@ def parser() -> Parser:
         "       %(prog)s CORPUS... --out STREAM --ordered --eval-words N --valid-words N --vocab-size V\n"
         "       %(prog)s CORPUS... --out STREAM --append [options]",
         description="Turn raw text into a stream of deduplicated, i.i.d. mega-batches of tokens for fairseq. "
-        "The result does not depend on the names, the order or the compression of the files, nor on the "
-        "number of workers. Rerun the command to resume after an interruption.",
+        "The result does not depend on the order or the compression of the files, nor on the number of "
+        "workers, and on their names only where these name the sources. Rerun the command to resume after "
+        "an interruption.",
         epilog=_EXAMPLES,
         allow_abbrev=False,
     )
@@ -65,6 +66,8 @@ def parser() -> Parser:
     workers = f"{WORKERS}; with --cluster slurm the jobs of each step"
     cores = len(os.sched_getaffinity(0))
     group.add_argument("--workers", type=count, default=cores, metavar="K", help=workers)
+    disk = "start although the free disk looks too small for the stream and its intermediate files"
+    group.add_argument("--no-disk-check", action="store_true", help=disk)
     resources.add_cluster(group, "local", "slurm")
     resources.add_flags(made, USUAL, "job")
     return made
@@ -83,7 +86,10 @@ def _add_text_flags(made: Parser) -> None:
         "block between blank lines; file: the file; line: a line; wikiextractor: the text between "
         "<doc id=...> and </doc>. May be repeated (default: blank-line)",
     )
-    key = "field of .jsonl and .parquet files that holds the text (default: text)"
+    key = (
+        "field of .jsonl, .json and .parquet files that holds the text; in JSON, data.text is the field "
+        "text of the object data (default: text)"
+    )
     add("--text-key", default="text", metavar="FIELD", help=key)
     add(
         "--on-bad-input",
@@ -99,8 +105,13 @@ def _add_text_flags(made: Parser) -> None:
     add("--strip-control", action="store_true", help=control)
     split = (
         "split documents of more than N words between lines, so that small mega-batches get the size asked "
-        "for; the pieces may go to different mega-batches (default: never split)"
+        "for; all pieces of a document go to one part (default: never split)"
     )
+    near = (
+        "documents that share about 80%% of their word 5-grams (Jaccard similarity, estimated by MinHash). "
+        "drop: keep one, that of the first mega-batch; needs the extra corpus (default: keep)"
+    )
+    add("--near-duplicates", choices=("keep", "drop"), help=near)
     add("--max-document-words", type=count, default=0, metavar="N", help=split)
 
 

@@ -2,16 +2,19 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from alma.report.tables import as_text
 from alma.stream import Stream
 from data_prep import blocks
+from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.formats import kind
 
 _FILES = 3  # fewer files are not taken for a collection of books
 _PARAGRAPH = 100  # words: documents that average fewer may be paragraphs
 _BOOK = 5000  # words: files that average more may be books
+_LINE = 10  # words: pieces are lines at least, so asking for shorter ones seldom helps
 _OFF = 0.01  # relative deviation of a part from its target size that is reported
 
 
@@ -41,6 +44,25 @@ def books(files: Sequence[tuple[str, str]], reader: Reader, totals: Mapping[str,
     return found
 
 
+def long_documents(longest: int, wanted: Wanted) -> Iterator[str]:
+    """A warning if a document of `longest` words, with all its pieces, is longer than a part."""
+    sizes = {"a mega-batch": wanted.words, "test": wanted.eval_words, "valid": wanted.valid_words}
+    name, size = min(((name, size) for name, size in sizes.items() if size), key=lambda item: item[1])
+    if longest > size:
+        yield (
+            f"warning: the longest document has {longest:,} words, {name} is to have {size:,}: all pieces of "
+            "a document go to one part, and those that exceed it are left out; ask for more words"
+        )
+
+
+def parted(stream: Stream) -> str:
+    """The warning about a stream that has not `Stream.whole_documents`."""
+    return (
+        f"warning: {stream.directory}: made by an older version: pieces of one document are in training and "
+        "in held-out parts, so its test losses are too low; make the stream anew with another --out"
+    )
+
+
 def summary(stream: Stream) -> str:
     """The stream as a table, one row per part, and what was read, dropped and skipped."""
     wanted = targets(stream)
@@ -59,7 +81,9 @@ def summary(stream: Stream) -> str:
     corpus = stream.appended[-1]["corpus"] if stream.appended else stream.corpus
     lines.append(
         f"read {corpus['words']:,} words in {corpus['documents']:,} documents; dropped "
-        f"{corpus['duplicate_documents']:,} duplicates ({corpus['duplicate_words']:,} words); left out "
+        f"{corpus['duplicate_documents']:,} duplicates ({corpus['duplicate_words']:,} words)"
+        + (f", of which {near}" if (near := near_dropped([corpus])) else "")
+        + "; left out "
         f"{corpus['surplus_words']:,} surplus words"
         + (f"; spread of the mega-batches {corpus['spread']:.3%}" if "spread" in corpus else "")
     )
@@ -68,6 +92,15 @@ def summary(stream: Stream) -> str:
     lines += corpus.get("warnings", [])
     lines += off_target(stream, wanted)
     return "\n".join(lines)
+
+
+def near_dropped(corpora: Sequence[Mapping[str, Any]]) -> str:
+    """How many near duplicates were dropped; empty if they are kept."""
+    found = [corpus for corpus in corpora if "near_duplicate_documents" in corpus]
+    documents, words = (
+        sum(each[f"near_duplicate_{what}"] for each in found) for what in ("documents", "words")
+    )
+    return f"{documents:,} near duplicates ({words:,} words)" if found else ""
 
 
 def targets(stream: Stream) -> dict[str, int]:
@@ -96,11 +129,19 @@ def off_target(stream: Stream, wanted: Mapping[str, int]) -> Iterator[str]:
     given = stream.settings.get("max_document_words", 0)
     enough = _rounded(_OFF * min(wanted[name] for name in off))
     size = f" of up to {longest:,} words" if longest else ""
-    if given and (longest > given or given <= enough):
-        cause = f"parts end between lines{size}; only more words for each part bring them nearer"
+    mixed = (stream.test.name, stream.valid.name) if stream.ordered else ()
+    apart = [abs(part.words - wanted[part.name]) for part in stream.parts if part.name in {*off} - {*mixed}]
+    if given and longest and max(apart, default=0) > longest:
+        cause = "too few words are left over to cut inside documents; add text or ask for fewer words"
+    elif enough < _LINE or (given and (longest > given or given <= enough)):
+        where = "lines" if given else "documents"
+        cause = f"parts end between {where}{size}; only more words for each part bring them nearer"
     else:
         instead = f" instead of {given}" if given else ""
-        cause = f"parts end between documents{size}; --max-document-words {enough}{instead} splits them"
+        cause = (
+            f"parts end between documents{size}; --max-document-words {enough}{instead} splits them between "
+            "lines (no line is split)"
+        )
     yield f"off target: {', '.join(off.values())}: {cause}"
 
 

@@ -7,11 +7,13 @@ without being kept.
 import bz2
 import gzip
 import io
+import lzma
 import os
 import re
 import zlib
 from collections.abc import Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 import zstandard
@@ -19,7 +21,15 @@ import zstandard
 MAX_DOCUMENT_BYTES = 32 << 20
 """Longer documents (or lines of JSON) are bad input; a book of 500,000 words has 3 MB."""
 
-PACKED = (".gz", ".zst", ".bz2")
+PACKED = {
+    ".gz": re.compile(rb"\x1f\x8b\x08"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+    ".bz2": re.compile(rb"BZh[1-9]1AY&SY"),
+    ".xz": re.compile(rb"\xfd7zXZ\0"),
+}
+"""The suffixes of compressed files, and how their contents begin."""
+ARCHIVE_ERRORS = (EOFError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
+"""What reading a damaged archive raises, besides OSError."""
 BLOCK = 1 << 20
 _ZSTD_INPUT = 2048  # compressed bytes per call; they decompress to at most 64 MiB
 _LINE_BYTES = 1 << 13
@@ -32,6 +42,7 @@ class Skipped(NamedTuple):
     path: str
     offset: int
     reason: str
+    remedy: str = "fix or remove it, or leave it out with --on-bad-input skip"
 
     def __str__(self) -> str:
         what = "record" if self.path.endswith(".parquet") else "byte"
@@ -69,6 +80,10 @@ class Damaged(Exception):
     """The rest of the file cannot be read."""
 
 
+class WrongKind(Exception):
+    """The file is not of the kind that its name says; arguments: what it is, and the remedy."""
+
+
 def border_after(file: IO[bytes], position: int, border: Border) -> int:
     """The first byte at or after `position` that follows a border; the size of the file if none does."""
     file.seek(position - 1)
@@ -87,7 +102,7 @@ class Input:
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
         self.position = segment.start
-        self._end = None if segment.path.endswith(PACKED) else segment.end
+        self._end = None if packing(segment.path) else segment.end
         self._error: Exception | None = None
 
     @cached_property
@@ -102,9 +117,9 @@ class Input:
         if "_file" in self.__dict__:  # cached_property keeps its value there
             self._file.close()
 
-    def bad(self, offset: int, reason: str) -> Skipped:
+    def bad(self, offset: int, reason: str, *remedy: str) -> Skipped:
         """Bad input at `offset`."""
-        return Skipped(self.segment.path, offset, reason)
+        return Skipped(self.segment.path, offset, reason, *remedy)
 
     def read(self, size: int) -> bytes:
         """The next `size` bytes, fewer at the end. An error is raised once all bytes before it are read."""
@@ -117,7 +132,7 @@ class Input:
                 parts.append(part)
                 left -= len(part)
                 self.position += len(part)
-        except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        except (OSError, *ARCHIVE_ERRORS) as error:
             if not parts:
                 raise
             self._error = error
@@ -188,17 +203,31 @@ def indent(text: bytes) -> int:
     return len(text) - len(text.lstrip())
 
 
+def packing(path: str) -> str:
+    """The suffix of a compressed file, one of PACKED; else empty."""
+    suffix = Path(path).suffix
+    return suffix if suffix in PACKED else ""
+
+
 def open_file(path: str) -> IO[bytes]:
-    """Open a file for reading, decompressed by its suffix. Damaged: an archive of no bytes."""
-    if path.endswith(PACKED) and not os.path.getsize(path):  # the archive of an empty file has a header
+    """Open a file for reading, decompressed by its suffix.
+
+    Damaged: an archive of no bytes. WrongKind: an archive whose name does not say so.
+    """
+    suffix = packing(path)
+    if suffix and not os.path.getsize(path):  # the archive of an empty file has a header
         raise Damaged("an archive of no bytes")
-    if path.endswith(".gz"):
-        return cast(IO[bytes], gzip.open(path))
-    if path.endswith(".bz2"):
-        return cast(IO[bytes], bz2.open(path))
-    if path.endswith(".zst"):
+    if suffix == ".zst":
         return io.BufferedReader(_Zstd(path), BLOCK)
-    return open(path, "rb", buffering=BLOCK)
+    if suffix:
+        module: Any = {".gz": gzip, ".bz2": bz2, ".xz": lzma}[suffix]
+        return module.open(path)
+    file = io.BufferedReader(io.FileIO(path), BLOCK)
+    for suffix, beginning in PACKED.items():
+        if beginning.match(file.peek()):
+            file.close()
+            raise WrongKind(f"compressed, as {suffix} files are", f"rename it to {Path(path).name}{suffix}")
+    return file
 
 
 class _Zstd(io.RawIOBase):

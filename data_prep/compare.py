@@ -24,7 +24,9 @@ DRIFT = """\
 Drift. new tokens, new words: share of the occurrences in a mega-batch whose token or word is in no mega-batch
 before (-: the tokenizer is unknown). Then the Jensen-Shannon divergence of the token frequencies of two
 mega-batches, relative to random regroupings of the same documents (1 = i.i.d.; at the size of the smallest
-mega-batch; - = too few documents). A tokenizer trained on megabatch_00 raises its ratios a little."""
+mega-batch; - = too few documents). A tokenizer trained on megabatch_00 raises its ratios a little.
+valid and test mix all mega-batches, so a choice made by valid uses text of the future; training validates on
+valid_00, ... of the mega-batches that it has."""
 
 
 Ratios = dict[tuple[int, int], tuple[float, float] | None]

@@ -9,77 +9,27 @@ pools. A pool is a list of documents in hash order: in an ordered stream those t
 else those of the validation set, or all others.
 """
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write
 from alma.stream import KEY_BYTES
+from data_prep.near_duplicates import is_dropped, matching, similar
+from data_prep.pools import LEFT_OUT, Pool, Span, cut_document, sizes_of, spans_of, sums_of
 from data_prep.ranges import distinct, load_sums, sorted_records
 from data_prep.scan import RECORD, content_keys
-from data_prep.work import Workspace, mapped, mapped_array, read_arrays
+from data_prep.work import DOCUMENT_BYTES, Workspace, mapped, mapped_array, read_arrays
 
-LEFT_OUT = -1
 CUT = "cut.npz"
 _VALID = 1  # pool of the validation set
+_REST = 2  # pool of the pieces that the last document of the validation set leaves out
 
 Record = TypeVar("Record")
-
-
-class Piece(NamedTuple):
-    """A split, or a part of it: the documents of a pool from the end of the piece before."""
-
-    pool: int
-    split: int
-    end: int
-    """Documents of the pool up to the end of the piece."""
-
-
-class Pool:
-    """The documents of a pool in hash order, known by their sums in each range; opens the range of a cut."""
-
-    def __init__(self, sums: np.ndarray, opened: Callable[[int], np.ndarray]) -> None:
-        """`sums`: (ranges, 2) documents and words. `opened(number)`: the records in a range."""
-        self._until = np.concatenate([np.zeros((1, 2), np.int64), np.cumsum(sums, 0, dtype=np.int64)])
-        self.before = self._until[:-1, 1]
-        """(ranges,) words before each range."""
-        self.documents, self.words = self._until[-1].tolist()
-        self._opened = functools.lru_cache(maxsize=1)(opened)
-
-    def cuts(self, targets: Sequence[int]) -> list[int]:
-        """Number of documents whose words add up to the nearest of each target (the fewer of two)."""
-        return [self._cut(target) for target in targets]
-
-    def _cut(self, target: int) -> int:
-        if target >= self.words:
-            return self.documents
-        number = int(np.searchsorted(self._until[1:, 1], target))
-        documents, words = self._until[number].tolist()
-        return documents + nearest(self._opened(number)["words"], target - words)
-
-    def at(self, documents: int) -> tuple[bytes, int]:
-        """Content key of the last of the first `documents`, and the sum of their words."""
-        number = int(np.searchsorted(self._until[1:, 0], documents))
-        before, words = self._until[number].tolist()
-        rows = self._opened(number)[: documents - before]
-        return content_keys(rows[-1:]).tobytes(), words + int(rows["words"].sum(dtype=np.int64))
-
-    def longest(self) -> int:
-        """Words of the longest document. Opens all ranges."""
-        return max(int(self._opened(number)["words"].max(initial=0)) for number in range(len(self.before)))
-
-
-def nearest(words: np.ndarray, target: int) -> int:
-    """Number of documents whose words add up to the nearest of the target (the fewer of two)."""
-    running = np.concatenate([[0], np.cumsum(words, dtype=np.int64)])
-    above = min(int(np.searchsorted(running, target)), len(words))
-    below = max(above - 1, 0)
-    return below if target - running[below] <= running[above] - target else above
 
 
 @dataclass(frozen=True)
@@ -116,6 +66,11 @@ class Wanted:
         """The pool of each split."""
         return [_VALID if name == "valid" else 0 for name in self.names]
 
+    @property
+    def pool_count(self) -> int:
+        """Number of pools; no split is of the last one of validation."""
+        return _REST + 1 if self.valid_words else 1
+
     def rank(self, source: str) -> tuple[int, str]:
         """Sorts the sources; a document found in several counts for the first."""
         return 0, source
@@ -124,40 +79,39 @@ class Wanted:
         """(sources,) the pool of the documents of each source, but for validation."""
         return np.array([self.rank(source)[0] for source in sources])
 
-    def cut(self, corpus: "SortedCorpus") -> tuple[list[Pool], list[Piece]]:
+    def cut(self, corpus: "SortedCorpus") -> tuple[list[Pool], list[Span]]:
         """Make the pools and cut them.
 
         Validation takes documents of its source in the order of the second hash. The others are cut in hash
-        order, each time at the document nearest to a multiple of `words`, so every cut is within half a
-        document of its target. UserError: too few words, or a split is empty because documents are too long.
+        order, each time near a multiple of `words` (see `Pool.cuts`), so every cut is within half a document
+        of its target. UserError: too few words, or a split is empty because documents are too long.
         """
-        _require_words(corpus, self)
+        spare = _spare_words(corpus, self)
         if self.valid_words:
-            corpus.select_validation(self.valid_words)
-        pool, *validation = pools = [corpus.pool(number) for number in range(1 + max(self.pools))]
+            corpus.select_validation(self.valid_words, spare)
+        pools = [corpus.pool(number) for number in range(self.pool_count)]
+        pool, validation = pools[0], pools[_VALID:_REST]
         sizes = [self.words] * self.mega_batches + ([self.eval_words] if self.eval_words else [])
-        targets = np.cumsum(sizes).tolist()
-        missing = targets[-1] - pool.words
+        missing = sum(sizes) - pool.words
         # Validation may exceed its words by half a document.
-        if missing > 0 and missing > (pool.words - pool.at(max(pool.documents - 1, 0))[1]) / 2:
+        if missing > 0 and missing > (pool.words - pool.at(max(pool.documents - 1, 0)).words) / 2:
             raise UserError(
-                f"{pool.words:,} words are left after validation, {targets[-1]:,} are needed: ask for fewer "
-                "words, split long documents with --max-document-words, or add text"
+                f"{pool.words:,} words are left after validation, {sum(sizes):,} are needed: ask for fewer "
+                f"words{corpus.or_split}, or add text"
             )
-        ends = pool.cuts(targets)
-        counts = [*np.diff(ends, prepend=0).tolist(), *(each.documents for each in validation)]
-        if not all(counts):
+        spans = spans_of(0, range(len(sizes)), pool.cuts(sizes, -missing))
+        counts = [*sizes_of(spans), *(each.documents for each in validation)]
+        if min(counts) <= 0:
             raise UserError(
                 f"{self.names[int(np.argmin(counts))]} would be empty: the longest document has "
-                f"{corpus.longest:,} words; ask for more words or split long documents with "
-                "--max-document-words"
+                f"{corpus.whole:,} words; ask for more words{corpus.or_split}"
             )
-        pieces = [Piece(0, split, end) for split, end in enumerate(ends)]
-        return pools, pieces + [Piece(_VALID, len(ends), each.documents) for each in validation]
+        return pools, spans + [Span(_VALID, len(sizes), each.documents) for each in validation]
 
 
-def _require_words(corpus: "SortedCorpus", wanted: Wanted) -> None:
-    documents, total = corpus.first.sum((0, 2)).tolist()
+def _spare_words(corpus: "SortedCorpus", wanted: Wanted) -> int:
+    """Words that no split needs. UserError: too few words."""
+    documents, total, _ = corpus.first.sum((0, 2)).tolist()
     needed = wanted.mega_batches * wanted.words + wanted.eval_words + wanted.valid_words
     dropped = f"after dropping {int(corpus.read[:, 0].sum()) - documents:,} duplicates"
     if total < needed:
@@ -169,7 +123,7 @@ def _require_words(corpus: "SortedCorpus", wanted: Wanted) -> None:
             f"are needed: {needed - total:,} words are missing; add text or ask for fewer"
         )
     if not wanted.valid_words:
-        return
+        return total - needed
     assert wanted.valid_source is not None
     of_source = int(corpus.first[:, 1, corpus.sources.index(wanted.valid_source)].sum())
     if of_source < wanted.valid_words:
@@ -178,6 +132,7 @@ def _require_words(corpus: "SortedCorpus", wanted: Wanted) -> None:
             f"{wanted.valid_words:,}: {wanted.valid_words - of_source:,} words are missing; choose another "
             "--valid-source or ask for fewer"
         )
+    return total - needed
 
 
 class SortedCorpus:
@@ -187,11 +142,15 @@ class SortedCorpus:
         self.sources = space.sources
         sums = load_sums(space, ranges)
         self.read, self.first = sums["read"], sums["first"]
-        """(ranges, 2, sources) documents and words, see `sort_range`."""
-        self.longest = int(sums["longest"].max())
-        """Words of the longest document."""
+        """(ranges, 3, sources) documents, words and bytes, see `sort_range`."""
+        self.longest, self.whole = (int(sums[name].max()) for name in ("longest", "whole"))
+        """Words of the longest document, and with all pieces."""
+        self.or_split = (
+            "" if space.reader.max_document_words else " or split long documents with --max-document-words"
+        )
+        """Advice against long documents."""
         self.arrivals = wanted.arrivals(space.sources)
-        pools = range(1 + max(wanted.pools))
+        pools = range(wanted.pool_count)
         self.taken = np.zeros(len(pools), f"S{KEY_BYTES}")
         """(pools,) content key of the last document that each mega-batch of an ordered stream takes."""
         self.valid_last = np.zeros(0, RECORD)
@@ -204,40 +163,46 @@ class SortedCorpus:
 
         def opened(number: int) -> np.ndarray:
             records = sorted_records(self._space, number)
-            return records[self._placed(records) == pool]
+            return records[self._placed(records, number) == pool]
 
         if pool:
             self._sums[pool] += [self._again(number, pool) for number in self._ranges]
         return Pool(self._sums[pool], opened)
 
     def _again(self, number: int, pool: int) -> list[int]:
-        """Documents and words of a range that earlier pools have too and have left to this one."""
+        """Documents, words and bytes of a range that earlier pools have too and have left to this one."""
         records = mapped(self._space.file("again", number, "bin"), RECORD)
         first, _ = distinct(records, self.arrivals)
-        words = records["words"][~first & (self._placed(records) == pool)]
-        return [len(words), int(words.sum(dtype=np.int64))]
+        near = similar(self._space, number)
+        batches = self._wanted.first + self.arrivals[records["source"]]
+        undecided = ~first | matching(content_keys(records), batches, near)
+        return sums_of(records[undecided & (self._placed(records, number) == pool)])
 
-    def _placed(self, records: np.ndarray) -> np.ndarray:
-        return placed(records, self._wanted, self.sources, self.taken, self.valid_last)
+    def _placed(self, records: np.ndarray, number: int) -> np.ndarray:
+        near = similar(self._space, number)
+        return placed(records, self._wanted, self.sources, self.taken, self.valid_last, near)
 
-    def select_validation(self, target: int) -> None:
-        """Take the documents of the validation source with the smallest second hashes for validation."""
+    def select_validation(self, target: int, spare: int) -> None:
+        """Take the documents of the validation source with the smallest second hashes for validation.
+
+        The rest of the last document is left out if it has at most `spare` words, see `cut_document`.
+        """
 
         def listed(number: int) -> np.ndarray:
             # mapped anew each time: the pages that a search touches count as memory of this process
             return mapped_array(self._space.file("valid", number, "npy"))
 
         def until(second: int, side: Literal["left", "right"]) -> np.ndarray:
-            """(ranges, 2) documents up to a second hash, and their words."""
+            """(ranges, 3) documents up to a second hash, their words and bytes."""
             found = []
             for number in self._ranges:
-                hashes, words, _ = listed(number)
+                hashes, *sums, _ = listed(number)
                 end = int(np.searchsorted(hashes, np.uint64(second), side))
-                found.append((end, int(words[end - 1]) if end else 0))
+                found.append([end, *(int(each[end - 1]) if end else 0 for each in sums)])
             return np.array(found)
 
         def records(number: int, start: int, end: int) -> np.ndarray:
-            return sorted_records(self._space, number)[listed(number)[2, start:end].astype(np.int64)]
+            return sorted_records(self._space, number)[listed(number)[-1, start:end].astype(np.int64)]
 
         low, high = 0, 2**64 - 1
         while low < high:  # the smallest hash up to which the words reach the target
@@ -246,13 +211,13 @@ class SortedCorpus:
         chosen, stops = until(low, "left"), until(low, "right")[:, 0]
         tied = np.flatnonzero(chosen[:, 0] < stops).tolist()  # nearly always one range
         pieces = [records(number, chosen[number, 0], stops[number]) for number in tied]
-        left = nearest(np.concatenate(pieces)["words"], target - int(chosen[:, 1].sum()))
+        left, stop = cut_document(np.concatenate(pieces), target - int(chosen[:, 1].sum()), spare)
         for number, rows in zip(tied, pieces, strict=True):
-            taken = rows["words"][:left]
-            chosen[number] += len(taken), int(taken.sum())
-            left -= len(taken)
+            chosen[number] += sums_of(rows[:left])
+            self._sums[_REST, number] = sums_of(rows[left:stop])
+            left, stop = max(left - len(rows), 0), max(stop - len(rows), 0)
         self._sums[_VALID] = chosen
-        self._sums[0] -= chosen
+        self._sums[0] -= chosen + self._sums[_REST]
         ends = chosen[:, 0]
         if found := [(int(listed(n)[0, ends[n] - 1]), n) for n in self._ranges if ends[n]]:
             number = max(found)[1]
@@ -267,8 +232,11 @@ def pools_of(
     if len(valid_last):
         assert wanted.valid_source is not None
         second, last = records["second"], valid_last["second"][0]
-        early = (second < last) | ((second == last) & (content_keys(records) <= content_keys(valid_last)[0]))
-        pools[early & (records["source"] == sources.index(wanted.valid_source))] = _VALID
+        keys, end = content_keys(records), content_keys(valid_last).tobytes()
+        early = (second < last) | ((second == last) & (keys <= end))
+        rest = (keys > end) & (keys <= end[:DOCUMENT_BYTES].ljust(KEY_BYTES, b"\xff"))
+        own = records["source"] == sources.index(wanted.valid_source)
+        pools[own & early], pools[own & rest] = _VALID, _REST
     return pools
 
 
@@ -278,12 +246,14 @@ def placed(
     sources: tuple[str, ...],
     taken: np.ndarray,
     valid_last: np.ndarray,
+    near: np.ndarray,
 ) -> np.ndarray:
     """(records,) the pool of each document, or LEFT_OUT: a copy, or taken by an earlier pool.
 
-    `records`: of a range, in hash order. `taken`, `valid_last`: see `SortedCorpus`.
+    `records`: of a range, in hash order. `taken`, `valid_last`: see `SortedCorpus`; `near`: see `similar`.
     """
     first, kept = distinct(records, wanted.arrivals(sources))
+    kept &= ~near_copies(records, wanted, sources, taken, near)
     pools = np.where(kept, pools_of(records, wanted, sources, valid_last), LEFT_OUT)
     if (kept & ~first).any():  # documents of several mega-batches
         stops = np.searchsorted(content_keys(records), taken, "right")
@@ -293,9 +263,17 @@ def placed(
     return pools
 
 
+def near_copies(
+    records: np.ndarray, wanted: Wanted, sources: tuple[str, ...], taken: np.ndarray, near: np.ndarray
+) -> np.ndarray:
+    """(records,) whether each is dropped as a near duplicate; arguments as of `placed`."""
+    batches = wanted.first + wanted.arrivals(sources)[records["source"]]
+    return matching(content_keys(records), batches, near[is_dropped(near, wanted.first, taken)])
+
+
 @dataclass(frozen=True)
 class Cut:
-    """Where the splits end. P pieces, in the hash order of their pools."""
+    """Where the splits end. P spans, in the hash order of their pools."""
 
     pool: np.ndarray
     """(P,)"""
@@ -304,9 +282,9 @@ class Cut:
     last: np.ndarray
     """(P,) content key of the last document."""
     start: np.ndarray
-    """(P,) words of the pool before the piece."""
+    """(P,) bytes of the pool before the span."""
     before: np.ndarray
-    """(pools, ranges) words of each pool before each range."""
+    """(pools, ranges) bytes of each pool before each range."""
     taken: np.ndarray
     valid_last: np.ndarray
     """See `SortedCorpus`, as `taken`."""
@@ -321,22 +299,22 @@ class Cut:
 def cut_corpus(space: Workspace, wanted: Wanted, ranges: int) -> None:
     """Write cut.npz. UserError: see `Wanted.cut`."""
     corpus = SortedCorpus(space, wanted, ranges)
-    pools, pieces = wanted.cut(corpus)
+    pools, spans = wanted.cut(corpus)
     begins = [0] * len(pools)
     start, last = [], []
-    for pool, _, end in pieces:
-        start.append(pools[pool].at(begins[pool])[1])
-        last.append(pools[pool].at(end)[0])
+    for pool, _, end in spans:
+        start.append(pools[pool].at(begins[pool]).bytes)
+        last.append(pools[pool].at(end).last)
         begins[pool] = end
     cut = Cut(
-        pool=np.array([piece.pool for piece in pieces]),
-        split=np.array([piece.split for piece in pieces]),
+        pool=np.array([span.pool for span in spans]),
+        split=np.array([span.split for span in spans]),
         last=np.array(last, f"S{KEY_BYTES}"),
         start=np.array(start),
         before=np.stack([pool.before for pool in pools]),
         taken=corpus.taken,
         valid_last=corpus.valid_last,
-        read=corpus.read.sum((0, 2)),
+        read=corpus.read.sum((0, 2))[:2],
         kept=np.array([[pool.documents, pool.words] for pool in pools]).sum(0),
         longest=corpus.longest,
     )

@@ -12,7 +12,7 @@ from alma.errors import UserError
 from alma.report.tables import as_text
 from alma.stream import Part, Stream
 from alma.workers import Workers
-from data_prep import compare, similarity
+from data_prep import advice, compare, contamination, similarity
 from data_prep.dictionary import EOS, SPECIALS, UNKNOWN, read_tokens
 from data_prep.similarity import Counts
 from data_prep.work import run_all
@@ -28,7 +28,7 @@ types/token: distinct tokens per token in the first {prefix:,} tokens of each pa
 
 
 def describe(stream: Stream, workers: Workers, seed: int) -> str:
-    """The table of parts, and the similarity of the mega-batches with its verdict or the drift."""
+    """The table of parts, the similarity of the mega-batches or their drift, and the contamination."""
     parts = stream.parts
     least = min(part.tokens for part in stream.megabatches)
     sizes = [min(least, part.tokens) for part in (stream.megabatches if stream.ordered else parts)]
@@ -47,7 +47,21 @@ def describe(stream: Stream, workers: Workers, seed: int) -> str:
         if stream.ordered
         else compare.alike(stream, counts, ratios)
     )
-    return "\n".join([table, NOTES.format(prefix=prefix), comparison])
+    warnings = [] if stream.whole_documents else [advice.parted(stream)]
+    notes = NOTES.format(prefix=prefix) + validation_note(stream)
+    sections = [*warnings, table, notes, comparison, ""]
+    return "\n".join([*sections, contamination.report(stream, workers)])
+
+
+def validation_note(stream: Stream) -> str:
+    """Why perplexities on `valid` and `test` differ, if valid lacks a source of test; else ""."""
+    valid, test = ([name for name, n in part.sources.items() if n] for part in (stream.valid, stream.test))
+    if stream.ordered or set(valid) >= set(test):
+        return ""
+    return (
+        f"The validation set holds {', '.join(valid)} only (--valid-source), the test set all "
+        "sources: their perplexities do not compare.\n"
+    )
 
 
 def part_table(
@@ -64,7 +78,7 @@ def part_table(
         total = found.total
         rows.append(
             [part.name, f"{part.words:,}", f"{part.tokens:,}", f"{part.tokens / part.words:.3f}"]
-            + [f"{part.documents:,}", f"{middle:,.0f}", f"{high:,.0f}", f"{found.lengths.max():,}"]
+            + [f"{len(found.lengths):,}", f"{middle:,.0f}", f"{high:,.0f}", f"{found.lengths.max():,}"]
             + [f"{found.types / prefix:.4f}", f"{total[UNKNOWN] / part.tokens:.3%}"]
             + [f"{total[single].sum() / part.tokens:.3%}" if has_bytes else "-"]
             + [f"{part.sources.get(name, 0) / part.words:.1%}" for name in sources]

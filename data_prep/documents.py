@@ -45,7 +45,7 @@ class Reader:
     """What a document of a .txt or .md file is, a key of `formats.MODES`. `blank-line`: text between lines of
     ASCII white space; `file`; `line`; `wikiextractor`: text between <doc id=...> and </doc>."""
     max_document_words: int = 0
-    """Longer documents are split between lines; 0: never."""
+    """`split` cuts longer documents between lines; 0: never."""
     documents_of: dict[str, str] = field(default_factory=dict)
     """`documents` for single sources."""
     text_key: str = "text"
@@ -67,10 +67,10 @@ class Reader:
         for segment in shard:
             for raw in raw_documents(segment, self.documents_in(segment.source), self.text_key):
                 if isinstance(raw, str):
-                    for text, words in self._split(self._normalise(raw)):
-                        yield segment.source, text, words
+                    if text := self._normalise(raw):
+                        yield segment.source, text, count_words(text)
                 elif self.on_bad_input == "error":
-                    raise UserError(f"{raw}; fix or remove it, or leave it out with --on-bad-input skip")
+                    raise UserError(f"{raw}; {raw.remedy}")
                 elif skipped:
                     skipped(raw)
 
@@ -85,12 +85,10 @@ class Reader:
             text = _CONTROL.sub("", text)
         return normalise(text)
 
-    def _split(self, text: str) -> Iterator[tuple[str, int]]:
-        """(text, words) of a normalised document, or of its parts if it is too long."""
-        words = text.count(" ") + text.count("\n") + 1 if text else 0
+    def split(self, text: str, words: int) -> Iterator[tuple[str, int]]:
+        """(text, words) of a document of `read`, or of each of its pieces if it is too long."""
         if not self.max_document_words or words <= self.max_document_words:
-            if words:
-                yield text, words
+            yield text, words
             return
         start = end = words = 0
         for match in _LINE.finditer(text):
@@ -101,6 +99,11 @@ class Reader:
             words += count
             end = match.end()
         yield text[start:], words
+
+
+def count_words(text: str) -> int:
+    """Words of a normalised text, which is not empty."""
+    return text.count(" ") + text.count("\n") + 1
 
 
 def normalise(text: str) -> str:
@@ -123,22 +126,29 @@ def normalise(text: str) -> str:
 def find_files(path: str) -> list[str]:
     """The corpus files of `path`: a file, a directory with all below it, or a glob pattern (with **).
 
-    Sorted, without duplicates. Names that begin with . or _ are ignored, except those in `path` itself.
-    UserError: no files, or a file of unknown format.
+    Sorted; links are followed, and each file is there once. Names that begin with . or _ are ignored, except
+    those in `path` itself. UserError: no files, a dangling link, or a file of unknown format.
     """
     if os.path.exists(path):
         roots = [Path(path)]
     elif glob.has_magic(path):
-        roots = [Path(match) for match in sorted(glob.glob(path, recursive=True)) if _named(match, path)]
+        matches = [Path(match) for match in glob.glob(path, recursive=True) if _named(match, path)]
+        # Links may lead in circles, through which ** goes many times: the shortest way to each name.
+        matches.sort(key=lambda match: (len(match.parts), match), reverse=True)
+        roots = sorted({(os.path.realpath(match.parent), match.name): match for match in matches}.values())
     else:
         raise UserError(f"{path}: no such file or directory")
-    files = {str(file.absolute()) for root in roots for file in _files_below(root)}
+    found: dict[str, str] = {}
+    for root in roots:
+        for file in _files_below(root):
+            found.setdefault(os.path.realpath(file), str(file.absolute()))
+    files = sorted(found.values())
     if not files:
         where = "an empty directory" if os.path.isdir(path) else "matches no file"
         raise UserError(f"{path}: {where} (names that begin with . or _ are ignored); expected {KNOWN}")
-    for file in sorted(files):
-        require_known(file)
-    return sorted(files)
+    for name in files:
+        require_known(name)
+    return files
 
 
 def _hidden(name: str) -> bool:
@@ -160,12 +170,28 @@ def _files_below(root: Path) -> Iterator[Path]:
         yield root
         return
     if not root.is_dir():
-        raise UserError(f"{root}: no file or directory")
-    for folder, below, names in os.walk(root, onerror=fail):
-        below[:] = [name for name in below if not _hidden(name)]
-        for name in names:
-            if (file := Path(folder, name)).is_file() and not _hidden(name):
+        raise _dangling(root)
+    walked: set[str] = set()
+    for folder, below, names in os.walk(root, onerror=fail, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in walked:  # links may lead in circles
+            below.clear()
+            continue
+        walked.add(real)
+        below[:] = sorted(name for name in below if not _hidden(name))
+        for name in sorted(names):
+            file = Path(folder, name)
+            if _hidden(name):
+                continue
+            if file.is_file():
                 yield file
+            elif not file.exists():
+                raise _dangling(file)
+
+
+def _dangling(path: Path) -> UserError:
+    target = f" (a link to {os.readlink(path)}, which is missing)" if path.is_symlink() else ""
+    return UserError(f"{path}: no file or directory{target}; fetch it, or remove the link")
 
 
 def make_shards(files: list[tuple[str, str]], reader: Reader, shard_bytes: int = SHARD_BYTES) -> list[Shard]:

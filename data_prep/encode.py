@@ -19,15 +19,17 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write, fsync_directory, write_json_atomic
-from alma.stream import DTYPES, KEY_BYTES, SUFFIXES, FileInfo, Part, write_index
+from alma.stream import DTYPES, SUFFIXES, FileInfo, Part, write_index
 from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, dictionary_text
 from data_prep.gpt2 import GPT2
+from data_prep.near_duplicates import ENTRY
 from data_prep.plan import CorpusPlan, load_plan
-from data_prep.scan import content_key
 from data_prep.shuffle import bucket_texts
 from data_prep.tokenizer import Encoder, SentencePiece
-from data_prep.work import Workspace, damaged, read_arrays
+from data_prep.work import Workspace, damaged, mapped, open_items, read_arrays
 
+NEAR = ".near"
+"""Suffix of the file with the hashes of documents, beside a mega-batch."""
 _BLOCK_BYTES = 1 << 20  # text that is encoded in one call
 
 
@@ -60,11 +62,11 @@ def encode_bucket(space: Workspace, bucket: int, shards: int) -> None:
             sizes.append(np.diff(np.flatnonzero(ids == EOS), prepend=-1).astype(np.int32))
             block.clear()
 
-        for text in bucket_texts(space, bucket, shards):
+        for key, text in bucket_texts(space, bucket, shards):
             block.append(text.decode())
             words += text.count(b" ") + text.count(b"\n") + 1
             text_bytes += len(text) + 1
-            keys.append(content_key(text, space.seed)[:KEY_BYTES])
+            keys.append(key)
             held += len(text)
             if held >= _BLOCK_BYTES:
                 flush()
@@ -96,9 +98,17 @@ def check_encode(space: Workspace, plan: CorpusPlan) -> None:
 
 
 def finalise_part(
-    space: Workspace, name: str, buckets: list[int], sources: dict[str, int], code: int
+    space: Workspace,
+    name: str,
+    buckets: list[int],
+    sources: dict[str, int],
+    code: int,
+    near: tuple[int, int] | None = None,
 ) -> None:
-    """Concatenate the buckets of a split; `sources`: its words by source, `code`: fairseq's dtype code."""
+    """Concatenate the buckets of a split; `sources`: its words by source, `code`: fairseq's dtype code.
+
+    `near`: number of files past-NNNNN.bin, and of the mega-batch whose entries are kept beside the split.
+    """
     prefix = f"{name}/train" if name.startswith("megabatch") else name
     path = space.finished / prefix
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +120,7 @@ def finalise_part(
                 shutil.copyfileobj(ids, file, 1 << 20)
     sums = {"documents": 0, "words": 0, "bytes": 0}
     sizes = space.directory / f"{name}.sizes"  # of all items, more than one process can hold
-    with atomic_write(f"{path}.keys", "wb") as file, open(sizes, "wb") as items:
+    with atomic_write(f"{path}.keys", "wb") as file, atomic_write(sizes, "wb") as items:
         for bucket in buckets:
             arrays = read_arrays(space.file("bucket", bucket, "npz"), "sizes", "keys", *sums)
             items.write(arrays["sizes"].tobytes())
@@ -121,16 +131,27 @@ def finalise_part(
     if Path(f"{path}.bin").stat().st_size != tokens * np.dtype(DTYPES[code]).itemsize:
         raise damaged(space.directory / "bucket-*.bin")
     write_index(f"{path}.idx", lengths, code)
+    if near:
+        _write_entries(space, Path(f"{path}{NEAR}"), *near)
+    suffixes = (*SUFFIXES, NEAR) if near else SUFFIXES
     part = Part(
         name=name,
         prefix=prefix,
         tokens=tokens,
         items=len(lengths),
         sources=sources,
-        files={f"{prefix}{suffix}": FileInfo.of(f"{path}{suffix}") for suffix in SUFFIXES},
+        files={f"{prefix}{suffix}": FileInfo.of(f"{path}{suffix}") for suffix in suffixes},
         **sums,
     )
     write_json_atomic(space.directory / f"{name}.json", dataclasses.asdict(part))
+
+
+def _write_entries(space: Workspace, path: Path, files: int, arrival: int) -> None:
+    """Write the entries of a mega-batch, which `files` files past-NNNNN.bin hold among others."""
+    with open_items(path) as file:
+        for number in range(files):
+            entries = mapped(space.file("past", number, "bin"), ENTRY)
+            file.write(entries[entries["arrival"] == arrival].tobytes())
 
 
 def copy_atomic(source: str | Path, target: Path) -> None:

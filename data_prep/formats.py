@@ -6,25 +6,38 @@ an entry in FORMATS at the end.
 
 import functools
 import importlib.util
+import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
-import zstandard
 
 from alma.errors import UserError
 from data_prep import blocks
-from data_prep.blocks import PACKED, Border, Damaged, Input, Segment, Skipped, border_after, indent, open_file
+from data_prep.blocks import (
+    ARCHIVE_ERRORS,
+    PACKED,
+    Border,
+    Damaged,
+    Input,
+    Segment,
+    Skipped,
+    WrongKind,
+    border_after,
+    indent,
+    open_file,
+    packing,
+)
 
 _LINE = Border((b"\n",), re.compile(rb"\n"))
 _BLANK_LINE = Border((b"\n\n", b"\n\r\n"), re.compile(rb"\n[ \t\r\v\f]*\n"))
 _DOC_END = Border((b"</doc>\n",), re.compile(rb"</doc>[ \t\r]{0,8}\n"))
 _DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
 
+_JSON_LINES = "a JSON object on each line"
 _HINT = "choose one of its fields by --text-key: "
 _SHOWN = 30  # fields in a message, and characters of a field's name
 
@@ -42,14 +55,19 @@ def format_of(path: str, mode: str) -> Format:
     """The format of a file; `mode`: --documents, for .txt and .md.
 
     WikiExtractor writes two formats as wiki_NN, told apart by the first byte. Damaged: neither of them.
+    WrongKind: a JSON array.
     """
     found = kind(path)
     if found == "text":
         return MODES[mode]
-    if found != "wiki":
+    if found not in ("wiki", ".json"):
         return FORMATS[found]
     with closing(open_file(path)) as file:
-        first = file.read(1)
+        first = file.read(64).removeprefix(blocks.BOM).lstrip()[:1]
+    if found == ".json":
+        if first == b"[":
+            raise WrongKind("a JSON array", f"write {_JSON_LINES}, such as by `jq -c '.[]'`")
+        return FORMATS[found]
     if first not in (b"", b"<", b"{"):
         raise Damaged("WikiExtractor's files begin with <doc or {")
     return _WIKI_JSON if first == b"{" else MODES["wikiextractor"]
@@ -58,9 +76,8 @@ def format_of(path: str, mode: str) -> Format:
 def kind(path: str) -> str:
     """`text`, `wiki` or a key of FORMATS, by the name of the file; empty if unknown."""
     name = Path(path).name
-    packed = name.endswith(PACKED)
-    for suffix in PACKED:
-        name = name.removesuffix(suffix)
+    packed = packing(name)
+    name = name.removesuffix(packed)
     if re.fullmatch(r"wiki_\d+", name):
         return "wiki"
     suffix = Path(name).suffix
@@ -91,8 +108,8 @@ def segment_starts(path: str, mode: str, size: int, step: int) -> list[int]:
         return list(range(0, size, step)) or [0]
     starts = [0]
     try:
-        border = None if path.endswith(PACKED) else format_of(path, mode).border
-    except Damaged:  # reported when the documents are read
+        border = None if packing(path) else format_of(path, mode).border
+    except (Damaged, WrongKind):  # reported when the documents are read
         return starts
     if border:
         with open(path, "rb") as file:
@@ -109,7 +126,9 @@ def raw_documents(segment: Segment, mode: str, text_key: str) -> Iterator[str | 
         except OSError as error:
             reason = f"unreadable ({error.strerror})" if error.errno else f"damaged or truncated ({error})"
             yield data.bad(data.position, reason)
-        except (Damaged, EOFError, zlib.error, zstandard.ZstdError) as error:
+        except WrongKind as error:
+            yield data.bad(0, *error.args)
+        except (Damaged, *ARCHIVE_ERRORS) as error:
             yield data.bad(data.position, f"damaged or truncated ({error})")
 
 
@@ -137,7 +156,14 @@ def _spans(data: Input, border: Border) -> Iterator[_Span | Skipped]:
 def _between(border: Border, data: Input, _key: str) -> Iterator[str | Skipped]:
     """What is between borders."""
     for span in _spans(data, border):
-        yield span if isinstance(span, Skipped) else data.decode(span.text, span.offset)
+        if not isinstance(span, Skipped):
+            yield data.decode(span.text, span.offset)
+        elif border is _BLANK_LINE:
+            name = data.segment.source
+            remedy = f"no blank line ends it; if each line is a document, give --documents {name}=line"
+            yield span._replace(remedy=remedy)
+        else:
+            yield span
 
 
 def _whole(data: Input, _key: str) -> Iterator[str | Skipped]:
@@ -172,7 +198,7 @@ def _doc_elements(data: Input, _key: str) -> Iterator[str | Skipped]:
 
 
 def _json(data: Input, key: str, hint: str = _HINT) -> Iterator[str | Skipped]:
-    """Field `key` of the object on each line; empty lines are none."""
+    """Field `key` of the object on each line; empty lines are none. Other fields need not be strict JSON."""
     for span in _spans(data, _LINE):
         if isinstance(span, Skipped):
             yield span
@@ -184,20 +210,48 @@ def _json(data: Input, key: str, hint: str = _HINT) -> Iterator[str | Skipped]:
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            yield data.bad(offset, f"malformed JSON ({error})")
-            continue
-        fields = record if isinstance(record, dict) else {}
-        text = fields.get(key)
-        if isinstance(text, str):
-            yield text
-        else:
-            strings = [name for name, value in fields.items() if isinstance(value, str)]
-            yield data.bad(offset, _no_text(key, strings or fields, hint))
+            record = _lenient(line, key)
+            if record is None:
+                remedy = (f"write {_JSON_LINES}, or leave it out with --on-bad-input skip",)
+                plain = kind(data.segment.path) == ".json"
+                yield data.bad(offset, f"malformed JSON ({error})", *remedy[:plain])
+                continue
+        text = _field(record, key)
+        yield text if isinstance(text, str) else data.bad(offset, _no_text(key, _strings(record), hint))
+
+
+def _lenient(line: bytes, key: str) -> Any:
+    """A record that orjson refuses for NaN, or for half a surrogate pair outside its text. None: no JSON."""
+    try:
+        record = json.loads(line.decode())
+        str(_field(record, key)).encode()
+    except (ValueError, RecursionError):
+        return None
+    return record
+
+
+def _field(record: Any, key: str) -> Any:
+    """A field of a record; a key with dots that is no field leads into objects. None: it is missing."""
+    if not isinstance(record, dict):
+        return None
+    if key in record or "." not in key:
+        return record.get(key)
+    name, _, rest = key.partition(".")
+    return _field(record.get(name), rest)
+
+
+def _strings(record: Any) -> list[str]:
+    """The keys of all strings in a record, those of objects in it with dots."""
+    found, objects = [], [("", record)] if isinstance(record, dict) else []
+    for prefix, fields in objects:  # grows as it is read
+        found += [prefix + name for name, value in fields.items() if isinstance(value, str)]
+        objects += [(f"{prefix}{name}.", value) for name, value in fields.items() if isinstance(value, dict)]
+    return found
 
 
 def _no_text(key: str, fields: Iterable[str], hint: str = _HINT) -> str:
     """Why a record has no text; `fields`: those that may hold it instead."""
-    names = [f"`{name[:_SHOWN]}`" for name in fields]
+    names = [f"`{name[:_SHOWN]}`".encode(errors="replace").decode() for name in fields]
     more = ", ..." if len(names) > _SHOWN else ""
     shown = f" ({hint}{', '.join(names[:_SHOWN])}{more})" if names and hint else ""
     return f"no field `{key}` that holds a string{shown}"
@@ -293,6 +347,7 @@ def _parquet_text(value: Any, key: str, data: Input) -> str | Skipped:
 
 FORMATS = {
     ".jsonl": Format(_json, _LINE),
+    ".json": Format(_json, _LINE),
     ".warc.wet": Format(_wet),
     ".wet": Format(_wet),
     ".parquet": Format(_parquet),

@@ -10,6 +10,7 @@ any moment loses nothing, and files of different settings never mix. Callers hol
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -44,7 +45,9 @@ def install(work: Path, out: Path) -> Stream:
 
 def works(out: Path) -> list[Path]:
     """The work directories in `out`."""
-    return sorted(out.glob(WORK + "*"))
+    return sorted(
+        path for path in out.glob(WORK + "*") if re.fullmatch("[0-9a-f]{16}", path.name[len(WORK) :])
+    )
 
 
 def leftovers(out: Path) -> list[Path]:
@@ -56,16 +59,32 @@ def clean(out: Path, own: Path | None = None) -> None:
     """Remove all leftovers of a finished stream; report work directories other than `own`."""
     for work in works(out):
         _withdraw(work, out)
-        if work != own:
-            print(f"{work}: left by an interrupted run with other settings; removed", file=sys.stderr)
-        # Renamed first, so that no run resumes in a directory that is half removed, and no job writes to it.
-        os.replace(work, out / f".{secrets.token_hex(6)}{work.name}.tmp")
+        _set_aside(work, own)
     fsync_directory(out)
     for path in leftovers(out):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def remove_unfinished(out: Path, own: Path) -> None:
+    """Remove the work directories of killed runs with other settings, before the disk is needed.
+
+    One that is complete stays until `install`: its files may be in the stream.
+    """
+    for work in works(out):
+        if work != own and not is_stream(work / FINISHED):
+            _set_aside(work, own)
+    for path in out.glob(f".*{WORK}*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _set_aside(work: Path, own: Path | None) -> None:
+    """Rename a work directory, so that no run resumes in its remains, and no job writes to it."""
+    if work != own:
+        print(f"{work}: left by an interrupted run with other settings; removed", file=sys.stderr)
+    os.replace(work, work.with_name(f".{secrets.token_hex(6)}{work.name}.tmp"))
 
 
 def _withdraw(work: Path, out: Path) -> None:

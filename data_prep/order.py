@@ -21,7 +21,8 @@ import numpy as np
 import yaml
 
 from alma.errors import UserError, hint
-from data_prep.cut import Piece, Pool, SortedCorpus, Wanted
+from data_prep.cut import SortedCorpus, Wanted
+from data_prep.pools import Pool, Span, sizes_of, spans_of
 
 _ROLES = ("megabatch", "test", "test", "valid", "valid")
 """Parts of the splits. The split of mega-batch t in role r has number r * B + t. Roles 1 and 3 are the
@@ -60,60 +61,63 @@ class Ordered(Wanted):
         """The pool of each split: that of its mega-batch."""
         return [number % self.mega_batches for number in range(len(self.names))]
 
-    def cut(self, corpus: SortedCorpus) -> tuple[list[Pool], list[Piece]]:
+    @property
+    def pool_count(self) -> int:
+        """Number of pools: one for each mega-batch."""
+        return self.mega_batches
+
+    def cut(self, corpus: SortedCorpus) -> tuple[list[Pool], list[Span]]:
         """Make the pools and cut them, one mega-batch after another.
 
-        A document that a mega-batch left out as surplus may be in a later one. UserError: too few words, or
-        an empty part, for all mega-batches at once.
+        A document that a mega-batch left out whole may be in a later one. UserError: too few words, or an
+        empty part, for all mega-batches at once.
         """
         pools: list[Pool] = []
-        pieces: list[Piece] = []
+        spans: list[Span] = []
         problems = []
         for t in range(self.mega_batches):
             pool = corpus.pool(t)
             pools.append(pool)
             try:
-                ends = self._ends(pool, t, int(corpus.read[:, 0, corpus.arrivals == t].sum()))
+                spans += self._spans(pool, t, corpus)
             except UserError as error:
                 problems.append(str(error))
                 continue
-            pieces += [
-                Piece(t, role * self.mega_batches + t, end)
-                for role, end in zip((1, 2, 3, 4, 0), ends, strict=True)
-            ]
-            corpus.taken[t] = pool.at(ends[-1])[0]
+            corpus.taken[t] = pool.at(spans[-1].end).last
         if problems:
             raise UserError("; ".join(problems))
-        return pools, pieces
+        return pools, spans
 
-    def _ends(self, pool: Pool, t: int, read: int) -> list[int]:
-        """Documents of mega-batch t up to the end of roles 1, 2, 3, 4 and 0.
-
-        `read`: number of documents with duplicates.
-        """
+    def _spans(self, pool: Pool, t: int, corpus: SortedCorpus) -> list[Span]:
+        """The splits of mega-batch t: roles 1, 2, 3, 4 and 0."""
         needed = self.eval_words + self.valid_words + (self.words or 1)
         name = f"megabatch_{self.first + t:02d} ({', '.join(self.order[t])})"
         if pool.words < needed:
+            read = int(corpus.read[:, 0, corpus.arrivals == t].sum())
             raise UserError(
                 f"{name} has {pool.words:,} words in {pool.documents:,} documents after dropping "
                 f"{read - pool.documents:,} duplicates, but {self.eval_words:,} test + {self.valid_words:,} "
                 f"validation + {self.words or 1:,} training = {needed:,} are needed: {needed - pool.words:,} "
                 "words are missing; add text or ask for fewer"
             )
-        held_out = self.eval_words + self.valid_words
-        test, valid, end = pool.cuts([self.eval_words, held_out, held_out + (self.words or pool.words)])
-        counts = np.diff([test, valid, end], prepend=0)
-        if not counts.all():
+        sizes = [self.eval_words, self.valid_words, self.words or pool.words]
+        held_out = [role * self.mega_batches + t for role in (2, 4)]
+        spans = spans_of(t, [*held_out, t], pool.cuts(sizes, pool.words - needed))
+        counts = sizes_of(spans)
+        if min(counts) <= 0:
             part = ("test", "valid", "megabatch")[int(np.argmin(counts))]
             raise UserError(
                 f"{part}_{self.first + t:02d} would be empty: the longest document of {name} has "
-                f"{pool.longest():,} words; ask for more words or split long documents with "
-                "--max-document-words"
+                f"{pool.longest():,} words; ask for more words{corpus.or_split}"
             )
-        shares = [self.eval_words // self.mega_batches, self.valid_words // self.mega_batches]
-        mixed_test, mixed_valid = pool.cuts([shares[0], shares[1] + pool.at(test)[1]])
-        # The mixed parts have at least one document of each held-out part.
-        return [min(max(mixed_test, 1), test), test, min(max(mixed_valid, test + 1), valid), valid, end]
+        # The beginnings of the held-out parts are in the mixed parts too: at least one document of each.
+        for split, size in zip(held_out, (self.eval_words, self.valid_words), strict=True):
+            at = next(number for number, span in enumerate(spans) if span.split == split)
+            start = spans[at - 1].end if at else 0
+            end = pool.nearest(size // self.mega_batches + pool.at(start).words)
+            mixed = min(max(end, start + 1), spans[at].end)
+            spans.insert(at, Span(t, split - self.mega_batches, mixed))
+        return spans
 
 
 def from_corpus(corpus: list[tuple[str, bool]]) -> list[list[str]]:

@@ -20,13 +20,15 @@ from alma.configs import differing
 from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
-from data_prep import advice, cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
+from data_prep import advice, cut, disk, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
 from data_prep.cut import Wanted
 from data_prep.documents import Reader, Shard
+from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
 from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, damaged
 
-_LAYOUT = 4  # version of the work directory; increase it when files of older code cannot be used
+_LAYOUT = 5  # version of the work directory; increase it when files of older code cannot be used
+_NEAR = ("near_duplicate_documents", "near_duplicate_words")
 _SKIPS = 1000  # skipped documents that stream.json lists
 
 
@@ -43,6 +45,10 @@ class StreamSettings:
     """Tokens to train; None with a given `tokenizer`."""
     tokenizer: dict[str, str]
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
+    check_disk: bool = True
+    """Whether too little free disk is an error; the stream does not depend on it."""
+    near_duplicates: bool = False
+    """Whether near duplicates are dropped."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -65,6 +71,7 @@ class StreamSettings:
             "tokenizer": {name: sha256_file(path) for name, path in self.tokenizer.items()} or None,
             "sources": list(self.sources),
             "input": _digest(identity),
+            **({"near_duplicates": "drop"} if self.near_duplicates else {}),
         }
 
 
@@ -106,9 +113,14 @@ def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Wo
             if changed := install.wrong_size(stream.parts, out):
                 raise UserError(f"{changed}: damaged; restore the file, or make the stream anew")
             return _make(settings, record, out, work, stream)
-        _nothing_to_do(out)
+        _nothing_to_do(stream)
         install.clean(out)
         return stream
+
+
+def _near(parts: Sequence[Part], out: Path) -> list[Path]:
+    """The files with the hashes of the documents of the stream."""
+    return [out / name for part in parts for name in part.files if name.endswith(encode.NEAR)]
 
 
 def _keys(stream: Stream) -> list[Path]:
@@ -136,12 +148,14 @@ def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
         raise UserError(
             f"{out}: holds a stream made with other settings ({', '.join(changed)}); choose another --out"
         )
-    _nothing_to_do(out)
+    _nothing_to_do(stream)
     return stream
 
 
-def _nothing_to_do(out: Path) -> None:
-    print(f"{out}: already finished with the same settings; nothing to do", file=sys.stderr)
+def _nothing_to_do(stream: Stream) -> None:
+    print(f"{stream.directory}: already finished with the same settings; nothing to do", file=sys.stderr)
+    if not stream.whole_documents:
+        print(advice.parted(stream), file=sys.stderr)
 
 
 def _make(
@@ -151,7 +165,7 @@ def _make(
     space = _workspace(settings, record, out, before.parts if before else ())
     if is_stream(space.finished):  # killed during the installation
         return install.install(space.directory, out)
-    corpus, parts = _run(space, settings, work, _keys(before) if before else [])
+    corpus, parts = _run(space, settings, work, before.parts if before else (), out)
     if before:
         stream = dataclasses.replace(
             before,
@@ -188,10 +202,16 @@ def _named(prefix: str, parts: Sequence[Part]) -> tuple[Part, ...]:
 def _workspace(
     settings: StreamSettings, record: dict[str, Any], out: Path, before: Sequence[Part]
 ) -> Workspace:
-    """The workspace of these settings; `before`: the parts of the stream that is extended."""
+    """The workspace of these settings; `before`: the parts of the stream that is extended.
+
+    UserError: too little free disk.
+    """
     had = [info.sha256 for part in before for info in part.files.values()]
-    constants = [VERSION, _LAYOUT, documents.SHARD_BYTES, plan.BUCKET_WORDS, sentencepiece.__version__, had]
+    constants = [VERSION, _LAYOUT, documents.SHARD_BYTES, plan.BUCKET_BYTES, sentencepiece.__version__, had]
     directory = out / (install.WORK + _digest([settings.seed, record, constants]))
+    install.remove_unfinished(out, directory)
+    if settings.check_disk:
+        disk.require_space(out, [path for _, path in settings.files], settings.wanted, directory)
     directory.mkdir(exist_ok=True)
     for name, given in settings.tokenizer.items():
         encode.copy_atomic(given, directory / name)
@@ -199,22 +219,34 @@ def _workspace(
 
 
 def _run(
-    space: Workspace, settings: StreamSettings, work: Work, known: list[Path]
+    space: Workspace, settings: StreamSettings, work: Work, before: Sequence[Part], out: Path
 ) -> tuple[dict[str, Any], list[Part]]:
-    """Run the stages; totals of the corpus, and the splits. `known`: .keys of the documents to leave out."""
+    """Run the stages; totals of the corpus, and the splits. `before`: parts that `out` has."""
     shards = documents.make_shards(settings.files, settings.reader, documents.SHARD_BYTES)
+    wanted, drop = settings.wanted, settings.near_duplicates
+    arrivals = wanted.first + wanted.arrivals(space.sources) if drop else None
     tasks = [
-        Task(space.file("scan", number, "bin"), _size(shard), (space, number, shard))
+        Task(space.file("scan", number, "bin"), _size(shard), (space, number, shard, arrivals))
         for number, shard in enumerate(shards)
     ]
     work.run("scan", scan.scan_shard, tasks, "B")
-    count = sort_documents(space, settings.wanted, work, len(shards), known)
+    near = find_near(space, wanted, work, len(shards), _near(before, out)) if drop else None
+    known = [out / f"{part.prefix}.keys" for part in before]
+    count = sort_documents(space, wanted, work, len(shards), known, near)
     totals = dict(zip(space.sources, ranges.source_totals(space, count), strict=True))
     warnings = advice.books(settings.files, settings.reader, totals)
+    if settings.reader.max_document_words:
+        whole = int(ranges.load_sums(space, count)["whole"].max())
+        warnings += advice.long_documents(whole, settings.wanted)
     for line in warnings:
         print(line, file=sys.stderr)
-    planned = plan_buckets(space, settings.wanted, work, count)
-
+    planned = plan_buckets(space, wanted, work, count)
+    if drop:
+        tasks = [
+            Task(space.file("past", number, "bin"), 1, (space, number, count, len(shards), wanted))
+            for number in range(count)
+        ]
+        work.run("hashes", plan.keep_entries, tasks, "range")
     tasks = [
         Task(space.file("spill", number, "npy"), _size(shard), (space, number, shard, settings.wanted, count))
         for number, shard in enumerate(shards)
@@ -234,12 +266,40 @@ def _run(
     ]
     work.run("encode", encode.encode_bucket, tasks, "word")
     encode.check_encode(space, planned)
-    parts = _finalise(space, settings.wanted, planned, work)
-    return _corpus_record(space, settings.wanted, planned, len(shards), warnings), parts
+    parts = _finalise(space, wanted, planned, work, count if drop else 0)
+    return _corpus_record(space, settings, planned, len(shards), warnings), parts
 
 
-def sort_documents(space: Workspace, wanted: Wanted, work: Work, shards: int, known: list[Path]) -> int:
-    """Run the stages keys and sort; the number of ranges. UserError: an empty corpus."""
+def find_near(space: Workspace, wanted: Wanted, work: Work, shards: int, past: list[Path]) -> tuple[int, int]:
+    """Run the stages bands and near; the number of files near-NNNNN.bin, and of the first mega-batch."""
+    entries = entry_files(space, shards, past)
+    tasks = [
+        Task(bands, path.stat().st_size, (path, bands))
+        for number, path in enumerate(entries)
+        if (bands := space.file("bands", number, "bin"))
+    ]
+    work.run("bands", write_bands, tasks, "B")
+    count = count_ranges(entries)
+    tasks = [
+        Task(space.file("near", number, "bin"), 1, (space, number, count, shards, past, wanted.first))
+        for number in range(count)
+    ]
+    work.run("near", find_range, tasks, "range")
+    return count, wanted.first
+
+
+def sort_documents(
+    space: Workspace,
+    wanted: Wanted,
+    work: Work,
+    shards: int,
+    known: list[Path],
+    near: tuple[int, int] | None = None,
+) -> int:
+    """Run the stages keys and sort; the number of ranges. `near`: see `find_near`.
+
+    UserError: an empty corpus.
+    """
     if known:
         tasks = [
             Task(space.file("keys", number, "bin"), path.stat().st_size, (space, number, path))
@@ -253,7 +313,7 @@ def sort_documents(space: Workspace, wanted: Wanted, work: Work, shards: int, kn
         Task(
             space.file("sums", number, "npz"),
             1,
-            (space, number, count, files, wanted.arrivals(space.sources), valid),
+            (space, number, count, files, wanted.arrivals(space.sources), valid, near),
         )
         for number in range(count)
     ]
@@ -273,14 +333,18 @@ def _size(shard: Shard) -> int:
     return sum(segment.end - segment.start for segment in shard)
 
 
-def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work) -> list[Part]:
-    """Run the last stage; the parts in the order of `Wanted.parts`."""
+def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work, near: int) -> list[Part]:
+    """Run the last stage; the parts in the order of `Wanted.parts`. `near`: number of files past-*.bin."""
+    batches = wanted.arrivals(space.sources).tolist()
     code = encode.load_encoder(space.directory).dtype_code
-    tasks = []
+    tasks: list[Task] = []
     for name, numbers in wanted.parts.items():
         words = planned.source_words[numbers].sum(0).tolist()
         buckets = [bucket for number in numbers for bucket in planned.buckets(number)]
-        arguments = (space, name, buckets, dict(zip(space.sources, words, strict=True)), code)
+        sources = dict(zip(space.sources, words, strict=True))
+        batch = len(tasks)  # mega-batches are the first parts
+        entries = (near, wanted.first + batch) if near and batch in batches else None
+        arguments = (space, name, buckets, sources, code, entries)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), arguments))
     work.run("finalise", encode.finalise_part, tasks, "word")
     return [_finished_part(space, task.done) for task in tasks]
@@ -298,18 +362,20 @@ def _finished_part(space: Workspace, path: Path) -> Part:
 
 
 def _corpus_record(
-    space: Workspace, wanted: Wanted, planned: CorpusPlan, shards: int, warnings: list[str]
+    space: Workspace, settings: StreamSettings, planned: CorpusPlan, shards: int, warnings: list[str]
 ) -> dict[str, Any]:
     """What stream.json says of the corpus; `spread` of the mega-batches: (max - min) / `wanted.words`.
 
     Mega-batches taken whole have no `spread`.
     """
+    wanted = settings.wanted
     split_words = planned.source_words.sum(1)[: wanted.mega_batches]
     corpus: dict[str, Any] = {
         "documents": planned.documents,
         "words": planned.words,
         "duplicate_documents": planned.duplicate_documents,
         "duplicate_words": planned.duplicate_words,
+        **(dict(zip(_NEAR, planned.near.tolist(), strict=True)) if settings.near_duplicates else {}),
         "surplus_words": planned.words - planned.duplicate_words - int(planned.source_words.sum()),
     }
     if wanted.words:

@@ -2,8 +2,9 @@
 
 Reads the Cut. Writes for each range of content keys
 
-    dropped-NNNNN.bin   uint64 of every document left out as a copy, ascending: shard * 2**32 + place in it
+    dropped-NNNNN.bin   uint64 of every document left out, ascending: shard * 2**32 + place in it
     parts-NNNNN.npz     what the range gives to each bucket; written last
+    past-NNNNN.bin      hashes that the stream keeps with --near-duplicates drop, see `keep_entries`
 
 and of these, in the main process,
 
@@ -18,20 +19,22 @@ import numpy as np
 
 from alma.files import atomic_write
 from alma.stream import KEY_BYTES
-from data_prep.cut import CUT, LEFT_OUT, Cut, Wanted, load, placed, pools_of, save
-from data_prep.ranges import sorted_records
+from data_prep.cut import CUT, Cut, Wanted, load, near_copies, placed, pools_of, save
+from data_prep.near_duplicates import KEY, entries_between, similar
+from data_prep.pools import LEFT_OUT, sums_of
+from data_prep.ranges import distinct, sorted_records
 from data_prep.scan import content_keys
 from data_prep.work import Workspace, mapped, open_items, read_arrays
 
-BUCKET_WORDS = 10_000_000
-"""Target size of a bucket in words: about 60 MB of text, which one worker holds in memory."""
+BUCKET_BYTES = 60_000_000
+"""Target size of a bucket in bytes of text, which one worker holds in memory: about 10 million words."""
 
 PLAN = "plan.npz"
 _KEY = f"S{KEY_BYTES}"
 _PART = np.dtype(
     [
         ("split", "i8"),
-        ("place", "i8"),  # words of the split before the bucket, over BUCKET_WORDS
+        ("place", "i8"),  # bytes of the split before the bucket, over BUCKET_BYTES
         ("documents", "i8"),
         ("words", "i8"),
         ("keys", "u8"),
@@ -65,6 +68,8 @@ class CorpusPlan:
     words: int
     longest: int
     """Words of the longest document."""
+    near: np.ndarray
+    """(2,) documents and words of near duplicates that were dropped."""
 
     def buckets(self, split: int) -> list[int]:
         """The buckets of a split, in hash order."""
@@ -84,23 +89,25 @@ class CorpusPlan:
 
 
 def plan_range(space: Workspace, number: int, wanted: Wanted) -> None:
-    """Cut the splits into buckets of about BUCKET_WORDS words, in hash order; write the files of a range."""
+    """Cut the splits into buckets of about BUCKET_BYTES, in hash order; write the files of a range."""
     cut = load(space.directory / CUT, Cut)
     records = sorted_records(space, number)
-    pools = placed(records, wanted, space.sources, cut.taken, cut.valid_last)
-    copies = records[(pools == LEFT_OUT) & (records["words"] > 0)]
-    with open_items(space.file("dropped", number, "bin")) as file:
-        file.write(np.sort(copies["shard"].astype(np.uint64) << np.uint64(32) | copies["place"]).data)
+    near = similar(space, number)
+    pools = placed(records, wanted, space.sources, cut.taken, cut.valid_last, near)
+    left_out = [records[(pools == LEFT_OUT) & (records["words"] > 0)]]  # copies
     source_words = np.zeros((len(wanted.names), len(space.sources)), np.int64)
     parts = []
     for pool, before in enumerate(cut.before[:, number].tolist()):
         own = records[pools == pool]
-        running = np.cumsum(own["words"], dtype=np.int64) - own["words"] + before
-        pieces = np.flatnonzero(cut.pool == pool)
-        stops = np.searchsorted(content_keys(own), cut.last[pieces], "right")
-        piece = np.repeat(pieces, np.diff(stops, prepend=0))
-        own, running = own[: len(piece)], running[: len(piece)]  # the others are surplus
-        split, place = cut.split[piece], (running - cut.start[piece]) // BUCKET_WORDS
+        running = np.cumsum(own["bytes"], dtype=np.int64) - own["bytes"] + before
+        spans = np.flatnonzero(cut.pool == pool)
+        stops = np.searchsorted(content_keys(own), cut.last[spans], "right")
+        span = np.repeat(spans, np.diff(stops, prepend=0))
+        own, running = own[: len(span)], running[: len(span)]  # the others are surplus
+        rest = cut.split[span] == LEFT_OUT
+        left_out.append(own[rest])
+        own, running, span = own[~rest], running[~rest], span[~rest]
+        split, place = cut.split[span], (running - cut.start[span]) // BUCKET_BYTES
         np.add.at(source_words, (split, own["source"]), own["words"])
         starts = np.flatnonzero(_changes(split) | _changes(place))
         part = np.zeros(len(starts), _PART)
@@ -110,8 +117,31 @@ def plan_range(space: Workspace, number: int, wanted: Wanted) -> None:
         part["keys"] = np.add.reduceat(own["low"].astype(np.uint64), starts)
         part["last"] = content_keys(own[starts + part["documents"] - 1])
         parts.append(part)
+    dropped = np.concatenate(left_out)
+    with open_items(space.file("dropped", number, "bin")) as file:
+        file.write(np.sort(dropped["shard"].astype(np.uint64) << np.uint64(32) | dropped["place"]).data)
     with atomic_write(space.file("parts", number, "npz"), "wb") as file:
-        np.savez(file, buckets=np.concatenate(parts), source_words=source_words)
+        first, kept = distinct(records, wanted.arrivals(space.sources))
+        copies = records[kept & first & near_copies(records, wanted, space.sources, cut.taken, near)]
+        np.savez(file, buckets=np.concatenate(parts), source_words=source_words, near=sums_of(copies)[:2])
+
+
+def keep_entries(space: Workspace, number: int, ranges: int, shards: int, wanted: Wanted) -> None:
+    """Write past-NNNNN.bin: an ENTRY for each new document of the stream, and each dropped in its favour.
+
+    What is dropped is kept for documents to come: an addition then drops what a new stream would.
+    """
+    cut = load(space.directory / CUT, Cut)
+    records = sorted_records(space, number)
+    entries = entries_between(space, shards, number, ranges)
+    pools = placed(records, wanted, space.sources, cut.taken, cut.valid_last, similar(space, number))
+    batches = range(int(wanted.arrivals(space.sources).max()) + 1)
+    last = np.array([np.sort(cut.last[cut.pool == pool])[-1] for pool in batches])
+    inside = entries["key"] <= last[entries["arrival"] - wanted.first]
+    if len(cut.valid_last):
+        inside |= np.isin(entries["key"], content_keys(records[pools == wanted.pools[-1]]).astype(KEY))
+    with open_items(space.file("past", number, "bin")) as file:
+        file.write(entries[inside].tobytes())
 
 
 def _changes(values: np.ndarray) -> np.ndarray:
@@ -125,11 +155,13 @@ def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
         return load_plan(space)
     cut = load(space.directory / CUT, Cut)
     source_words = np.zeros((len(wanted.names), len(space.sources)), np.int64)
+    near = np.zeros(2, np.int64)
     found = []
     for number in range(ranges):
         arrays = read_arrays(space.file("parts", number, "npz"))
         found.append(arrays["buckets"])
         source_words += arrays["source_words"]
+        near += arrays["near"]
     parts = np.concatenate(found)
     parts = parts[
         np.lexsort((parts["place"], parts["split"]))
@@ -150,6 +182,7 @@ def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
         documents=int(cut.read[0]),
         words=int(cut.read[1]),
         longest=cut.longest,
+        near=near,
     )
     save(space.directory / PLAN, plan)
     return plan
@@ -161,7 +194,7 @@ def load_plan(space: Workspace) -> CorpusPlan:
 
 
 def dropped(space: Workspace, shard: int, ranges: int) -> np.ndarray:
-    """Places of the documents of a shard that are left out as copies."""
+    """Places of the documents of a shard that are left out."""
     found = []
     for number in range(ranges):
         all_dropped = mapped(space.file("dropped", number, "bin"), np.dtype("<u8"))

@@ -4,10 +4,12 @@ The content keys are cut into ranges of equal width, of about RANGE_DOCUMENTS do
 scan. Writes for each range
 
     range-NNNNN.bin   its RECORDs in hash order, equal documents by source
-    again-NNNNN.bin   those of them that are kept for several mega-batches of an ordered stream
-    valid-NNNNN.npy   (3, documents) uint64: second hash, running sum of words and place in the range of the
-                      documents of the validation source, in the order of the second hash
-    sums-NNNNN.npz    documents and words, see `sort_range`; written last
+    again-NNNNN.bin   those of them whose mega-batch is known when earlier ones are cut: documents kept for
+                      several of an ordered stream, and near duplicates of documents of earlier ones
+    similar-NNNNN.bin its near duplicates, with --near-duplicates drop
+    valid-NNNNN.npy   (4, documents) uint64: second hash, running sums of words and bytes, and place in the
+                      range of the documents of the validation source, in the order of the second hash
+    sums-NNNNN.npz    documents, words and bytes, see `sort_range`; written last
 """
 
 import bisect
@@ -19,7 +21,16 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write
-from data_prep.scan import RECORD, hash_order, repeats, runs
+from data_prep.near_duplicates import always_dropped, matching, near_between
+from data_prep.scan import (
+    RECORD,
+    content_keys,
+    document_starts,
+    hash_order,
+    repeats,
+    runs,
+    words_of_documents,
+)
 from data_prep.work import Workspace, mapped, open_items, read_arrays
 
 RANGE_DOCUMENTS = 1 << 20
@@ -50,25 +61,37 @@ def sort_range(
     files: tuple[int, int],
     arrivals: np.ndarray,
     valid: int | None,
+    near: tuple[int, int] | None = None,
 ) -> None:
     """Write the files of a range. Memory: its records; of the copies of a text one for each run and source.
 
     `files`: numbers of scan-NNNNN.bin and of keys-NNNNN.bin. `arrivals`: see `distinct`. `valid`: number of
-    the validation source. The sums are `read`, (2, sources) documents and words of the range; `first`, of
-    documents that are kept, each for the first mega-batch that has it; `longest`, words of one document.
+    the validation source. `near`: number of files near-NNNNN.bin, and of the first mega-batch. The sums are
+    `read`, (3, sources) documents, words and bytes of the range; `first`, of those kept, each for
+    the first mega-batch that has it; `longest`, words of one document; `whole`, of one with all its pieces.
     """
     records, repeated = _gather(space, number, ranges, files, len(arrivals))
     records = records[hash_order(records)]
     first, kept = distinct(records, arrivals)
+    undecided = np.zeros(len(records), bool)  # until earlier mega-batches are cut
+    if near:
+        found = near_between(space, near[0], number, ranges)
+        with open_items(space.file("similar", number, "bin")) as file:
+            file.write(found.tobytes())
+        keys, batches = content_keys(records), near[1] + arrivals[records["source"]]
+        kept &= ~matching(keys, batches, found[always_dropped(found, near[1])])
+        undecided = matching(keys, batches, found)
     places = np.flatnonzero(kept)
-    alone = first[places] & np.append(first[places[1:]], True)
+    alone = first[places] & np.append(first[places[1:]], True) & ~undecided[places]
+    sure = kept & first & ~undecided
     for name, rows in (("range", records), ("again", records[places[~alone]])):
         with open_items(space.file(name, number, "bin")) as file:
             file.write(rows.data)
     if valid is not None:
         places = np.flatnonzero(kept & (records["source"] == valid))
         places = places[np.argsort(records["second"][places], kind="stable")]
-        columns = records["second"][places], np.cumsum(records["words"][places], dtype=np.int64), places
+        sums = (np.cumsum(records[name][places], dtype=np.int64) for name in ("words", "bytes"))
+        columns = records["second"][places], *sums, places
         with atomic_write(space.file("valid", number, "npy"), "wb") as file:
             np.save(file, np.stack([column.astype(np.uint64) for column in columns]))
     new = records["words"] > 0
@@ -76,16 +99,17 @@ def sort_range(
         np.savez(
             file,
             read=_by_source(records, new, len(arrivals)) + repeated,
-            first=_by_source(records, kept & first, len(arrivals)),
+            first=_by_source(records, sure, len(arrivals)),
             longest=records["words"].max(initial=0),
+            whole=words_of_documents(records[kept & first]).max(initial=0),
         )
 
 
 def _gather(
     space: Workspace, number: int, ranges: int, files: tuple[int, int], sources: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The records of a range, and documents and words of those left out: `repeats` of their run."""
-    repeated = np.zeros((2, sources), np.int64)
+    """The records of a range, and documents, words and bytes of those left out: `repeats` of their run."""
+    repeated = np.zeros((3, sources), np.int64)
     borders = [i * 2**64 // ranges for i in (number, number + 1)]
     pieces = []
     for path in itertools.chain.from_iterable(_paths(space, files)):
@@ -101,16 +125,18 @@ def _gather(
 
 
 def _by_source(records: np.ndarray, chosen: np.ndarray, sources: int) -> np.ndarray:
-    """(2, sources) documents and words of the chosen records."""
+    """(3, sources) documents, words and bytes of the chosen records."""
     source = records["source"][chosen]
-    words = np.bincount(source, records["words"][chosen], sources)  # exact below 2**53
-    return np.stack([np.bincount(source, minlength=sources), words.astype(np.int64)])
+    sums = [
+        np.bincount(source, records[name][chosen], sources) for name in ("words", "bytes")
+    ]  # exact below 2**53
+    return np.stack([np.bincount(source, minlength=sources), *sums]).astype(np.int64)
 
 
 def distinct(records: np.ndarray, arrivals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which records are the first of equal documents, and which are kept, (records,) bool; in hash order.
 
-    A document that the stream does not have is kept once for each mega-batch that has it. `arrivals`:
+    A document of which the stream has no piece is kept once for each mega-batch that has it. `arrivals`:
     (sources,) numbers of the mega-batches; all 0 if the stream is not ordered.
     """
     arrival = arrivals[records["source"]]
@@ -118,8 +144,9 @@ def distinct(records: np.ndarray, arrivals: np.ndarray) -> tuple[np.ndarray, np.
     first[1:] = (records["high"][1:] != records["high"][:-1]) | (records["low"][1:] != records["low"][:-1])
     kept = first.copy()
     kept[1:] |= arrival[1:] != arrival[:-1]
-    had = (records["words"] == 0)[first]
-    return first, kept & ~had[np.cumsum(first) - 1]
+    starts = document_starts(records)
+    had = np.logical_or.reduceat(records["words"] == 0, np.flatnonzero(starts))
+    return first, kept & ~had[np.cumsum(starts) - 1]
 
 
 def sorted_records(space: Workspace, number: int) -> np.ndarray:
@@ -128,7 +155,7 @@ def sorted_records(space: Workspace, number: int) -> np.ndarray:
 
 
 def load_sums(space: Workspace, ranges: int) -> dict[str, np.ndarray]:
-    """The sums of all ranges: `read` and `first` (ranges, 2, sources), `longest` (ranges,)."""
+    """The sums of all ranges: `read` and `first` (ranges, 3, sources), `longest` and `whole` (ranges,)."""
     found: dict[str, list[np.ndarray]] = {}
     for number in range(ranges):
         for name, array in read_arrays(space.file("sums", number, "npz")).items():
@@ -138,4 +165,4 @@ def load_sums(space: Workspace, ranges: int) -> dict[str, np.ndarray]:
 
 def source_totals(space: Workspace, ranges: int) -> np.ndarray:
     """(sources, 2) documents and words of each source, duplicates included."""
-    return load_sums(space, ranges)["read"].sum(0).T
+    return load_sums(space, ranges)["read"][:, :2].sum(0).T

@@ -1,8 +1,9 @@
-"""Stage scan: one small record for every document.
+"""Stage scan: one small record for every document, or for each of its pieces with --max-document-words.
 
 Reads the corpus. Writes for each shard
 
     scan-NNNNN.bin       a RECORD for each document, in runs of RUN_DOCUMENTS, each in hash order
+    entries-NNNNN.bin    see near_duplicates.py, with --near-duplicates drop
     skipped-NNNNN.json   the bad input that was skipped, if any
 
 and when appending, as stage `keys`, for each .keys file of the stream
@@ -10,13 +11,17 @@ and when appending, as stage `keys`, for each .keys file of the stream
     keys-NNNNN.bin       a RECORD of 0 words for each document of the stream, in such runs
 
 A document is identified by a hash of its content, keyed by the seed: the order of these keys is random, and
-independent of the names, splitting and order of the input files; equal documents are neighbours in it.
+independent of the names, splitting and order of the input files; equal documents are neighbours in it. The
+keys of its pieces share DOCUMENT_BYTES of that hash, and then count: they are neighbours in the order of the
+text, all in one range of keys. All later stages call a piece a document, but for what begins one
+(`document_starts`).
 """
 
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
@@ -25,7 +30,8 @@ import numpy as np
 from alma.files import write_json_atomic
 from alma.stream import KEY_BYTES
 from data_prep.documents import Shard, Skipped
-from data_prep.work import Workspace, damaged, mapped, open_items
+from data_prep.near_duplicates import writing_entries
+from data_prep.work import DOCUMENT_BYTES, Workspace, damaged, mapped, open_items
 
 RECORD = np.dtype(
     [
@@ -33,18 +39,20 @@ RECORD = np.dtype(
         ("low", ">u8"),
         ("second", ">u8"),
         ("words", "<u4"),
+        ("bytes", "<u4"),
         ("source", "<u2"),
         ("shard", "<u4"),
         ("place", "<u4"),
     ]
 )
-"""A document: content key (128 bits in two halves), second hash (order of the validation set), number of
-words, number of its source in `Workspace.sources`, number of its shard, its place in the shard."""
-_REST = struct.Struct("<IHII")  # words to place of a RECORD
-_KEY = np.dtype({"names": ["key"], "formats": [f"S{KEY_BYTES}"], "itemsize": RECORD.itemsize})
+"""A document: content key (128 bits in two halves), second hash (order of the validation set), words,
+bytes of text, number of its source in `Workspace.sources`, number of its shard, its place in the shard."""
+_REST = struct.Struct("<IIHII")  # words to place of a RECORD
+
+_PIECE_BITS = 8 * (KEY_BYTES - DOCUMENT_BYTES)
 
 RUN_DOCUMENTS = 1 << 18
-"""Documents of a sorted run: 10 MB of records."""
+"""Documents of a sorted run: 11 MB of records."""
 
 
 def content_key(text: bytes, seed: int) -> bytes:
@@ -53,18 +61,73 @@ def content_key(text: bytes, seed: int) -> bytes:
 
 
 def content_keys(records: np.ndarray) -> np.ndarray:
-    """(records,) content keys of 16 bytes; bytes compare as the big-endian numbers that they are."""
-    return np.ascontiguousarray(records).view(_KEY)["key"]
+    """(records,) content keys, the first 16 bytes; bytes compare as the big-endian numbers that they are."""
+    size = records.dtype.itemsize
+    key = np.dtype({"names": ["key"], "formats": [f"S{KEY_BYTES}"], "itemsize": size})
+    return np.ascontiguousarray(records).view(key)["key"]
 
 
-def scan_shard(space: Workspace, number: int, shard: Shard) -> None:
-    """Write the files of a shard. Memory: one run."""
+def document_starts(records: np.ndarray) -> np.ndarray:
+    """(records,) whether each, in hash order, is of another document than the one before it.
+
+    Copies of a document count as one. Two of 10^9 documents without pieces share their first bytes, and would
+    be taken for one, with a probability of 10^-11.
+    """
+    high, low = records["high"], records["low"] >> _PIECE_BITS
+    starts = np.ones(len(records), bool)
+    starts[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    return starts
+
+
+def words_of_documents(records: np.ndarray) -> np.ndarray:
+    """(documents,) words of each document with all its pieces; `records`: in hash order, without copies."""
+    return np.add.reduceat(records["words"], np.flatnonzero(document_starts(records)), dtype=np.int64)
+
+
+def keyed_texts(
+    space: Workspace,
+    shard: Shard,
+    skipped: Callable[[Skipped], None] | None = None,
+    whole: Callable[[bytes, str, bytes], None] | None = None,
+) -> Iterator[tuple[bytes, str, bytes, int]]:
+    """Yield hashes (see `content_key`), source, text and words of each document of a shard or its pieces.
+
+    `whole` is called with hashes, source and text of each document before its pieces.
+    """
+    for source, text, words in space.reader.read(shard, skipped):
+        data = text.encode()
+        hashes = content_key(data, space.seed)
+        if whole:
+            whole(hashes, source, data)
+        if not space.reader.max_document_words:
+            yield hashes, source, data, words
+            continue
+        for number, (piece, size) in enumerate(space.reader.split(text, words)):
+            key = hashes[:DOCUMENT_BYTES] + number.to_bytes(KEY_BYTES - DOCUMENT_BYTES)
+            yield key + hashes[KEY_BYTES:], source, piece.encode(), size
+
+
+def scan_shard(space: Workspace, number: int, shard: Shard, arrivals: np.ndarray | None = None) -> None:
+    """Write the files of a shard. Memory: one run.
+
+    `arrivals`: (sources,) numbers of the mega-batches, if near duplicates are dropped.
+    """
     ids = {name: index for index, name in enumerate(space.sources)}
     skipped: list[Skipped] = []
     run = bytearray()
-    with open_items(space.file("scan", number, "bin")) as file:
-        for place, (source, text, words) in enumerate(space.reader.read(shard, skipped.append)):
-            run += content_key(text.encode(), space.seed) + _REST.pack(words, ids[source], number, place)
+    whole = None
+    with ExitStack() as files:
+        file = files.enter_context(open_items(space.file("scan", number, "bin")))
+        if arrivals is not None:  # complete before scan-NNNNN.bin
+            entries = files.enter_context(writing_entries(space.file("entries", number, "bin")))
+            mega_batch = dict(zip(space.sources, arrivals.tolist(), strict=True))
+
+            def whole(hashes: bytes, source: str, text: bytes) -> None:
+                entries.add(text, hashes[:DOCUMENT_BYTES], mega_batch[source])
+
+        texts = keyed_texts(space, shard, skipped.append, whole)
+        for place, (hashes, source, data, words) in enumerate(texts):
+            run += hashes + _REST.pack(words, len(data), ids[source], number, place)
             if len(run) == RUN_DOCUMENTS * RECORD.itemsize:
                 write_run(file, np.frombuffer(run, RECORD))
                 run = bytearray()

@@ -18,6 +18,7 @@ from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
 from data_prep.formats import stem
 from data_prep.gpt2 import GPT2
+from data_prep.near_duplicates import check_library
 from data_prep.order import Ordered, from_corpus, from_file
 from data_prep.pipeline import StreamSettings
 from data_prep.tokenizer import SentencePiece
@@ -139,6 +140,9 @@ def settings_of(arguments: argparse.Namespace) -> StreamSettings:
         problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
     with noted(problems):
         tokenizer = given_tokenizer(arguments)
+    if arguments.near_duplicates == "drop":
+        with noted(problems):
+            check_library()
     refuse(problems)
     sizes = arguments.words or 0, arguments.eval_words or arguments.words, arguments.valid_words
     return StreamSettings(
@@ -150,6 +154,8 @@ def settings_of(arguments: argparse.Namespace) -> StreamSettings:
         reader=reader,
         vocab_size=arguments.vocab_size,
         tokenizer=tokenizer,
+        check_disk=not arguments.no_disk_check,
+        near_duplicates=arguments.near_duplicates == "drop",
     )
 
 
@@ -162,6 +168,11 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
     order = order_of(arguments, problems) if stream.ordered else []
     if (arguments.ordered or arguments.order) and not stream.ordered:
         problems.append(f"--ordered, --order: {stream.directory} was made without them; leave them out")
+    if not stream.whole_documents:
+        problems.append(
+            f"{stream.directory}: made by an older version, which placed the pieces of --max-document-words "
+            "apart from their documents, so it cannot grow; make the stream anew with another --out"
+        )
     with noted(problems):
         files = named_files(arguments.corpus)
     if refused := [flag for flag in _FIXED if _given(arguments, flag) is not None]:
@@ -176,6 +187,12 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
         if (now := getattr(arguments, name)) and now != was:
             flag = name.replace("_", "-")
             problems.append(f"--{flag}: the stream was made with {was or 'no'} --{flag}; leave it out")
+    near = stream.settings.get("near_duplicates", "keep")
+    if arguments.near_duplicates not in (None, near):
+        problems.append(f"--near-duplicates: the stream was made with {near}; leave it out")
+    if near == "drop":
+        with noted(problems):
+            check_library()
     refuse(problems)
     words = arguments.words or stream.settings["words"]
     held_out = stream.settings["eval_words"], stream.settings["valid_words"]
@@ -189,6 +206,8 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
         reader=dataclasses.replace(reader, **kept),
         vocab_size=None,
         tokenizer={name: str(stream.directory / name) for name in stream.files if name != DICTIONARY},
+        check_disk=not arguments.no_disk_check,
+        near_duplicates=near == "drop",
     )
 
 

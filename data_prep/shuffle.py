@@ -4,13 +4,14 @@ Reads the corpus again, scan-NNNNN.bin, dropped-NNNNN.bin and plan.npz. Writes f
 sorted runs of documents, by bucket and then by content key.
 
     spill-NNNNN.bin     the text of the documents
-    spill-NNNNN.index   key and length of each document (INDEX)
+    spill-NNNNN.index   key, length and checksum of each document (INDEX)
     spill-NNNNN.npy     (runs, buckets + 1, 2) int64: where each bucket begins in each run, as the number of
                         the document and as a byte of the .bin; written last
 
 `bucket_texts` gathers a bucket from the spills of all shards.
 """
 
+import zlib
 from collections.abc import Iterator
 from typing import IO
 
@@ -19,13 +20,14 @@ import numpy as np
 from alma.errors import UserError
 from alma.files import atomic_write
 from alma.stream import KEY_BYTES
-from data_prep.cut import LEFT_OUT, Wanted
+from data_prep.cut import Wanted
 from data_prep.documents import Shard
 from data_prep.plan import CorpusPlan, dropped, load_plan
-from data_prep.scan import content_key, content_keys, repeats, runs
+from data_prep.pools import LEFT_OUT
+from data_prep.scan import content_keys, keyed_texts, repeats, runs
 from data_prep.work import Workspace, damaged, mapped_array
 
-INDEX = np.dtype([("high", "<u8"), ("low", "<u8"), ("bytes", "<u4")])
+INDEX = np.dtype([("high", ">u8"), ("low", ">u8"), ("bytes", "<u4"), ("crc", "<u4")])
 
 RUN_BYTES = 64 << 20
 """Text in memory before a sorted run is written."""
@@ -44,9 +46,8 @@ def shuffle_shard(space: Workspace, number: int, shard: Shard, wanted: Wanted, r
         atomic_write(space.file("spill", number, "index"), "wb") as index,
     ):
         run = _SortedRun(texts, index, len(plan.bucket_split))
-        for _, text, _ in space.reader.read(shard):
-            data = text.encode()
-            key = content_key(data, space.seed)[:KEY_BYTES]
+        for hashes, _, data, _ in keyed_texts(space, shard):
+            key = hashes[:KEY_BYTES]
             scanned, bucket = next(expected, (None, LEFT_OUT))
             if scanned != key:
                 raise _changed(shard)
@@ -102,9 +103,9 @@ class _SortedRun:
         """Write the run and start the next; returns its (buckets + 1, 2) part of spill-NNNNN.npy."""
         bucket_of = np.array(self._bucket_of, np.int64)
         rows = np.zeros(len(bucket_of), INDEX)
-        keys = np.frombuffer(b"".join(self._keys), ">u8").reshape(-1, 2)
-        rows["high"], rows["low"] = keys.T
+        rows["high"], rows["low"] = np.frombuffer(b"".join(self._keys), ">u8").reshape(-1, 2).T
         rows["bytes"] = [len(data) for data in self._data]
+        rows["crc"] = [zlib.crc32(data) for data in self._data]
         order = np.lexsort((rows["low"], rows["high"], bucket_of))
         rows = rows[order]
         self._index.write(rows.tobytes())
@@ -119,10 +120,13 @@ class _SortedRun:
         return table
 
 
-def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[bytes]:
-    """The documents of a bucket in hash order. Memory: the text of the bucket."""
+def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[tuple[bytes, bytes]]:
+    """Content key and text of the documents of a bucket in hash order. Memory: the text of the bucket.
+
+    UserError: a text is not as it was written.
+    """
     chunks: list[bytes] = []  # the bucket's part of each run
-    rows: list[np.ndarray] = []
+    parts: list[bytes] = []  # and of its index
     for number in range(shards):
         table = mapped_array(space.file("spill", number, "npy"))[:, bucket : bucket + 2]
         if (table[:, 0] == table[:, 1]).all():
@@ -133,20 +137,26 @@ def bucket_texts(space: Workspace, bucket: int, shards: int) -> Iterator[bytes]:
         ):
             for (start, byte), (end, byte_end) in table.tolist():
                 index.seek(start * INDEX.itemsize)
-                rows.append(np.frombuffer(index.read((end - start) * INDEX.itemsize), INDEX))
+                parts.append(index.read((end - start) * INDEX.itemsize))
                 texts.seek(byte)
                 chunks.append(texts.read(byte_end - byte))
-    if not rows:
-        return
-    sizes = np.concatenate([each["bytes"] for each in rows]).astype(np.int64)
-    chunk = np.repeat(np.arange(len(rows)), [len(each) for each in rows])
-    before = np.cumsum([0, *map(len, chunks)])[:-1]  # bytes of the chunks before each
+    rows = np.frombuffer(b"".join(parts), INDEX)
+    sizes = rows["bytes"].astype(np.int64)
+    chunk = np.repeat(np.arange(len(parts)), [len(part) // INDEX.itemsize for part in parts])
+    before = np.cumsum([0, *map(len, chunks)])  # bytes of the chunks before each
     starts = np.cumsum(sizes) - sizes - before[chunk]
-    order = np.lexsort([np.concatenate([each[name] for each in rows]) for name in ("low", "high")])
-    for i, start, end in zip(
-        chunk[order].tolist(), starts[order].tolist(), (starts + sizes)[order].tolist(), strict=True
+    order = np.lexsort((rows["low"], rows["high"]))
+    keys = content_keys(rows[order]).tobytes()
+    columns = (chunk, starts, starts + sizes, rows["crc"])
+    for place, (i, start, end, crc) in enumerate(
+        zip(*(column[order].tolist() for column in columns), strict=True)
     ):
-        yield chunks[i][start:end]
+        text = chunks[i][start:end]
+        if zlib.crc32(text) != crc:
+            raise UserError(
+                f"{space.directory}: damaged (a document of bucket {bucket}); remove it and run again"
+            )
+        yield keys[KEY_BYTES * place : KEY_BYTES * (place + 1)], text
 
 
 def check_shuffle(space: Workspace, plan: CorpusPlan, shards: int) -> None:

@@ -9,13 +9,15 @@ and the ratio is about 1.
 V dictionary size, G = GROUPS.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from alma.errors import UserError
-from alma.stream import DTYPES, read_index
+from alma.stream import DTYPES, KEY_BYTES, read_index
+from data_prep.scan import DOCUMENT_BYTES
 
 GROUPS = 8
 _REGROUPINGS = 60
@@ -63,6 +65,7 @@ def token_blocks(ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
 def open_part(path: str) -> tuple[np.ndarray, np.ndarray]:
     """The ids of a part, memory-mapped, and (documents,) int64 the end of each document in tokens.
 
+    Pieces of a document that follow each other count as one: they are no independent samples.
     UserError: missing or damaged.
     """
     try:
@@ -74,13 +77,17 @@ def open_part(path: str) -> tuple[np.ndarray, np.ndarray]:
     ends = np.concatenate([np.zeros(0, np.int64), *found])
     if not len(ends) or ends[-1] != len(ids) or (np.diff(ends) < 1).any():
         raise UserError(f"{path}: damaged (.idx does not fit .bin); `--verify` lists all damage")
+    keys = np.fromfile(f"{path}.keys", f"S{KEY_BYTES}") if os.path.isfile(f"{path}.keys") else ends[:0]
+    if len(keys) == len(ends):
+        documents = keys.astype(f"S{DOCUMENT_BYTES}")
+        ends = ends[np.append(documents[1:] != documents[:-1], True)]
     return ids, ends
 
 
 def count_part(path: str, dictionary_size: int, cuts: np.ndarray, prefix: int, seed: list[int]) -> Counts:
     """Put the documents of a part in random order and count its tokens between `cuts`, positions in it.
 
-    `types` counts the first `prefix` tokens. Memory: about 100 MB, and 32 bytes per document.
+    `types` counts the first `prefix` tokens. Memory: about 100 MB, and 40 bytes per document.
     UserError: the files do not fit each other or the dictionary.
     """
     ids, ends = open_part(path)

@@ -42,7 +42,7 @@ _ROW = 32  # words per sentence passed to SentencePiece, which is fastest around
 
 def train_tokenizer(space: Workspace, buckets: list[int], shards: int, vocab_size: int) -> None:
     """Train on the documents of the buckets, in their order, and write tokenizer.model."""
-    texts = (text for bucket in buckets for text in bucket_texts(space, bucket, shards))
+    texts = (text for bucket in buckets for _, text in bucket_texts(space, bucket, shards))
     model = train(texts, vocab_size)
     with atomic_write(space.directory / MODEL, "wb") as file:
         file.write(model)
@@ -68,6 +68,8 @@ def train(texts: Iterable[bytes], vocab_size: int) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
+        if "KeyboardInterrupt" in str(error):  # of `_lines`
+            raise KeyboardInterrupt from None
         raise _training_error(str(error), vocab_size) from error
     return model.getvalue()
 
@@ -98,8 +100,8 @@ def _training_error(message: str, vocab_size: int) -> UserError:
 class Encoder(ABC):
     """Normalised text to fairseq ids, exactly as the tokenizer and fairseq-preprocess give them.
 
-    The ids of words are cached; the new words of many documents are encoded in one call. The constructor
-    of a subclass takes the paths of `files`.
+    The ids of words, or of lines where words depend on each other, are cached; the new ones of many documents
+    are encoded in one call. The constructor of a subclass takes the paths of `files`.
     """
 
     files: ClassVar[tuple[str, ...]]
@@ -202,11 +204,10 @@ class SentencePiece(Encoder):
                     f"{model}: the token {token!r} contains white space, which fairseq's dict.txt cannot hold"
                 )
         super().__init__(tokens, [UNKNOWN, 0, EOS, *range(SPECIALS, len(tokens) + SPECIALS)])
-        self._by_word = self._words_are_independent()
         self._starts = np.array([False] * _OWN_SPECIALS + [token.startswith(_SPACE) for token in tokens])
-        # BPE scores are the order of the merges. Other models may split a word differently by its position.
-        order = [processor.get_score(i) for i in range(_OWN_SPECIALS, len(self._starts))]
-        self._is_bpe = order == [-i for i in range(len(tokens))]
+        scores = [processor.get_score(i) for i in range(_OWN_SPECIALS, len(self._starts))]
+        self._by_word = self._words_are_independent(scores)
+        self._in_rows = self._by_word and scores == [-i for i in range(len(tokens))]  # as BPE is trained
 
     def _cut(self, text: str) -> list[str]:
         if self._by_word and _SPACE not in text:
@@ -220,7 +221,7 @@ class SentencePiece(Encoder):
         """As the base class, but many words in one call, twice as fast, where their ids can be separated."""
         text = " ".join(words)
         marked = _SPACE + text.replace(" ", _SPACE)
-        if not self._is_bpe or self._processor.normalize(text) != marked:
+        if not self._in_rows or self._processor.normalize(text) != marked:
             return super()._encode_words(words)
         if marked.count(_SPACE) > len(words):  # some are lines, or contain the mark: those one by one
             odd = [word for word in words if _SPACE in word or " " in word]
@@ -235,7 +236,17 @@ class SentencePiece(Encoder):
         starts = np.append(np.flatnonzero(self._starts[flat]), len(flat)) * self._ids.itemsize
         return [data[a:b] for a, b in itertools.pairwise(starts.tolist())]
 
-    def _words_are_independent(self) -> bool:
-        """Whether the ids of a sentence are those of its words, as for every model trained here."""
+    def _words_are_independent(self, scores: list[float]) -> bool:
+        """Whether the ids of a sentence are those of its words, as for every model trained here.
+
+        Unigram models add up log-probabilities along the sentence, so rounding decides between ways to split
+        a word that are equally probable. The scores of BPE are whole numbers: the order of the merges.
+        """
         crossing = any(_SPACE in token[1:] for token in self.tokens)
-        return not crossing and _SPACE in self.tokens and self._tokenize("a a") == 2 * self._tokenize("a")
+        exact = all(score.is_integer() for score in scores)
+        return (
+            exact
+            and not crossing
+            and _SPACE in self.tokens
+            and self._tokenize("a a") == 2 * self._tokenize("a")
+        )

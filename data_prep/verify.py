@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from alma.workers import Workers
 from data_prep.dictionary import DICTIONARY, EOS, SPECIALS, dictionary_problems
 from data_prep.install import leftovers
 from data_prep.similarity import running_sizes, token_blocks
-from data_prep.work import run_all
+from data_prep.work import DOCUMENT_BYTES, run_all
 
 _KEY = f"S{KEY_BYTES}"  # compared byte by byte, as big-endian numbers are
 _KEYS_AT_ONCE = 1 << 20
 _RUNS = 1000
+
+Pair = tuple[int, int]
 
 
 def part_problems(path: str, part: Part, dictionary_size: int) -> list[str]:
@@ -74,7 +77,7 @@ def _index_problems(path: str, sizes: np.ndarray, ids: np.ndarray, part: Part) -
 
 
 def key_problems(stream: Stream) -> list[str]:
-    """Documents that are in two parts or twice in one, by their .keys.
+    """Documents that are twice in a part, or in two parts, also with other pieces, by their .keys.
 
     In an ordered stream those of `test` must be in test_00, ... too, and those of `valid` in valid_00, ....
     Ascending runs of keys are merged range by range: about 100 MB of memory for any number of documents. A
@@ -102,12 +105,14 @@ def key_problems(stream: Stream) -> list[str]:
         columns += runs if len(runs) <= _RUNS else [np.sort(keys)]
         owners += [len(names)] * (len(columns) - len(owners))
         names.append(part.name)
-    for (one, other), number in sorted(_shared(columns, owners).items()):
-        if names[other] in [part.name for part in mixed.get(names[one], ())]:
-            left[names[one]] -= number
-            continue
-        where = f"{names[one]} twice" if one == other else f"{names[one]} and in {names[other]}"
-        found.append(f"{stream.directory}: {number:,} documents are in {where}")
+    shared, parted = _shared(columns, owners)
+    for pairs, what in ((shared, "documents are"), (parted, "documents have pieces")):
+        for (one, other), number in sorted(pairs.items()):
+            if names[other] in [part.name for part in mixed.get(names[one], ())]:
+                left[names[one]] -= number if pairs is shared else 0
+                continue
+            where = f"{names[one]} twice" if one == other else f"{names[one]} and in {names[other]}"
+            found.append(f"{stream.directory}: {number:,} {what} in {where}")
     for name, parts in mixed.items():
         if parts and left[name] and name in names:
             found.append(
@@ -128,12 +133,13 @@ def _runs(keys: np.ndarray) -> list[np.ndarray]:
     return [keys[start:end] for start, end in zip(starts, [*starts[1:], len(keys)], strict=True)]
 
 
-def _shared(columns: list[np.ndarray], owners: list[int]) -> dict[tuple[int, int], int]:
-    """Number of keys that each pair of owners shares; a pair (i, i): keys that i has repeatedly.
+def _shared(columns: list[np.ndarray], owners: list[int]) -> tuple[Counter[Pair], Counter[Pair]]:
+    """Number of keys that each pair of owners shares; and of documents of which two have different pieces.
 
-    The keys of each column ascend; `owners` has the owner of each.
+    A pair (i, i): keys that i has repeatedly. The keys of each column ascend; `owners` has the owner of each.
     """
-    shared: dict[tuple[int, int], int] = {}
+    shared: Counter[Pair] = Counter()
+    parted: Counter[Pair] = Counter()
     ranges = 1 + sum(map(len, columns)) // _KEYS_AT_ONCE
     borders = np.array([(i * 2**128 // ranges).to_bytes(16) for i in range(1, ranges)], _KEY)
     cuts = [[0, *np.searchsorted(keys, borders), len(keys)] for keys in columns]
@@ -143,10 +149,13 @@ def _shared(columns: list[np.ndarray], owners: list[int]) -> dict[tuple[int, int
         owner = np.repeat(owners, [len(each) for each in slices])
         order = np.argsort(keys, kind="stable")
         keys, owner = keys[order], owner[order]
-        again = np.flatnonzero(keys[1:] == keys[:-1])
-        for pair in zip(owner[again].tolist(), owner[again + 1].tolist(), strict=True):
-            shared[pair] = shared.get(pair, 0) + 1
-    return shared
+        again = keys[1:] == keys[:-1]
+        documents = keys.astype(f"S{DOCUMENT_BYTES}")
+        other = (documents[1:] == documents[:-1]) & ~again & (owner[1:] != owner[:-1])
+        for places, counts in ((again, shared), (other, parted)):
+            pairs = np.sort(np.stack([owner[:-1][places], owner[1:][places]], 1))
+            counts.update(map(tuple, pairs.tolist()))
+    return shared, parted
 
 
 def check(stream: Stream, workers: Workers) -> None:

@@ -25,6 +25,9 @@ from data_prep.documents import Reader
 FINISHED = "stream"
 """The folder of a work directory for finished files, laid out as the stream."""
 
+DOCUMENT_BYTES = 12
+"""Bytes of a content key that the pieces of a document share."""
+
 _LENGTH = 8  # bytes of the length after items
 Result = TypeVar("Result")
 

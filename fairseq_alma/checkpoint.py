@@ -52,7 +52,11 @@ def _unreadable(path: str, error: OSError) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such checkpoint"
     if isinstance(error, IsADirectoryError):
-        return f"is a directory; give a checkpoint in it, such as {path}/checkpoint_best.pt"
+        found = [*Path(path).glob("*.pt"), *Path(path).glob("*/*.pt")]
+        example = max(found, key=lambda file: (file.name == "checkpoint_best.pt", file), default=None)
+        return (
+            f"is a directory; give a checkpoint, such as {example}" if example else "has no checkpoint in it"
+        )
     name = errno.errorcode.get(error.errno or 0, type(error).__name__)
     return f"cannot be read: {error.strerror or error} ({name}); the checkpoint may be intact: try again"
 

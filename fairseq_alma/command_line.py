@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, FairseqLanguageModel
 from fairseq.tasks import TASK_REGISTRY
 
 from alma.errors import UserError, closest, hint
@@ -18,6 +19,11 @@ from fairseq_alma import defaults
 logger = logging.getLogger(__name__)
 
 TASK = "alma_lm"
+
+_MODELS = ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
+"""fairseq's language models that train, resume and are measured."""
+_NOT_COUNTED = ("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "base_layers")
+"""Their options for which `alma.flops` has no formula, or that have no logits."""
 
 
 def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
@@ -79,6 +85,7 @@ def parse(
     args, unknown = run(words)
     _refuse_unknown(parser, unknown)
     if training:
+        _check_model(args)
         _fill_schedule(args, given, schedule)
         chosen = defaults.chosen(given, schedule).items()
         used = {flag: value for flag, value in chosen if hasattr(args, flag[2:].replace("-", "_"))}
@@ -99,8 +106,34 @@ def _epilog() -> str:
     return "\n".join((f"defaults of --task {TASK}:", *lines))
 
 
+def _check_model(args: argparse.Namespace) -> None:
+    """UserError: a model that `fairseq_alma.evaluate` cannot measure."""
+    kind, name = ARCH_MODEL_REGISTRY[args.arch], ARCH_MODEL_NAME_REGISTRY[args.arch]
+    of_fairseq = kind.__module__.startswith("fairseq.")
+    if not issubclass(kind, FairseqLanguageModel) or (of_fairseq and name not in _MODELS):
+        raise UserError(
+            f"--arch {args.arch}: the task {TASK} trains switch_gmoe*, {', '.join(_MODELS)} and your own "
+            "language models (--user-dir)"
+        )
+    if args.criterion == "adaptive_loss":
+        raise UserError("--criterion adaptive_loss: perplexity needs all logits; give cross_entropy")
+    has_parts = name in ("transformer_lm", "lightconv_lm")  # the others use them with adaptive_loss only
+    if used := [flag for flag in _NOT_COUNTED if has_parts and getattr(args, flag, None)]:
+        flag = f"--{used[0].replace('_', '-')}"
+        raise UserError(
+            f"--arch {args.arch} with {flag}: perplexity or FLOPs cannot be measured; leave it out"
+        )
+
+
 def _fill_schedule(args: argparse.Namespace, given: set[str], schedule: str) -> None:
-    """Set the length of our schedule, and that of its warm-up, unless they are given."""
+    """Set the length of our schedule, and that of its warm-up, unless they are given.
+
+    UserError: inverse_sqrt without a warm-up, by whose length fairseq divides.
+    """
+    if "--warmup-updates" in given and args.lr_scheduler == "inverse_sqrt" and args.warmup_updates < 1:
+        raise UserError(
+            f"--warmup-updates {args.warmup_updates}: inverse_sqrt (--schedule rsqrt) needs 1 or more"
+        )
     if args.lr_scheduler != defaults.SCHEDULES[schedule]:
         return
     total: Any = args.max_update or defaults.TRAINING["--max-update"]
@@ -109,7 +142,8 @@ def _fill_schedule(args: argparse.Namespace, given: set[str], schedule: str) -> 
             args.total_num_update = total
         total = int(args.total_num_update)
     if "--warmup-updates" not in given:
-        args.warmup_updates = min(defaults.WARMUP, total // 10)
+        least = 1 if args.lr_scheduler == "inverse_sqrt" else 0
+        args.warmup_updates = min(defaults.WARMUP, max(least, total // 10))
 
 
 def _check_values(action: argparse.Action) -> None:

@@ -16,24 +16,31 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq import checkpoint_utils, options, utils
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.models import distributed_fairseq_model
+from fairseq.trainer import Trainer
 from omegaconf import open_dict
 
+from alma.errors import UserError
 from alma.files import checkpoint_file
+from alma.schema import require, whole
 
 
 @functools.cache
 def install() -> None:
     """Replace these functions of fairseq, in this order; a second call does nothing."""
     replace(options, "parse_args_and_arch", _bf16_without_tpu)
-    replace(distributed_utils, "call_main", _processes_on_cpu)
+    replace(distributed_utils, "call_main", _several_processes)
     replace(distributed_utils, "_broadcast_object_slow", _broadcast_object)
     replace(distributed_fairseq_model, "DistributedDataParallel", _data_parallel_on_cpu)
     replace(checkpoint_utils, "load_model_ensemble_and_task", _split_paths)
     replace(checkpoint_utils, "torch_persistent_save", _save_atomically)
     replace(PathManager, "copy", _copy_atomically)
+    replace(Trainer, "train_step", _empty_batches_first)
+    replace(EpochBatchIterator, "state_dict", _with_processes)
+    replace(EpochBatchIterator, "load_state_dict", _at_the_same_batch)
     if not hasattr(np, "compat"):
         # TokenBlockDataset's break mode "eos" (fairseq-interactive) uses np.compat.long, gone in NumPy 2.
         # No upstream issue known; unnecessary once fairseq supports NumPy 2.
@@ -63,23 +70,35 @@ def _bf16_without_tpu(original, *args, **kwargs):
     return parsed
 
 
-def _processes_on_cpu(original, cfg, main, **kwargs) -> None:
-    """Train on a CPU with several processes, spawned (--distributed-world-size) or started by torchrun.
+def _several_processes(original, cfg, main, **kwargs) -> None:
+    """Train with several processes on a CPU, spawned (--distributed-world-size) or started by torchrun; find
+    a free port for `--distributed-init-method tcp://localhost:0`.
 
     fairseq derives the number of processes from the number of GPUs. Without one, torchrun's processes each
     train alone, or divide by zero devices.
     https://github.com/facebookresearch/fairseq/issues/2879; unnecessary once fairseq supports this.
+    Its port is a function of SLURM_JOB_ID, so that two trainings in one allocation meet. No upstream issue
+    known; unnecessary once it asks for a free one.
     """
+    distributed = cfg.distributed_training
+    if distributed.distributed_init_method == "tcp://localhost:0":
+        distributed.distributed_init_method = f"tcp://localhost:{_free_port()}"
     processes = _processes_to_spawn(cfg)
     if not processes:
         original(cfg, main, **kwargs)
         return
-    start_rank = cfg.distributed_training.distributed_rank
-    cfg.distributed_training.distributed_rank = None
+    start_rank = distributed.distributed_rank
+    distributed.distributed_rank = None
     arguments = (main, cfg, {"start_rank": start_rank, **kwargs})
     torch.multiprocessing.start_processes(  # forks need not import torch and fairseq
         distributed_utils.distributed_main, args=arguments, nprocs=processes, start_method="fork"
     )
+
+
+def _free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        return server.getsockname()[1]
 
 
 def _processes_to_spawn(cfg) -> int:
@@ -94,15 +113,14 @@ def _processes_to_spawn(cfg) -> int:
             distributed.distributed_world_size = int(os.environ["WORLD_SIZE"])
             distributed.distributed_rank = int(os.environ["RANK"])
             distributed.distributed_no_spawn = True
-        if distributed.distributed_world_size <= 1:
+        if distributed.distributed_world_size <= 1 and not distributed.distributed_no_spawn:
             return 0
         distributed.distributed_backend = "gloo"
         distributed.device_id = 0
-        if distributed.distributed_init_method or distributed.distributed_no_spawn:
+        if distributed.distributed_no_spawn:
             return 0
-        with socket.socket() as server:
-            server.bind(("localhost", 0))
-            distributed.distributed_init_method = f"tcp://localhost:{server.getsockname()[1]}"
+        if not distributed.distributed_init_method:
+            distributed.distributed_init_method = f"tcp://localhost:{_free_port()}"
         distributed.distributed_num_procs = distributed.distributed_world_size
     return distributed.distributed_world_size
 
@@ -169,3 +187,68 @@ def _copy_atomically(original, src_path: str, dst_path: str, overwrite: bool = F
         shutil.copyfile(src_path, temporary)
     os.replace(temporary, dst_path)
     return True
+
+
+def _empty_batches_first(original, trainer, samples, *args, **kwargs):
+    """Count the batches of a process whose last batch of an update is empty, as at the end of an epoch.
+
+    In place of an empty batch fairseq takes another one with a gradient of 0. If it is the last of several
+    (--update-freq), the sample size and the log of all of them become 0, while their gradients stay.
+    No upstream issue known; unnecessary once fairseq leaves out the empty batches alone.
+    """
+    if samples[-1] or not any(samples):
+        return original(trainer, samples, *args, **kwargs)
+    of_task = trainer.task.train_step
+
+    def train_step(*args, ignore_grad=False, **kwargs):
+        loss, sample_size, logged = of_task(*args, ignore_grad=ignore_grad, **kwargs)
+        if ignore_grad:
+            sample_size, logged = sample_size * 0, {name: value * 0 for name, value in logged.items()}
+        return loss, sample_size, logged
+
+    trainer.task.train_step = train_step
+    try:
+        return original(trainer, sorted(samples, key=bool), *args, **kwargs)
+    finally:
+        del trainer.task.train_step
+
+
+def _with_processes(original, iterator) -> dict[str, Any]:
+    """Save the numbers of processes and batches with the position in an epoch; see `_at_the_same_batch`."""
+    return original(iterator) | {"processes": iterator.num_shards, "batches": len(iterator.frozen_batches)}
+
+
+def note_processes(state: dict[str, Any]) -> None:
+    """Note in the iterator's state of an older checkpoint with how many processes it was saved.
+
+    ValueError: the state of the iterator is damaged.
+    """
+    position = (state.get("extra_state") or {}).get("train_iterator", {})
+    if cfg := state.get("cfg"):
+        position.setdefault("processes", cfg["distributed_training"]["distributed_world_size"])
+    require(position, {"processes": whole(1), "batches": whole(1)})
+
+
+def _at_the_same_batch(original, iterator, state: dict[str, Any]) -> None:
+    """Resume within an epoch with another number of processes; UserError: they cannot go on where it stopped.
+
+    fairseq counts the batches of one process: twice the processes would skip as many batches again, or end
+    with "dataloader mismatch". https://github.com/facebookresearch/fairseq/issues/3638; unnecessary once
+    fairseq counts the batches of all processes.
+    """
+    position, before = state.get("iterations_in_epoch", 0), state.get("processes", iterator.num_shards)
+    batches = len(iterator.frozen_batches)
+    if position and state.get("batches", batches) != batches:
+        raise UserError(
+            f"training stopped within an epoch of {state['batches']:,} batches, and now it has {batches:,}: "
+            "give the earlier --batch-size, --max-tokens and --tokens-per-sample to resume, or "
+            "--reset-dataloader to begin the epoch again"
+        )
+    done, rest = divmod(position * before, iterator.num_shards)
+    if rest:
+        raise UserError(
+            f"training stopped within an epoch, after {position:,} batches in each of {before} processes, "
+            f"which {iterator.num_shards} cannot share: give --distributed-world-size {before} to resume, or "
+            "--reset-dataloader to begin the epoch again"
+        )
+    original(iterator, {**state, "iterations_in_epoch": done})

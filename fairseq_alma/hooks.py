@@ -8,6 +8,8 @@ import copy
 import functools
 import logging
 import sys
+from argparse import Namespace
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -20,7 +22,7 @@ from omegaconf import open_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, command, fail
-from fairseq_alma import checkpoint, command_line, compat
+from fairseq_alma import checkpoint, command_line, compat, planned
 from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel, growth
 from fairseq_alma.moe.layer import switch_layers
@@ -45,7 +47,6 @@ def install_first(original, *args, **kwargs):
 def install() -> None:
     """Install the work-arounds, then replace these, in this order; a second call does nothing."""
     compat.install()
-    interrupt.install()
     replace(options, "parse_args_and_arch", _parse_with_our_defaults)
     replace(distributed_utils, "call_main", _run_with_our_errors)
     replace(checkpoint_utils, "load_checkpoint", _grow_and_load)
@@ -53,6 +54,7 @@ def install() -> None:
     replace(checkpoint_utils, "load_model_ensemble_and_task", _check_members)
     replace(Trainer, "load_checkpoint", _load_into)
     replace(Trainer, "_build_optimizer", _build_optimizer)
+    replace(Trainer, "state_dict", _state_of_plain_data)
     Trainer.always_call_state_dict_during_save_checkpoint = property(_saving_is_collective)
     replace(utils, "clip_grad_norm_", _clip_with_experts)
     replace(distributed_fairseq_model, "DistributedDataParallel", _ignore_experts)
@@ -65,6 +67,7 @@ def _parse_with_our_defaults(
     words = sys.argv[1:] if input_args is None else [str(word) for word in input_args]
     if suppress_defaults or not command_line.is_ours(parser, words):
         return original(parser, input_args, parse_known, suppress_defaults, modify_parser)
+    interrupt.install()
     try:
         args = command_line.parse(original, parser, words, modify_parser)
     except UserError as error:
@@ -74,7 +77,8 @@ def _parse_with_our_defaults(
 
 def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
     """Exit with one line and code 2 on bad input, and with code 75 when a signal has stopped training."""
-    if interrupt.is_train(main) and getattr(cfg.task, "_name", None) == command_line.TASK:
+    if _trains(main, cfg):
+        command(lambda: planned.check_gpus(cfg))()
         # fairseq reads the data late: it would first create --save-dir and print the model.
         command(lambda: tasks.setup_task(cfg.task))()
     try:
@@ -90,15 +94,25 @@ def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
 def _run(main, interrupted, cfg, **kwargs) -> None:
     """Run `main` of a fairseq command in the process where it does its work."""
     install()  # a spawned process starts with an unchanged fairseq
-    interrupt.watch(main, interrupted)
+    if getattr(cfg.task, "_name", None) == command_line.TASK:
+        interrupt.install()
+        interrupt.watch(main, interrupted)
 
     def run() -> None:
-        try:
-            main(cfg, **kwargs)
-        except TrainingComplete:
-            logger.info("all updates of this stage are done: nothing to train")
+        with ExitStack() as stack:
+            if _trains(main, cfg):
+                planned.check_batch(cfg)
+                stack.enter_context(planned.alone(cfg))
+            try:
+                main(cfg, **kwargs)
+            except TrainingComplete:
+                logger.info("all updates of this stage are done: nothing to train")
 
     command(run)()
+
+
+def _trains(main, cfg) -> bool:
+    return interrupt.is_train(main) and getattr(cfg.task, "_name", None) == command_line.TASK
 
 
 def _grow_and_load(original, cfg, trainer, **kwargs):
@@ -135,6 +149,7 @@ def _diagnose(original, path, *args, **kwargs):
         checkpoint.check_sums(path)
         state = original(path, *args, **kwargs)
         checkpoint.check_content(state)
+        compat.note_processes(state)
         return state
 
 
@@ -151,6 +166,17 @@ def _load_into(original, trainer, filename, *args, **kwargs):
             if type(error) is Exception:  # fairseq's, which names the checkpoint: another architecture
                 raise UserError(str(error)) from error
             raise
+
+
+def _state_of_plain_data(original, trainer):
+    """Save settings as plain data: those of fairseq's older optimizers and models are a Namespace, which
+    torch.load refuses with weights_only=True."""
+    state = original(trainer)
+    if isinstance(trainer.task, AlmaLMTask):
+        state["cfg"] = {
+            key: vars(value) if isinstance(value, Namespace) else value for key, value in state["cfg"].items()
+        }
+    return state
 
 
 def _check_members(original, filenames, *args, **kwargs):

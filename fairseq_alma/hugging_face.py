@@ -316,7 +316,7 @@ def export(path: str, out: Path, tokenizer: Path | None = None, weights: str = "
             f"{weights_file}: cannot be written ({type(error).__name__}: full disk, quota?); free some space "
             "and run the same command again"
         ) from error
-    names = {"AutoConfig": "AlmaConfig", "AutoModelForCausalLM": "AlmaForCausalLM"}
+    names = {"AutoConfig": "AlmaConfig", "AutoModel": "AlmaModel", "AutoModelForCausalLM": "AlmaForCausalLM"}
     header = {
         "model_type": "alma",
         "architectures": ["AlmaForCausalLM"],

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 
@@ -177,6 +177,9 @@ class AlmaBlock(nn.Module):
 class AlmaDecoder(nn.Module):
     """One language model; its layers use the cache from index `first_layer` on."""
 
+    gradient_checkpointing = False
+    """Set by `gradient_checkpointing_enable`, with `_gradient_checkpointing_func`."""
+
     def __init__(self, config: AlmaConfig, first_layer: int):
         super().__init__()
         self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
@@ -191,20 +194,27 @@ class AlmaDecoder(nn.Module):
             self.output_projection = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, positions: Tensor, allowed: Tensor, cache, keep) -> Tensor:
-        """`tokens`, `positions` (B, T) -> logits (B, keep, V) of the last `keep` tokens; 0: of all."""
+        """`tokens`, `positions` (B, T) -> features (B, keep, D) of the last `keep` tokens; 0: of all."""
         x = self.scale * self.embed_tokens(tokens) + self.embed_positions(positions)
         for layer in self.layers:
-            x = layer(x, allowed, cache)
+            if self.gradient_checkpointing and self.training:
+                x = self._gradient_checkpointing_func(layer.__call__, x, allowed, None)  # type: ignore[operator]
+            else:
+                x = layer(x, allowed, cache)
         keep = slice(-keep, None) if isinstance(keep, int) else keep
-        x = self.layer_norm(x[:, keep])
-        return F.linear(x, (self.output_projection or self.embed_tokens).weight)
+        return self.layer_norm(x[:, keep])
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Features (B, T, D) -> logits (B, T, V)."""
+        return F.linear(features, (self.output_projection or self.embed_tokens).weight)
 
 
-class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
-    """Causal language model: a decoder, or the mean of several decoders' logits or probabilities."""
+class AlmaModel(PreTrainedModel):
+    """A decoder, or several, without the output layer."""
 
     config_class = AlmaConfig
     _supports_sdpa = True
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: AlmaConfig):
         super().__init__(config)
@@ -218,6 +228,70 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding (of the first member)."""
         return self.members[0].get_submodule("embed_tokens")
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the token embedding."""
+        self.members[0].embed_tokens = value
+
+    def get_output_embeddings(self):
+        """The output layer; None if it has the weights of the embedding."""
+        return self.members[0].output_projection
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        """Replace the output layer."""
+        self.members[0].output_projection = value
+
+    def resize_token_embeddings(self, *args, **kwargs):  # type: ignore[override]
+        """As transformers'. ValueError: an ensemble."""
+        if len(self.members) > 1:
+            raise ValueError("an ensemble's embeddings cannot be resized: export one of its members")
+        return super().resize_token_embeddings(*args, **kwargs)
+
+    @can_return_tuple
+    def forward(self, input_ids: Tensor, *args, **kwargs) -> BaseModelOutputWithPast:
+        """Tokens (B, T) -> features (B, T, D) before the output layer; those of several members side by side.
+
+        Arguments and errors as in `AlmaForCausalLM.forward`.
+        """
+        parts, cache = self._features(input_ids, *args, **kwargs)
+        return BaseModelOutputWithPast(last_hidden_state=torch.cat(list(parts), -1), past_key_values=cache)
+
+    def _features(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values=None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **_,
+    ):
+        """The features (B, T, D) of each member, computed one by one, and the cache."""
+        if past_key_values is None and use_cache:
+            past_key_values = DynamicCache()
+        if getattr(past_key_values, "is_compileable", False):
+            raise ValueError("static caches are not supported: leave cache_implementation out")
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        total = past + input_ids.size(1)
+        if total > self.config.max_position_embeddings:
+            raise ValueError(f"{total} tokens are too many: at most {self.config.max_position_embeddings}")
+        key = torch.arange(total, device=input_ids.device)
+        query = key[past:, None]
+        allowed = (key <= query)[None, None]
+        if attention_mask is not None:
+            # Padding attends to itself: a softmax over no keys would be NaN.
+            allowed = allowed & (attention_mask[:, None, None].bool() | (key == query))
+        if position_ids is None:
+            position_ids = key[None]
+            if attention_mask is not None:
+                position_ids = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+            position_ids = position_ids[:, past:]
+        inputs = (input_ids, position_ids, allowed, past_key_values, logits_to_keep)
+        return (member(*inputs) for member in self.members), past_key_values
+
+
+class AlmaForCausalLM(AlmaModel, GenerationMixin):
+    """Causal language model: a decoder, or the mean of several decoders' logits or probabilities."""
 
     @can_return_tuple
     def forward(
@@ -235,33 +309,19 @@ class AlmaForCausalLM(PreTrainedModel, GenerationMixin):
 
         `attention_mask` (B, P) is 0 for padding, on either side, which takes up no position. `labels` (B, T)
         are shifted here. Logits of an ensemble that averages probabilities are log-probabilities. ValueError:
-        more tokens than the model has positions.
+        more tokens than the model has positions; a static cache.
         """
-        if past_key_values is None and use_cache:
-            past_key_values = DynamicCache()
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
-        total = past + input_ids.size(1)
-        if total > self.config.max_position_embeddings:
-            raise ValueError(f"{total} tokens are too many: at most {self.config.max_position_embeddings}")
-        key = torch.arange(total, device=input_ids.device)
-        query = key[past:, None]
-        allowed = (key <= query)[None, None]
-        if attention_mask is not None:
-            # Padding attends to itself: a softmax over no keys would be NaN.
-            allowed = allowed & (attention_mask[:, None, None].bool() | (key == query))
-        if position_ids is None:
-            position_ids = key[None]
-            if attention_mask is not None:
-                position_ids = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
-            position_ids = position_ids[:, past:]
+        parts, cache = self._features(
+            input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep
+        )
         logits = self._average(
-            member(input_ids, position_ids, allowed, past_key_values, logits_to_keep)
-            for member in self.members
+            member.logits(features)  # type: ignore[operator]
+            for member, features in zip(self.members, parts, strict=True)
         )
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
 
     def _average(self, outputs) -> Tensor:
         """The mean of the members' logits or probabilities, (B, T, V); consumes one member at a time."""

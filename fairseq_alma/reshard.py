@@ -18,6 +18,8 @@ def parser() -> Parser:
     add("data", metavar="DIR", help="output of fairseq-preprocess; join the shards of one corpus by ':'")
     add("--megabatch-words", type=int, default=0, metavar="N", help="words of each mega-batch")
     add("--megabatch-tokens", type=int, default=0, metavar="N", help="tokens of each mega-batch")
+    encoder = "GPT-2's encoder.json; --megabatch-words needs it if dict.txt has ids, not tokens"
+    add("--gpt2-encoder-json", default="", metavar="FILE", help=encoder)
     seed = "seed of the random order of documents (default: 1)"
     add("--megabatch-seed", type=int, default=1, metavar="S", help=seed)
     return made

@@ -12,12 +12,13 @@ import torch
 from fairseq import checkpoint_utils, options, tasks, utils
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.logging import progress_bar
+from fairseq.models.transformer import TransformerDecoder
 
 from alma.errors import UserError
-from alma.flops import Shape
+from alma.flops import Shape, Weights
 from alma.metrics import bits_per_byte, perplexity
 from fairseq_alma.checkpoint import memory_map_last, memory_map_members, with_weights
-from fairseq_alma.ensemble import EnsembleLanguageModel
+from fairseq_alma.ensemble import EnsembleDecoder, EnsembleLanguageModel
 from fairseq_alma.moe.metrics import Evaluation, evaluate
 
 
@@ -29,7 +30,7 @@ class Loaded:
     """fairseq's config."""
     task: Any
     models: list[torch.nn.Module]
-    shapes: list[Shape]
+    shapes: list[Shape | Weights]
     """The sizes of the members: a checkpoint of `fairseq_alma.combine` has several."""
     paths: list[str]
     """The checkpoints; none for untrained models."""
@@ -44,7 +45,7 @@ def build_untrained(arguments: list[str], seeds: Sequence[int]) -> Loaded:
         np.random.seed(seed)  # noqa: NPY002  as fairseq-train does
         utils.set_torch_seed(seed)
         models.append(task.build_model(cfg.model))
-    return Loaded(cfg, task, models, [Shape.of(cfg.model, len(task.dictionary))] * len(models), [])
+    return Loaded(cfg, task, models, [_shape(cfg.model, models[0].decoder)] * len(models), [])
 
 
 def load_trained(arguments: list[str], weights: str, context_window: int) -> Loaded:
@@ -54,25 +55,37 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
         raise UserError("no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags")
     cfg.task.tokens_per_sample -= context_window
     paths = utils.split_paths(cfg.common_eval.path)
-    members: list[dict[str, Any]] = []
-    for state in memory_map_members(paths, weights):
-        config = state["cfg"]["model"]
-        members += config["members"] if config["_name"] == "alma_ensemble" else [config]
+    configs = [state["cfg"]["model"] for state in memory_map_members(paths, weights)]
     task = tasks.setup_task(cfg.task)
-    models = []
-    for path in paths:
+    models, shapes = [], []
+    for path, config in zip(paths, configs, strict=True):
         state = with_weights(path, checkpoint_utils.load_checkpoint_to_cpu(path), weights)
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
         models.append(model)
-    shapes = [Shape.of(Namespace(**member), len(task.dictionary)) for member in members]
+        combined = config["_name"] == "alma_ensemble"
+        decoders = model.decoder.members if combined else [model.decoder]
+        members = config["members"] if combined else [config]
+        shapes += [_shape(Namespace(**one), decoder) for one, decoder in zip(members, decoders, strict=True)]
     return Loaded(cfg, task, models, shapes, paths)
+
+
+def _shape(args, decoder) -> Shape | Weights:
+    """The sizes of the model of a `decoder`; `args`: its config."""
+    if isinstance(decoder, TransformerDecoder | EnsembleDecoder):
+        return Shape.of(args, len(decoder.dictionary))
+    own = [module for module in decoder.modules() if not isinstance(module, torch.nn.Embedding)]
+    weights = {each for module in own for each in module.parameters(recurse=False)}
+    matrices = {each for each in weights if each.numel() > max(each.shape)}  # no bias of shape (1, 1, D)
+    if getattr(decoder, "share_input_output_embed", False):
+        matrices.add(decoder.embed_tokens.weight)
+    return Weights(sum(each.numel() for each in matrices), args.tokens_per_sample)
 
 
 def _config(parser, arguments: list[str]):
     return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
 
 
-def training_record(checkpoint: str, shape: Shape) -> dict[str, Any]:
+def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
     """The cost of training a stage, from its last checkpoint (`checkpoint` may be the best).
 
     `flops` count the forward and backward passes of training, as in the paper; `validation_flops` (None for
@@ -151,7 +164,7 @@ def raw(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
 
 def _score(split: str, loaded: Loaded, context_window: int) -> dict[str, float]:
     """Mean loss (nats) and perplexity on a split."""
-    result = evaluate_on(split, loaded, _deployed(loaded), context_window)
+    result = evaluate_on(split, loaded, deployed(loaded), context_window)
     loss = result.nll / result.tokens
     return {"loss": loss, "perplexity": perplexity(loss)}
 
@@ -161,7 +174,7 @@ def drift(loaded: Loaded, context_window: int) -> dict[str, Any]:
     `matrix_experts`: each expert's share of its tokens, by Switch layer. {} on other streams."""
     if not (loaded.task.stream and loaded.task.stream.ordered):
         return {}
-    model, found = _deployed(loaded), []
+    model, found = deployed(loaded), []
     for part in loaded.task.stream.held_out:
         found.append(describe(loaded.task, evaluate_on(part.name, loaded, model, context_window), part.name))
     shares = [{layer: each["share"] for layer, each in one["experts"].items()} for one in found]
@@ -171,7 +184,8 @@ def drift(loaded: Loaded, context_window: int) -> dict[str, Any]:
     }
 
 
-def _deployed(loaded: Loaded) -> torch.nn.Module:
+def deployed(loaded: Loaded) -> torch.nn.Module:
+    """The model, or the ensemble of several."""
     models = loaded.models
     return models[0] if len(models) == 1 else EnsembleLanguageModel.of(models)
 
@@ -182,7 +196,7 @@ def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
     `valid`: measure the loss on the validation split too. `training` has the cost of training each
     checkpoint; it is empty for untrained models and checkpoints of `fairseq_alma.combine`.
     """
-    model, shapes, split = _deployed(loaded), loaded.shapes, loaded.cfg.dataset.gen_subset
+    model, shapes, split = deployed(loaded), loaded.shapes, loaded.cfg.dataset.gen_subset
     record = describe(loaded.task, evaluate_on(split, loaded, model, context_window), split)
     experts = {shape.experts for shape in shapes if shape.switch_layers}
     separate = len(loaded.paths) == len(shapes)  # no checkpoint has several members

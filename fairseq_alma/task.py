@@ -10,6 +10,7 @@ from typing import Any, Optional
 import numpy as np
 import torch
 from fairseq.data import MonolingualDataset, TokenBlockDataset
+from fairseq.data.encoders.gpt2_bpe import DEFAULT_ENCODER_JSON
 from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import utils as distributed_utils
 from fairseq.optim.amp_optimizer import AMPOptimizer
@@ -57,9 +58,13 @@ class AlmaLMConfig(LanguageModelingConfig):
     )
     megabatch_words: int = field(
         default=0,
-        metadata={"help": "cut a fairseq-preprocess directory into mega-batches of this many words"},
+        metadata={"help": "cut a fairseq-preprocess directory into mega-batches of this many words (0: one)"},
     )
     megabatch_tokens: int = field(default=0, metadata={"help": "as --megabatch-words, in tokens"})
+    gpt2_encoder_json: str = field(  # also of --bpe gpt2, whose default it must not change
+        default=DEFAULT_ENCODER_JSON,
+        metadata={"help": "GPT-2's encoder.json; --megabatch-words needs it if dict.txt has ids, not tokens"},
+    )
     megabatch_seed: int = field(default=1, metadata={"help": "seed of this cut; use the same in every stage"})
     moe_gate_loss_wt: float = field(default=0.01, metadata={"help": "weight of the load-balancing loss"})
     grow_experts: int = field(
@@ -101,10 +106,13 @@ class AlmaLMConfig(LanguageModelingConfig):
         default=None,
         metadata={
             "help": "ETA of a polynomial average, with --store-ema and in place of --ema-decay: the k-th "
-            "update moves it (ETA + 1) / (k + ETA) of the way to the weights, so that its memory grows with "
-            "the training",
+            "update moves it (ETA + 1) / (k + ETA) of the way to the weights"
         },
     )
+    expect_tokens: int = field(
+        default=0, metadata={"help": "refuse to train if a full update has another number of tokens (0: any)"}
+    )
+    expect_gpus: int = field(default=0, metadata={"help": "refuse to train if torch can use fewer GPUs"})
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
@@ -231,8 +239,8 @@ class AlmaLMTask(LanguageModelingTask):
         if not self._is_cut():
             if self.args.stage or self.args.waiting_time != 1:
                 raise UserError(
-                    f"{self.args.data} is not a stream (no stream.json): give --megabatch-words or "
-                    "--megabatch-tokens to cut it into mega-batches"
+                    f"{self.args.data} is not a stream (no stream.json), so it is one mega-batch: give "
+                    "--megabatch-words N or --megabatch-tokens N to cut it"
                 )
             return self._checked(self._train_prefixes()), None
         stage = self._stage(len(self.megabatches))
@@ -252,7 +260,9 @@ class AlmaLMTask(LanguageModelingTask):
         """Numbers of the items in each mega-batch of a fairseq-preprocess directory."""
         prefixes, words = self._checked(self._train_prefixes()), self.args.megabatch_words
         sizes = np.concatenate([read_index(f"{prefix}.idx")[0] for prefix in prefixes])
-        weights = preprocessed.count_words(prefixes, self.dictionary) if words else sizes
+        encoder = self.args.gpt2_encoder_json
+        encoder = None if encoder == DEFAULT_ENCODER_JSON else encoder
+        weights = preprocessed.count_words(prefixes, self.dictionary, encoder) if words else sizes
         target = words or self.args.megabatch_tokens
         return preprocessed.assign(sizes, weights, target, self.args.megabatch_seed)
 

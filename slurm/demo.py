@@ -7,11 +7,13 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from alma.errors import Parser, command
+from slurm.engine.children import OWN_MODULES
 
 MEGABATCHES = 4
 WORDS = "100k"
@@ -24,6 +26,8 @@ TRAINING = (
 )
 OPTIONS = {"sm": "", "gmoe": "--grow-experts 2,2,4"}
 """Of the launcher, by learner."""
+STEPS = {"the corpus": 4, "the stream": 6, "language models": 57, "image learners": 9, "the report": 8}
+"""Seconds of each of `steps` on two idle cores, from which the demo tells how long the rest takes."""
 
 
 def steps(out: Path) -> list[list[str]]:
@@ -51,11 +55,19 @@ def steps(out: Path) -> list[list[str]]:
     ]
 
 
+def remaining(place: int, passed: float) -> str:
+    """How long the steps from `place` on take, at the pace of those before: they took `passed` seconds."""
+    usual = list(STEPS.values())
+    pace = max(1.0, passed / sum(usual[:place])) if place else 1.0
+    left = pace * sum(usual[place:])
+    return f"about {left:.0f} s left" if left < 90 else f"about {left / 60:.0f} min left"
+
+
 def run(lines: Sequence[str]) -> None:
     """Run the command lines of a step at the same time, each on its share of the cores; exit if one fails."""
     threads = max(1, (os.cpu_count() or 1) // len(lines))
     # Idle OpenMP threads spin: processes that each use all cores would slow each other down.
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    environment = {**os.environ, **OWN_MODULES, "OMP_NUM_THREADS": str(threads)}
     output = None if len(lines) == 1 else subprocess.PIPE
     processes = []
     for line in lines:
@@ -86,9 +98,9 @@ def parser() -> Parser:
         prog="python -m slurm.demo",
         usage="%(prog)s [--out DIR]",
         description="Run all of ALMA on small data, without a download: text becomes a stream, two language "
-        "models train on it, image learners train on digits, and a report compares the runs. Takes about two "
-        "minutes on two cores. Prints each command before it runs. Rerun the demo to resume after an "
-        "interruption.",
+        "models train on it, image learners train on digits, and a report compares the runs. Takes 1 to 2 "
+        "minutes on two idle cores, longer beside other work. Prints each command before it "
+        "runs, and how long the rest takes. Rerun the demo to resume after an interruption.",
         epilog="examples:\n  alma demo\n  alma demo --out /tmp/demo",
     )
     out = "directory for the corpus, the stream, the runs and the report (default: demo_out)"
@@ -99,8 +111,14 @@ def parser() -> Parser:
 @command
 def main() -> None:
     """Entry point of `python -m slurm.demo`."""
-    for lines in steps(parser().parse_args().out):
+    started = time.monotonic()
+    out = parser().parse_args().out
+    for place, (name, lines) in enumerate(zip(STEPS, steps(out), strict=True)):
+        told = "on two idle cores" if not place else "at this pace"
+        left = remaining(place, time.monotonic() - started)
+        print(f"\n[{place + 1}/{len(STEPS)}] {name} ({left} {told})", flush=True)
         run(lines)
+    print(f"\ndone in {time.monotonic() - started:.0f} s: {out / 'report/report.md'}")
 
 
 if __name__ == "__main__":

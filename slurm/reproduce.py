@@ -25,15 +25,24 @@ from alma.report.tables import as_text
 from slurm.engine import children
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
-SIZES = ("small", "paper")
+DATA = {"small": "digits", "medium": "mnist"}
+"""The data set of all image figures, by size; at the paper's size each has its own."""
+SIZES = (*DATA, "paper")
+_LOAD = (
+    "import sys; from alma.errors import command; from vision.data import load; "
+    "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
+)
+_DATA_SET = re.compile("cifar100?|e?mnist")
 TABLE2 = "table2"
 """Folder of the experiments of language models, below EXPERIMENTS, and of their runs."""
+_DRAWINGS = ("figure6", "draft-figure2")
 _PRINTED = 12  # words of a command
 _EXAMPLES = """\
 examples:
   alma reproduce --list
   alma reproduce figure7 --size small
   alma reproduce all --size small --jobs 2
+  alma reproduce figure7 --size medium --download
 """
 
 
@@ -42,6 +51,8 @@ class Command(NamedTuple):
 
     words: list[str]
     folder: Path | None = None
+    drawn: tuple[str, ...] = ()
+    """Of a report: the wanted figures. Why its runs do not allow others is of no interest."""
 
     def __str__(self) -> str:
         words = ["python" if word == sys.executable else word for word in self.words]
@@ -80,9 +91,8 @@ def commands(name: str, experiments: Mapping[str, str], options: argparse.Namesp
     runs: list[str] = []
     for folder, text in experiments.items():
         file, *flags = text.split()
-        # At the small size every data set is the digits.
-        folder = re.sub("cifar100?|e?mnist", "digits", folder) if options.size == "small" else folder
-        size = ["--size", "small"] if options.size == "small" else []
+        folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), folder)
+        size = ["--size", options.size] if options.size in DATA else []
         words = [EXPERIMENTS / file, *size, *flags, "--out", place / "runs" / folder]
         found = children.ask(tool("vision.run", *words, "--list").words, file).splitlines()
         yield tool("vision.run", *words, *root, "--jobs", options.jobs, "--part", "1/1")
@@ -115,10 +125,21 @@ def _language_models(
     yield tool("alma.report", *runs, "--table", "lm", "--figures", "lm", "--out", out)
 
 
+def check_data(records: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
+    """Read, with --download fetch, each image data set that the figures need; exit if one is missing."""
+    texts = [folder for record in records for folder in record["experiments"] if folder != TABLE2]
+    found = (DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts)  # type: ignore[index]
+    for name in sorted(set(found) - {"digits"}):
+        words = [sys.executable, "-c", _LOAD, name, str(options.data_root or "data")]
+        if code := run(Command(words + ["download"] * options.download), options.jobs):
+            sys.exit(code)
+
+
 def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Outcome:
     """Run and draw a figure or table, unless that is done; with --dry-run only print the commands."""
     out = options.out / options.size / name
-    todo = list(commands(name, record["experiments"], options))
+    *todo, report = commands(name, record["experiments"], options)
+    todo.append(report._replace(drawn=tuple(record["drawn"])))
     if options.dry_run:
         print(f"\n{name}", *todo, sep="\n")
         return Outcome(name, "dry run", 0, [])
@@ -147,9 +168,14 @@ def run(one: Command, jobs: int) -> int:
         make_directory(one.folder)
     threads = max(1, (os.cpu_count() or 1) // jobs)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, "PATH": path}
-    code = subprocess.run(one.words, cwd=one.folder, env=environment, check=False).returncode
-    return code if code >= 0 else 128 - code
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **children.OWN_MODULES, "PATH": path}
+    output = subprocess.PIPE if one.drawn else None
+    done = subprocess.run(one.words, cwd=one.folder, env=environment, check=False, stdout=output, text=True)
+    for line in (done.stdout or "").splitlines():
+        remark = re.match(r"\w+_B\d+ (\w+): ", line)
+        if not (remark and remark[1] not in one.drawn):
+            print(line)
+    return done.returncode if done.returncode >= 0 else 128 - done.returncode
 
 
 def drawn(out: Path, names: Sequence[str]) -> list[Path]:
@@ -197,7 +223,8 @@ def parser() -> Parser:
     add = made.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="such as figure7, table2, draft-figure3; or all")
     add("--list", action="store_true", help="print all figures and tables with data, runs and cost, and exit")
-    size = "small: for a CPU, without a download; paper: the paper's settings (default: small)"
+    size = "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; paper: the paper's "
+    size += "settings (default: small)"
     add("--size", choices=SIZES, default="small", help=size)
     add(
         "--out",
@@ -206,7 +233,8 @@ def parser() -> Parser:
         metavar="DIR",
         help="folder for runs, figures and tables (default: reproduced)",
     )
-    add("--data-root", type=Path, metavar="DIR", help=f"with --size paper: {DATA_ROOT}")
+    add("--data-root", type=Path, metavar="DIR", help=f"with --size medium or paper: {DATA_ROOT}")
+    add("--download", action="store_true", help="download missing image data sets with torchvision")
     add(
         "--stream",
         type=Path,
@@ -221,6 +249,14 @@ def parser() -> Parser:
 @command
 def main() -> None:
     """Entry point of `python -m slurm.reproduce`."""
+    try:
+        _main()
+    except children.StageFailed as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _main() -> None:
     options, records = parser().parse_args(), index()
     if options.list:
         print(overview(records))
@@ -230,10 +266,21 @@ def main() -> None:
     if not options.figures:
         raise UserError("give a figure or table, such as figure7, or all; --list shows them")
     for name in options.figures:
+        if name in _DRAWINGS:
+            raise UserError(f"{name} is a drawing of a growth step: there is nothing to run")
         if name not in records and name != "all":
-            near = closest(name, records)
+            same_number = [each for each in records if re.findall(r"\d+", each) == re.findall(r"\d+", name)]
+            near = closest(name, same_number)
             raise UserError(f"{name}: no such figure; " + (f"did you mean {near}?" if near else "see --list"))
     names = list(records) if "all" in options.figures else list(dict.fromkeys(options.figures))
+    if options.size == "medium":
+        if text := [
+            name for name in options.figures if TABLE2 in records.get(name, {}).get("experiments", ())
+        ]:
+            raise UserError(f"{text[0]}: --size medium is of image figures; give --size small or paper")
+        names = [name for name in names if TABLE2 not in records[name]["experiments"]]
+    if not options.dry_run:
+        check_data([records[name] for name in names], options)
     rows: list[Outcome] = []
     for name in names:
         rows.append(make(name, records[name], options))

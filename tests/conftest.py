@@ -138,6 +138,8 @@ def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = No
         from fairseq_alma.combine import main as cli_main
     elif command == "export":
         from fairseq_alma.export import main as cli_main
+    elif command == "continue":
+        from fairseq_alma.generate import main as cli_main
     else:
         from fairseq_alma.evaluate import main as cli_main
     from fairseq.logging import progress_bar

@@ -95,6 +95,7 @@ def test_what_parsing_refuses_comes_before_heavy_imports(tmp_path):
         "train": "s",
         "combine": "c --out f",
         "export": "c --out d",
+        "generate": "c text",
     }
     required |= dict.fromkeys(("status", "cancel", "report", "advise", "tsne", "reproduce"), "r")
     lines = [f"alma {name} {required.get(name, '')} --nonsense" for name in alma.TOOLS]

@@ -1,97 +1,75 @@
-"""docs/extend.md: its code does what the page says."""
+"""docs/extend.md: pasted into a checkout as the page says, its code and commands do what it promises."""
 
-import importlib
+import json
+import os
 import re
+import shutil
+import statistics
+import subprocess
 import sys
-import tarfile
-import types
 from pathlib import Path
 
 import pytest
-from launcher import read_requests
 
-from alma.report import compare
-from alma.report.results import find_runs, group
-from data_prep import formats
-from data_prep.documents import Reader, find_files, make_shards
-from slurm.lm.learners import LEARNERS as LANGUAGE_MODELS
-from slurm.lm.plan import make_plan
-from vision import MegaBatchStream, run
-from vision.learners import LEARNERS as IMAGE_LEARNERS
-
-PAGE = Path(__file__).parents[1] / "docs/extend.md"
-BLOCKS = dict(re.findall(r"```python\n# (\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL))
-"""Code by the file that it belongs to."""
-STREAM = MegaBatchStream("digits", 4)
+ROOT = Path(__file__).parents[1]
+CODE = ("alma", "data_prep", "fairseq_alma", "slurm", "vision")
+BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture(autouse=True)
-def restored():
-    """The registries are afterwards as they were."""
-    registries = (compare.AVERAGES, formats.FORMATS, LANGUAGE_MODELS, IMAGE_LEARNERS)
-    before = [dict(registry) for registry in registries]
-    yield
-    for registry, entries in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(entries)
+@pytest.fixture(scope="module")
+def pasted(tmp_path_factory):
+    """A copy of the code with the blocks of the page pasted, and the output of each of its commands."""
+    place = tmp_path_factory.mktemp("checkout")
+    for name in CODE:
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    blocks = BLOCK.findall((ROOT / "docs/extend.md").read_text("utf-8"))
+    for text in (text for kind, text in blocks if kind == "python"):
+        with open(place / text.split()[1], "a") as file:  # after "#"
+            file.write(f"\n\n{text}")
+    folder = place / "bin"  # with `alma` of the copy
+    folder.mkdir()
+    (folder / "alma").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m alma "$@"\n')
+    (folder / "alma").chmod(0o755)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(place), "OMP_NUM_THREADS": "1"}
+    output = {}
+    for line in "".join(text for kind, text in blocks if kind == "bash").splitlines():
+        done = subprocess.run(line, shell=True, cwd=place, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, (line, done.stderr)
+        output[" ".join(line.split()[:2])] = done.stdout + done.stderr
+    return place, output
 
 
-def execute(path: str, **names: object) -> dict[str, object]:
-    """Run the code for a file as if it stood at its end; `names` are imported by it. Returns its names."""
-    module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-    exists = (PAGE.parents[1] / path).exists()
-    namespace = {**vars(importlib.import_module(module)), **names} if exists else {"__name__": module}
-    if not exists:
-        sys.modules[module] = types.ModuleType(module)  # dataclasses look their module up
-    exec(BLOCKS[path], namespace)
-    return namespace
+def values(place, name):
+    (run,) = (place / "runs/restart").glob(f"{name}*")
+    return [json.loads(line)["value"] for line in (run / "results.jsonl").read_text().splitlines()]
 
 
-def test_every_block_is_run():
-    assert list(BLOCKS) == [
-        "vision/learners/restart.py",
-        "vision/learners/__init__.py",
-        "slurm/lm/learners.py",
-        "data_prep/formats.py",
-        "alma/metrics.py",
-        "alma/report/compare.py",
-    ]
+def test_a_learner_of_images(pasted):
+    """It restarts every second stage: equal to SM before the first restart, and no worse than untrained."""
+    place, _ = pasted
+    restart, sm = values(place, "restart"), values(place, "sm")
+    assert restart[:2] == sm[:2]
+    assert restart[3:] != sm[3:]
+    assert max(restart[1:]) < restart[0]
+    (run,) = (place / "runs/restart").glob("restart*")
+    assert json.loads((run / "run.json").read_text())["config"]["restart_every"] == 2
 
 
-def test_a_learner_of_images(tmp_path):
-    restart = execute("vision/learners/restart.py")["Restart"]
-    execute("vision/learners/__init__.py", Restart=restart)
-    options = {"epochs": 2, "hidden": 4}
-    found = run(STREAM, "restart", tmp_path / "restart", **options)
-    expected = run(STREAM, "sm", tmp_path / "sm", from_scratch=True, **options)
-    assert [row["value"] for row in found.rows] == [row["value"] for row in expected.rows]
-    assert found.config["restart_every"] == 1
+def test_a_corpus_format(pasted):
+    place, output = pasted
+    stream = json.loads((place / "code/stream.json").read_text())
+    assert len(stream["megabatches"]) == 3
+    files = len(list(place.glob("*/*.py")))
+    assert f"{files} documents" in output["alma data"]
 
 
-def test_a_learner_of_language_models():
-    execute("slurm/lm/learners.py")
-    (request,) = read_requests(["S", "--learner", "recent", "--out", "R"])
-    models = [list(map(str, stage.models)) for stage in make_plan(request, 3).stages]
-    assert models == [["R/stage_00"], ["R/stage_00", "R/stage_01"], ["R/stage_01", "R/stage_02"]]
+def test_a_learner_of_language_models(pasted):
+    assert re.search(r"recent .* 4@2 ", pasted[1]["alma train"])
 
 
-@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
-def test_a_corpus_format(tmp_path, name):
-    execute("data_prep/formats.py")
-    for word in ("one", "two"):
-        (tmp_path / word).write_text(f"{word} file")
-    with tarfile.open(tmp_path / name, "w:gz" if name.endswith("gz") else "w") as archive:
-        for word in ("one", "two"):
-            archive.add(tmp_path / word, word)
-    (path,) = find_files(str(tmp_path / name))
-    (shard,) = make_shards([("web", path)], Reader())
-    assert list(Reader().read(shard)) == [("web", "one file", 2), ("web", "two file", 2)]
-
-
-def test_a_measure_in_the_report(tmp_path):
-    median = execute("alma/metrics.py")["median"]
-    execute("alma/report/compare.py", median=median)
-    record = run(STREAM, "sm", tmp_path / "sm", epochs=1, hidden=2)
-    header, row = compare.table(group(find_runs([tmp_path]))[0])
-    errors = sorted(100 * row["value"] for row in record.rows[1:])
-    assert float(row[header.index("median")]) == pytest.approx(sum(errors[1:3]) / 2, abs=0.01)
+def test_a_measure_in_the_report(pasted):
+    place, output = pasted
+    assert "median" in output["alma report"]
+    for name in ("restart", "sm"):
+        assert f"{100 * statistics.median(values(place, name)[1:]):.2f}" in output["alma report"]

@@ -158,6 +158,7 @@ def test_importing_fairseq_registers_names_and_replaces_nothing() -> None:
 
 
 def test_a_fairseq_command_installs_the_hooks_once() -> None:
+    """And handlers of signals only for our task: they would keep another training from ending."""
     check(
         "import signal, fairseq\n"
         "from fairseq import checkpoint_utils, options\n"
@@ -165,7 +166,11 @@ def test_a_fairseq_command_installs_the_hooks_once() -> None:
         "for _ in range(2):\n"
         "    options.get_eval_lm_parser()\n"
         "    assert checkpoint_utils.load_checkpoint.__wrapped__ is original\n"
-        "    assert callable(signal.getsignal(signal.SIGUSR2))\n"
+        "for task in ('language_modeling', 'alma_lm'):\n"
+        "    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL\n"
+        "    words = ['data', '--task', task, '--path', 'x']\n"
+        "    options.parse_args_and_arch(options.get_eval_lm_parser(), words)\n"
+        "assert callable(signal.getsignal(signal.SIGUSR2))\n"
     )
 
 

@@ -1,16 +1,13 @@
 """Data sets in memory, and the stream of mega-batches of their images."""
 
 import hashlib
+import math
 import pickle
-import struct
-import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from itertools import chain
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -20,18 +17,26 @@ from torch import Tensor
 
 from alma.errors import UserError
 from alma.stages import Stage
-from vision import idx, presets
-from vision.train import Examples, Replay
+from vision import folder, idx, presets
+from vision.examples import AnyExamples, Examples, StoredExamples
+from vision.shared import Filled, SharedMemory
+from vision.train import Replay
 
 VALIDATION = 0.1
 """Share of each mega-batch used for validation (appendix B.1)."""
 
 _KNOWN = {"mnist": ((0.1307,), (0.3081,)), "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))}
-_NO_IMAGE = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, struct.error, zlib.error)
 _DAMAGED = (
     *(RuntimeError, OSError, EOFError, ValueError, KeyError, AssertionError),
     *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
 )
+_SMALL, _NORMALISED = 1 << 14, 1 << 28
+"""Values of an image, and bytes of the images of a stage or test set, up to which they are normalised once.
+Beyond, each batch is normalised anew, which takes little time beside a network for such images."""
+_CHUNK = 256  # images
+
+SHARED: dict[tuple[str, str, bool, int | None], SharedMemory] = {}
+"""Memory that this process shares with others, by the arguments of `load`."""
 
 
 class Images(NamedTuple):
@@ -59,10 +64,24 @@ class Dataset:
 
     def examples(self, images: Images, device: torch.device | str = "cpu") -> Examples:
         """Normalised float images, channels last in memory, on `device`."""
-        x = images.images.to(device, non_blocking=True).float()
+        return Examples(self.normalised(images.images, device), images.labels.to(device))
+
+    def normalised(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
+        """Bytes (n, channels, height, width) as normalised floats, channels last in memory, on `device`."""
+        x = images.to(device, non_blocking=True).contiguous(memory_format=torch.channels_last).float()
         mean, std = (torch.tensor(v, device=device).view(-1, 1, 1) * 255 for v in (self.mean, self.std))
-        x = x.sub_(mean).div_(std).contiguous(memory_format=torch.channels_last)
-        return Examples(x, images.labels.to(device))
+        return x.sub_(mean).div_(std)
+
+    def select(
+        self, images: Images, chosen: Tensor, device: torch.device | str = "cpu", stored: bool = False
+    ) -> AnyExamples:
+        """Examples of the indices `chosen` (n,) of `images` on `device`; they stay bytes if `stored`, or if
+        they are large or many."""
+        labels, values = images.labels[chosen], math.prod(self.shape)
+        if stored or values > _SMALL or 4 * len(chosen) * values > _NORMALISED:
+            normalise = partial(self.normalised, device=device)
+            return StoredExamples(images.images, chosen, labels.to(device), normalise)
+        return self.examples(Images(images.images[chosen], labels), device)
 
     @property
     def black(self) -> Tensor:
@@ -99,16 +118,44 @@ def load(name: str, root: str = "data", download: bool = False, image_size: int 
         raise UserError(f"--image-size needs --dataset folder: the images of {name} have a fixed size")
     if image_size is not None and image_size < 1:
         raise UserError(f"--image-size {image_size}: at least 1")
+    read = partial(_read, name, root, download, image_size)
     try:
-        if name == "digits":
-            return _digits()
-        if name == "folder":
-            return _folder(Path(root), image_size)
-        return _torchvision(name, root, download)
+        memory = SHARED.get((name, root, download, image_size))
+        return _unpacked(*memory.get(lambda allocate: _packed(read(allocate)))) if memory else read(_private)
+    except MemoryError:
+        lower = ": lower --image-size" if name == "folder" else ""
+        raise UserError(f"{name} in {root} needs more memory than there is{lower}") from None
     except _DAMAGED as error:
         hint = "give its folder with --data-root" + (", or use --download" if name != "folder" else "")
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
+
+
+def _read(name: str, root: str, download: bool, image_size: int | None, allocate: folder.Allocate) -> Dataset:
+    if name == "digits":
+        return _digits()
+    if name == "folder":
+        return _folder(Path(root), image_size, allocate)
+    return _torchvision(name, root, download)
+
+
+_private: folder.Allocate = partial(np.empty, dtype=np.uint8)
+
+
+def _packed(dataset: Dataset) -> Filled:
+    """The arrays of images of a data set, and everything else."""
+    parts = dataset.train, dataset.test
+    facts = dataset.name, dataset.classes, dataset.mean, dataset.std
+    labels = [part.labels.numpy() for part in parts]
+    return [part.images.numpy() for part in parts], (facts, labels, dataset.fingerprint)
+
+
+def _unpacked(arrays: list[np.ndarray], rest: Any) -> Dataset:
+    (name, classes, mean, std), labels, fingerprint = rest
+    train, test = (Images(*map(torch.from_numpy, part)) for part in zip(arrays, labels, strict=True))
+    dataset = Dataset(name, train, test, classes, mean, std)
+    dataset.__dict__["fingerprint"] = fingerprint
+    return dataset
 
 
 def _torchvision(name: str, root: str, download: bool) -> Dataset:
@@ -143,58 +190,9 @@ def _digits() -> Dataset:
     return make_dataset("digits", Images(images[~test], labels[~test]), Images(images[test], labels[test]))
 
 
-def _folder(root: Path, size: int | None) -> Dataset:
-    from torchvision.datasets import ImageFolder
-
-    parts, names = [], []
-    for part in ("train", "test"):
-        if not (root / part).is_dir():
-            raise UserError(
-                f"{root} has no folder {part}/: --data-root needs train/CLASS/ and test/CLASS/ with images"
-            )
-        found = ImageFolder(str(root / part))
-        pixels = _decoded([path for path, _ in found.samples], size)
-        sizes = sorted({array.shape[:2] for array in pixels})
-        if len(sizes) > 1:
-            raise UserError(
-                f"{root / part} has images of several sizes, such as {sizes[0]} and {sizes[-1]}: "
-                "give --image-size"
-            )
-        images = torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous()
-        parts.append(Images(images, torch.tensor(found.targets)))
-        names.append(found.classes)
-    if names[0] != names[1]:
-        odd = sorted(set(names[0]) ^ set(names[1]))
-        raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
-    if parts[0].images.shape[1:] != parts[1].images.shape[1:]:
-        raise UserError(f"{root}: images of train/ and test/ differ in size: give --image-size")
-    return make_dataset("folder", *parts)
-
-
-def _decoded(paths: list[str], size: int | None) -> list[np.ndarray]:
-    """Arrays (height, width, 3) of image files; chunks keep the threads' overhead low for small images."""
-    from PIL import Image
-
-    warnings.simplefilter("error", Image.DecompressionBombWarning)  # images of 90 megapixels and more
-    warnings.filterwarnings("ignore", category=UserWarning, module="PIL")  # damaged metadata
-    chunks = [paths[start : start + 64] for start in range(0, len(paths), 64)]
-    with ThreadPoolExecutor(4) as pool:
-        return list(chain.from_iterable(pool.map(lambda chunk: [_read(p, size) for p in chunk], chunks)))
-
-
-def _read(path: str, size: int | None) -> np.ndarray:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            if image.mode[0] in "IF":  # Pillow would clip the values at 255
-                raise UserError(
-                    f"{path} has more than 8 bits per channel (mode {image.mode}): convert it first"
-                )
-            rgb = image.convert("RGB")
-            return np.asarray(rgb.resize((size, size), Image.Resampling.BILINEAR) if size else rgb)
-    except (*_NO_IMAGE, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise UserError(f"cannot read the image {path} ({error}): replace or delete it") from None
+def _folder(root: Path, size: int | None, allocate: folder.Allocate) -> Dataset:
+    parts = folder.read(root, size, allocate)
+    return make_dataset("folder", *(Images(torch.from_numpy(x), torch.from_numpy(y)) for x, y in parts))
 
 
 def make_dataset(name: str, train: Images, test: Images, statistics: Any = None) -> Dataset:
@@ -206,9 +204,9 @@ def make_dataset(name: str, train: Images, test: Images, statistics: Any = None)
 
 def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and std of each channel, from counts of the 256 values: doubles take 8 times the memory."""
-    counts = torch.stack(
-        [images[:, c].flatten().bincount(minlength=256) for c in range(images.shape[1])]
-    ).double()
+    count = partial(torch.bincount, minlength=256)
+    chunks = ([count(channel.flatten()) for channel in part.unbind(1)] for part in images.split(_CHUNK))
+    counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
     values = torch.arange(256).double() / 255
     total = counts.sum(1)
     mean = counts @ values / total
@@ -310,7 +308,11 @@ class MegaBatchStream(Sequence[MegaBatch]):
 
 
 class StageData:
-    """Training and validation examples of the stages of a `schedule`, normalised anew at every call."""
+    """Training and validation examples of the stages of a `schedule`, read anew at every call.
+
+    With a `replay_share`, validation examples are a sample with that share of old ones. A stage has as many
+    as without replay, and the same ones in every epoch.
+    """
 
     def __init__(
         self,
@@ -323,23 +325,31 @@ class StageData:
         self._replay_share = replay_share
         self.black = stream.dataset.black.to(device)
 
-    def train(self, index: int) -> Examples:
-        """Training examples of stage `index`."""
+    def train(self, index: int) -> AnyExamples:
+        """Training examples of stage `index`, of which `replay` draws."""
         return self._examples(index, 0)
 
-    def valid(self, index: int) -> Examples:
+    def valid(self, index: int) -> AnyExamples:
         """Validation examples of stage `index`."""
         return self._examples(index, 1)
 
     def replay(self, index: int) -> Replay | None:
         """How epochs of stage `index` draw from its training examples; None: they have them all."""
+        return self._replay(index, 0)
+
+    def _replay(self, index: int, part: int) -> Replay | None:
         stage = self._schedule[index]
         if not (self._replay_share and stage.earlier):
             return None
-        sizes = [len(self._stream.split(t)[0]) for t in stage.train_on]
+        sizes = [len(self._stream.split(t)[part]) for t in stage.train_on]
         count = len(stage.earlier)
         return Replay(tuple(sizes[:count]), sum(sizes[count:]), self._replay_share)
 
-    def _examples(self, index: int, part: int) -> Examples:
-        indices = self._stream.indices(self._schedule[index].train_on)[part]
-        return self._stream.dataset.examples(self._stream.images(indices), self._device)
+    def _examples(self, index: int, part: int) -> AnyExamples:
+        indices, dataset = self._stream.indices(self._schedule[index].train_on)[part], self._stream.dataset
+        replay = self._replay(index, part)
+        if replay and part:
+            indices = indices[replay.sample(np.random.RandomState([self._stream.seed, index]))]
+        # A replay reads few of its training examples: to normalise all takes longer than to train.
+        stored = replay is not None and not part
+        return dataset.select(dataset.train, torch.from_numpy(indices), self._device, stored)

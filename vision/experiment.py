@@ -19,16 +19,19 @@ from alma.schema import AMOUNT, require, whole
 from alma.stages import Stage, check_share, stages
 from vision.board import Board
 from vision.learners import LEARNERS, Learner, resolve
+from vision.presets import Settings, flag_of
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from tqdm import tqdm
 
-    from vision.data import MegaBatchStream, StageData
+    from vision.data import Dataset, MegaBatchStream, StageData
     from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
+_OUT_OF_MEMORY = ("out of memory", "allocate memory", "bad_alloc", "ALLOC_FAILED", "create a memory")
+"""In the messages of torch, C++, cuDNN and oneDNN."""
 _STATE = {"done": whole(0), "seconds": AMOUNT, "peak_memory": AMOUNT}
 _FOREIGN = (
     *(RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
@@ -70,8 +73,7 @@ def run(
     check_share(replay_share, replay)
     schedule = stages(len(stream), waiting_time, replay, replay_from if replay_share else None)
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
-    config |= _shared(replay_share, replay_from) | {"seed": seed}
-    config |= _identity(stream, seed) | chosen.config()
+    config |= _shared(replay_share, replay_from) | {"seed": seed} | _identity(stream, seed) | chosen.config()
     make_directory(Path(out))
     with locked(Path(out)):
         record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
@@ -81,18 +83,37 @@ def run(
         _check_version(record)
         if command:
             record.note(command=command)
-        data, of = StageData(stream, schedule, target, replay_share), stream.dataset
-        subject = LEARNERS[learner](of.shape, of.classes, chosen, seed, target)
-        trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages)
-        trainer.log_to(tensorboard_logdir)
-        _play(record, trainer, schedule, chosen.epochs)
+        with _fitting(record.directory, chosen, of := stream.dataset):
+            data = StageData(stream, schedule, target, replay_share)
+            subject = LEARNERS[learner](of.shape, of.classes, chosen, seed, target)
+            trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages)
+            trainer.log_to(tensorboard_logdir)
+            _play(record, trainer, schedule, chosen.epochs)
     return record
+
+
+@contextmanager
+def _fitting(directory: Path, chosen: Settings, dataset: "Dataset") -> Iterator[None]:
+    """Turn the errors of a GPU or a process out of memory into a UserError that says what to lower."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, RuntimeError) and not any(text in reason for text in _OUT_OF_MEMORY):
+            raise
+        more = [flag_of(name) for name in ("members", "experts") if getattr(chosen, name, 1) > 1]
+        more += ["--image-size"] if dataset.name == "folder" else []
+        raise UserError(
+            f"{directory}: out of memory ({reason}): lower --batch-size, now {chosen.batch_size}, "
+            f"{', '.join(['--hidden', *more])}, or the number of --jobs"
+        ) from None
 
 
 def _shared(share: float, source: str) -> dict[str, Any]:
     """A replay by share for a run's config; {} without one."""
     recent = {"replay_from": source} if source != "all" else {}
-    return {"replay_share": share, **recent} if share else {}
+    # Earlier versions validated on all images of all earlier mega-batches.
+    return {"replay_share": share, "replay_validation": "share", **recent} if share else {}
 
 
 def _check_version(record: Run) -> None:
@@ -169,6 +190,8 @@ class _Trainer:
         save_interval: float,
         save_stages: bool,
     ):
+        import torch
+
         self.learner, self.directory = learner, directory
         self.save_interval, self.save_stages = save_interval, save_stages
         self.bar: tqdm | None = None
@@ -177,7 +200,8 @@ class _Trainer:
         self.seconds = 0.0  # spent on the current stage before an interruption
         self._own_memory, self._peak = reset_peak_memory(learner.device), 0
         self._data = data
-        self._test = stream.dataset.examples(stream.dataset.test, learner.device)
+        test = stream.dataset.test
+        self._test = stream.dataset.select(test, torch.arange(len(test.labels)), learner.device)
         self._cache: dict[str, Any] = {}
         self._raw: dict[str, Any] = {}  # test error, validation and matrix of the weights before averaging
         self._held_out = stream.held_out
@@ -211,10 +235,10 @@ class _Trainer:
 
     def test(self) -> tuple[float, float]:
         """Test error (a fraction) and the FLOPs of measuring it."""
-        predicted, flops = self.learner.predict(self._test.images, self._cache)
+        predicted, flops = self.learner.predict(self._test, self._cache)
         error, self._matrix = self._errors(predicted)
         if self.learner.average:
-            raw, matrix = self._errors(self.learner.classify(self.learner.model, self._test.images))
+            raw, matrix = self._errors(self.learner.classify(self.learner.model, self._test))
             self._raw = {"error": raw, **({"matrix": matrix} if matrix else {})}
             if self.done:
                 examples = self._data.valid(self.done - 1)

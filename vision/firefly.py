@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vision.examples import Examples
 from vision.models import BATCH_NORM_EPSILON, MLP, VGG, Conv, Dense, uniform
-from vision.train import Examples
 
 RADIUS = 0.05
 """Norm of a perturbation, relative to the norm of a neuron's incoming weights (splits), to the mean norm of
@@ -182,11 +182,11 @@ class Overgrown:
 
     @torch.no_grad()
     def measure(self, images: Tensor) -> float:
-        """Set the batch normalisation of all candidates from the first MEASURED images; returns the FLOPs."""
+        """Set the batch normalisation of all candidates from `images`; returns the FLOPs."""
         if isinstance(self.model, MLP):
             return 0.0
-        self(images[:MEASURED], measure=True)
-        return min(MEASURED, len(images)) * self.flops[0]
+        self(images, measure=True)
+        return len(images) * self.flops[0]
 
     def gradients(self, images: Tensor, labels: Tensor) -> list[Tensor]:
         """Gradients of the mean cross-entropy with respect to the perturbations."""

@@ -11,15 +11,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
+from vision.examples import ALIGNMENT, aligned
 from vision.mixture import Committee
-
-ALIGNMENT = 64
-"""Bytes of a cache line and of the widest vector register."""
-
-
-def aligned(tensor: Tensor) -> Tensor:
-    """The tensor itself if it starts at a multiple of 64 bytes, else a copy that does."""
-    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
 
 def align(model: nn.Module) -> None:

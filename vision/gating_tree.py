@@ -20,11 +20,12 @@ from alma.report import style
 from alma.schema import require, whole
 from alma.stages import stages
 from vision import data
+from vision.examples import AnyExamples
 from vision.experiment import read_checkpoint, reading
 from vision.learners import LEARNERS, resolve
 from vision.learners.gmoe import MoE
 from vision.mixture import Mixture
-from vision.train import EVALUATION_BATCH
+from vision.train import evaluation_batches
 
 EXPERTS = (
     *("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),  # Okabe and Ito, without their red
@@ -99,11 +100,11 @@ def apart(places: Mapping[int, np.ndarray], distance: float) -> dict[int, np.nda
 
 
 @torch.no_grad()
-def assignment(model: Mixture, images: Tensor, layer: int) -> np.ndarray:
+def assignment(model: Mixture, examples: AnyExamples, layer: int) -> np.ndarray:
     """The expert (n,) of each image in mixture layer 1, 2, ...: the largest gate value."""
     model.eval()
-    parts = [model.routed(part)[1][layer - 1].argmax(0) for part in images.split(EVALUATION_BATCH)]
-    return torch.cat(parts).numpy()
+    routed = (model.routed(batch.images)[1] for batch in evaluation_batches(model, examples))
+    return torch.cat([gates[layer - 1].argmax(0) for gates in routed]).numpy()
 
 
 def embed(images: Tensor) -> np.ndarray:
@@ -185,15 +186,15 @@ def draw(
         raise UserError(f"--layer {layer}: the run's mixture has layers 1 to {depth}")
     total = len(dataset.test.labels)
     picked = torch.from_numpy(np.random.RandomState(0).permutation(total)[:examples])
-    part = data.Images(dataset.test.images[picked], dataset.test.labels[picked])
-    images, points = dataset.examples(part).images, embed(part.images)
+    labels = dataset.test.labels[picked].numpy()
+    images, points = dataset.select(dataset.test, picked), embed(dataset.test.images[picked])
     schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
     make_directory(out.parent)
     with style.drawing():
         figure, panels = style.subplots(1, len(chosen), (3.6 * len(chosen), 3.9), sharex=True, sharey=True)
         for stage, model, axes in zip(chosen, models, panels[0], strict=True):
             assigned = assignment(model, images, layer)
-            _draw_points(axes, points, part.labels.numpy(), assigned)
+            _draw_points(axes, points, labels, assigned)
             tree = tree_of(model.layers[layer - 1].router.paths, model.experts)
             places = positions(tree, points, assigned)
             _draw_tree(axes, tree, apart(places, 0.11 * float(np.ptp(points, axis=0).max())))

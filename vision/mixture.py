@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from vision.models import Conv, ConvBlock, Dense, Flops, pooled, uniform, vgg_widths
+from vision.models import Conv, ConvBlock, Dense, Flops, footprint_of, pooled, uniform, vgg_widths
 
 POOLED = 4  # height and width to which images are averaged before gating, as in the authors' code
 
@@ -196,6 +196,11 @@ class Mixture(nn.Module):
         """FLOPs per example."""
         raise NotImplementedError
 
+    @property
+    def footprint(self) -> int:
+        """Floats per example that evaluation holds at a time: images and activations of all experts."""
+        raise NotImplementedError
+
     def count(self, experts: Sequence[float], head: Sequence[float] = ()) -> Flops:
         """FLOPs per example, given those of the experts of each layer and of the `head`, the layers before.
         The backward pass costs twice the forward pass, less the gradients of the images and of the paths."""
@@ -226,6 +231,11 @@ class MixtureMLP(Mixture):
     @property
     def flops(self) -> Flops:
         return self.count([layer.experts.flops for layer in self.layers])  # type: ignore[misc]
+
+    @property
+    def footprint(self) -> int:
+        shapes = [next(layer.experts.parameters()).shape for layer in self.layers]  # (E, out, in)
+        return max(2 * inputs + 3 * experts * outputs for experts, outputs, inputs in shapes)
 
 
 class MixtureVGG(Mixture):
@@ -260,6 +270,11 @@ class MixtureVGG(Mixture):
             experts.append(sum(found))
         return self.count(experts, head)
 
+    @property
+    def footprint(self) -> int:
+        experts = [layer.experts for layer in self.layers]
+        return footprint_of([self.head, *experts], self.shape)  # type: ignore[list-item]
+
 
 class Committee(nn.Module):
     """M independent mixtures, each a voter, computed one after the other."""
@@ -293,3 +308,8 @@ class Committee(nn.Module):
     def flops(self) -> Flops:
         """FLOPs per example of all members."""
         return Flops(*map(sum, zip(*(network.flops for network in self.networks), strict=True)))
+
+    @property
+    def footprint(self) -> int:
+        """Floats per example that evaluation holds at a time; mixtures are computed one after the other."""
+        return max(network.footprint for network in self.networks)

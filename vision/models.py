@@ -8,7 +8,7 @@ M contiguous matrices as its result. Convolutions are grouped by member.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -112,6 +112,11 @@ class Backbone(nn.Module):
         """FLOPs per example of all members."""
         raise NotImplementedError
 
+    @property
+    def footprint(self) -> int:
+        """Floats per example that evaluation holds at a time: images and activations of all members."""
+        raise NotImplementedError
+
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
         """Initialise one member, with the values that a stack of one would get."""
         for layer in self.modules():
@@ -177,6 +182,10 @@ class MLP(Backbone):
         layers = [layer.flops for layer in self.layers]
         return Flops(sum(layers), 2 * sum(layers) - layers[0], sum(layers))
 
+    @property
+    def footprint(self) -> int:
+        return 2 * self.widths[0] + self.members * sum(self.widths[1:])
+
 
 def _rows(x: Tensor) -> Tensor:
     """Flatten images: (n, ...) -> (n, D), (M, n, channels, height, width) -> (M, n, D)."""
@@ -231,6 +240,10 @@ class VGG(Backbone):
             forward += sum(layers)
         return Flops(forward, 2 * forward - first, forward)
 
+    @property
+    def footprint(self) -> int:
+        return footprint_of(self.blocks, self.shape)
+
 
 class ConvBlock(nn.Module):
     """Convolutions and a 2x2 max-pooling, for M members side by side."""
@@ -252,6 +265,18 @@ class ConvBlock(nn.Module):
         """FLOPs of each convolution on an image of (height, width) `size`, and the size after the block."""
         halved = tuple(s // 2 for s in size) if min(size) > 1 else tuple(size)
         return [2.0 * layer.weight.numel() * math.prod(size) for layer in self.layers], halved
+
+
+def footprint_of(blocks: Iterable["ConvBlock"], shape: Sequence[int]) -> int:
+    """Floats per example that the largest layer of the blocks holds, for images of (channels, height, width)
+    `shape`: its inputs, and its outputs before and after batch normalisation."""
+    largest, size = 2 * math.prod(shape), tuple(shape[1:])  # images in two layouts
+    for block in blocks:
+        shapes = [layer.weight.shape for layer in block.layers]  # (M, out, in, 3, 3)
+        channels = max(members * (before + 2 * after) for members, after, before, *_ in shapes)
+        largest = max(largest, channels * math.prod(size))
+        _, size = block.flops(size)
+    return largest
 
 
 def pooled(x: Tensor, members: int) -> Tensor:

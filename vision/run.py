@@ -1,18 +1,21 @@
 """Train image learners on a stream of mega-batches and compare them: `alma images`."""
 
 import argparse
+import contextlib
+import ctypes
+import multiprocessing
 import os
 import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-if __name__ == "__main__":  # import from the checkout instead of the script's folder
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+if __name__ == "__main__":  # import from the checkout instead of the script's folder, absent with -P
+    sys.path[: not sys.flags.safe_path] = [str(Path(__file__).resolve().parent.parent)]
 
 from alma.errors import Parser, UserError, closest, command, number_list
 from alma.help_texts import DATA_ROOT, JOBS, REPLAY, REPLAY_SHARE, SEEDS, SIZE, WAITING_TIME
@@ -21,7 +24,10 @@ from alma.stages import REPLAY_FROM
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
-from vision.sweep import USUAL, SweepRun, jobs_of, read_sections
+from vision.sweep import USUAL, Source, SweepRun, jobs_of, read_sections
+
+if TYPE_CHECKING:
+    from vision.shared import SharedMemory
 
 _ABOUT = (
     "Train image learners on a stream of mega-batches, test them after each mega-batch, and compare them. "
@@ -38,23 +44,33 @@ examples:
   alma images experiments/figure7.yaml --size small --jobs 2
 """
 
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
+
 
 def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     """Run the jobs in processes of one thread each; returns the errors of those that failed.
 
-    A single job runs in this process: an MLP, which gains nothing from more, in one thread unless
-    OMP_NUM_THREADS is set. UserError: the system killed a process.
+    They share the memory of data sets, and each takes the next GPU. A single job runs in this process: an
+    MLP, which gains nothing from more, in one thread unless OMP_NUM_THREADS is set. UserError: the system
+    killed a process.
     """
+    if not jobs:  # an empty part of a sweep
+        return []
     if len(jobs) == 1:
         if jobs[0].arch == "mlp" and "OMP_NUM_THREADS" not in os.environ:
             _one_thread()
         jobs[0].run()
         return []
     from alma.workers import Workers
+    from vision.shared import SharedMemory
 
     failed: list[Exception] = []
     started = time.monotonic()
-    with Workers(processes, _one_thread, terminate=True, flag="--jobs") as workers:
+    shared = {job.source: SharedMemory() for job in jobs}
+    count = multiprocessing.get_context("spawn").Value("i", 0)
+    large = any(job.dataset["name"] == "folder" for job in jobs)
+    setup = partial(_prepare, shared, count, jobs[0].options["device"], large)
+    with Workers(processes, setup, flag="--jobs") as workers:
         for done, (number, seconds) in enumerate(workers.run(_timed, [(job,) for job in jobs]), start=1):
             line = _outcome(seconds, jobs[number], failed)
             left = (time.monotonic() - started) / done * (len(jobs) - done)
@@ -66,6 +82,36 @@ def _one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
+
+
+def _prepare(shared: "Mapping[Source, SharedMemory]", count: Any, device: str, large: bool) -> None:
+    """Set up a worker process; `count` is the number of those set up so far, `large`: images may be."""
+    _one_thread()
+    from vision import data
+
+    data.SHARED.update(shared)
+    with count.get_lock():
+        number = count.value
+        count.value += 1
+    if device in ("auto", "cuda"):
+        _take_gpu(number)
+    if large:
+        _return_memory()
+
+
+def _return_memory() -> None:
+    """Let glibc return freed blocks of 4 MB to the system. By default it keeps those up to 32 MB, which for
+    large images adds up to 100 MB; for small ones, to keep them is faster."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 4 << 20)
+
+
+def _take_gpu(number: int) -> None:
+    """Let "cuda" be the GPU of the `number`-th process, 0, 1, ..."""
+    import torch
+
+    if gpus := torch.cuda.device_count():
+        torch.cuda.set_device(number % gpus)
 
 
 def _timed(job: SweepRun) -> float:
@@ -91,10 +137,10 @@ def summarise(places: Sequence[Path], out: Path) -> None:
     from alma.report import compare
     from alma.report.figures import write_figures
     from alma.report.results import find_runs, group
-    from alma.report.tables import as_text
+    from alma.report.tables import for_terminal
 
     for results in group(find_runs(places)):
-        print(compare.heading(results), as_text(compare.table(results)), sep="\n", end="\n\n")
+        print(compare.heading(results), for_terminal(compare.table(results)), sep="\n", end="\n\n")
         print(*write_figures(results, out), sep="\n")
 
 

@@ -32,6 +32,8 @@ _OF_THE_COMMAND = {"device", "help", "jobs", "list", "part", "save-interval", "t
 USUAL = {"data_root": "data", "device": "auto"}
 """Defaults of flags that a recorded command leaves out."""
 
+Source = tuple[Any, ...]
+"""Arguments of `data.load`."""
 Point = dict[str, Any]
 """Settings of one run: learner, waiting time, replay, seed, values of DATA, settings of the learner."""
 
@@ -49,6 +51,11 @@ class SweepRun:
     scenario: str | None = None
     arch: str = "mlp"
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
+
+    @property
+    def source(self) -> Source:
+        """What identifies the data set."""
+        return tuple(self.dataset.values())
 
     def run(self) -> Run:
         """Start the run, resume it, or return a complete one."""

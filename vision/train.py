@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,26 +12,19 @@ from torch.nn import functional as F
 from alma.errors import UserError
 from vision import optim
 from vision.average import Average
-from vision.flat import Flat, aligned
+from vision.examples import AnyExamples, Examples
+from vision.flat import Flat
 from vision.mixture import Committee, Mixture
 from vision.models import MLP
 from vision.presets import Settings
 
 EVALUATION_BATCH = 2000
+"""Examples of a batch in evaluation, at most."""
+EVALUATION_BYTES = {"cpu": 20_000_000, "cuda": 1 << 30}
+"""Bytes of images and activations of such a batch by device, at most, unless one example has more. A core is
+as fast with few images, and a sweep has a batch in each process."""
 PADDING = 4
 DIVERGED = "training diverged: the validation loss is not finite; use a lower --lr"
-
-
-class Examples(NamedTuple):
-    """Normalised images (n, channels, height, width), channels last in memory, and labels (n,). In
-    minibatches that differ between the M members of an ensemble, both have M as their first dimension."""
-
-    images: Tensor
-    labels: Tensor
-
-    def aligned(self) -> "Examples":
-        """The same examples in tensors aligned to 64 bytes."""
-        return Examples(*map(aligned, self))
 
 
 @dataclass(frozen=True)
@@ -52,6 +46,19 @@ class Replay:
         places = (torch.rand(count, generator=generator, dtype=torch.float64) * sizes[chosen]).long()
         epoch = torch.cat([fresh, sizes.cumsum(0)[chosen] - sizes[chosen] + places])
         return epoch[torch.randperm(len(epoch), generator=generator)]
+
+    def sample(self, random: np.random.RandomState) -> np.ndarray:
+        """Indices (new,) with the same shares as an epoch, for validation. None is repeated, unless an
+        earlier mega-batch has fewer examples than it should give."""
+        count, sources = round(self.share * self.new), len(self.earlier)
+        given = np.full(sources, count // sources)
+        given[random.permutation(sources)[: count % sources]] += 1
+        *starts, fresh = np.cumsum([0, *self.earlier])
+        old = [
+            start + np.resize(random.permutation(size), number)
+            for start, size, number in zip(starts, self.earlier, given, strict=True)
+        ]
+        return np.concatenate([*old, fresh + random.permutation(self.new)[: self.new - count]])
 
 
 @dataclass
@@ -83,8 +90,8 @@ class Callback(Protocol):
 
 def fit(
     model: Any,
-    train: Examples,
-    valid: Examples,
+    train: AnyExamples,
+    valid: AnyExamples,
     settings: Settings,
     generators: Sequence[torch.Generator],
     progress: Progress | None = None,
@@ -183,18 +190,26 @@ def error_of(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def validate(model: Any, examples: Examples, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+def validate(model: Any, examples: AnyExamples, measure: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """`measure` (`loss_of` or `error_of`) over all examples in evaluation mode, (V,)."""
     model.eval()
-    n = len(examples.labels)
-    if n <= EVALUATION_BATCH:
-        return measure(model(examples.images), examples.labels)
-    batches = zip(*(tensor.split(EVALUATION_BATCH) for tensor in examples), strict=True)
-    return torch.stack([measure(model(x), labels) * (len(labels) / n) for x, labels in batches]).sum(0)
+    n, batches = len(examples.labels), evaluation_batches(model, examples)
+    parts = [measure(model(x), labels) * (len(labels) / n) for x, labels in batches]
+    return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+
+def evaluation_batches(model: Any, examples: AnyExamples) -> Iterator[Examples]:
+    """The examples in batches of at most EVALUATION_BATCH, whose images and activations in `model` have at
+    most EVALUATION_BYTES."""
+    limit = EVALUATION_BYTES["cpu" if examples.labels.device.type == "cpu" else "cuda"]
+    size = min(EVALUATION_BATCH, max(1, limit // (4 * model.footprint)))
+    size -= size % 16 if size > 16 else 0  # so that every batch starts at a multiple of 64 bytes
+    for start in range(0, len(examples.labels), size):
+        yield examples.part(start, start + size)
 
 
 def minibatches(
-    examples: Examples,
+    examples: AnyExamples,
     settings: Settings,
     generators: Sequence[torch.Generator],
     black: Tensor | float = 0.0,
@@ -205,7 +220,7 @@ def minibatches(
     example would have no batch statistics, so it joins the one before."""
     n, size = replay.new if replay else len(examples.labels), settings.batch_size
     if n <= size and not settings.augment and not replay:
-        yield examples
+        yield examples.part(0, n)
         return
     if replay:
         orders = [replay.draw(g) for g in generators]
@@ -214,10 +229,8 @@ def minibatches(
     pieces = list(torch.stack(orders).to(examples.labels.device).split(size, 1))
     if n > size and pieces[-1].shape[1] == 1:
         pieces[-2:] = [torch.cat(pieces[-2:], 1)]
-    pixels = examples.images.permute(0, 2, 3, 1)  # contiguous, so each image is copied as one row
-    rows = pixels.reshape(len(pixels), -1)
     for piece in pieces:
-        images = rows.index_select(0, piece.flatten()).view(*piece.shape, *pixels.shape[1:])
+        images = examples.pixels(piece)
         if settings.augment:
             pairs = zip(images, generators, strict=True)
             images = torch.stack([augment(member, generator, black) for member, generator in pairs])

@@ -45,6 +45,12 @@ def parser() -> Parser:
         help="keep the settings with the best validation score, for each learner, waiting time and replay; "
         "valid: mean over t since the first stage; valid-first: after the first stage, as in the paper",
     )
+    made.add_argument(
+        "--hold",
+        metavar="NAMES",
+        help="with --select: settings to keep apart too, such as average,schedule,hidden (default: choose "
+        "among all of them)",
+    )
     out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
     made.add_argument("--out", type=Path, metavar="DIR", help=out)
     made.add_argument(
@@ -90,10 +96,13 @@ def main() -> None:
     for_lm = "lm" in (options.table, options.figures)
     if options.per_word and not for_lm:
         raise UserError("--per-word needs --table lm or --figures lm")
+    if options.hold and not options.select:
+        raise UserError("--hold needs --select valid or valid-first")
+    hold = options.hold.split(",") if options.hold else []
     runs = find_runs(options.runs)
     if options.figures == "vision" and not any(map(is_image, runs)):
         raise UserError(f"no image run in {', '.join(options.runs)}, which --figures vision needs")
-    runs, choices = best_by_validation(runs, options.select) if options.select else (runs, [])
+    runs, choices = best_by_validation(runs, options.select, hold) if options.select else (runs, [])
     groups = group(runs)
     if not groups:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")

@@ -7,7 +7,7 @@ from functools import partial
 from alma import metrics
 from alma.report.labels import replay
 from alma.report.results import Measure, Result, Rows, column, compute, matrix, memory, trained, validation
-from alma.report.tables import Table, as_text
+from alma.report.tables import Table, for_terminal
 
 NOTE = """\
 * no stage complete yet: the untrained model is evaluated, and counts in average and {total}.
@@ -19,6 +19,8 @@ The untrained {metric} varies between learners, by chance of the initial weights
 from the first trained stage on: compare it at equal w."""
 VALIDATED = """
 Validation is the mean {metric} on the learner's own validation data, over t since the first stage."""
+ONE_SOURCE = " In an i.i.d. stream of text these are documents of one source (data prep's --valid-source, by \
+default the last), while the test set has all sources: compare validation with validation only."
 
 TRANSFERRED = """
 In-distribution is the mean {metric} over t = 1..B on the held-out part of mega-batch t; backward and \
@@ -100,14 +102,18 @@ def table(results: Sequence[Result]) -> Table:
 
 def as_section(results: Sequence[Result]) -> str:
     """Heading, table and note for the terminal."""
-    return "\n".join([heading(results), as_text(table(results)), note(results)])
+    return "\n".join([heading(results), for_terminal(table(results)), note(results)])
 
 
 def note(results: Sequence[Result]) -> str:
     """What the columns mean."""
     text = NOTE + WAITED * any(map(_waits, results))
-    text += VALIDATED * any(validation(rows) for result in results for rows in result.repeats)
-    if any(matrix(rows) for result in results for rows in result.repeats):
+    validated = any(validation(rows) for result in results for rows in result.repeats)
+    drifts = any(matrix(rows) for result in results for rows in result.repeats)
+    text += VALIDATED * validated + ONE_SOURCE * (
+        validated and not drifts and results[0].metric == "perplexity"
+    )
+    if drifts:
         text += TRANSFERRED + GEOMETRIC * (results[0].metric == "perplexity")
     return text.format(total=results[0].display.total, metric=results[0].metric)
 

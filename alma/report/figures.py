@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from alma import metrics
 from alma.report import style
+from alma.report.labels import data_name
 from alma.report.results import Result, Rows, column, compute, memory, trained
 from alma.report.style import End, number_axis
 
@@ -28,12 +29,13 @@ class Curve(NamedTuple):
 def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
     """Write the figures of results of one metric and one B to `out`; returns the paths of the PNG files.
 
-    They show the untrained error but not the untrained perplexity (see `results.DISPLAYS`).
+    Over time they show the untrained error but not the untrained perplexity (see `results.DISPLAYS`). The
+    averages are those of the tables: over 1..t, with the untrained model while the learner waits.
     """
     first = results[0]
     shown = first.display.name
-    since = "untrained errors while waiting included" if first.display.untrained else "since the first stage"
-    average = f"average {shown} over 1..t,\n{since}"
+    waits = any(result.waiting(t) for result in results for t in result.times if t)
+    average = f"average {shown} over 1..t" + ",\nuntrained while waiting" * waits
 
     def against(cost: MeasureAt) -> Callable[..., Curve]:
         return lambda axes, result, **look: draw_curve(axes, _average_against(result, cost), **look)
@@ -58,17 +60,12 @@ def over_time(result: Result) -> Curve:
 
 def _average_against(result: Result, cost: MeasureAt) -> Curve:
     """A point per t since the first stage: the average over 1..t against the cost up to t."""
-    return curve(result, trained(result.repeats[0]), cost, average_of(result))
-
-
-def average_of(result: Result) -> MeasureAt:
-    """The average of the metric over 1..t; for perplexity, since the first stage."""
-
-    def average(rows: Rows, until: int) -> float:
-        values = column(rows, "value", until)
-        return metrics.average({t: value for t, value in values.items() if _shown(result, t)})
-
-    return average
+    return curve(
+        result,
+        trained(result.repeats[0]),
+        cost,
+        lambda rows, until: metrics.average(column(rows, "value", until)),
+    )
 
 
 def _shown(result: Result, t: int) -> bool:
@@ -100,7 +97,8 @@ def draw_curve(axes: Any, curve: Curve, steps: bool = False, **look: Any) -> Cur
     if any(curve.deviation):
         low = [mean - deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
         high = [mean + deviation for mean, deviation in zip(curve.y, curve.deviation, strict=True)]
-        band = {"color": look["color"], "alpha": 0.2, "linewidth": 0}
+        # Faint, with edges: the colours of several bands must not mix to brown.
+        band = {"facecolor": (look["color"], 0.07), "edgecolor": (look["color"], 0.45), "linewidth": 0.4}
         axes.fill_between(curve.x, low, high, step="post" if steps else None, **band)
     return curve
 
@@ -172,7 +170,7 @@ def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str,
         members.setdefault(name if crowded else "", []).append(result)
     inches = (4.4, 3.4) if len(members) == 1 else (2.9, 2.3)
     figure, panels = style.named_panels(list(members), inches, sharex=True, sharey=True)
-    figure.suptitle(", ".join(filter(None, (config.get("dataset"), f"B = {config['megabatches']}"))))
+    figure.suptitle(f"{data_name(config)}B = {config['megabatches']}")
     curves: list[Curve] = []
     ends: dict[Any, list[End]] = {}
     for name, axes in panels.items():

@@ -23,6 +23,7 @@ class Point(NamedTuple):
     y: float
     deviation: float
     note: str = ""  # written at the non-dominated points where it changes
+    size: str = ""  # of the model; larger ones have larger markers
 
     @property
     def kind(self) -> Kind:
@@ -40,19 +41,29 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     kinds = sorted({point.kind for point in points})
     varied = any(variant for variant, _ in kinds)
     shapes = dict(zip(kinds, itertools.cycle("oD^svPX"), strict=False))
+    smallest: dict[str, float] = {}
+    for point in points:
+        parameters = point.result.repeats[0][point.result.times[0]]["parameters"]
+        smallest[point.size] = min(parameters, smallest.get(point.size, parameters))
+    order = sorted(smallest, key=smallest.__getitem__)
+    scale = {name: (3.5 if len(order) > 1 else 4.5) + 1.5 * min(rank, 4) for rank, name in enumerate(order)}
     best = _join(axes, points, "-")
-    lines: LegendEntries = [("no other is better in both", {"color": "0.55"})]
+    best_look = _LINE | {"marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": "0.35"}
+    lines: LegendEntries = [("no other is better in both", best_look)]
     if varied:
         _join(axes, [point for point in points if not point.result.variant], ":")
         lines.append(("the same among the paper's learners", _LINE | {"linestyle": ":"}))
     for point in points:
         colour, (variant, replay) = style.learner_colour(point.result.learner), point.kind
         look = dot(colour, shapes[point.kind], hollow=not variant) if varied else dot(colour, hollow=replay)
+        look["markersize"] = scale[point.size]
         if point in best:
-            look |= {"markersize": 7, "zorder": 3}
+            look["zorder"] = 3
+            ring = {"facecolors": "none", "edgecolors": "0.35", "linewidths": 0.8, "zorder": 3}
+            axes.scatter(point.x, point.y, (look["markersize"] + 4) ** 2, **ring)
             _annotate(axes, point, best)
         axes.errorbar(point.x, point.y, point.deviation or None, ecolor=colour, elinewidth=0.7, **look)
-    axes.margins(x=0.14)
+    axes.margins(x=0.2, y=0.12)
     number_axis(axes, "x", [point.x for point in points], log_from=5, dense_below=100)
     number_axis(axes, "y", [point.y for point in points], log_from=2.5, dense_below=100)
     axes.set(xlabel=TFLOPS, ylabel=y_label, title=title)
@@ -60,6 +71,8 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     groups: dict[str, LegendEntries] = {
         "learner": [(name, {"linestyle": "", **dot(colour)}) for name, colour in looks.items()]
     }
+    if len(scale) > 1:
+        groups["size"] = [(name, mark() | {"markersize": each}) for name, each in scale.items()]
     if varied:
         groups["variant"] = [(_name(kind), mark(shapes[kind], hollow=not kind[0])) for kind in kinds]
     else:

@@ -81,6 +81,12 @@ def replay(config: Mapping[str, Any]) -> str:
     return as_setting(config["replay_share"]) + " recent" * (config.get("replay_from") == "recent")
 
 
+def data_name(config: Mapping[str, Any]) -> str:
+    """Name of the data before the rest of a title, such as "mnist, " or "wiki, "; "" if unknown."""
+    name = config.get("dataset") or config.get("stream")
+    return f"{name}, " if name else ""
+
+
 def listed(texts: Sequence[str]) -> str:
     """The texts with commas, or with semicolons if one has a comma itself, such as "sm, average"."""
     return ("; " if any(", " in text for text in texts) else ", ").join(texts)

@@ -129,6 +129,11 @@ def trained(rows: Rows) -> list[int]:
     return [t for t, row in rows.items() if t >= 1 and row["stage"] is not None]
 
 
+def average_trained(rows: Rows, until: int) -> float:
+    """The mean of the metric from the first stage to `until`: comparable at equal waiting time only."""
+    return metrics.average({t: rows[t]["value"] for t in trained(rows) if t <= until})
+
+
 def validation(rows: Rows) -> dict[int, float]:
     """The metric on the learner's validation data by t since the first stage; {} if older rows lack it."""
     scores: dict[int, float] = {}

@@ -1,53 +1,87 @@
 """Select hyper-parameters by validation score, never by test score, as section 3.1 of the paper requires.
 
 python -m alma.report RUNS --select valid
-python -m alma.report RUNS --select valid-first
+python -m alma.report RUNS --select valid-first --hold average
 """
 
+import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from alma.configs import canonical, flatten
-from alma.errors import UserError
+from alma.errors import UserError, hint
 from alma.records import Run
 from alma.report import labels
-from alma.report.results import Result, group, trained, validation
+from alma.report.results import Result, group, labelled, trained, validation
 
 _PROTOCOL = (
-    *("learner", "waiting_time", "replay", "from_scratch", "update_multiplier", "context_window"),
-    *("dataset", "data", "partition", "stream_sha256", "megabatch_sha256"),
-    *("replay_share", "replay_from"),
-    *("schedule", "average"),
+    *(
+        "learner",
+        "waiting_time",
+        "replay",
+        "replay_share",
+        "replay_from",
+        "from_scratch",
+        "update_multiplier",
+    ),
+    *("dataset", "data", "scenario", "partition", "stream_sha256", "megabatch_sha256", "context_window"),
 )
-"""Settings that define the experiment: learner, schedule, budget, data. All others are hyper-parameters."""
+"""Settings that define the experiment: learner, waiting, replay, budget, data. All others are chosen."""
 
 
 SELECTIONS = {"valid": "", "valid-first": " after the first stage"}
 """Values of --select, and what they add to the name of the score."""
 
 
-def best_by_validation(runs: Sequence[Run], select: str) -> tuple[list[Run], list[str]]:
-    """Keep the best configuration for each learner, waiting time, replay, B and data.
+def best_by_validation(
+    runs: Sequence[Run], select: str, hold: Sequence[str] = ()
+) -> tuple[list[Run], list[str]]:
+    """Keep the best configuration for each learner, waiting time, replay, B and data, and value of `hold`.
 
-    Returns the runs that are kept, and a line per choice. Scores are means over seeds and over the t since
-    the first stage that all candidates share; with "valid-first" only the first of these t counts, as in the
-    paper. UserError: a candidate has no validation score, or candidates share no t.
+    Returns the runs that are kept, and a line per choice, which names every configuration that is left out.
+    Scores are means over seeds and over the t since the first stage that all candidates share; with
+    "valid-first" only the first of these t counts, as in the paper. UserError: a candidate has no validation
+    score, candidates share no t, or no run has a setting of `hold`.
     """
+    tables = group(runs)
+    fixed = [*_PROTOCOL, *_held(hold, itertools.chain(*tables))]
     dropped: set[str] = set()
     lines = []
-    for table in group(runs):
+    for table in tables:
         experiments: dict[str, list[Result]] = {}
         for result in table:
-            key = json.dumps([result.config.get(name) for name in _PROTOCOL])
-            experiments.setdefault(key, []).append(result)
-        for candidates in experiments.values():
+            experiments.setdefault(_experiment(result, fixed), []).append(result)
+        plain = [replace(results[0], config=_part(results[0], fixed)) for results in experiments.values()]
+        names = {_experiment(result, fixed): result.label for result in labelled(plain)}
+        for experiment, candidates in experiments.items():
             ranked = _ranked(candidates, select)
             dropped |= {canonical(result.config, "seed") for result, _ in ranked[1:]}
-            lines += [_choice(ranked, select)] if len(ranked) > 1 else []
+            lines += [_choice(names[experiment], ranked, select, fixed)] if len(ranked) > 1 else []
     return [run for run in runs if canonical(run.config, "seed") not in dropped], lines
+
+
+def _held(names: Sequence[str], results: Iterable[Result]) -> list[str]:
+    """The names as the results' flat configs have them, such as --lr for lr. UserError: none has it."""
+    known = dict.fromkeys(name for result in results for name in flatten(result.config))
+    by_flag = {name.removeprefix("--").replace("_", "-"): name for name in known}
+    for name in names:
+        if name.replace("_", "-") not in by_flag:
+            raise UserError(f"--hold {name}: no run has this setting; {hint(name, by_flag)}")
+    return [by_flag[name.replace("_", "-")] for name in names]
+
+
+def _part(result: Result, names: Sequence[str]) -> dict[str, Any]:
+    """The named settings of a result."""
+    config = flatten(result.config)
+    return {name: config[name] for name in names if name in config}
+
+
+def _experiment(result: Result, fixed: Sequence[str]) -> str:
+    return json.dumps([_part(result, fixed).get(name) for name in fixed])
 
 
 def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, float]]:
@@ -75,15 +109,16 @@ def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, flo
     return ranked + [(result, math.inf) for result in candidates if not trained(result.repeats[0])]
 
 
-def _choice(ranked: Sequence[tuple[Result, float]], select: str) -> str:
+def _choice(
+    experiment: str, ranked: Sequence[tuple[Result, float]], select: str, fixed: Sequence[str]
+) -> str:
     """The line about a choice: how many configurations there were, the best, the others, and all scores."""
     configs = [flatten(result.config) for result, _ in ranked]
-    names = labels.distinguishing(configs, labels.ALWAYS_SHOWN - {"name"})
+    names = labels.distinguishing(configs, [*fixed, "seed", "megabatches"])
     told = [
-        f"{labels.describe(config, names)} ({'no stage complete' if score == math.inf else f'{score:.2f}'})"
+        f"{labels.describe(config, names) or 'none'} "
+        f"({'no stage complete' if score == math.inf else f'{score:.2f}'})"
         for config, (_, score) in zip(configs, ranked, strict=True)
     ]
-    best = ranked[0][0]
-    experiment = replace(best, config=best.config | {"name": None}, settings="").label
-    score_name = f"validation {best.display.name}{SELECTIONS[select]}"
+    score_name = f"validation {ranked[0][0].display.name}{SELECTIONS[select]}"
     return f"best of {len(ranked)} by {score_name}: {experiment}: {told[0]}; left out: {', '.join(told[1:])}"

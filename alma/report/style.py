@@ -87,6 +87,7 @@ def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")
     """Write a figure at `path`, a PNG, and beside it as SVG and PDF with selectable text."""
     with drawing():
         figure.draw_without_rendering()
+        thin_ticks(figure)
         figure.set_layout_engine("none")  # keep the layout: each file would compute it again
         for suffix in formats:
             place = path if suffix == "png" else path.with_suffix(f".{suffix}")
@@ -95,6 +96,24 @@ def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")
             figure.savefig(drawn, format=suffix, **look)
             with atomic_write(place, "wb") as file:
                 file.write(drawn.getbuffer())
+
+
+def thin_ticks(figure: Any) -> None:
+    """Drop tick labels of x axes that would touch another; powers of ten stay first. The figure is drawn."""
+    from matplotlib.ticker import FixedLocator
+
+    for axes in (axes for axes in figure.axes if axes.name == "rectilinear"):
+        low, high = sorted(axes.get_xlim())
+        ticks = [tick for tick in axes.xaxis.get_major_ticks() if tick.label1.get_visible()]
+        shown = [tick for tick in ticks if low <= tick.get_loc() <= high and tick.label1.get_text()]
+        drawn = {tick.get_loc(): tick.label1.get_window_extent() for tick in shown}
+        kept: list[float] = []
+        for at in sorted(drawn, key=lambda at: (at > 0 and not math.log10(at).is_integer(), at)):
+            apart = (drawn[at].x0 > drawn[k].x1 + 4 or drawn[at].x1 < drawn[k].x0 - 4 for k in kept)
+            if all(apart):
+                kept.append(at)
+        if len(kept) < len(drawn):
+            axes.xaxis.set_major_locator(FixedLocator(sorted(kept)))
 
 
 def learner_colour(learner: str) -> str:
@@ -268,7 +287,7 @@ def label_ends(figure: Any, ends: Mapping[Any, Sequence[End]]) -> None:
     """
     line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0, "shrinkB": 1, "relpos": (0, 0.5)}
     look = {"textcoords": "offset points", "va": "center", "fontsize": 7, "annotation_clip": False}
-    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.5, "pad": 0.2}
+    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.2}
     notes = {
         axes: [
             axes.annotate(
@@ -284,7 +303,6 @@ def label_ends(figure: Any, ends: Mapping[Any, Sequence[End]]) -> None:
         for axes, some in ends.items()
     }
     figure.draw_without_rendering()  # sets the layout, hence all positions
-    points = 72 / figure.dpi
     for axes, some in notes.items():
         boxes = [note.get_window_extent() for note in some]
         if sum(box.height for box in boxes) > axes.bbox.height:
@@ -292,11 +310,22 @@ def label_ends(figure: Any, ends: Mapping[Any, Sequence[End]]) -> None:
                 note.remove()
             add_legend(figure, {"": [(end.text, dict(end.look)) for some in ends.values() for end in some]})
             return
-        for column in _columns([(box.x0, box.x1) for box in boxes]):
-            middles = [(boxes[i].y0 + boxes[i].y1) / 2 for i in column]
-            gap = max(boxes[i].height for i in column)
-            for i, old, new in zip(column, middles, spread(middles, gap, *axes.bbox.intervaly), strict=True):
-                some[i].set_position((9, (new - old) * points))
+        move_apart(axes, some)
+
+
+def move_apart(axes: Any, notes: Sequence[Any]) -> None:
+    """Move annotations with offsets in points up or down until none overlaps another, within the axes.
+
+    The figure has been drawn: its layout is set.
+    """
+    boxes = [note.get_window_extent() for note in notes]
+    points = 72 / axes.figure.dpi
+    for column in _columns([(box.x0, box.x1) for box in boxes]):
+        middles = [(boxes[i].y0 + boxes[i].y1) / 2 for i in column]
+        gap = max(boxes[i].height for i in column)
+        for i, old, new in zip(column, middles, spread(middles, gap, *axes.bbox.intervaly), strict=True):
+            x, y = notes[i].get_position()
+            notes[i].set_position((x, y + (new - old) * points))
 
 
 def _columns(spans: Sequence[tuple[float, float]]) -> list[list[int]]:
@@ -345,7 +374,10 @@ def add_legend(figure: Any, groups: Mapping[str, LegendEntries]) -> None:
     for heading, entries in groups.items():
         headings.append(len(handles))
         handles.append(Line2D([], [], linestyle="", label=heading))
-        handles += [Line2D([], [], **look, label=textwrap.fill(label, 34)) for label, look in entries]
-    legend = figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize="small")
+        handles += [Line2D([], [], **look, label=textwrap.fill(label, 24)) for label, look in entries]
+    narrow: Any = {"handlelength": 1.4, "handletextpad": 0.5, "borderaxespad": 0.1, "borderpad": 0.1}
+    legend = figure.legend(
+        handles=handles, loc="outside right upper", frameon=False, fontsize="small", **narrow
+    )
     for place in headings:
-        legend.get_texts()[place].set(fontweight="bold", x=-30)
+        legend.get_texts()[place].set(fontweight="bold", x=-14)

@@ -3,6 +3,9 @@
 import csv
 import io
 import itertools
+import shutil
+import sys
+import textwrap
 from typing import NamedTuple
 
 Table = list[list[str]]
@@ -16,6 +19,42 @@ def as_text(table: Table) -> str:
         "  ".join([row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], others, strict=True))])
         for row in table
     )
+
+
+def for_terminal(table: Table) -> str:
+    """The table as text, for a terminal in lines that fit: what all rows share first, then blocks of columns.
+
+    Each block repeats the first column. For a file or a pipe the table stays whole.
+    """
+    width = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or fits(table, width):
+        return as_text(table)
+    first, *others = zip(*table, strict=True)
+    same = [column for column in others if len(column) > 2 and len(set(column[1:])) == 1]
+    told = ", ".join(f"{name} {value}" for name, value, *_ in same if value)
+    parts = [textwrap.fill(f"all rows: {told}", width)] if told else []
+    blocks = folded(
+        [list(row) for row in zip(first, *(c for c in others if c not in same), strict=True)], width
+    )
+    return "\n".join([*parts, "\n\n".join(map(as_text, blocks))])
+
+
+def fits(table: Table, width: int) -> bool:
+    """Whether the lines of the table have at most `width` characters."""
+    return max(map(len, as_text(table).splitlines())) <= width
+
+
+def folded(table: Table, width: int) -> list[Table]:
+    """The table in blocks of columns that fit, if one column does; each has the first column."""
+    first, *others = ([*column] for column in zip(*table, strict=True))
+    blocks: list[list[list[str]]] = [[first]]
+    for column in others:
+        wider = [*blocks[-1], column]
+        if len(blocks[-1]) > 1 and not fits([list(row) for row in zip(*wider, strict=True)], width):
+            blocks.append([first, column])
+        else:
+            blocks[-1] = wider
+    return [[list(row) for row in zip(*block, strict=True)] for block in blocks]
 
 
 def as_markdown(table: Table) -> str:
@@ -106,11 +145,20 @@ class PaperTable(NamedTuple):
         return [i for i, (one, two) in enumerate(itertools.pairwise(self.lines)) if one.block != two.block]
 
     def as_text(self) -> str:
-        """For the terminal, with a rule between blocks."""
-        header, *lines = (line.rstrip() for line in as_text(self.rows).splitlines())
-        for end in reversed(self.ends):
-            lines.insert(end + 1, "-" * len(header))
-        return "\n".join([self.title, header, *lines, *self.notes])
+        """For the terminal, with a rule between blocks; a group of columns after the other if too wide."""
+        width = shutil.get_terminal_size().columns
+        whole = not sys.stdout.isatty() or fits(self.rows, width)
+        names = len(self.names)
+        starts = range(names, len(self.header), len(self.columns))
+        parts = [slice(names, None)] if whole else [slice(at, at + len(self.columns)) for at in starts]
+        texts = [self.title]
+        for part in parts:
+            rows = as_text([row[:names] + row[part] for row in self.rows]).splitlines()
+            header, *lines = (line.rstrip() for line in rows)
+            for end in reversed(self.ends):
+                lines.insert(end + 1, "-" * len(header))
+            texts += [header, *lines, *[""] * (part is not parts[-1])]
+        return "\n".join([*texts, *self.notes])
 
     def as_markdown(self) -> str:
         """A section of a Markdown document."""

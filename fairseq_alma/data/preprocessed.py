@@ -5,6 +5,7 @@ The paper's protocol (section 5). Nothing is copied: a mega-batch is an array of
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from numpy.typing import NDArray
 
 from alma.errors import UserError
+from alma.schema import parse_json
 from alma.stream import DTYPES, read_index
 
 _CHUNK = 1 << 18  # items per pass of the word count
@@ -61,19 +63,23 @@ def documents(sizes: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np
     return np.concatenate([[0], ends[:-1]]).astype(np.int64), ends.astype(np.int64)
 
 
-def count_words(prefixes: Sequence[str], dictionary: Dictionary) -> NDArray[np.int64]:
+def count_words(
+    prefixes: Sequence[str], dictionary: Dictionary, encoder_json: str | None = None
+) -> NDArray[np.int64]:
     """Words per item of the .bin/.idx files, (items,), counted from the ids at the speed of the disk.
 
-    UserError: no symbol has a word mark. fairseq's GPT-2 dictionaries are numbers; count tokens then.
+    `encoder_json`: GPT-2's file, for a dictionary of its ids as numbers. UserError: no symbol has a word
+    mark, or the file is missing, damaged or of another vocabulary.
     """
-    starts = np.array([symbol.startswith(("▁", "Ġ")) for symbol in dictionary.symbols])
+    symbols = _spelled(dictionary, encoder_json)
+    starts = np.array([symbol.startswith(("▁", "Ġ")) for symbol in symbols])
     if not starts.any():
         raise UserError(
             "the dictionary has no SentencePiece or GPT-2 word marks, so words cannot be counted: "
             "give --megabatch-tokens instead of --megabatch-words"
         )
     # GPT-2's mark stands for a space, so the first word of an item has none.
-    marked_first = not any(symbol.startswith("Ġ") for symbol in dictionary.symbols)
+    marked_first = not any(symbol.startswith("Ġ") for symbol in symbols)
     counts = []
     for prefix in prefixes:
         sizes, code = read_index(f"{prefix}.idx")
@@ -88,6 +94,29 @@ def count_words(prefixes: Sequence[str], dictionary: Dictionary) -> NDArray[np.i
     return np.concatenate(counts)
 
 
+def _spelled(dictionary: Dictionary, encoder_json: str | None) -> list[str]:
+    """The symbols, those that are ids of GPT-2 as its tokens. fairseq pads dictionaries by madeupwords."""
+    own = [symbol for symbol in dictionary.symbols[dictionary.nspecial :] if "madeupword" not in symbol]
+    if not all(symbol.isdecimal() for symbol in own):
+        return dictionary.symbols
+    if not encoder_json:
+        raise UserError(
+            "the dictionary has GPT-2's ids, as for RoBERTa: to count words by --megabatch-words, give its "
+            "encoder.json by --gpt2-encoder-json FILE; else give --megabatch-tokens N instead"
+        )
+    try:
+        ids = parse_json(Path(encoder_json).read_text("utf-8"))
+        tokens = {str(number): token for token, number in ids.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(f"--gpt2-encoder-json {encoder_json}: not GPT-2's encoder.json ({error})") from None
+    if missing := [symbol for symbol in own if symbol not in tokens]:
+        raise UserError(
+            f"--gpt2-encoder-json {encoder_json}: of another vocabulary: it has no token {missing[0]}, which "
+            "dict.txt has; give the file that encoded the text"
+        )
+    return [tokens.get(symbol, symbol) for symbol in dictionary.symbols]
+
+
 def assign(
     sizes: NDArray[np.integer], weights: NDArray[np.integer], target: int, seed: int
 ) -> list[NDArray[np.int64]]:
@@ -96,7 +125,7 @@ def assign(
     Returns the item numbers of each. `sizes` (items,) are tokens; `weights` (items,) are words or tokens,
     like `target`. Mega-batch k ends at the document boundary nearest to k * target; the number of
     mega-batches is the total over the target, rounded, and the last one takes the rest. UserError: less than
-    half a mega-batch, or a document longer than one.
+    half a mega-batch, or a document as long as one.
     """
     first, end = documents(sizes)
     totals = np.concatenate([[0], np.cumsum(weights, dtype=np.int64)])
@@ -113,7 +142,7 @@ def assign(
     cuts = np.where(targets - running[below] < running[above] - targets, below, above)
     parts = np.split(order, cuts)
     if not all(len(part) for part in parts):
-        raise UserError(f"a document is longer than a mega-batch of {target}: choose a larger size")
+        raise UserError(f"a document is as long as a mega-batch of {target}: choose a larger size")
     return [_ranges(first[part], end[part]) for part in parts]
 
 

@@ -181,6 +181,8 @@ class _LoopLinear(torch.autograd.Function):
         return by_x, by_weight, by_bias, None
 
 
+_references = getattr(torch._C, "_storage_Use_Count", None)
+"""Counts the tensors on a storage; torch has no public function for it. Without it no memory is reused."""
 _buffers: MutableMapping[Tensor, torch.UntypedStorage] = WeakTensorKeyDictionary()
 
 
@@ -193,7 +195,7 @@ def _gradient_buffer(weight: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return torch.empty_like(weight)
     memory = _buffers.get(weight)
-    if memory is None or torch._C._storage_Use_Count(memory._cdata) > 1:
+    if memory is None or _references is None or _references(memory._cdata) > 1:
         memory = torch.empty_like(weight).untyped_storage()
         if weight.is_leaf:
             _buffers[weight] = memory

@@ -116,12 +116,15 @@ def grow_optimizer_state(
     optimizer = by_parameter(optimizer, list(shapes.values()))
     rows = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _ROWS}
     grown = {}
-    for (name, shape), index in zip(shapes.items(), sorted(optimizer["state"]), strict=True):
-        state = {key: value for key, value in optimizer["state"][index].items() if key != FP32}
+    for index, (name, shape) in enumerate(shapes.items()):
+        saved = optimizer["state"].get(index, {})  # none: SGD without momentum
+        state = {key: value for key, value in saved.items() if key != FP32}
         for key, value in state.items():
-            if name in rows and torch.is_tensor(value) and value.shape == shape:
+            of_columns = key == "exp_avg_sq_col" and len(shape) == 2  # Adafactor's, without the experts
+            if name in rows and torch.is_tensor(value) and value.shape[:1] == shape[:1] and not of_columns:
                 state[key] = torch.cat([value, value[rows[name]]])
-        grown[index] = state
+        if state:
+            grown[index] = state
     return {**optimizer, "state": grown}
 
 

@@ -5,6 +5,10 @@ from collections import defaultdict
 import torch
 from fairseq.optim.adam import Adam
 
+_kernel = getattr(torch, "_fused_adamw_", None)
+"""Private to torch. The public torch.optim.adamw.adamw(fused=True) calls it and gives the same bits, but
+first sorts the parameters by device and dtype, .5 ms per step. Without the kernel: fairseq's own step."""
+
 
 class FusedAdam(Adam):
     """Matches fairseq's Adam up to rounding, with the same states, in one pass over each parameter.
@@ -16,7 +20,7 @@ class FusedAdam(Adam):
     def step(self, closure=None):
         """Update the parameters; those in half precision (--memory-efficient-fp16) by fairseq's own step."""
         params = [param for group in self.param_groups for param in group["params"] if param.grad is not None]
-        if closure or any(param.dtype != torch.float32 for param in params):
+        if closure or _kernel is None or any(param.dtype != torch.float32 for param in params):
             return super().step(closure)
         for group in self.param_groups:
             at_step = defaultdict(list)  # the kernel takes one step number, and they may differ
@@ -31,7 +35,7 @@ class FusedAdam(Adam):
                     at_step[int(state["step"])].append(param)
             beta1, beta2 = group["betas"]
             for step, some in at_step.items():
-                torch._fused_adamw_(
+                _kernel(
                     some,
                     [param.grad for param in some],
                     [self.state[param]["exp_avg"] for param in some],

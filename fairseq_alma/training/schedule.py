@@ -44,7 +44,8 @@ def prepare(cfg, trainer) -> None:
         )
     cfg.finetune_from_model, cfg.restore_file = None, path
     cfg.reset_meters = cfg.reset_dataloader = True
-    cfg.reset_lr_scheduler = args.schedule == "stage"
+    # All schedules follow from the update count, and a cool-down has another --lr-scheduler than its stage.
+    cfg.reset_lr_scheduler = True
 
 
 def check_optimizer(path: str, state: dict[str, Any]) -> None:

@@ -18,6 +18,9 @@ from slurm.engine import terminal
 from slurm.engine.forks import Fork, ForkServer
 from slurm.engine.parents import dies_with_parent
 
+OWN_MODULES = {"PYTHONSAFEPATH": "1"}
+"""Environment of every child. Else `python -m` would first look for modules in the current folder, where a
+user may have a slurm.py."""
 GRACE_SECONDS = 10
 """Between SIGTERM and SIGKILL."""
 _running: set[int] = set()
@@ -110,7 +113,7 @@ def _start(
 ) -> subprocess.Popen | Fork:
     """Start a child with its stdin (None: nothing, or the terminal), stdout and stderr."""
     given, output, errors = files
-    everything = {**os.environ, **environment}
+    everything = {**os.environ, **OWN_MODULES, **environment}
     if _forks and tuple(command[:2]) == (sys.executable, "-m"):
         with open(os.devnull) as nothing:
             numbers = [file.fileno() for file in (given or nothing, output, errors)]

@@ -1,4 +1,4 @@
-"""Commands `python -m MODULE …` as forks of one process that has imported their libraries.
+"""Commands `python -P -m MODULE …` as forks of one process that has imported their libraries.
 
 An import of torch and fairseq takes seconds, a fork milliseconds. Every command is still a process of its
 own, with its arguments, environment, output, signals and exit code. (The forkserver of multiprocessing does
@@ -23,13 +23,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm.engine.parents import dies_with_parent
-
-_MESSAGE = 1 << 20
-"""Bytes of a request, at most."""
 
 
 class ForkServer:
@@ -39,7 +37,7 @@ class ForkServer:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", __name__, *modules],
+                [sys.executable, "-P", "-m", __name__, *modules],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -48,12 +46,17 @@ class ForkServer:
             )
 
     def start(self, words: Sequence[str], files: Sequence[int], environment: Mapping[str, str]) -> "Fork":
-        """Run `python -m` with `words`; `files` are its stdin, stdout and stderr. ConnectionError: the server
-        was killed."""
+        """Run `python -P -m` with `words`; `files` are its stdin, stdout and stderr.
+
+        ConnectionError: the server was killed.
+        """
         reader, writer = os.pipe()
         try:
             request = {"words": words, "environment": dict(environment), "directory": os.getcwd()}
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [*files, writer])
+            with tempfile.TemporaryFile("w+") as file:  # a message would hold 208 kB
+                json.dump(request, file)
+                file.seek(0)
+                socket.send_fds(self._socket, [b"\n"], [*files, writer, file.fileno()])
         finally:
             os.close(writer)
         return Fork(words, reader)
@@ -107,7 +110,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies of waiters
     requests = socket.socket(fileno=os.dup(0))
     while True:
-        message, files, *_ = socket.recv_fds(requests, _MESSAGE, 4)
+        message, files, *_ = socket.recv_fds(requests, 1, 5)
         if not message:
             return
         first = dies_with_parent()
@@ -117,7 +120,9 @@ def main() -> None:
             break
         for file in files:
             os.close(file)
-    _wait(json.loads(message), files)
+    with open(files.pop()) as content:
+        request = json.load(content)
+    _wait(request, files)
 
 
 def _wait(request: dict[str, Any], files: list[int]) -> None:
@@ -147,7 +152,6 @@ def _run(request: dict[str, Any], files: list[int]) -> None:
     os.environ.update(request["environment"])
     logging.root.handlers.clear()  # of the imports; the command sets its own
     module, *arguments = request["words"]
-    sys.path[0] = request["directory"]
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

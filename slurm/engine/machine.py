@@ -14,6 +14,8 @@ class Machine:
 
     gpus: tuple[int, ...]
     memory: int | None
+    tasks: int | None = None
+    """Tasks of the SLURM job; None: this machine."""
 
     @classmethod
     def here(cls) -> "Machine":

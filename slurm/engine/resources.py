@@ -43,6 +43,11 @@ class Resources:
             given = getattr(self, name)
             if given is not None and given < least:
                 raise UserError(f"--{name.replace('_', '-')} {given}: give {least} or more")
+        if self.gpus_per_node and self.tasks_per_node not in (1, self.gpus_per_node):
+            raise UserError(
+                f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}: give as "
+                "many tasks as GPUs, or one, or --gpus-per-node 0"
+            )
 
     def parameters(self) -> dict[str, Any]:
         """Arguments of submitit's SlurmExecutor.update_parameters."""
@@ -64,7 +69,8 @@ class Resources:
     def machine(self) -> Machine:
         """The machine of a training: its GPUs, of unknown size, and its memory if it is given."""
         memory = self.mem_gb * 10**9 if self.mem_gb else None
-        return Machine((sys.maxsize,) * self.gpus_per_node * self.nodes, memory)
+        gpus = (sys.maxsize,) * self.gpus_per_node * self.nodes
+        return Machine(gpus, memory, self.tasks_per_node * self.nodes)
 
     def alone(self) -> "Resources":
         """For a job of one process on at most one GPU, such as an evaluation."""

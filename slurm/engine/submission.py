@@ -24,6 +24,7 @@ from slurm.engine.resources import Resources
 from slurm.engine.squeue import scancel
 
 LOGS = "slurm_jobs"
+_PYTHON = f"{shlex.quote(sys.executable)} -P"  # without modules of the current folder, such as a slurm.py
 _TRANSIENT = (
     "Requested nodes are busy",
     "Required node not available",
@@ -111,7 +112,7 @@ def to_slurm(folder: Path) -> Submit:
 
     def send(name: str, jobs: Sequence[Job], resources: Resources, dependency: str | None) -> list[str]:
         try:
-            executor = SlurmExecutor(folder / "%j", max_num_timeout=resources.max_requeues)
+            executor = SlurmExecutor(folder / "%j", resources.max_requeues, python=_PYTHON)
             executor.update_parameters(**parameters(name, resources, dependency))
             return [str(sent.job_id) for sent in executor.submit_array(jobs)]
         except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
@@ -132,7 +133,7 @@ def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[li
         nonlocal number_of_jobs, gpu_hours
         number = f"<{len(texts) + 1}>"
         count: dict[str, Any] = {"map_count": len(group)} if len(group) > 1 else {}
-        command = f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {folder}/%j"
+        command = f"{_PYTHON} -u -m submitit.core._submit {folder}/%j"
         text = _make_sbatch_string(command, folder / "%j", **parameters(name, wanted, dependency), **count)
         texts.append(f"# {number} {', '.join(map(str, group))}\n{text}")
         number_of_jobs += len(group)
@@ -142,7 +143,8 @@ def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[li
 
     submit(jobs, resources, send, {})
     count = f"{len(texts)} submissions with {number_of_jobs} jobs"
-    return texts, f"{count}, at most {gpu_hours:,.0f} GPU-hours (every job up to its time limit)"
+    requested = f"{gpu_hours:,.0f} GPU-hours requested, before requeues (jobs x GPUs x --timeout-min)"
+    return texts, f"{count}, {requested}"
 
 
 def parameters(name: str, resources: Resources, dependency: str | None) -> dict[str, Any]:

@@ -13,14 +13,13 @@ def check(request: Request) -> None:
             learners = " or ".join(name for name, spec in LEARNERS.items() if setting in spec.options)
             option = f"--{setting.replace('_', '-')}"
             raise UserError(f"{option} needs --learner {learners}, not {request.learner}: leave it out")
-    for setting, least in (("members", 1), ("update_multiplier", 1), ("context_window", 0), ("stages", 1)):
-        given = getattr(request, setting)
-        if given is not None and given < least:
-            raise UserError(f"--{setting.replace('_', '-')} {given}: give {least} or more")
     if request.from_scratch and request.learner_spec.fresh:
         raise UserError(f"--from-scratch: {request.learner} trains new models in every stage; leave it out")
     if request.learner_spec.switch and not request.arch.startswith("switch_"):
         raise UserError(f"--arch {request.arch}: {request.learner} needs experts: give --arch switch_gmoe")
+    for flag in ("--no-save", "--no-last-checkpoints"):
+        if request.settings[flag]:
+            raise UserError(f"{flag}: a run needs the last checkpoint of each stage; leave it out")
     check_share(request.replay_share, request.replay, request.replay_from)
     if request.one_schedule:
         _check_one_schedule(request)

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 
+from alma.batches import tokens_of
 from alma.errors import UserError
 from alma.flops import Shape
 from alma.report.tables import as_text
@@ -45,8 +47,7 @@ class Cost:
     @property
     def processes(self) -> int:
         """Data-parallel processes."""
-        here = len(self.machine.gpus) if self.on_gpu else 1
-        return self.settings["--distributed-world-size"] or here
+        return self.settings["--distributed-world-size"] or 1
 
     @cached_property
     def shape(self) -> Shape | None:
@@ -55,41 +56,21 @@ class Cost:
         switch = settings["--arch"].startswith("switch_")
         if self.vocabulary is None or not (switch or settings["--arch"].startswith("transformer_lm")):
             return None
-        experts, freq = (settings["--moe-expert-count"], settings["--moe-freq"]) if switch else (0, 1)
-        if freq < 1:  # refused by fairseq-train
+        if settings.get("--moe-freq", 1) < 1:  # refused by fairseq-train
             return None
-        return Shape(
-            settings["--decoder-layers"],
-            settings["--decoder-embed-dim"],
-            settings["--decoder-ffn-embed-dim"],
-            self.vocabulary + SPECIALS,
-            settings["--max-target-positions"] or self._length,
-            experts,
-            freq,
-            settings["--members"],
-        )
+        args = SimpleNamespace(**{name[2:].replace("-", "_"): value for name, value in settings.items()})
+        return Shape.of(args, self.vocabulary + SPECIALS)
 
     @property
     def parameters(self) -> int | None:
         """Of the model, all members."""
-        if self.shape is None:
-            return None
-        shape, settings = self.shape, self.settings
-        own_output = 0 if settings["--share-decoder-input-output-embed"] else shape.vocabulary
-        no_positions = 0 if settings["--decoder-learned-pos"] else shape.positions + 2
-        return shape.parameters + shape.members * shape.dim * (own_output - no_positions)
+        return self.shape.parameters if self.shape else None
 
     @property
     def batch(self) -> int | None:
         """Tokens of one forward pass in one process, in full sequences."""
-        settings = self.settings
-        limits = [settings["--batch-size"], (settings["--max-tokens"] or 0) // self._length]
-        sequences = min((limit for limit in limits if limit), default=None)
-        multiple = settings["--required-batch-size-multiple"]
-        if not sequences:
-            return None
-        # With multiple 8, fairseq makes batches of 8 from --batch-size 12, and of 16 from 20.
-        return self._length * max(sequences // multiple * multiple, sequences % multiple)
+        limits = ("--batch-size", "--max-tokens", "--tokens-per-sample", "--required-batch-size-multiple")
+        return tokens_of(1, *(self.settings[name] for name in limits))
 
     @property
     def updates(self) -> int | None:
@@ -204,14 +185,15 @@ def vocabulary_size(data: str) -> int | None:
         return None
 
 
-def table(estimates: Sequence[Estimate]) -> str:
-    """A line for each run, and the totals of several runs."""
-    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs", "GB/process"]]
+def table(estimates: Sequence[Estimate], rate: float | None = None) -> str:
+    """A line for each run, and the totals of several runs; GPU-hours at `rate` TFLOPs a second of a GPU."""
+    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs"]]
+    lines[0] += [*(["GPU-hours"] if rate else []), "GB/process"]
     for each in estimates:
         parameters, memory = _text(each.parameters, 1e6, "M"), _text(each.memory, _GB)
-        lines.append([str(each.out), each.learner, each.experts, parameters, *_work([each]), memory])
+        lines.append([str(each.out), each.learner, each.experts, parameters, *_work([each], rate), memory])
     if len(estimates) > 1:
-        lines.append(["total", "", "", "", *_work(estimates), ""])
+        lines.append(["total", "", "", "", *_work(estimates, rate), ""])
     return as_text(lines)
 
 
@@ -220,23 +202,16 @@ def check(estimates: Sequence[Estimate]) -> None:
     left = {each.out: [cost for cost in each.costs if not cost.result.exists()] for each in estimates}
     for out, costs in left.items():
         if costs:
-            _check_gpus(out, costs[0])
+            _check_precision(out, costs[0])
             _check_memory(out, max(costs, key=lambda cost: cost.memory or 0))
     _check_disk(left)
 
 
-def _check_gpus(out: Path, cost: Cost) -> None:
-    gpus = len(cost.machine.gpus)
-    if cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"] and not gpus:
+def _check_precision(out: Path, cost: Cost) -> None:
+    half = cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"]
+    if half and not cost.machine.gpus:
         raise UserError(
             f"{out}: --fp16 needs a GPU, and this machine has none: `-- --fp16=false` turns it off"
-        )
-    if cost.on_gpu and cost.processes > gpus:
-        batches = cost.processes * cost.update_freq
-        fewer = max(number for number in range(1, gpus + 1) if batches % number == 0)
-        raise UserError(
-            f"{out}: --distributed-world-size {cost.processes}, but GPUs on this machine: {gpus}; for the "
-            f"same minibatches give `-- --distributed-world-size {fewer} --update-freq {batches // fewer}`"
         )
 
 
@@ -279,13 +254,15 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
     return None if None in known else sum(number or 0 for number in known)
 
 
-def _work(estimates: Sequence[Estimate]) -> list[str]:
-    """Total updates, tokens and TFLOPs."""
+def _work(estimates: Sequence[Estimate], rate: float | None) -> list[str]:
+    """Total updates, tokens, TFLOPs and, at a rate, GPU-hours."""
     updates = _sum(each.updates for each in estimates)
+    flops = _sum(each.flops for each in estimates)
     return [
         "?" if updates is None else f"{updates:,}",
         _text(_sum(each.tokens for each in estimates), 1e6, "M"),
-        _text(_sum(each.flops for each in estimates), 1e12),
+        _text(flops, 1e12),
+        *([_text(flops, rate * 1e12 * 3600)] if rate else []),
     ]
 
 

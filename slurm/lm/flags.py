@@ -82,7 +82,9 @@ def chosen(settings: FlagValues, names: Sequence[str]) -> list[str]:
 def described(settings: FlagValues, whole: bool) -> str:
     """A training as a command line: its main flags, or if `whole` all flags, one in each line."""
     names = [name for name in settings if name not in _OF_THE_LAUNCHER] if whole else MAIN_FLAGS
-    words = [" ".join(flag(name, settings[name])) for name in names if settings.get(name) not in _OFF]
+    one = {"--distributed-world-size": 1}
+    shown = [name for name in names if settings.get(name) not in (*_OFF, one.get(name))]
+    words = [" ".join(flag(name, settings[name])) for name in shown]
     return "\n  ".join(["fairseq-train", *words]) if whole else f"fairseq-train {' '.join(words)}"
 
 

@@ -28,14 +28,16 @@ from slurm.lm.estimate import check, estimate, table, vocabulary_size
 from slurm.lm.flags import described
 from slurm.lm.local import run_in_order, run_side_by_side, slot
 from slurm.lm.options import parse
+from slurm.lm.placement import place
 from slurm.lm.plan import Plan, make_plan, reshard_command
 from slurm.lm.request import read_requests, resolved
 from slurm.lm.rows import UNTRAINED, collect
 from slurm.lm.settings import Request
 from slurm.lm.sharing import describe, share
-from slurm.lm.stage import RunJob, in_submission_order, jobs_of
+from slurm.lm.stage import in_submission_order, jobs_of
 
 _LIBRARIES = ("fairseq_alma.preloaded",)
+_VOCABULARY = 50_260  # the paper's
 
 
 def count_megabatches(request: Request) -> int:
@@ -69,8 +71,12 @@ def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
     Raises UserError if the last stage of the existing run was cut short by the end of a shorter stream.
     """
     waiting_time, replay = plan.config["waiting_time"], plan.config["replay"]
+    config = plan.config | identity(plan.stream)
     if (plan.out / "run.json").exists():
-        before = Run.read(plan.out).config["megabatches"]
+        run = Run.read(plan.out)
+        if run.trained and "tokens_per_update" not in run.config:  # of an older version
+            config.pop("tokens_per_update", None)
+        before = run.config["megabatches"]
         if before < plan.config["megabatches"] and waiting_time <= before:
             last = stages(before, waiting_time, replay)[-1]
             now = stages(plan.config["megabatches"], waiting_time, replay)[last.index]
@@ -80,7 +86,7 @@ def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
                     f"{last.last}; now it would wait for mega-batch {now.last}: choose another --out"
                 )
     growing = ("megabatches", "megabatch_sha256", "grow_experts") if is_stream(plan.stream) else ()
-    return plan.config | identity(plan.stream), growing
+    return config, growing
 
 
 def open_run(plan: Plan) -> Run:
@@ -89,6 +95,8 @@ def open_run(plan: Plan) -> Run:
     run = Run.open(plan.out, config, plan.seeds, growing, untrained=[UNTRAINED])
     # Stages as requested, which may be fewer than the stream has.
     run.note(stages=len(plan.stages), command=plan.command)
+    if place := plan.placement:
+        run.note(processes=place.processes, gpus=place.gpus, tokens_per_update=place.tokens)
     return run
 
 
@@ -140,7 +148,7 @@ def _in_the_queue(plan: Plan, busy: Sequence[SubmittedJob], instead: str) -> Use
 def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> None:
     """Submit all jobs that are neither complete nor queued; with `wait` print the rows at the end."""
     folder = submission.log_folder(common_folder(plans))
-    jobs = slurm_jobs(plans, wanted)
+    jobs = [job for plan in plans for job in jobs_of(plan)]
     outs = [plan.out for plan in plans]
     with ExitStack() as stack:  # else two launches could both find an empty queue
         for out in outs:
@@ -175,12 +183,6 @@ def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> Non
         raise children.StageFailed("; ".join(map(str, problems)))
 
 
-def slurm_jobs(plans: Sequence[Plan], wanted: Resources) -> list[RunJob]:
-    """All jobs of the plans; fairseq or SLURM starts the processes of a node, depending on `wanted`."""
-    spawns = wanted.tasks_per_node == 1 and wanted.gpus_per_node > 1
-    return [job for plan in plans for job in jobs_of(plan, spawns)]
-
-
 def common_folder(plans: Sequence[Plan]) -> Path:
     """The deepest folder that contains all runs; that of a single run is its own."""
     return Path(os.path.commonpath([plan.out.resolve() for plan in plans]))
@@ -189,17 +191,24 @@ def common_folder(plans: Sequence[Plan]) -> Path:
 def show_jobs(plans: Sequence[Plan], wanted: Resources, verbose: bool) -> None:
     """Print which jobs would be submitted; `verbose`: with the input of sbatch."""
     folder = submission.log_folder(common_folder(plans))
-    texts, totals = submission.dry_run(in_submission_order(slurm_jobs(plans, wanted)), wanted, folder)
+    jobs = in_submission_order([job for plan in plans for job in jobs_of(plan)])
+    texts, totals = submission.dry_run(jobs, wanted, folder)
     print(*(text if verbose else text.partition("\n")[0] for text in texts), totals, sep="\n")
 
 
-def announce(plans: Sequence[Plan], machine: Machine, verbose: bool) -> None:
+def announce(plans: Sequence[Plan], machine: Machine, options: Namespace) -> None:
     """Print the cost and the settings of all runs; write nothing.
 
-    Raises UserError if a run does not fit `machine`, or its directory was trained with other settings.
+    Raises UserError if a run does not fit `machine` (with --dry-run it only says so), or its directory was
+    trained with other settings.
     """
-    estimates = [estimate(plan, vocabulary_size(plan.stream), machine) for plan in plans]
-    say(table(estimates))
+    sizes = {plan.stream: vocabulary_size(plan.stream) for plan in plans}
+    if options.megabatches and None in sizes.values():
+        say(f"assumed: {options.megabatches} mega-batches, and a dictionary of {_VOCABULARY:,} tokens")
+        sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
+    estimates = [estimate(plan, sizes[plan.stream], machine) for plan in plans]
+    say(table(estimates, options.tflops_per_gpu))
+    verbose = options.verbose
     if text := describe(plans):
         say(text)
     trained_with: dict[str, Path] = {}
@@ -212,8 +221,13 @@ def announce(plans: Sequence[Plan], machine: Machine, verbose: bool) -> None:
             for spec in plan.stages:
                 commands = [training.command for training in spec.trainings] + [spec.evaluate]
                 say("\n".join(map(shlex.join, commands)))
-    check(estimates)
-    for plan in plans:
+    try:
+        check(estimates)
+    except UserError as error:
+        if not options.dry_run:
+            raise
+        say(f"warning: {error}")
+    for plan in [] if options.megabatches else plans:
         Run.check(plan.out, *run_config(plan))
 
 
@@ -237,13 +251,15 @@ def start(words: Sequence[str]) -> None:
         requests = read_requests(words)
         options = parse(words)
         resources.check_cluster(options, slurm=("wait",), local=("jobs",))
-        wanted, jobs = resources.read(options), 1 if options.jobs is None else options.jobs
-        if jobs < 1:
-            raise UserError(f"--jobs {jobs}: give 1 or more")
+        wanted, jobs = resources.read(options), options.jobs or 1
+        if options.megabatches and not options.dry_run:
+            raise UserError("--megabatches plans without a stream: add --dry-run, or leave it out")
+        if options.tflops_per_gpu is not None and not options.tflops_per_gpu > 0:
+            raise UserError(f"--tflops-per-gpu {options.tflops_per_gpu:g}: give a speed, such as 30")
         if options.cluster == "debug" and jobs > 1:
             raise UserError(f"--jobs {jobs}: debug attaches one training to the terminal: leave it out")
         for request in requests:
-            if not any(Path(shard).exists() for shard in request.stream.split(":")):
+            if not options.megabatches and not any(map(os.path.exists, request.stream.split(":"))):
                 raise UserError(f"{request.stream}: no such directory; make a stream with `alma data`")
         many = options.cluster == "local" and not options.dry_run
         with children.preloaded(_LIBRARIES) if many and not Machine.here().gpus else nullcontext():
@@ -253,11 +269,23 @@ def start(words: Sequence[str]) -> None:
         sys.exit(1)
 
 
+def _planned(request: Request, machine: Machine, megabatches: int | None) -> Plan:
+    """The plan of a request. Raises UserError, which names the run."""
+    placed = place(request, machine)
+    megabatches = megabatches or count_megabatches(request)
+    try:
+        return make_plan(placed, megabatches)
+    except UserError as error:
+        raise UserError(f"{request.out}: {error}") from error
+
+
 def _start(options: Namespace, requests: Sequence[Request], wanted: Resources, jobs: int) -> None:
     say("checking the flags of fairseq-train")
-    plans = share([make_plan(request, count_megabatches(request)) for request in resolved(requests)])
     on_slurm = options.cluster == "slurm"
-    announce(plans, wanted.machine() if on_slurm else slot(plans, jobs), options.verbose)
+    asked = resolved(requests)
+    machine = wanted.machine() if on_slurm else slot(asked, jobs)
+    plans = share([_planned(each, machine, options.megabatches) for each in asked])
+    announce(plans, machine, options)
     if options.dry_run:
         if on_slurm:
             show_jobs(plans, wanted, options.verbose)

@@ -19,6 +19,7 @@ from slurm.engine.terminal import say
 from slurm.lm.plan import Plan
 from slurm.lm.progress import ProgressBar
 from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect, read_measured
+from slurm.lm.settings import Request
 from slurm.lm.stage import Environment, EvaluateJob, RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
@@ -100,12 +101,11 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
         raise errors[0]
 
 
-def slot(plans: Sequence[Plan], jobs: int) -> Machine:
+def slot(requests: Sequence[Request], jobs: int) -> Machine:
     """The share of each of `jobs` concurrent trainings. Raises UserError if GPUs are too few."""
     machine = Machine.here()
     gpus = len(machine.gpus)
-    trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
-    if 0 < gpus < jobs and not all("--cpu" in training.arguments for training in trainings):
+    if 0 < gpus < jobs and not all(request.settings["--cpu"] for request in requests):
         raise UserError(
             f"--jobs {jobs}: GPUs on this machine: {gpus}, and each training needs at least one of its own: "
             f"give --jobs {gpus} or fewer, or --cpu after the `--`"

@@ -3,7 +3,7 @@
 import argparse
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from slurm.lm.learners import DEFAULT_GROWTH, LEARNERS
 
 MAIN_FLAGS: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
 MAIN_FLAGS += ("--tokens-per-sample", "--max-tokens", "--batch-size", "--update-freq", "--max-update")
-MAIN_FLAGS += ("--max-epoch",)
+MAIN_FLAGS += ("--max-epoch", "--distributed-world-size")
 """Flags of fairseq-train in hints and in the short description of a training."""
 SCHEDULES = ("stage", "continuous", "rsqrt", "autoregressive")
 _ROUTERS = ("preserve", "copy", "tree")
@@ -81,8 +81,8 @@ def _add_learner_options(made: Parser) -> None:
     group = made.add_argument_group("learner", "What is trained in each stage, and on which mega-batches.")
     add = group.add_argument
     add("--learner", choices=LEARNERS, help=kinds)
-    add("--members", type=int, metavar="N", help=f"models of the ensemble (default: {defaults})")
-    add("--waiting-time", type=int, metavar="W", default=1, help=WAITING_TIME)
+    add("--members", type=_from(1), metavar="N", help=f"models of the ensemble (default: {defaults})")
+    add("--waiting-time", type=_from(1), metavar="W", default=1, help=WAITING_TIME)
     add("--replay", action="store_true", help=REPLAY)
     add("--replay-share", type=float, metavar="S", default=0.0, help=REPLAY_SHARE)
     add("--replay-from", choices=REPLAY_FROM, help=f"{REPLAY_FROM_HELP} (default: all)")
@@ -107,12 +107,23 @@ def _add_learner_options(made: Parser) -> None:
     )
     add("--average", type=_average, metavar="AVERAGE", help=average)
     updates = "train for X times --max-update updates in each stage (default: 1)"
-    add("--update-multiplier", type=int, metavar="X", default=1, help=updates)
+    add("--update-multiplier", type=_from(1), metavar="X", default=1, help=updates)
     add("--seed", type=int, default=0, metavar="S", help=SEED)
     add("--seeds", type=number_list, metavar="LIST", help=f"{SEEDS}, in RUN_s0 and so on")
-    add("--context-window", type=int, metavar="N", default=0, help=CONTEXT_WINDOW)
+    add("--context-window", type=_from(0), metavar="N", default=0, help=CONTEXT_WINDOW)
     stop = "train N stages, then stop; rerun with a larger N to go on (default: all stages)"
-    add("--stages", type=int, metavar="N", help=stop)
+    add("--stages", type=_from(1), metavar="N", help=stop)
+
+
+def _from(least: int) -> Callable[[str], int]:
+    """A type of argparse: whole numbers from `least`."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text}: give {least} or more")
+        return int(text)
+
+    return number
 
 
 def _average(text: str) -> float | str | None:
@@ -153,9 +164,15 @@ def _add_machine_options(made: Parser) -> None:
     add = group.add_argument
     resources.add_cluster(group, "local", "debug", "slurm")
     jobs = "with --cluster local: trainings or evaluations at a time; the GPUs are divided (default: 1)"
-    add("--jobs", type=int, metavar="N", help=jobs)
+    add("--jobs", type=_from(1), metavar="N", help=jobs)
     add("--wait", action="store_true", help=resources.WAIT)
     add("--dry-run", action="store_true", help="check everything and print the plan; run and write nothing")
+    rate = (
+        "speed of a GPU in this training, in TFLOPs a second: print GPU-hours, by FLOPs (without evaluations)"
+    )
+    add("--tflops-per-gpu", type=float, metavar="X", help=rate)
+    without = "with --dry-run: plan for a stream of B mega-batches, which need not exist"
+    add("--megabatches", type=_from(1), metavar="B", help=without)
     verbose = "print all settings and commands too, and with --dry-run the input of sbatch"
     add("--verbose", action="store_true", help=verbose)
     resources.add_flags(made)

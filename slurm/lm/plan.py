@@ -5,6 +5,7 @@ Pure functions: nothing is run, read or written. The plan is plain data, the sam
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from alma.stages import Stage, stages
 from slurm.lm.checks import check
 from slurm.lm.flags import Flags, FlagValues, chosen, flag, words_of
 from slurm.lm.learners import DEFAULT_GROWTH
-from slurm.lm.settings import Request
+from slurm.lm.settings import Placement, Request
 
 COOLDOWN = "cooldown"
 """Folder of a cool-down, in that of its training."""
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
+_ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
 _EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
 _EVALUATION_FLAGS += ("--sample-break-mode", "--add-bos-token", *_CUT_FLAGS)
@@ -86,6 +88,8 @@ class Plan:
     """Whether a stage goes on from the last checkpoint of the one before, rather than from the best."""
     command: str
     """For alma.records."""
+    placement: Placement | None
+    """What each training gets of its machine; None: not decided."""
 
 
 def make_plan(request: Request, megabatches: int) -> Plan:
@@ -124,6 +128,7 @@ def make_plan(request: Request, megabatches: int) -> Plan:
         request.updates or None,
         request.one_schedule,
         request.command,
+        request.placement,
     )
 
 
@@ -132,9 +137,16 @@ def reshard_command(request: Request) -> list[str]:
     if not (request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]):
         raise UserError(
             f"{request.stream}: no finished stream here; make one with `alma data`, or cut a "
-            f"fairseq-preprocess directory with --megabatch-words N after the `--`"
+            f"fairseq-preprocess directory with --megabatch-words N or --megabatch-tokens N after the `--`"
         )
-    return list(_module("fairseq_alma.reshard", request.stream, *chosen(request.settings, _CUT_FLAGS)))
+    return list(
+        _module(
+            "fairseq_alma.reshard",
+            request.stream,
+            *chosen(request.settings, _CUT_FLAGS),
+            *request.flags.get(_ENCODER, ()),
+        )
+    )
 
 
 def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, Any]:
@@ -160,6 +172,8 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
         config["schedule"] = request.schedule
     if request.replay_from == "recent":
         config["replay_from"] = request.replay_from
+    if request.placement and request.placement.by_machine:
+        config["tokens_per_update"] = request.placement.tokens
     for setting in ("replay_share", "cooldown", "from_scratch", "context_window", "average", "name"):
         if getattr(request, setting):
             config[setting] = getattr(request, setting)
@@ -178,7 +192,8 @@ def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None)
     if request.average:
         weights = request.average if request.averaged_checkpoints else "average"
         evaluate += ["--weights", str(weights)]
-    evaluate += [*chosen(request.settings, _EVALUATION_FLAGS), *_tensorboard(request, stage.index)]
+    evaluate += [*chosen(request.settings, _EVALUATION_FLAGS), *request.flags.get(_ENCODER, ())]
+    evaluate += _tensorboard(request, stage.index)
     own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
     own["--max-update"] = request.updates
     trainings = [_training(request, stage, member, sizes) for member in members]
@@ -223,7 +238,7 @@ def _cooldown(request: Request, stage: Stage, member: int, experts: int | None) 
         rate *= math.sqrt(request.settings["--warmup-updates"] / done)
     decay = {"--lr-scheduler": "polynomial_decay", "--lr": rate, "--warmup-updates": done}
     decay |= {"--max-update": done + updates, "--total-num-update": done + updates}
-    flags = dict(_passed(request.flags)) | {name: flag(name, value) for name, value in decay.items()}
+    flags = _placed(request) | {name: flag(name, value) for name, value in decay.items()}
     sizes = ["--arch", request.arch, *flag("--moe-expert-count", experts)]
     sizes += flag("--members", _jointly(request))
     return Training(
@@ -299,7 +314,7 @@ def _multiplied(request: Request, index: int) -> Flags:
     Without --total-num-update the learning-rate schedule has the length of the training. With one schedule
     for all stages, --max-update includes the updates of earlier stages.
     """
-    flags = dict(_passed(request.flags))
+    flags = _placed(request)
     counted = index + 1 if request.one_schedule else 1
     if request.update_multiplier * counted > 1 and request.updates:
         flags["--max-update"] = flag("--max-update", request.updates * counted)
@@ -309,6 +324,11 @@ def _multiplied(request: Request, index: int) -> Flags:
         total = int(request.settings["--total-num-update"]) * request.update_multiplier
         flags["--total-num-update"] = flag("--total-num-update", total)
     return flags
+
+
+def _placed(request: Request) -> dict[str, Sequence[str]]:
+    """The flags to pass on, with those of the placement in place of the user's."""
+    return {**_passed(request.flags), **(request.placement.flags if request.placement else {})}
 
 
 def _passed(flags: Flags) -> Flags:

@@ -20,7 +20,15 @@ from slurm.lm.flags import Flags, read_flags, resolve, words_of
 from slurm.lm.options import parse, parser
 from slurm.lm.settings import Request
 
-_OF_THE_MACHINE = {"--cluster", "--dry-run", "--wait", "--jobs", "--verbose"}
+_OF_THE_MACHINE = {
+    "--cluster",
+    "--dry-run",
+    "--wait",
+    "--jobs",
+    "--verbose",
+    "--tflops-per-gpu",
+    "--megabatches",
+}
 _OF_THE_MACHINE |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Resources)}
 
 

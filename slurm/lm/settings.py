@@ -11,6 +11,30 @@ from slurm.lm.options import SCHEDULES
 
 
 @dataclass(frozen=True)
+class Placement:
+    """What each training of a run gets of its machine."""
+
+    processes: int
+    gpus: int
+    """Of all processes; 0: a CPU."""
+    update_freq: tuple[int, ...]
+    tokens: int | None
+    """Of an update, in full batches; None: unknown."""
+    by_machine: bool
+    """Whether the number of GPUs, and no flag, determines `tokens`."""
+
+    @property
+    def flags(self) -> Flags:
+        """For fairseq-train, which compares the tokens with those it trains on."""
+        values = {
+            "--distributed-world-size": self.processes,
+            "--update-freq": list(self.update_freq),
+            "--expect-tokens": self.tokens,
+        }
+        return {name: flag(name, value) for name, value in values.items()}
+
+
+@dataclass(frozen=True)
 class Request:
     """A command line, or an experiment, of the launcher. None: not given."""
 
@@ -40,6 +64,8 @@ class Request:
     name: str | None = None
     settings: FlagValues = field(default_factory=dict)
     """fairseq-train's values for `flags`; required by `make_plan`."""
+    placement: Placement | None = None
+    """What its trainings get of the machine, from `place`; None: not decided."""
 
     @property
     def learner_spec(self) -> LearnerSpec:
@@ -89,7 +115,7 @@ class Request:
         words = ["alma", "train", self.stream]
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name not in ("stream", "flags", "settings") and value != each.default:
+            if each.name not in ("stream", "flags", "settings", "placement") and value != each.default:
                 words += flag(f"--{each.name.replace('_', '-')}", value)
         return shlex.join([*words, *(["--", *words_of(self.flags)] if self.flags else [])])
 

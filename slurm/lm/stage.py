@@ -14,6 +14,7 @@ from alma.files import make_directory, patiently_locked, write_json_atomic
 from alma.records import Run
 from slurm.engine import children
 from slurm.engine.jobs import Job
+from slurm.lm.flags import flag
 from slurm.lm.plan import Plan, StageSpec, Training
 from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect
 from slurm.lm.sharing import take_over
@@ -64,13 +65,11 @@ class TrainJob(RunJob):
     """Train one model of a stage."""
 
     training: Training
-    spawns: bool
-    """Whether fairseq starts the processes of a node; else SLURM starts one for each task."""
 
     def do(
         self,
         environment: Environment | None = None,
-        arguments: Sequence[str] = (),
+        arguments: Sequence[str] | None = None,
         log: str = "train.log",
         watch: Callable[[str], None] | None = None,
     ) -> None:
@@ -84,6 +83,8 @@ class TrainJob(RunJob):
             take_over(self.training.source, self.directory)
             return
         make_directory(self.directory)
+        if arguments is None:
+            arguments, _ = self._joined(1, 0, "localhost", 0)
         command = [*self.training.command, *arguments]
         if self.training.previous:
             command += [
@@ -100,20 +101,33 @@ class TrainJob(RunJob):
         from submitit import JobEnvironment
 
         job = JobEnvironment()
-        arguments, environment = [], {}
-        port = str(20_000 + int(job.raw_job_id) % 40_000)
-        if job.num_tasks > 1 and self.spawns:
-            arguments = ["--distributed-port", port]  # fairseq reads the rest from SLURM
-        elif job.num_tasks > 1:
-            ranks = {"RANK": job.global_rank, "LOCAL_RANK": job.local_rank, "WORLD_SIZE": job.num_tasks}
-            environment = {name: str(value) for name, value in ranks.items()}
-            environment |= {"MASTER_ADDR": job.hostnames[0], "MASTER_PORT": port}
+        host, port = "localhost", 0
+        if job.num_tasks > 1:  # all need the same; below the ports that Linux gives to connections
+            host, port = job.hostnames[0], 20_000 + int(job.raw_job_id) % 12_000
+        arguments, environment = self._joined(job.num_tasks, job.global_rank, host, port)
         if job.global_rank:
             self.do(environment, arguments, f"train.rank{job.global_rank}.log")
             return
         make_directory(self.directory)
         with patiently_locked(self.directory):  # a job that SLURM declared dead may still be running
             self.do(environment, arguments)
+
+    def _joined(self, tasks: int, task: int, host: str, port: int) -> tuple[list[str], Environment]:
+        """Flags and environment variables with which the processes of all `tasks` find each other.
+
+        Port 0: a free one.
+        """
+        if not (placement := self.plan.placement):
+            return [], {}
+        here = placement.processes // tasks
+        arguments = flag("--expect-gpus", here if placement.gpus else None)
+        if here > 1:  # fairseq starts them
+            arguments += ["--distributed-init-method", f"tcp://{host}:{port}"]
+            arguments += ["--distributed-rank", str(task * here)]
+        elif tasks > 1:
+            shared = {"RANK": task, "WORLD_SIZE": tasks, "MASTER_ADDR": host, "MASTER_PORT": port}
+            return arguments, {name: str(value) for name, value in shared.items()}
+        return arguments, {}
 
 
 class EvaluateJob(RunJob):
@@ -127,8 +141,8 @@ class EvaluateJob(RunJob):
             children.run(command, self.directory / "eval.log", self.name, environment=environment)
 
 
-def jobs_of(plan: Plan, spawns: bool = True) -> list[RunJob]:
-    """All jobs of a run in a possible order of execution; `spawns` is for `TrainJob`."""
+def jobs_of(plan: Plan) -> list[RunJob]:
+    """All jobs of a run in a possible order of execution."""
     shared: dict[str, Any] = {"plan": plan, "run": plan.out}
     jobs: list[RunJob] = [
         UntrainedJob(
@@ -159,7 +173,6 @@ def jobs_of(plan: Plan, spawns: bool = True) -> list[RunJob]:
                     alone=training.source is not None,
                     index=index,
                     training=training,
-                    spawns=spawns,
                     **shared,
                 )
             )

@@ -169,5 +169,5 @@ def run_here(main, arguments, cwd=ROOT):
 
 
 def legend_of(figure):
-    """Texts of a figure's legend."""
-    return [text.get_text() for text in figure.legends[0].get_texts()]
+    """Texts of a figure's legend, each in one line."""
+    return [text.get_text().replace("\n", " ") for text in figure.legends[0].get_texts()]

@@ -1,6 +1,7 @@
 """The general table: cells, labels and columns."""
 
 import csv
+import io
 import json
 import math
 import re
@@ -8,7 +9,7 @@ import statistics
 
 import pytest
 
-from alma.report import compare
+from alma.report import compare, tables
 from alma.report.labels import describe
 from alma.report.results import column, find_runs, group
 
@@ -238,3 +239,35 @@ def test_spread_is_the_sample_standard_deviation(tmp_path):
 def test_a_run_given_twice_counts_once(tmp_path):
     make_run(tmp_path / "a", [90.0, 20.0])
     assert records(report(tmp_path, tmp_path / "a").stdout)["sm"]["n"] == "1"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_table_fits_the_terminal_and_loses_nothing(tmp_path, monkeypatch, width):
+    for lr in (1, 2, 3):
+        values = [5e4, 5e4, *(30.0 + lr + t for t in range(6))]
+        make_run(tmp_path / str(lr), values, 2, valid=values, lr=lr, arch="switch_gmoe_tiny_wide")
+    whole = compare.table(group(find_runs([tmp_path]))[0])
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout", Terminal())
+    text = tables.for_terminal(whole)
+    assert max(map(len, text.splitlines())) <= width < len(tables.as_text(whole).splitlines()[0])
+    shared, *_ = text.splitlines()
+    assert shared.startswith("all rows: w 2, replay no, n 1, ")
+    for cells_ in zip(*whole, strict=True):
+        assert cells_[0] in text
+        assert all(cell in text for cell in cells_)
+    assert text.count("sm lr=1 ") == text.count("learner ")  # each block names its rows
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    assert tables.for_terminal(whole) == tables.as_text(whole)
+
+
+def test_the_source_of_validation_is_told_beside_its_numbers(tmp_path):
+    make_run(tmp_path / "text", [90.0, 50.0], valid=[None, 856.0])
+    make_run(tmp_path / "image", [0.9, 0.5], valid=[None, 0.4], metric="error")
+    assert "--valid-source" in report(tmp_path / "text").stdout
+    assert "--valid-source" not in report(tmp_path / "image").stdout

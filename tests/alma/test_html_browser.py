@@ -222,6 +222,12 @@ def test_a_phone_needs_no_horizontal_scrolling(browser):
         WebDriverWait(browser, 5).until(lambda _: browser.execute_script("return innerWidth") == 360)
         wide = "return [document.documentElement.scrollWidth, innerWidth]"
         assert browser.execute_script(wide) == [360, 360]
+        browser.execute_script("updates.forEach((update) => update())")
+        code = """return document.querySelectorAll("#section0 .plot")[0].data
+            .find((trace) => trace.name === "configurations").text.filter((text) => text)"""
+        labels = browser.execute_script(code)
+        assert labels
+        assert all(len(label) <= 14 for label in labels)
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
@@ -234,3 +240,44 @@ def test_a_matrix_has_a_framed_diagonal_and_one_scale(browser):
     cells, low, high, hover, frames = browser.execute_script(code)
     assert (cells, low, high, frames) == ([[11, 12], [21, 22]], 11, 22, [-0.5, 0.5])
     assert "j = 1, after mega-batch 2<br>test perplexity: 21.00" in hover
+
+
+FIT = """const [width] = arguments, problems = [];
+    const inside = (one, other) => one.left >= other.left - 1 && one.right <= other.right + 1
+        && one.top >= other.top - 1 && one.bottom <= other.bottom + 1;
+    for (const plot of document.querySelectorAll(".plot")) {
+        const box = plot.getBoundingClientRect();
+        if (box.right > width + 1) problems.push(["a figure is wider than the sheet", box.right]);
+        for (const part of plot.querySelectorAll(".main-svg, .point, .gtitle, .annotation-text, .xtitle"))
+            if (!inside(part.getBoundingClientRect(), box))
+                problems.push(["cropped", part.getAttribute("class")]);
+    }
+    for (const table of document.querySelectorAll(".panel > .scroll > table"))
+        if (table.getBoundingClientRect().right > width + 1)
+            problems.push(["a table is wider than the sheet"]);
+    return problems;"""
+
+
+@pytest.mark.parametrize("width", [800, 1400])
+def test_a_sheet_has_whole_figures(browser, width):
+    """Whatever the window: what is drawn lies in its figure, and figures fit a sheet of 19 cm."""
+    sheet = round(19 / 2.54 * 96)
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        WebDriverWait(browser, 5).until(lambda _: browser.execute_script("return innerWidth") == width)
+        browser.execute_script("drawFigures(true)")
+        # As Chromium prints: the event, then at once the style and the width of the sheet.
+        browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size | {"width": sheet})
+        assert browser.execute_script(FIT, sheet) == []
+    finally:
+        browser.execute_script("dispatchEvent(new Event('afterprint'))")
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    # And again on the screen, once Plotly has noticed the size.
+    tables = [["a table is wider than the sheet"]]  # they scroll there
+    WebDriverWait(browser, 10).until(
+        lambda _: [each for each in browser.execute_script(FIT, 1280) if each not in tables] == []
+    )

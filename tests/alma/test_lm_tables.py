@@ -353,3 +353,18 @@ def test_experts_and_members_default_to_the_config(tmp_path):
 
 def test_a_table_without_groups_has_no_prefix():
     assert PaperTable("", ["n"], ["base"], ["t=1"], [], []).header == ["n", "t=1"]
+
+
+def test_in_a_terminal_the_groups_stand_one_below_the_other(paper_runs, monkeypatch):
+    class Terminal(io.StringIO):
+        isatty = lambda self: True  # noqa: E731
+
+    table = tables_of(paper_runs)[0]["table2"]
+    body = table._replace(title="", notes=[])
+    monkeypatch.setenv("COLUMNS", "110")
+    assert max(map(len, body.as_text().splitlines())) > 110  # whole in a file
+    monkeypatch.setattr("sys.stdout", Terminal())
+    lines = body.as_text().splitlines()
+    assert max(map(len, lines)) <= 110
+    assert sum("base t=4" in line for line in lines) == sum("large t=4" in line for line in lines) == 1
+    assert sum(line.startswith("gMoE_w1") for line in lines) == 2

@@ -194,8 +194,22 @@ def test_an_average_that_beats_all_moves_the_front(tmp_path):
 
 def test_the_front_without_averages_has_no_variants(grid):
     figure = trade_offs.front(results_of(grid))[""]
-    names = ["learner", "sm", "ens", "gmoe", "moe", "", "no other is better in both", "with replay"]
+    names = [
+        "learner",
+        "sm",
+        "ens",
+        "gmoe",
+        "moe",
+        "size",
+        "4 units",
+        "8 units",
+        "",
+        "no other is better in both",
+        "with replay",
+    ]
     assert legend_of(figure) == names
+    points = [container.lines[0] for container in figure.axes[0].containers]
+    assert len({line.get_markersize() for line in points}) == 2  # of 4 and of 8 units
     assert not [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
 
 
@@ -207,7 +221,11 @@ def test_validation_scores_do_not_choose_between_averages(tmp_path):
             row["extra"]["valid"] = {"loss": 1.0, "error": 1 - score}
             row["extra"]["raw"]["valid"] = {"loss": 1.0, "error": score}
         run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [s for s in report(tmp_path, "--select", "valid").stdout.splitlines() if s.startswith("best")]
+    lines = [
+        s
+        for s in report(tmp_path, "--select", "valid", "--hold", "average").stdout.splitlines()
+        if s.startswith("best")
+    ]
     choice = "best of 2 by validation error (%): {} w=1: lr={} ({}.00); left out: lr={} ({}.00)"
     assert sorted(lines) == [choice.format("sm", 1, 30, 2, 40), choice.format("sm, average", 2, 60, 1, 70)]
 

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.text import Text
 
 from alma.records import Run
-from alma.report import figures, style
+from alma.report import compare, figures, style
 from alma.report.results import Result, compute, group, memory
 from alma.report.style import EXTENSION_COLOURS, LEARNER_COLOURS, WAIT_RAMP, learner_colour
 
@@ -122,9 +122,17 @@ def test_figures_omit_the_untrained_perplexity(tmp_path):
     ((result,),) = group([Run.read(tmp_path)])
     over_time = figures.over_time(result)
     assert (over_time.x, over_time.y) == ([2, 3, 4], [24.0, 24.0, 20.0])
-    trade_off = figures._average_against(result, compute)
-    assert trade_off.x == pytest.approx([4000, 4000, 8000])
-    assert trade_off.y == pytest.approx([24.0, 24.0, 68 / 3])
+
+
+def test_averages_of_figures_and_tables_agree(tmp_path):
+    """Waiting counts in both, so that they rank alike."""
+    make_run(tmp_path / "1", [50000.0, 300.0, 290.0, 280.0, 270.0], lr=1)
+    make_run(tmp_path / "2", [50000.0, 50000.0, 24.0, 24.0, 20.0], waiting_time=2)
+    (results,) = group([Run.read(tmp_path / name) for name in "12"])
+    ends = [figures._average_against(result, compute) for result in results]
+    assert [end.x for end in ends] == [[2000, 4000, 6000, 8000], [4000, 4000, 8000]]
+    tables = [result.over_seeds(compare.AVERAGES["average"])[0] for result in results]
+    assert [end.y[-1] for end in ends] == pytest.approx(tables)
 
 
 def test_figures_show_the_untrained_error(tmp_path):
@@ -181,3 +189,22 @@ def test_a_figure_has_the_same_bytes_again(tmp_path):
         report(tmp_path / "a", "--out", tmp_path / name)
     for path in (tmp_path / "one").glob("*_over_time.*"):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+
+
+def test_tick_labels_do_not_touch(tmp_path):
+    figure, ((axes,),) = style.subplots(1, 1, (2.0, 1.5))
+    values = [0.00011, 0.0009]
+    axes.plot(values, values)
+    style.number_axis(axes, "x", values, log_from=5)
+    style.save(figure, tmp_path / "figure.png", ["png"])
+    ticks = [tick for tick in axes.xaxis.get_major_ticks() if values[0] <= tick.get_loc() <= values[1]]
+    boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.x0)
+    assert boxes
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_figures_name_their_data(tmp_path):
+    make_run(tmp_path / "runs", [90.0, 50.0], stream="wiki")
+    assert report(tmp_path / "runs", "--out", tmp_path / "out").returncode == 0
+    for name in ("over_time", "compute", "memory"):
+        assert "wiki, B = 1" in (tmp_path / f"out/perplexity_B1_{name}.svg").read_text()

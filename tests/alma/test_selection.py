@@ -72,3 +72,47 @@ def test_the_score_after_the_first_stage_alone_may_choose(tmp_path):
     make_run(tmp_path / "runs/c", [90.0] * 5, 2, rows=3, valid=[None, None, 30.0, 30.0, 30.0], lr=3)
     told = report(tmp_path / "runs", "--select", "valid-first").stdout.splitlines()[-1]
     assert "best of 3 by validation perplexity after the first stage: sm w=2: lr=3 (30.00)" in told
+
+
+AVERAGES = {
+    "4": {"average": "poly:4"},
+    "64": {"average": "poly:64"},
+    "c": {"schedule": "continuous"},
+    "d": {"schedule": "continuous", "cooldown": 0.1},
+    "e": {"schedule": "continuous", "cooldown": 0.5},
+}
+SCORES = {"4": 30.0, "64": 20.0, "c": 35.0, "d": 40.0, "e": 50.0, "plain": 60.0}
+
+
+def test_averages_schedules_and_cool_downs_are_chosen_and_each_is_named(tmp_path):
+    for name, settings in {**AVERAGES, "plain": {}}.items():
+        make_run(tmp_path / name, [90.0, 50.0], valid=[None, SCORES[name]], lr=1, **settings)
+    done = report(tmp_path, "--select", "valid")
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("best")]
+    assert line.startswith("best of 6 by validation perplexity: sm w=1: average=poly:64 (20.00); left out: ")
+    for told in ("average=poly:4 (30.00)", "schedule=continuous cooldown=0.5 (50.00)", "none (60.00)"):
+        assert told in line
+
+
+def test_settings_that_are_held_are_not_chosen_among(tmp_path):
+    for name, settings in {**AVERAGES, "plain": {}}.items():
+        make_run(tmp_path / name, [90.0, 50.0], valid=[None, SCORES[name]], lr=1, **settings)
+    done = report(tmp_path, "--select", "valid", "--hold", "schedule,average")
+    assert [line for line in done.stdout.splitlines() if line.startswith("best")] == [
+        "best of 3 by validation perplexity: sm, continuous w=1: none (35.00); "
+        "left out: cooldown=0.1 (40.00), cooldown=0.5 (50.00)"
+    ]
+    assert done.stdout.count("sm, average poly:") == 2
+    flags = {"arch": "switch_gmoe", "fairseq_flags": ["--lr", "2e-3"]}
+    make_run(tmp_path / "lr", [90.0, 50.0], valid=[None, 1.0], **flags)
+    assert "best of" not in report(tmp_path / "lr", "--select", "valid", "--hold", "lr").stdout
+    wrong = report(tmp_path, "--select", "valid", "--hold", "averag")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.strip().endswith("--hold averag: no run has this setting; did you mean average?")
+    assert report(tmp_path, "--hold", "average").returncode == 2
+
+
+def test_runs_on_other_streams_are_no_candidates(tmp_path):
+    for scenario in ("rotated", "permuted"):
+        make_run(tmp_path / scenario, [0.9, 0.5], metric="error", valid=[None, 0.4], scenario=scenario)
+    assert "left out" not in report(tmp_path, "--select", "valid").stdout

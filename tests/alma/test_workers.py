@@ -57,10 +57,11 @@ def test_results_in_the_order_of_the_tasks():
     assert found == [(n, n * n) for n in range(9)]
 
 
-def test_one_worker_or_one_task_needs_no_process_unless_it_is_to_be_set_up():
-    for count, tasks in ((1, [(), ()]), (2, [()])):
-        with Workers(count) as workers:
-            assert {result() for _, result in workers.run(process_id, tasks)} == {os.getpid()}
+def test_one_worker_needs_no_process_unless_it_is_to_be_set_up():
+    with Workers(1) as workers:
+        assert {result() for _, result in workers.run(process_id, [(), ()])} == {os.getpid()}
+    with Workers(2) as workers:  # Ctrl-C ends a single task too, though it may be at work in C++
+        assert {result() for _, result in workers.run(process_id, [()])} != {os.getpid()}
     with Workers(1, set_variable) as workers:
         ((_, result),) = workers.run(variable, [()])
         assert result() == "yes"
@@ -94,10 +95,10 @@ def test_a_worker_that_is_killed_between_tasks_is_the_same_line():
             run_again_and_again(workers)
 
 
-def interrupt_after_the_first(paths: list[Path], terminate: bool) -> None:
+def interrupt_after_the_first(paths: list[Path]) -> None:
     """Raise while two tasks run."""
-    with Workers(2, terminate=terminate) as workers:
-        results = workers.run(write_late, [(path, 2 * bool(n)) for n, path in enumerate(paths)])
+    with Workers(2) as workers:
+        results = workers.run(write_late, [(path, 60 * bool(n)) for n, path in enumerate(paths)])
         next(results)[1]()
         wait_for(paths[0].parent, 3)
         raise KeyboardInterrupt
@@ -110,19 +111,21 @@ def wait_for(folder: Path, started: int) -> None:
         time.sleep(0.05)
 
 
-def test_running_tasks_finish_when_the_block_raises(tmp_path):
+def test_running_tasks_end_when_the_block_raises(tmp_path):
     paths = [tmp_path / f"{n}.done" for n in range(9)]
+    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        interrupt_after_the_first(paths, terminate=False)
-    assert len(list(tmp_path.glob("*.started"))) == len(list(tmp_path.glob("*.done"))) < 9
-
-
-def test_running_tasks_are_terminated_if_so_chosen(tmp_path):
-    paths = [tmp_path / f"{n}.done" for n in range(9)]
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_after_the_first(paths, terminate=True)
-    time.sleep(2.5)
+        interrupt_after_the_first(paths)
+    assert time.monotonic() - began < 50, "it waited for a task"
+    assert not multiprocessing.active_children()
     assert [path.name for path in tmp_path.glob("*.done")] == ["0.done"]
+
+
+def test_results_that_nobody_takes_do_not_get_into_the_next_run(tmp_path):
+    with Workers(2) as workers:
+        unread = workers.run(square, [(n,) for n in range(9)])
+        next(unread)
+        assert sorted(result() for _, result in workers.run(square, [(10,), (20,)])) == [100, 400]
 
 
 INTERRUPTED = """
@@ -131,8 +134,7 @@ from pathlib import Path
 from alma.workers import Workers
 def sleep(path):
     Path(path + ".started").touch()
-    time.sleep(2)
-    Path(path).touch()
+    time.sleep(60)
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with Workers(2) as workers:
@@ -141,7 +143,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_ignore_ctrl_c_and_finish_their_task(tmp_path):
+def test_ctrl_c_ends_the_pool_and_only_the_parent_says_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -149,34 +151,6 @@ def test_workers_ignore_ctrl_c_and_finish_their_task(tmp_path):
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, env=environment)
     wait_for(tmp_path, 2)
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=40)  # shorter than a task
     assert err.splitlines()[-1] == b"KeyboardInterrupt"
-    assert {path.name for path in tmp_path.iterdir()} >= {"0", "1"}
-
-
-KILLED_LAST = """
-import time
-from concurrent.futures import process
-from pathlib import Path
-from alma import workers
-join = process._ExecutorManagerThread.join_executor_internals
-def kill_and_join(self):
-    for worker in self.processes.values():
-        if "pipe" in Path(f"/proc/{worker.pid}/wchan").read_text():  # it waits for a task: it has the lock
-            worker.kill()
-            worker.join()
-    join(self)
-process._ExecutorManagerThread.join_executor_internals = kill_and_join
-workers._GRACE = 0.5
-if __name__ == "__main__":
-    with workers.Workers(2) as pool:
-        list(pool.run(abs, [(1,), (2,)]))
-        time.sleep(0.3)
-"""
-
-
-def test_a_worker_that_is_killed_at_the_end_holds_nobody_up(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(KILLED_LAST)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    subprocess.run([sys.executable, script], check=True, timeout=60, env=environment)
+    assert err.count(b"Traceback") == 1

@@ -16,7 +16,7 @@ def scale(benchmark, monkeypatch):
     """data_prep_scale with small shards, buckets and vocabulary."""
     scale = benchmark("data_prep_scale")
     monkeypatch.setattr("data_prep.documents.SHARD_BYTES", 1 << 20)
-    monkeypatch.setattr("data_prep.plan.BUCKET_WORDS", 50_000)
+    monkeypatch.setattr("data_prep.plan.BUCKET_BYTES", 300_000)
     monkeypatch.setattr(scale, "VOCABULARY", 500)
     return scale
 

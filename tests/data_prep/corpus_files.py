@@ -2,13 +2,20 @@
 
 import bz2
 import gzip
+import lzma
 
 import zstandard
 
 from data_prep.blocks import Skipped
 from data_prep.documents import Reader, make_shards
 
-PACKERS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.compress}
+PACKERS = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.compress,
+    ".xz": lzma.compress,
+}
 
 
 def read(path, reader=None, shard_bytes=1 << 20):

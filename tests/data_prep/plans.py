@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from data_prep import pipeline, ranges, scan
-from data_prep.cut import LEFT_OUT, Wanted
+from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.plan import CorpusPlan
+from data_prep.pools import LEFT_OUT
 from data_prep.scan import RECORD, content_keys
 from data_prep.shuffle import planned_documents
 from data_prep.work import Work, Workspace, open_items
@@ -21,7 +22,7 @@ def make_records(documents) -> np.ndarray:
     for record, (key, words, source) in zip(records, documents, strict=True):
         rng = np.random.default_rng(key)
         record["high"], record["low"], record["second"] = rng.integers(0, 2**64, 3, np.uint64)
-        record["words"], record["source"] = words, source
+        record["words"], record["bytes"], record["source"] = words, 3 * words, source
     return records
 
 

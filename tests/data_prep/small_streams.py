@@ -18,7 +18,7 @@ def write_part(out: Path, name: str, documents: list[list[list[int]]], sources: 
     items = [item for document in documents for item in [*([*line, 2] for line in document), [2]]]
     np.concatenate(items).astype(np.uint16).tofile(out / f"{prefix}.bin")
     write_index(out / f"{prefix}.idx", np.array(list(map(len, items))), 8)
-    keys = [(i * 2**120 + first).to_bytes(16) for i in range(len(documents))]
+    keys = [(i * 2**120 + first * 2**32).to_bytes(16) for i in range(len(documents))]
     (out / f"{prefix}.keys").write_bytes(b"".join(keys[::-1] if name == "valid" else keys))
     files = {
         f"{prefix}{suffix}": FileInfo.of(out / f"{prefix}{suffix}") for suffix in (".bin", ".idx", ".keys")

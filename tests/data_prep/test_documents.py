@@ -1,11 +1,14 @@
 """Readers: cuts do not change the documents; text is normalised as fairseq splits it."""
 
+import itertools
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from alma.errors import UserError
 from data_prep.documents import Reader, find_files, make_shards
 
 LINES = st.lists(
@@ -16,7 +19,12 @@ LINES = st.lists(
 def read(path, reader, shard_bytes):
     shards = make_shards([("s", str(path))], reader, shard_bytes)
     assert sum(segment.end - segment.start for shard in shards for segment in shard) == path.stat().st_size
-    return [(text, words) for shard in shards for _, text, words in reader.read(shard)]
+    return [
+        piece
+        for shard in shards
+        for _, text, words in reader.read(shard)
+        for piece in reader.split(text, words)
+    ]
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -47,6 +55,17 @@ def test_splitting_keeps_every_line(tmp_path, lines, limit):
     for text, words in split:
         assert words == len(text.split())
         assert words <= limit or "\n" not in text
+    for document, words in whole:
+        pieces = list(Reader(max_document_words=limit).split(document, words))
+        assert len(pieces) == 1 or words > limit, "a document of the limit stays whole"
+        for (_, size), (following, _) in itertools.pairwise(pieces):
+            line = following.partition("\n")[0]
+            assert size + len(line.split()) > limit, "no line more would have fitted"
+
+
+def test_a_piece_may_have_as_many_words_as_the_limit():
+    pieces = Reader(max_document_words=4).split("a b\nc d\ne f", 6)
+    assert list(pieces) == [("a b\nc d", 4), ("e f", 2)]
 
 
 def test_json_lines_may_be_cut_anywhere(tmp_path):
@@ -79,6 +98,37 @@ def test_directories_are_read_sorted_without_hidden_files(tmp_path):
     assert find_files(str(tmp_path)) == [
         str(tmp_path / name) for name in ("a/1.jsonl", "b/2.txt", "c.txt.zst")
     ]
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """A corpus with links to a folder and a file elsewhere, to a folder in it, and in a circle."""
+    elsewhere, corpus = tmp_path / "elsewhere", tmp_path / "corpus"
+    for path in (elsewhere / "deep/1.txt", elsewhere / "2.txt", corpus / "own/3.txt", tmp_path / "4.txt"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"word {path.name}")
+    (corpus / "linked").symlink_to(elsewhere)
+    (corpus / "four.txt").symlink_to(tmp_path / "4.txt")
+    (corpus / "again").symlink_to(corpus / "own")
+    (elsewhere / "deep/circle").symlink_to(corpus)
+    return corpus
+
+
+def test_links_are_followed_and_each_file_is_read_once(linked):
+    whole, matched = find_files(str(linked)), find_files(f"{linked}/**/*.txt")
+    for found in (whole, matched):
+        assert sorted(Path(file).read_text() for file in found) == [f"word {n}.txt" for n in (1, 2, 3, 4)]
+        assert len(found) == 4
+    assert str(linked / "four.txt") in whole, "the name of the link tells the format"
+
+
+def test_a_dangling_link_is_an_error(linked):
+    (linked / "own/5.txt").symlink_to("annex/objects/5.txt")
+    for path in (linked, f"{linked}/**/*.txt", linked / "own"):
+        with pytest.raises(UserError, match=r"/5.txt: .*a link to annex/objects/5.txt, which is missing"):
+            find_files(str(path))
+    (linked / "own/5.txt").rename(linked / "own/.5.txt")
+    assert len(find_files(str(linked))) == 4, "hidden names are ignored"
 
 
 @pytest.mark.parametrize("frames", [1, 3])

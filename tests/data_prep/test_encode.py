@@ -1,6 +1,7 @@
 """Ids equal SentencePiece's, and files equal those of fairseq-preprocess."""
 
 import itertools
+import random
 import sys
 
 import numpy as np
@@ -132,6 +133,40 @@ def test_given_models_of_any_kind(tmp_path, options):
     assert dictionary.symbols[4:] == encoder.tokens
 
 
+def trained(path, lines, **options):
+    """A tiny model trained on the lines."""
+    with open(path, "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=file,
+            minloglevel=2,
+            **{"model_type": "bpe", "vocab_size": 150} | options,
+        )
+    return path
+
+
+def test_tokens_across_words_also_in_documents_with_lines_of_one_word(tmp_path):
+    lines = ["to be or not to be", "to be", "to", "or not", "be", "not to be"] * 20
+    model = trained(tmp_path / "m.model", lines, split_by_whitespace=False, vocab_size=35)
+    encoder = SentencePiece(model)
+    assert any("\u2581" in token[1:] for token in encoder.tokens), "no token crosses words"
+    texts = ["to\nbe\nor\nnot", "to be\nto\nbe", "or", "not\nto be or not to be\nto\nto"]
+    check_documents(encoder, processor_of(model), texts)
+
+
+def test_a_unigram_model_with_equally_probable_splits(tmp_path):
+    """Rounding of the sum over the line decides between "11" + "1" and "1" + "11"."""
+    rng = random.Random(0)
+
+    def line(words):
+        return " ".join("".join(rng.choices("01", k=rng.randint(1, 12))) for _ in range(words))
+
+    model = trained(tmp_path / "m.model", [line(9) for _ in range(300)], model_type="unigram", vocab_size=16)
+    encoder, processor = SentencePiece(model), processor_of(model)
+    for text in [line(rng.randint(1, 60)) for _ in range(400)]:
+        check_line(encoder, processor, text)
+
+
 def test_models_that_do_not_fit_are_refused(tmp_path):
     with open(tmp_path / "m.model", "wb") as file:
         sentencepiece.SentencePieceTrainer.train(
@@ -160,6 +195,15 @@ def test_training_does_not_depend_on_chance_and_drops_no_line():
     processor = sentencepiece.SentencePieceProcessor(model_proto=train(texts, 120))
     assert processor.get_piece_size() == 123
     assert "z" in [processor.id_to_piece(i) for i in range(123)], "a long line was dropped"
+
+
+def test_ctrl_c_while_sentencepiece_reads_is_no_error_of_training():
+    def interrupted():
+        yield b"one line"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(interrupted(), 120)
 
 
 def test_files_are_those_of_fairseq_preprocess(prepare, tmp_path):

@@ -1,6 +1,7 @@
 """Formats of corpus files: what a document is in each, and what is bad input."""
 
 import json
+import random
 import tarfile
 
 import pyarrow
@@ -82,7 +83,7 @@ RECORDS = [
 
 @pytest.mark.parametrize("name", ["a.wet", "a.wet.gz", "CC-MAIN-1.warc.wet.gz", "a.warc.wet.zst"])
 def test_common_crawl_wet(tmp_path, name):
-    pack = PACKERS[next((suffix for suffix in blocks.PACKED if name.endswith(suffix)), "")]
+    pack = PACKERS[blocks.packing(name)]
     path = tmp_path / name
     path.write_bytes(b"".join(map(pack, RECORDS)))
     assert read(path, Reader("file"), 1) == (["Café\nmenu", "WARC/1.0\ntwo"], [])
@@ -165,7 +166,7 @@ def test_the_fields_of_a_record_without_text_are_named(tmp_path):
     path.write_text("\n".join(map(json.dumps, records)))
     hints = [
         " (choose one of its fields by --text-key: `content`, `url`)",
-        " (choose one of its fields by --text-key: `id`)",
+        "",
         "",
         " (choose one of its fields by --text-key: `body`)",
     ]
@@ -179,6 +180,82 @@ def test_the_fields_of_a_record_without_text_are_named(tmp_path):
     wiki = tmp_path / "wiki_00"
     wiki.write_text('{"body": "a"}')  # its field is always `text`
     assert read(wiki)[1] == [(0, "no field `text` that holds a string")]
+
+
+@pytest.mark.parametrize("name", ["c4.00000-of-01024.json.gz", "a.json", "a.jsonl.xz", "a.json.xz"])
+def test_lines_of_json_by_any_name(tmp_path, name):
+    path = tmp_path / name
+    lines = [json.dumps({"text": f"text {n}", "url": "u"}) for n in range(5)]
+    path.write_bytes(PACKERS[blocks.packing(name)]("\n".join(lines).encode()))
+    assert find_files(str(path)) == [str(path)]
+    assert read(path, Reader(), 60) == ([f"text {n}" for n in range(5)], [])
+    assert formats.stem(name) in ("a", "c4.00000-of-01024")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_json_array_is_refused_as_a_whole(tmp_path, name):
+    path = tmp_path / name
+    text = json.dumps([{"text": "one"}, {"text": "two"}], indent=0).replace(",\n", ",\n\n")
+    path.write_bytes(PACKERS[blocks.packing(name)](f"\n {text}".encode()))
+    assert read(path, None, 8) == ([], [(0, "a JSON array")])
+    with pytest.raises(UserError, match=r"a JSON array at byte 0; write a JSON object on each line, .*jq"):
+        read(path, Reader())
+    path.write_bytes(PACKERS[blocks.packing(name)](b'{\n "text": "one"\n}'))
+    with pytest.raises(UserError, match="malformed JSON .* at byte 0; write a JSON object on each line"):
+        read(path, Reader())
+
+
+def test_only_the_text_of_a_record_need_be_strict_json(tmp_path):
+    path = tmp_path / "a.jsonl"
+    good = ['{"text": "one", "score": NaN}', '{"a": [Infinity, {"b": -Infinity}], "text": "t\u00fcw\\u00f6"}']
+    good += ['{"text": "three", "tail": "\\ud83d"}']
+    bad = ['{"text": NaN}', '{"text": "\\ud83d"}', '{"text": "x", "score": nan}', '{"text": "x" "y": NaN}']
+    path.write_text("\n".join([*good, *bad]), "utf-8")
+    found, skips = read(path)
+    assert found == ["one", "t\u00fcw\u00f6", "three"]
+    reasons = [reason.split(" (")[0] for _, reason in skips]
+    assert reasons == ["no field `text` that holds a string", *["malformed JSON"] * 3]
+
+
+def test_a_field_of_an_object_in_a_record(tmp_path):
+    path = tmp_path / "a.jsonl"
+    records = [
+        {"data": {"text": "nested"}},
+        {"data.text": "literal", "data": {"text": "nested"}},
+        {"data": {"text": {"body": "deep"}}},
+        {"data": {"body": {"raw": "x"}, "n": 3}, "id": 7, "url": "u"},
+        {"data": "text"},
+    ]
+    path.write_text("\n".join(map(json.dumps, records)))
+    found, skips = read(path, Reader(text_key="data.text", on_bad_input="skip"))
+    assert found == ["nested", "literal"]
+    hints = ["`data.text.body`", "`url`, `data.body.raw`", "`data`"]
+    why = "no field `data.text` that holds a string (choose one of its fields by --text-key:"
+    assert [reason for _, reason in skips] == [f"{why} {hint})" for hint in hints]
+    assert read(path, Reader(text_key="data.text.body", on_bad_input="skip"))[0] == ["deep"]
+
+
+@pytest.mark.parametrize("packed", [".gz", ".xz", ".bz2", ".zst"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.json", "a.wet", "wiki_00"])
+def test_a_compressed_file_whose_name_does_not_say_so(tmp_path, packed, name):
+    path = tmp_path / name
+    rng = random.Random(0)
+    text = "\n\n".join("".join(rng.choices("abc \n", k=40)) for _ in range(200))
+    path.write_bytes(PACKERS[packed](text.encode()))
+    assert read(path, None, 100)[0] == [], "parts of it were taken for text"
+    with pytest.raises(
+        UserError, match=rf"compressed, as {packed} files are .*; rename it to {name}{packed}$"
+    ):
+        read(path, Reader())
+
+
+def test_lines_without_a_blank_one_are_not_to_be_skipped(tmp_path, small):
+    small(7)
+    path = tmp_path / "books.txt"
+    path.write_text("a sentence\n" * 9)
+    with pytest.raises(UserError, match="longer than 20 bytes .*; .*give --documents s=line$"):
+        read(path, Reader())
+    assert read(path, Reader("line")) == (["a sentence"] * 9, [])
 
 
 def tar_members(data, text_key):

@@ -141,7 +141,7 @@ def test_a_deleted_file(tmp_path):
     path.unlink()
     skips = []
     assert list(Reader(on_bad_input="skip").read(shard, skips.append)) == []
-    assert skips == [(str(path), 0, "unreadable (No such file or directory)")]
+    assert [skip[:3] for skip in skips] == [(str(path), 0, "unreadable (No such file or directory)")]
     with pytest.raises(UserError, match=f"{path}: unreadable"):
         list(Reader().read(shard))
 
@@ -159,7 +159,7 @@ def test_memory_is_bounded(tmp_path, monkeypatch, name):
         "": b'<doc id="1">\n' + long + b'\n</doc>\n<doc id="2">\ngood\n</doc>\n',
     }.get(re.sub(r"^[^.]*|\.gz|\.zst", "", name), long + b"\n\ngood")
     path = tmp_path / name
-    path.write_bytes(PACKERS[name[name.rindex(".") :] if name.endswith(blocks.PACKED) else ""](data))
+    path.write_bytes(PACKERS[blocks.packing(name)](data))
     del long, data
     tracemalloc.start()
     found, skips = read(path, Reader(mode, on_bad_input="skip"), 8 << 20)

@@ -151,6 +151,15 @@ def test_different_shares_of_sources_are_reported(tmp_path, inspected):
     assert "Sources: NOT i.i.d.; farthest from the others is megabatch_01 with" in text
 
 
+def test_a_validation_set_of_one_source_is_explained(corpus, prepare, tmp_path, inspected):
+    """Its perplexity is not that of the test set, which has all sources."""
+    out = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "out")
+    text = inspected(out)[1]
+    web = Stream.load(out).valid.sources["web"]
+    assert web == Stream.load(out).valid.words
+    assert "The validation set holds web only (--valid-source)" in text
+
+
 def test_shares_of_iid_documents_deviate_little():
     """Even if the documents of one source are much longer."""
     rng = np.random.default_rng(0)

@@ -97,7 +97,7 @@ def test_two_seeds_killed_in_turn_while_they_are_installed(mixed, tmp_path, monk
 
 def test_two_seeds_killed_in_turn_at_random_moments(corpus, prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
-    monkeypatch.setattr(plan, "BUCKET_WORDS", 1000)
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
     lines = [[corpus, "--seed", seed, "--mega-batches", 3, *SIZES.split(), "--out"] for seed in (1, 2)]
     wholes = []
     for line in lines:
@@ -108,12 +108,13 @@ def test_two_seeds_killed_in_turn_at_random_moments(corpus, prepare, tmp_path, m
     code, turn = -signal.SIGKILL, 0
     while code:
         turn += 1
-        assert turn < 20, "no progress between kills"
+        assert turn < 30, "no progress between kills"
         allowed = rng.randint(8, 40)
-        code = subprocess.run(command(allowed, *lines[turn % 2], out, script=COMMAND)).returncode
+        line = lines[turn // 4 % 2]  # a change removes what the other has done
+        code = subprocess.run(command(allowed, *line, out, script=COMMAND)).returncode
         assert code in (0, -signal.SIGKILL)
     assert turn > 3
-    assert digests(out) == wholes[turn % 2]
+    assert digests(out) == wholes[turn // 4 % 2]
 
 
 def test_a_killed_installation_is_undone_by_another_addition(corpus, prepare, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from data_prep.order import Ordered, from_corpus, from_file
+from data_prep.pools import nearest
 
 from .plans import in_hash_order, make_records, plan_of, split_of
 from .test_plan import same_plan
@@ -140,6 +141,20 @@ def test_every_cut_is_within_half_a_document(corpus):
             order = [high[key] for key in keys]
             assert [last, *order] == sorted({last, *order})  # in hash order, one part after another
             last = order[-1]
+
+
+@given(corpora())
+@settings(max_examples=20, deadline=None)
+def test_the_mixed_parts_are_nearest_to_their_share(corpus):
+    """Counted from the documents that the held-out part has, not from the words that were asked for."""
+    records, wanted = corpus
+    found = parts_of(records, wanted)
+    words = dict(zip(records["low"].tolist(), records["words"].tolist(), strict=True))
+    for mixed, size in (("test", wanted.eval_words), ("valid", wanted.valid_words)):
+        for t in range(3):
+            keys = found[f"{mixed}_{t:02d}"]
+            count = nearest(np.array([words[key] for key in keys]), size // 3)
+            assert set(keys) & set(found[mixed]) == set(keys[: max(count, 1)])
 
 
 @given(corpora(), st.randoms())

@@ -29,7 +29,7 @@ from .conftest import make_documents
 def small_shards(monkeypatch):
     """Many shards, runs, ranges and buckets, as a large corpus has."""
     monkeypatch.setattr(documents, "SHARD_BYTES", 3000)
-    monkeypatch.setattr(plan, "BUCKET_WORDS", 400)
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 2400)
     monkeypatch.setattr(shuffle, "RUN_BYTES", 1000)
     monkeypatch.setattr(ranges, "RANGE_DOCUMENTS", 70)
     monkeypatch.setattr(scan, "RUN_DOCUMENTS", 9)
@@ -190,7 +190,7 @@ def fatal(function):
     return call
 alma.files.os.replace = fatal(os.replace)
 documents.SHARD_BYTES = 12000
-plan.BUCKET_WORDS = 1000
+plan.BUCKET_BYTES = 6000
 ranges.RANGE_DOCUMENTS = 300
 __main__.main()
 """
@@ -199,7 +199,7 @@ __main__.main()
 def test_killed_anywhere_and_run_again(corpus, prepare, tmp_path, monkeypatch):
     """Kill after every few renames; relaunches resume and make the stream of an uninterrupted run."""
     monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
-    monkeypatch.setattr(plan, "BUCKET_WORDS", 1000)
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
     whole = digests(prepare(corpus, out=tmp_path / "whole"))
     out = tmp_path / "out"
     line = (
@@ -207,7 +207,7 @@ def test_killed_anywhere_and_run_again(corpus, prepare, tmp_path, monkeypatch):
     )
     codes = []
     while not codes or codes[-1]:
-        assert len(codes) < 20, "no progress between kills"
+        assert len(codes) < 30, "no progress between kills"
         allowed = "9" if len(codes) % 2 else "4"
         codes.append(subprocess.run([sys.executable, "-c", COMMAND, allowed, *line.split()]).returncode)
     assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
@@ -218,10 +218,10 @@ def test_killed_anywhere_and_run_again(corpus, prepare, tmp_path, monkeypatch):
 def test_killed_at_20_random_moments(corpus, prepare, tmp_path, monkeypatch):
     """With two workers; a relaunch that finishes has made the stream of an uninterrupted run."""
     monkeypatch.setattr(documents, "SHARD_BYTES", 2000)
-    monkeypatch.setattr(plan, "BUCKET_WORDS", 300)
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 1800)
     whole = digests(prepare(corpus, out=tmp_path / "whole"))
     wanted = "--mega-batches 3 --words 1500 --valid-words 300 --vocab-size 120 --workers 2"
-    command = [sys.executable, "-c", COMMAND.replace("12000", "2000").replace("1000", "300"), "1000000"]
+    command = [sys.executable, "-c", COMMAND.replace("12000", "2000").replace("6000", "1800"), "1000000"]
     command += [str(corpus), *wanted.split(), "--out"]
     rng = random.Random(0)
     out = tmp_path / "out"

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from data_prep import pipeline, plan, ranges, scan
-from data_prep.cut import LEFT_OUT, Wanted, nearest
+from data_prep.cut import Wanted
+from data_prep.pools import LEFT_OUT, nearest
 from data_prep.scan import RECORD
 from data_prep.work import Work
 
@@ -94,10 +95,10 @@ def test_every_cut_is_within_half_a_document(corpus):
 
 @given(corpora(), st.integers(1, 200))
 @settings(max_examples=20, deadline=None)
-def test_buckets_follow_the_hash_order_and_add_up(corpus, bucket_words):
+def test_buckets_follow_the_hash_order_and_add_up(corpus, bucket_bytes):
     records, wanted = corpus
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "BUCKET_WORDS", bucket_words)
+        patch.setattr(plan, "BUCKET_BYTES", bucket_bytes)
         try:
             bucket, planned = plan_of(records, wanted, SOURCES, range_documents=60)
         except UserError:
@@ -109,8 +110,9 @@ def test_buckets_follow_the_hash_order_and_add_up(corpus, bucket_words):
         assert (np.diff(own) >= 0).all()
         members = np.isin(bucket, planned.buckets(number))
         assert planned.source_words[number].sum() == records["words"][members].sum()
-        before = planned.bucket_words[planned.buckets(number)].cumsum()[:-1]
-        assert (np.diff(before // bucket_words) > 0).all()
+        sizes = [records["bytes"][bucket == each].sum() for each in planned.buckets(number)]
+        before = np.cumsum(sizes)[:-1]
+        assert (np.diff(before // bucket_bytes) > 0).all()
     for number in range(len(planned.bucket_split)):
         members = bucket == number
         assert planned.bucket_documents[number] == members.sum() > 0
@@ -134,11 +136,11 @@ def test_ranges_and_runs_do_not_matter(corpus, data):
     same_plan(records, wanted, SOURCES, data.draw(st.integers(20, 400)), **sizes)
 
 
-def same_plan(records, wanted, sources, bucket_words, known=None, **sizes):
+def same_plan(records, wanted, sources, bucket_bytes, known=None, **sizes):
     """Plan in one range and with `sizes`; AssertionError: buckets, numbers or errors differ."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "BUCKET_WORDS", bucket_words)
+        patch.setattr(plan, "BUCKET_BYTES", bucket_bytes)
         for options in ({}, sizes):
             try:
                 bucket, planned = plan_of(records, wanted, sources, known, **options)
@@ -217,10 +219,10 @@ def test_documents_of_the_stream_are_in_no_new_megabatch(corpus, random):
 
 def test_keys_that_share_their_first_half_are_different_documents():
     records = np.zeros(40, RECORD)
-    records["high"], records["low"], records["words"] = 7, np.repeat(np.arange(20), 2)[::-1], 1
+    records["high"], records["low"], records["words"] = 7, np.repeat(np.arange(20) << 32, 2)[::-1], 1
     split = split_of(records, Wanted(4, 5, 0, 0, None), SOURCES, range_documents=5)
     chosen = np.flatnonzero(split != LEFT_OUT)
-    assert sorted(records["low"][chosen].tolist()) == list(range(20))
+    assert sorted(records["low"][chosen].tolist()) == [key << 32 for key in range(20)]
     assert (chosen % 2 == 0).all()  # the first of two
     assert np.bincount(split[chosen]).tolist() == [5] * 4
 

@@ -98,7 +98,7 @@ def _record(stream):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda record: record | {"version": 2}, "format version 2"),
+        (lambda record: record | {"version": 3}, "format version 3"),
         (lambda record: record | {"more": 1}, "malformed"),
         (lambda record: {name: record[name] for name in record if name != "valid"}, "malformed"),
         (lambda record: record | {"valid": {"name": "valid"}}, "malformed"),

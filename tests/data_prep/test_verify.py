@@ -210,13 +210,13 @@ def test_keys_with_zeros_and_high_bits_are_distinguished(iid_stream, inspected):
 
 
 def test_leftovers_are_a_warning(iid_stream, inspected):
-    (iid_stream / ".work-0123").mkdir()
+    (iid_stream / ".work-0123456789abcdef").mkdir()
     (iid_stream / "megabatch_00/.train.bin.12ab.tmp").touch()
     code, text, error = inspected(iid_stream, "--verify")
     assert code == 0
     assert text.startswith("verified 16 files")
     assert [line.split(": left by")[0] for line in error.splitlines()] == [
-        f"warning: {iid_stream}/.work-0123",
+        f"warning: {iid_stream}/.work-0123456789abcdef",
         f"warning: {iid_stream}/megabatch_00/.train.bin.12ab.tmp",
     ]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from fairseq.optim.adam import Adam
 
+from fairseq_alma.training import adam
 from fairseq_alma.training.adam import FusedAdam
 
 
@@ -32,3 +33,13 @@ def test_matches_fairseqs_adam_and_loads_its_states(dtype):
         torch.testing.assert_close(*models, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(*(o.state_dict()["state"] for o in optimizers), atol=1e-6, rtol=1e-5)
     assert optimizers[0].state_dict()["state"][2]["step"] == 9
+
+
+def test_without_torchs_private_kernel_the_step_is_fairseqs(monkeypatch):
+    monkeypatch.setattr(adam, "_kernel", None)
+    models = [parameters(torch.float32), parameters(torch.float32)]
+    for model, kind in zip(models, (Adam, FusedAdam), strict=True):
+        for param in model:
+            param.grad = torch.ones_like(param)
+        kind(model, lr=0.1).step()
+    assert all(torch.equal(one, other) for one, other in zip(*models, strict=True))

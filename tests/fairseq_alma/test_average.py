@@ -86,6 +86,20 @@ def test_a_resumed_average_equals_that_of_an_uninterrupted_run(kind, start, stre
     )
 
 
+def test_the_average_starts_with_the_update_that_ema_start_update_names(train, tmp_path):
+    """The k-th update counts from 1; after a resume too. With few updates the average is the plain mean."""
+    flags = "--ema-start-update 3 --ema-decay .99 --save-interval-updates 1 --keep-interval-updates 9".split()
+    whole = train(tmp_path / "whole", *flags, "--max-update", "6")
+    train(tmp_path / "resumed", *flags, "--max-update", "4")
+    resumed = train(tmp_path / "resumed", *flags, "--max-update", "6")
+    at = [load(path)["model"] for path in sorted((tmp_path / "whole").glob("checkpoint_1_[345].pt"))]
+    for name, value in whole["extra_state"]["ema"].items():
+        assert torch.equal(value, resumed["extra_state"]["ema"][name]), name
+        mean = torch.stack([each[name].double() for each in (*at, whole["model"])]).mean(0)
+        torch.testing.assert_close(value.double(), mean, rtol=1e-5, atol=1e-6, msg=name)
+    assert len(at) == 3
+
+
 @pytest.mark.parametrize(
     "flags", ["--members 2", "--fp16", "--checkpoint-activations", "--arch transformer_lm"]
 )
@@ -126,8 +140,14 @@ def test_the_average_of_a_continuous_schedule_goes_on(train, averaged, tmp_path,
     is_average(state, before["extra_state"]["ema"], 0.5)
     if growing:  # a split expert's average splits, too
         parents, shares = before["growth"], before["extra_state"]["ema"]
+        old = load(averaged)
+        pairs = [(before["model"], old["model"]), (shares, old["extra_state"]["ema"])]
         for prefix, split in parents.items():
             assert torch.equal(shares[f"{prefix}.w1"][4:], shares[f"{prefix}.w1"][split])
+            rows = f"{prefix}.router.weight"  # with the noise of the weights' router
+            noise = [grown[rows][4:] - old[rows][split] * (growing == "copy") for grown, old in pairs]
+            torch.testing.assert_close(*noise, rtol=0, atol=1e-6)
+            assert noise[0].abs().max() > 1e-3
         assert not torch.equal(shares[f"{prefix}.w1"], before["model"][f"{prefix}.w1"])
 
 

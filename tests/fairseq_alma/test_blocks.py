@@ -265,6 +265,17 @@ def test_replay_has_its_share_of_tokens_evenly_over_earlier_megabatches(size, ea
         assert all(torch.equal(again[k][1], mixed[k][1]) for k in range(len(mixed)))
 
 
+def test_each_stage_replays_other_blocks_and_the_same_after_a_resume(build):
+    def chosen(stage: int) -> list[int]:
+        task, _ = build("--stage", stage, "--replay-share", "0.5")
+        task.load_dataset("train")
+        return task.dataset("train").dataset.chosen[0].tolist()  # blocks of mega-batch 1
+
+    assert chosen(2) == chosen(2)
+    first, second = chosen(1), chosen(2)
+    assert first[: len(second)] != second[: len(first)]
+
+
 def test_replay_of_less_than_a_block_is_refused(tmp_path):
     new, past = (Tokens([prefix]) for prefix in write(tmp_path, [[40], [7]]))
     with pytest.raises(UserError, match="of 7 tokens is shorter than --tokens-per-sample 8"):

@@ -80,6 +80,9 @@ def test_a_continuous_schedule_is_constant_after_a_warm_up():
     assert (found["--lr-scheduler"], found["--warmup-updates"]) == ("inverse_sqrt", 4000)  # fairseq's
     found = settings("--schedule", "rsqrt", "--max-update", "400")
     assert (found["--lr-scheduler"], found["--warmup-updates"]) == ("inverse_sqrt", 40)
+    assert (
+        settings("--schedule", "rsqrt", "--max-update", "4")["--warmup-updates"] == 1
+    )  # fairseq divides by it
     found = settings("--schedule", "autoregressive", "--max-update", "400")
     assert (found["--lr-scheduler"], found["--total-num-update"]) == ("polynomial_decay", 400)
 
@@ -112,6 +115,24 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
         ("S --adam-betas none", "--adam-betas: invalid value: 'none'"),
         ("S --adam-betas 1", "--adam-betas: invalid value: '1'"),
         ("S --max-update", "--max-update: expected one argument"),
+        (
+            "S --schedule rsqrt --warmup-updates 0",
+            "--warmup-updates 0: inverse_sqrt (--schedule rsqrt) needs 1 or more",
+        ),
+        (
+            "S --arch hf_gpt2",
+            "--arch hf_gpt2: the task alma_lm trains switch_gmoe*, transformer_lm, lstm_lm, fconv_lm, "
+            "lightconv_lm and your own language models (--user-dir)",
+        ),
+        (
+            "S --arch transformer_lm_wiki103",
+            "--arch transformer_lm_wiki103 with --adaptive-softmax-cutoff: perplexity or FLOPs cannot be "
+            "measured; leave it out",
+        ),
+        (
+            "S --criterion adaptive_loss",
+            "--criterion adaptive_loss: perplexity needs all logits; give cross_entropy",
+        ),
         ("--max-update 3", "no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`"),
     ],
 )

@@ -194,6 +194,46 @@ def test_the_loss_gradients_and_too_many_tokens(load, checkpoint, sample, tmp_pa
         model(torch.cat((tokens, tokens[:, :1]), dim=1))
 
 
+@pytest.mark.parametrize("kind", ["flat", "untied", "umix"])
+def test_features_resized_embeddings_and_gradient_checkpointing(
+    load, transformers, checkpoint, sample, tmp_path, kind
+):
+    flags, change = MODELS[kind]
+    path, _ = checkpoint("model.pt", *flags, change=change)
+    export(str(path), tmp_path / "hf")
+    model, tokens = load(tmp_path / "hf"), sample["net_input"]["src_tokens"]
+    base = transformers.AutoModel.from_pretrained(tmp_path / "hf", trust_remote_code=True)
+    features = base(tokens).last_hidden_state
+    assert features.shape == (4, 64, 32 * len(model.members))
+    with torch.no_grad():
+        logits = sum(
+            each.logits(part) for each, part in zip(model.members, features.split(32, -1), strict=True)
+        )
+        torch.testing.assert_close(logits / len(model.members), model(tokens).logits, atol=1e-6, rtol=1e-5)
+        before = model(tokens).logits
+    losses = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.zero_grad()
+        model.train()(tokens, labels=tokens, use_cache=True).loss.backward()
+        losses.append([each.grad.clone() for each in model.parameters()])
+    torch.testing.assert_close(losses[1], losses[0])
+    with pytest.raises(ValueError, match="static caches are not supported: leave cache_implementation out"):
+        model.eval().generate(tokens[:1, :5], max_new_tokens=3, cache_implementation="static")
+    if kind == "umix":
+        with pytest.raises(ValueError, match="an ensemble's embeddings cannot be resized"):
+            model.resize_token_embeddings(1010)
+        return
+    model.resize_token_embeddings(1010)
+    with torch.no_grad():
+        resized = model(tokens).logits
+    assert resized.size(-1) == 1010
+    torch.testing.assert_close(resized[..., :1004], before)
+    model.save_pretrained(tmp_path / "resized")
+    torch.testing.assert_close(load(tmp_path / "resized")(tokens).logits, resized)
+
+
 @pytest.mark.parametrize("kind", ["stream", "gpt2_stream"])
 def test_a_trained_model_and_its_tokenizer(start, load, transformers, kind, request, tiny, text, tmp_path):
     stream = request.getfixturevalue(kind)
@@ -289,7 +329,6 @@ def test_fairseq_interactive_uses_the_streams_gpt2_bpe(start, gpt2_stream, tiny,
         (["--moe-eval-capacity-token-fraction", "0.5"], "with --moe-eval-capacity-token-fraction"),
         ([*DENSE[:3], *SIZES], "without --decoder-learned-pos"),
         ([*DENSE[:2], *SIZES, DENSE[3]], "without --decoder-normalize-before"),
-        ([*DENSE, *SIZES, "--adaptive-input", "--adaptive-input-cutoff", "50"], "with --adaptive-input"),
     ],
 )
 def test_unsupported_options_are_refused(start, checkpoint, stream, tiny, tmp_path, flags, line):

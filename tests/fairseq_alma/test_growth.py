@@ -190,6 +190,17 @@ def test_losing_experts_have_the_largest_summed_loss():
         losing_experts(torch.ones(4), 5)
 
 
+SHOW = """
+from fairseq_alma.moe import growth
+
+losing = growth.losing_experts
+
+def show(losses, count):
+    print("losses", *losses.tolist())
+    return losing(losses, count)
+
+growth.losing_experts = show
+"""
 # Collectives time out after 10 s, and one process alone would evaluate all batches for longer.
 SLOW = """
 import datetime, functools, time
@@ -209,6 +220,12 @@ growth.evaluate = slowly
 """
 
 
+def numbers(output: str, name: str) -> list[float]:
+    """The numbers in the lines of an output that begin with `name`."""
+    lines = [line.split() for line in output.splitlines() if line.startswith(f"{name} ")]
+    return [float(word) for _, *words in lines for word in words]
+
+
 def test_two_processes_evaluate_half_of_the_validation_set_each(
     start, start_two, stream, tiny, tmp_path, user_dir
 ):
@@ -217,14 +234,17 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
     assert start("train", stream, *tiny, "--save-dir", previous, "--max-update", "2").wait().code == 0
     growing = ("--grow-experts", "2", "--moe-expert-count", "6", "--stage", "1", "--max-update", "1", *sizes)
     flags = (stream, *tiny, *growing, "--finetune-from-model", previous / "checkpoint_last.pt")
-    one = start("train", *flags, "--save-dir", tmp_path / "one").wait()
+    one = start("train", *flags, "--save-dir", tmp_path / "one", *user_dir(SHOW)).wait()
     assert one.code == 0, one.output
-    shares = []
-    for process in start_two(*flags, "--save-dir", tmp_path / "two", *user_dir(SLOW)):
+    shares, losses = [], numbers(one.output, "losses")
+    for process in start_two(*flags, "--save-dir", tmp_path / "two", *user_dir(SHOW + SLOW)):
         finished = process.wait()
         assert finished.code == 0, finished.output
-        shares += [int(line.split()[1]) for line in finished.output.splitlines() if line.startswith("share")]
+        shares += numbers(finished.output, "share")
+        if found := numbers(finished.output, "losses"):  # process 0 chooses
+            assert found == pytest.approx(losses, rel=1e-5)
     assert len(shares) == 2
+    assert len(losses) == 4
     assert 0.25 * sum(shares) > 10 > 0.25 * max(shares)
     a, b = (torch.load(tmp_path / name / GROWN, weights_only=True) for name in ("one", "two"))
     assert a["growth"] == b["growth"]

@@ -194,7 +194,7 @@ def test_without_a_last_checkpoint_it_reports_that_nothing_is_saved(start, strea
             "train", stream, *tiny, "--save-dir", tmp_path / "run", flag, *more, environment=environment
         )
         assert f"nothing is saved ({flag})" in stopped(child.wait())
-    assert not list(tmp_path.glob("run/*"))
+    assert not list(tmp_path.glob("run/*.pt"))
 
 
 @pytest.mark.parametrize("parallel", [(), ("--moe-expert-parallel",)], ids=["replicated", "expert-parallel"])

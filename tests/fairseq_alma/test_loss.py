@@ -278,9 +278,6 @@ def test_unsupported_decoders_and_chunk_sizes_are_refused(build, sample):
     criterion = ChunkedCrossEntropyCriterion(task, False, 24)
     with pytest.raises(UserError, match="EnsembleDecoder"):
         criterion(EnsembleLanguageModel.of([model, model]), sample)
-    _, adaptive = build("--arch", "transformer_lm", "--adaptive-softmax-cutoff", "100,500")
-    with pytest.raises(UserError, match="no adaptive softmax"):
-        criterion(adaptive, sample)
 
 
 TIMINGS = re.compile("wps|ups|wall|gb_free")

@@ -179,6 +179,15 @@ def test_balance_loss_counts_tokens_before_they_are_dropped():
     assert routing.balance_loss.item() == pytest.approx(4 * (share * probs.mean(0)).sum().item(), rel=1e-5)
 
 
+def test_the_balance_loss_does_not_see_padding():
+    router = make(4).router
+    real, padding = torch.randn(40, DIM), torch.randn(24, DIM).abs()  # of other experts than the real tokens'
+    padded = torch.arange(64) >= 40
+    together = router(torch.cat([real, padding]), padded).balance_loss
+    assert together.item() == pytest.approx(router(real).balance_loss.item(), rel=1e-6)
+    assert together.item() != pytest.approx(router(torch.cat([real, padding])).balance_loss.item(), rel=1e-3)
+
+
 def test_expert_losses_sum_the_loss_of_the_tokens_of_each_expert():
     padding = torch.zeros(2, 7, dtype=torch.bool)
     padding[1, 4:] = True
@@ -191,12 +200,15 @@ def test_expert_losses_sum_the_loss_of_the_tokens_of_each_expert():
         assert sums[expert].item() == pytest.approx(nll[chosen].sum().item(), rel=1e-6)
 
 
-def test_routing_stats_describe_the_pass():
-    routing = make(3).router(torch.randn(32, DIM), capacity=6)
+@pytest.mark.parametrize("padded", [0, 5])
+def test_routing_stats_describe_the_tokens_of_a_pass_but_padding(padded):
+    routing = make(3).router(torch.randn(32 + padded, DIM), torch.arange(32 + padded) >= 32, capacity=6)
     stats = routing_stats(routing)
     assert stats["tokens"] == 32
     assert stats["load"].sum() == 32
     assert stats["dropped"] == (stats["load"] - 6).clamp(min=0).sum()
     assert stats["balance"] == 32 * routing.balance_loss
-    entropy = -(routing.probs_SE * routing.probs_SE.log()).sum().item()
+    probs_SE = routing.probs_SE[:32]
+    assert stats["top1"].item() == pytest.approx(probs_SE.amax(1).sum().item(), rel=1e-5)
+    entropy = -(probs_SE * probs_SE.log()).sum().item()
     assert stats["entropy"].item() == pytest.approx(entropy, rel=1e-5)

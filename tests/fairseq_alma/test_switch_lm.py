@@ -106,6 +106,15 @@ def test_flops_equal_the_counter_where_it_is_right(build, sample):
     assert counter.get_total_flops() == shape.forward_flops(sample["ntokens"])
 
 
+def test_attention_scores_are_two_products_over_all_positions_in_each_layer():
+    shape = Shape(layers=3, dim=8, hidden=32, vocabulary=20, positions=16, experts=0, moe_freq=1)
+    queries, keys, values = torch.randn(3, 16, 8)
+    with FlopCounterMode(display=False) as counter:
+        queries @ keys.T @ values
+    scores = shape.forward_flops(16, attention_over=16) - shape.forward_flops(16)
+    assert scores == 3 * counter.get_total_flops()
+
+
 def test_a_future_token_never_changes_earlier_logits_in_training_with_drops(build, sample):
     _, model = build("--moe-expert-count", "4", "--dropout", "0", "--moe-capacity-factor", "0.5")
     model.train()

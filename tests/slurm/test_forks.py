@@ -86,6 +86,14 @@ def test_command(server, folder):
     assert Path("x.err").read_text() == "problem\n"
 
 
+def test_an_environment_of_any_size(server):
+    """Larger than a message of a socket."""
+    many = {f"NAME{k}": "x" * 1000 for k in range(400)}
+    with open(os.devnull) as nothing, open("x.out", "w") as out:
+        files = [nothing.fileno(), out.fileno(), out.fileno()]
+        assert server.start(["command"], files, {**os.environ, **many}).wait() == 0
+
+
 def test_library_is_imported_once(server):
     """By the server, for all forks."""
     for _ in range(3):

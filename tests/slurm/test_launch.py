@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from launcher import ESTIMATE, SMALL, make, write_stream
+from launcher import ESTIMATE, ROOT, SMALL, make, write_stream
 
 from alma.records import Run
 from slurm.engine import queue
@@ -141,6 +141,18 @@ def test_a_run_of_fewer_stages_resumes_with_more(launcher, expected):
     assert launcher.rows == expected
 
 
+@pytest.mark.parametrize("options", [(), ("--jobs", "2")])
+def test_modules_in_the_current_folder_are_the_users(launcher, options):
+    """A user's slurm.py beside the stream; `alma` itself does not look there."""
+    for name in ("slurm", "vision", "alma", "fairseq_alma"):
+        (launcher.folder / f"{name}.py").write_text("raise SystemExit('not this one')")
+    words = ("stream", "--learner", "sm", "--out", "run", *options, "--", *SMALL, "--max-update", "2")
+    process = launcher.start_words(*words, program=("-P", "-m", "slurm.launch"))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert len(launcher.rows) == 5
+
+
 def test_experiments_run_one_after_the_other(launcher):
     (launcher.folder / "set/sizes").mkdir(parents=True)
     size = "stream: stream\nwaiting-time: 2\nflags: {arch: switch_gmoe_tiny, max-update: 1, cpu: true}"
@@ -209,6 +221,26 @@ def test_a_dry_run_shows_a_short_plan_and_makes_nothing(launcher):
         assert "-m fairseq_alma.evaluate stream" in longer
         assert ("#SBATCH" in more) == bool(options)
     assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
+
+
+def test_a_plan_needs_neither_a_stream_nor_room(launcher):
+    """With a disk that is too small; hours by FLOPs, of the base size as in the paper: 58 exaFLOPs a run."""
+    words = ["--megabatches", "4", "--tflops-per-gpu", "40", "--dry-run", "--cluster", "slurm"]
+    row = str(ROOT / "experiments/table2/sm12_w1_base.yaml")
+    process = launcher.start_words(row, *words, "--mem-gb", "1", "stream=missing")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "assumed: 4 mega-batches, and a dictionary of 50,260 tokens" in err
+    header, cells = (line.split() for line in err.splitlines()[2:4])
+    flops, hours = (float(cells[header.index(name)].replace(",", "")) for name in ("TFLOPs", "GPU-hours"))
+    assert hours == pytest.approx(flops / 40 / 3600, abs=1)
+    assert hours > 10
+    both = [str(ROOT / f"experiments/table2/{name}_w1_base.yaml") for name in ("sm4", "gmoe")]
+    process = launcher.start_words(*both, "--dry-run", "--megabatches", "6")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "gmoe_w1_base: --grow-experts 2,2,4: 3 growths given, but 6 stages grow 5 times" in err
+    assert "add --dry-run" in launcher.run("--megabatches", "4", code=2)[1]
 
 
 def test_options_of_a_cluster_are_refused_elsewhere(launcher):

@@ -38,7 +38,8 @@ def test_a_new_entry_is_planned_estimated_submitted_and_documented(monkeypatch, 
         "# <1> R untrained",
         *(f"# <{k + 2}> R stage {k}, member 1 of 2, R stage {k}, member 2 of 2" for k in range(3)),
         *(f"# <{k + 5}> R evaluation of stage {k}" for k in range(3)),
-        "7 submissions with 10 jobs, at most 1,248 GPU-hours (every job up to its time limit)",
+        "7 submissions with 10 jobs, 1,248 GPU-hours requested, before requeues "
+        "(jobs x GPUs x --timeout-min)",
     ]
     assert "window: the latest members" in " ".join(parser().format_help().split())
     with pytest.raises(UserError, match="--grow-experts needs --learner gmoe, not window"):

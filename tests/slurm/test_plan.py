@@ -341,6 +341,10 @@ def test_a_fairseq_preprocess_directory_is_cut_by_the_plug_in():
     wanted = ["fairseq_alma.reshard", "D", "--megabatch-words", "0", "--megabatch-tokens", "9"]
     wanted += ["--megabatch-seed", "3"]
     assert reshard_command(request) == [sys.executable, "-m", *wanted]
+    words = ("--megabatch-words", "9", "--gpt2-encoder-json", "E")
+    (request,) = read_requests(["D", "--learner", "sm", "--out", "R", "--", *words])
+    assert reshard_command(request)[-2:] == ["--gpt2-encoder-json", "E"]
+    assert value(plan("--", *words).stages[0].evaluate, "--gpt2-encoder-json") == "E"
     with pytest.raises(UserError, match="--megabatch-words"):
         reshard_command(*read_requests(["D", "--learner", "sm", "--out", "R"]))
 

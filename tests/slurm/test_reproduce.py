@@ -24,15 +24,15 @@ def jobs(words):
 
 
 @pytest.mark.parametrize("name", IMAGES)
-@pytest.mark.parametrize("size", ["small", "paper"])
+@pytest.mark.parametrize("size", ["small", "medium", "paper"])
 def test_image_figures_have_the_runs_that_the_index_says(name, size):
     record, found = RECORDS[name], set()
     assert set(record["drawn"]) <= {*FIGURES, "tsne"}
     for folder, text in record["experiments"].items():
         file, *flags = text.split()
-        words = [str(EXPERIMENTS / file), *flags, *(["--size", "small"] if size == "small" else [])]
+        words = [str(EXPERIMENTS / file), *flags, *(["--size", size] if size != "paper" else [])]
         sweep = jobs(words)
-        at = "digits" if size == "small" else sweep[0].dataset["name"]
+        at = {"small": "digits", "medium": "mnist"}.get(size, sweep[0].dataset["name"])
         assert {job.dataset["name"] for job in sweep} == {at}
         if size == "paper":
             assert at in folder
@@ -96,10 +96,13 @@ def test_a_dry_run_prints_the_commands_and_makes_nothing(tmp_path, monkeypatch, 
     [
         (["figur7"], "figur7: no such figure; did you mean figure7?"),
         (["x"], "x: no such figure; see --list"),
+        (["figure6"], "figure6 is a drawing of a growth step: there is nothing to run"),
+        (["figure12"], "figure12: no such figure; see --list"),
         ([], "give a figure or table"),
         (["figure1", "--jobs", "0"], "--jobs 0"),
         (["table1", "--size", "paper"], "table1 needs the stream of"),
         (["figure1", "--size", "tiny"], "--size"),
+        (["figure1", "table1", "--size", "medium"], "table1: --size medium is of image figures"),
     ],
 )
 def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
@@ -135,6 +138,8 @@ def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
     """The real tools; afterwards none is started, or the one whose experiment has changed."""
     assert call(main, monkeypatch, "first") == 0
     said = capfd.readouterr().out
+    assert "no run with" not in said
+    assert ": only one" not in said
     picture = Path("reproduced/small/first/digits_B2_learning_curves.png")
     assert said.splitlines()[-1].endswith(str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -162,6 +167,42 @@ def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypat
     said = capsys.readouterr().out
     assert "failed, exit code 3" in said
     assert "second" not in said
+
+
+@pytest.mark.parametrize("size", ["medium", "paper"])
+def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, capfd, size):
+    """With one line that names the data set, and what is missing."""
+    started = []
+    real = reproduce.run
+    monkeypatch.setattr(reproduce, "run", lambda one, jobs: started.append(one.words) or real(one, jobs))
+    (small / "sizes/medium.yaml").write_text("dataset: mnist")
+    monkeypatch.setattr(sys, "argv", ["reproduce", "all", "--size", size, "--data-root", "nowhere"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    said = capfd.readouterr()
+    assert "cannot read mnist from nowhere" in said.err
+    assert said.err.count("\n") == 1
+    assert len(started) == 1
+    assert not Path("reproduced").exists()
+
+
+def test_downloads_are_asked_for_once_before_the_runs(small, monkeypatch):
+    (small / "sizes/medium.yaml").write_text("dataset: mnist\nmegabatches: 2")
+    started = []
+    monkeypatch.setattr(reproduce, "run", lambda one, jobs: started.append(one.words) or 0)
+    assert call(main, monkeypatch, "all", "--size", "medium", "--download") == 0
+    assert started[0][-3:] == ["mnist", "data", "download"]
+    assert [words[2] for words in started[1:]] == ["vision.run", "alma.report"] * 2
+
+
+def test_a_tool_that_fails_to_list_its_runs_is_one_line(small, monkeypatch, capsys):
+    def fail(*_):
+        raise reproduce.children.StageFailed("one.yaml: exit code 1: ImportError: no torch")
+
+    monkeypatch.setattr(reproduce.children, "ask", fail)
+    assert call(main, monkeypatch, "first") == 1
+    assert capsys.readouterr().err == "error: one.yaml: exit code 1: ImportError: no torch\n"
 
 
 def test_signals_end_as_in_a_shell():

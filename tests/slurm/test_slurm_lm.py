@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
     --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 1e-2 --lr-scheduler fixed --dropout 0.1
-    --no-epoch-checkpoints --num-workers 0 --log-interval 1
+    --no-epoch-checkpoints --num-workers 0 --log-interval 1 --cpu
 """.split()
 
 
@@ -50,7 +50,10 @@ def test_slurm_and_one_machine_give_the_same_rows(cluster, stream, tmp_path):
 
 
 def test_two_tasks_resume_after_a_requeue_with_the_same_losses(cluster, stream, tmp_path):
-    """Two gloo processes, one per task, on one and on two nodes; only the signal saves a checkpoint."""
+    """Two gloo processes, one per task, on one and on two nodes; only the signal saves a checkpoint.
+
+    The nodes' GPUs are fake, so that --cpu is needed; without it the first job would end with one line.
+    """
     options = ("--learner", "sm", "--stages", "1", "--cluster", "slurm", "--wait", "--timeout-min", "30")
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     together = command(stream, whole, *options, "--tasks-per-node", "2", "--gpus-per-node", "2", updates=60)
@@ -67,3 +70,14 @@ def test_two_tasks_resume_after_a_requeue_with_the_same_losses(cluster, stream, 
     assert len(losses(cut)) == 60
     assert "training on 2 devices" in log.read_text()
     assert log.read_text().count("\n$ ") == 2  # starts
+
+
+def test_gpus_that_torch_cannot_use_end_a_job_in_one_line(cluster, stream, tmp_path):
+    """One fake GPU on each of two nodes; no checkpoint, no results of another batch."""
+    options = ("--learner", "sm", "--stages", "1", "--cluster", "slurm", "--wait", "--timeout-min", "30")
+    words = command(stream, tmp_path / "run", *options, "--nodes", "2", "--gpus-per-node", "1", updates=2)
+    words.remove("--cpu")
+    done = subprocess.run(words, env=on(cluster), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "planned: 1 GPU here, but torch" in done.stderr
+    assert not list((tmp_path / "run/stage_00").glob("*.pt"))

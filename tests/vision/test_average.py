@@ -99,6 +99,9 @@ def test_a_split_expert_is_split_in_the_average_too(options):
         assert raw.size == mean.size == 3
         assert torch.equal(raw.router.paths, mean.router.paths)
         assert split_from(raw.experts) == split_from(mean.experts)
+        new = 2 if raw.router.tree else 1  # gates
+        for one, other in ((raw.router.weight, mean.router.weight), (raw.router.bias, mean.router.bias)):
+            assert torch.equal(one[-new:], other[-new:])
 
 
 def split_from(experts):

@@ -167,15 +167,15 @@ def test_packed_files_are_unpacked_outside_a_read_only_root(tmp_path):
 
     written = write_mnist(tmp_path, packed=True)
     raw = tmp_path / "MNIST" / "raw"
-    for folder in (raw, raw.parent, tmp_path):
-        folder.chmod(0o555)
+    for place in (raw, raw.parent, tmp_path):
+        place.chmod(0o555)
     before = everything()
     try:
         check(data.load("mnist", str(tmp_path)), written)
         assert everything() == before
     finally:
-        for folder in (tmp_path, raw.parent, raw):
-            folder.chmod(0o755)
+        for place in (tmp_path, raw.parent, raw):
+            place.chmod(0o755)
 
 
 def test_some_files_packed_and_others_not(tmp_path):
@@ -372,7 +372,7 @@ def test_incomplete_trees(tree, part, refused):
     assert "--data-root" in line
     assert "--download" not in line
     (tree / part / "cat").mkdir()
-    assert "cannot read folder" in refused(data.load, "folder", str(tree))
+    assert f"{tree / part / 'cat'} has no images" in refused(data.load, "folder", str(tree))
 
 
 def test_gray_and_palette_images_become_colour(tmp_path):

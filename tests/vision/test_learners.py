@@ -29,7 +29,7 @@ def vgg(name, **chosen):
 
 
 def errors_of(subject):
-    predicted, _ = subject.predict(TEST.images, {})
+    predicted, _ = subject.predict(TEST, {})
     return float((predicted != TEST.labels).float().mean())
 
 
@@ -48,7 +48,7 @@ def test_every_learner_learns_and_counts_flops(name):
         assert flops["validation"] > 0
         assert (flops.get("growth", 0) > 0) == (name in ("gmoe", "ff") and index > 0)
     assert errors_of(subject) < untrained / 2
-    _, flops = subject.predict(TEST.images, {})
+    _, flops = subject.predict(TEST, {})
     assert flops == len(TEST.labels) * subject.eval_flops_per_example
 
 
@@ -63,7 +63,7 @@ def test_a_learner_is_restored_from_its_state(name):
     for subject in (first, second):
         subject.train(2, DATA)
     assert torch.equal(weights(first), weights(second))
-    assert torch.equal(first.predict(TEST.images, {})[0], second.predict(TEST.images, {})[0])
+    assert torch.equal(first.predict(TEST, {})[0], second.predict(TEST, {})[0])
     assert first.parameters == second.parameters
     assert first.details == second.details
 
@@ -103,7 +103,7 @@ def test_ens_averages_probabilities_and_member_0_is_sm():
         torch.testing.assert_close(ens.model.state_dict()[name][0], value[0], atol=1e-4, rtol=1e-4)
     logits = ens.model(TEST.images)
     expected = logits.softmax(1).mean(0).argmax(0)
-    assert torch.equal(ens.predict(TEST.images, {})[0], expected)
+    assert torch.equal(ens.predict(TEST, {})[0], expected)
     assert not torch.equal(expected, logits.mean(0).argmax(0))  # averaging logits would differ
 
 
@@ -142,7 +142,7 @@ def test_the_validation_score_is_that_of_the_deployed_predictor(name):
     probabilities = torch.cat([model(images).detach().softmax(1) for model in models]).mean(0)
     loss = -probabilities[labels, torch.arange(len(labels))].log().mean()
     assert subject.valid["loss"] == pytest.approx(float(loss), rel=1e-5)
-    wrong = subject.predict(images, {})[0] != labels
+    wrong = subject.predict(DATA.valid(1), {})[0] != labels
     assert subject.valid["error"] == float(wrong.double().mean())
 
 
@@ -163,7 +163,7 @@ def test_members_may_be_mixtures(name):
     assert not torch.equal(first["classifier.weight"], networks[1].state_dict()["classifier.weight"])
     again = learner(name, experts=3, gate="hard")
     again.load(subject.state())
-    assert torch.equal(again.predict(TEST.images, {})[0], subject.predict(TEST.images, {})[0])
+    assert torch.equal(again.predict(TEST, {})[0], subject.predict(TEST, {})[0])
 
 
 def test_umix_averages_logits():
@@ -196,11 +196,11 @@ def test_gens_adds_a_member_and_keeps_the_others(start):
 def test_gens_evaluates_each_member_once(average):
     gens, kept = learner("gens", gens_average=average), {}
     flops = []
-    untrained = gens.predict(TEST.images, kept)
+    untrained = gens.predict(TEST, kept)
     assert kept == {}  # the untrained network is not a member
     for index in range(3):
         gens.train(index, DATA)
-        predicted, spent = gens.predict(TEST.images, kept)
+        predicted, spent = gens.predict(TEST, kept)
         flops.append(spent)
         outputs = []
         for member in gens.members:
@@ -209,7 +209,7 @@ def test_gens_evaluates_each_member_once(average):
         assert torch.equal(predicted, sum(outputs).argmax(0))
     assert flops == [untrained[1]] * 3
     assert gens.eval_flops_per_example == 3 * untrained[1] / len(TEST.labels)
-    again, all_members = gens.predict(TEST.images, {})  # as after a resume
+    again, all_members = gens.predict(TEST, {})  # as after a resume
     assert torch.equal(again, predicted)
     assert all_members == 3 * untrained[1]
 

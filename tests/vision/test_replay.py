@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from alma.stages import stages
 from vision import MegaBatchStream, run
-from vision.data import StageData
+from vision.data import Dataset, Images, StageData
 from vision.run import parser
 from vision.sweep import jobs_of
 from vision.train import Replay
@@ -36,6 +36,54 @@ def test_an_epoch_has_its_share_evenly_over_earlier_megabatches(earlier, new, sh
     assert counts.max() - counts.min() <= 1
 
 
+def test_every_new_example_is_drawn_as_often():
+    replay, generator = Replay((7, 20), 40, 0.5), torch.Generator().manual_seed(0)
+    counts = sum(torch.bincount(replay.draw(generator), minlength=67) for _ in range(400))[27:]
+    assert counts.min() > 150
+    assert counts.max() < 250  # 200 are expected, with a standard deviation of 10
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    st.integers(1, 200),
+    st.sampled_from([0.01, 0.25, 0.5, 0.9]),
+)
+def test_a_sample_for_validation_has_the_shares_of_an_epoch(earlier, new, share):
+    replay = Replay(tuple(earlier), new, share)
+    chosen = replay.sample(np.random.RandomState(3))
+    assert (chosen == replay.sample(np.random.RandomState(3))).all()
+    assert len(chosen) == new
+    old, fresh = chosen[chosen < sum(earlier)], chosen[chosen >= sum(earlier)]
+    assert len(old) == round(share * new)
+    assert len(set(fresh.tolist())) == len(fresh)
+    assert max(fresh, default=0) < sum(earlier) + new
+    whose = np.bincount(np.searchsorted(np.cumsum(earlier), old, side="right"), minlength=len(earlier))
+    assert whose.max() - whose.min() <= 1
+    for count, start, size in zip(whose, np.cumsum([0, *earlier]), earlier, strict=False):
+        mine = old[(old >= start) & (old < start + size)]
+        assert len(set(mine.tolist())) == min(count, size)
+
+
+@pytest.mark.parametrize("source", ["all", "recent"])
+def test_validation_has_the_share_of_training_and_as_many_images_as_without_replay(source):
+    """Labels are the numbers of images: none of a training part is used for validation."""
+    labels = torch.arange(1000)
+    images = Images(torch.zeros(1000, 1, 1, 1, dtype=torch.uint8), labels)
+    stream = MegaBatchStream(Dataset("digits", images, images, 1000, (0.0,), (1.0,)), 10, seed=4)
+    schedule = stages(10, 2, replay_from=source)
+    data = StageData(stream, schedule, torch.device("cpu"), 0.5)
+    for stage in schedule:
+        found = data.valid(stage.index).labels.tolist()
+        assert found == data.valid(stage.index).labels.tolist()
+        assert len(found) == 20
+        held_out = {t: set(stream.split(t)[1].tolist()) for t in stage.train_on}
+        new = set().union(*(held_out[t] for t in range(stage.first, stage.last + 1)))
+        assert set(found) <= set().union(*held_out.values())
+        assert len(new & set(found)) == (10 if stage.index else 20)
+        given = [len(held_out[t] & set(found)) for t in stage.earlier]
+        assert not given or max(given) - min(given) <= 1
+
+
 def test_a_stage_replays_all_earlier_megabatches_or_the_recent_ones():
     def replayed(source):
         data = StageData(STREAM, stages(20, 5, replay_from=source), torch.device("cpu"), 0.5)
@@ -52,12 +100,14 @@ def test_a_stage_replays_all_earlier_megabatches_or_the_recent_ones():
 def test_compute_is_that_of_no_replay_and_the_config_records_it(tmp_path):
     plain = run(STREAM, out=tmp_path / "plain", **FAST)
     shared = run(STREAM, out=tmp_path / "shared", replay_share=0.5, **FAST)
-    flops = [[row["train_flops"] for row in each.rows] for each in (plain, shared)]
+    flops = [[row["extra"]["flops"] for row in each.rows] for each in (plain, shared)]
+    assert any("validation" in row for row in flops[0])
     assert flops[0] == flops[1]
     assert shared.rows[-1]["trained_on"] == list(range(1, 21))
     assert plain.rows[-1]["value"] != shared.rows[-1]["value"]
     assert shared.config["replay_share"] == 0.5
-    assert not {"replay_share", "replay_from"} & plain.config.keys()
+    assert shared.config["replay_validation"] == "share"  # else a run of an earlier version would go on
+    assert not {"replay_share", "replay_from", "replay_validation"} & plain.config.keys()
 
 
 def test_forgetting_is_less_with_replay(tmp_path):

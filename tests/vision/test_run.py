@@ -1,6 +1,7 @@
 """The command line: single runs, sweeps, resuming, and errors."""
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -214,6 +215,25 @@ def test_wrong_input_is_one_clear_line(tmp_path, monkeypatch, capsys, words, mes
 def test_a_file_in_the_way_is_one_clear_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "taken").write_text("")
     assert "choose another --out" in error_of(monkeypatch, capsys, "--out", tmp_path / "taken")
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "taken"),
+    [
+        ("auto", 3, [0, 1, 2, 0, 1]),
+        ("cuda", 1, [0] * 5),
+        ("auto", 0, []),
+        ("cuda:1", 3, []),
+        ("cpu", 3, []),
+    ],
+)
+def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
+    found, count = [], multiprocessing.Value("i", 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    for _ in range(5):
+        sys.modules["vision.run"]._prepare({}, count, device, False)
+    assert found == taken
 
 
 @pytest.mark.parametrize(

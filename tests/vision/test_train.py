@@ -84,15 +84,15 @@ def equal(a, b):
 def test_the_best_epoch_on_validation_is_kept_with_its_batch_statistics(make, select, measure):
     model = make()
     watching = Watching(model)
-    lr = 2.0 if make is mlp else 0.1
-    train(model, {"epochs": 12, "lr": lr, "batch_size": 8, "select": select}, n=100, watch=watching)
+    lr = 2.0 if make is mlp else 0.5
+    train(model, {"epochs": 24, "lr": lr, "batch_size": 8, "select": select}, n=100, watch=watching)
     scores = []
     for state in watching.models:
         peer = make()
         peer.load_state_dict(state)
         scores.append(float(validate(peer, examples(20, 2), measure)))
     best = scores.index(min(scores))
-    assert best < 11  # not the last one
+    assert best < 23  # not the last one
     assert equal(model.state_dict(), watching.models[best])
 
 
@@ -149,6 +149,18 @@ def test_resumed_training_equals_uninterrupted_training_bit_for_bit(make, stop):
     flops = train(again, {"augment": True}, seed=99, progress=watching.saved[-1])
     assert equal(again.state_dict(), whole.state_dict())
     assert flops == expected
+
+
+@pytest.mark.parametrize("waited", [1, 3])
+def test_a_resumed_stage_ends_after_as_many_epochs_without_improvement(waited):
+    settings = {"epochs": 100, "lr": 3.0, "patience": 4}
+    watching = Watching(whole := mlp())
+    flops = train(whole, settings, watch=watching)
+    assert len(watching.saved) < 100
+    progress = watching.saved[waited - 5]
+    assert progress.waited == waited
+    assert train(again := mlp(), settings, seed=99, progress=progress) == flops
+    assert equal(again.state_dict(), whole.state_dict())
 
 
 def hard_mixture():

@@ -98,13 +98,14 @@ def test_each_example_is_assigned_to_the_expert_of_its_layer(place, gate):
     assert model.layers[0].hard == (gate == "hard")
     router = model.layers[0].router
     router.weight.data.normal_(generator=torch.Generator().manual_seed(0))  # so that all experts are used
-    images = dataset.examples(dataset.test).images
+    examples = dataset.examples(dataset.test)
+    images = examples.images
     z = images.flatten(1).t()
     expected = router.choose(z) if gate == "hard" else router(z).argmax(0)
     assert len(expected.unique()) == 3
-    assert gating_tree.assignment(model, images, 1).tolist() == expected.tolist()
+    assert gating_tree.assignment(model, examples, 1).tolist() == expected.tolist()
     second = model.routed(images)[1][1].argmax(0)
-    assert gating_tree.assignment(model, images, 2).tolist() == second.tolist()
+    assert gating_tree.assignment(model, examples, 2).tolist() == second.tolist()
 
 
 def test_the_model_of_a_stage_has_the_recorded_error(place):

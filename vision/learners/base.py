@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from vision.average import Average
     from vision.data import StageData
+    from vision.examples import AnyExamples
     from vision.mixture import Mixture
     from vision.models import Backbone
-    from vision.train import Callback, Examples, Progress
+    from vision.train import Callback, Progress
 
 
 class Learner:
@@ -111,36 +112,37 @@ class Learner:
     def finish(self) -> None:
         """Called after the training of a stage."""
 
-    def predict(self, images: "Tensor", cache: dict[str, Any]) -> tuple["Tensor", float]:
-        """Predicted classes (n,) and FLOPs; `cache` keeps results for later calls with the same images."""
-        return self.classify(self.deployed, images), len(images) * self.eval_flops_per_example
+    def predict(self, examples: "AnyExamples", cache: dict[str, Any]) -> tuple["Tensor", float]:
+        """Predicted classes (n,) and FLOPs; `cache` keeps results for later calls with the same examples."""
+        flops = len(examples.labels) * self.eval_flops_per_example
+        return self.classify(self.deployed, examples), flops
 
-    def classify(self, model: Any, images: "Tensor") -> "Tensor":
+    def classify(self, model: Any, examples: "AnyExamples") -> "Tensor":
         """Classes (n,) that `model` predicts: the present one, or its average."""
         import torch
 
-        from vision.flat import align, aligned
-        from vision.train import EVALUATION_BATCH
+        from vision.flat import align
+        from vision.train import evaluation_batches
 
         model.eval()
         align(model)
         with torch.no_grad():
-            parts = aligned(images).split(EVALUATION_BATCH)
-            return torch.cat([self.scores(model(part)).argmax(0) for part in parts])
+            batches = evaluation_batches(model, examples.aligned())
+            return torch.cat([self.scores(model(batch.images)).argmax(0) for batch in batches])
 
-    def assess(self, model: Any, examples: "Examples") -> dict[str, float]:
+    def assess(self, model: Any, examples: "AnyExamples") -> dict[str, float]:
         """Mean cross-entropy (nats) and error of `model`, the present one or its average. UserError if the
         loss is not finite."""
         import torch
         from torch.nn import functional as F
 
-        from vision.train import DIVERGED, EVALUATION_BATCH
+        from vision.train import DIVERGED, evaluation_batches
 
         model.eval()
-        examples = examples.aligned()
         with torch.no_grad():
-            parts = examples.images.split(EVALUATION_BATCH)
-            found = torch.cat([self.log_probabilities(self.votes(model, part)) for part in parts], 1)
+            batches = evaluation_batches(model, examples.aligned())
+            votes = (self.votes(model, batch.images) for batch in batches)
+            found = torch.cat([self.log_probabilities(logits) for logits in votes], 1)
         loss = float(F.nll_loss(found.t(), examples.labels))
         if not math.isfinite(loss):
             raise UserError(DIVERGED)

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vision.data import StageData
+    from vision.examples import AnyExamples
     from vision.firefly import Choice
     from vision.models import Backbone
-    from vision.train import Examples
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Firefly(GrowingLearner):
     def grow(self, index: int, data: "StageData") -> dict[str, float]:
         """Over-grow, tune and score the candidates on the training data of the new stage, keep the best. Each
         hidden layer gets enough candidates for new neurons to spend the whole budget on them."""
-        from vision.firefly import Overgrown
+        from vision.firefly import MEASURED, Overgrown
         from vision.flat import align
         from vision.train import minibatches
 
@@ -65,7 +65,7 @@ class Firefly(GrowingLearner):
         generator = self.generator_for("growth", index)
         new = math.ceil(self.settings.ff_rate * self.settings.hidden)
         network = Overgrown(self.model, new, self.settings.ff_depth, generator)
-        flops = network.measure(train.images)
+        flops = network.measure(train.part(0, MEASURED).images)
         flops += network.tune(minibatches(train, self.settings, [generator], data.black))
         scores, more = network.scores(minibatches(train, self.settings, [generator], data.black))
         choices = network.select(scores, self.budget)
@@ -80,11 +80,13 @@ class Firefly(GrowingLearner):
         self.model = grown
         return {"growth": flops + more, "validation": compared}
 
-    def _compare(self, grown: "Backbone", choices: "list[Choice]", examples: "Examples") -> dict[str, float]:
+    def _compare(
+        self, grown: "Backbone", choices: "list[Choice]", examples: "AnyExamples"
+    ) -> dict[str, float]:
         """Effect of a growth on the logits and losses of `examples`, and what was added."""
         from vision.train import loss_of
 
-        before, after = (_logits(model, examples.images) for model in (self.model, grown))
+        before, after = (_logits(model, examples) for model in (self.model, grown))
         return {
             "function_error": float((after - before).abs().max()),
             "loss_before": float(loss_of(before, examples.labels)),
@@ -110,12 +112,12 @@ class Firefly(GrowingLearner):
         self.growth = state["growth"]
 
 
-def _logits(model: "Backbone", images: "Tensor") -> "Tensor":
+def _logits(model: "Backbone", examples: "AnyExamples") -> "Tensor":
     """Logits (1, C, n) in evaluation mode."""
     import torch
 
-    from vision.train import EVALUATION_BATCH
+    from vision.train import evaluation_batches
 
     model.eval()
     with torch.no_grad():
-        return torch.cat([model(part) for part in images.split(EVALUATION_BATCH)], 2)
+        return torch.cat([model(batch.images) for batch in evaluation_batches(model, examples)], 2)

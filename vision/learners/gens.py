@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vision.data import StageData
+    from vision.examples import AnyExamples
     from vision.mixture import Mixture
     from vision.models import Backbone
 
@@ -77,24 +78,24 @@ class GEns(MixtureLearner):
             logits = logits.mean(0, True)
         return super().log_probabilities(logits)
 
-    def predict(self, images: "Tensor", cache: dict[str, Any]) -> tuple["Tensor", float]:
+    def predict(self, examples: "AnyExamples", cache: dict[str, Any]) -> tuple["Tensor", float]:
         """As the base class. `cache` keeps the sum over members, so each member is evaluated once."""
         import torch
 
-        from vision.flat import aligned
-        from vision.train import EVALUATION_BATCH
+        from vision.train import evaluation_batches
 
         if not self.members:
-            return super().predict(images, {})
-        images = aligned(images)
+            return super().predict(examples, {})
+        examples = examples.aligned()
         new = self.members[cache.get("members", 0) :]
         for member in new:
             with torch.no_grad():
-                logits = torch.cat([member(part)[0] for part in images.split(EVALUATION_BATCH)], 1)
+                batches = evaluation_batches(member, examples)
+                logits = torch.cat([member(batch.images)[0] for batch in batches], 1)
             scores = logits.softmax(0) if self.settings.gens_average == "probs" else logits
             cache["sum"] = cache.get("sum", 0) + scores
         cache["members"] = len(self.members)
-        return cache["sum"].argmax(0), len(new) * len(images) * self.model.flops.inference
+        return cache["sum"].argmax(0), len(new) * len(examples.labels) * self.model.flops.inference
 
     @property
     def parameters(self) -> int:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vision.data import StageData
+    from vision.examples import AnyExamples
     from vision.mixture import Mixture
-    from vision.train import Examples
 
 
 @dataclass(frozen=True)
@@ -69,20 +69,19 @@ class GMoE(GrowingLearner, MoE):
                 layer.split(expert, generator)
         return {"growth": flops}
 
-    def split_scores(self, examples: "Examples") -> "list[Tensor]":
+    def split_scores(self, examples: "AnyExamples") -> "list[Tensor]":
         """Scores (E,) of each layer's experts: the sum over examples of gate value times loss, or with
         `grow_by` "usage" of the gate value."""
         import torch
         from torch.nn import functional as F
 
         from vision.flat import align
-        from vision.train import EVALUATION_BATCH
+        from vision.train import evaluation_batches
 
         self.model.eval()
         align(self.model)
         found: list[Any] = [0] * len(self.model.layers)
-        parts = (tensor.split(EVALUATION_BATCH) for tensor in examples.aligned())
-        for images, labels in zip(*parts, strict=True):
+        for images, labels in evaluation_batches(self.model, examples.aligned()):
             with torch.no_grad():
                 logits, gates = self.model.routed(images)
             losses = F.cross_entropy(logits[0].t(), labels, reduction="none")

@@ -12,7 +12,7 @@ from alma.report.results import find_runs
 _EXAMPLES = """\
 examples:
   alma advise runs/mnist
-  alma advise runs/mnist --budget 2TFLOPs --parameters 60k --by cer
+  alma advise runs/mnist --budget 2TFLOPs --parameters 60k
   alma advise runs/mnist --from 100 --out advice
   alma advise runs/mnist --backtest
 """
@@ -29,15 +29,18 @@ def parser() -> Parser:
     )
     add = made.add_argument
     add("runs", nargs="+", metavar="RUN", help=RUNS)
-    by = "measure of the comparison over t = 1..B: mean, last value, or sum (default: average)"
-    add("--by", choices=MEASURES, default=MEASURES[0], help=by)
+    by = "; ".join(f"{name}: {what}" for name, what in MEASURES.items())
+    add("--by", choices=list(MEASURES), default="coming", help=f"what is compared (default: coming). {by}")
     budget = "most training compute of a run up to the last mega-batch, such as 50TFLOPs (default: no limit)"
     add("--budget", type=_flops, metavar="FLOPS", help=budget)
     parameters = "most parameters of the model, such as 20M (default: no limit)"
     add("--parameters", type=count, metavar="N", help=parameters)
     now = "give the advice of mega-batch T: rows after it are not read (default: the last one)"
     add("--from", type=int, dest="now", metavar="T", help=now)
-    backtest = "look back: how often intervals held, how far forecasts were off, and the regret of the advice"
+    backtest = (
+        "look back: how often intervals held, how far forecasts were off, and the regret of the advice "
+    )
+    backtest += "beside that of naive rules"
     add("--backtest", action="store_true", help=backtest)
     out = "folder for advice.md and advice.json, or backtest.md and backtest.json (default: none)"
     add("--out", type=Path, metavar="DIR", help=out)

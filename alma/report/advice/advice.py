@@ -5,17 +5,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from alma.report.advice.backtest import regrets_so_far
 from alma.report.advice.candidates import Forecast, find_candidates, forecasts
-from alma.report.advice.choice import QUESTIONS, Comparison, Limits, choose, compare, front
+from alma.report.advice.choice import Limits, choose, front
+from alma.report.advice.decisions import Comparison, compare
 from alma.report.advice.forecast import LEVELS, interval
+from alma.report.advice.questions import QUESTIONS
 from alma.report.advice.text import DocumentPart, expected, number
 from alma.report.compare import abbreviated
 from alma.report.html.sections import Section, rounded
+from alma.report.results import matrix
 from alma.report.tables import Table
 
 _MOST_TIMES = 4
 _MOST_LABELS = 6
 DIFFERENCE = "Difference: the other configuration less the choice; positive values are worse."
+_CAVEATS = {
+    "average": "This mean counts the past, and untrained models while a learner waits.",
+    "cer": "This sum counts the past, and untrained models while a learner waits.",
+    "final": "This ignores what the models before the last one served.",
+}
 STEP = "Next step: the cheapest configuration with a lower expected value, for so many times the compute."
 
 
@@ -28,13 +37,16 @@ class Advice(NamedTuple):
     found: list[Forecast]
     front: list[Forecast]
     choice: Forecast | None  # None: nothing stays within the limits
+    rule: str  # of the choice: one of RULES
+    regrets: dict[str, float]  # of each rule at earlier mega-batches; {}: too few of them
     comparisons: list[Comparison]
     waiting: list[str]  # configurations without a complete stage
+    drifts: bool  # whether each mega-batch has a test set of its own
 
     @property
     def now(self) -> int:
         """The last t that was read."""
-        return max(each.candidate.now for each in self.found)
+        return self.found[0].candidate.start
 
     @property
     def until(self) -> int:
@@ -43,9 +55,17 @@ class Advice(NamedTuple):
 
     @property
     def measure(self) -> str:
-        """Such as "average error (%)" or "CER"."""
+        """Such as "mean error (%)" or "CER"."""
         display = self.found[0].candidate.result.display
-        return display.total if self.by == "cer" else f"{self.by} {display.name}"
+        kind = "mean" if self.by == "coming" else self.by
+        return display.total if self.by == "cer" else f"{kind} {display.name}"
+
+    @property
+    def span(self) -> str:
+        """The t that the measure covers."""
+        if self.by == "coming":
+            return f"t={self.now + 1}..{self.until}"
+        return f"t={self.until}" if self.by == "final" else f"t=1..{self.until}"
 
     @property
     def factor(self) -> int:
@@ -63,25 +83,27 @@ class Advice(NamedTuple):
         found = [DocumentPart(f"Advice: {self.title}", [read])]
         if self.choice:
             decisions = decision_table(self) if self.comparisons else None
-            lines = [self.summary, *command_line(self.choice)]
-            found.append(
-                DocumentPart(f"Choice for t={self.now + 1}..{self.until}", lines, decisions, self.unanswered)
-            )
-        found.append(
-            DocumentPart("Front: not beaten in error, compute and parameters", (), front_table(self), [STEP])
-        )
+            lines = [*self.summary, *command_line(self.choice)]
+            heading = f"Choice by {self.measure} over {self.span}"
+            found.append(DocumentPart(heading, lines, decisions, self.unanswered))
+        heading = f"Front: not beaten in {self.measure} over {self.span}, compute and parameters"
+        found.append(DocumentPart(heading, (), front_table(self), [STEP]))
         metric = self.found[0].candidate.result.display.name
         found.append(DocumentPart(f"Forecast of the test {metric}", (), forecast_table(self), self.remarks))
         return found
 
     @property
-    def summary(self) -> str:
-        """The choice in a sentence."""
+    def summary(self) -> list[str]:
+        """The choice in sentences: what it is, by which rule, and what the measure counts."""
         assert self.choice
-        value = expected(self.factor * self.choice.totals)
-        return (
-            f"Lowest expected {self.measure}: {self.choice.candidate.label}, {value} over t=1..{self.until}."
-        )
+        value = expected(self.factor * self.choice.totals, self.factor * self.choice.expected)
+        kind = "Expected" if self.rule != "forecast" else "Lowest expected"
+        lines = [f"{kind} {self.measure} over {self.span}: {self.choice.candidate.label}, {value}."]
+        if self.rule != "forecast":
+            regret, ours = self.regrets[self.rule], self.regrets["forecast"]
+            against = f"regret {regret:.1%} against {ours:.1%} of the forecasts at earlier mega-batches"
+            lines.append(f'Chosen by "{self.rule}": {against}.')
+        return lines + ([_CAVEATS[self.by]] if self.by in _CAVEATS else [])
 
     @property
     def unanswered(self) -> list[str]:
@@ -95,8 +117,10 @@ class Advice(NamedTuple):
     def remarks(self) -> list[str]:
         """What weakens the advice."""
         lines = [f"No complete stage yet, left out: {_some(self.waiting)}."] if self.waiting else []
-        if all(len(each.candidate.result.repeats) == 1 for each in self.found):
-            lines.append("One seed: the intervals come from residuals alone.")
+        if all(len(each.candidate.seeds) == 1 for each in self.found):
+            lines.append("One seed: how much runs differ is unknown, so no difference is evidence.")
+        if self.drifts:
+            lines.append("This stream drifts, but the laws of the forecasts assume an i.i.d. stream.")
         few = [each.candidate.label for each in self.found if len(each.candidate.ends) < 3]
         if few:
             lines.append(f"Fewer than 3 stages, so that the law is mostly assumed: {_some(few)}.")
@@ -114,6 +138,9 @@ class Advice(NamedTuple):
             "from": self.now,
             "until": self.until,
             "by": self.by,
+            "measure": f"{self.measure} over {self.span}",
+            "rule": self.rule,
+            "regrets": {rule: rounded(regret) for rule, regret in self.regrets.items()},
             "limits": self.limits._asdict(),
             "choice": self.choice.candidate.label if self.choice else None,
             "decisions": [
@@ -143,11 +170,16 @@ def advise(section: Section, by: str, now: int | None = None, limits: Limits | N
     limits = limits or Limits()
     candidates = find_candidates(section, now)
     found = forecasts(candidates, by)
-    choice = choose(found, limits)
+    regrets = regrets_so_far(section, by, list(filter(limits.allow, found)))
+    rule = min(regrets, key=regrets.__getitem__, default="forecast")
+    choice = choose(found, limits, rule)
     comparisons = compare(choice, found, limits) if choice else []
     ready = {candidate.label for candidate in candidates}
     waiting = [result.label for result in section.results if result.label not in ready]
-    return Advice(section.title, by, limits, found, front(found), choice, comparisons, waiting)
+    drifts = any(matrix(rows) for result in section.results for rows in result.repeats)
+    return Advice(
+        section.title, by, limits, found, front(found), choice, rule, regrets, comparisons, waiting, drifts
+    )
 
 
 def command_line(forecast: Forecast) -> list[str]:
@@ -170,10 +202,12 @@ def _ratio(one: Forecast, other: Forecast) -> str:
 
 def decision_table(advice: Advice) -> Table:
     """A row for each answered question."""
-    table = [["question", "advice", "compared with", f"difference in {advice.measure}, 90%", "its Comp"]]
+    what = f"difference in {advice.measure} over {advice.span}, 90%"
+    table = [["question", "advice", "compared with", what, "its Comp"]]
     for each in advice.comparisons:
-        values = [advice.factor * value for value in (each.difference, each.low, each.high)]
-        difference = "{:+.3g} [{:+.3g}, {:+.3g}]".format(*values)
+        low, high = advice.factor * each.low, advice.factor * each.high
+        bounds = f"[{low:+.3g}, {high:+.3g}]" if np.isfinite(high) else "[?]"
+        difference = f"{advice.factor * each.difference:+.3g} {bounds}"
         table.append(
             [
                 each.question,
@@ -188,14 +222,17 @@ def decision_table(advice: Advice) -> Table:
 
 def front_table(advice: Advice) -> Table:
     """The candidates on the front, with the step to the next lower expected measure."""
-    header = ["configuration", "seeds", f"{advice.measure} so far", f"at t={advice.until}, 90%"]
+    metric = advice.found[0].candidate.result.display.name
+    present = f"{metric} at t={advice.now}" if advice.by == "coming" else f"{advice.measure} so far"
+    header = ["configuration", "seeds", present, f"{advice.measure} over {advice.span}, 90%"]
     table = [[*header, "Comp (TFLOPs)", "parameters", "within limits", "next step"]]
     for each in advice.front:
         candidate, seeds = each.candidate, len(each.candidate.result.repeats)
-        so_far, deviation = candidate.measured(advice.by), candidate.deviation(advice.by)
+        so_far, deviation = candidate.so_far(advice.by)
         spread = f" ±{number(advice.factor * deviation)}" * (seeds > 1)
         cells = [candidate.label, str(seeds), number(advice.factor * so_far) + spread]
-        cells += [expected(advice.factor * each.totals), f"{candidate.compute_until:,.3g}"]
+        totals = expected(advice.factor * each.totals, advice.factor * each.expected)
+        cells += [totals, f"{candidate.compute_until:,.3g}"]
         cells += [abbreviated(candidate.parameters_until), "yes" if advice.limits.allow(each) else "no"]
         table.append([*cells, _step(advice, each)])
     return table
@@ -236,7 +273,7 @@ def _record(each: Forecast, by: str) -> dict[str, Any]:
         "label": candidate.label,
         "command": candidate.command,
         "seeds": len(candidate.result.repeats),
-        "measured": rounded(candidate.measured(by)),
+        "so_far": rounded(candidate.so_far(by)[0]),
         "expected": rounded(each.expected),
         "interval": [rounded(value) for value in interval(each.totals)],
         "compute": rounded(candidate.compute_until),

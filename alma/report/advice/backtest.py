@@ -8,7 +8,7 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.report.advice.candidates import Candidate, Forecast, find_candidates, forecasts
-from alma.report.advice.choice import Limits, choose
+from alma.report.advice.choice import RULES, Limits, choose
 from alma.report.advice.forecast import LEVELS, interval
 from alma.report.advice.text import DocumentPart
 from alma.report.html.sections import Section, rounded
@@ -16,11 +16,15 @@ from alma.report.tables import Table
 
 TOLERANCE = 0.05
 """Regret that counts as small: a measure this share above the best in hindsight."""
+LEAST_ORIGINS = 5
+"""Earlier mega-batches that it takes to compare the rules of choice."""
 NOTE = """\
 At each t only rows up to t are read. Forecasts are of the test metric after each stage to come; they are \
-off by the mean absolute log ratio. Limits are all pairs of a training compute and a number of parameters \
-that some configuration needs. Regret is how much the measure of the advised configuration exceeds that of \
-the best one within the limits."""
+off by the mean absolute log ratio. Regret is how much the measure of the chosen configuration exceeds that \
+of the best one within the limits: all pairs of a training compute and a number of parameters that some \
+configuration needs. Each cell has the mean regret, and the share of choices with a regret of at most 5%. \
+"forecast" is the advice; "lowest so far" chooses the lowest mean over t=1, 2, ..., "lowest now" the lowest \
+present value."""
 
 
 class Origin(NamedTuple):
@@ -31,7 +35,7 @@ class Origin(NamedTuple):
     inside: dict[float, list[bool]]  # for each level whether each stage to come was in its interval
     errors: list[float]  # |log(forecast / what came)| of each stage
     naive: list[float]  # the same for "as last time"
-    regrets: list[float]  # of the choice within each limit
+    regrets: dict[str, list[float]]  # of the choices of each rule within each limit
 
 
 class Backtest(NamedTuple):
@@ -53,7 +57,10 @@ class Backtest(NamedTuple):
 
 
 def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:
-    return {name: rounded(value) for name, value in numbers.items()}
+    return {
+        name: _rounded(value) if isinstance(value, dict) else rounded(value)
+        for name, value in numbers.items()
+    }
 
 
 def look_back(section: Section, by: str) -> Backtest:
@@ -63,10 +70,7 @@ def look_back(section: Section, by: str) -> Backtest:
     finished are left out. UserError: none has finished, or only at the end of the stream.
     """
     megabatches = section.results[0].config["megabatches"]
-    done = [
-        pair for pair in zip(section.results, section.runs, strict=True) if pair[0].progress == megabatches
-    ]
-    whole = section._replace(results=[result for result, _ in done], runs=[runs for _, runs in done])
+    whole = _seen(section, megabatches)
     started = [t for t in _times(megabatches) if any(not r.waiting(t) for r in whole.results)]
     if not started:
         raise UserError(
@@ -75,6 +79,34 @@ def look_back(section: Section, by: str) -> Backtest:
     actual = {each.label: each for each in find_candidates(whole, megabatches)}
     origins = [_origin(now, forecasts(find_candidates(whole, now), by), actual, by) for now in started]
     return Backtest(section.title, by, origins)
+
+
+def regrets_so_far(section: Section, by: str, found: Sequence[Forecast]) -> dict[str, float]:
+    """Mean regret of each rule at earlier mega-batches, among those of `found` that have seen all so far.
+
+    {} with fewer than LEAST_ORIGINS mega-batches at which two of them had a complete stage.
+    """
+    if len(found) < 2:
+        return {}
+    now = found[0].candidate.start
+    actual = [each.candidate for each in found if each.candidate.now == now]
+    whole = _seen(section, now, {each.label for each in actual})
+    times = [t for t in _times(now) if sum(not result.waiting(t) for result in whole.results) > 1]
+    if len(times) < LEAST_ORIGINS:
+        return {}
+    regrets = []
+    for t in times:
+        values = {each.label: each.measured(by, t) for each in actual}
+        earlier = forecasts(find_candidates(whole, t, now), by)
+        regrets.append(_of_each_rule(earlier, Limits(), values, min(values.values())))
+    return {rule: float(np.mean([each[rule] for each in regrets])) for rule in RULES}
+
+
+def _seen(section: Section, until: int, labels: set[str] | None = None) -> Section:
+    """The configurations with all rows up to `until`."""
+    pairs = zip(section.results, section.runs, strict=True)
+    kept = [pair for pair in pairs if pair[0].progress >= until and (not labels or pair[0].label in labels)]
+    return section._replace(results=[result for result, _ in kept], runs=[runs for _, runs in kept])
 
 
 def _times(megabatches: int) -> list[int]:
@@ -97,24 +129,35 @@ def _origin(now: int, found: Sequence[Forecast], actual: dict[str, Candidate], b
         positive = came > 0
         errors += abs(np.log(np.median(each.draws, 0)[positive] / came[positive])).tolist()
         naive += abs(np.log(present / came[positive])).tolist()
-    return Origin(now, len(found), inside, errors, naive, _regrets(found, actual, by))
+    return Origin(now, len(found), inside, errors, naive, _regrets(now, found, actual, by))
 
 
-def _regrets(found: Sequence[Forecast], actual: dict[str, Candidate], by: str) -> list[float]:
-    """Regrets within the limits that separate the candidates and leave at least two of them."""
+def _regrets(
+    now: int, found: Sequence[Forecast], actual: dict[str, Candidate], by: str
+) -> dict[str, list[float]]:
+    """Regrets of each rule within the limits that separate the candidates and leave at least two of them."""
     ended = list(actual.values())
+    values = {each.label: each.measured(by, now) for each in ended}
     regrets, seen = [], set()
     for compute in _distinct([each.compute for each in ended]):
         for parameters in _distinct([each.parameters for each in ended]):
             limits = Limits(compute, parameters)
-            within = [each for each in ended if limits.hold(each.compute, each.parameters)]
-            labels = frozenset(each.label for each in within)
-            choice = choose(found, limits)
-            if len(within) > 1 and labels not in seen and choice:
-                best = min(each.measured(by) for each in within)
-                regrets.append(actual[choice.candidate.label].measured(by) / best - 1 if best else 0.0)
-            seen.add(labels)
-    return regrets
+            within = frozenset(each.label for each in ended if limits.hold(each.compute, each.parameters))
+            if len(within) > 1 and within not in seen and choose(found, limits):
+                regrets.append(_of_each_rule(found, limits, values, min(values[label] for label in within)))
+            seen.add(within)
+    return {rule: [each[rule] for each in regrets] for rule in RULES}
+
+
+def _of_each_rule(
+    found: Sequence[Forecast], limits: Limits, values: dict[str, float], best: float
+) -> dict[str, float]:
+    """How much the value of each rule's choice exceeds the best one, as a share of that."""
+    choices = {rule: choose(found, limits, rule) for rule in RULES}
+    return {
+        rule: values[each.candidate.label] / best - 1 if each and best else 0.0
+        for rule, each in choices.items()
+    }
 
 
 def _distinct(values: Sequence[float]) -> list[float]:
@@ -126,7 +169,7 @@ def _distinct(values: Sequence[float]) -> list[float]:
     return found
 
 
-def summarize(origins: Sequence[Origin]) -> dict[str, float]:
+def summarize(origins: Sequence[Origin]) -> dict[str, Any]:
     """Shares and means over some origins, in which each stage and limit counts once; NaN of nothing."""
 
     def mean(values: Sequence[float]) -> float:
@@ -135,30 +178,39 @@ def summarize(origins: Sequence[Origin]) -> dict[str, float]:
     def joined(name: str) -> list[float]:
         return [value for origin in origins for value in getattr(origin, name)]
 
-    regrets = joined("regrets")
+    regrets = {rule: [each for origin in origins for each in origin.regrets[rule]] for rule in RULES}
     held = {level: [inside for origin in origins for inside in origin.inside[level]] for level in LEVELS}
     return {
         "stages": len(held[LEVELS[0]]),
         **{f"coverage_{level:g}": mean(values) for level, values in held.items()},
         "forecast_error": mean(joined("errors")),
         "naive_error": mean(joined("naive")),
-        "limits": len(regrets),
-        "mean_regret": mean(regrets),
-        "small_regret": mean([regret <= TOLERANCE for regret in regrets]),
+        "limits": len(regrets["forecast"]),
+        "mean_regret": {rule: mean(values) for rule, values in regrets.items()},
+        "small_regret": {
+            rule: mean([regret <= TOLERANCE for regret in values]) for rule, values in regrets.items()
+        },
     }
 
 
 def _table(origins: Sequence[Origin]) -> Table:
     """A row for each origin, and one over all of them."""
     header = ["t", "configurations", "stages to come", *(f"{level:.0%} interval held" for level in LEVELS)]
-    header += ["forecast off by", "as last time", "limits", "mean regret", f"regret <= {TOLERANCE:.0%}"]
+    header += ["forecast off by", "as last time", "choices", *(f"regret: {rule}" for rule in RULES)]
     rows = [_row(str(each.now), str(each.candidates), [each]) for each in origins]
     return [header, *rows, *([_row("all", "", origins)] if len(origins) > 1 else [])]
 
 
 def _row(name: str, candidates: str, origins: Sequence[Origin]) -> list[str]:
-    texts = {
-        key: str(value) if key in ("stages", "limits") else "" if math.isnan(value) else f"{100 * value:.1f}%"
-        for key, value in summarize(origins).items()
-    }
-    return [name, candidates, *texts.values()]
+    found = summarize(origins)
+    shares = [f"coverage_{level:g}" for level in LEVELS] + ["forecast_error", "naive_error"]
+    texts = [_percent(found[share]) for share in shares]
+    regrets = [
+        _percent(found["mean_regret"][rule]) + f" ({found['small_regret'][rule]:.0%})" * bool(found["limits"])
+        for rule in RULES
+    ]
+    return [name, candidates, str(found["stages"]), *texts, str(found["limits"]), *regrets]
+
+
+def _percent(share: float) -> str:
+    return "" if math.isnan(share) else f"{100 * share:.1f}%"

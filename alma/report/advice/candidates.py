@@ -1,7 +1,7 @@
 """Candidates: configurations as they were after mega-batch `now`, and what they will cost."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -12,12 +12,14 @@ from alma import metrics
 from alma.configs import canonical
 from alma.errors import UserError
 from alma.records import Run
-from alma.report.advice.forecast import Array, Fit, LearningCurve, pooled_noise
+from alma.report.advice.forecast import Array, Fit, LearningCurve, Scatter, estimate_scatter
+from alma.report.advice.questions import sides
 from alma.report.html.sections import Section, find_sections
 from alma.report.results import Measure, Result, compute, mean_and_deviation, trained, training_flops
 from alma.stages import stages
 
 DRAWS = 1000
+_LEAST = 1e-9  # of a metric to come: differences are of logs
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,9 @@ class Candidate:
 
     result: Result
     now: int  # the last t that was read
+    start: int  # that of the run that is furthest: mega-batches after it are to come
     until: int  # the last t of the forecast
+    seeds: tuple[int, ...]
     command: str | None = None  # that makes or resumes its first run, if it is recorded
 
     @cached_property
@@ -35,9 +39,19 @@ class Candidate:
         return self.result.label
 
     @cached_property
+    def sides(self) -> dict[str, str]:
+        """Of the questions."""
+        return sides(self.result)
+
+    @cached_property
     def values(self) -> dict[int, float]:
         """The metric at t = 1..now, mean over seeds."""
-        return {t: fmean(rows[t]["value"] for rows in self.result.repeats) for t in range(1, self.now + 1)}
+        return {t: fmean(run[t] for run in self.of_runs) for t in range(1, self.now + 1)}
+
+    @cached_property
+    def of_runs(self) -> list[dict[int, float]]:
+        """The metric at t = 1..now of each seed."""
+        return [{t: rows[t]["value"] for t in range(1, self.now + 1)} for rows in self.result.repeats]
 
     @cached_property
     def ends(self) -> list[int]:
@@ -63,14 +77,14 @@ class Candidate:
     def _mean(self, measure: Measure) -> float:
         return fmean(map(measure, self.result.repeats))
 
-    def measured(self, by: str) -> float:
-        """The measure over t = 1..now."""
-        return _measure(by, self.values, self.now)
+    def measured(self, by: str, since: int = 0) -> float:
+        """The measure over t = 1..now; "coming" over t = since + 1..now."""
+        return _measure(by, self.values, since, self.now)
 
-    def deviation(self, by: str) -> float:
-        """Standard deviation of the measure over seeds; 0 of one seed."""
-        values = [{t: row["value"] for t, row in rows.items()} for rows in self.result.repeats]
-        return mean_and_deviation([_measure(by, each, self.now) for each in values])[1]
+    def so_far(self, by: str) -> tuple[float, float]:
+        """Mean and standard deviation over seeds of the measure until now; "coming": of the present value."""
+        kind = "final" if by == "coming" else by
+        return mean_and_deviation([_measure(kind, values, 0, self.now) for values in self.of_runs])
 
     @cached_property
     def compute(self) -> float:
@@ -95,22 +109,38 @@ class Candidate:
         counts = [fmean(rows[t]["parameters"] for rows in self.result.repeats) for t in self.ends]
         return [self.parameters, *_extended(np.array(counts), len(self.to_come))][-1]
 
-    def totals(self, by: str, draws: Array) -> Array:
-        """Draws of the measure over t = 1..until (draws,), from draws of the metric at `to_come`."""
-        present = self.values[self.now]
+    def totals(self, by: str, draws: Array, values: Mapping[int, float] | None = None) -> Array:
+        """Draws of the measure up to `until` (n,), from draws of the metric at `to_come` (n, stages).
+
+        `values` at t = 1..now are those of the mean over seeds unless given.
+        """
+        values = values or self.values
+        models = np.column_stack([np.full(len(draws), values[self.now]), draws])
+        models = np.maximum(models, _LEAST)
         if by == "final":
-            return draws[:, -1] if self.to_come else np.full(len(draws), present)
-        served = np.diff([self.now + 1, *self.to_come, self.until + 1])  # mega-batches of each model
-        known = metrics.cumulative_error_rate(self.values) + present * served[0]
-        return (known + draws @ served[1:]) / (self.until if by == "average" else 1)
+            return models[:, -1]
+        first = self.start if by == "coming" else self.now
+        serving = np.searchsorted(self.to_come, range(first + 1, self.until + 1), "right")
+        served = np.bincount(serving, minlength=models.shape[1])  # mega-batches of each model
+        if by == "coming":
+            return models @ served / served.sum()
+        known = metrics.cumulative_error_rate(values)
+        return (known + models @ served) / (self.until if by == "average" else 1)
+
+    def run_totals(self, by: str, scatter: Scatter) -> list[float]:
+        """The measure that each seed is expected to have by its own curve."""
+        seeds = len(self.of_runs)
+        fits = [Fit(self.curve.of_run(i), scatter, seeds) for i in range(seeds)]
+        pairs = zip(fits, self.of_runs, strict=True)
+        return [float(self.totals(by, fit.expected(self.to_come)[None], run)[0]) for fit, run in pairs]
 
 
-def _measure(by: str, values: dict[int, float], until: int) -> float:
-    """A measure over t = 1..until."""
+def _measure(by: str, values: Mapping[int, float], since: int, until: int) -> float:
+    """A measure over t = 1..until; "coming" over t = since + 1..until."""
     if by == "final":
         return values[until]
-    function = metrics.average if by == "average" else metrics.cumulative_error_rate
-    return function({t: value for t, value in values.items() if t <= until})
+    function = metrics.cumulative_error_rate if by == "cer" else metrics.average
+    return function({t: value for t, value in values.items() if t <= until and (by != "coming" or t > since)})
 
 
 def _extended(values: Array, count: int) -> list[float]:
@@ -129,12 +159,11 @@ class Forecast:
     candidate: Candidate
     fit: Fit
     draws: Array  # of the metric at the candidate's `to_come`, (DRAWS, stages)
-    totals: Array  # of the measure over t = 1..until, (DRAWS,)
-
-    @cached_property
-    def expected(self) -> float:
-        """Mean of the measure."""
-        return float(self.totals.mean())
+    expected: float  # measure, by the mean of the laws
+    totals: Array  # draws of the measure, (DRAWS,)
+    laws: Array  # quantiles of the measure by laws alone, (DRAWS,)
+    walks: Array  # draws of the log factor by which the measure drifts from its law, (DRAWS,)
+    run_totals: list[float]  # the measure that each run is expected to have
 
     def at(self, t: int) -> Array:
         """Draws of the metric at a t after `now`, (DRAWS,)."""
@@ -154,34 +183,35 @@ def one_section(runs: Sequence[Run]) -> Section:
     return sections[0]
 
 
-def check_values(section: Section) -> None:
-    """UserError: a value is not a finite number >= 0."""
-    for result, repeats in zip(section.results, section.runs, strict=True):
-        for rows, run in zip(result.repeats, repeats, strict=True):
-            bad = [t for t, row in rows.items() if not math.isfinite(row["value"]) or row["value"] < 0]
-            if bad:
-                raise UserError(f"{run.results}: the value at t={bad[0]} is not a finite number >= 0")
+def _check_values(candidate: Candidate, runs: Sequence[Run]) -> None:
+    """UserError: a value that is read is not a finite number >= 0."""
+    for values, run in zip(candidate.of_runs, runs, strict=True):
+        bad = [t for t, value in values.items() if not math.isfinite(value) or value < 0]
+        if bad:
+            raise UserError(f"{run.results}: the value at t={bad[0]} is not a finite number >= 0")
 
 
-def find_candidates(section: Section, now: int | None = None) -> list[Candidate]:
+def find_candidates(section: Section, now: int | None = None, until: int | None = None) -> list[Candidate]:
     """The configurations with a complete stage by `now` (None: the last t of any run).
 
-    UserError: there is none, a value is not a finite number, or `now` is not a mega-batch of the stream.
+    `until` None: forecasts end with the stream, or after one more stage of all. UserError: no candidate, a
+    value up to `now` is not a finite number, or `now` is not a mega-batch of the stream.
     """
-    check_values(section)
     megabatches = section.results[0].config["megabatches"]
     last = max(result.progress for result in section.results)
     now = last if now is None else now
     if not 1 <= now <= megabatches:
         raise UserError(f"--from {now}: a mega-batch of the stream, from 1 to {megabatches}")
     longest = max(result.waiting_time for result in section.results)
-    until = megabatches if now < megabatches else now + longest
+    until = until or (megabatches if now < megabatches else now + longest)
+    start = min(now, last)
     found = []
     for result, runs in zip(section.results, section.runs, strict=True):
-        seen = min(now, result.progress)
         command = next((run.info["command"] for run in runs if "command" in run.info), None)
-        candidate = Candidate(result, seen, until, command)
-        found += [candidate] if seen and candidate.ends else []
+        seeds = tuple(run.config["seed"] for run in runs)
+        candidate = Candidate(result, min(now, result.progress), start, until, seeds, command)
+        _check_values(candidate, runs)
+        found += [candidate] if candidate.ends else []
     if not found:
         raise UserError(f"no stage is complete by t={now}: nothing to forecast from")
     return found
@@ -189,11 +219,28 @@ def find_candidates(section: Section, now: int | None = None) -> list[Candidate]
 
 def forecasts(candidates: Sequence[Candidate], by: str) -> list[Forecast]:
     """A forecast of each candidate. Draws are the same for the same records."""
-    noise = pooled_noise([candidate.curve for candidate in candidates])
-    found = []
-    for candidate in candidates:
-        fit = Fit(candidate.curve, noise)
-        seed = canonical(candidate.result.config).encode()
-        draws = fit.draw(candidate.to_come, DRAWS, np.random.default_rng(list(seed)))
-        found.append(Forecast(candidate, fit, draws, candidate.totals(by, draws)))
-    return found
+    scatter = estimate_scatter([candidate.curve for candidate in candidates])
+    return [_forecast(candidate, by, scatter) for candidate in candidates]
+
+
+def _forecast(candidate: Candidate, by: str, scatter: Scatter) -> Forecast:
+    random = np.random.default_rng(list(canonical(candidate.result.config).encode()))
+    fit, times = Fit(candidate.curve, scatter), candidate.to_come
+    draws, path = fit.draw(times, DRAWS, random), fit.expected(times)
+    values, probability = fit.of_laws(times)
+    totals = candidate.totals(by, values)
+    order = totals.argsort()
+    ranks = (np.arange(DRAWS) + 0.5) / DRAWS
+    places = probability[order].cumsum().searchsorted(ranks).clip(max=len(order) - 1)
+    expected = candidate.totals(by, path[None])[0]
+    walks = candidate.totals(by, path * np.exp(fit.walks(times, DRAWS, random)))
+    return Forecast(
+        candidate,
+        fit,
+        draws,
+        float(expected),
+        candidate.totals(by, draws),
+        totals[order][places],
+        np.log(walks / expected),
+        candidate.run_totals(by, scatter),
+    )

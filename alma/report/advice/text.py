@@ -34,10 +34,10 @@ def as_markdown(parts: Sequence[DocumentPart]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def expected(draws: Array) -> str:
-    """Mean and 90% interval, such as "24 [22.5, 25.8]"."""
+def expected(draws: Array, mean: float | None = None) -> str:
+    """Mean (None: that of the draws) and 90% interval, such as "24 [22.5, 25.8]"."""
     low, high = interval(draws)
-    return f"{number(float(draws.mean()))} [{number(low)}, {number(high)}]"
+    return f"{number(float(draws.mean() if mean is None else mean))} [{number(low)}, {number(high)}]"
 
 
 def number(value: float) -> str:

@@ -105,11 +105,13 @@ function figureOf(panel, controls, boxes, table) {
 }
 
 function react(plot, traces, layout) {
-  const size = `${plot.element.clientWidth} ${plot.element.clientHeight}`, resized = size !== plot.size;
-  plot.size = size;
+  const { clientWidth: width, clientHeight: height } = plot.element;
+  const printed = "print" in root.dataset, resized = `${width} ${height}` !== plot.size;
+  plot.size = `${width} ${height}`;
+  if (printed) Object.assign(layout, { width, height });  // Plotly.Plots.resize waits: too late for a sheet
   if (!traces.length) layout.annotations = [{ text: "No values to show", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 }];
   Plotly.react(plot.element, traces, layout, CONFIG);
-  if (resized) Plotly.Plots.resize(plot.element);
+  if (resized && !printed) Plotly.Plots.resize(plot.element);
 }
 
 // One measure against another: `x` and `y` list measures with a mean, a deviation and seeds per configuration.
@@ -124,7 +126,7 @@ function drawPoints(panel, section) {
   const changed = (measures = false) => { if (measures) scales(); redraw(plot); table.refresh(); };
   const plot = plotBox(`${panel.title}: a point per configuration. Its data follow as a table.`, () => {
     const [x, y] = both();
-    const named = plot.element.clientWidth > 480;
+    const named = plot.element.clientWidth > 480 ? 30 : 14;  // characters of a label
     const traces = x && y && shown().length ? pointTraces(section, x, y, shown(), named) : [];
     const reach = (each) => (x && y ? shown().flatMap((i) => [each.mean[i], ...each.seeds[i]]) : []);
     react(plot, traces, layoutOf(axisOf(x ? x.name : "", reach(x), logX.box.checked, 0.06),
@@ -158,7 +160,7 @@ function pointTraces(section, x, y, shown, named) {
     { x: shown.map((i) => x.mean[i]), y: shown.map((i) => y.mean[i]), mode: "markers+text", name: "configurations",
       hoverinfo: "text",
       // Below a point of the front there is no other point.
-      text: shown.map((i) => (named && front.length <= LABELLED && front.includes(i) ? plain(cut(section, i), 99) : "")),
+      text: shown.map((i) => (front.length <= LABELLED && front.includes(i) ? plain(cut(section, i, named), 99) : "")),
       textposition: shown.map((i) => (i === front[0] ? "bottom right" : i === front.at(-1) ? "bottom left" : "bottom center")), textfont: { size: 12, color: css("--ink") },
       hovertext: shown.map((i) => text(i, spread(x.mean[i], x.deviation[i]), spread(y.mean[i], y.deviation[i]), "")),
       error_y: { array: shown.map((i) => y.deviation[i] || 0), thickness: 1.2, width: 0, color: css("--soft") },
@@ -268,9 +270,9 @@ function lineTraces(section, measure, line, bands) {
 // How far the last value is held, so that it can be seen.
 const tailOf = (section) => Math.max(0.5, 0.015 * section.configurations[0].megabatches);
 
-const cut = (section, index) => {
+const cut = (section, index, most = 30) => {
   const { label } = section.configurations[index];
-  return label.length > 30 ? `${label.slice(0, 29)}…` : label;
+  return label.length > most ? `${label.slice(0, most - 1)}…` : label;
 };
 
 // Labels at the ends of the curves, pushed apart; `height` is that of the axis in pixels.

@@ -44,7 +44,8 @@ def front(section: Section) -> Panel | None:
         "title": "Front",
         "caption": "Mean over seeds of each configuration, with its standard deviation as bars and its seeds "
         "as small dots; lower left is better. The dashed line joins the non-dominated configurations among "
-        "those shown; faint ones have not finished and do not count." + _marked(section),
+        "those shown; faint ones have not finished and do not count. "
+        "Averages and sums are over t = 1, 2, ..., final values at the last t." + _marked(section),
         "x": [_measure(each, section.results, measure, False) for each, measure in costs.items()],
         "y": [measure for measure in y if any(mean is not None for mean in measure["mean"])],
     }
@@ -55,14 +56,14 @@ def advice(section: Section) -> Panel | None:
     from alma.report.advice.advice import DIFFERENCE, advise, decision_table  # loads NumPy and SciPy
 
     try:
-        found = advise(section, "average")
+        found = advise(section, "coming")
     except UserError:  # no stage is complete, or a value is not finite
         return None
     if not found.comparisons:
         return None
     places = {result.label: i for i, result in enumerate(section.results)}
     of = [places[each.other.candidate.label] for each in found.comparisons]
-    caption = f"For t={found.now + 1}..{found.until}. {found.summary} {DIFFERENCE}"
+    caption = " ".join([*found.summary, DIFFERENCE])
     return _table("Advice", caption, decision_table(found), of) | {"note": " ".join(found.remarks)}
 
 

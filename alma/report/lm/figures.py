@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from alma.flops import ARCHS, Shape
 from alma.report import style
-from alma.report.figures import average_of, curve
+from alma.report.figures import curve
 from alma.report.labels import listed
 from alma.report.lm.entries import Entry, sizes
 from alma.report.lm.reference import Reference, reference
-from alma.report.results import compute, trained
+from alma.report.results import average_trained, compute, trained
 from alma.report.style import MARKERS, LegendEntries, Picture, dot, mark, number_axis
 
 PAPER_TOKENS = 120_000 * 192 * 512
@@ -30,7 +30,7 @@ _TITLES = (
 )
 _LEFT_OUT = "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch)"
 CAPTION = (
-    "Figure 5: average perplexity over mega-batches 1..t against cumulative compute, parameters, and experts "
+    "Figure 5: average perplexity since the first stage against cumulative compute, parameters, and experts "
     "of all members. Each line is a run, with a point per mega-batch t. Red numbers are the experts per "
     "Switch layer of SM. In the right panel, learners are shifted sideways, since several have the same "
     "number of experts."
@@ -66,7 +66,8 @@ def write_figure5(
                 remarks.append(f"{_LEFT_OUT}: {listed(left_out)}")
             if not shown:
                 continue
-            figure, matched = figure5(shown, paper, f"average {metric}")
+            first = trained(shown[0].result.repeats[0])[0]
+            figure, matched = figure5(shown, paper, f"average {metric} over {first}..t")
             path = out / f"figure5{suffix}.png"
             style.save(figure, path)
             pictures.append(Picture(path, CAPTION + (_PAPER if matched else "")))
@@ -85,7 +86,7 @@ def comparable(entries: Sequence[Entry]) -> list[Entry]:
 def trajectory(entry: Entry) -> Trajectory:
     """The line of a result."""
     times = trained(entry.result.repeats[0])
-    line = curve(entry.result, times, compute, average_of(entry.result))
+    line = curve(entry.result, times, compute, average_trained)
     experts = [float((entry.experts(t) or 1) * (entry.members(t) or 1)) for t in times]
     return Trajectory((line.x, list(map(entry.parameters, times)), experts), line.y, line.deviation)
 
@@ -153,6 +154,8 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
         number = {"linestyle": "", "color": _RED, "marker": f"${panels[0].texts[-1].get_text()}$"}
         groups["red number"] = [("experts per Switch layer of SM", number)]
     style.add_legend(figure, groups)
+    figure.draw_without_rendering()
+    style.move_apart(panels[0], panels[0].texts)
     return figure, len(theirs)
 
 
@@ -170,18 +173,16 @@ def _look(entry: Entry, shown: Sequence[Entry]) -> dict[str, Any]:
 
 
 def _annotate_experts(axes: Any, ours: Sequence[tuple[Entry, Trajectory]]) -> None:
-    """Write the number of experts in red to the left of each line of SM without variant, without overlaps."""
-    points = [
-        (line.x[0][0], line.y[0], count)
-        for entry, line in ours
-        if entry.method == "SM" and (count := entry.experts(entry.result.times[-1]))
-    ]
+    """Write the number of experts in red to the left of each line of SM without variant."""
     axes.margins(x=0.09)
-    low, high = axes.get_ylim()
-    gap = 0.04 * (high - low)
-    last = (0.0, low - gap)
-    for x, y, count in sorted(points):
-        at = max(y, last[1] + gap) if x < 1.5 * last[0] else y
-        look = {"textcoords": "offset points", "ha": "right", "va": "center", "color": _RED, "fontsize": 7}
-        axes.annotate(str(count), (x, at), (-5, 0), **look)
-        last = x, at
+    for entry, line in ours:
+        count = entry.experts(entry.result.times[-1])
+        if entry.method == "SM" and count:
+            look = {
+                "textcoords": "offset points",
+                "ha": "right",
+                "va": "center",
+                "color": _RED,
+                "fontsize": 7,
+            }
+            axes.annotate(str(count), (line.x[0][0], line.y[0]), (-5, 0), annotation_clip=False, **look)

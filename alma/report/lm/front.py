@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from alma.report import style
-from alma.report.figures import average_of
 from alma.report.front import Point, draw_front
-from alma.report.labels import listed
+from alma.report.labels import data_name, listed
 from alma.report.lm.entries import Entry
-from alma.report.results import compute, non_dominated, trained
-from alma.report.style import End, Picture
+from alma.report.results import average_trained, compute, trained
+from alma.report.style import Picture
 
 _CAPTION = (
     "Average {metric} over the stream against training compute. The grey line joins the configurations that "
@@ -38,16 +37,11 @@ def write_front(
                 remarks.append("front: only one configuration" if shown else "front: no configuration")
                 continue
             megabatches = shown[0].result.config["megabatches"]
-            title = f"B = {megabatches}: {metric} against compute"
+            title = f"{data_name(shown[0].result.config)}B = {megabatches}: {metric} against compute"
             label = f"average {metric} over t = {trained(shown[0].result.repeats[0])[0]}..{megabatches}"
             path = out / f"front{suffix}.png"
             points = list(map(_point, shown))
             figure = draw_front(points, title, label)
-            ends = [
-                End(points[i].x, points[i].y, _experts(shown[i]), {"color": "0.35"})
-                for i in non_dominated([(point.x, point.y) for point in points])
-            ]
-            style.label_ends(figure, {figure.axes[0]: ends})
             style.save(figure, path)
             pictures.append(Picture(path, _CAPTION.format(metric=metric)))
     return pictures, remarks
@@ -66,8 +60,8 @@ def complete(entries: Sequence[Entry]) -> list[Entry]:
 
 def _point(entry: Entry) -> Point:
     result, end = entry.result, entry.result.times[-1]
-    mean, deviation = result.over_seeds(lambda rows: average_of(result)(rows, end))
-    return Point(result, result.over_seeds(compute)[0], mean, deviation)
+    mean, deviation = result.over_seeds(lambda rows: average_trained(rows, end))
+    return Point(result, result.over_seeds(compute)[0], mean, deviation, _experts(entry), entry.size)
 
 
 def _experts(entry: Entry) -> str:

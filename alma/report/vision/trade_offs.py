@@ -24,7 +24,8 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
     for result in results:
         mean, deviation = result.over_seeds(cer)
         spent, _ = result.over_seeds(compute)
-        points.append(Point(result, spent, share * mean, share * deviation, f"w = {wait(result)}"))
+        at = spent, share * mean, share * deviation
+        points.append(Point(result, *at, f"w = {wait(result)}", f"{size(result)} units"))
     label = "mean test error over the stream (%),\nuntrained errors while waiting included"
     return {"": draw_front(points, f"{parts.title(results)}: error against compute", label)}
 

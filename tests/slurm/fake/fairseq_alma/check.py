@@ -20,7 +20,7 @@ ARCHS = {
 ON = (
     "cpu fp16 bf16 memory-efficient-fp16 memory-efficient-bf16 add-bos-token no-epoch-checkpoints "
     "checkpoint-activations moe-expert-parallel share-decoder-input-output-embed decoder-learned-pos "
-    "store-ema"
+    "store-ema no-save no-last-checkpoints decoder-normalize-before no-decoder-final-norm"
 ).split()
 NUMBERS = {
     "max-update": 120_000,
@@ -49,6 +49,7 @@ TEXTS = {
     "lr": "1e-3",
     "lr-scheduler": None,
     "schedule": "stage",
+    "gpt2-encoder-json": "https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/encoder.json",
     "ema-decay": "0.9999",
     "ema-poly": None,
     "adam-betas": "(0.9,0.98)",
@@ -105,8 +106,10 @@ def resolve(words: list[str]) -> dict:
     given["decoder_attention_heads"] = given["decoder_attention_heads"] or heads
     ffn = 4 * given["decoder_embed_dim"] if switch else 2048
     given["decoder_ffn_embed_dim"] = given["decoder_ffn_embed_dim"] or ffn
+    given["decoder_input_dim"] = given["decoder_output_dim"] = given["decoder_embed_dim"] if switch else 512
     if switch:
         given |= {"decoder_learned_pos": True, "share_decoder_input_output_embed": True}
+        given["decoder_normalize_before"] = True
     if given["batch_size"] is None and given["max_tokens"] is None:
         given["batch_size"], given["update_freq"] = 8, given["update_freq"] or "3"
     schedulers = {"continuous": "fixed", "rsqrt": "inverse_sqrt"}

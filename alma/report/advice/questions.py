@@ -1,0 +1,48 @@
+"""The questions that advice answers, and the side of each that a configuration stands for."""
+
+from alma.report.html.sections import model_size
+from alma.report.labels import replay
+from alma.report.results import Result
+
+
+def _members(result: Result) -> list[int]:
+    """Models that are deployed together, by t."""
+    rows = result.repeats[0].values()
+    return [row["extra"].get("members") or result.config.get("members") or 1 for row in rows]
+
+
+def _grows(result: Result) -> bool:
+    """Whether the size of a model grows over the stream; an ensemble that gains members does not count."""
+    sizes = zip(result.repeats[0].values(), _members(result), strict=True)
+    trained = [row["parameters"] / members for row, members in sizes if row["stage"] is not None]
+    return bool(trained) and max(trained) > 1.01 * trained[0]
+
+
+def _wait(result: Result) -> str:
+    return "train now (w=1)" if result.waiting_time == 1 else f"wait (w={result.waiting_time})"
+
+
+QUESTIONS = {
+    "train now or wait?": _wait,
+    "grow the model?": lambda result: "grow" if _grows(result) else "keep the size",
+    "one model or several?": lambda result: "several" if max(_members(result)) > 1 else "one",
+    "average the weights?": lambda result: "average" if "average" in result.config else "raw weights",
+    "replay?": lambda result: f"replay: {replay(result.config)}",
+    "one schedule?": lambda result: f"schedule: {result.config.get('schedule', 'each stage')}",
+    "which size?": lambda result: f"size {model_size(result)}",
+}
+"""Decisions, and the side of each that a result stands for."""
+_OF_THE_LEARNER = ("grow the model?", "one model or several?")
+_LEARNER = "learner"
+
+
+def sides(result: Result) -> dict[str, str]:
+    """The side of each question, and the learner."""
+    return {question: side(result) for question, side in QUESTIONS.items()} | {_LEARNER: result.learner}
+
+
+def differ_in(question: str, one: dict[str, str], other: dict[str, str]) -> bool:
+    """Whether two configurations answer this question differently and no other one; the learner is the same,
+    unless the question is about it."""
+    differences = {each for each, side in one.items() if side != other[each]}
+    return differences - ({_LEARNER} if question in _OF_THE_LEARNER else set()) == {question}

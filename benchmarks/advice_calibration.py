@@ -1,0 +1,148 @@
+"""How often `alma advise` sees a difference: pairs of configurations with made-up errors.
+
+    python -m benchmarks advice_calibration             all cells, about ten minutes of one core
+    python -m benchmarks advice_calibration --pairs 40  the same, coarser
+
+The log error of a run is a power law with an offset, plus a run effect, plus the noise of each stage. Pairs
+are two configurations of one law (the share with evidence should be near the nominal 10%), or with errors 5%
+or 10% apart. A third configuration, of another size and with 3 seeds, is in the same records, except in the
+row "nothing to pool", where all have one seed. The last table is of forecasts: how many stages to come were
+in the intervals.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from alma.errors import Parser
+from alma.records import Run
+from alma.report.advice.candidates import find_candidates, forecasts
+from alma.report.advice.decisions import difference_interval
+from alma.report.advice.forecast import LEVELS, interval
+from alma.report.html.sections import Section
+from alma.report.results import Result
+from alma.report.tables import as_text
+from alma.stages import stages
+
+B = 100
+QUESTION = "one model or several?"
+RUN_SDS = (0.0, 0.03, 0.1)
+KINDS = [(1, now, 0.015) for now in (20, 50, 90, 100)] + [(10, now, 0.015) for now in (20, 50, 90, 100)]
+KINDS += [(1, 90, 0.01), (1, 90, 0.02)]
+"""w, now, noise of a stage."""
+
+
+class Cell(NamedTuple):
+    """Pairs of one kind."""
+
+    now: int
+    seeds: int
+    run_sd: float  # of the run effect
+    waiting_time: int = 1
+    noise: float = 0.015  # of a stage
+    third: int = 3  # seeds of the third configuration
+    gap: float = 0.0  # log ratio of the two errors
+
+
+def make_section(cell: Cell, random: np.random.Generator) -> Section:
+    """Records of sm, of ens (exp(gap) times the errors) and of a third configuration."""
+    exponent, offset = random.uniform(0.2, 0.7), random.choice([0.0, 0.02, 0.05])
+    kinds = [("sm", 8, cell.seeds, 0.0), ("ens", 8, cell.seeds, cell.gap), ("sm", 16, cell.third, -0.3)]
+    results, runs = [], []
+    for learner, size, seeds, gap in kinds:
+        config = {"learner": learner, "waiting_time": cell.waiting_time, "megabatches": B, "replay": False}
+        config |= {"seed": 0, "hidden": size, "members": 5 if learner == "ens" else 1}
+        law = np.log(0.5 * np.arange(1.0, B + 1) ** -exponent + offset) + gap
+        repeats = [_rows(law, cell, random) for _ in range(seeds)]
+        results.append(Result(config, tuple(repeats), settings=f"hidden={size}"))
+        runs.append([Run(None, {"config": config | {"seed": seed}}) for seed in range(seeds)])  # type: ignore
+    return Section("made-up errors", results, runs)
+
+
+def _rows(law: np.ndarray, cell: Cell, random: np.random.Generator) -> dict[int, dict]:
+    """One run."""
+    effect = cell.run_sd * random.standard_normal()
+    rows = {0: _row(0, None, 0.9)}
+    for stage in stages(B, cell.waiting_time, False):
+        value = float(np.exp(law[stage.last - 1] + effect + cell.noise * random.standard_normal()))
+        present = rows[max(rows)]
+        rows |= {t: present | {"t": t, "train_flops": 0.0} for t in range(max(rows) + 1, stage.last)}
+        rows[stage.last] = _row(stage.last, stage.index, value)
+    return rows
+
+
+def _row(t: int, stage: int | None, value: float) -> dict:
+    return {
+        "t": t,
+        "stage": stage,
+        "metric": "error",
+        "value": value,
+        "parameters": 80,
+        "train_flops": 1e12,
+        "extra": {},
+    }
+
+
+def outcome(cell: Cell, pairs: int, by: str = "coming", seed: int = 0) -> tuple[float, float]:
+    """Share of the pairs of a cell with evidence that ens is worse, and that it is better."""
+    random = np.random.default_rng(seed)
+    worse, better = 0, 0
+    for _ in range(pairs):
+        found = forecasts(find_candidates(make_section(cell, random), cell.now), by)
+        low, high = difference_interval(QUESTION, found[0], found[1], found)
+        worse, better = worse + (low > 0), better + (high < 0)
+    return worse / pairs, better / pairs
+
+
+def equal_learners(pairs: int, seed: int) -> Iterator[list[str]]:
+    """Rows of the table of equal learners."""
+    yield ["w", "now", "stage noise", *(f"run SD {sd:.0%}, {n} seed(s)" for sd in RUN_SDS for n in (1, 3))]
+    for waiting_time, now, noise in KINDS:
+        cells = [Cell(now, seeds, sd, waiting_time, noise) for sd in RUN_SDS for seeds in (1, 3)]
+        shares = [f"{sum(outcome(cell, pairs, seed=seed)):.1%}" for cell in cells]
+        yield [str(waiting_time), str(now), f"{noise:.1%}", *shares]
+    alone = [f"{sum(outcome(Cell(90, 1, sd, third=1), pairs, seed=seed)):.1%}" for sd in RUN_SDS]
+    yield ["1", "90, nothing to pool", "1.5%", alone[0], "", alone[1], "", alone[2], ""]
+
+
+def different_learners(pairs: int, seed: int) -> Iterator[list[str]]:
+    """Rows of the table of learners whose errors differ."""
+    yield ["now", "errors differ by", "run SD", "seeds", "found", "wrong sign"]
+    for now in (20, 50, 90):
+        for gap in (0.05, 0.1):
+            worse, better = outcome(Cell(now, 3, 0.03, gap=math.log1p(gap)), pairs, seed=seed)
+            yield [str(now), f"{gap:.0%}", "3%", "3", f"{worse:.1%}", f"{better:.1%}"]
+
+
+def forecasts_held(sections: int, seed: int) -> Iterator[list[str]]:
+    """Rows of the table of forecasts."""
+    yield ["w", "now", *(f"{level:.0%} interval held" for level in LEVELS)]
+    for waiting_time, now in [(w, now) for w in (1, 10) for now in (20, 50, 90)]:
+        random, cell = np.random.default_rng(seed), Cell(now, 3, 0.03, waiting_time)
+        inside: dict[float, list[bool]] = {level: [] for level in LEVELS}
+        for _ in range(sections):
+            section = make_section(cell, random)
+            for each in forecasts(find_candidates(section, now), "coming"):
+                rows = each.candidate.result.repeats
+                came = [np.mean([run[t]["value"] for run in rows]) for t in each.candidate.to_come]
+                for level in LEVELS:
+                    low, high = interval(each.draws, level)
+                    inside[level] += ((low <= came) & (came <= high)).tolist()
+        yield [str(waiting_time), str(now), *(f"{np.mean(inside[level]):.1%}" for level in LEVELS)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the tables."""
+    parser = Parser(prog="python -m benchmarks advice_calibration", description=__doc__)
+    parser.add_argument("--pairs", type=int, default=200, metavar="N", help="pairs of a cell (default: 200)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the made-up runs (default: 0)")
+    options = parser.parse_args(arguments)
+    pairs, seed = options.pairs, options.seed
+    print(f"Equal learners: share of {pairs} pairs with evidence (nominal: 10%)")
+    print(as_text(list(equal_learners(pairs, seed))), end="\n\n")
+    print(f"Different learners: share of {pairs} pairs with evidence")
+    print(as_text(list(different_learners(pairs, seed))), end="\n\n")
+    print("Forecasts: share of the stages to come")
+    print(as_text(list(forecasts_held(max(1, pairs // 4), seed))))

@@ -1,0 +1,133 @@
+"""Contamination: how much of the held-out parts occurs in the training data.
+
+An n-gram of words of a held-out part is seen if a mega-batch that the learner receives before it is tested
+on the part has it: any mega-batch of an i.i.d. stream; in an ordered one those up to the part's own.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from alma.report.tables import as_text
+from alma.stream import Part, Stream
+from alma.workers import Workers
+from data_prep import shingles
+from data_prep.advice import near_dropped
+from data_prep.words import Spelling, read_spelling, word_blocks
+from data_prep.work import run_all
+
+N = 8
+"""Words of an n-gram."""
+
+MOSTLY = 0.8
+"""A document counts as seen if more than this share of its n-grams is."""
+
+SAMPLE = 1 << 23
+"""n-grams of all held-out parts together. Of larger parts the beginnings count: their order is random."""
+
+NOTES = f"""\
+Contamination. {N}-grams: share of the {N}-grams of words of a held-out part that occur in the training data
+{{where}}; documents: share of its documents with more than {MOSTLY:.0%} of their {N}-grams there."""
+
+
+@dataclass(frozen=True)
+class Contamination:
+    """Of a held-out part."""
+
+    part: str
+    words: int
+    """n-grams that were looked up."""
+    seen: float
+    """Share of them that occur in the training data."""
+    seen_documents: float
+    """Share of the documents with an n-gram of which more than MOSTLY are seen."""
+
+
+def contamination(stream: Stream, workers: Workers) -> list[Contamination] | None:
+    """Measure all held-out parts; None: the tokenizer is unknown.
+
+    Memory of a process: about 0.5 GB for large held-out parts. UserError: damaged files.
+    """
+    spelling = read_spelling(stream)
+    if spelling is None:
+        return None
+    parts = [*stream.held_out, *stream.held_out_valid] if stream.ordered else [stream.test, stream.valid]
+    own = [number % len(stream.megabatches) for number in range(len(parts))] if stream.ordered else None
+    paths, limit = [stream.path(part) for part in parts], max(1, SAMPLE // len(parts))
+    tasks = [(stream.path(part), paths, spelling, limit) for part in stream.megabatches]
+    found = run_all(workers, "contamination", seen, tasks, _weights(stream.megabatches), "token")
+    made, start = [], 0
+    for number, part in enumerate(parts):
+        _, documents = held_out(stream.path(part), spelling, limit)
+        before = found if own is None else found[: own[number] + 1]
+        hits = np.zeros(len(documents), bool)
+        for packed in before:
+            hits |= np.unpackbits(packed, count=start + len(documents))[start:].astype(bool)
+        start += len(documents)
+        counts, of_document = np.bincount(documents), np.bincount(documents, hits)
+        mostly = of_document[counts > 0] > MOSTLY * counts[counts > 0]
+        shares = [float(each.mean()) if len(each) else 0.0 for each in (hits, mostly)]
+        made.append(Contamination(part.name, len(documents), *shares))
+    return made
+
+
+def _weights(parts: Sequence[Part]) -> list[int]:
+    return [part.tokens for part in parts]
+
+
+def report(stream: Stream, workers: Workers) -> str:
+    """The contamination of each held-out part as a table."""
+    found = contamination(stream, workers)
+    if found is None:
+        return "Contamination: cannot tell, because the tokenizer is unknown."
+    rows = [["", f"{N}-grams", "documents"]]
+    rows += [[each.part, f"{each.seen:.1%}", f"{each.seen_documents:.1%}"] for each in found]
+    where = "up to its mega-batch" if stream.ordered else "of all mega-batches"
+    lines = [NOTES.format(where=where), as_text(rows)]
+    if dropped := near_dropped([stream.corpus, *(each["corpus"] for each in stream.appended)]):
+        lines.append(f"Dropped: {dropped}.")
+    else:
+        lines.append("Near duplicates were kept; `alma data --near-duplicates drop` leaves them out.")
+    largest = max(each.words for each in found)
+    if largest < max(part.words for part in (stream.test, stream.valid, *stream.held_out)) / 2:
+        lines.append(f"Measured on the first {largest:,} {N}-grams of each part, a random sample.")
+    return "\n".join(lines)
+
+
+def seen(path: str, held_out_paths: list[str], spelling: Spelling, limit: int) -> np.ndarray:
+    """Whether each n-gram of the held-out parts, one part after another, occurs in a part; packed bits."""
+    wanted = np.concatenate([held_out(each, spelling, limit)[0] for each in held_out_paths])
+    known, where = np.unique(wanted, return_inverse=True)
+    hits = np.zeros(len(known), bool)
+    # Most n-grams of the part fall into an empty cell of this table, which is much faster than a search.
+    shift = np.uint64(64 - 4 - len(known).bit_length())
+    cells = np.zeros(2 ** (64 - int(shift)), bool)
+    cells[known >> shift] = True
+    for hashes, _ in part_n_grams(path, spelling):
+        hashes = hashes[cells[hashes >> shift]]
+        at = np.minimum(np.searchsorted(known, hashes), max(len(known) - 1, 0))
+        hits[at[known[at] == hashes]] = True
+    return np.packbits(hits[where])
+
+
+def held_out(path: str, spelling: Spelling, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first `limit` n-grams of a part, and the number of the document of each."""
+    found = [(np.zeros(0, np.uint64), np.zeros(0, np.int64))]
+    left = limit
+    for hashes, documents in part_n_grams(path, spelling):
+        found.append((hashes[:left], documents[:left]))
+        left -= len(hashes)
+        if left <= 0:
+            break
+    hashes, documents = map(np.concatenate, zip(*found, strict=True))
+    return hashes, documents
+
+
+def part_n_grams(path: str, spelling: Spelling) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield blocks of the n-grams of a part, within documents, and of the numbers of their documents."""
+    words, documents = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    for block, numbers in word_blocks(path, spelling):
+        words, documents = np.concatenate([words, block]), np.concatenate([documents, numbers])
+        yield shingles.n_grams(words, documents, N)
+        words, documents = words[1 - N :], documents[1 - N :]

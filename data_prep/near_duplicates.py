@@ -1,0 +1,341 @@
+"""Near duplicates: documents whose sets of word 5-grams have a Jaccard similarity of about THRESHOLD or more.
+
+MinHash estimates the similarity: two documents agree in as many of HASHES hashes as their sets have in
+common. Documents that agree in a whole band of hashes are compared. Reads the corpus, as part of stage scan,
+and the .near files of a stream that grows. Writes for each shard or .near file
+
+    entries-NNNNN.bin   an ENTRY for each document of a shard, in runs, each in hash order; .near files are
+                        of the same kind
+    bands-NNNNN.bin     a BAND for each band of each of them, in sorted runs
+
+and as stage near, for each range of bands
+
+    near-NNNNN.bin      a NEAR for each near duplicate found, in the order of content keys
+
+Stage sort gathers the NEARs of a range of content keys in similar-NNNNN.bin.
+
+Order: a document precedes another if its mega-batch does, or if it is of the same one and has the smaller
+content key. A document is dropped if an earlier one is similar, even if that is dropped itself because of a
+third: then no decision depends on another, and all are functions of the text alone.
+"""
+
+import bisect
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from alma.errors import UserError
+from data_prep import shingles
+from data_prep.work import DOCUMENT_BYTES, Workspace, mapped, open_items
+
+N = 5
+"""Words of an n-gram. A shorter document is one n-gram of all its words."""
+THRESHOLD = 0.8
+BANDS, ROWS = 21, 6
+"""Documents of similarity .8 share a band with probability .998, of .7 with .92, of .3 with .015."""
+HASHES = BANDS * ROWS
+KEY = f"S{DOCUMENT_BYTES}"
+"""The beginning of a document's content key, which all its pieces share."""
+ENTRY = np.dtype([("key", KEY), ("arrival", "<u2"), ("hashes", "u1", HASHES)])
+"""A document: key, number of its mega-batch, the lowest bytes of its hashes."""
+BAND = np.dtype([("band", ">u8"), ("row", "<u4")])
+"""Hashes and number of a band, row of its document among the entries."""
+NEAR = np.dtype([("key", KEY), ("arrival", "<u2"), ("other_arrival", "<u2"), ("other", KEY)])
+"""A document and the first similar one of a mega-batch that is not later."""
+
+RANGE_BANDS = 1 << 22
+"""Bands of a range on average; a task takes about 300 MB."""
+_CHUNK = 1 << 18  # bytes of text whose hashes are computed at once; more leave the cache
+_RUN = 1 << 16  # documents of a sorted run of bands
+_FIRST = 16  # documents of a mega-batch in one band that others are compared with
+_BLOCK = 1 << 18  # entries in memory: 40 MB
+_PAIRS = 1 << 17  # compared at once: 50 MB
+_SEED = 0
+_EQUAL = np.ceil(HASHES * (THRESHOLD + (1 - THRESHOLD) / 256))  # bytes; 1 in 256 agrees by chance
+
+
+def hash_documents(texts: list[bytes]) -> np.ndarray:
+    """(documents, HASHES) uint8 MinHashes of normalised texts."""
+    grams, owners = n_grams_of(texts)
+    offsets = np.searchsorted(owners, np.arange(len(texts) + 1)).astype(np.uint64)
+    found = _rensa().digest_matrix_from_flat_token_hashes(grams, offsets, HASHES, _SEED)
+    return np.array(found.to_rows(), np.uint32).reshape(-1, HASHES).astype(np.uint8)
+
+
+def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of the N-grams of texts, and the numbers of their texts, ascending."""
+    words, owners = shingles.hash_texts(texts)
+    grams, of = shingles.n_grams(words, owners, N)
+    counts = np.bincount(owners, minlength=len(texts))
+    short = np.flatnonzero(counts < N)
+    if not len(short):
+        return grams, of
+    starts = (np.cumsum(counts) - counts)[short]
+    whole = words[starts].copy()
+    for k in range(1, N - 1):
+        more = counts[short] > k
+        whole[more] = whole[more] * shingles.NEXT + words[starts[more] + k]
+    order = np.argsort(np.concatenate([of, short]), kind="stable")
+    return np.concatenate([grams, whole])[order], np.concatenate([of, short])[order]
+
+
+def _rensa():  # type: ignore[no-untyped-def]
+    os.environ.setdefault("RAYON_NUM_THREADS", "1")  # the workers are the parallelism
+    try:
+        from rensa import RMinHash
+    except ImportError as error:
+        raise UserError(
+            "--near-duplicates drop needs rensa; pip install 'alma-macroscale[corpus]'"
+        ) from error
+    if RMinHash.ALGORITHM_VERSION != 2:  # a stream may hold hashes of version 2
+        raise UserError(
+            "--near-duplicates drop needs the MinHash of rensa 0.5; pip install 'rensa>=0.5,<0.6'"
+        )
+    return RMinHash
+
+
+check_library = _rensa
+
+
+class EntryWriter:
+    """Writes the entries of a shard, in sorted runs. Memory: about 100 MB."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._texts: list[bytes] = []
+        self._documents: list[tuple[bytes, int]] = []
+        self._size = 0
+        self._held: list[np.ndarray] = []
+
+    def add(self, text: bytes, key: bytes, arrival: int) -> None:
+        """Add a document; `key`: the first KEY bytes of its content key."""
+        self._texts.append(text)
+        self._documents.append((key, arrival))
+        self._size += len(text)
+        if self._size >= _CHUNK:
+            self._hash()
+
+    def finish(self) -> None:
+        """Write the documents that are left."""
+        self._hash()
+        self._write(np.concatenate(self._held))
+
+    def _hash(self) -> None:
+        made = np.zeros(len(self._texts), ENTRY)
+        if self._texts:
+            made["key"], made["arrival"] = zip(*self._documents, strict=True)
+            made["hashes"] = hash_documents(self._texts)
+        self._texts, self._documents, self._size = [], [], 0
+        self._held.append(made)
+        if sum(map(len, self._held)) >= _RUN:
+            held = np.concatenate(self._held)
+            while len(held) >= _RUN:
+                self._write(held[:_RUN])
+                held = held[_RUN:]
+            self._held = [held]
+
+    def _write(self, run: np.ndarray) -> None:
+        self._file.write(run[np.argsort(run["key"], kind="stable")].tobytes())
+
+
+@contextmanager
+def writing_entries(path: Path) -> Iterator[EntryWriter]:
+    """Write a file of entries, atomically."""
+    with open_items(path) as file:
+        writer = EntryWriter(file)
+        yield writer
+        writer.finish()
+
+
+def write_bands(entries: Path, bands: Path) -> None:
+    """Write the sorted runs of bands of a file of entries. Memory: one run, about 150 MB."""
+    documents = mapped(entries, ENTRY)
+    with open_items(bands) as file:
+        for start in range(0, len(documents), _RUN):
+            hashes = documents["hashes"][start : start + _RUN]
+            keys = np.zeros((len(hashes), BANDS, 8), np.uint8)
+            keys[:, :, :ROWS] = hashes.reshape(len(hashes), BANDS, ROWS)
+            keys[:, :, ROWS] = np.arange(BANDS)
+            values = keys.reshape(-1, 8).view(">u8").ravel().astype(np.uint64)
+            order = np.argsort(values)
+            run = np.zeros(len(values), BAND)
+            run["band"], run["row"] = values[order], order // BANDS + start
+            file.write(run.tobytes())
+
+
+def entry_files(space: Workspace, shards: int, past: Sequence[Path]) -> list[Path]:
+    """The files of entries: of the shards, and the .near files of a stream that grows."""
+    return [*(space.file("entries", number, "bin") for number in range(shards)), *past]
+
+
+def count_ranges(entries: Sequence[Path]) -> int:
+    """The number of ranges of bands, a function of the number of documents alone."""
+    return 1 + BANDS * sum(len(mapped(path, ENTRY)) for path in entries) // RANGE_BANDS
+
+
+def find_range(
+    space: Workspace, number: int, ranges: int, shards: int, past: Sequence[Path], first: int
+) -> None:
+    """Write the near duplicates in a range of bands, of documents of mega-batches from `first` on."""
+    entries = entry_files(space, shards, past)
+    bands = [space.file("bands", file, "bin") for file in range(len(entries))]
+    values, files, rows = _shared(number, ranges, bands)
+    starts = np.flatnonzero(_changes(values))
+    found = [np.zeros(0, NEAR)]
+    start = 0
+    while start < len(values):  # a block of whole bands
+        at = int(np.searchsorted(starts, start + _BLOCK))
+        stop = int(starts[at]) if at < len(starts) else len(values)
+        block = _read(entries, files[start:stop], rows[start:stop])
+        found.append(_compare(block, values[start:stop], first))
+        start = stop
+    with open_items(space.file("near", number, "bin")) as file:
+        file.write(_first_of_each(np.concatenate(found)).tobytes())
+
+
+def _shared(number: int, ranges: int, paths: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Bands that several documents have, in a range: hashes, ascending, number of the file, row."""
+    borders = [i * 2**64 // ranges for i in (number, number + 1)]
+    pieces = []
+    for file, path in enumerate(paths):
+        items = mapped(path, BAND)
+        for start in range(0, len(items), _RUN * BANDS):
+            run = items[start : start + _RUN * BANDS]
+            low, high = (bisect.bisect_left(run["band"], border, key=int) for border in borders)
+            values = run["band"][low:high].astype(np.uint64)
+            pieces.append((values, np.full(len(values), file, np.uint32), run["row"][low:high]))
+    values, files, rows = map(np.concatenate, zip(*pieces, strict=True))
+    order = np.argsort(values, kind="stable")
+    new = _changes(values[order])
+    order = order[~(new & np.append(new[1:], True))]
+    return values[order], files[order], rows[order]
+
+
+def _read(paths: Sequence[Path], files: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """The entries at `rows` of files, given by their numbers."""
+    entries = np.zeros(len(rows), ENTRY)
+    order = np.argsort(files, kind="stable")
+    starts = np.flatnonzero(_changes(files[order]))
+    for places in np.split(order, starts[1:]):
+        entries[places] = mapped(paths[files[places[0]]], ENTRY)[rows[places]]
+    return entries
+
+
+def _compare(entries: np.ndarray, bands: np.ndarray, first: int) -> np.ndarray:
+    """The near duplicates among documents that share a band; `bands` (entries,) ascend."""
+    order = np.lexsort((entries["key"], entries["arrival"], bands))
+    bands, entries = bands[order], entries[order]
+    new_band = _changes(bands)
+    new_batch = new_band | _changes(entries["arrival"])
+    new = new_batch | _changes(entries["key"])
+    bands, entries, new_band, new_batch = bands[new], entries[new], new_band[new], new_batch[new]
+    places = np.arange(len(bands))
+    place = places - np.maximum.accumulate(np.where(new_batch, places, 0))
+    leads = place < _FIRST
+    lead = np.flatnonzero(leads)
+    before: np.ndarray = np.cumsum(leads) - leads
+    base: np.ndarray = before[np.maximum.accumulate(np.where(new_band, places, 0))]
+    counts = np.where(entries["arrival"] >= first, before - base, 0)
+    found = []
+    for one, count in _slices(counts):
+        ends = np.cumsum(count)
+        i = np.repeat(one, count)
+        j = lead[np.arange(len(i)) + np.repeat(base[one] - ends + count, count)]
+        equal = (entries["hashes"][i] == entries["hashes"][j]).sum(1)
+        near = (equal >= _EQUAL) & (entries["key"][i] != entries["key"][j])
+        made = np.zeros(int(near.sum()), NEAR)
+        i, j = i[near], j[near]
+        made["key"], made["arrival"] = entries["key"][i], entries["arrival"][i]
+        made["other"], made["other_arrival"] = entries["key"][j], entries["arrival"][j]
+        found.append(_first_of_each(made))
+    return np.concatenate([np.zeros(0, NEAR), *found])
+
+
+def _slices(counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Slices of documents with at most about _PAIRS comparisons: numbers and `counts` of each."""
+    numbers = np.flatnonzero(counts)
+    until = np.cumsum(counts[numbers])
+    start = 0
+    while start < len(numbers):
+        done = int(until[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(until, done + _PAIRS, "right")))
+        yield numbers[start:stop], counts[numbers[start:stop]]
+        start = stop
+
+
+def _changes(values: np.ndarray) -> np.ndarray:
+    """Where a value differs from the one before it, and at the first."""
+    changes = np.ones(len(values), bool)
+    changes[1:] = values[1:] != values[:-1]
+    return changes
+
+
+def _first_of_each(near: np.ndarray) -> np.ndarray:
+    """In the order of content keys, of each document the first similar one of each mega-batch."""
+    near = near[np.lexsort((near["other"], near["other_arrival"], near["arrival"], near["key"]))]
+    return near[_changes(near["key"]) | _changes(near["arrival"]) | _changes(near["other_arrival"])]
+
+
+def near_between(space: Workspace, files: int, number: int, ranges: int) -> np.ndarray:
+    """The near duplicates in a range of content keys, as `_first_of_each`; `files`: of near-NNNNN.bin."""
+    paths = [space.file("near", file, "bin") for file in range(files)]
+    return _first_of_each(np.concatenate([np.zeros(0, NEAR), *_slices_of(paths, NEAR, number, ranges)]))
+
+
+def entries_between(space: Workspace, shards: int, number: int, ranges: int) -> np.ndarray:
+    """The entries in a range of content keys, in their order, each document once for a mega-batch."""
+    paths = entry_files(space, shards, ())
+    entries = np.concatenate([np.zeros(0, ENTRY), *_slices_of(paths, ENTRY, number, ranges, _RUN)])
+    entries = entries[np.lexsort((entries["arrival"], entries["key"]))]
+    return entries[_changes(entries["key"]) | _changes(entries["arrival"])]
+
+
+def _slices_of(
+    paths: Sequence[Path], dtype: np.dtype, number: int, ranges: int, run: int | None = None
+) -> Iterator[np.ndarray]:
+    """What files hold in a range of content keys; `run`: length of their sorted runs, None if sorted."""
+    low, high = ((i * 2**64 // ranges).to_bytes(9)[1:] for i in (number, number + 1))
+    for path in paths:
+        items = mapped(path, dtype)
+        for start in range(0, len(items), run or max(1, len(items))):
+            piece = items[start : start + run] if run else items
+            end = np.searchsorted(piece["key"], high) if number + 1 < ranges else len(piece)
+            yield piece[np.searchsorted(piece["key"], low) : end]
+
+
+def similar(space: Workspace, number: int) -> np.ndarray:
+    """The NEAR of a range of content keys; none unless near duplicates are dropped."""
+    path = space.file("similar", number, "bin")
+    return mapped(path, NEAR) if path.exists() else np.zeros(0, NEAR)
+
+
+def always_dropped(near: np.ndarray, first: int) -> np.ndarray:
+    """(near,) whether a document is dropped in any case: the other is of its own mega-batch or the stream."""
+    return (near["other_arrival"] == near["arrival"]) | (near["other_arrival"] < first)
+
+
+def is_dropped(near: np.ndarray, first: int, taken: np.ndarray) -> np.ndarray:
+    """(near,) whether a document is dropped; not if the other is surplus of another mega-batch.
+
+    `taken`: (mega-batches,) content key of the last document that each takes, from mega-batch `first` on.
+    """
+    batch = np.maximum(near["other_arrival"].astype(np.int64) - first, 0)
+    return always_dropped(near, first) | (near["other"].astype(taken.dtype) <= taken[batch])
+
+
+def matching(keys: np.ndarray, arrivals: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """(records,) whether the document of each record is among `near`; `keys`: content keys, ascending."""
+    found = np.zeros(len(keys), bool)
+    size = keys.dtype.itemsize
+    ends = np.array(
+        [key.ljust(DOCUMENT_BYTES, b"\0").ljust(size, b"\xff") for key in near["key"].tolist()], keys.dtype
+    )
+    starts = np.searchsorted(keys, near["key"].astype(keys.dtype))
+    counts = np.searchsorted(keys, ends, "right") - starts
+    places = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    found[places[arrivals[places] == np.repeat(near["arrival"], counts)]] = True
+    return found

@@ -1,0 +1,65 @@
+"""A training with a plan (--expect-gpus, --expect-tokens) runs as planned, or ends before it begins."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from alma.batches import tokens_of
+from alma.errors import UserError
+from alma.files import make_directory, patiently_locked
+
+_LOCK = ".training.lock"
+
+
+def check_gpus(cfg) -> None:
+    """UserError: torch can use fewer GPUs than planned for this command, such as none with an old driver."""
+    wanted = cfg.task.expect_gpus
+    # Without a usable driver device_count() may still count the GPUs.
+    found = torch.cuda.device_count() if torch.cuda.is_available() and not cfg.common.cpu else 0
+    if found < wanted:
+        raise UserError(
+            f"planned: {_gpus(wanted)} here, but torch {torch.__version__} can use {found}: compare the "
+            "driver that nvidia-smi shows with torch's CUDA and install a torch build for it, or train "
+            "on a CPU with --cpu"
+        )
+
+
+def check_batch(cfg) -> None:
+    """UserError: the processes that have joined this training have another batch than planned."""
+    if not cfg.task.expect_tokens:
+        return
+    joined = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    data, freq = cfg.dataset, cfg.optimization.update_freq[0]
+    limits = (data.batch_size, data.max_tokens, cfg.task.tokens_per_sample, data.required_batch_size_multiple)
+    each = tokens_of(freq, *limits)
+    if each is None or each * joined == cfg.task.expect_tokens:
+        return
+    names = [name for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS") if name in os.environ]
+    raise UserError(
+        f"planned: {cfg.task.expect_tokens:,} tokens an update in {cfg.task.expect_tokens / each:g} "
+        f"processes, but {joined} joined, with {joined * each:,} tokens: "
+        + (f"unset {', '.join(names)}, or " if names else "")
+        + f"plan with --distributed-world-size {joined}"
+    )
+
+
+@contextmanager
+def alone(cfg) -> Iterator[None]:
+    """Hold the checkpoint folder: another training would write the same files. UserError: one does already.
+
+    For the first process of a training; the others hold nothing.
+    """
+    if torch.distributed.is_initialized() and torch.distributed.get_rank():
+        yield
+        return
+    folder = Path(cfg.checkpoint.save_dir)
+    make_directory(folder)
+    with patiently_locked(folder, _LOCK):
+        yield
+
+
+def _gpus(number: int) -> str:
+    return f"{number} GPU" + "s" * (number != 1)

@@ -1,0 +1,98 @@
+"""Contamination: the share of the held-out text that occurs in the training data before it."""
+
+import pytest
+
+from alma.stream import Stream
+from alma.workers import Workers
+from data_prep import contamination, shingles, similarity
+
+from .conftest import make_documents
+from .small_streams import write_stream
+from .test_pipeline import texts
+
+FILES = {"dict.txt": "".join(f"\u2581w{i} 1\n" for i in range(50)), "tokenizer.model": "not read"}
+
+
+def measured(out):
+    with Workers(1) as workers:
+        return contamination.contamination(Stream.load(out), workers)
+
+
+def slow(held_out: list[str], training: list[str]) -> tuple[float, float]:
+    """The shares of n-grams and of documents, by sets of strings."""
+
+    def grams(text: str) -> list[tuple[str, ...]]:
+        words = text.split()
+        return [tuple(words[i : i + contamination.N]) for i in range(len(words) - contamination.N + 1)]
+
+    known = {gram for text in training for gram in grams(text)}
+    hits = [[gram in known for gram in grams(text)] for text in held_out]
+    flat = [hit for each in hits for hit in each]
+    mostly = [sum(each) > contamination.MOSTLY * len(each) for each in hits if each]
+    return (sum(flat) / len(flat), sum(mostly) / len(mostly)) if flat else (0, 0)
+
+
+def test_known_shares(tmp_path, inspected):
+    """Of 10 n-grams of valid, 3 are in training, across lines but not documents; the tests are 1 of 2."""
+    line = list(range(4, 24))
+    train = [[line[:7], line[7:10]], [line[10:17]], [line[17:20]]]
+    valid = [[line[:17]], [line[:7]]]  # the second has no n-gram
+    test = [[line[:5], line[5:10]], [line[::-1]]]
+    out = write_stream(tmp_path / "out", [train, [[line[10:]]], valid, test], files=FILES)
+    found = {each.part: each for each in measured(out)}
+    assert (found["valid"].seen, found["valid"].seen_documents) == (0.3, 0)
+    assert (found["test"].seen, found["test"].seen_documents) == (3 / 16, 0.5)
+    code, text, _ = inspected(out)
+    assert code == 0
+    rows = [each.split() for each in text[text.index("Contamination") :].splitlines()]
+    assert ["valid", "30.0%", "0.0%"] in rows
+    assert ["test", "18.8%", "50.0%"] in rows
+
+
+def test_without_a_tokenizer_it_is_unknown(iid_stream, inspected):
+    assert "Contamination: cannot tell" in inspected(iid_stream)[1]
+
+
+@pytest.fixture
+def overlapping(tmp_path):
+    """Three sources, without rare characters; documents of a later one repeat lines of the earlier."""
+    letters = str.maketrans("0123456789x", "bdfgklmnprs")
+    new = [[text.translate(letters) for text in make_documents(seed, 60, 12)] for seed in (1, 2, 3)]
+    for number, name in enumerate("abc"):
+        before = [each for one in new[:number] for each in one]
+        mixed = [f"{text}\n{old}" for text, old in zip(new[number], before[::2], strict=False)]
+        (tmp_path / f"{name}.txt").write_text("\n\n".join([*new[number], *mixed]), "utf-8")
+    return [f"{name}={tmp_path / name}.txt" for name in "abc"]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_it_is_a_slow_count(overlapping, prepare, tmp_path, monkeypatch, ordered):
+    flags = {"mega_batches": None, "words": None, "eval_words": 700} if ordered else {"eval_words": 1500}
+    out = prepare(*overlapping, *["--ordered"] * ordered, out=tmp_path / "out", **flags)
+    stream = Stream.load(out)
+    monkeypatch.setattr(similarity, "_BLOCK", 97)  # words and n-grams cross the borders of blocks
+    training = [texts(out, part.prefix) for part in stream.megabatches]
+    found = measured(out)
+    parts = [*stream.held_out, *stream.held_out_valid] if ordered else [stream.test, stream.valid]
+    assert [each.part for each in found] == [part.name for part in parts]
+    for part, each in zip(parts, found, strict=True):
+        last = int(part.name[-2:]) + 1 if ordered else len(training)
+        before = [text for batch in training[:last] for text in batch]
+        assert (each.seen, each.seen_documents) == pytest.approx(slow(texts(out, part.prefix), before))
+    assert found[0].seen < found[2].seen if ordered else found[0].seen > 0.1
+
+
+def test_a_large_part_is_sampled(overlapping, prepare, tmp_path, monkeypatch, inspected):
+    out = prepare(*overlapping, out=tmp_path / "out")
+    monkeypatch.setattr(contamination, "SAMPLE", 200)
+    assert [each.words for each in measured(out)] == [100, 100]
+    assert "Measured on the first 100 8-grams" in inspected(out)[1]
+
+
+def test_words_of_text_and_of_tokens_have_the_same_hashes():
+    texts = [b"ab c\nabc", b"a", "\u00e9 ab".encode()]
+    hashes, owners = shingles.hash_texts(texts)
+    assert owners.tolist() == [0, 0, 0, 1, 2, 2]
+    words = [b"ab", b"c", b"abc", b"a", "\u00e9".encode(), b"ab"]
+    assert hashes.tolist() == [shingles.hash_bytes(word) for word in words]
+    assert len(set(hashes.tolist())) == 5

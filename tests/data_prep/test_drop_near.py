@@ -1,0 +1,238 @@
+"""--near-duplicates drop: what it drops does not depend on files, workers, restarts or later data."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from alma.stream import Stream
+from data_prep import documents, near_duplicates, plan, ranges
+
+from .conftest import make_documents
+from .test_near_duplicates import edited, jaccard
+from .test_pipeline import COMMAND, digests, texts
+
+FEW = settings(
+    max_examples=3,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+LETTERS = str.maketrans("0123456789x.-", "bdfgklmnprsta")  # the tokenizer knows them all
+DROP = {"near_duplicates": "drop"}
+IID = {"words": 2000, "eval_words": 1500, "valid_words": 600, "vocab_size": 60}
+ORDERED = IID | {"mega_batches": None, "words": None, "eval_words": 600, "valid_words": 300}
+APPEND = dict.fromkeys(ORDERED | DROP)
+
+
+@pytest.fixture
+def near(tmp_path) -> list[str]:
+    """Sources a, b and c; the later ones have edited copies of documents of earlier ones."""
+    folder = tmp_path / "near"
+    folder.mkdir()
+    old: list[str] = []
+    for number, name in enumerate("abc"):
+        new = [text.translate(LETTERS) for text in make_documents(number, 40, 30)]
+        own = [edited(text, 1, seed).translate(LETTERS) for seed, text in enumerate(new[:12])]
+        copies = [edited(text, seed % 4, seed).translate(LETTERS) for seed, text in enumerate(old[::2])]
+        old += new + own + copies
+        (folder / f"{name}.txt").write_text("\n\n".join([*new, *own, *copies]), "utf-8")
+    return [f"{name}={folder / name}.txt" for name in "abc"]
+
+
+def held(out) -> list[list[str]]:
+    """The documents of all parts: of an i.i.d. stream in one list, of an ordered one by mega-batch."""
+    stream = Stream.load(out)
+    if not stream.ordered:
+        return [[text for part in stream.parts for text in texts(out, part.prefix)]]
+    groups = zip(stream.held_out, stream.held_out_valid, stream.megabatches, strict=True)
+    return [[text for part in group for text in texts(out, part.prefix)] for group in groups]
+
+
+def survivors(out) -> list[float]:
+    """For each document its highest similarity to another of its mega-batch or of an earlier one."""
+    before: list[str] = []
+    found = []
+    for batch in held(out):
+        for number, text in enumerate(batch):
+            found.append(max((jaccard(text, each) for each in before + batch[:number]), default=0))
+        before += batch
+    return found
+
+
+def read(source: str) -> list[str]:
+    """The documents of NAME=PATH."""
+    return Path(source.partition("=")[2]).read_text("utf-8").split("\n\n")
+
+
+def near_of(out) -> int:
+    return Stream.load(out).corpus["near_duplicate_documents"]
+
+
+def test_no_near_duplicate_is_left(near, prepare, tmp_path, capsys, inspected):
+    kept = prepare(*near, out=tmp_path / "keep", **IID)
+    assert "near dup" not in capsys.readouterr().out
+    out = prepare(*near, out=tmp_path / "drop", **IID, **DROP)
+    printed = capsys.readouterr().out
+    assert max(survivors(kept)) > 0.9
+    assert max(survivors(out)) < 0.9
+    record = Stream.load(out).corpus
+    assert f"of which {record['near_duplicate_documents']} near duplicates" in printed
+    assert near_of(out) > 40
+    assert f"Dropped: {near_of(out)} near duplicates" in inspected(out)[1]
+    assert "Near duplicates were kept" in inspected(kept)[1]
+    assert inspected(out, "--verify")[0] == 0
+
+
+def test_keep_is_the_default(near, prepare, tmp_path):
+    one, other = (
+        prepare(*near, out=tmp_path / name, **IID, near_duplicates=value)
+        for name, value in (("default", None), ("keep", "keep"))
+    )
+    assert (one / "stream.json").read_bytes() == (other / "stream.json").read_bytes()
+    assert not list(one.rglob("*.near"))
+    assert "near" not in (one / "stream.json").read_text()
+
+
+@pytest.mark.parametrize("words", [None, 1200])
+def test_in_order_the_first_mega_batch_keeps_its_documents(near, prepare, tmp_path, words):
+    flags = ORDERED | {"words": words}
+    kept = prepare(*near, "--ordered", out=tmp_path / "keep", **flags)
+    out = prepare(*near, "--ordered", out=tmp_path / "drop", **flags, **DROP)
+    assert max(survivors(kept)) > 0.9
+    assert max(survivors(out)) < 0.9
+    first, *_ = held(out)
+    alone = prepare(near[0], "--ordered", out=tmp_path / "alone", **flags, **DROP)
+    assert set(held(alone)[0]) == set(first)
+    if words is None:  # nothing is lost but what has a near duplicate that is no later
+        everything = [text for path in near for text in read(path)]
+        seen: list[str] = []
+        batches = held(out)
+        for path, batch in zip(near, batches, strict=True):
+            for text in read(path):
+                if text not in batch:
+                    assert (
+                        max(jaccard(text, each) for each in everything if each != text or text in seen) > 0.7
+                    )
+            seen += batch
+
+
+def test_a_near_duplicate_of_surplus_is_kept(prepare, tmp_path):
+    """What the first mega-batch leaves out drops nothing in the second."""
+    old = [text.translate(LETTERS) for text in make_documents(1, 60, 30)]
+    new = [f"{text} kept" for text in old]
+    for name, found in (("a", old), ("b", new)):
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(found), "utf-8")
+    flags = ORDERED | {"words": 1500}
+    out = prepare(tmp_path / "a.txt", tmp_path / "b.txt", "--ordered", out=tmp_path / "out", **flags, **DROP)
+    one, other = held(out)
+    assert max(survivors(out)) < 0.9
+    assert len(one) < 40
+    assert len(other) > 10
+    assert not {f"{text} kept" for text in one} & set(other)
+
+
+@given(data=st.data())
+@FEW
+def test_any_split_order_and_workers(near, prepare, tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("split")
+    ordered = data.draw(st.booleans())
+    flags = (ORDERED | {"words": data.draw(st.sampled_from([None, 1200]))} if ordered else IID) | DROP
+    flag = ["--ordered"] if ordered else []
+    whole = digests(prepare(*near, *flag, out=folder / "whole", **flags))
+    corpus = []
+    for source in near:
+        name = source[0]
+        blocks = data.draw(st.permutations(read(source)))
+        pieces = data.draw(st.integers(1, 4))
+        (folder / name).mkdir()
+        for number in range(pieces):
+            (folder / name / f"{number}.txt").write_text("\n\n".join(blocks[number::pieces]), "utf-8")
+        corpus.append(f"{name}={folder / name}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranges, "RANGE_DOCUMENTS", 40)
+        patch.setattr(near_duplicates, "RANGE_BANDS", 900)
+        patch.setattr(near_duplicates, "_RUN", 16)
+        patch.setattr(documents, "SHARD_BYTES", 4000)
+        split = prepare(*corpus, *flag, out=folder / "split", **flags)
+    assert digests(split) == whole
+    workers = prepare(*corpus, *flag, out=folder / "workers", workers=2, **flags)
+    assert digests(workers) == whole
+
+
+@pytest.mark.parametrize("words", [None, 1200])
+@pytest.mark.parametrize("pieces", [None, 20])
+def test_append_is_one_go(near, prepare, tmp_path, words, pieces):
+    flags = ORDERED | DROP | {"words": words, "max_document_words": pieces}
+    whole = prepare(*near, "--ordered", out=tmp_path / "whole", **flags)
+    out = prepare(near[0], "--ordered", out=tmp_path / "out", **flags)
+    for source in near[1:]:
+        prepare(source, "--append", out=out, **APPEND | {"max_document_words": None})
+    mixed = re.compile(r"(test|valid)\.")
+    one, other = (
+        {name: sha for name, sha in digests(path).items() if not mixed.match(name)} for path in (out, whole)
+    )
+    assert one == other
+    stream = Stream.load(out)
+    added = [each["corpus"] for each in stream.appended]
+    dropped = sum(each["duplicate_documents"] for each in (stream.corpus, *added))
+    assert dropped == Stream.load(whole).corpus["duplicate_documents"]
+    assert all(each["near_duplicate_documents"] for each in added)
+
+
+def test_append_to_mega_batches_that_are_iid(near, prepare, tmp_path):
+    out = prepare(*near[:2], out=tmp_path / "out", **IID | {"words": 1000}, **DROP)
+    prepare(near[2], "--append", out=out, **APPEND | {"mega_batches": 1, "words": 1000})
+    assert max(survivors(out)) < 0.9
+    assert Stream.load(out).appended[0]["corpus"]["near_duplicate_documents"]
+
+
+def test_pieces_are_dropped_with_their_document(near, prepare, tmp_path):
+    """Near duplicates are whole documents: with pieces the same text is left, but for the ends of splits."""
+    lines = []
+    for pieces in (20, None):
+        flags = ORDERED | DROP | {"max_document_words": pieces}
+        out = prepare(*near, "--ordered", out=tmp_path / f"{pieces}", **flags)
+        lines.append({line for batch in held(out) for text in batch for line in text.split("\n")})
+    assert lines[0] <= lines[1]
+    assert len(lines[0]) > 0.9 * len(lines[1])
+
+
+def test_what_append_refuses(near, prepare, tmp_path, capsys, monkeypatch):
+    out = prepare(
+        near[0], out=tmp_path / "out", **IID | {"words": 500, "eval_words": 300, "valid_words": 200}
+    )
+    with pytest.raises(SystemExit):
+        prepare(near[1], "--append", out=out, **APPEND | DROP)
+    assert "the stream was made with keep; leave it out" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "rensa", None)
+    with pytest.raises(SystemExit) as ended:
+        prepare(near[1], out=tmp_path / "new", **IID, **DROP)
+    assert ended.value.code == 2
+    assert (
+        "--near-duplicates drop needs rensa; pip install 'alma-macroscale[corpus]'" in capsys.readouterr().err
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_killed_and_run_again(near, prepare, tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
+    flags = IID | DROP | {"mega_batches": 3}
+    whole = digests(prepare(*near, out=tmp_path / "whole", **flags))
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    line = [*near, f"--out={tmp_path / 'out'}", "--workers=1", *words]
+    codes = []
+    while not codes or codes[-1]:
+        assert len(codes) < 20
+        codes.append(subprocess.run([sys.executable, "-c", COMMAND, "9", *line]).returncode)
+    assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
+    assert len(codes) > 3
+    assert digests(tmp_path / "out") == whole
+    assert json.loads((tmp_path / "out/stream.json").read_bytes())["settings"]["near_duplicates"] == "drop"

@@ -1,0 +1,314 @@
+"""`--max-document-words`: all pieces of a document go to one part of the stream."""
+
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from alma.errors import UserError
+from alma.stream import Stream
+from data_prep import documents, encode, plan, ranges, scan, shuffle
+from data_prep.cut import Wanted
+from data_prep.order import Ordered
+from data_prep.pools import LEFT_OUT
+from data_prep.scan import RECORD
+
+from .plans import in_hash_order, split_of
+from .small_streams import bless
+from .test_pipeline import digests, texts
+
+LIMIT = 12
+FEW = settings(
+    max_examples=3,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+IID = {"mega_batches": 3, "words": 1000, "eval_words": 400, "valid_words": 200, "vocab_size": 60}
+ORDERED = IID | {"mega_batches": None, "words": 700, "eval_words": 150, "valid_words": 100}
+APPEND = dict.fromkeys(IID)
+
+
+def long_documents(seed: int, number: int) -> list[str]:
+    """Documents of 1 to 20 lines of 6 words, each line with the name of its document."""
+    rng = random.Random(seed)
+
+    def line(name: str) -> str:
+        return " ".join([name, *("".join(rng.choices("abcdefghijx", k=3)) for _ in range(5))])
+
+    letters = str.maketrans("0123456789", "abcdefghij")  # the tokenizer knows them all
+    names = [f"{seed}x{n}".translate(letters) for n in range(number)]
+    return ["\n".join(line(name) for _ in range(rng.randint(1, 20))) for name in names]
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    """a.txt, b.txt and c.txt of about 4,700 words each; each repeats documents of the one before."""
+    folder = tmp_path / "long"
+    folder.mkdir()
+    old: list[str] = []
+    for number, name in enumerate("abc"):
+        new = long_documents(number, 75)
+        (folder / f"{name}.txt").write_text("\n\n".join([*new, *old[:10], *new[:3]]), "utf-8")
+        old = new
+    return folder
+
+
+def files_of(corpus: Path) -> list[Path]:
+    return sorted(corpus.iterdir())
+
+
+def names_in(out: Path, prefixes: Iterable[str]) -> set[str]:
+    """The documents of which a part has a piece."""
+    return {text.split()[0] for prefix in prefixes for text in texts(out, prefix)}
+
+
+def assert_whole(out: Path) -> Stream:
+    """No document is in two parts but the mixed ones, and pieces follow each other as in the text."""
+    stream = Stream.load(out)
+    mixed = (stream.test, stream.valid) if stream.ordered else ()
+    owner: dict[str, str] = {}
+    for part in stream.parts:
+        names = [text.split()[0] for text in texts(out, part.prefix)]
+        assert len(names) > len(set(names)), "documents are split"
+        changes = [name for name, before in zip(names, [None, *names], strict=False) if name != before]
+        assert len(changes) == len(set(changes)) or part in mixed, "pieces are neighbours"
+        for name in set(names) if part not in mixed else ():
+            assert owner.setdefault(name, part.name) == part.name
+    for own, parts in ((stream.test, stream.held_out), (stream.valid, stream.held_out_valid)):
+        if stream.ordered and not stream.appended:
+            assert names_in(out, [own.prefix]) <= names_in(out, [part.prefix for part in parts])
+    return stream
+
+
+@pytest.mark.parametrize("flags", [IID, ORDERED], ids=["iid", "ordered"])
+def test_a_document_is_in_one_part_and_parts_have_their_size(corpus, prepare, inspected, tmp_path, flags):
+    ordered = ["--ordered"] if flags is ORDERED else []
+    out = prepare(*files_of(corpus), *ordered, out=tmp_path / "out", max_document_words=LIMIT, **flags)
+    stream = assert_whole(out)
+    for part in stream.parts:
+        wanted = {"m": flags["words"], "t": flags["eval_words"], "v": flags["valid_words"]}[part.name[0]]
+        pieces = 3 if stream.ordered and part in (stream.test, stream.valid) else 1
+        assert abs(part.words - wanted) <= LIMIT * pieces, part.name
+    assert inspected(out, "--verify")[0] == 0
+    shown = inspected(out, "--samples", 1)[1]
+    column = shown.splitlines()[0].split().index("documents") + 1  # the names of the parts have no header
+    for part in stream.parts:
+        row = next(line.split() for line in shown.splitlines() if line.startswith(f"{part.name} "))
+        assert int(row[column]) == len(names_in(out, [part.prefix])), "inspect counts whole documents"
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["iid", "ordered"])
+@given(data=st.data())
+@FEW
+def test_file_names_splitting_and_workers_do_not_matter(corpus, prepare, tmp_path_factory, ordered, data):
+    folder = tmp_path_factory.mktemp("split")
+    flags = (ORDERED if ordered else IID) | {"max_document_words": LIMIT}
+    flag = ["--ordered"] if ordered else []
+    whole = digests(prepare(*files_of(corpus), *flag, out=folder / "whole", **flags))
+    named = []
+    for path in files_of(corpus):
+        blocks = data.draw(st.permutations(path.read_text("utf-8").split("\n\n")))
+        (folder / path.stem).mkdir()
+        for number, name in enumerate(data.draw(st.permutations("xyz"))):
+            (folder / path.stem / f"{name}.txt").write_text("\n\n".join(blocks[number::3]), "utf-8")
+        named.append(f"{path.stem}={folder / path.stem}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "SHARD_BYTES", data.draw(st.integers(3000, 9000)))
+        patch.setattr(plan, "BUCKET_BYTES", data.draw(st.integers(500, 3000)))
+        patch.setattr(shuffle, "RUN_BYTES", 1000)
+        patch.setattr(scan, "RUN_DOCUMENTS", data.draw(st.integers(7, 200)))
+        patch.setattr(ranges, "RANGE_DOCUMENTS", data.draw(st.integers(60, 300)))
+        workers = data.draw(st.integers(1, 2))
+        assert digests(prepare(*named, *flag, out=folder / "out", workers=workers, **flags)) == whole
+
+
+@given(seed=st.integers(0, 10**6))
+@FEW
+def test_append_is_one_go_and_knows_documents_of_which_it_has_a_piece(
+    corpus, prepare, tmp_path_factory, seed
+):
+    """The appended corpus repeats documents of which the stream has all pieces, some or none."""
+    folder = tmp_path_factory.mktemp("append")
+    first, *others = files_of(corpus)
+    rng = random.Random(seed)
+    again = folder / "again.txt"
+    old = [text for path in files_of(corpus) for text in path.read_text("utf-8").split("\n\n")]
+    again.write_text("\n\n".join(rng.sample(old, 150) + long_documents(seed + 5, 60)), "utf-8")
+    flags = ORDERED | {"max_document_words": LIMIT, "seed": seed}
+    one = prepare(*files_of(corpus), again, "--ordered", out=folder / "one", **flags)
+    out = prepare(first, others[0], "--ordered", out=folder / "out", **flags)
+    for path in (others[1], again):
+        prepare(path, "--append", out=out, **APPEND)
+    mixed = ("test.", "valid.", "stream.json")
+    assert {name: sha for name, sha in digests(out).items() if not name.startswith(mixed)} == {
+        name: sha for name, sha in digests(one).items() if not name.startswith(mixed)
+    }
+    assert_whole(out)
+    iid = prepare(*files_of(corpus)[:2], out=folder / "iid", max_document_words=LIMIT, **IID | {"words": 500})
+    prepare(*others, again, "--append", out=iid, **APPEND)
+    assert_whole(iid)
+
+
+def test_a_document_in_two_parts_is_found(corpus, prepare, inspected, tmp_path):
+    """Also if the parts have different pieces of it."""
+    out = prepare(*files_of(corpus), out=tmp_path / "out", max_document_words=LIMIT, **IID)
+    own, other = ((out / f"{name}.keys").read_bytes() for name in ("test", "megabatch_01/train"))
+    last = other[-16:-4] + (99).to_bytes(4)
+    (out / "test.keys").write_bytes(
+        b"".join(sorted([last, *(own[i : i + 16] for i in range(16, len(own), 16))]))
+    )
+    bless(out)
+    code, shown, _ = inspected(out, "--verify")
+    assert code == 2
+    assert "1 documents have pieces in megabatch_01 and in test" in shown
+
+
+def test_buckets_are_bounded_without_spaces(prepare, tmp_path, monkeypatch):
+    """Lines of Chinese are single words; a worker holds the text of a bucket."""
+    rng = random.Random(0)
+    lines = [
+        "".join(chr(0x4E00 + rng.randrange(40)) for _ in range(rng.randint(20, 100))) for _ in range(400)
+    ]
+    (tmp_path / "zh.txt").write_text("\n".join(lines), "utf-8")
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 3000)
+    sizes = []
+
+    def measured(*arguments):
+        found = list(bucket_texts(*arguments))
+        sizes.append(sum(len(text) for _, text in found))
+        return iter(found)
+
+    bucket_texts = encode.bucket_texts
+    monkeypatch.setattr(encode, "bucket_texts", measured)
+    prepare(
+        tmp_path / "zh.txt",
+        out=tmp_path / "out",
+        documents="line",
+        **IID | {"words": 80, "eval_words": 80, "valid_words": 20, "vocab_size": 90},
+    )
+    assert len(sizes) > 20
+    assert max(sizes) <= 3000 + 300
+
+
+# The rule, on records
+
+
+def records_of(documents: list[list[int]], sources: Iterable[int]) -> np.ndarray:
+    """A record for each piece, given by its words, of each document."""
+    records = np.zeros(sum(map(len, documents)), RECORD)
+    at = 0
+    for key, (pieces, source) in enumerate(zip(documents, sources, strict=True)):
+        own = records[at : at + len(pieces)]
+        high, low, second = np.random.default_rng(key).integers(0, 2**64, 3, np.uint64).tolist()
+        own["high"], own["low"] = high, (low >> 32 << 32) + np.arange(len(pieces), dtype=np.uint64)
+        own["second"], own["words"], own["bytes"], own["source"] = second, pieces, pieces, source
+        at += len(pieces)
+    return records
+
+
+@st.composite
+def corpora(draw):
+    rng = draw(st.randoms(use_true_random=False))
+    made = [
+        [rng.randint(1, 9) for _ in range(rng.choice([1, 1, 2, 9]))] for _ in range(draw(st.integers(20, 80)))
+    ]
+    records = records_of(made, [rng.randrange(2) for _ in made])
+    copies = np.array([rng.random() < 0.2 for _ in made])[np.cumsum(records["low"] % 2**32 == 0) - 1]
+    again = records[copies].copy()
+    again["source"] = 1
+    return np.concatenate([records, again]).astype(RECORD), rng.choice([0.5, 0.8, 0.95])
+
+
+@pytest.mark.parametrize("kind", ["iid", "ordered"])
+@given(corpus=corpora(), valid=st.integers(1, 30))
+@settings(max_examples=30, deadline=None, phases=[Phase.generate])
+def test_pieces_stay_together(kind, corpus, valid):
+    records, share = corpus
+    total = int(records["words"][records["source"] == 0].sum())
+    size = max(1, int(share * total - 2 * valid) // 3)
+    if kind == "iid":
+        wanted = Wanted(2, size, size, valid, "a")
+    else:
+        wanted = Ordered(1, size, size, valid, None, 0, [["a", "b"]])
+    try:
+        split = split_of(records, wanted, ("a", "b"), range_documents=40)
+    except UserError:
+        return
+    owner: dict[int, str] = {}
+    for high, number in zip(records["high"].tolist(), split.tolist(), strict=True):
+        if number != LEFT_OUT:
+            assert owner.setdefault(high, wanted.names[number]) == wanted.names[number]
+    taken = [
+        row[:2] for row, number in zip(records.tolist(), split.tolist(), strict=True) if number != LEFT_OUT
+    ]
+    assert len(taken) == len(set(taken)), "an exact duplicate is dropped"
+
+
+def test_a_cut_leaves_out_the_rest_of_a_document_or_is_at_the_nearest():
+    """Eight documents of 10 pieces of 1 word: splits of 24 words leave out 6 words of a document."""
+    records = records_of([[1] * 10] * 8, [0] * 8)
+    order = in_hash_order(records)
+    found = split_of(records, Wanted(2, 24, 12, 0, None), ("a",))[order].tolist()
+    assert found == [0] * 24 + [-1] * 6 + [1] * 24 + [-1] * 6 + [2] * 12 + [-1] * 8
+    # 72 + 6 of 80 words: the first rest may be left out, the second may not
+    found = split_of(records, Wanted(2, 24, 24, 0, None), ("a",))[order].tolist()
+    assert found == [0] * 24 + [-1] * 6 + [1] * 20 + [2] * 28 + [-1] * 2
+
+
+# Old streams
+
+
+@pytest.fixture
+def old(corpus, prepare, tmp_path):
+    """A stream as an older version marks it, with the flag or without."""
+
+    def make(limit: int | None) -> Path:
+        out = prepare(*files_of(corpus)[:2], out=tmp_path / f"old{limit}", max_document_words=limit, **IID)
+        record = json.loads((out / "stream.json").read_bytes())
+        (out / "stream.json").write_text(json.dumps(record | {"version": 1}), "utf-8")
+        return out
+
+    return make
+
+
+def test_an_old_stream_with_pieces_is_read_but_not_extended(corpus, prepare, inspected, old, capsys):
+    out = old(LIMIT)
+    before = digests(out)
+    assert "pieces of one document are in training and in held-out parts" in inspected(out)[1]
+    prepare(*files_of(corpus)[:2], out=out, max_document_words=LIMIT, **IID)
+    assert "older version" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as error:
+        prepare(files_of(corpus)[2], "--append", out=out, **APPEND)
+    assert error.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "made by an older version" in line
+    assert "--out" in line
+    assert digests(out) == before
+
+
+def test_an_old_stream_of_whole_documents_is_extended(corpus, prepare, old, tmp_path):
+    new = prepare(*files_of(corpus)[:2], out=tmp_path / "new", **IID)
+    for out in (old(None), new):
+        prepare(files_of(corpus)[2], "--append", out=out, **APPEND)
+    same = [{n: sha for n, sha in digests(each).items() if n != "stream.json"} for each in (out, new)]
+    assert same[0] == same[1]
+    assert Stream.load(tmp_path / "oldNone").version == 1
+
+
+def test_a_document_longer_than_a_part_is_a_warning_before_the_text_is_shuffled(
+    corpus, prepare, tmp_path, capsys, monkeypatch
+):
+    (corpus / "d.txt").write_text("\n".join(f"long word{n}" for n in range(400)), "utf-8")
+    monkeypatch.setattr(shuffle, "shuffle_shard", lambda *_: pytest.fail("too late"))
+    with pytest.raises(pytest.fail.Exception):
+        prepare(corpus, out=tmp_path / "out", max_document_words=LIMIT, **IID)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert len(warnings) == 1
+    assert "800 words" in warnings[0]
+    assert "200" in warnings[0]

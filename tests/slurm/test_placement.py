@@ -1,0 +1,169 @@
+"""The batch of an update stays the user's, whatever the number of GPUs."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import submitit
+from launcher import read_requests
+
+from alma.errors import UserError
+from slurm.engine.machine import Machine
+from slurm.engine.resources import Resources
+from slurm.lm import launcher
+from slurm.lm.placement import place
+from slurm.lm.plan import make_plan
+from slurm.lm.stage import TrainJob, jobs_of
+
+
+def here(gpus: int) -> Machine:
+    return Machine((10**10,) * gpus, None)
+
+
+def placed(machine: Machine, *flags: str, out="R"):
+    """The plan on a machine: batch size 8 and --update-freq 3 if `flags` give none."""
+    (request,) = read_requests(
+        ["S", "--learner", "sm", "--out", str(out), *(["--", *flags] if flags else [])]
+    )
+    return make_plan(place(request, machine), 4)
+
+
+def words(plan) -> dict[str, str]:
+    """The flags of the first training that say how the batch is divided."""
+    arguments = plan.stages[0].trainings[0].arguments
+    names = ("--distributed-world-size", "--update-freq", "--expect-tokens")
+    return {name[2:]: arguments[arguments.index(name) + 1] for name in names}
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "processes", "freq", "sequences"),
+    [
+        (here(0), "", 1, "3", 24),
+        (here(8), "", 8, "3", 192),
+        (here(8), "--cpu", 1, "3", 24),
+        (here(4), "--distributed-world-size 2", 2, "1", 16),
+        (here(4), "--batch-size 8 --update-freq 3 --distributed-world-size=8", 4, "6", 192),
+        (here(1), "--batch-size 8 --update-freq 1,2 --distributed-world-size 8", 1, "8,16", 64),
+        (here(0), "--cpu --batch-size 8 --distributed-world-size 2", 2, "1", 16),
+        (Resources(nodes=2).machine(), "", 16, "3", 384),
+        (
+            Resources(nodes=2).machine(),
+            "--batch-size 4 --update-freq 4 --distributed-world-size 8",
+            16,
+            "2",
+            128,
+        ),
+        (Resources(nodes=2, gpus_per_node=1).machine(), "", 2, "3", 48),
+        (Resources(nodes=2, gpus_per_node=1).machine(), "--cpu", 2, "3", 48),
+        (Resources(gpus_per_node=0, tasks_per_node=4).machine(), "", 4, "3", 96),
+    ],
+)
+def test_the_batch_stays_and_its_division_is_explicit(machine, flags, processes, freq, sequences):
+    if "world" in flags and "--update" not in flags:
+        flags += " --batch-size 8 --update-freq 1"
+    plan = placed(machine, *flags.split())
+    expected = {"distributed-world-size": str(processes), "update-freq": freq}
+    assert words(plan) == expected | {"expect-tokens": str(sequences * 512)}
+    assert plan.stages[0].settings["--distributed-world-size"] == processes
+
+
+def test_processes_that_cannot_share_the_batch_are_refused_with_what_works():
+    eight = ("--batch-size", "8", "--update-freq", "3", "--distributed-world-size", "8")
+    with pytest.raises(UserError) as refused:
+        placed(Resources(nodes=2).machine(), *eight)
+    for part in (
+        "16 processes cannot share the 24 batches",
+        "`-- --distributed-world-size 12 --update-freq 2` on 12",
+        "`-- --batch-size 6 --update-freq 2 --distributed-world-size 16`",
+    ):
+        assert part in str(refused.value)
+    fixed = ("--batch-size", "6", "--update-freq", "2", "--distributed-world-size", "16")
+    assert words(placed(Resources(nodes=2).machine(), *fixed))["expect-tokens"] == str(192 * 512)
+    with pytest.raises(UserError, match="--tasks-per-node 4, but --gpus-per-node 8"):
+        Resources(tasks_per_node=4)
+
+
+def test_a_run_keeps_the_batch_of_its_first_machine(tmp_path, monkeypatch):
+    """Runs on 8 and on 2 GPUs are not the same run, unless the second one resumes the first."""
+    monkeypatch.setattr(launcher, "identity", lambda stream: {})
+    eight, two = (placed(here(gpus), out=tmp_path / "run") for gpus in (8, 2))
+    assert eight.config != two.config
+    run = launcher.open_run(eight)
+    assert (run.info["processes"], run.info["gpus"], run.info["tokens_per_update"]) == (8, 8, 192 * 512)
+    (tmp_path / "run/x.pt").touch()  # trained
+    resumed = placed(here(2), out=tmp_path / "run")
+    assert words(resumed) | {"expect-tokens": ""} == words(two) | {"update-freq": "12", "expect-tokens": ""}
+    assert launcher.open_run(resumed).info["processes"] == 2
+    with pytest.raises(UserError, match="tokens_per_update: 98304 -> 24576"):
+        launcher.open_run(two)
+    assert words(placed(here(5), out=tmp_path / "run"))["distributed-world-size"] == "4"
+    with pytest.raises(UserError, match="give GPUs for 4 processes"):
+        placed(Resources(gpus_per_node=5).machine(), out=tmp_path / "run")
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path, monkeypatch):
+    """Its machine tells the batch, if it had GPUs."""
+    monkeypatch.setattr(launcher, "identity", lambda stream: {})
+    launcher.open_run(placed(here(8), out=tmp_path))
+    (tmp_path / "x.pt").touch()
+    info = json.loads((tmp_path / "run.json").read_text())
+    del info["config"]["tokens_per_update"], info["tokens_per_update"]
+    for names, freq in (["A100"] * 8, "12"), ([], "3"):
+        (tmp_path / "run.json").write_text(json.dumps(info | {"machine": {"gpus": names}}))
+        resumed = placed(here(2), out=tmp_path)
+        assert words(resumed)["update-freq"] == freq
+        launcher.open_run(resumed)
+        launcher.open_run(placed(here(2), out=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("resources", "tasks", "arguments", "environment"),
+    [
+        (
+            Resources(nodes=2),
+            2,
+            ["--expect-gpus", "8", "--distributed-init-method", "tcp://a:20007", "--distributed-rank", "8"],
+            {},
+        ),
+        (
+            Resources(nodes=2, gpus_per_node=1),
+            2,
+            ["--expect-gpus", "1"],
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "20007"},
+        ),
+        (
+            Resources(gpus_per_node=2),
+            1,
+            [
+                "--expect-gpus",
+                "2",
+                "--distributed-init-method",
+                "tcp://localhost:0",
+                "--distributed-rank",
+                "0",
+            ],
+            {},
+        ),
+        (Resources(gpus_per_node=1), 1, ["--expect-gpus", "1"], {}),
+    ],
+)
+def test_processes_find_each_other(tmp_path, monkeypatch, resources, tasks, arguments, environment):
+    """Also on N nodes of one GPU, where fairseq would train N times alone; a free port on one node."""
+    job = SimpleNamespace(num_tasks=tasks, global_rank=tasks - 1, raw_job_id="7", hostnames=["a", "b"])
+    monkeypatch.setattr(submitit, "JobEnvironment", lambda: job)
+    calls: list = []
+    monkeypatch.setattr(TrainJob, "do", lambda self, *given: calls.append(given))
+    made = placed(resources.machine(), out=tmp_path)
+    next(job for job in jobs_of(made) if job.kind == "train").work()
+    assert calls[0][:2] == (environment, arguments)
+
+
+def test_one_machine_starts_its_processes_at_a_free_port(tmp_path, monkeypatch):
+    """Also inside an allocation, where fairseq would count its nodes' GPUs and compute the port."""
+    commands: list = []
+    monkeypatch.setattr("slurm.engine.children.run", lambda command, *rest: commands.append(command))
+    made = placed(here(2), out=tmp_path)
+    next(job for job in jobs_of(made) if job.kind == "train").do()
+    text = " ".join(commands[0])
+    assert "--distributed-world-size 2" in text
+    assert "--expect-gpus 2 --distributed-init-method tcp://localhost:0" in text

@@ -1,0 +1,76 @@
+"""Examples of a stage: normalised images in memory, or bytes of a data set that each batch normalises."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+ALIGNMENT = 64
+"""Bytes of a cache line and of the widest vector register."""
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor itself if it starts at a multiple of 64 bytes, else a copy that does."""
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
+
+
+class Examples(NamedTuple):
+    """Normalised images (n, channels, height, width), channels last in memory, and labels (n,). In
+    minibatches that differ between the M members of an ensemble, both have M as their first dimension."""
+
+    images: Tensor
+    labels: Tensor
+
+    def aligned(self) -> "Examples":
+        """The same examples in tensors aligned to 64 bytes."""
+        return Examples(*map(aligned, self))
+
+    def part(self, start: int, stop: int) -> "Examples":
+        """The examples from `start` to before `stop`."""
+        if not start and stop >= len(self.labels):
+            return self
+        return Examples(self.images[start:stop], self.labels[start:stop])
+
+    def pixels(self, chosen: Tensor) -> Tensor:
+        """Images of the indices `chosen` (...), as (..., height, width, channels)."""
+        images = self.images.permute(0, 2, 3, 1)  # contiguous, so each image is copied as one row
+        rows = images.reshape(len(images), -1).index_select(0, chosen.flatten())
+        return rows.view(*chosen.shape, *images.shape[1:])
+
+
+@dataclass(frozen=True)
+class StoredExamples:
+    """Examples whose images stay bytes in the memory of their data set; only a batch of them is normalised.
+
+    The numbers are those of `Examples`, in a quarter of the memory or, of a shared data set, in none.
+    """
+
+    source: Tensor
+    """Bytes of all images of the data set, (N, channels, height, width)."""
+    indices: Tensor
+    """(n,), of the examples among them."""
+    labels: Tensor
+    """(n,), on the device."""
+    normalise: Callable[[Tensor], Tensor]
+    """Bytes (k, channels, height, width) -> floats on the device, channels last in memory."""
+
+    def aligned(self) -> "StoredExamples":
+        """Itself: each batch is a new tensor."""
+        return self
+
+    def part(self, start: int, stop: int) -> Examples:
+        """The examples from `start` to before `stop`, normalised."""
+        return Examples(self._read(self.indices[start:stop]), self.labels[start:stop])
+
+    def pixels(self, chosen: Tensor) -> Tensor:
+        """Images of the indices `chosen` (...), as (..., height, width, channels), normalised."""
+        images = self._read(self.indices[chosen.flatten().cpu()]).permute(0, 2, 3, 1)
+        return images.reshape(*chosen.shape, *images.shape[1:])
+
+    def _read(self, indices: Tensor) -> Tensor:
+        rows = self.source.flatten(1).index_select(0, indices)
+        return self.normalise(rows.view(-1, *self.source.shape[1:]))
+
+
+AnyExamples = Examples | StoredExamples
