@@ -1,6 +1,6 @@
 """How often `alma advise` sees a difference: pairs of configurations with made-up errors.
 
-    python -m benchmarks advice_calibration             all cells, about ten minutes of one core
+    python -m benchmarks advice_calibration             all cells, about three minutes of one core
     python -m benchmarks advice_calibration --pairs 40  the same, coarser
 
 The log error of a run is a power law with an offset, plus a run effect, plus the noise of each stage. Pairs

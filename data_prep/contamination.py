@@ -4,13 +4,13 @@ An n-gram of words of a held-out part is seen if a mega-batch that the learner r
 on the part has it: any mega-batch of an i.i.d. stream; in an ordered one those up to the part's own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from alma.report.tables import as_text
-from alma.stream import Part, Stream
+from alma.stream import Stream
 from alma.workers import Workers
 from data_prep import shingles
 from data_prep.advice import near_dropped
@@ -56,7 +56,8 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination] | Non
     own = [number % len(stream.megabatches) for number in range(len(parts))] if stream.ordered else None
     paths, limit = [stream.path(part) for part in parts], max(1, SAMPLE // len(parts))
     tasks = [(stream.path(part), paths, spelling, limit) for part in stream.megabatches]
-    found = run_all(workers, "contamination", seen, tasks, _weights(stream.megabatches), "token")
+    weights = [part.tokens for part in stream.megabatches]
+    found = run_all(workers, "contamination", seen, tasks, weights, "token")
     made, start = [], 0
     for number, part in enumerate(parts):
         _, documents = held_out(stream.path(part), spelling, limit)
@@ -70,10 +71,6 @@ def contamination(stream: Stream, workers: Workers) -> list[Contamination] | Non
         shares = [float(each.mean()) if len(each) else 0.0 for each in (hits, mostly)]
         made.append(Contamination(part.name, len(documents), *shares))
     return made
-
-
-def _weights(parts: Sequence[Part]) -> list[int]:
-    return [part.tokens for part in parts]
 
 
 def report(stream: Stream, workers: Workers) -> str:

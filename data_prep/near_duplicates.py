@@ -30,7 +30,7 @@ import numpy as np
 
 from alma.errors import UserError
 from data_prep import shingles
-from data_prep.work import DOCUMENT_BYTES, Workspace, mapped, open_items
+from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_items
 
 N = 5
 """Words of an n-gram. A shorter document is one n-gram of all its words."""
@@ -62,7 +62,7 @@ def hash_documents(texts: list[bytes]) -> np.ndarray:
     """(documents, HASHES) uint8 MinHashes of normalised texts."""
     grams, owners = n_grams_of(texts)
     offsets = np.searchsorted(owners, np.arange(len(texts) + 1)).astype(np.uint64)
-    found = _rensa().digest_matrix_from_flat_token_hashes(grams, offsets, HASHES, _SEED)
+    found = library().digest_matrix_from_flat_token_hashes(grams, offsets, HASHES, _SEED)
     return np.array(found.to_rows(), np.uint32).reshape(-1, HASHES).astype(np.uint8)
 
 
@@ -83,7 +83,8 @@ def n_grams_of(texts: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([grams, whole])[order], np.concatenate([of, short])[order]
 
 
-def _rensa():  # type: ignore[no-untyped-def]
+def library():  # type: ignore[no-untyped-def]
+    """rensa's RMinHash. UserError: it is not installed, or its hashes are others."""
     os.environ.setdefault("RAYON_NUM_THREADS", "1")  # the workers are the parallelism
     try:
         from rensa import RMinHash
@@ -96,9 +97,6 @@ def _rensa():  # type: ignore[no-untyped-def]
             "--near-duplicates drop needs the MinHash of rensa 0.5; pip install 'rensa>=0.5,<0.6'"
         )
     return RMinHash
-
-
-check_library = _rensa
 
 
 class EntryWriter:
@@ -184,7 +182,7 @@ def find_range(
     entries = entry_files(space, shards, past)
     bands = [space.file("bands", file, "bin") for file in range(len(entries))]
     values, files, rows = _shared(number, ranges, bands)
-    starts = np.flatnonzero(_changes(values))
+    starts = np.flatnonzero(changes(values))
     found = [np.zeros(0, NEAR)]
     start = 0
     while start < len(values):  # a block of whole bands
@@ -210,7 +208,7 @@ def _shared(number: int, ranges: int, paths: Sequence[Path]) -> tuple[np.ndarray
             pieces.append((values, np.full(len(values), file, np.uint32), run["row"][low:high]))
     values, files, rows = map(np.concatenate, zip(*pieces, strict=True))
     order = np.argsort(values, kind="stable")
-    new = _changes(values[order])
+    new = changes(values[order])
     order = order[~(new & np.append(new[1:], True))]
     return values[order], files[order], rows[order]
 
@@ -219,7 +217,7 @@ def _read(paths: Sequence[Path], files: np.ndarray, rows: np.ndarray) -> np.ndar
     """The entries at `rows` of files, given by their numbers."""
     entries = np.zeros(len(rows), ENTRY)
     order = np.argsort(files, kind="stable")
-    starts = np.flatnonzero(_changes(files[order]))
+    starts = np.flatnonzero(changes(files[order]))
     for places in np.split(order, starts[1:]):
         entries[places] = mapped(paths[files[places[0]]], ENTRY)[rows[places]]
     return entries
@@ -229,9 +227,9 @@ def _compare(entries: np.ndarray, bands: np.ndarray, first: int) -> np.ndarray:
     """The near duplicates among documents that share a band; `bands` (entries,) ascend."""
     order = np.lexsort((entries["key"], entries["arrival"], bands))
     bands, entries = bands[order], entries[order]
-    new_band = _changes(bands)
-    new_batch = new_band | _changes(entries["arrival"])
-    new = new_batch | _changes(entries["key"])
+    new_band = changes(bands)
+    new_batch = new_band | changes(entries["arrival"])
+    new = new_batch | changes(entries["key"])
     bands, entries, new_band, new_batch = bands[new], entries[new], new_band[new], new_batch[new]
     places = np.arange(len(bands))
     place = places - np.maximum.accumulate(np.where(new_batch, places, 0))
@@ -267,17 +265,10 @@ def _slices(counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         start = stop
 
 
-def _changes(values: np.ndarray) -> np.ndarray:
-    """Where a value differs from the one before it, and at the first."""
-    changes = np.ones(len(values), bool)
-    changes[1:] = values[1:] != values[:-1]
-    return changes
-
-
 def _first_of_each(near: np.ndarray) -> np.ndarray:
     """In the order of content keys, of each document the first similar one of each mega-batch."""
     near = near[np.lexsort((near["other"], near["other_arrival"], near["arrival"], near["key"]))]
-    return near[_changes(near["key"]) | _changes(near["arrival"]) | _changes(near["other_arrival"])]
+    return near[changes(near["key"]) | changes(near["arrival"]) | changes(near["other_arrival"])]
 
 
 def near_between(space: Workspace, files: int, number: int, ranges: int) -> np.ndarray:
@@ -291,7 +282,7 @@ def entries_between(space: Workspace, shards: int, number: int, ranges: int) -> 
     paths = entry_files(space, shards, ())
     entries = np.concatenate([np.zeros(0, ENTRY), *_slices_of(paths, ENTRY, number, ranges, _RUN)])
     entries = entries[np.lexsort((entries["arrival"], entries["key"]))]
-    return entries[_changes(entries["key"]) | _changes(entries["arrival"])]
+    return entries[changes(entries["key"]) | changes(entries["arrival"])]
 
 
 def _slices_of(

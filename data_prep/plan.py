@@ -24,7 +24,7 @@ from data_prep.near_duplicates import KEY, entries_between, similar
 from data_prep.pools import LEFT_OUT, sums_of
 from data_prep.ranges import distinct, sorted_records
 from data_prep.scan import content_keys
-from data_prep.work import Workspace, mapped, open_items, read_arrays
+from data_prep.work import Workspace, changes, mapped, open_items, read_arrays
 
 BUCKET_BYTES = 60_000_000
 """Target size of a bucket in bytes of text, which one worker holds in memory: about 10 million words."""
@@ -109,7 +109,7 @@ def plan_range(space: Workspace, number: int, wanted: Wanted) -> None:
         own, running, span = own[~rest], running[~rest], span[~rest]
         split, place = cut.split[span], (running - cut.start[span]) // BUCKET_BYTES
         np.add.at(source_words, (split, own["source"]), own["words"])
-        starts = np.flatnonzero(_changes(split) | _changes(place))
+        starts = np.flatnonzero(changes(split) | changes(place))
         part = np.zeros(len(starts), _PART)
         part["split"], part["place"] = split[starts], place[starts]
         part["documents"] = np.diff(starts, append=len(own))
@@ -144,11 +144,6 @@ def keep_entries(space: Workspace, number: int, ranges: int, shards: int, wanted
         file.write(entries[inside].tobytes())
 
 
-def _changes(values: np.ndarray) -> np.ndarray:
-    """Where a value differs from the one before it, and at the first."""
-    return np.diff(values, prepend=-1) != 0
-
-
 def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
     """Write plan.npz and return the plan, or the one that is there."""
     if (space.directory / PLAN).exists():
@@ -166,7 +161,7 @@ def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
     parts = parts[
         np.lexsort((parts["place"], parts["split"]))
     ]  # stable: parts of a bucket stay in hash order
-    starts = np.flatnonzero(_changes(parts["split"]) | _changes(parts["place"]))
+    starts = np.flatnonzero(changes(parts["split"]) | changes(parts["place"]))
     sums = {name: np.add.reduceat(parts[name], starts) for name in ("documents", "words", "keys")}
     duplicates, duplicate_words = (cut.read - cut.kept).tolist()
     plan = CorpusPlan(

@@ -127,9 +127,8 @@ def _gather(
 def _by_source(records: np.ndarray, chosen: np.ndarray, sources: int) -> np.ndarray:
     """(3, sources) documents, words and bytes of the chosen records."""
     source = records["source"][chosen]
-    sums = [
-        np.bincount(source, records[name][chosen], sources) for name in ("words", "bytes")
-    ]  # exact below 2**53
+    # Sums of doubles are exact below 2**53.
+    sums = [np.bincount(source, records[name][chosen], sources) for name in ("words", "bytes")]
     return np.stack([np.bincount(source, minlength=sources), *sums]).astype(np.int64)
 
 

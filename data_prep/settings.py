@@ -18,7 +18,7 @@ from data_prep.dictionary import DICTIONARY
 from data_prep.documents import Reader, find_files
 from data_prep.formats import stem
 from data_prep.gpt2 import GPT2
-from data_prep.near_duplicates import check_library
+from data_prep.near_duplicates import library
 from data_prep.order import Ordered, from_corpus, from_file
 from data_prep.pipeline import StreamSettings
 from data_prep.tokenizer import SentencePiece
@@ -142,7 +142,7 @@ def settings_of(arguments: argparse.Namespace) -> StreamSettings:
         tokenizer = given_tokenizer(arguments)
     if arguments.near_duplicates == "drop":
         with noted(problems):
-            check_library()
+            library()
     refuse(problems)
     sizes = arguments.words or 0, arguments.eval_words or arguments.words, arguments.valid_words
     return StreamSettings(
@@ -192,7 +192,7 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
         problems.append(f"--near-duplicates: the stream was made with {near}; leave it out")
     if near == "drop":
         with noted(problems):
-            check_library()
+            library()
     refuse(problems)
     words = arguments.words or stream.settings["words"]
     held_out = stream.settings["eval_words"], stream.settings["valid_words"]

@@ -161,6 +161,13 @@ def _measured(function: Callable[..., None], arguments: tuple[Any, ...]) -> Usag
     return Usage(time.process_time() - start, peak_memory())
 
 
+def changes(values: np.ndarray) -> np.ndarray:
+    """(values,) whether each differs from the one before it; the first does."""
+    found = np.ones(len(values), bool)
+    found[1:] = values[1:] != values[:-1]
+    return found
+
+
 def run_all(
     workers: Workers,
     title: str,

@@ -11,7 +11,6 @@ examples:
   alma generate runs/gmoe "The first" --temperature 0 --max-new-tokens 20
   alma generate stage_01/checkpoint_best.pt "The first" --seed 3
 """
-BOS, PAD, EOS, UNK = range(4)
 
 
 def parser() -> Parser:
@@ -54,22 +53,22 @@ def generate(what: str, prompt: str, length: int, temperature: float, seed: int,
     model, dictionary = stage_record.deployed(loaded).eval(), loaded.task.dictionary
     tokenizer = encoders.build_bpe(_bpe(models.stream))
     lines = [" ".join(line.split()) for line in prompt.split("\n")]
-    tokens = [BOS if loaded.cfg.task.add_bos_token else EOS]
+    tokens = [dictionary.bos() if loaded.cfg.task.add_bos_token else dictionary.eos()]
     for number, line in enumerate(lines):
-        tokens += [EOS] * (number > 0)
+        tokens += [dictionary.eos()] * (number > 0)
         tokens += [dictionary.index(piece) for piece in tokenizer.encode(line).split()]
     generator = torch.Generator().manual_seed(seed)
     window, start = int(model.max_positions()), len(tokens)  # type: ignore[operator]
     with torch.no_grad():
         for _ in range(length):
             logits = model(torch.tensor([tokens[-window:]]))[0][0, -1].float()
-            logits[[BOS, PAD, UNK]] = -torch.inf
+            logits[[dictionary.bos(), dictionary.pad(), dictionary.unk()]] = -torch.inf
             if temperature:
                 chances = torch.softmax(logits / temperature, -1)
                 token = int(torch.multinomial(chances, 1, generator=generator))
             else:
                 token = int(logits.argmax())
-            if token == EOS:
+            if token == dictionary.eos():
                 break
             tokens.append(token)
     text = " ".join(dictionary[token] for token in tokens[start:])

@@ -25,7 +25,7 @@ def models_of(what: str, stream: Path | None, weights: str | None) -> Models:
     if (Path(what) / "run.json").is_file():
         average = str(Run.read(what).config.get("average", ""))
         own = average if average.startswith("last:") else "average" if average else "trained"
-        paths = deployed(Path(what))
+        paths = checkpoints_of(Path(what))
     if stream is None:
         from fairseq_alma.checkpoint import memory_map_members  # torch: seconds
 
@@ -33,7 +33,7 @@ def models_of(what: str, stream: Path | None, weights: str | None) -> Models:
     return Models(paths, stream, weights or own)
 
 
-def deployed(run: Path) -> list[str]:
+def checkpoints_of(run: Path) -> list[str]:
     """The checkpoints evaluated after the last finished stage of `run`. UserError: none."""
     stages = sorted(folder for folder in run.glob("stage_*") if (folder / "result.json").is_file())
     if not stages:

@@ -61,7 +61,8 @@ def _processes_before(request: Request, tokens: int) -> int | None:
     if "tokens_per_update" not in run.info:  # of an older version
         return len((run.info.get("machine") or {}).get("gpus") or []) or None
     before = run.info["tokens_per_update"]
-    return before // tokens or None if isinstance(before, int) and before % tokens == 0 else None
+    same = isinstance(before, int) and before % tokens == 0
+    return before // tokens if same else None
 
 
 def _uneven(request: Request, freq: int, wanted: int, processes: int, fewer: int) -> str:

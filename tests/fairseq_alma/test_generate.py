@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fairseq_alma.run_models import deployed
+from fairseq_alma.run_models import checkpoints_of
 
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
@@ -48,10 +48,10 @@ def test_export_and_generate_take_the_model_that_a_run_evaluates(
     transformers = pytest.importorskip("transformers")
     options = "--learner sm --schedule continuous --cooldown .5 --average poly:4".split()
     run = launched(*options)
-    assert deployed(run) == [str(run / "stage_01" / "cooldown" / "checkpoint_last.pt")]
+    assert checkpoints_of(run) == [str(run / "stage_01" / "cooldown" / "checkpoint_last.pt")]
     done = start("export", run, "--out", tmp_path / "hf").wait()
     assert done.code == 0, done.output
-    average = torch.load(deployed(run)[0], weights_only=True)["extra_state"]["ema"]
+    average = torch.load(checkpoints_of(run)[0], weights_only=True)["extra_state"]["ema"]
     found = load_file(tmp_path / "hf" / "model.safetensors")["members.0.layers.0.self_attn.k_proj.weight"]
     assert torch.equal(found, average["decoder.layers.0.self_attn.k_proj.weight"])
 
@@ -68,7 +68,7 @@ def test_export_and_generate_take_the_model_that_a_run_evaluates(
 
 def test_an_ensemble_generates_and_is_combined_before_export(launched, start, printed, tmp_path):
     run = launched("--learner", "gens")
-    paths = deployed(run)
+    paths = checkpoints_of(run)
     assert [path.split("/")[-2] for path in paths] == ["stage_00", "stage_01"]
     assert printed(run, "The", "--max-new-tokens", 5).startswith("The")
     error = start("export", run, "--out", tmp_path / "hf").wait().error
@@ -76,7 +76,7 @@ def test_an_ensemble_generates_and_is_combined_before_export(launched, start, pr
     assert start("combine", *paths, "--out", tmp_path / "ens.pt").wait().code == 0
     assert start("export", tmp_path / "ens.pt", "--out", tmp_path / "hf").wait().code == 0
     (run / "stage_01" / "result.json").unlink()
-    assert deployed(run) == paths[:1]
+    assert checkpoints_of(run) == paths[:1]
     (run / "stage_00" / "result.json").unlink()
     error = start("continue", run, "The").wait().error
     assert error == f"{run}: no stage has finished yet; see `alma status {run}`"
