@@ -41,7 +41,7 @@ def start(place: Path, workers: int) -> subprocess.Popen[bytes]:
     """Start `alma data` in a process group of its own, with small shards and buckets."""
     program = (
         "import runpy\nfrom data_prep import documents, plan\n"
-        "documents.SHARD_BYTES, plan.BUCKET_WORDS = 1 << 18, 30_000\n"
+        "documents.SHARD_BYTES, plan.BUCKET_BYTES = 1 << 18, 200_000\n"
         "if __name__ == '__main__':\n    from data_prep.__main__ import main\n    main()\n"
     )
     script = place / "run.py"
