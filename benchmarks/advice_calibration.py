@@ -23,8 +23,8 @@ from alma.report.advice.decisions import difference_interval
 from alma.report.advice.forecast import LEVELS, interval
 from alma.report.html.sections import Section
 from alma.report.results import Result
-from alma.report.tables import as_text
 from alma.stages import stages
+from alma.tables import as_text
 
 B = 100
 QUESTION = "one model or several?"

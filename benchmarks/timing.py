@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from alma.report.tables import as_text
+from alma.tables import as_text
 
 Rows = list[dict[str, Any]]
 

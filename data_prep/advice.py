@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from alma.report.tables import as_text
 from alma.stream import Stream
+from alma.tables import as_text
 from data_prep import blocks
 from data_prep.cut import Wanted
 from data_prep.documents import Reader

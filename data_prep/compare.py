@@ -5,8 +5,8 @@ from itertools import combinations
 
 import numpy as np
 
-from alma.report.tables import as_text
 from alma.stream import Part, Stream
+from alma.tables import as_text
 from alma.workers import Workers
 from data_prep import similarity, words
 from data_prep.similarity import Counts

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from alma.report.tables import as_text
 from alma.stream import Stream
+from alma.tables import as_text
 from alma.workers import Workers
 from data_prep import shingles
 from data_prep.advice import near_dropped

@@ -9,8 +9,8 @@ from itertools import count
 import numpy as np
 
 from alma.errors import UserError
-from alma.report.tables import as_text
 from alma.stream import Part, Stream
+from alma.tables import as_text
 from alma.workers import Workers
 from data_prep import advice, compare, contamination, similarity
 from data_prep.dictionary import EOS, SPECIALS, UNKNOWN, read_tokens

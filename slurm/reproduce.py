@@ -21,7 +21,7 @@ from alma.errors import Parser, UserError, closest, command
 from alma.experiments import read_settings
 from alma.files import make_directory, write_json_atomic
 from alma.help_texts import DATA_ROOT, JOBS
-from alma.report.tables import as_text
+from alma.tables import as_text
 from slurm.engine import children
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from alma.errors import Parser, UserError, command
 from alma.help_texts import RUNS
 from alma.records import Run
-from alma.report.tables import as_text
+from alma.tables import as_text
 from slurm.engine import queue
 from slurm.engine.queue import JobStatus, SubmittedJob
 

@@ -15,11 +15,11 @@ PACKAGES = ("alma", "benchmarks", "data_prep", "fairseq_alma", "slurm", "vision"
 ARROWS = {
     "alma": ("alma",),
     "alma.report": ("alma", "alma.report"),
-    "data_prep": ("alma", "alma.report", "slurm.engine", "data_prep"),
+    "data_prep": ("alma", "slurm.engine", "data_prep"),
     "fairseq_alma": ("alma", "fairseq_alma"),
-    "slurm": ("alma", "alma.report", "slurm", "slurm.engine", "slurm.lm", "slurm.vision"),
+    "slurm": ("alma", "slurm", "slurm.engine", "slurm.lm", "slurm.vision"),
     "slurm.engine": ("alma.errors", "alma.files", "alma.schema", "slurm.engine"),
-    "slurm.lm": ("alma", "alma.report", "slurm.engine", "slurm.lm"),
+    "slurm.lm": ("alma", "slurm.engine", "slurm.lm"),
     "slurm.vision": ("alma", "slurm.engine", "slurm.vision"),
     "vision": ("alma", "alma.report", "vision"),
 }

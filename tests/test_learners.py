@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from alma.learners import text_learners
 from alma.records import MACHINE_FIELDS, Run
-from slurm.lm.learners import LEARNERS
 
 FLAGS = """
     --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
@@ -44,7 +44,7 @@ def whole(forked, stream, finished, learner: str, wait: str = "1") -> list[dict]
 def test_every_learner_trains_and_the_report_prints_both_tables(forked, stream, finished, tmp_path, capsys):
     from alma.report.__main__ import main
 
-    assert {learner for learner, _ in RUNS} == set(LEARNERS)
+    assert {learner for learner, _ in RUNS} == set(text_learners())
     values = {}
     for learner, wait in RUNS:
         name = f"{learner}_w{wait}"

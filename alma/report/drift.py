@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from alma.learners import colour_of
 from alma.report import style
 from alma.report.results import Result, matrix
 from alma.report.style import Picture
@@ -101,7 +102,7 @@ def _heat_maps(
     for axes, (result, title, cells) in zip(panels, shown, strict=True):
         image = style.heat_map(axes, cells, scale)
         axes.set_ylim(most + 0.5, 0.5)
-        look = {"color": style.learner_colour(result.learner), "fontweight": "bold"}
+        look = {"color": colour_of(result.learner), "fontweight": "bold"}
         axes.set_title(textwrap.fill(title, round(13 * inches[0])), **look)
     style.name_axes(figure, panels, "held-out part of mega-batch", rows)
     style.colour_bar(figure, panels, image, bar)

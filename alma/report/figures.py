@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from alma import metrics
+from alma.learners import colour_of
 from alma.report import style
 from alma.report.labels import data_name
 from alma.report.results import Result, Rows, column, compute, memory, trained
@@ -155,7 +156,7 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
         kinds = [(result.learner, result.waiting_time) for result in results]
     found = []
     for i, (learner, wait) in enumerate(kinds):
-        colour = ramp[wait] if of_waits else style.learner_colour(learner)
+        colour = ramp[wait] if of_waits else colour_of(learner)
         found.append(style.variant(colour, kinds[:i].count((learner, wait))))
     return found
 
@@ -174,7 +175,7 @@ def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str,
     curves: list[Curve] = []
     ends: dict[Any, list[End]] = {}
     for name, axes in panels.items():
-        axes.title.set(color=style.learner_colour(members[name][0].learner), fontweight="bold")
+        axes.title.set(color=colour_of(members[name][0].learner), fontweight="bold")
         for result, look in zip(members[name], looks(members[name]), strict=True):
             curves.append(found := draw(axes, result, **look))
             if found.x:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from alma.learners import colour_of
 from alma.report import style
 from alma.report.results import Result, non_dominated
 from alma.report.style import LegendEntries, dot, mark, number_axis
@@ -54,7 +55,7 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
         _join(axes, [point for point in points if not point.result.variant], ":")
         lines.append(("the same among the paper's learners", _LINE | {"linestyle": ":"}))
     for point in points:
-        colour, (variant, replay) = style.learner_colour(point.result.learner), point.kind
+        colour, (variant, replay) = colour_of(point.result.learner), point.kind
         look = dot(colour, shapes[point.kind], hollow=not variant) if varied else dot(colour, hollow=replay)
         look["markersize"] = scale[point.size]
         if point in best:
@@ -67,7 +68,7 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
     number_axis(axes, "x", [point.x for point in points], log_from=5, dense_below=100)
     number_axis(axes, "y", [point.y for point in points], log_from=2.5, dense_below=100)
     axes.set(xlabel=TFLOPS, ylabel=y_label, title=title)
-    looks = {point.result.learner: style.learner_colour(point.result.learner) for point in points}
+    looks = {point.result.learner: colour_of(point.result.learner) for point in points}
     groups: dict[str, LegendEntries] = {
         "learner": [(name, {"linestyle": "", **dot(colour)}) for name, colour in looks.items()]
     }

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 from alma import metrics
 from alma.configs import canonical, flatten
 from alma.errors import UserError
+from alma.learners import LEARNERS
 from alma.records import Run
 from alma.report import labels
 from alma.report.raw import raw_runs
 from alma.stages import stages
-
-LEARNERS = ("sm", "ens", "umix", "gens", "gmoe", "moe", "ff")
-"""In the order of legends, panels and tables."""
 
 Rows = dict[int, dict[str, Any]]
 """The rows of one run by t."""
@@ -60,7 +58,7 @@ class Result:
     @property
     def rank(self) -> int:
         """Position of the learner in LEARNERS; unknown learners are last."""
-        return LEARNERS.index(self.learner) if self.learner in LEARNERS else len(LEARNERS)
+        return list(LEARNERS).index(self.learner) if self.learner in LEARNERS else len(LEARNERS)
 
     @property
     def waiting_time(self) -> int:

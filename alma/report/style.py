@@ -3,7 +3,6 @@
 import io
 import math
 import textwrap
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -11,21 +10,6 @@ from typing import Any, NamedTuple
 
 from alma.files import atomic_write
 
-LEARNER_COLOURS = {
-    "sm": "#0072B2",
-    "ens": "#C84E14",
-    "umix": "#009E73",
-    "gens": "#CC79A7",
-    "gmoe": "#DA9A00",
-    "moe": "#4AA9E0",
-    "ff": "#8A5A33",
-}
-"""Colour of each learner, the same in every figure and page; readable on white and on dark backgrounds.
-
-Hues after Okabe and Ito. Colours that a colour-blind reader confuses by hue differ in lightness.
-"""
-EXTENSION_COLOURS = ("#7557C4", "#6B8E00", "#B03A5B", "#5F7A87")
-"""Colours of learners that are not in LEARNER_COLOURS; see `learner_colour`."""
 WAIT_RAMP = ("#E08A00", "#EE7B51", "#DC5E66", "#BC3A85", "#960FA3", "#6600A7", "#2C0594")
 """Colours of waiting times, from short to long, after matplotlib's plasma; see `wait_colours`."""
 HEAT = "Blues"
@@ -114,12 +98,6 @@ def thin_ticks(figure: Any) -> None:
                 kept.append(at)
         if len(kept) < len(drawn):
             axes.xaxis.set_major_locator(FixedLocator(sorted(kept)))
-
-
-def learner_colour(learner: str) -> str:
-    """The colour of a learner; that of an extension depends on its name alone."""
-    unknown = EXTENSION_COLOURS[zlib.crc32(learner.encode()) % len(EXTENSION_COLOURS)]
-    return LEARNER_COLOURS.get(learner, unknown)
 
 
 def wait_colours(waits: Iterable[int]) -> dict[int, str]:

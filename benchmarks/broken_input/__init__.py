@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alma.errors import Parser, UserError, hint
-from alma.report.tables import as_text
+from alma.tables import as_text
 from benchmarks.broken_input import judge
 from benchmarks.broken_input.breakages import DAMAGE, OTHER_MODELS, OWN_SUMS, WAYS
 from benchmarks.broken_input.scenarios import SCENARIOS, Scenario

@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 
 from alma.errors import Parser, UserError, hint
-from alma.report.tables import as_text
+from alma.tables import as_text
 from benchmarks.broken_input import judge
 from benchmarks.broken_input.sound import Sound
 from benchmarks.chaos.faults import (

@@ -1,16 +1,16 @@
 """Settings of a request that contradict its learner or each other."""
 
 from alma.errors import UserError
+from alma.learners import text_learners
 from alma.stages import check_share
-from slurm.lm.learners import LEARNERS
 from slurm.lm.settings import Request
 
 
 def check(request: Request) -> None:
     """Raise UserError for settings that contradict the learner or each other."""
-    for setting in dict.fromkeys(option for spec in LEARNERS.values() for option in spec.options):
+    for setting in dict.fromkeys(option for spec in text_learners().values() for option in spec.options):
         if setting not in request.learner_spec.options and getattr(request, setting) is not None:
-            learners = " or ".join(name for name, spec in LEARNERS.items() if setting in spec.options)
+            learners = " or ".join(name for name, spec in text_learners().items() if setting in spec.options)
             option = f"--{setting.replace('_', '-')}"
             raise UserError(f"{option} needs --learner {learners}, not {request.learner}: leave it out")
     if request.from_scratch and request.learner_spec.fresh:

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 from alma.batches import tokens_of
 from alma.errors import UserError
 from alma.flops import Shape
-from alma.report.tables import as_text
 from alma.stream import Stream, is_stream
+from alma.tables import as_text
 from slurm.engine.machine import Machine
 from slurm.lm.flags import FlagValues
 from slurm.lm.memory import Memory, Precision

@@ -16,9 +16,9 @@ from typing import Any
 from alma.errors import UserError
 from alma.files import locked, make_directory, patiently_locked
 from alma.records import Run
-from alma.report.tables import as_text
 from alma.stages import stages
 from alma.stream import FileInfo, Stream, is_stream
+from alma.tables import as_text
 from slurm.engine import children, queue, resources, submission, terminal
 from slurm.engine.machine import Machine
 from slurm.engine.queue import SubmittedJob

@@ -11,9 +11,9 @@ from alma import averages
 from alma.errors import Parser, number_list
 from alma.help_texts import CONTEXT_WINDOW, REPLAY, REPLAY_SHARE, SEED, SEEDS, SIZE, WAITING_TIME
 from alma.help_texts import REPLAY_FROM as REPLAY_FROM_HELP
+from alma.learners import DEFAULT_GROWTH, text_learners
 from alma.stages import REPLAY_FROM
 from slurm.engine import resources
-from slurm.lm.learners import DEFAULT_GROWTH, LEARNERS
 
 MAIN_FLAGS: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
 MAIN_FLAGS += ("--tokens-per-sample", "--max-tokens", "--batch-size", "--update-freq", "--max-update")
@@ -75,12 +75,12 @@ def parser() -> Parser:
 
 
 def _add_learner_options(made: Parser) -> None:
-    kinds = "; ".join(f"{name}: {spec.help}" for name, spec in LEARNERS.items())
-    members = {name: spec.members for name, spec in LEARNERS.items() if spec.members is not None}
+    kinds = "; ".join(f"{name}: {spec.help}" for name, spec in text_learners().items())
+    members = {name: spec.members for name, spec in text_learners().items() if spec.members is not None}
     defaults = ", ".join(f"{count} for {name}" for name, count in members.items())
     group = made.add_argument_group("learner", "What is trained in each stage, and on which mega-batches.")
     add = group.add_argument
-    add("--learner", choices=LEARNERS, help=kinds)
+    add("--learner", choices=text_learners(), help=kinds)
     add("--members", type=_from(1), metavar="N", help=f"models of the ensemble (default: {defaults})")
     add("--waiting-time", type=_from(1), metavar="W", default=1, help=WAITING_TIME)
     add("--replay", action="store_true", help=REPLAY)
@@ -137,7 +137,7 @@ def _average(text: str) -> float | str | None:
 
 
 def _add_growth_options(made: Parser) -> None:
-    growing = ", ".join(name for name, spec in LEARNERS.items() if spec.growth)
+    growing = ", ".join(name for name, spec in text_learners().items() if spec.growth)
     group = made.add_argument_group("growth", f"How experts are added between stages; for {growing}.")
     add = group.add_argument
     add(

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
+from alma.learners import DEFAULT_GROWTH
 from alma.stages import Stage, stages
 from slurm.lm.checks import check
 from slurm.lm.flags import Flags, FlagValues, chosen, flag, words_of
-from slurm.lm.learners import DEFAULT_GROWTH
 from slurm.lm.settings import Placement, Request
 
 COOLDOWN = "cooldown"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from alma import averages
+from alma.learners import LEARNERS, LearnerSpec
 from slurm.lm.flags import Flags, FlagValues, flag, words_of
-from slurm.lm.learners import LEARNERS, LearnerSpec
 from slurm.lm.options import SCHEDULES
 
 

@@ -7,12 +7,12 @@ import pytest
 from matplotlib import colors
 
 from alma.flops import ARCHS, Shape
+from alma.learners import colour_of
 from alma.report import style
 from alma.report.lm import figures as lm_figures
 from alma.report.lm.entries import find_entries
 from alma.report.lm.reference import reference
 from alma.report.results import find_runs
-from alma.report.style import LEARNER_COLOURS
 
 from .synthetic import legend_of, lm_run
 
@@ -111,7 +111,7 @@ def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(t
     figure, matched = lm_figures.figure5(entries(tmp_path), PAPER, "average perplexity")
     assert matched == 3
     compute, parameters, experts = figure.axes
-    blue, vermilion, green = (LEARNER_COLOURS[name] for name in ("sm", "ens", "umix"))
+    blue, vermilion, green = (colour_of(name) for name in ("sm", "ens", "umix"))
     assert sorted(lines_of(compute, blue)) == [
         [(1000, 26.0), (2000, 25.5), (3000, 25.0), (4000, 24.5)],
         [(1000, 28.0), (2000, 27.5), (3000, 27.0), (4000, 26.5)],

@@ -5,6 +5,7 @@ import json
 import pytest
 from matplotlib.colors import to_hex
 
+from alma.learners import colour_of
 from alma.records import Run
 from alma.report import compare, labels
 from alma.report.html import page
@@ -14,7 +15,6 @@ from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
 from alma.report.lm.reference import reference
 from alma.report.results import compute, find_runs, group
-from alma.report.style import LEARNER_COLOURS
 from alma.report.vision import select, trade_offs
 
 from .synthetic import averaged, image_run, legend_of, lm_run, report, results_of
@@ -171,7 +171,7 @@ def test_the_front_has_a_marker_per_variant_and_a_line_without_variants(tmp_path
         for line in looks
         if line.get_markerfacecolor() == "white"
     }
-    blue, vermilion, brown = (LEARNER_COLOURS[name].lower() for name in ("sm", "ens", "ff"))
+    blue, vermilion, brown = (colour_of(name).lower() for name in ("sm", "ens", "ff"))
     raw, again = "o", "D"
     assert shown == {
         *((blue, raw, 40), (blue, raw, 62.5), (brown, raw, 15)),

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from matplotlib.text import Text
 
+from alma.learners import LEARNERS, colour_of
 from alma.records import Run
 from alma.report import compare, figures, style
 from alma.report.results import Result, compute, group, memory
-from alma.report.style import EXTENSION_COLOURS, LEARNER_COLOURS, WAIT_RAMP, learner_colour
+from alma.report.style import WAIT_RAMP
 
 from .synthetic import PARAMETERS, ROOT, make_run, report
 
@@ -157,8 +158,9 @@ def test_a_learner_has_one_colour_whatever_else_is_drawn():
     others = [Result({"learner": learner, "waiting_time": 1}, ()) for learner in ("ens", "other", "gens")]
     (look,) = figures.looks(alone)
     assert look == figures.looks(others)[-1]
-    assert look["color"] == LEARNER_COLOURS["gens"]
-    assert learner_colour("other") in EXTENSION_COLOURS
+    assert look["color"] == colour_of("gens")
+    known = [colour_of(name) for name in LEARNERS]
+    assert colour_of("other") == colour_of("other") not in known
 
 
 def test_spread_keeps_the_order_and_a_gap():

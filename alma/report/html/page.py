@@ -13,11 +13,11 @@ from typing import Any
 
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
+from alma.learners import colour_of
 from alma.records import Run
 from alma.report.html.panels import panels
 from alma.report.html.sections import configuration, find_sections
 from alma.report.html.summary import count, summarize
-from alma.report.style import learner_colour
 
 SCRIPTS = ("page.js", "table.js", "figures.js")
 
@@ -62,7 +62,7 @@ def page_data(runs: Sequence[Run], remarks: Sequence[str] = ()) -> dict[str, Any
             f"written {datetime.now(UTC).strftime('%Y-%m-%d %H:%M')} UTC",
         ],
         "remarks": list(remarks),
-        "colours": {run.config["learner"]: learner_colour(run.config["learner"]) for run in runs},
+        "colours": {run.config["learner"]: colour_of(run.config["learner"]) for run in runs},
         "sections": [
             {
                 "title": section.title,

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from alma.configs import flatten
 from alma.errors import UserError
+from alma.learners import LEARNERS, label_of
 from alma.records import Run
 from alma.report.labels import VARIANT, describe, distinguishing
 from alma.report.lm.reference import Reference
 from alma.report.results import Result, group
 
-NAMES = {"sm": "SM", "ens": "Ens", "umix": "UMix", "gens": "gEns", "gmoe": "gMoE", "moe": "MoE", "ff": "FF"}
 TOLERANCE = 0.03
 """Relative difference up to which a size counts as the paper's. The paper prints 65, 91 and 116M for its base
 model with 4, 8 and 12 experts; the architecture that it describes has 63.8, 89.0 and 114.2M, about 1.6M fewer
@@ -22,7 +22,6 @@ SHOWN = VARIANT | {
     *("learner", "megabatches", "waiting_time", "replay", "seed", "update_multiplier", "from_scratch")
 }
 """Settings that the title of a table or the name of a setting includes."""
-_ENSEMBLES = ("ens", "umix", "gens")
 _DIMENSIONS = ("--decoder-", "--moe-freq")  # flags of fairseq-train that change the size of an --arch
 
 
@@ -36,7 +35,7 @@ class Entry(NamedTuple):
     @property
     def name(self) -> str:
         """The paper's name of the learner, such as SM."""
-        return NAMES.get(self.result.learner, self.result.learner)
+        return label_of(self.result.learner)
 
     @property
     def method(self) -> str:
@@ -55,7 +54,7 @@ class Entry(NamedTuple):
 
     def members(self, t: int) -> int | None:
         """Members of an ensemble at t; None for a single model."""
-        if self.result.learner not in _ENSEMBLES:
+        if self.result.learner not in LEARNERS or not LEARNERS[self.result.learner].several:
             return None
         return self.result.repeats[0][t]["extra"].get("members", self.result.config.get("members"))
 

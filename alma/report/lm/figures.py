@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from alma.flops import ARCHS, Shape
+from alma.learners import colour_of
 from alma.report import style
 from alma.report.figures import curve
 from alma.report.labels import listed
@@ -169,7 +170,7 @@ def _draw(axes: Any, entry: Entry, line: Trajectory, i: int, shift: float, look:
 def _look(entry: Entry, shown: Sequence[Entry]) -> dict[str, Any]:
     """Colour of the learner, and lightness and line style of the variant among those of the learner."""
     peers = sorted({e.result.variant for e in shown if e.result.learner == entry.result.learner})
-    return style.variant(style.learner_colour(entry.result.learner), peers.index(entry.result.variant))
+    return style.variant(colour_of(entry.result.learner), peers.index(entry.result.variant))
 
 
 def _annotate_experts(axes: Any, ours: Sequence[tuple[Entry, Trajectory]]) -> None:

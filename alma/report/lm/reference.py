@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from alma.errors import UserError
-from alma.report.results import LEARNERS
+from alma.learners import LEARNERS
 
 KS = (3, 4)
 """Numbers k of mega-batches in Table 1."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from alma.learners import colour_of
 from alma.report import style
 from alma.report.figures import Curve, draw_over_time, frame_over_time
 from alma.report.results import Result
@@ -49,7 +50,7 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
             axes.text(
                 0.5, 0.5, "" if members else "no run", transform=axes.transAxes, ha="center", color="0.5"
             )
-            axes.set_title(f"{name}, {hidden}", color=style.learner_colour(learner), fontweight="bold")
+            axes.set_title(f"{name}, {hidden}", color=colour_of(learner), fontweight="bold")
     frame_over_time(figure, list(zip(grid, curves.values(), strict=True)), _ERROR)
     heading = f"{parts.title(results)}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
     style.add_legend(figure, {heading: [], "waiting time": parts.wait_entries(shown, results)})
@@ -92,7 +93,7 @@ def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
     learners = [result.learner for result in shown.values()]
     curves, ends = [], []
     for i, (name, result) in enumerate(shown.items()):
-        look = style.variant(style.learner_colour(result.learner), learners[:i].count(result.learner))
+        look = style.variant(colour_of(result.learner), learners[:i].count(result.learner))
         curves.append(draw_over_time(axes, result, **look))
         ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, look))
     tree = next(iter(shown.values()))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from alma.learners import colour_of
 from alma.report import style
 from alma.report.results import Result
 from alma.report.style import LegendEntries
@@ -27,7 +28,7 @@ def size_label(result: Result) -> str:
 def look(result: Result, results: Sequence[Result]) -> dict[str, Any]:
     """Colour of the learner, and lightness and line style of the method among the learner's methods."""
     peers = methods(r for r in results if r.learner == result.learner)
-    return style.variant(style.learner_colour(result.learner), peers.index(result.method))
+    return style.variant(colour_of(result.learner), peers.index(result.method))
 
 
 def method_entries(shown: Sequence[Result], results: Sequence[Result]) -> LegendEntries:

@@ -1,0 +1,93 @@
+"""The learners: what each trains and deploys, and how reports show it. A new learner is an entry in LEARNERS.
+
+A learner of images is also a class in `vision/learners/`; one of language models needs nothing else.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+DEFAULT_GROWTH = 2  # experts added before each later stage
+_EXTENSION_COLOURS = ("#7557C4", "#6B8E00", "#B03A5B", "#5F7A87")
+
+
+@dataclass(frozen=True)
+class LearnerSpec:
+    """What a learner trains in each stage, which models it deploys (evaluates together), and its looks.
+
+    The number of members and what follows it describe language models; images have classes instead.
+    """
+
+    help: str
+    label: str = ""
+    """The paper's name; "": the key in LEARNERS."""
+    colour: str = ""
+    """In every figure and page; "": a colour that depends on the key alone."""
+    text: bool = True
+    """Whether there are language models of it."""
+    members: int | None = None
+    """Default of --members, the models trained in each stage; None: one model, without that option."""
+    joint: bool = False
+    """Whether the members are one model to fairseq-train, trained together; else one training each."""
+    fresh: bool = False
+    """Whether each stage trains new models, with seeds of their own, instead of those of the stage before."""
+    deployed: int | None = 1
+    """Number of latest stages whose models are deployed; None: all stages."""
+    growth: bool = False
+    """Whether experts are added between stages (--grow-experts and related options)."""
+    switch: bool = False
+    """Whether it needs a Switch Transformer as --arch."""
+
+    @property
+    def several(self) -> bool:
+        """Whether several models are deployed together."""
+        return self.members is not None or self.deployed != 1
+
+    @property
+    def separate(self) -> bool:
+        """Whether each stage trains several models separately, in folders member_0, member_1 and so on."""
+        return self.members is not None and not self.joint
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of the launcher that this learner has and some others lack."""
+        members = ("members",) if self.members is not None else ()
+        return members + (("grow_experts", "grow_router", "grow_optimizer") if self.growth else ())
+
+
+LEARNERS = {
+    "sm": LearnerSpec("one model, trained further in each stage", "SM", "#0072B2"),
+    "ens": LearnerSpec("models trained apart, with averaged probabilities", "Ens", "#C84E14", members=2),
+    "umix": LearnerSpec(
+        "models trained as one, with averaged logits", "UMix", "#009E73", members=2, joint=True, switch=True
+    ),
+    "gens": LearnerSpec(
+        "an ensemble that gains a new model in each stage", "gEns", "#CC79A7", fresh=True, deployed=None
+    ),
+    "gmoe": LearnerSpec(
+        "a mixture whose experts split between stages", "gMoE", "#DA9A00", growth=True, switch=True
+    ),
+    "moe": LearnerSpec("a mixture with a fixed number of experts", "MoE", "#4AA9E0", switch=True),
+    "ff": LearnerSpec("a network that grows in width and depth", "FF", "#8A5A33", text=False, growth=True),
+}
+"""By --learner, in the order of legends, panels and tables.
+
+Two members, as in most rows of the paper's Table 2. The colours are readable on white and on dark
+backgrounds. Their hues are after Okabe and Ito; those that a colour-blind reader confuses differ in
+lightness.
+"""
+
+
+def text_learners() -> dict[str, LearnerSpec]:
+    """The learners of language models."""
+    return {name: spec for name, spec in LEARNERS.items() if spec.text}
+
+
+def label_of(learner: str) -> str:
+    """The name of a learner in reports; that of an extension is its key."""
+    return LEARNERS[learner].label or learner if learner in LEARNERS else learner
+
+
+def colour_of(learner: str) -> str:
+    """The colour of a learner; that of an extension depends on its key alone."""
+    known = LEARNERS[learner].colour if learner in LEARNERS else ""
+    return known or _EXTENSION_COLOURS[zlib.crc32(learner.encode()) % len(_EXTENSION_COLOURS)]
