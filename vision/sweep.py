@@ -18,12 +18,13 @@ from typing import Any
 
 from alma.errors import Parser, UserError, closest
 from alma.experiments import check_nesting, folder_part, read_settings, setting_text, size_file
+from alma.options import flag_of
 from alma.records import Run
 from alma.stages import check_share
 from vision import presets
 from vision.experiment import run
 from vision.learners import all_settings, refusal, resolve
-from vision.presets import Settings, flag_of
+from vision.presets import Settings
 
 DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
 DATA += ("replay_share", "replay_from")
@@ -123,7 +124,7 @@ def _settings(point: Point) -> dict[str, Any]:
 def _resolved(point: Point) -> Settings:
     """All settings of the learner. UserError: one is out of range, or a replay that cannot be."""
     share = point.get("replay_share")  # 0 may be the baseline of a sweep
-    check_share(share or 0, point["replay"], point.get("replay_from") if share is None else None)
+    check_share(share or 0, point["replay"], point.get("replay_from", "all") if share is None else "all")
     preset, waiting_time = point.get("preset"), point["waiting_time"]
     return resolve(point["dataset"], point["learner"], preset, _settings(point), waiting_time)
 

@@ -20,7 +20,8 @@ import yaml
 from alma.errors import UserError
 from alma.experiments import folder_part, read_settings, size_file
 from alma.stream import is_stream
-from slurm.lm.flags import Flags, read_flags
+from slurm.lm.flags import read_flags
+from slurm.lm.settings import Flags
 
 _ONE_VALUE: tuple[str, ...] = ("stream", "size", "out", "name", "seed", "seeds", "stages")
 """Options that cannot be a list of values to try."""
