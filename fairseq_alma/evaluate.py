@@ -54,7 +54,7 @@ def main() -> None:
     from fairseq_alma.training import tensorboard
 
     if own.untrained:
-        loaded = stage_record.build_untrained(arguments, own.seeds)
+        loaded = stage_record.build_untrained(arguments, own.seeds, own.context_window)
     else:
         loaded = stage_record.load_trained(arguments, own.weights, own.context_window)
     record = stage_record.measure(loaded, own.context_window, own.valid)

@@ -36,7 +36,7 @@ class Loaded:
     """The checkpoints; none for untrained models."""
 
 
-def build_untrained(arguments: list[str], seeds: Sequence[int]) -> Loaded:
+def build_untrained(arguments: list[str], seeds: Sequence[int], context_window: int = 0) -> Loaded:
     """Initialise the model of a fairseq-train command line with each of `seeds`; none: with its own seed."""
     cfg = _config(options.get_training_parser(default_task="alma_lm"), arguments)
     task = tasks.setup_task(cfg.task)
@@ -45,7 +45,9 @@ def build_untrained(arguments: list[str], seeds: Sequence[int]) -> Loaded:
         np.random.seed(seed)  # noqa: NPY002  as fairseq-train does
         utils.set_torch_seed(seed)
         models.append(task.build_model(cfg.model))
-    return Loaded(cfg, task, models, [_shape(cfg.model, models[0].decoder)] * len(models), [])
+    shapes = [_shape(cfg.model, models[0].decoder)] * len(models)
+    task.args.tokens_per_sample -= context_window  # only now: the models have them all
+    return Loaded(cfg, task, models, shapes, [])
 
 
 def load_trained(arguments: list[str], weights: str, context_window: int) -> Loaded:

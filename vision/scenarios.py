@@ -1,6 +1,6 @@
 """Streams that drift: class-incremental, rotated and permuted images, with a test set for each mega-batch.
 
-The scenarios of continual learning, as in Continuum and Avalanche, for any data set of `vision.data`.
+The scenarios of continual learning, for any data set of `vision.data`.
 """
 
 from collections.abc import Callable

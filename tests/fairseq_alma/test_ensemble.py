@@ -92,6 +92,9 @@ def test_untrained_members_have_their_own_seeds(start, stream, build, tiny, tmp_
     assert (found["members"], found["training"]) == (2, [])
     only = evaluate(start, stream, tmp_path / "b", "--untrained", *tiny)
     assert only["nll"] == pytest.approx(mean_nll([one], task, "test"), abs=1e-5)
+    context = evaluate(start, stream, tmp_path / "c", "--untrained", "--context-window", "16", *tiny)
+    assert context["tokens"] == only["tokens"]
+    assert context["nll"] != only["nll"]
 
 
 @torch.no_grad()

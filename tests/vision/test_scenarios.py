@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from vision import MegaBatchStream, run
-from vision.adapters import from_continuum, to_continuum
 from vision.data import load
 from vision.scenarios import make_stream
 
@@ -76,14 +75,6 @@ def test_columns_agree_on_an_iid_stream(tmp_path):
     error = run(whole, out=tmp_path / "whole", **options).rows[-1]["value"]
     noise = (error * (1 - error) / len(parts[0])) ** 0.5
     assert max(abs(each - error) for each in matrix) < 4 * noise
-
-
-def test_a_library_stream_has_held_out_parts_if_each_task_has_a_test_set():
-    pytest.importorskip("continuum")
-    source = make_stream(DIGITS, 3, 0, "classes")
-    tasks, (test,) = to_continuum(source, "all"), to_continuum(source, "test")
-    assert from_continuum(tasks, test).held_out == []
-    assert len(from_continuum(tasks, tasks).held_out) == 3
 
 
 def test_held_out_parts_must_fit_the_stream(refused):
