@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from alma.errors import UserError, closest
-from alma.experiments import check_nesting
-from alma.options import flag_of, given, options_of
-from slurm.engine.resources import Resources
-from slurm.lm.experiments import (
+from alma.experiments import (
     Combination,
+    check_nesting,
     experiment_files,
     is_experiment,
     read_experiment,
     read_overrides,
 )
+from alma.options import flag_of, given, options_of
+from slurm.engine.resources import Resources
 from slurm.lm.flags import read_flags, resolve
 from slurm.lm.options import Launch, parse, parser
 from slurm.lm.settings import Flags, Request, words_of
@@ -48,7 +48,7 @@ def read_requests(words: Sequence[str]) -> list[Request]:
             try:
                 merged = parse([*each.words, *words])
                 merged.what = [merged.stream]
-                requested = _requests(merged, {**each.flags, **flags}, each.folder)
+                requested = _requests(merged, {**read_flags(each.flags), **flags}, each.folder)
             except UserError as error:
                 raise UserError(f"{file}: {error}") from None
             for request in requested:
@@ -77,7 +77,7 @@ def _check_keys(keys: Iterable[str], options: argparse.Namespace, combination: C
     known = [name.replace("_", "-") for name in vars(options)]
     for key in keys:
         if f"--{key}" in _names(combination.words) and key not in known:
-            meant = closest(key, [*known, *(name[2:] for name in combination.flags)])
+            meant = closest(key, [*known, *(name[2:] for name in _names(combination.flags))])
             hint = f"did you mean {meant}?" if meant else "give other flags of fairseq-train after `--`"
             raise UserError(f"{key}=: neither an option nor a flag that the experiment sets; {hint}")
 
