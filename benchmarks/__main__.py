@@ -1,9 +1,9 @@
 """`make bench`: benchmarks that take a few minutes on a CPU; prints tables and writes them as CSV.
 
 `python -m benchmarks data_prep_scale` measures data_prep on many gigabytes of synthetic text; it only runs
-by name. So do `python -m benchmarks near_duplicates`, which compares near duplicates with exact similarities, and
-`python -m benchmarks advice_calibration`, which counts how often `alma advise` sees a difference between equal
-learners.
+by name. So do `python -m benchmarks near_duplicates`, which compares near duplicates with exact similarities,
+and `python -m benchmarks advice_calibration`, which counts how often `alma advise` sees a difference between
+equal learners.
 """
 
 import argparse
