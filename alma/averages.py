@@ -1,10 +1,12 @@
-"""Moving averages of weights: how they are written on a command line, and how far an update moves them.
+"""Averages of weights: how they are written on a command line, and how far an update moves them.
 
 The k-th update moves the average this share of the way to the current weights:
 
 DECAY      exponential: max(1 - DECAY, 1 / k); the first ones are a plain mean.
 poly:ETA   polynomial (Shamir and Zhang 2013): (ETA + 1) / (k + ETA). The mean age of the averaged weights
            is near k / (ETA + 2) updates: the same share of the training at any k.
+
+last:K, the mean of the last K checkpoints, is for language models only; no update moves it.
 """
 
 import re
@@ -25,9 +27,25 @@ def read(text: object) -> float | str:
     return decay
 
 
+def read_of_text(text: object) -> float | str:
+    """As `read`, and `last:K`."""
+    if last_of(text):
+        return str(text)
+    try:
+        return read(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or last:K such as last:8") from None
+
+
 def eta_of(average: float | str) -> float | None:
     """ETA of `poly:ETA`; None for a decay."""
     return float(average.removeprefix("poly:")) if isinstance(average, str) else None
+
+
+def last_of(average: object) -> int:
+    """K of `last:K`; 0 for another value."""
+    found = re.fullmatch(r"last:([1-9]\d*)", str(average))
+    return int(found[1]) if found else 0
 
 
 def share(k: int, decay: float = 0.0, eta: float | None = None) -> float:

@@ -19,15 +19,14 @@ from alma import provenance
 from alma.configs import changes
 from alma.errors import UserError
 from alma.files import fsync_directory, make_directory, write_json_atomic
+from alma.options import kinds_of
+from alma.protocol import TextOptions
 from alma.schema import (
     AMOUNT,
-    FLAG,
     NUMBER,
     PLAIN,
     TEXT,
     Kind,
-    is_number,
-    is_text,
     list_of,
     object_of,
     optional,
@@ -61,12 +60,10 @@ class Row(TypedDict):
 _COUNT, _LONGEST = whole(1), 1_000_000
 _INFO = {"config": PLAIN, "stages": optional(_COUNT), "seeds": PLAIN, "versions": PLAIN, "machine": PLAIN}
 _INFO |= {"commit": optional(TEXT), "created": TEXT, "command": TEXT}
-_CONFIG = {"learner": TEXT, "replay": FLAG, "seed": whole(0), "replay_share": NUMBER, "replay_from": TEXT}
-_CONFIG |= dict.fromkeys(("megabatches", "waiting_time"), whole(1, _LONGEST))
-_CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every", "update_multiplier"), _COUNT)
-_CONFIG |= dict.fromkeys(("dataset", "data", "arch", "name", "stream", "schedule"), TEXT)
+_CONFIG = kinds_of(TextOptions) | dict.fromkeys(("megabatches", "waiting_time"), whole(1, _LONGEST))
+_CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every"), _COUNT)
+_CONFIG |= dict.fromkeys(("dataset", "data", "arch", "stream"), TEXT)
 _CONFIG |= {"moe_expert_count": optional(_COUNT), "fairseq_flags": list_of(TEXT)}
-_CONFIG |= {"average": Kind("a number, last:K or poly:ETA", lambda value: is_number(value) or is_text(value))}
 """Kinds of the settings that other code reads; further ones may be whatever JSON has."""
 _NUMBERS = object_of(NUMBER)
 _ERRORS = list_of(NUMBER)

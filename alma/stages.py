@@ -24,17 +24,13 @@ class Stage:
         return tuple(t for t in self.train_on if t < self.first)
 
 
-REPLAY_FROM = ("all", "recent")
-"""Where a replay by share comes from: all earlier mega-batches, or those of the stage before."""
-
-
-def check_share(share: float, replay: bool, source: str | None = None) -> None:
+def check_share(share: float, replay: bool, source: str = "all") -> None:
     """UserError: `share` is not that of a replay, `source` has no share, or all mega-batches are replayed."""
     if not 0 <= share < 1:
         raise UserError(f"--replay-share {share}: a share of each stage's training data, from 0 to below 1")
     if share and replay:
         raise UserError("--replay trains on all mega-batches so far: leave out --replay or --replay-share")
-    if source and not share:
+    if source != "all" and not share:
         raise UserError(f"--replay-from {source} needs --replay-share, such as .5")
 
 

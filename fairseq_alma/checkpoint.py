@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from alma import averages
 from alma.errors import UserError
 from alma.files import damage
 from alma.schema import NUMBER, require, whole
-from fairseq_alma import defaults
 
 PREFIX = "decoder."
 """Prefix of every parameter name of a decoder-only language model."""
@@ -139,13 +139,13 @@ def updates_so_far(path: str) -> int:
 
 
 def with_weights(path: str, state: dict[str, Any], weights: str) -> dict[str, Any]:
-    """`state`, read from `path`, with the weights that `--weights` names as its model; see `defaults`.
+    """`state`, read from `path`, with the weights that `--weights` names as its model.
 
     UserError: it has no average, or its folder fewer than K checkpoints.
     """
     if weights == "trained":
         return state
-    if count := defaults.last(weights):
+    if count := averages.last_of(weights):
         return state | {"model": _mean_of_last(path, count)}
     average = (state.get("extra_state") or {}).get("ema")
     if average is None:

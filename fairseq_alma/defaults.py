@@ -5,9 +5,9 @@ The defaults follow the paper's section 5 and appendix B.2; all other flags and 
 """
 
 import argparse
-import re
 from collections.abc import Collection
 
+from alma import averages
 from alma.errors import closest
 
 AVERAGES = ("probs", "logits")
@@ -75,14 +75,8 @@ def chosen(given: Collection[str], schedule: str) -> dict[str, object]:
 
 def weights(text: str) -> str:
     """Check a value of --weights. ArgumentTypeError: it is none."""
-    if text in ("trained", "average") or last(text):
+    if text in ("trained", "average") or averages.last_of(text):
         return text
     near = closest(text, ("trained", "average"))
     meant = f" (did you mean {near}?)" if near else ""
     raise argparse.ArgumentTypeError(f"{text}: give trained, average, or last:K such as last:8{meant}")
-
-
-def last(text: str) -> int:
-    """K of `last:K`, the mean of the last K checkpoints; 0 for another text."""
-    found = re.fullmatch(r"last:([1-9]\d*)", text)
-    return int(found[1]) if found else 0

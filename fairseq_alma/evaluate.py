@@ -9,7 +9,8 @@ from pathlib import Path
 
 from alma.errors import Parser, UserError, command, number_list
 from alma.files import make_directory, write_json_atomic
-from alma.help_texts import CONTEXT_WINDOW
+from alma.options import add_options, options_of
+from alma.protocol import TextOptions
 from fairseq_alma.defaults import WEIGHTS_HELP, weights
 
 _EXAMPLES = """\
@@ -38,7 +39,8 @@ def parser() -> Parser:
     add("--seeds", type=number_list, default=[], metavar="LIST", help=seeds)
     add("--weights", type=weights, default="trained", metavar="WEIGHTS", help=WEIGHTS_HELP)
     add("--valid", action="store_true", help="evaluate on the validation set of the stream too")
-    add("--context-window", type=int, default=0, metavar="N", help=CONTEXT_WINDOW)
+    context = [options_of(TextOptions)["context_window"]]
+    add_options(made, context, TextOptions, changes={"context_window": {"default": 0}})
     return made
 
 

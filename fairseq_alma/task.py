@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 from torch.utils.hooks import RemovableHandle
 
 from alma.errors import UserError
-from alma.help_texts import REPLAY_FROM as REPLAY_FROM_HELP
-from alma.help_texts import REPLAY_SHARE
+from alma.options import options_of
 from alma.processes import peak_memory
-from alma.stages import REPLAY_FROM, Stage, check_share, stages
+from alma.protocol import TextOptions
+from alma.stages import Stage, check_share, stages
 from alma.stream import Stream, is_stream, read_index
 from fairseq_alma.data import blocks, preprocessed
-from fairseq_alma.defaults import SCHEDULES
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 from fairseq_alma.moe.layer import routings_of, switch_layers
 from fairseq_alma.moe.metrics import layer_stats, log_layers, token_nll
@@ -42,20 +41,24 @@ _KEPT = (
 """Measurements of this stage that checkpoints keep."""
 
 
+def _shared(option: Field) -> tuple[str, Any, Field]:
+    """An option that the launcher has too, as fairseq declares one."""
+    choices = option.metadata["choices"]
+    default = choices[0] if choices and option.default is None else option.default
+    kind = ChoiceEnum(list(choices)) if choices else option.type
+    return option.name, kind, field(default=default, metadata={"help": option.metadata["help"]})
+
+
+_SHARED = [_shared(each) for each in options_of(TextOptions).values() if each.metadata["passed"]]
+_SharedConfig: Any = make_dataclass("_SharedConfig", _SHARED, bases=(LanguageModelingConfig,))
+
+
 @dataclass
-class AlmaLMConfig(LanguageModelingConfig):
+class AlmaLMConfig(_SharedConfig):
     """Options of fairseq's language_modeling, of the stage and of growth."""
 
     tokens_per_sample: int = field(default=512, metadata={"help": "input sequence length in tokens"})
     stage: int = field(default=0, metadata={"help": "which stage to train, from 0"})
-    waiting_time: int = field(default=1, metadata={"help": "mega-batches that arrive before each stage"})
-    replay: bool = field(
-        default=False, metadata={"help": "train on all mega-batches so far, not only on the new ones"}
-    )
-    replay_share: float = field(default=0.0, metadata={"help": REPLAY_SHARE})
-    replay_from: ChoiceEnum(list(REPLAY_FROM)) = field(  # type: ignore[valid-type]
-        default="all", metadata={"help": REPLAY_FROM_HELP}
-    )
     megabatch_words: int = field(
         default=0,
         metadata={"help": "cut a fairseq-preprocess directory into mega-batches of this many words (0: one)"},
@@ -74,32 +77,11 @@ class AlmaLMConfig(LanguageModelingConfig):
             "checkpoint; --moe-expert-count is the number after the splits"
         },
     )
-    grow_router: ChoiceEnum(["preserve", "copy", "tree"]) = field(  # type: ignore[valid-type]
-        default="preserve",
-        metadata={
-            "help": "preserve: copy experts and router rows and keep the model's function, except for "
-            "--grow-noise; copy: plain copies (the paper's language models) and --grow-noise; tree: add a "
-            "gate for each split (the paper's section 4.2), which keeps the function"
-        },
-    )
     grow_noise: float = field(
         default=0.1,
         metadata={
             "help": "standard deviation of the noise between the router rows of parent and copy, half on "
             "each (not in the paper); with 0 the rows are equal, and argmax always picks the parent"
-        },
-    )
-    grow_optimizer: ChoiceEnum(["reset", "copy"]) = field(  # type: ignore[valid-type]
-        default="reset",
-        metadata={"help": "optimizer state after growth: reset it, or copy that of the parents"},
-    )
-    schedule: ChoiceEnum(list(SCHEDULES)) = field(  # type: ignore[valid-type]
-        default="stage",
-        metadata={
-            "help": "stage: optimizer, update count and learning rate start anew with every stage; others: "
-            "they go on from --finetune-from-model, --max-update counts the updates of all stages so far, "
-            "split experts copy the state of their parents. continuous: constant learning rate after the "
-            "warm-up; rsqrt: 1 / sqrt(updates); autoregressive: linear decay over all stages so far"
         },
     )
     ema_poly: Optional[float] = field(  # noqa: UP045  fairseq cannot read `float | None`

@@ -1,5 +1,6 @@
 """docs/extend.md: pasted into a checkout as the page says, its code and commands do what it promises."""
 
+import ast
 import json
 import os
 import re
@@ -10,10 +11,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 CODE = ("alma", "data_prep", "fairseq_alma", "slurm", "vision")
 BLOCK = re.compile(r"^```(python|bash)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def paste(place, where, text):
+    """Add `text` at the end of a file, or of a class in it: `where` is "# FILE" or "# FILE, in CLASS"."""
+    name, _, kind = where.removeprefix("# ").partition(", in ")
+    file = place / name
+    lines = file.read_text().splitlines() if file.exists() else []
+    ends = {node.name: node.end_lineno for node in ast.parse("\n".join(lines)).body if hasattr(node, "name")}
+    at = ends[kind] if kind else len(lines)
+    file.write_text("\n".join([*lines[:at], "", text, *lines[at:]]))
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +36,7 @@ def pasted(tmp_path_factory):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
     blocks = BLOCK.findall((ROOT / "docs/extend.md").read_text("utf-8"))
     for text in (text for kind, text in blocks if kind == "python"):
-        with open(place / text.split()[1], "a") as file:  # after "#"
-            file.write(f"\n\n{text}")
+        paste(place, *text.split("\n", 1))
     folder = place / "bin"  # with `alma` of the copy
     folder.mkdir()
     (folder / "alma").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m alma "$@"\n')
@@ -36,7 +47,8 @@ def pasted(tmp_path_factory):
     for line in "".join(text for kind, text in blocks if kind == "bash").splitlines():
         done = subprocess.run(line, shell=True, cwd=place, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, (line, done.stderr)
-        output[" ".join(line.split()[:2])] = done.stdout + done.stderr
+        command = " ".join(line.split()[:2])
+        output[command] = output.get(command, "") + done.stdout + done.stderr
     return place, output
 
 
@@ -66,6 +78,17 @@ def test_a_corpus_format(pasted):
 
 def test_a_learner_of_language_models(pasted):
     assert re.search(r"recent .* 4@2 ", pasted[1]["alma train"])
+
+
+def test_an_option_of_language_models(pasted):
+    """Neither the launcher nor fairseq's side names it but where it is declared and where it acts."""
+    run = pasted[0] / "runs/frozen"
+    assert json.loads((run / "run.json").read_text())["config"]["freeze_embeddings"] is True
+    files = [run / f"stage_0{stage}/checkpoint_best.pt" for stage in (0, 1)]
+    first, second = (torch.load(file, weights_only=False)["model"] for file in files)
+    same = [name for name in first if torch.equal(first[name], second[name])]
+    assert "decoder.embed_tokens.weight" in same
+    assert not any("self_attn" in name for name in same)
 
 
 def test_a_measure_in_the_report(pasted):

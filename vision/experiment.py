@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from alma import environment, processes
 from alma.errors import UserError
 from alma.files import checkpoint_file, damage, locked, make_directory, temporary_of
+from alma.options import flag_of
 from alma.records import Run
 from alma.schema import AMOUNT, require, whole
 from alma.stages import Stage, check_share, stages
 from vision.board import Board
 from vision.learners import LEARNERS, Learner, resolve
-from vision.presets import Settings, flag_of
+from vision.presets import Settings
 
 if TYPE_CHECKING:
     import torch

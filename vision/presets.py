@@ -4,36 +4,16 @@ Each field of `Settings`, and of the subclass that belongs to a learner, is a fl
 same name. The presets are those of the paper, of its first draft, and of the authors' released code.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from alma import averages
 from alma.errors import UserError
+from alma.options import CHANGED, check_ranges, option, recorded
 
 DATASETS = ("digits", "mnist", "emnist", "cifar10", "cifar100", "folder")
 PRESETS = ("paper", "draft", "authors")
-
-
-def setting(
-    default: Any,
-    text: str,
-    *,
-    choices: tuple | None = None,
-    at_least: float = 0,
-    above: float | None = None,
-    read: Callable[[Any], Any] | None = None,
-) -> Any:
-    """A dataclass field with a default (the paper's), a help text, and a range: `choices` of a string; for a
-    number, the least value or a bound that it must be `above`; for another value, a function that reads it
-    from a command line and raises ValueError."""
-    limits = {"choices": choices, "at_least": at_least, "above": above, "read": read}
-    return field(default=default, metadata={"help": text, **limits})
-
-
-def flag_of(name: str) -> str:
-    """The flag of a setting: `batch_size` -> `--batch-size`."""
-    return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True)
@@ -48,42 +28,30 @@ class Settings:
     draft: ClassVar[dict[str, Any]] = {}
     """Where the first draft differs for this learner; the function `draft` adds the general differences."""
 
-    arch: str = setting("mlp", "backbone", choices=("mlp", "vgg"))
-    hidden: int = setting(64, "units of a hidden layer, or channels of a convolution", at_least=1)
-    optimizer: str = setting("adadelta", "optimizer", choices=("adadelta", "sgd"))
-    lr: float = setting(1.0, "learning rate", above=0)
-    momentum: float = setting(0.0, "momentum of SGD")
-    weight_decay: float = setting(0.0, "weight decay")
-    nesterov: bool = setting(False, "Nesterov momentum")
-    batch_size: int = setting(128, "examples per minibatch", at_least=1)
-    epochs: int = setting(100, "epochs per stage", at_least=1)
-    augment: bool = setting(False, "random crops (padding 4) and flips")
-    select: str = setting("loss", "validation metric that selects the best epoch", choices=("loss", "error"))
-    patience: int = setting(0, "end a stage after this many epochs without improvement (0: never)")
-    patience_delta: float = setting(0.0, "smallest decrease of the validation metric that is an improvement")
-    from_scratch: bool = setting(False, "draw new weights before every stage (gens has --gens-init)")
-    average: float | str = setting(
+    arch: str = option("mlp", "backbone", choices=("mlp", "vgg"))
+    hidden: int = option(64, "units of a hidden layer, or channels of a convolution", at_least=1, metavar="H")
+    optimizer: str = option("adadelta", "optimizer", choices=("adadelta", "sgd"))
+    lr: float = option(1.0, "learning rate", above=0)
+    momentum: float = option(0.0, "momentum of SGD")
+    weight_decay: float = option(0.0, "weight decay")
+    nesterov: bool = option(False, "Nesterov momentum")
+    batch_size: int = option(128, "examples per minibatch", at_least=1)
+    epochs: int = option(100, "epochs per stage", at_least=1)
+    augment: bool = option(False, "random crops (padding 4) and flips")
+    select: str = option("loss", "validation metric that selects the best epoch", choices=("loss", "error"))
+    patience: int = option(0, "end a stage after this many epochs without improvement (0: never)")
+    patience_delta: float = option(0.0, "smallest decrease of the validation metric that is an improvement")
+    from_scratch: bool = option(False, "draw new weights before every stage (gens has --gens-init)")
+    average: float | str = option(
         0.0,
         "average of the weights that is tested: a decay, over stages (0: off), or poly:ETA, over epochs",
         read=averages.read,
+        metavar="AVERAGE",
+        record=CHANGED,
     )
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value, flag, limits = getattr(self, each.name), flag_of(each.name), each.metadata
-            if limits["choices"]:
-                if value not in limits["choices"]:
-                    raise UserError(f"{flag} {value}: choose from {', '.join(limits['choices'])}")
-            elif limits["read"]:
-                try:
-                    limits["read"](value)
-                except ValueError as error:
-                    raise UserError(f"{flag} {error}") from None
-            elif limits["above"] is not None:
-                if not value > limits["above"]:
-                    raise UserError(f"{flag} {value}: more than {limits['above']}")
-            elif not value >= limits["at_least"]:
-                raise UserError(f"{flag} {value}: at least {limits['at_least']}")
+        check_ranges(self)
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
 
@@ -100,8 +68,8 @@ class Settings:
         return None
 
     def config(self) -> dict[str, Any]:
-        """The settings that affect results, as run.json records them; `average` only if it is on."""
-        return {name: value for name, value in vars(self).items() if name != "average" or value}
+        """The settings that affect results, as run.json records them."""
+        return recorded(self)
 
 
 _VGG = {"arch": "vgg", "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "augment": True}

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 if __name__ == "__main__":  # import from the checkout instead of the script's folder, absent with -P
     sys.path[: not sys.flags.safe_path] = [str(Path(__file__).resolve().parent.parent)]
 
-from alma.errors import Parser, UserError, closest, command, number_list
-from alma.help_texts import DATA_ROOT, JOBS, REPLAY, REPLAY_SHARE, SEEDS, SIZE, WAITING_TIME
-from alma.help_texts import REPLAY_FROM as REPLAY_FROM_HELP
-from alma.stages import REPLAY_FROM
+from alma.errors import Parser, UserError, command, number_list
+from alma.help_texts import DATA_ROOT, JOBS, SEEDS, SIZE
+from alma.options import add_options, names_of, options_of
+from alma.protocol import StreamOptions
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
@@ -168,7 +168,7 @@ def parser() -> Parser:
 
 def _add_data_flags(group: Any) -> None:
     add = group.add_argument
-    _add_choice(add, "--dataset", presets.DATASETS, "data set (default: digits)", default=["digits"])
+    add("--dataset", **names_of(presets.DATASETS), default=["digits"], help="data set (default: digits)")
     add("--data-root", default=USUAL["data_root"], metavar="DIR", help=DATA_ROOT)
     download = "download missing files with torchvision"
     add("--download", action=argparse.BooleanOptionalAction, default=False, help=download)
@@ -189,26 +189,25 @@ def _add_data_flags(group: Any) -> None:
         "a stream that drifts: each mega-batch has classes of its own, its images rotated or its pixels "
         f"permuted, and a test set of its own (default B: {presets.SCENARIO_MEGABATCHES})"
     )
-    _add_choice(add, "--scenario", presets.SCENARIOS, drift)
+    add("--scenario", **names_of(presets.SCENARIOS), help=drift)
     seed = "seed of the partition into mega-batches (default: --seed; of the authors' code: 432)"
     add("--stream-seed", type=number_list, metavar="S", help=seed)
 
 
 def _add_run_flags(group: Any) -> None:
     add = group.add_argument
-    _add_choice(
-        add, "--learner", LEARNERS, "learners, listed below (default: sm)", default=["sm"], metavar="L,..."
-    )
-    wait = f"{WAITING_TIME}; all: the whole stream"
+    learners = names_of(LEARNERS) | {"metavar": "L,..."}
+    add("--learner", **learners, default=["sm"], help="learners, listed below (default: sm)")
+    options = options_of(StreamOptions)
+    wait = f"{options['waiting_time'].metadata['help']}; all: the whole stream (default: 1)"
     add("--waiting-time", type=_waits, default=[1], metavar="W,...", help=wait)
-    add("--replay", action=Switch, default=[False], help=REPLAY)
-    add("--replay-share", type=_reals, metavar="S,...", help=REPLAY_SHARE)
-    _add_choice(add, "--replay-from", REPLAY_FROM, f"{REPLAY_FROM_HELP} (default: all)")
-    add("--hidden", type=number_list, metavar="H,...", help=all_settings()["hidden"].metadata["help"])
+    replay = [options[name] for name in options if name.startswith("replay")]
+    add_options(group, replay, StreamOptions, several=True, changes={"replay": {"default": [False]}})
+    add_options(group, [all_settings()["hidden"]], several=True)
     seed = f"{SEEDS}; seeds the weights, the data order and the partition into mega-batches (default: 0)"
     add("--seed", "--seeds", type=number_list, default=[0], metavar="LIST", help=seed)
     source = "of the paper, its first draft or the authors' code (default: paper; EMNIST, CIFAR-100: draft)"
-    _add_choice(add, "--preset", presets.PRESETS, f"settings {source}")
+    add("--preset", **names_of(presets.PRESETS), help=f"settings {source}")
 
 
 def _add_machine_flags(group: Any) -> None:
@@ -230,75 +229,17 @@ def _add_machine_flags(group: Any) -> None:
 
 def _add_settings(group: Any) -> None:
     for name, setting in all_settings().items():
-        if name == "hidden":
-            continue
-        having, flag, choices = owners(name), presets.flag_of(name), setting.metadata["choices"]
-        text = setting.metadata["help"] + ("" if len(having) == len(LEARNERS) else f" ({', '.join(having)})")
-        if setting.type is bool:
-            group.add_argument(flag, action=Switch, help=text)
-        elif choices:
-            _add_choice(group.add_argument, flag, choices, text)
-        elif read := setting.metadata["read"]:
-            group.add_argument(flag, type=partial(_values, read), metavar="V,...", help=text)
-        else:
-            kind = number_list if setting.type is int else _reals
-            group.add_argument(flag, type=kind, metavar="N", help=text)
-
-
-class Switch(argparse.Action):
-    """`--flag`, `--no-flag` or `--flag off,on`: a list of booleans."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **rest: Any):
-        off = [f"--no-{text.removeprefix('--')}" for text in option_strings]
-        super().__init__([*option_strings, *off], dest, nargs="?", metavar="off,on", **rest)
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        """Store the values; UserError through `parser` for others than off and on."""
-        known = {"off": False, "on": True}
-        off = option_string is not None and option_string.startswith("--no-")
-        words = dict.fromkeys([] if values is None else values.split(","))
-        if not words.keys() <= known.keys() or (off and words):
-            raise argparse.ArgumentError(
-                self, f"{values!r}: off, on or off,on; give an experiment before flags"
-            )
-        setattr(namespace, self.dest, [known[word] for word in words] or [not off])
-
-
-def _add_choice(add: Any, flag: str, known: Sequence[str] | Any, text: str, **rest: Any) -> None:
-    """Add a flag that takes a comma list of `known` names."""
-
-    def names(words: str) -> list[str]:
-        found = list(dict.fromkeys(words.split(",")))
-        for word in found:
-            if word not in known:
-                near = closest(word, known)
-                hint = f" (did you mean {near}?)" if near else ""
-                raise argparse.ArgumentTypeError(f"{word!r}: choose from {', '.join(known)}{hint}")
-        return found
-
-    add(flag, type=names, help=text, **{"metavar": f"{{{','.join(known)}}}", **rest})
+        if name != "hidden":
+            having = owners(name)
+            some = f" ({', '.join(having)})" * (len(having) < len(LEARNERS))
+            help_text = {"help": setting.metadata["help"] + some}
+            add_options(group, [setting], several=True, changes={name: help_text})
 
 
 def _waits(text: str) -> list[int | str]:
     """Parse "1,10,all"; `all` stands for the number of mega-batches."""
     parts = [[part] if part == "all" else number_list(part) for part in text.split(",")]
     return list(dict.fromkeys(wait for part in parts for wait in part))
-
-
-def _values(read: Callable[[str], Any], text: str) -> list[Any]:
-    """A comma list of values that `read` reads."""
-    try:
-        return list(dict.fromkeys(map(read, text.split(","))))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _reals(text: str) -> list[float]:
-    """Parse ".3,1,3"."""
-    try:
-        return list(dict.fromkeys(map(float, text.split(","))))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number, or a list such as .3,1,3") from None
 
 
 def _part(text: str) -> tuple[int, int]:

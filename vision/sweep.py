@@ -1,29 +1,23 @@
-"""Sweeps of image runs: every combination of the values on a command line, or in an experiment file.
-
-size: mnist                          # sizes/mnist.yaml beside the file: settings of that size
-learner: [sm, gmoe]                  # any setting of vision/run.py, without dashes; a list is an axis
-waiting-time: [1, 10, all]
-runs:                                # optional: sections, each with settings of its own
-  - {replay: on}
-  - {learner: gmoe, router: flat}
-"""
+"""Sweeps of image runs: every combination of the values on a command line, or in an experiment file."""
 
 import argparse
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from alma.errors import Parser, UserError, closest
-from alma.experiments import check_nesting, folder_part, read_settings, setting_text, size_file
+from alma import experiments
+from alma.errors import Parser, UserError
+from alma.experiments import check_nesting, folder_part, setting_text
+from alma.options import flag_of
 from alma.records import Run
 from alma.stages import check_share
 from vision import presets
 from vision.experiment import run
 from vision.learners import all_settings, refusal, resolve
-from vision.presets import Settings, flag_of
+from vision.presets import Settings
 
 DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
 DATA += ("replay_share", "replay_from")
@@ -123,7 +117,7 @@ def _settings(point: Point) -> dict[str, Any]:
 def _resolved(point: Point) -> Settings:
     """All settings of the learner. UserError: one is out of range, or a replay that cannot be."""
     share = point.get("replay_share")  # 0 may be the baseline of a sweep
-    check_share(share or 0, point["replay"], point.get("replay_from") if share is None else None)
+    check_share(share or 0, point["replay"], point.get("replay_from", "all") if share is None else "all")
     preset, waiting_time = point.get("preset"), point["waiting_time"]
     return resolve(point["dataset"], point["learner"], preset, _settings(point), waiting_time)
 
@@ -180,53 +174,8 @@ def _command(section: argparse.Namespace, point: Point, out: Path, logdir: Path 
 
 
 def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespace]:
-    """Parse a command line; with an experiment, once for each of its sections, whose values it overrides.
-
-    UserError: a file is missing or malformed, or has an unknown setting or a wrong value.
-    """
-    options = parser.parse_args(words)
-    if options.experiment is None:
-        if options.size:
-            raise UserError("--size is for experiments: give a file, such as experiments/figure7.yaml")
-        options.out = options.out or Path("runs", "_".join([*options.dataset, *options.learner]))
-        return [options]
-    path = options.experiment
-    record = read_settings(path)
-    size = options.size or record.get("size")
-    shared = read_settings(size_file(path, size)) if size else {}
-    parts = record.pop("runs", [{}])
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise UserError(f"{path}: give sections as a list: `runs: [{{learner: sm}}, {{learner: ens}}]`")
-    own = shared | record
-    out = Path("runs", path.stem + (f"_{options.size}" if options.size else ""))
-    sections = []
-    for part in parts:
-        own_words = _words(path, own | part, parser)
-        try:
-            section = parser.parse_args([*own_words, *words])
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-        section.out = section.out or out
-        sections.append(section)
+    """The sections of a command line, see `experiments.read_sections`, with the default of --out."""
+    sections = experiments.read_sections(parser, words, _OF_THE_COMMAND)
+    for each in sections:
+        each.out = each.out or Path("runs", "_".join([*each.dataset, *each.learner]))
     return sections
-
-
-def _words(path: Path, settings: Mapping[str, Any], parser: Parser) -> list[str]:
-    """Settings of an experiment as words of the command line; a list becomes a comma list."""
-    known = {text.removeprefix("--"): each for each in parser._actions for text in each.option_strings}
-    words = []
-    for name, value in settings.items():
-        if name in _OF_THE_COMMAND:
-            raise UserError(f"{path}: {name} says how to run: give --{name} on the command line")
-        if name not in known:
-            near = closest(str(name), known)
-            hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`"
-            raise UserError(f"{path}: {name} is not a setting ({hint})")
-        values = value if isinstance(value, list) else [value]
-        if not values or any(isinstance(each, list | dict) or each is None for each in values):
-            raise UserError(f"{path}: {name}: give a value, or a list such as [1, 10]")
-        if isinstance(value, bool) and known[name].nargs == 0:
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            words.append(f"--{name}={','.join(map(setting_text, values))}")
-    return words

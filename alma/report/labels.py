@@ -7,12 +7,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from alma.configs import differing
+from alma.options import CHANGED, options_of
+from alma.protocol import TextOptions
 
 VARIANT = frozenset({"schedule", "average", "replay_share", "replay_from"})
 """Settings that are part of a learner's name in reports, see `variants`; absent if off."""
 ALWAYS_SHOWN = VARIANT | {"learner", "name", "waiting_time", "replay", "seed", "megabatches"}
 """Settings that every table and legend shows."""
-_OPTIONAL = ("from_scratch", "update_multiplier", "context_window")  # absent: the default
+_OPTIONAL = {name for name, each in options_of(TextOptions).items() if each.metadata["record"] == CHANGED}
+"""Settings that run.json lacks if they have their defaults."""
 _CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data")
 
 

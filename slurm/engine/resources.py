@@ -4,14 +4,12 @@ import argparse
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from alma.errors import UserError
+from alma.options import add_options, check_ranges, flag_of, given, option, options_of
 from slurm.engine.machine import Machine
-
-_LEAST = {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "mem_gb": 1}
-_LEAST |= {"timeout_min": 1, "array_parallelism": 1, "max_requeues": 0, "signal_delay_s": 1}
 
 
 @dataclass(frozen=True)
@@ -21,28 +19,36 @@ class Resources:
     Raises UserError for a number that is too small.
     """
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    exclude: str | None = None
-    comment: str | None = None
-    nodes: int = 1
-    gpus_per_node: int = 8
-    tasks_per_node: int = 1
-    cpus_per_task: int | None = None
-    mem_gb: int | None = None
-    """Of a node."""
-    timeout_min: int = 1440
-    signal_delay_s: int = 120
-    array_parallelism: int = 256
-    max_requeues: int = 10
+    partition: str | None = option(None, "partition to submit to", metavar="NAME")
+    account: str | None = option(None, "account to charge", metavar="NAME")
+    qos: str | None = option(None, "quality of service, which sets priority and limits", metavar="NAME")
+    constraint: str | None = option(
+        None, "only nodes with these features, such as v100 or 'a100|h100'", metavar="FEATURES"
+    )
+    exclude: str | None = option(None, "nodes to avoid, such as node[03,17]", metavar="NODES")
+    comment: str | None = option(None, "comment of the jobs; some clusters require one")
+    nodes: int = option(1, "nodes; their GPUs train together", at_least=1)
+    gpus_per_node: int = option(8, "GPUs per node; 0: none")
+    tasks_per_node: int = option(
+        1, "processes that SLURM starts per node; 1: fairseq starts one for each GPU", at_least=1
+    )
+    cpus_per_task: int | None = option(None, "CPU cores per task", at_least=1)
+    mem_gb: int | None = option(None, "memory per node in GB", at_least=1)
+    timeout_min: int = option(
+        1440,
+        "time limit in minutes, at least 20; a job that reaches it is requeued and resumes",
+        at_least=1,
+    )
+    signal_delay_s: int = option(
+        120,
+        "seconds between the signal to save and the end of a job (time limit or preemption)",
+        at_least=1,
+    )
+    array_parallelism: int = option(256, "jobs of an array that may run at the same time", at_least=1)
+    max_requeues: int = option(10, "times that a job may be requeued after its time limit")
 
     def __post_init__(self):
-        for name, least in _LEAST.items():
-            given = getattr(self, name)
-            if given is not None and given < least:
-                raise UserError(f"--{name.replace('_', '-')} {given}: give {least} or more")
+        check_ranges(self)
         if self.gpus_per_node and self.tasks_per_node not in (1, self.gpus_per_node):
             raise UserError(
                 f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}: give as "
@@ -89,30 +95,6 @@ _PLACES = {
     "slurm": "as SLURM jobs",
 }
 WAIT = "with --cluster slurm: wait until all jobs have ended; exit with 1 if one failed"
-_FLAGS = {
-    "partition": ("NAME", "partition to submit to"),
-    "account": ("NAME", "account to charge"),
-    "qos": ("NAME", "quality of service, which sets priority and limits"),
-    "constraint": ("FEATURES", "only nodes with these features, such as v100 or 'a100|h100'"),
-    "exclude": ("NODES", "nodes to avoid, such as node[03,17]"),
-    "comment": ("TEXT", "comment of the jobs; some clusters require one"),
-    "nodes": ("N", "nodes; their GPUs train together"),
-    "gpus_per_node": ("N", "GPUs per node; 0: none"),
-    "tasks_per_node": (
-        "N",
-        "processes that SLURM starts per node; 1: fairseq starts one for each GPU",
-    ),
-    "cpus_per_task": ("N", "CPU cores per task"),
-    "mem_gb": ("N", "memory per node in GB"),
-    "timeout_min": ("N", "time limit in minutes, at least 20; a job that reaches it is requeued and resumes"),
-    "signal_delay_s": (
-        "N",
-        "seconds between the signal to save and the end of a job (time limit or preemption)",
-    ),
-    "array_parallelism": ("N", "jobs of an array that may run at the same time"),
-    "max_requeues": ("N", "times that a job may be requeued after its time limit"),
-}
-"""Metavar and help by field of `Resources`."""
 
 
 def add_cluster(group: argparse._ArgumentGroup, *places: str) -> None:
@@ -129,14 +111,7 @@ def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: 
         "SLURM",
         f"Resources of each {what}, for --cluster slurm. Flags without a default use the cluster's.",
     )
-    for name, (metavar, text) in _FLAGS.items():
-        default = getattr(usual, name)
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=int if name in _LEAST else str,
-            metavar=metavar,
-            help=text if default is None else f"{text} (default: {default})",
-        )
+    add_options(group, options_of(Resources).values(), usual)
 
 
 def check_cluster(
@@ -150,11 +125,11 @@ def check_cluster(
     SLURM only. An option that is None or False was not given.
     """
     on_slurm = options.cluster == "slurm"
-    names = local if on_slurm else (*(field.name for field in fields(Resources)), *slurm)
+    names = local if on_slurm else (*options_of(Resources), *slurm)
     values = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    given = [name for name, value in values.items() if value is not None and value is not False]
-    if given:
-        words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    found = [name for name, value in values.items() if value is not None and value is not False]
+    if found:
+        words = ", ".join(map(flag_of, found))
         if on_slurm:
             raise UserError(f"{words}: not with --cluster slurm, only on this machine")
         raise UserError(f"{words}: only with --cluster slurm")
@@ -164,5 +139,4 @@ def check_cluster(
 
 def read(options: argparse.Namespace, usual: Resources = _PAPER) -> Resources:
     """The resources of parsed options; `usual` where an option is missing."""
-    given = {field.name: getattr(options, field.name) for field in fields(Resources)}
-    return replace(usual, **{name: value for name, value in given.items() if value is not None})
+    return replace(usual, **given(Resources, options))

@@ -18,9 +18,9 @@ from alma.flops import Shape
 from alma.stream import Stream, is_stream
 from alma.tables import as_text
 from slurm.engine.machine import Machine
-from slurm.lm.flags import FlagValues
 from slurm.lm.memory import Memory, Precision
 from slurm.lm.plan import Plan
+from slurm.lm.settings import FlagValues
 
 SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
 CHECKPOINTS = 2  # files of a training, besides those at intervals: best and last, if none is a link

@@ -3,36 +3,23 @@
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from alma.errors import UserError
+from alma.options import flag_of, flag_words, options_of
 from slurm.engine import children
 from slurm.lm.options import MAIN_FLAGS
-
-Flags = Mapping[str, Sequence[str]]
-"""The words of each flag by its name, which is one of them."""
-FlagValues = Mapping[str, Any]
-"""The value of every flag of fairseq-train by its first name."""
+from slurm.lm.settings import Flags, FlagValues, Request
 
 _EVERY_STAGE = "leave it out, the launcher sets it for every stage"
-_BEFORE: tuple[str, ...] = (
-    "waiting-time",
-    "replay",
-    "replay-share",
-    "replay-from",
-    "seed",
-    "schedule",
-    "members",
-)
-_BEFORE += ("grow-experts", "grow-router", "grow-optimizer")
 _OF_THE_LAUNCHER = {
     "--save-dir": "give --out RUN before the `--`",
     "--task": "leave it out, it is always alma_lm",
     "--stage": _EVERY_STAGE,
     "--finetune-from-model": _EVERY_STAGE,
     "--restore-file": _EVERY_STAGE,
-    **{f"--{name}": f"give --{name} before the `--`" for name in _BEFORE},
+    **{flag_of(name): f"give {flag_of(name)} before the `--`" for name in options_of(Request)},
 }
 _OFF: tuple[Any, ...] = (None, False, 0, "", [])
 
@@ -66,17 +53,9 @@ def resolve(lines: Sequence[Sequence[str]]) -> list[FlagValues]:
     return [found[distinct.index(tuple(line))] for line in lines]
 
 
-def flag(name: str, value: object | None) -> list[str]:
-    """The words of a flag: none for None and False, only its name for True; commas join a list."""
-    if value is None or value is False:
-        return []
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-    return [name] if value is True else [name, text]
-
-
 def chosen(settings: FlagValues, names: Sequence[str]) -> list[str]:
     """The words of the flags `names`."""
-    return [word for name in names for word in flag(name, settings.get(name))]
+    return [word for name in names for word in flag_words(name, settings.get(name))]
 
 
 def described(settings: FlagValues, whole: bool) -> str:
@@ -84,10 +63,5 @@ def described(settings: FlagValues, whole: bool) -> str:
     names = [name for name in settings if name not in _OF_THE_LAUNCHER] if whole else MAIN_FLAGS
     one = {"--distributed-world-size": 1}
     shown = [name for name in names if settings.get(name) not in (*_OFF, one.get(name))]
-    words = [" ".join(flag(name, settings[name])) for name in shown]
+    words = [" ".join(flag_words(name, settings[name])) for name in shown]
     return "\n  ".join(["fairseq-train", *words]) if whole else f"fairseq-train {' '.join(words)}"
-
-
-def words_of(flags: Flags) -> list[str]:
-    """All words, in order."""
-    return [word for words in flags.values() for word in words]

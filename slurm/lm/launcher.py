@@ -7,7 +7,6 @@ import shlex
 import shutil
 import signal
 import sys
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from alma.errors import UserError
 from alma.files import locked, make_directory, patiently_locked
+from alma.options import given
 from alma.records import Run
 from alma.stages import stages
 from alma.stream import FileInfo, Stream, is_stream
@@ -27,7 +27,7 @@ from slurm.engine.terminal import say
 from slurm.lm.estimate import check, estimate, table, vocabulary_size
 from slurm.lm.flags import described
 from slurm.lm.local import run_in_order, run_side_by_side, slot
-from slurm.lm.options import parse
+from slurm.lm.options import Launch, parse
 from slurm.lm.placement import place
 from slurm.lm.plan import Plan, make_plan, reshard_command
 from slurm.lm.request import read_requests, resolved
@@ -196,7 +196,7 @@ def show_jobs(plans: Sequence[Plan], wanted: Resources, verbose: bool) -> None:
     print(*(text if verbose else text.partition("\n")[0] for text in texts), totals, sep="\n")
 
 
-def announce(plans: Sequence[Plan], machine: Machine, options: Namespace) -> None:
+def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> None:
     """Print the cost and the settings of all runs; write nothing.
 
     Raises UserError if a run does not fit `machine` (with --dry-run it only says so), or its directory was
@@ -249,13 +249,12 @@ def start(words: Sequence[str]) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the child and say so, as on Ctrl-C
     try:
         requests = read_requests(words)
-        options = parse(words)
-        resources.check_cluster(options, slurm=("wait",), local=("jobs",))
-        wanted, jobs = resources.read(options), options.jobs or 1
+        parsed = parse(words)
+        options = Launch(parsed.cluster, **given(Launch, parsed))
+        resources.check_cluster(parsed, slurm=("wait",), local=("jobs",))
+        wanted, jobs = resources.read(parsed), options.jobs or 1
         if options.megabatches and not options.dry_run:
             raise UserError("--megabatches plans without a stream: add --dry-run, or leave it out")
-        if options.tflops_per_gpu is not None and not options.tflops_per_gpu > 0:
-            raise UserError(f"--tflops-per-gpu {options.tflops_per_gpu:g}: give a speed, such as 30")
         if options.cluster == "debug" and jobs > 1:
             raise UserError(f"--jobs {jobs}: debug attaches one training to the terminal: leave it out")
         for request in requests:
@@ -279,7 +278,7 @@ def _planned(request: Request, machine: Machine, megabatches: int | None) -> Pla
         raise UserError(f"{request.out}: {error}") from error
 
 
-def _start(options: Namespace, requests: Sequence[Request], wanted: Resources, jobs: int) -> None:
+def _start(options: Launch, requests: Sequence[Request], wanted: Resources, jobs: int) -> None:
     say("checking the flags of fairseq-train")
     on_slurm = options.cluster == "slurm"
     asked = resolved(requests)

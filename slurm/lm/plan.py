@@ -6,16 +6,17 @@ Pure functions: nothing is run, read or written. The plan is plain data, the sam
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
 from alma.learners import DEFAULT_GROWTH
+from alma.options import flag_words, recorded
 from alma.stages import Stage, stages
 from slurm.lm.checks import check
-from slurm.lm.flags import Flags, FlagValues, chosen, flag, words_of
-from slurm.lm.settings import Placement, Request
+from slurm.lm.flags import chosen
+from slurm.lm.settings import Flags, FlagValues, Placement, Request, words_of
 
 COOLDOWN = "cooldown"
 """Folder of a cool-down, in that of its training."""
@@ -95,15 +96,15 @@ class Plan:
 def make_plan(request: Request, megabatches: int) -> Plan:
     """Plan a run on B = `megabatches`. Raises UserError for contradictory settings."""
     check(request)
-    replay_from = (request.replay_from or "all") if request.replay_share else None
+    replay_from = request.replay_from if request.replay_share else None
     schedule = stages(megabatches, request.waiting_time, request.replay, replay_from)
     experts = request.settings.get("--moe-expert-count")  # of the first stage; None: a dense model
     growth = _growth(request, len(schedule) - 1, experts)
     specs = []
     for stage in schedule[: request.stages]:
         count = None if experts is None else experts + sum(growth[: stage.index])
-        sizes = ["--arch", request.arch, *flag("--moe-expert-count", count)]
-        sizes += flag("--members", _jointly(request))
+        sizes = ["--arch", request.arch, *flag_words("--moe-expert-count", count)]
+        sizes += flag_words("--members", _jointly(request))
         if growth and stage.index and not request.from_scratch:
             router, optimizer = _grow_modes(request)
             sizes += ["--grow-experts", str(growth[stage.index - 1])]
@@ -151,32 +152,17 @@ def reshard_command(request: Request) -> list[str]:
 
 def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, Any]:
     """Every setting that changes results; defaults only where they always apply."""
-    config: dict[str, Any] = {
-        "learner": request.learner,
-        "megabatches": megabatches,
-        "waiting_time": request.waiting_time,
-        "replay": request.replay,
-        "seed": request.seed,
-        "arch": request.arch,
-        "moe_expert_count": request.settings.get("--moe-expert-count"),
-        "fairseq_flags": words_of(_passed(request.flags)),
-    }
     if request.learner_spec.members is not None:
-        config["members"] = request.models
+        request = replace(request, members=request.models)
     if request.learner_spec.growth:
         router, optimizer = _grow_modes(request)
-        config |= {"grow_experts": growth, "grow_router": router, "grow_optimizer": optimizer}
-    if request.update_multiplier > 1:
-        config["update_multiplier"] = request.update_multiplier
-    if request.one_schedule:
-        config["schedule"] = request.schedule
-    if request.replay_from == "recent":
-        config["replay_from"] = request.replay_from
+        request = replace(request, grow_experts=growth, grow_router=router, grow_optimizer=optimizer)
+    config = {"learner": request.learner, "megabatches": megabatches, **recorded(request)}
+    config["arch"] = request.arch
+    config["moe_expert_count"] = request.settings.get("--moe-expert-count")
+    config["fairseq_flags"] = words_of(_passed(request.flags))
     if request.placement and request.placement.by_machine:
         config["tokens_per_update"] = request.placement.tokens
-    for setting in ("replay_share", "cooldown", "from_scratch", "context_window", "average", "name"):
-        if getattr(request, setting):
-            config[setting] = getattr(request, setting)
     return config
 
 
@@ -238,9 +224,9 @@ def _cooldown(request: Request, stage: Stage, member: int, experts: int | None) 
         rate *= math.sqrt(request.settings["--warmup-updates"] / done)
     decay = {"--lr-scheduler": "polynomial_decay", "--lr": rate, "--warmup-updates": done}
     decay |= {"--max-update": done + updates, "--total-num-update": done + updates}
-    flags = _placed(request) | {name: flag(name, value) for name, value in decay.items()}
-    sizes = ["--arch", request.arch, *flag("--moe-expert-count", experts)]
-    sizes += flag("--members", _jointly(request))
+    flags = _placed(request) | {name: flag_words(name, value) for name, value in decay.items()}
+    sizes = ["--arch", request.arch, *flag_words("--moe-expert-count", experts)]
+    sizes += flag_words("--members", _jointly(request))
     return Training(
         trunk / COOLDOWN,
         (*_stage_words(request, stage, member, trunk / COOLDOWN, sizes), *words_of(flags)),
@@ -257,11 +243,8 @@ def _stage_words(
 ) -> tuple[str, ...]:
     """Words of fairseq-train that a stage and its cool-down share."""
     words = [request.stream, "--task", "alma_lm", *sizes, "--stage", str(stage.index)]
-    words += ["--waiting-time", str(request.waiting_time), *flag("--replay", request.replay)]
-    if stage.index and request.replay_share:
-        words += ["--replay-share", str(request.replay_share), *flag("--replay-from", request.replay_from)]
     words += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
-    return (*words, *request.training_words, *_log_flags(request))
+    return (*words, *request.option_words(stage.index), *request.average_words, *_log_flags(request))
 
 
 def _of(request: Request, member: int) -> str:
@@ -290,8 +273,6 @@ def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
         return []
     numbers = request.grow_experts or [DEFAULT_GROWTH]
     text = f"--grow-experts {','.join(map(str, numbers))}"
-    if 0 in numbers:
-        raise UserError(f"{text}: give a number of 1 or more, or one for each growth, such as 2 or 2,2,4")
     growth = numbers * steps if len(numbers) == 1 else numbers
     if len(growth) != steps:
         raise UserError(f"{text}: {len(numbers)} growths given, but {steps + 1} stages grow {steps} times")
@@ -317,12 +298,12 @@ def _multiplied(request: Request, index: int) -> Flags:
     flags = _placed(request)
     counted = index + 1 if request.one_schedule else 1
     if request.update_multiplier * counted > 1 and request.updates:
-        flags["--max-update"] = flag("--max-update", request.updates * counted)
+        flags["--max-update"] = flag_words("--max-update", request.updates * counted)
     if request.one_schedule and "--warmup-updates" not in flags:  # else it would grow with --max-update
-        flags |= {"--warmup-updates": flag("--warmup-updates", request.settings["--warmup-updates"])}
+        flags |= {"--warmup-updates": flag_words("--warmup-updates", request.settings["--warmup-updates"])}
     if request.update_multiplier > 1 and "--total-num-update" in flags:
         total = int(request.settings["--total-num-update"]) * request.update_multiplier
-        flags["--total-num-update"] = flag("--total-num-update", total)
+        flags["--total-num-update"] = flag_words("--total-num-update", total)
     return flags
 
 
@@ -339,8 +320,8 @@ def _passed(flags: Flags) -> Flags:
 def _log_flags(request: Request) -> list[str]:
     """Log format for `slurm.lm.progress`, with a line for every 5% of a stage or more often."""
     interval = min(100, max(1, (request.updates or 2000) // 20))
-    wanted = {"--log-format": "json", "--log-interval": interval}
-    return [word for name, each in wanted.items() if name not in request.flags for word in flag(name, each)]
+    wanted = {"--log-format": "json", "--log-interval": str(interval)}
+    return [word for pair in wanted.items() if pair[0] not in request.flags for word in pair]
 
 
 def _tensorboard(request: Request, index: int, member: int | None = None) -> list[str]:
@@ -351,11 +332,11 @@ def _tensorboard(request: Request, index: int, member: int | None = None) -> lis
     stage = [f"stage_{index:02d}"] if request.renews else []
     separate = member is not None and request.learner_spec.separate
     path = Path(folder, request.out.name, *stage, *([f"member_{member}"] if separate else []))
-    return flag("--tensorboard-logdir", path)
+    return flag_words("--tensorboard-logdir", path)
 
 
 def _context(request: Request) -> list[str]:
-    return flag("--context-window", request.context_window or None)
+    return flag_words("--context-window", request.context_window or None)
 
 
 def _module(name: str, *arguments: str) -> tuple[str, ...]:

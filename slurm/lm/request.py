@@ -7,29 +7,21 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from alma.errors import UserError, closest
-from alma.experiments import check_nesting
-from slurm.engine.resources import Resources
-from slurm.lm.experiments import (
+from alma.experiments import (
     Combination,
+    check_nesting,
     experiment_files,
     is_experiment,
     read_experiment,
     read_overrides,
 )
-from slurm.lm.flags import Flags, read_flags, resolve, words_of
-from slurm.lm.options import parse, parser
-from slurm.lm.settings import Request
+from alma.options import flag_of, given, options_of
+from slurm.engine.resources import Resources
+from slurm.lm.flags import read_flags, resolve
+from slurm.lm.options import Launch, parse, parser
+from slurm.lm.settings import Flags, Request, words_of
 
-_OF_THE_MACHINE = {
-    "--cluster",
-    "--dry-run",
-    "--wait",
-    "--jobs",
-    "--verbose",
-    "--tflops-per-gpu",
-    "--megabatches",
-}
-_OF_THE_MACHINE |= {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Resources)}
+_OF_THE_MACHINE = {"--cluster", *map(flag_of, [*options_of(Launch), *options_of(Resources)])}
 
 
 def read_requests(words: Sequence[str]) -> list[Request]:
@@ -55,10 +47,11 @@ def read_requests(words: Sequence[str]) -> list[Request]:
             _check_keys(overrides, options, each)
             try:
                 merged = parse([*each.words, *words])
+                merged.what = [merged.stream]
+                requested = _requests(merged, {**read_flags(each.flags), **flags}, each.folder)
             except UserError as error:
                 raise UserError(f"{file}: {error}") from None
-            merged.what = [merged.stream]
-            for request in _requests(merged, {**each.flags, **flags}, each.folder):
+            for request in requested:
                 if requests.setdefault(request.out, request) != request:
                     raise UserError(
                         f"{file}: another experiment goes to {request.out} too: give one at a time"
@@ -66,12 +59,12 @@ def read_requests(words: Sequence[str]) -> list[Request]:
     return list(requests.values())
 
 
-def _check_names(file: Path, combination: Combination, given: Collection[str]) -> None:
-    """Raise UserError for a setting that only the command line has, or a list that is `given` there too."""
+def _check_names(file: Path, combination: Combination, named: Collection[str]) -> None:
+    """Raise UserError for a setting that only the command line has, or a list that is `named` there too."""
     if machine := sorted(_OF_THE_MACHINE & _names(combination.words)):
         raise UserError(f"{file}: {machine[0]} says where to run: give {machine[0]} on the command line")
     for name in combination.swept:
-        if f"--{name}" in given:
+        if f"--{name}" in named:
             raise UserError(f"{file}: {name} is a list: give {name}=VALUE in place of --{name}")
 
 
@@ -84,7 +77,7 @@ def _check_keys(keys: Iterable[str], options: argparse.Namespace, combination: C
     known = [name.replace("_", "-") for name in vars(options)]
     for key in keys:
         if f"--{key}" in _names(combination.words) and key not in known:
-            meant = closest(key, [*known, *(name[2:] for name in combination.flags)])
+            meant = closest(key, [*known, *(name[2:] for name in _names(combination.flags))])
             hint = f"did you mean {meant}?" if meant else "give other flags of fairseq-train after `--`"
             raise UserError(f"{key}=: neither an option nor a flag that the experiment sets; {hint}")
 
@@ -94,19 +87,17 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
 
     Raises UserError for a missing option, one that only experiments have, or a run in a run.
     """
-    given = vars(options)
-    if len(given["what"]) > 1:
-        raise UserError(f"{given['what'][1]}: give one stream; join the shards of one corpus by ':'")
-    (stream,) = given["what"]
-    if stream != given["stream"] and (given["stream"], given["size"]) != (None, None):
+    if len(options.what) > 1:
+        raise UserError(f"{options.what[1]}: give one stream; join the shards of one corpus by ':'")
+    (stream,) = options.what
+    if stream != options.stream and (options.stream, options.size) != (None, None):
         raise UserError(f"--size and --stream are for experiments (.yaml), and {stream} is none")
     for name in ("learner", "out", *(["stream"] if stream is None else [])):
-        if given[name] is None:
+        if getattr(options, name) is None:
             raise UserError(f"give --{name}; see `{parser().prog} --help`")
-    named = {field.name: given[field.name] for field in dataclasses.fields(Request) if field.name in given}
     flags = {name: words for name, words in flags.items() if words != [f"{name}=false"]}
     out = options.out / folder
-    request = Request(**{**named, "stream": stream, "flags": flags, "out": out})
+    request = Request(**{**given(Request, options), "stream": stream, "flags": flags, "out": out})
     found = [request]
     if options.seeds is not None:
         found = [
@@ -121,7 +112,11 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
 def resolved(requests: Sequence[Request]) -> list[Request]:
     """The requests with their settings. Raises UserError if fairseq-train would refuse their flags."""
     lines = [
-        [each.stream, "--task", "alma_lm", *each.training_words, *words_of(each.flags)] for each in requests
+        [
+            *(each.stream, "--task", "alma_lm", "--schedule", each.schedule),  # which sets other defaults
+            *(*each.average_words, *words_of(each.flags)),
+        ]
+        for each in requests
     ]
     found = []
     for request, settings in zip(requests, resolve(lines), strict=True):

@@ -1,13 +1,25 @@
 """What a user requests of the launcher, for one run."""
 
 import shlex
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from alma import averages
 from alma.learners import LEARNERS, LearnerSpec
-from slurm.lm.flags import Flags, FlagValues, flag, words_of
-from slurm.lm.options import SCHEDULES
+from alma.options import NEVER, changed, check_ranges, flag_of, flag_words, option, options_of
+from alma.protocol import TextOptions
+
+Flags = Mapping[str, Sequence[str]]
+"""The words of each flag of fairseq-train by its name, which is one of them."""
+FlagValues = Mapping[str, Any]
+"""The value of every flag of fairseq-train by its first name."""
+
+
+def words_of(flags: Flags) -> list[str]:
+    """All words, in order."""
+    return [word for words in flags.values() for word in words]
 
 
 @dataclass(frozen=True)
@@ -31,41 +43,35 @@ class Placement:
             "--update-freq": list(self.update_freq),
             "--expect-tokens": self.tokens,
         }
-        return {name: flag(name, value) for name, value in values.items()}
+        return {name: flag_words(name, value) for name, value in values.items()}
 
 
-@dataclass(frozen=True)
-class Request:
-    """A command line, or an experiment, of the launcher. None: not given."""
+@dataclass(frozen=True, kw_only=True)
+class Request(TextOptions):
+    """What a command line, or an experiment, requests of the launcher: the options of a run."""
 
-    stream: str
-    out: Path
-    learner: str
-    """Key of LEARNERS."""
-    flags: Flags
-    members: int | None = None
-    waiting_time: int = 1
-    replay: bool = False
-    replay_share: float = 0.0
-    replay_from: str | None = None
-    from_scratch: bool = False
-    update_multiplier: int = 1
-    schedule: str = SCHEDULES[0]
-    cooldown: float = 0.0
-    """Updates of a cool-down, as a share of those of a stage."""
-    average: float | str | None = None
-    """Decay of the moving average, `poly:ETA` or `last:K`."""
-    seed: int = 0
-    grow_experts: list[int] | None = None
-    grow_router: str | None = None
-    grow_optimizer: str | None = None
-    context_window: int = 0
-    stages: int | None = None
-    name: str | None = None
+    stream: str = option(None, "stream that the experiments train on", metavar="STREAM", record=NEVER)
+    out: Path = option(
+        None,
+        "run directory to create or resume (default of an experiment: runs/FOLDER/NAME)",
+        metavar="RUN",
+        record=NEVER,
+    )
+    stages: int | None = option(
+        None,
+        "train N stages, then stop; rerun with a larger N to go on (default: all stages)",
+        at_least=1,
+        record=NEVER,
+    )
+    flags: Flags = field(default_factory=dict)
+    """Of fairseq-train."""
     settings: FlagValues = field(default_factory=dict)
     """fairseq-train's values for `flags`; required by `make_plan`."""
     placement: Placement | None = None
     """What its trainings get of the machine, from `place`; None: not decided."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
     @property
     def learner_spec(self) -> LearnerSpec:
@@ -95,28 +101,32 @@ class Request:
     @property
     def averaged_checkpoints(self) -> int:
         """K of --average last:K, else 0."""
-        average = str(self.average)
-        return int(average.removeprefix("last:")) if average.startswith("last:") else 0
+        return averages.last_of(self.average)
+
+    def option_words(self, index: int) -> list[str]:
+        """The words of the options that fairseq-train has too, in stage `index`; the plan sets the growth."""
+        elsewhere = ("grow_",) if index else ("grow_", "replay_")  # stage 0 has nothing to replay
+        values, options = changed(self), options_of(self)
+        shared = [name for name in values if options[name].metadata["passed"]]
+        here = [name for name in shared if not name.startswith(elsewhere)]
+        return [word for name in here for word in flag_words(flag_of(name), values[name])]
 
     @property
-    def training_words(self) -> list[str]:
-        """Flags of fairseq-train, the same for every stage, that follow from options."""
-        words = ["--schedule", self.schedule] if self.one_schedule else []
+    def average_words(self) -> list[str]:
+        """Flags of fairseq-train that follow from --average."""
         if kept := self.averaged_checkpoints:
-            return [*words, "--keep-interval-updates", str(kept)]
-        if self.average is None:
-            return words
+            return ["--keep-interval-updates", str(kept)]
+        if not self.average:
+            return []
         kind = "--ema-decay" if averages.eta_of(self.average) is None else "--ema-poly"
-        return [*words, "--store-ema", kind, str(self.average).removeprefix("poly:")]
+        return ["--store-ema", kind, str(self.average).removeprefix("poly:")]
 
     @property
     def command(self) -> str:
         """The shell line that requests this run alone: options that are not the default, and all flags."""
-        words = ["alma", "train", self.stream]
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name not in ("stream", "flags", "settings", "placement") and value != each.default:
-                words += flag(f"--{each.name.replace('_', '-')}", value)
+        given = changed(self)
+        words = ["alma", "train", given.pop("stream")]
+        words += [word for name, value in given.items() for word in flag_words(flag_of(name), value)]
         return shlex.join([*words, *(["--", *words_of(self.flags)] if self.flags else [])])
 
     @property

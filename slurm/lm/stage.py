@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from alma.files import make_directory, patiently_locked, write_json_atomic
+from alma.options import flag_words
 from alma.records import Run
 from slurm.engine import children
 from slurm.engine.jobs import Job
-from slurm.lm.flags import flag
 from slurm.lm.plan import Plan, StageSpec, Training
 from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect
 from slurm.lm.sharing import take_over
@@ -120,7 +120,7 @@ class TrainJob(RunJob):
         if not (placement := self.plan.placement):
             return [], {}
         here = placement.processes // tasks
-        arguments = flag("--expect-gpus", here if placement.gpus else None)
+        arguments = flag_words("--expect-gpus", here if placement.gpus else None)
         if here > 1:  # fairseq starts them
             arguments += ["--distributed-init-method", f"tcp://{host}:{port}"]
             arguments += ["--distributed-rank", str(task * here)]

@@ -208,7 +208,8 @@ def test_one_process_checks_all_flags(launcher):
     launcher.environment["FAKE_CHECKS"] = str(calls)
     launcher.run("--seeds", "0-2", "--dry-run")
     (lines,) = calls.read_text().splitlines()
-    assert json.loads(lines) == [["stream", "--task", "alma_lm", *SMALL, "--max-update", "2"]]
+    words = ["stream", "--task", "alma_lm", "--schedule", "stage", *SMALL, "--max-update", "2"]
+    assert json.loads(lines) == [words]
 
 
 def test_a_dry_run_shows_a_short_plan_and_makes_nothing(launcher):

@@ -223,7 +223,7 @@ def test_a_dry_run_has_the_papers_node_and_the_total_gpu_hours(tmp_path):
 
 @pytest.mark.parametrize(("name", "value"), [("nodes", 0), ("gpus_per_node", -1), ("timeout_min", 0)])
 def test_resources_out_of_range_are_refused(name, value):
-    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}: give"):
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}: at least"):
         Resources(**{name: value})
 
 

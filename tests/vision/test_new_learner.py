@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import pytest
 
 from alma.errors import UserError
+from alma.options import option
 from alma.records import Run
 from vision import MegaBatchStream, run
 from vision.learners import LEARNERS
 from vision.learners.base import Learner
-from vision.presets import Settings, setting
+from vision.presets import Settings
 from vision.run import main
 
 
@@ -18,7 +19,7 @@ from vision.run import main
 class RestartSettings(Settings):
     """Settings of `Restart`."""
 
-    restart_every: int = setting(1, "draw new weights before every K-th stage", at_least=1)
+    restart_every: int = option(1, "draw new weights before every K-th stage", at_least=1)
 
 
 class Restart(Learner):

@@ -5,6 +5,7 @@ from dataclasses import Field, fields
 from typing import Any
 
 from alma.errors import UserError
+from alma.options import flag_of
 from vision import presets
 from vision.learners.base import Learner
 from vision.learners.ens import Ens, UMix
@@ -47,7 +48,7 @@ def refusal(learner: str, name: str, chosen: Mapping[str, Any]) -> str | None:
         reason: str | None = f"it is a setting of {', '.join(having)}"
     else:
         reason = LEARNERS[learner].settings_class.conflict(name, chosen)
-    return reason and f"{presets.flag_of(name)} does not apply to {learner}: {reason}"
+    return reason and f"{flag_of(name)} does not apply to {learner}: {reason}"
 
 
 def resolve(

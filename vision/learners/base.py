@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from alma.errors import UserError
-from vision.presets import Settings, setting
+from alma.options import option
+from vision.presets import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -218,7 +219,7 @@ class Learner:
 class GrowthSettings(Settings):
     """Settings of learners whose model grows."""
 
-    grow_every: int = setting(1, "grow before every K-th stage", at_least=1)
+    grow_every: int = option(1, "grow before every K-th stage", at_least=1)
 
 
 class GrowingLearner(Learner):
@@ -242,9 +243,9 @@ class GrowingLearner(Learner):
 class MixtureSettings(Settings):
     """Settings of mixtures of experts."""
 
-    gate: str = setting("soft", "weight all experts, or sample one", choices=("soft", "hard"))
-    router: str = setting("tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"))
-    experts: int = setting(1, "initial experts per layer; ens, gens: per layer of each member", at_least=1)
+    gate: str = option("soft", "weight all experts, or sample one", choices=("soft", "hard"))
+    router: str = option("tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"))
+    experts: int = option(1, "initial experts per layer; ens, gens: per layer of each member", at_least=1)
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ trained networks; UMix, a uniform mixture, averages the logits of jointly traine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from alma.options import option
 from vision.learners.base import Learner, MemberMixtureSettings, MixtureLearner
-from vision.presets import Settings, setting
+from vision.presets import Settings
 
 if TYPE_CHECKING:
     from vision.mixture import Committee
@@ -18,12 +19,12 @@ class MemberSettings(Settings):
 
     authors: ClassVar = {"select": "error", "patience": 100, "members": 3}
 
-    members: int = setting(5, "networks of the ensemble", at_least=1)
+    members: int = option(5, "networks of the ensemble", at_least=1)
 
 
 @dataclass(frozen=True)
 class EnsSettings(MemberMixtureSettings, MemberSettings):
-    member_order: str = setting(
+    member_order: str = option(
         "own", "order of minibatches and augmentation: one per member, or shared", choices=("own", "shared")
     )
 
@@ -68,7 +69,7 @@ class Ens(MixtureLearner):
 class UMixSettings(MemberSettings):
     authors = MemberSettings.authors | {"umix_average": "sum"}
 
-    umix_average: str = setting("mean", "how the members' logits are combined", choices=("mean", "sum"))
+    umix_average: str = option("mean", "how the members' logits are combined", choices=("mean", "sum"))
 
 
 class UMix(Learner):

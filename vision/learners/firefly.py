@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from alma.options import option
 from vision.learners.base import GrowingLearner, GrowthSettings
-from vision.presets import Settings, setting
+from vision.presets import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 class FireflySettings(GrowthSettings):
     authors = Settings.authors | {"nesterov": True, "ff_rate": 0.6, "ff_depth": False}
 
-    ff_rate: float = setting(0.25, "parameters per growth, as a share of the initial number", above=0)
-    ff_depth: bool = setting(True, "also grow new layers")
+    ff_rate: float = option(0.25, "parameters per growth, as a share of the initial number", above=0)
+    ff_depth: bool = option(True, "also grow new layers")
 
 
 class Firefly(GrowingLearner):

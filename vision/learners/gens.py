@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from alma.options import option
 from vision.learners.base import MemberMixtureSettings, MixtureLearner
-from vision.presets import Settings, setting
+from vision.presets import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 class GEnsSettings(MemberMixtureSettings):
     authors = Settings.authors | {"gens_init": "copy", "gens_average": "logits"}
 
-    gens_init: str = setting(
+    gens_init: str = option(
         "new", "initial weights of a member: new, or the last one's", choices=("new", "copy")
     )
-    gens_average: str = setting("probs", "what is averaged over members", choices=("probs", "logits"))
+    gens_average: str = option("probs", "what is averaged over members", choices=("probs", "logits"))
 
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:

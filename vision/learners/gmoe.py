@@ -4,8 +4,9 @@ appendix A); MoE: the same mixture with a fixed number of experts."""
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from alma.options import option
 from vision.learners.base import GrowingLearner, GrowthSettings, MixtureLearner, MixtureSettings
-from vision.presets import Settings, setting
+from vision.presets import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MoESettings(MixtureSettings):
-    experts: int = setting(2, "experts per layer", at_least=1)
+    experts: int = option(2, "experts per layer", at_least=1)
 
 
 class MoE(MixtureLearner):
@@ -44,10 +45,10 @@ class GMoESettings(GrowthSettings, MixtureSettings):
     authors = Settings.authors | {"nesterov": True, "experts": 2, "grow_by": "usage", "grow_on": "new"}
     draft: ClassVar = {"experts": 2}
 
-    grow_by: str = setting(
+    grow_by: str = option(
         "loss", "split the expert with the largest validation loss, or usage", choices=("loss", "usage")
     )
-    grow_on: str = setting(
+    grow_on: str = option(
         "finished", "stage whose validation data selects the expert", choices=("finished", "new")
     )
 

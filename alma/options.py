@@ -1,0 +1,229 @@
+"""Options, declared once: a field of a dataclass with its default, help and range.
+
+The flags of a command line, the check of a value, the words of a command, and what run.json records follow
+from the fields.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import Field, field, fields
+from functools import partial
+from types import NoneType, UnionType
+from typing import Any, get_args
+
+from alma.errors import UserError, closest, number_list
+from alma.schema import FLAG, NUMBER, TEXT, Kind, list_of, whole
+
+ALWAYS, CHANGED, NEVER = "always", "changed", "never"
+"""When run.json records an option: with any value but None, with another than its default, or never."""
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    choices: Sequence[str] | None = None,
+    at_least: float = 0,
+    above: float | None = None,
+    read: Callable[[Any], Any] | None = None,
+    metavar: str | None = None,
+    record: str = ALWAYS,
+    passed: bool = False,
+) -> Any:
+    """A field with a default and a help text; the value None means "not given".
+
+    Its range: `choices` of a string; for a number, the least value or a bound that it must be `above`; for
+    another value, a function that reads it from a command line and raises ValueError. `record`: see ALWAYS.
+    `passed`: fairseq-train has the option too; the launcher passes it on unless it has its default.
+    """
+    limits = {"choices": choices, "at_least": at_least, "above": above, "read": read}
+    about = {"help": text, "metavar": metavar, "record": record, "passed": passed}
+    return field(default=default, metadata={**about, **limits})
+
+
+def options_of(kind: Any) -> dict[str, Field]:
+    """The options of a dataclass by name; it may have other fields too."""
+    return {each.name: each for each in fields(kind) if "help" in each.metadata}
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option: `batch_size` -> `--batch-size`."""
+    return "--" + name.replace("_", "-")
+
+
+def flag_words(flag: str, value: object) -> list[str]:
+    """The words of a flag: none for None and False, only its name for True; commas join a list."""
+    if value is None or value is False:
+        return []
+    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return [flag] if value is True else [flag, text]
+
+
+def changed(options: Any) -> dict[str, Any]:
+    """The options that do not have their defaults."""
+    values = ((each, getattr(options, name)) for name, each in options_of(options).items())
+    return {each.name: value for each, value in values if value != each.default}
+
+
+def recorded(options: Any) -> dict[str, Any]:
+    """The options that run.json records."""
+    when = {name: each.metadata["record"] for name, each in options_of(options).items()}
+    values = {name: getattr(options, name) for name in when if when[name] != NEVER}
+    differ = changed(options)
+    return {
+        name: value
+        for name, value in values.items()
+        if (value and name in differ if when[name] == CHANGED else value is not None)
+    }
+
+
+def kinds_of(kind: Any) -> dict[str, Kind]:
+    """The kinds of values that run.json records, by name of the option."""
+    found = {}
+    for name, each in options_of(kind).items():
+        least = whole(int(each.metadata["at_least"]))
+        kinds = {bool: FLAG, int: least, float: NUMBER, str: TEXT, list[int]: list_of(whole(0))}
+        found[name] = _one_of([kinds[type] for type in _types(each) if type in kinds])
+    return found
+
+
+def _one_of(kinds: Sequence[Kind]) -> Kind:
+    return Kind(" or ".join(kind.what for kind in kinds), lambda value: any(k.fits(value) for k in kinds))
+
+
+def _types(option: Field) -> list[Any]:
+    """The types of its values, without None."""
+    types = get_args(option.type) if isinstance(option.type, UnionType) else (option.type,)
+    return [type for type in types if type is not NoneType]
+
+
+def check_ranges(options: Any) -> None:
+    """Raise UserError for an option that is out of range."""
+    for name, each in options_of(options).items():
+        if (value := getattr(options, name)) is None:
+            continue
+        flag, limits = flag_of(name), each.metadata
+        if limits["choices"]:
+            if value not in limits["choices"]:
+                raise UserError(f"{flag} {value}: choose from {', '.join(limits['choices'])}")
+        elif limits["read"]:
+            try:
+                limits["read"](value)
+            except ValueError as error:
+                raise UserError(f"{flag} {error}") from None
+        elif limits["above"] is not None:
+            if not value > limits["above"]:
+                raise UserError(f"{flag} {value}: more than {limits['above']}")
+        elif {int, float}.intersection(_types(each)) and not value >= limits["at_least"]:
+            raise UserError(f"{flag} {value}: at least {limits['at_least']}")
+
+
+def given(kind: Any, parsed: argparse.Namespace) -> dict[str, Any]:
+    """The options of a dataclass that a command line gives, in its order of fields."""
+    return {name: value for name in options_of(kind) if (value := getattr(parsed, name)) is not None}
+
+
+def add_options(
+    group: Any,
+    options: Iterable[Field],
+    defaults: Any = None,
+    several: bool = False,
+    changes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Add a flag for each option; argparse then has None for those that are not given.
+
+    `defaults`: an object whose values the help shows as defaults, such as the dataclass. `several`: each flag
+    takes a comma list of values. `changes`: other arguments of add_argument, by name of the option.
+    """
+    for each in options:
+        default = getattr(defaults, each.name, None)
+        shown = f"{default:g}" if isinstance(default, int | float) else default
+        words = _list_words(each) if several else _words(each)
+        words["help"] = each.metadata["help"]
+        if default is not None and default is not False:
+            words["help"] += f" (default: {shown})"
+        group.add_argument(flag_of(each.name), **(words | dict((changes or {}).get(each.name, {}))))
+
+
+def _words(option: Field) -> dict[str, Any]:
+    """Arguments of add_argument for a flag with one value."""
+    limits, kind = option.metadata, _types(option)[0]
+    if kind is bool:
+        return {"action": "store_true", "default": None}
+    if limits["choices"]:
+        return {"choices": limits["choices"]}
+    usual = "N" if kind in (int, float) else "TEXT"
+    return {
+        "type": _reading(limits["read"]) if limits["read"] else kind,
+        "metavar": limits["metavar"] or usual,
+    }
+
+
+def _list_words(option: Field) -> dict[str, Any]:
+    """Arguments of add_argument for a flag with a comma list of values."""
+    limits, kind = option.metadata, _types(option)[0]
+    if kind is bool:
+        return {"action": Switch}
+    if limits["choices"]:
+        return names_of(limits["choices"])
+    read = _reading(partial(_list, limits["read"])) if limits["read"] else None
+    several = f"{limits['metavar']},..." if limits["metavar"] else "N"
+    return {"type": read or (number_list if kind is int else reals), "metavar": several}
+
+
+def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`read` as a type of argparse, which shows the message of a ValueError."""
+
+    def convert(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _list(read: Callable[[str], Any], text: str) -> list[Any]:
+    return list(dict.fromkeys(map(read, text.split(","))))
+
+
+def reals(text: str) -> list[float]:
+    """Parse ".3,1,3"."""
+    try:
+        return _list(float, text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number, or a list such as .3,1,3") from None
+
+
+def names_of(known: Iterable[str]) -> dict[str, Any]:
+    """Arguments of add_argument for a flag that takes a comma list of `known` names."""
+
+    def names(words: str) -> list[str]:
+        found = list(dict.fromkeys(words.split(",")))
+        for word in found:
+            if word not in known:
+                near = closest(word, known)
+                meant = f" (did you mean {near}?)" if near else ""
+                raise argparse.ArgumentTypeError(f"{word!r}: choose from {', '.join(known)}{meant}")
+        return found
+
+    return {"type": names, "metavar": f"{{{','.join(known)}}}"}
+
+
+class Switch(argparse.Action):
+    """`--flag`, `--no-flag` or `--flag off,on`: a list of booleans."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **rest: Any):
+        off = [f"--no-{text.removeprefix('--')}" for text in option_strings]
+        super().__init__([*option_strings, *off], dest, nargs="?", metavar="off,on", **rest)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Store the values; UserError through `parser` for others than off and on."""
+        known = {"off": False, "on": True}
+        off = option_string is not None and option_string.startswith("--no-")
+        words = dict.fromkeys([] if values is None else values.split(","))
+        if not words.keys() <= known.keys() or (off and words):
+            raise argparse.ArgumentError(
+                self, f"{values!r}: off, on or off,on; give an experiment before flags"
+            )
+        setattr(namespace, self.dest, [known[word] for word in words] or [not off])

@@ -1,0 +1,123 @@
+"""Options of a run on a stream: of every run, and of language models.
+
+Each is declared here, once. The launcher and `alma images` make their flags from the declarations, records
+the kinds of their values, labels of reports which of them tell two runs apart; the task `alma_lm` of
+fairseq-train has those that are `passed`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from alma import averages
+from alma.errors import number_list
+from alma.learners import DEFAULT_GROWTH
+from alma.options import CHANGED, option
+
+REPLAY_FROM = ("all", "recent")
+"""Where a replay by share comes from: all earlier mega-batches, or those of the stage before."""
+SCHEDULES = ("stage", "continuous", "rsqrt", "autoregressive")
+ROUTERS = ("preserve", "copy", "tree")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """Which learner is trained when, and on which mega-batches."""
+
+    learner: str = option(None, "learner")
+    waiting_time: int = option(
+        1, "mega-batches that arrive before each stage", at_least=1, metavar="W", passed=True
+    )
+    replay: bool = option(
+        False, "train on all mega-batches received so far, not only on the new ones", passed=True
+    )
+    replay_share: float = option(
+        0.0,
+        "share of each stage's tokens or images that comes from earlier mega-batches, such as .5",
+        metavar="S",
+        record=CHANGED,
+        passed=True,
+    )
+    replay_from: str = option(
+        "all",
+        "with --replay-share: all earlier mega-batches evenly, or the recent ones, of the stage before",
+        choices=REPLAY_FROM,
+        record=CHANGED,
+        passed=True,
+    )
+    seed: int = option(0, "seed of the initial weights and of the data order", metavar="S")
+
+
+def _growth(value: Any) -> list[int]:
+    """The value of --grow-experts. ValueError: it is none."""
+    found = value if isinstance(value, list) else number_list(value, repeats=True)
+    if 0 in found:
+        raise ValueError(f"{value}: give a number of 1 or more, or one for each growth, such as 2 or 2,2,4")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions(StreamOptions):
+    """How a language model is trained in each stage, and which weights are evaluated."""
+
+    members: int | None = option(None, "models of the ensemble", at_least=1)
+    grow_experts: list[int] | None = option(
+        None,
+        f"experts to add: one number, or one for each growth, such as 2,2,4 (default: {DEFAULT_GROWTH})",
+        read=_growth,
+        metavar="LIST",
+    )
+    grow_router: str | None = option(
+        None,
+        "preserve: correct the router so that the function stays the same, except for fairseq-train's "
+        "--grow-noise; copy: copy the row of the router, as in the paper; tree: add a gate for each split "
+        "(default: preserve)",
+        choices=ROUTERS,
+        passed=True,
+    )
+    grow_optimizer: str | None = option(
+        None,
+        "optimizer state after growth: reset, or copy from the split expert (default: reset)",
+        choices=("reset", "copy"),
+        passed=True,
+    )
+    from_scratch: bool = option(
+        False, "train a new model in each stage, instead of the one of the stage before", record=CHANGED
+    )
+    schedule: str = option(
+        SCHEDULES[0],
+        "stage: optimizer and learning rate start anew with every stage, as in the paper; others: they go on "
+        "over the stages, with one warm-up. continuous: constant learning rate; rsqrt: 1 / sqrt(updates); "
+        "autoregressive: the peak of each stage lies on one linear decay over all stages so far",
+        choices=SCHEDULES,
+        record=CHANGED,
+        passed=True,
+    )
+    cooldown: float = option(
+        0.0,
+        "with --schedule continuous or rsqrt: after each stage, S times its updates at a learning rate that "
+        "decays to 0; that model is evaluated, the next stage goes on from before",
+        metavar="S",
+        record=CHANGED,
+    )
+    average: float | str = option(
+        0.0,
+        "evaluate an average of the weights; training goes on from the weights themselves. DECAY: "
+        "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory that grows "
+        "with the training, such as poly:8; last:K: mean of the last K checkpoints",
+        read=averages.read_of_text,
+        metavar="AVERAGE",
+        record=CHANGED,
+    )
+    update_multiplier: int = option(
+        1,
+        "train for X times --max-update updates in each stage",
+        at_least=1,
+        metavar="X",
+        record=CHANGED,
+    )
+    context_window: int = option(
+        0,
+        "evaluate each token with at least N tokens of context, where the text has them",
+        record=CHANGED,
+    )
+    name: str | None = option(None, "label of the run in reports", metavar="TEXT", record=CHANGED)
