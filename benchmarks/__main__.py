@@ -2,8 +2,8 @@
 
 `python -m benchmarks data_prep_scale` measures data_prep on many gigabytes of synthetic text; it only runs
 by name. So do `python -m benchmarks near_duplicates`, which compares near duplicates with exact similarities,
-`python -m benchmarks broken_input`, which runs every command on broken input, and `python -m benchmarks
-advice_calibration`, which counts how often `alma advise` sees a difference between equal learners.
+and `python -m benchmarks advice_calibration`, which counts how often `alma advise` sees a difference between
+equal learners.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BENCHMARKS = {
     "train_speed": "Training by fairseq-train, whole processes",
     "data_prep_speed": "Text to mega-batches",
 }
-ALONE = ("data_prep_scale", "near_duplicates", "broken_input", "chaos", "advice_calibration")
+ALONE = ("data_prep_scale", "near_duplicates", "advice_calibration")
 """Run only by name, with flags of their own."""
 _PAIRED = "medians and quartiles of paired runs"
 

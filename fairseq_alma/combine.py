@@ -15,7 +15,7 @@ from fairseq_alma.defaults import AVERAGES, WEIGHTS_HELP, weights
 _EXAMPLES = """\
 examples:
   alma combine runs/ens/stage_03/member_*/checkpoint_best.pt --out ensemble.pt
-  alma combine first.pt second.pt --average logits --out ensemble.pt
+  alma combine first.pt second.pt --combine logits --out ensemble.pt
   # one model with the weights of its average
   alma combine runs/sm/stage_03/checkpoint_last.pt --weights last:8 --out average.pt
   fairseq-eval-lm stream --task alma_lm --path ensemble.pt --gen-subset test
@@ -61,8 +61,8 @@ def parser() -> Parser:
     add = made.add_argument
     add("checkpoints", nargs="+", metavar="CHECKPOINT", help="a member; all members share one dictionary")
     add("--out", type=Path, required=True, metavar="FILE", help="checkpoint to write")
-    average = "what to average over the members: probabilities or logits (default: probs)"
-    add("--average", choices=AVERAGES, default="probs", help=average)
+    average = "what the ensemble averages over its members: probabilities or logits (default: probs)"
+    add("--combine", choices=AVERAGES, default="probs", help=average)
     add("--weights", type=weights, default="trained", metavar="WEIGHTS", help=WEIGHTS_HELP)
     return made
 
@@ -73,12 +73,12 @@ def main() -> None:
     options = parser().parse_args()
     import torch  # seconds
 
-    state = combine(options.checkpoints, options.average, options.weights)
+    state = combine(options.checkpoints, options.combine, options.weights)
     make_directory(options.out.parent)
     with checkpoint_file(options.out) as file:
         torch.save(state, file)
     several = len(options.checkpoints) > 1
-    what = f"{len(options.checkpoints)} members, {options.average} averaged" if several else "one model"
+    what = f"{len(options.checkpoints)} members, {options.combine} averaged" if several else "one model"
     print(f"{options.out}: {what}")
 
 

@@ -22,12 +22,12 @@ from omegaconf import open_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, command, fail
-from fairseq_alma import checkpoint, command_line, compat, planned
+from fairseq_alma import checkpoint, command_line, compat, growth, interrupt, planned
 from fairseq_alma.compat import replace
-from fairseq_alma.moe import expert_parallel, growth
+from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import average, interrupt, precision, schedule, tensorboard
+from fairseq_alma.training import average, precision, schedule, tensorboard
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)

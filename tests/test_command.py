@@ -138,7 +138,7 @@ def test_the_version_is_that_of_the_package(monkeypatch, capsys):
         ("data c --out s --valid-word 1k", "did you mean --valid-words?"),
         ("report r --figures visoin", "did you mean vision?"),
         ("report r --selct valid", "did you mean --select?"),
-        ("combine a.pt --out f --average prob", "did you mean probs?"),
+        ("combine a.pt --out f --combine prob", "did you mean probs?"),
         ("export a.pt --out d --weights averag", "did you mean average?"),
         ("status runs --wach", "did you mean --watch?"),
     ],

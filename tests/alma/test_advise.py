@@ -14,8 +14,8 @@ from alma.report.advice.choice import Limits
 from alma.report.advice.decisions import difference_interval
 from alma.report.advice.forecast import Fit, LearningCurve, Scatter, estimate_scatter, interval
 from alma.report.html.page import page_data
-from alma.report.html.sections import find_sections
 from alma.report.results import find_runs
+from alma.report.sections import find_sections
 
 from .synthetic import averaged, drifting, image_run, lm_run, rename_metric, run_here
 

@@ -10,8 +10,8 @@ import pytest
 
 from alma.errors import UserError
 from alma.records import Run
-from alma.report import compare
-from alma.report.html import page, panels, sections, summary
+from alma.report import compare, sections
+from alma.report.html import page, panels, summary
 from alma.report.results import compute, find_runs, group
 
 from .synthetic import image_run, lm_run, make_run, report

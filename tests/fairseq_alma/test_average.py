@@ -10,7 +10,7 @@ import torch
 from fairseq.dataclass.configs import EMAConfig
 from safetensors.torch import load_file
 
-from fairseq_alma.moe.growth import GROWN
+from fairseq_alma.growth import GROWN
 from fairseq_alma.training.average import WeightAverage
 
 EMA = ("--store-ema", "--ema-decay", "0.5")

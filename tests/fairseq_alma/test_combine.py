@@ -49,7 +49,7 @@ def combine(start, paths, out, *flags):
 @torch.no_grad()
 def test_the_combined_model_is_the_mean_of_its_members(start, members, sample, tmp_path, average):
     paths, models, task = members
-    out = combine(start, paths, tmp_path / "ens.pt", "--average", average)
+    out = combine(start, paths, tmp_path / "ens.pt", "--combine", average)
     (ensemble,), _, _ = checkpoint_utils.load_model_ensemble_and_task([str(out)], task=task)
     assert isinstance(ensemble, EnsembleLanguageModel)
     ensemble.eval()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from alma.errors import UserError
-from fairseq_alma.moe.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
+from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
 from fairseq_alma.moe.layer import SwitchFFN, switch_layers
 from fairseq_alma.moe.router import Routing
 from fairseq_alma.training.precision import FP32, by_parameter, flat
@@ -191,7 +191,7 @@ def test_losing_experts_have_the_largest_summed_loss():
 
 
 SHOW = """
-from fairseq_alma.moe import growth
+from fairseq_alma import growth
 
 losing = growth.losing_experts
 
@@ -205,7 +205,7 @@ growth.losing_experts = show
 SLOW = """
 import datetime, functools, time
 import torch
-from fairseq_alma.moe import growth
+from fairseq_alma import growth
 
 init, evaluate = torch.distributed.init_process_group, growth.evaluate
 torch.distributed.init_process_group = functools.partial(init, timeout=datetime.timedelta(seconds=10))

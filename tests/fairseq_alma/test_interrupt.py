@@ -278,7 +278,7 @@ signal.signal(signal.SIGUSR2, handler)
 atexit.register(lambda: None)
 class Late:
     def __del__(self, os=os): os.kill(os.getpid(), 10)
-from fairseq_alma.training import interrupt
+from fairseq_alma import interrupt
 interrupt.install()
 assert signal.getsignal(signal.SIGUSR2) is handler
 interrupt.late = Late()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alma.stream import Stream
-from fairseq_alma.moe.growth import GROWN
+from fairseq_alma.growth import GROWN
 
 
 def load(path) -> dict:

@@ -13,8 +13,8 @@ from alma.report.advice.forecast import LEVELS, interval
 from alma.report.advice.questions import QUESTIONS
 from alma.report.advice.text import DocumentPart, expected, number
 from alma.report.compare import abbreviated
-from alma.report.html.sections import Section, rounded
 from alma.report.results import matrix
+from alma.report.sections import Section, rounded
 from alma.report.tables import Table
 
 _MOST_TIMES = 4

@@ -11,7 +11,7 @@ from alma.report.advice.candidates import Candidate, Forecast, find_candidates, 
 from alma.report.advice.choice import RULES, Limits, choose
 from alma.report.advice.forecast import LEVELS, interval
 from alma.report.advice.text import DocumentPart
-from alma.report.html.sections import Section, rounded
+from alma.report.sections import Section, rounded
 from alma.report.tables import Table
 
 TOLERANCE = 0.05

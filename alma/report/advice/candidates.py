@@ -14,8 +14,8 @@ from alma.errors import UserError
 from alma.records import Run
 from alma.report.advice.forecast import Array, Fit, LearningCurve, Scatter, estimate_scatter
 from alma.report.advice.questions import sides
-from alma.report.html.sections import Section, find_sections
 from alma.report.results import Measure, Result, compute, mean_and_deviation, trained, training_flops
+from alma.report.sections import Section, find_sections
 from alma.stages import stages
 
 DRAWS = 1000

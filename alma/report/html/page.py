@@ -16,8 +16,8 @@ from alma.files import atomic_write, make_directory
 from alma.learners import colour_of
 from alma.records import Run
 from alma.report.html.panels import panels
-from alma.report.html.sections import configuration, find_sections
 from alma.report.html.summary import count, summarize
+from alma.report.sections import configuration, find_sections
 
 SCRIPTS = ("page.js", "table.js", "figures.js")
 

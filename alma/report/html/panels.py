@@ -14,10 +14,10 @@ from alma.configs import differing, flatten
 from alma.errors import UserError
 from alma.records import Run
 from alma.report import compare, drift
-from alma.report.html.sections import Section, rounded
 from alma.report.html.summary import final
 from alma.report.labels import ALWAYS_SHOWN, VARIANT, as_setting
 from alma.report.results import Measure, Result, Rows, column, compute, mean_and_deviation, memory, validation
+from alma.report.sections import Section, rounded
 from alma.report.tables import Table
 
 Panel = dict[str, Any]

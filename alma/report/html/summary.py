@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from alma.report.compare import AVERAGES, TOTALS, spread
-from alma.report.html.sections import Section, finished, model_size
 from alma.report.labels import listed, replay
 from alma.report.results import Measure, Result, compute, non_dominated, trained
+from alma.report.sections import Section, finished, model_size
 
 _MOST = 12  # names in a list; the rest is counted
 

@@ -9,8 +9,8 @@ from random import Random
 
 from alma.files import LOCK
 from alma.records import MACHINE_FIELDS
-from benchmarks.broken_input.judge import hashes
-from benchmarks.broken_input.sound import TINY
+from tests.broken_input.judge import hashes
+from tests.broken_input.sound import TINY
 
 
 class Difference(Exception):
@@ -21,8 +21,6 @@ class Difference(Exception):
 class Report:
     """A run: the faults that it met, and what was wrong; empty: nothing."""
 
-    tool: str
-    number: int
     settings: str = ""
     faults: list[str] = field(default_factory=list)
     problem: str = ""

@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import zstandard
 
-from benchmarks.broken_input import judge
+from tests.broken_input import judge
 
 TINY = (
     "--arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2 "
@@ -45,6 +45,14 @@ class Sound:
             MAKERS[name](self)
             done.touch()
         return path
+
+    def copy(self, names: Sequence[str], folder: Path) -> None:
+        """Copy inputs to the same names in `folder`."""
+        folder.mkdir(exist_ok=True)
+        for name in names:
+            source, target = self.get(name), folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
 
     def call(self, words: str, *needs: str, expected: int = 0) -> None:
         """Run a command in the folder. RuntimeError: it fails."""

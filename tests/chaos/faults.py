@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from benchmarks.broken_input.judge import main_of
-from benchmarks.chaos.workloads import Difference
+from tests.broken_input.judge import main_of
+from tests.chaos.workloads import Difference
 from tests.slurm.supervisor import descendants, read_proc
 
 FORKED = "images"  # starts in no time as a fork; in data_prep, the workers' modules do not survive one

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from benchmarks.chaos.workloads import Difference, Report, check_kept, finished
 from slurm.engine import queue
+from tests.chaos.workloads import Difference, Report, check_kept, finished
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import Launcher, write_stream
 
@@ -39,9 +39,9 @@ class OnSlurm:
     def __exit__(self, *_: object) -> None:
         self.cluster.stop()
 
-    def run(self, rng: Random, number: int) -> Report:
+    def run(self, rng: Random) -> Report:
         """Settings and faults are those that `rng` draws."""
-        report = Report("slurm", number)
+        report = Report()
         try:
             self._run(rng, report)
         except Difference as problem:
@@ -54,7 +54,7 @@ class OnSlurm:
         learner, _, members = rng.choice(_LEARNERS).partition(" ")
         words = [*members.split(), "--stages", str(rng.randint(2, 3))]
         report.settings = " ".join([learner, *words])
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
         expected = self._launcher("local", learner)
         expected.environment["FAKE_SLEEP"] = "0"
         _wait(expected.start(*words, flags=_FLAGS), 0)

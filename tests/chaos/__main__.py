@@ -1,0 +1,251 @@
+"""`python -m tests.chaos TOOL`: commands under random faults give the results of an undisturbed run.
+
+A run draws the settings of a tool and runs its commands undisturbed. Then it runs them again, from the
+start, and disturbs them: signals to the process, its group or a child, a full disk, folders without
+permission to write, a truncated file, a clock that jumps, the same command started a second time, and on
+SLURM what jobs and nodes suffer. It repeats each command until it succeeds. Right is: the same results, no
+process and no file left over, nothing finished done again, each error one line, an end soon after Ctrl-C.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+from tests.broken_input import judge
+from tests.broken_input.sound import Sound
+from tests.chaos.faults import (
+    FAULTS,
+    FORKED,
+    SIGNALS,
+    EndOfCommand,
+    Moment,
+    Place,
+    RunningCommand,
+    adopt,
+    truncate,
+)
+from tests.chaos.jobs import OnSlurm
+from tests.chaos.workloads import WORKLOADS, Difference, Report, Workload, check_kept, finished
+
+REPEATS = 3
+"""How often a run is disturbed, from the start, for each time that it runs undisturbed."""
+SOON = 20
+"""Seconds from Ctrl-C to the end of a command and its processes, on a busy machine too."""
+_TRACEBACK = re.compile(
+    r"^(Exception ignored in atexit callback: .*\n)?Traceback \(most recent call last\):\n((?: .*\n)*)",
+    re.M,
+)
+_PYTHONS_OWN = re.compile(r'  File "(<|.*/(multiprocessing|concurrent/futures)/|.*/threading\.py)')
+"""Frames of what Python prints when a worker, its parent or its resource tracker was killed."""
+_TORCHS_OWN = "torchinductor_"
+"""Its cache, which a kill leaves."""
+_NOT_STARTED = "Fatal Python error: init_import_site"
+"""What Python prints if it is interrupted before it runs anything."""
+
+
+class Local:
+    """Runs of a tool on this machine, in `folder`; the inputs are kept there."""
+
+    def __init__(self, folder: Path, tool: str, faults: Sequence[str] = FAULTS) -> None:
+        self.tool, self.faults = tool, faults
+        self.fresh = 0.2
+        """Share of the disturbed runs of `FORKED` that are new interpreters."""
+        self.sound = Sound(folder / "sound")
+        self.place = Place(Path(tempfile.mkdtemp(prefix="chaos_", dir=folder)))
+        if not self.place.mounted:
+            print("no right to mount a file system: no full disks")
+            self.faults = [each for each in faults if each != "disk full"]
+        adopt()
+        if tool == FORKED:
+            judge.preload([FORKED])
+
+    def run(self, rng: Random) -> Report:
+        """Settings and faults are those that `rng` draws; the moments differ a little from time to time."""
+        workload = WORKLOADS[self.tool](rng)
+        report = Report("; ".join(workload.commands))
+        try:
+            self._prepare(workload)
+            undisturbed = [self._finish(words) for words in workload.commands]
+            expected = workload.result(self.place.work)
+            for _ in range(REPEATS):
+                self._prepare(workload)
+                for words, before in zip(workload.commands, undisturbed, strict=True):
+                    self._disturb(words, before, rng, report)
+                self._compare(workload, expected)
+        except Difference as problem:
+            report.problem = str(problem)
+        return report
+
+    def close(self) -> None:
+        """Remove the folder of the runs."""
+        self.place.close()
+        shutil.rmtree(self.place.folder)
+
+    def _prepare(self, workload: Workload) -> None:
+        """An empty place with the inputs, and a list of them."""
+        self.place.clear()
+        for folder in (self.place.work, self.place.folder / "inputs"):
+            self.sound.copy(workload.needs, folder)
+
+    def _finish(self, words: str) -> EndOfCommand:
+        """Run a command undisturbed. Difference: it fails."""
+        with RunningCommand(self.place, words) as command:
+            ended = command.end()
+        _judge(ended, ())
+        return ended
+
+    def _disturb(self, words: str, before: EndOfCommand, rng: Random, report: Report) -> None:
+        """Repeat a command under faults until it succeeds."""
+        for _ in range(rng.randint(1, 8)):
+            fault = rng.choice(self.faults)
+            events = rng.randint(0, before.events) if rng.random() < 0.7 else 0
+            seconds = rng.uniform(0, 0.05) if events else rng.uniform(0, before.seconds)
+            done = finished(self.place.work)
+            ended, met = self._meet(fault, words, Moment(events, seconds), rng)
+            if met:
+                report.faults.append(fault)
+            if fault != "file truncated":
+                check_kept(done)
+            if not ended.code:
+                return
+        done = finished(self.place.work)
+        self._finish(words)
+        check_kept(done)
+
+    def _meet(self, fault: str, words: str, moment: Moment, rng: Random) -> tuple[EndOfCommand, bool]:
+        """The end of a command under a fault, and whether the fault came before it."""
+        os.environ["ALMA_CHAOS_CLOCK"] = str(rng.uniform(-3e8, 3e8))
+        fresh, met = rng.random() < self.fresh, False
+        with RunningCommand(self.place, words, fault, fresh) as command, contextlib.ExitStack() as stack:
+            if command.reach(moment):
+                met = True
+                if fault in SIGNALS:
+                    command.send(fault, rng)
+                elif fault in ("file truncated", "clock jumps"):
+                    command.send("SIGKILL to process", rng)
+                elif fault == "disk full":
+                    stack.enter_context(self.place.full(rng.choice([0, 1 << 12, 1 << 16])))
+                elif fault == "no permission":
+                    stack.enter_context(self.place.unwritable())
+                else:
+                    self._second(words)
+            sent = time.monotonic()
+            ended = command.end()
+        if met and fault in ("SIGINT to process", "SIGINT to group") and time.monotonic() - sent > SOON:
+            raise Difference(f"{fault}: no end within {SOON} s")
+        _judge(ended, _codes(fault))
+        if fault == "file truncated" and ended.code and (cut := truncate(self.place, rng)):
+            self._rerun_truncated(words, *cut)
+        return ended, met or fault == "clock jumps"
+
+    def _second(self, words: str) -> None:
+        """Start the same command beside the first one: it ends well, or refuses in one line."""
+        with RunningCommand(self.place, words) as command:
+            _judge(command.end(alone=False), (2,))
+
+    def _rerun_truncated(self, words: str, path: Path, content: bytes) -> None:
+        """After the loss of a file's end: the command succeeds, or names the problem; then it is restored.
+
+        A command may succeed without a file that it has finished before.
+        """
+        with RunningCommand(self.place, words) as command:
+            _judge(command.end(), (1, 2))
+        if path.exists() and content.startswith(path.read_bytes()):  # perhaps cut to a whole line
+            path.write_bytes(content)
+
+    def _compare(self, workload: Workload, expected: Mapping[str, object]) -> None:
+        found = workload.result(self.place.work)
+        if names := sorted(found.keys() ^ expected.keys()):
+            raise Difference(f"files of one run only: {names}")
+        if names := [name for name in found if found[name] != expected[name]]:
+            raise Difference(
+                f"other results: {names}; {_first_difference(found[names[0]], expected[names[0]])}"
+            )
+        left = sorted(path.name for path in (self.place.folder / "tmp").iterdir())
+        if left := [name for name in left if not name.startswith(_TORCHS_OWN)]:
+            raise Difference(f"temporary files left: {left}")
+
+
+def _codes(fault: str) -> tuple[int, ...] | None:
+    """Exit codes that a command may have under a fault, besides 0; None: any."""
+    if fault in SIGNALS or fault in ("file truncated", "clock jumps"):
+        return None
+    return (2,) if fault == "second launch" else (1, 2)  # the second may be first to take the lock
+
+
+def _judge(ended: EndOfCommand, codes: Sequence[int] | None) -> None:
+    """Difference: processes are left, there is a traceback, or an error is not one line."""
+    if ended.left:
+        raise Difference(f"left processes: {'; '.join(ended.left)}")
+    tracebacks = [] if _NOT_STARTED in ended.text else _TRACEBACK.findall(ended.text)
+    if any(_is_ours(at_exit, frames, codes is None) for at_exit, frames in tracebacks):
+        raise Difference(f"traceback:\n{ended.text[-3000:]}")
+    if codes is None or not ended.code:
+        return
+    errors = [line for line in ended.text.splitlines() if line.startswith("error: ")]
+    if ended.code not in codes or len(errors) != 1:
+        raise Difference(f"exit code {ended.code}, {len(errors)} lines of errors:\n{ended.text[-3000:]}")
+
+
+def _is_ours(at_exit: str, frames: str, killed: bool) -> bool:
+    """Whether a traceback is more than Python's own report of a killed process, or of one that exits."""
+    files = [line for line in frames.splitlines() if line.startswith("  File ")]
+    return not (killed and (at_exit or all(map(_PYTHONS_OWN.match, files))))
+
+
+def _first_difference(found: object, expected: object) -> str:
+    """Where two files differ, as far as `Workload.result` looks into them."""
+    if not (isinstance(found, Mapping) and isinstance(expected, Mapping)):
+        return "its content"
+    return f"{min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))}"
+
+
+def repeat(run: Callable[[Random], Report], tool: str, seed: int, first: int, minutes: float) -> bool:
+    """Run until the time is over; print differences and the faults met; whether there was no difference."""
+    began, number, faults, problems = time.monotonic(), first, Counter[str](), 0
+    while number == first or time.monotonic() < began + 60 * minutes:
+        report = run(Random(f"{seed} {tool} {number}"))
+        faults.update(report.faults)
+        if report.problem:
+            problems += 1
+            print(f"{tool}: run {number} of seed {seed}: {report.settings}")
+            print(f"    after {', '.join(report.faults)}:\n    {report.problem}", flush=True)
+        number += 1
+    print("\n".join(f"{count:6} {fault}" for fault, count in sorted(faults.items())))
+    print(f"{faults.total()} faults in {number - first} runs, {problems} differences")
+    return not problems
+
+
+def main() -> None:
+    """Run; exit with 1 if there is a difference."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    add = parser.add_argument
+    add("tool", choices=[*WORKLOADS, "slurm"], help="what runs; slurm needs SLURM's daemons installed")
+    add("--minutes", type=float, default=10, metavar="M", help="start runs for so long (default: 10)")
+    add("--seed", type=int, default=0, metavar="S", help="seed of settings and faults (default: 0)")
+    add("--first", type=int, default=0, metavar="K", help="number of the first run (default: 0)")
+    add("--folder", type=Path, metavar="DIR", help="keeps the inputs (default: a temporary one)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+        folder = (options.folder or Path(temporary)).resolve()
+        if options.tool == "slurm":
+            run = stack.enter_context(OnSlurm(folder / "slurm")).run
+        else:
+            local = Local(folder, options.tool)
+            stack.callback(local.close)
+            run = local.run
+        right = repeat(run, options.tool, options.seed, options.first, options.minutes)
+    sys.exit(not right)
+
+
+if __name__ == "__main__":
+    main()
