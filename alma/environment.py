@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from alma.records import Row, Run
+from alma.records import Run
 from alma.stages import Stage
 
 
@@ -42,6 +42,38 @@ Test = Callable[[], tuple[float, float]]
 """Measures the current model: its test error (a fraction), and the FLOPs of the measurement."""
 
 
+Measured = dict[str, Any]
+"""The fields of a row, but for `t`, `stage` and `trained_on`."""
+
+
+def append_rows(
+    run: Run,
+    schedule: Sequence[Stage],
+    measure: Callable[[Stage | None], Measured],
+    waiting: Callable[[Mapping[str, Any]], Measured],
+    stages_done: int = 0,
+) -> None:
+    """Play the stream up to the end of the schedule: append a row to `run` for every t from 0 (section 3.1).
+
+    `measure` trains on a stage, or takes the untrained model at t = 0, and measures the model. While the
+    learner waits, the row follows from the one before by `waiting`: only a new model is tested.
+    Existing rows are kept: the checkpoint after `stages_done` stages may be older than they are, and
+    training again repeats them.
+    """
+    known = {row["t"]: row for row in run.rows}
+    completing = {stage.last: stage for stage in schedule}
+    stage = schedule[stages_done - 1] if stages_done else None
+    row: Mapping[str, Any] = known[stage.last] if stage else {}
+    for t in range(stage.last + 1 if stage else 0, schedule[-1].last + 1 if schedule else 1):
+        stage = completing.get(t, stage)
+        measured = measure(stage) if t in completing or not t else waiting(row)
+        place: dict[str, Any] = {"t": t, "stage": stage.index if stage else None}
+        place["trained_on"] = list(stage.train_on) if stage else []
+        row = place | measured | place
+        if t not in known:
+            run.append(row)
+
+
 def play(
     run: Run,
     learner: StageLearner,
@@ -50,43 +82,37 @@ def play(
     stages_done: int = 0,
     seconds: float = 0.0,
 ) -> None:
-    """Play the whole stream: append a row to `run` for every t = 0..B (section 3.1).
+    """Train and test `learner` on the whole stream; see `append_rows`.
 
-    The untrained model is tested at t = 0, and its error counts until the first stage is complete. Only a
-    new model is tested. A resumed learner has completed `stages_done` stages, and spent `seconds` on the
-    next one. Existing rows are kept: the checkpoint may be older than they are, and retraining repeats them.
+    A resumed learner has completed `stages_done` stages, and spent `seconds` on the next one.
     """
-    known = {row["t"]: row for row in run.rows}
-    completing = {stage.last: stage for stage in schedule}
-    latest = schedule[stages_done - 1] if stages_done else None
-    value = known[latest.last]["value"] if latest else None
-    for t in range(latest.last + 1 if latest else 0, run.config["megabatches"] + 1):
+
+    def measure(stage: Stage | None) -> Measured:
+        nonlocal seconds
         started = time.monotonic()
         flops: dict[str, float] = {}
-        tested = 0.0
-        if t in completing:
-            latest = completing[t]
-            flops |= learner.train(latest)
+        if stage:
+            flops |= learner.train(stage)
             started, seconds = started - seconds, 0.0
-        if t in completing or value is None:
-            value, tested = test()
-        if t not in known:
-            row: Row = {
-                "t": t,
-                "stage": latest.index if latest else None,
-                "trained_on": list(latest.train_on) if latest else [],
-                "metric": "error",
-                "value": value,
-                "parameters": learner.parameters,
-                "train_flops": sum(spent for purpose, spent in flops.items() if purpose != "validation"),
-                "eval_flops_per_example": learner.eval_flops_per_example,
-                "seconds": time.monotonic() - started,
-                "peak_memory_bytes": learner.peak_memory_bytes,
-                "extra": {
-                    **learner.details,
-                    "valid": learner.valid and dict(learner.valid),
-                    "flops": flops,
-                    "test_flops": tested,
-                },
-            }
-            run.append(row)
+        value, tested = test()
+        return {
+            "metric": "error",
+            "value": value,
+            "parameters": learner.parameters,
+            "train_flops": sum(spent for purpose, spent in flops.items() if purpose != "validation"),
+            "eval_flops_per_example": learner.eval_flops_per_example,
+            "seconds": time.monotonic() - started,
+            "peak_memory_bytes": learner.peak_memory_bytes,
+            "extra": {
+                **learner.details,
+                "valid": learner.valid and dict(learner.valid),
+                "flops": flops,
+                "test_flops": tested,
+            },
+        }
+
+    def waiting(row: Mapping[str, Any]) -> Measured:
+        extra = row["extra"] | {"flops": {}, "test_flops": 0.0}
+        return {**row, "train_flops": 0, "seconds": 0.0, "extra": extra}
+
+    append_rows(run, schedule, measure, waiting, stages_done)

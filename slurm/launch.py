@@ -10,10 +10,11 @@ from slurm.lm.options import parser as parser  # as every tool has one
 @command
 def main() -> None:
     """Entry point of `python -m slurm.launch`."""
-    parse(sys.argv[1:])
+    words = sys.argv[1:]
+    parsed = parse(words)
     from slurm.lm import launcher  # imports much, so the options are checked first
 
-    launcher.start(sys.argv[1:])
+    launcher.start(words, parsed)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from launcher import read_requests as read_with_stand_in
 from alma.__main__ import TOOLS
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS
-from alma.stages import Stage
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in ROOT.glob("docs/*.md")}
@@ -278,7 +277,7 @@ def test_documented_keys_of_text_runs():
     from slurm.engine.machine import Machine
     from slurm.lm.placement import place
     from slurm.lm.plan import make_plan
-    from slurm.lm.rows import rows
+    from slurm.lm.rows import measured_fields
 
     options = "--from-scratch --context-window 4 --name N --update-multiplier 2 --members 2"
     commands = [f"S --learner ens --out R {options} -- --max-update 2", "S --learner gmoe --out R"]
@@ -286,14 +285,14 @@ def test_documented_keys_of_text_runs():
     commands.append(f"S --learner sm --out R {more} --cooldown .5")
     requests = [request for words in commands for request in read_with_stand_in(words.split())]
     configs = [make_plan(place(request, Machine((10**10,) * 2, None)), 3).config for request in requests]
-    data = keys_in("slurm/lm/launcher.py", "identity")
+    data = keys_in("slurm/lm/record.py", "identity")
     assert_described(configs, "config, all runs", "config, text", unseen=data)
     assert data <= documented("config, text").keys()
 
     path, nested = "fairseq_alma/stage_record.py", {"loss", "share", "test"}
     training = dict.fromkeys(keys_in(path, "training_record"), 1)
     measured = dict.fromkeys(keys_in(path, "describe", "measure") - nested, 1) | {"training": [training]}
-    (row,) = rows(Stage(0, 1, 1, (1,)), measured, {"extra": {}}, [True])
+    row = measured_fields(measured, [True])
     extra = documented("extra, text")
     # with --average, if the stream drifts, if another run of the launch has the same training
     at_times = {"raw", "matrix", "matrix_experts", "shared_with"}

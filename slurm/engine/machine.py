@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
+from alma.errors import UserError
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -22,10 +24,14 @@ class Machine:
         """This machine, from nvidia-smi, CUDA_VISIBLE_DEVICES and /proc/meminfo."""
         return cls(_gpus(), _free_memory())
 
-    def slot(self, jobs: int) -> "Machine":
-        """The equal share of each of `jobs` concurrent trainings."""
-        memory = None if self.memory is None else self.memory // jobs
-        return Machine(self.gpus[: len(self.gpus) // jobs], memory)
+    def slot(self, jobs: int, on_cpu: bool) -> "Machine":
+        """The equal share of each of `jobs` concurrent trainings. Raises UserError if GPUs are too few."""
+        if 0 < (gpus := len(self.gpus)) < jobs and not on_cpu:
+            raise UserError(
+                f"--jobs {jobs}: GPUs on this machine: {gpus}, and each training needs at least one of its "
+                f"own: give --jobs {gpus} or fewer, or --cpu after the `--`"
+            )
+        return Machine(self.gpus[: gpus // jobs], None if self.memory is None else self.memory // jobs)
 
 
 def devices(jobs: int) -> list[str | None]:

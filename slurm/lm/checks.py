@@ -1,9 +1,18 @@
-"""Settings of a request that contradict its learner or each other."""
+"""Settings of a request that contradict its learner or each other; the length of its stream."""
+
+import json
+import sys
 
 from alma.errors import UserError
 from alma.learners import text_learners
 from alma.stages import check_share
+from alma.stream import Stream, is_stream
+from slurm.engine import children
+from slurm.engine.terminal import say
 from slurm.lm.settings import Request
+
+CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
+ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
 
 
 def check(request: Request) -> None:
@@ -74,3 +83,22 @@ def _check_cooldown(request: Request) -> None:
         raise UserError(f"--cooldown {share:g} needs a length of stages: --max-update after the `--`")
     if request.averaged_checkpoints:
         raise UserError(f"--cooldown {share:g}: leave out --average {request.average}, or give another kind")
+
+
+def count_megabatches(request: Request) -> int:
+    """B: from stream.json, or from the flags that cut a fairseq-preprocess directory."""
+    if is_stream(request.stream):
+        return len(Stream.load(request.stream).megabatches)
+    say(f"cutting {request.stream} into mega-batches")
+    return json.loads(children.ask(reshard_command(request), "cutting the data"))["megabatches"]
+
+
+def reshard_command(request: Request) -> list[str]:
+    """Command that counts the mega-batches into which flags cut a fairseq-preprocess directory."""
+    if not (request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]):
+        raise UserError(
+            f"{request.stream}: no finished stream here; make one with `alma data`, or cut a "
+            f"fairseq-preprocess directory with --megabatch-words N or --megabatch-tokens N after the `--`"
+        )
+    command = [sys.executable, "-m", "fairseq_alma.reshard", request.stream]
+    return [*command, *request.chosen(CUT_FLAGS), *request.flags.get(ENCODER, ())]

@@ -5,18 +5,15 @@ an --arch other than the plug-in's and transformer_lm, or a training without --m
 """
 
 import math
-import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
 from alma.batches import tokens_of
-from alma.errors import UserError
 from alma.flops import Shape
 from alma.stream import Stream, is_stream
-from alma.tables import as_text
 from slurm.engine.machine import Machine
 from slurm.lm.memory import Memory, Precision
 from slurm.lm.plan import Plan
@@ -24,7 +21,6 @@ from slurm.lm.settings import FlagValues
 
 SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
 CHECKPOINTS = 2  # files of a training, besides those at intervals: best and last, if none is a link
-_GB = 1e9
 
 
 @dataclass(frozen=True)
@@ -167,10 +163,10 @@ def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
         plan.config["learner"],
         tuple(costs.values()),
         deployed,
-        parameters=_sum(cost.parameters for cost in deployed),
-        updates=_sum(cost.updates for cost in costs.values()),
-        tokens=_sum(cost.tokens for cost in costs.values()),
-        flops=_sum(cost.flops for cost in costs.values()),
+        parameters=total(cost.parameters for cost in deployed),
+        updates=total(cost.updates for cost in costs.values()),
+        tokens=total(cost.tokens for cost in costs.values()),
+        flops=total(cost.flops for cost in costs.values()),
     )
 
 
@@ -185,89 +181,7 @@ def vocabulary_size(data: str) -> int | None:
         return None
 
 
-def table(estimates: Sequence[Estimate], rate: float | None = None) -> str:
-    """A line for each run, and the totals of several runs; GPU-hours at `rate` TFLOPs a second of a GPU."""
-    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs"]]
-    lines[0] += [*(["GPU-hours"] if rate else []), "GB/process"]
-    for each in estimates:
-        parameters, memory = _text(each.parameters, 1e6, "M"), _text(each.memory, _GB)
-        lines.append([str(each.out), each.learner, each.experts, parameters, *_work([each], rate), memory])
-    if len(estimates) > 1:
-        lines.append(["total", "", "", "", *_work(estimates, rate), ""])
-    return as_text(lines)
-
-
-def check(estimates: Sequence[Estimate]) -> None:
-    """Raise UserError if the rest of a run does not fit its machine: GPUs, memory or disk. Writes nothing."""
-    left = {each.out: [cost for cost in each.costs if not cost.result.exists()] for each in estimates}
-    for out, costs in left.items():
-        if costs:
-            _check_precision(out, costs[0])
-            _check_memory(out, max(costs, key=lambda cost: cost.memory or 0))
-    _check_disk(left)
-
-
-def _check_precision(out: Path, cost: Cost) -> None:
-    half = cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"]
-    if half and not cost.machine.gpus:
-        raise UserError(
-            f"{out}: --fp16 needs a GPU, and this machine has none: `-- --fp16=false` turns it off"
-        )
-
-
-def _check_memory(out: Path, cost: Cost) -> None:
-    """Processes on a CPU share its memory; on GPUs each has its own."""
-    processes = 1 if cost.on_gpu else cost.processes
-    there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
-    need = (cost.memory or 0) * processes
-    if there is None or need <= there:
-        return
-    several = f" for {processes} processes" if processes > 1 else ""
-    what = "a GPU here has" if cost.on_gpu else "this machine has free"
-    half = " or --fp16" if cost.on_gpu and Precision(cost.settings).width == 4 else ""
-    raise UserError(
-        f"{out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
-        f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "
-        f"or --checkpoint-activations{half}, after the `--`"
-    )
-
-
-def _check_disk(left: dict[Path, list[Cost]]) -> None:
-    """The missing checkpoints of all runs on the same disk must fit together."""
-    need: dict[int, int] = {}
-    for out, costs in left.items():
-        place = next(each for each in (out.absolute(), *out.absolute().parents) if each.exists())
-        disk = place.stat().st_dev
-        new = (cost for cost in costs if not any(cost.directory.glob("checkpoint*.pt")))
-        need[disk] = need.get(disk, 0) + sum(cost.checkpoints for cost in new)
-        free = shutil.disk_usage(place).free
-        if need[disk] > free:
-            raise UserError(
-                f"{out}: checkpoints need about {need[disk] / _GB:,.1f} GB of disk, and {place} has "
-                f"{free / _GB:,.1f} GB free: make room, choose another --out, or run fewer --stages"
-            )
-
-
-def _sum(numbers: Iterable[int | None]) -> int | None:
+def total(numbers: Iterable[int | None]) -> int | None:
     """None if one of them is unknown."""
     known = list(numbers)
     return None if None in known else sum(number or 0 for number in known)
-
-
-def _work(estimates: Sequence[Estimate], rate: float | None) -> list[str]:
-    """Total updates, tokens, TFLOPs and, at a rate, GPU-hours."""
-    updates = _sum(each.updates for each in estimates)
-    flops = _sum(each.flops for each in estimates)
-    return [
-        "?" if updates is None else f"{updates:,}",
-        _text(_sum(each.tokens for each in estimates), 1e6, "M"),
-        _text(flops, 1e12),
-        *([_text(flops, rate * 1e12 * 3600)] if rate else []),
-    ]
-
-
-def _text(number: int | None, scale: float, name: str = "") -> str:
-    if number is None:
-        return "?"
-    scaled = number / scale
-    return f"{scaled:,.1f}{name}" if scaled < 1000 else f"{scaled:,.0f}{name}"

@@ -8,22 +8,51 @@ from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
-from alma.errors import UserError
-from alma.files import holder
+from alma.files import holder, locked, make_directory
 from alma.records import Run
 from alma.stages import stages
 from slurm.engine import children
-from slurm.engine.machine import Machine, devices
+from slurm.engine.machine import devices
 from slurm.engine.queue import JobStatus, SubmittedJob, tail
 from slurm.engine.terminal import say
+from slurm.lm.cluster import check_queue
 from slurm.lm.plan import Plan
 from slurm.lm.progress import ProgressBar
+from slurm.lm.record import open_run, summary
 from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect, read_measured
-from slurm.lm.settings import Request
 from slurm.lm.stage import Environment, EvaluateJob, RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
 """The marker that each log's job writes."""
+
+
+def launch(plan: Plan) -> None:
+    """Run all stages on this machine, one after the other; print the rows."""
+    make_directory(plan.out)
+    with locked(plan.out):
+        check_queue(plan)
+        run = open_run(plan)
+        run_in_order(plan, run)
+    print(summary(run))
+
+
+def launch_here(plans: Sequence[Plan], jobs: int) -> None:
+    """Run all plans on this machine, `jobs` jobs at a time; print the rows."""
+    if jobs == 1:
+        for plan in plans:
+            if len(plans) > 1:
+                print(f"\n{plan.out}", flush=True)
+            launch(plan)
+        return
+    with ExitStack() as stack:
+        for plan in plans:
+            make_directory(plan.out)
+            stack.enter_context(locked(plan.out))
+            check_queue(plan)
+        runs = [open_run(plan) for plan in plans]
+        run_side_by_side(plans, runs, jobs)
+    for run in runs:
+        print(f"\n{run.directory}\n{summary(run)}")
 
 
 def run_in_order(plan: Plan, run: Run) -> None:
@@ -99,18 +128,6 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
                     each.discard(marker)
     if errors:
         raise errors[0]
-
-
-def slot(requests: Sequence[Request], jobs: int) -> Machine:
-    """The share of each of `jobs` concurrent trainings. Raises UserError if GPUs are too few."""
-    machine = Machine.here()
-    gpus = len(machine.gpus)
-    if 0 < gpus < jobs and not all(request.settings["--cpu"] for request in requests):
-        raise UserError(
-            f"--jobs {jobs}: GPUs on this machine: {gpus}, and each training needs at least one of its own: "
-            f"give --jobs {gpus} or fewer, or --cpu after the `--`"
-        )
-    return machine.slot(jobs)
 
 
 def _do(job: RunJob, run: Run, appending: threading.Lock, free: "SimpleQueue[Environment]") -> None:

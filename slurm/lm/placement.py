@@ -77,6 +77,6 @@ def _uneven(request: Request, freq: int, wanted: int, processes: int, fewer: int
     if (request.out / "run.json").exists():
         other = f"GPUs for {fewer} processes, or, for a new run, {other}"
     return (
-        f"{request.out}: {processes} processes cannot share the {passes} batches of an update (--update-freq "
+        f"{processes} processes cannot share the {passes} batches of an update (--update-freq "
         f"{freq} x --distributed-world-size {wanted}) evenly; for the same update give {other}"
     )

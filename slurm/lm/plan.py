@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,16 @@ from alma.errors import UserError
 from alma.learners import DEFAULT_GROWTH
 from alma.options import flag_words, recorded
 from alma.stages import Stage, stages
-from slurm.lm.checks import check
-from slurm.lm.flags import chosen
-from slurm.lm.settings import Flags, FlagValues, Placement, Request, words_of
+from slurm.lm.checks import CUT_FLAGS, ENCODER
+from slurm.lm.settings import Flags, FlagValues, Placement, Request
 
 COOLDOWN = "cooldown"
 """Folder of a cool-down, in that of its training."""
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
-_CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
-_ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
 _EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
-_EVALUATION_FLAGS += ("--sample-break-mode", "--add-bos-token", *_CUT_FLAGS)
+_EVALUATION_FLAGS += ("--sample-break-mode", "--add-bos-token", *CUT_FLAGS)
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,7 @@ class Plan:
 
 
 def make_plan(request: Request, megabatches: int) -> Plan:
-    """Plan a run on B = `megabatches`. Raises UserError for contradictory settings."""
-    check(request)
+    """Plan a run, whose settings `check` has accepted, on B = `megabatches`. Raises UserError for growths."""
     replay_from = request.replay_from if request.replay_share else None
     schedule = stages(megabatches, request.waiting_time, request.replay, replay_from)
     experts = request.settings.get("--moe-expert-count")  # of the first stage; None: a dense model
@@ -133,23 +130,6 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     )
 
 
-def reshard_command(request: Request) -> list[str]:
-    """Command that counts the mega-batches into which flags cut a fairseq-preprocess directory."""
-    if not (request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]):
-        raise UserError(
-            f"{request.stream}: no finished stream here; make one with `alma data`, or cut a "
-            f"fairseq-preprocess directory with --megabatch-words N or --megabatch-tokens N after the `--`"
-        )
-    return list(
-        _module(
-            "fairseq_alma.reshard",
-            request.stream,
-            *chosen(request.settings, _CUT_FLAGS),
-            *request.flags.get(_ENCODER, ()),
-        )
-    )
-
-
 def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, Any]:
     """Every setting that changes results; defaults only where they always apply."""
     if request.learner_spec.members is not None:
@@ -160,7 +140,7 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
     config = {"learner": request.learner, "megabatches": megabatches, **recorded(request)}
     config["arch"] = request.arch
     config["moe_expert_count"] = request.settings.get("--moe-expert-count")
-    config["fairseq_flags"] = words_of(_passed(request.flags))
+    config["fairseq_flags"] = list(chain(*_passed(request.flags).values()))
     if request.placement and request.placement.by_machine:
         config["tokens_per_update"] = request.placement.tokens
     return config
@@ -178,7 +158,7 @@ def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None)
     if request.average:
         weights = request.average if request.averaged_checkpoints else "average"
         evaluate += ["--weights", str(weights)]
-    evaluate += [*chosen(request.settings, _EVALUATION_FLAGS), *request.flags.get(_ENCODER, ())]
+    evaluate += [*request.chosen(_EVALUATION_FLAGS), *request.flags.get(ENCODER, ())]
     evaluate += _tensorboard(request, stage.index)
     own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
     own["--max-update"] = request.updates
@@ -205,7 +185,7 @@ def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
         (
             *_stage_words(request, stage, member, directory, sizes),
             *_tensorboard(request, stage.index, member),
-            *words_of(_multiplied(request, stage.index)),
+            *chain(*_multiplied(request, stage.index).values()),
         ),
         None if new else request.directory(stage.index - 1, member),
         _title(stage) + _of(request, member),
@@ -229,7 +209,7 @@ def _cooldown(request: Request, stage: Stage, member: int, experts: int | None) 
     sizes += flag_words("--members", _jointly(request))
     return Training(
         trunk / COOLDOWN,
-        (*_stage_words(request, stage, member, trunk / COOLDOWN, sizes), *words_of(flags)),
+        (*_stage_words(request, stage, member, trunk / COOLDOWN, sizes), *chain(*flags.values())),
         trunk,
         f"{_title(stage)}{_of(request, member)}, cool-down",
         updates,

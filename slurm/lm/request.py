@@ -3,6 +3,9 @@
 import argparse
 import dataclasses
 import itertools
+import json
+import re
+import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
@@ -16,17 +19,27 @@ from alma.experiments import (
     read_overrides,
 )
 from alma.options import flag_of, given, options_of
+from slurm.engine import children
 from slurm.engine.resources import Resources
-from slurm.lm.flags import read_flags, resolve
+from slurm.engine.terminal import say
 from slurm.lm.options import Launch, parse, parser
-from slurm.lm.settings import Flags, Request, words_of
+from slurm.lm.settings import Flags, FlagValues, Request
 
+_EVERY_STAGE = "leave it out, the launcher sets it for every stage"
+OF_THE_LAUNCHER = {
+    "--save-dir": "give --out RUN before the `--`",
+    "--task": "leave it out, it is always alma_lm",
+    "--stage": _EVERY_STAGE,
+    "--finetune-from-model": _EVERY_STAGE,
+    "--restore-file": _EVERY_STAGE,
+    **{flag_of(name): f"give {flag_of(name)} before the `--`" for name in options_of(Request)},
+}
 _OF_THE_MACHINE = {"--cluster", *map(flag_of, [*options_of(Launch), *options_of(Resources)])}
 
 
-def read_requests(words: Sequence[str]) -> list[Request]:
-    """Read a command line: options up to the first `--`, flags of fairseq-train after it."""
-    options = parse(words)
+def read_requests(words: Sequence[str], options: argparse.Namespace | None = None) -> list[Request]:
+    """Read a command line: options up to the first `--` (`options`: parsed), then flags of fairseq-train."""
+    options = options or parse(words)
     flags = read_flags(list(itertools.dropwhile(lambda word: word != "--", words))[1:])
     options.what, overrides = read_overrides(options.what)
     experiments = [Path(each) for each in options.what if is_experiment(Path(each))]
@@ -109,12 +122,42 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
     return found
 
 
+def read_flags(words: Sequence[str]) -> Flags:
+    """Group words by flag. Raises UserError for a word before any flag, or a flag of the launcher."""
+    flags: dict[str, list[str]] = {}
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            name = word.partition("=")[0]
+            name = "--arch" if name == "-a" else name
+            if name in OF_THE_LAUNCHER:
+                raise UserError(f"{name} is not for fairseq-train here: {OF_THE_LAUNCHER[name]}")
+            flags.setdefault(name, []).append(word)
+        elif flags:
+            flags[name].append(word)
+        else:
+            raise UserError(f"{word!r}: after `--` come flags of fairseq-train, such as --max-update 400")
+    return flags
+
+
+def resolve(lines: Sequence[Sequence[str]]) -> list[FlagValues]:
+    """The flag values of each command line of fairseq-train; a command line starts with its data.
+
+    Imports fairseq once, in another process. Raises UserError if fairseq-train would refuse a command line.
+    """
+    say("checking the flags of fairseq-train")
+    distinct = list(dict.fromkeys(map(tuple, lines)))
+    command = [sys.executable, "-m", "fairseq_alma.check"]
+    answer = children.ask(command, "checking the flags of fairseq-train", json.dumps(distinct))
+    found = [each["settings"] | {"--arch": each["arch"]} for each in json.loads(answer)]
+    return [found[distinct.index(tuple(line))] for line in lines]
+
+
 def resolved(requests: Sequence[Request]) -> list[Request]:
     """The requests with their settings. Raises UserError if fairseq-train would refuse their flags."""
     lines = [
         [
             *(each.stream, "--task", "alma_lm", "--schedule", each.schedule),  # which sets other defaults
-            *(*each.average_words, *words_of(each.flags)),
+            *(*each.average_words, *itertools.chain(*each.flags.values())),
         ]
         for each in requests
     ]

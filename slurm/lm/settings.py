@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,6 @@ Flags = Mapping[str, Sequence[str]]
 """The words of each flag of fairseq-train by its name, which is one of them."""
 FlagValues = Mapping[str, Any]
 """The value of every flag of fairseq-train by its first name."""
-
-
-def words_of(flags: Flags) -> list[str]:
-    """All words, in order."""
-    return [word for words in flags.values() for word in words]
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,11 @@ class Request(TextOptions):
         given = changed(self)
         words = ["alma", "train", given.pop("stream")]
         words += [word for name, value in given.items() for word in flag_words(flag_of(name), value)]
-        return shlex.join([*words, *(["--", *words_of(self.flags)] if self.flags else [])])
+        return shlex.join([*words, *(["--", *chain(*self.flags.values())] if self.flags else [])])
+
+    def chosen(self, names: Sequence[str]) -> list[str]:
+        """The words of flags of fairseq-train, by their values in `settings`."""
+        return [word for name in names for word in flag_words(name, self.settings.get(name))]
 
     @property
     def renews(self) -> bool:

@@ -51,17 +51,6 @@ def _with_sources(plan: Plan, sources: dict[Path, Path]) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def describe(plans: Sequence[Plan]) -> str:
-    """Such as "3 of 12 trainings are shared: 1,800 of 7,200 updates less"; "" if none is."""
-    trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
-    shared = [training for training in trainings if training.source]
-    if not shared:
-        return ""
-    saved, total = (sum(each.updates or 0 for each in some) for some in (shared, trainings))
-    less = f": {saved:,} of {total:,} updates less" if saved else ""
-    return f"{len(shared)} of {len(trainings)} trainings are shared{less}"
-
-
 def take_over(source: Path, directory: Path) -> None:
     """Link the checkpoints of the complete training in `source` into `directory`, then write its marker.
 

@@ -10,7 +10,9 @@ import slurm.launch
 from alma.errors import UserError
 from alma.stream import FileInfo, Part, Stream
 from slurm.engine.machine import Machine
-from slurm.lm.estimate import Estimate, check, estimate, table, vocabulary_size
+from slurm.lm.announce import check_fit as check
+from slurm.lm.announce import table
+from slurm.lm.estimate import Estimate, estimate, vocabulary_size
 from slurm.lm.memory import PROCESS
 from slurm.lm.placement import place
 from slurm.lm.plan import make_plan
@@ -265,7 +267,7 @@ def test_the_same_runs_fit_larger_machines():
 def disk(monkeypatch, free: int) -> None:
     """Fake a disk with `free` bytes."""
     usage = type("Usage", (), {"free": free})
-    monkeypatch.setattr("slurm.lm.estimate.shutil.disk_usage", lambda place: usage)
+    monkeypatch.setattr("slurm.lm.announce.shutil.disk_usage", lambda place: usage)
 
 
 def test_checkpoints_in_half_precision_include_fp32_weights():

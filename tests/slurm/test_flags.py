@@ -7,7 +7,8 @@ import pytest
 from launcher import FAKE
 
 from alma.errors import UserError
-from slurm.lm.flags import described, resolve
+from slurm.lm.announce import described
+from slurm.lm.request import resolve
 
 LINES = [
     "S --task alma_lm",

@@ -121,7 +121,7 @@ def test_a_preempted_evaluation_of_the_untrained_model_deletes_nothing(launcher)
 import os, sys
 sys.path[:0] = {[str(ROOT / "tests/slurm"), str(ROOT)]!r}
 from launcher import read_requests
-from slurm.lm.launcher import open_run
+from slurm.lm.record import open_run
 from slurm.lm.plan import make_plan
 from slurm.lm.stage import jobs_of
 (request,) = read_requests(sys.argv[1:])

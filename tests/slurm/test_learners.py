@@ -7,8 +7,9 @@ from alma.errors import UserError
 from alma.learners import LEARNERS, LearnerSpec
 from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
-from slurm.lm.estimate import estimate, table
-from slurm.lm.launcher import show_jobs
+from slurm.lm.announce import table
+from slurm.lm.cluster import show_jobs
+from slurm.lm.estimate import estimate
 from slurm.lm.options import parser
 from slurm.lm.plan import Plan, make_plan
 

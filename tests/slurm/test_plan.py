@@ -7,8 +7,9 @@ import pytest
 from launcher import read_requests
 
 from alma.errors import UserError
-from slurm.lm.flags import read_flags
-from slurm.lm.plan import Plan, make_plan, reshard_command
+from slurm.lm.checks import reshard_command
+from slurm.lm.plan import Plan, make_plan
+from slurm.lm.request import read_flags
 
 GMOE = ["--learner", "gmoe"]
 

@@ -10,9 +10,10 @@ from launcher import make, read_requests
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from slurm.engine.resources import Resources
-from slurm.lm.launcher import show_jobs
+from slurm.lm.announce import describe
+from slurm.lm.cluster import show_jobs
 from slurm.lm.plan import make_plan
-from slurm.lm.sharing import describe, share, take_over
+from slurm.lm.sharing import share, take_over
 
 FLAGS = ("--", "--arch", "switch_gmoe_tiny", "--max-update", "2")
 

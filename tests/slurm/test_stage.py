@@ -9,10 +9,9 @@ import pytest
 
 from alma.errors import UserError
 from alma.records import check_row
-from alma.stages import Stage
 from slurm.engine import children
 from slurm.lm import progress
-from slurm.lm.rows import rows
+from slurm.lm.rows import measured_fields, waiting_fields
 from slurm.lm.stage import checkpoint
 
 RESULT = {
@@ -56,12 +55,11 @@ def python(code: str, log: Path, watch=None) -> None:
 
 
 def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
-    waited, last = rows(Stage(1, 3, 4, (3, 4)), RESULT, PREVIOUS, [True])
-    for row in (waited, last):
-        check_row(row, 4)
-    unchanged = {"t": 3, "train_flops": 0, "seconds": 0, "peak_memory_bytes": 0}
+    waited, last = waiting_fields(PREVIOUS), measured_fields(RESULT, [True])
+    check_row(waited, 4)
+    check_row({"t": 4, "stage": 1, "trained_on": [3, 4], **last}, 4)
+    unchanged = {"train_flops": 0, "seconds": 0, "peak_memory_bytes": 0}
     assert waited == PREVIOUS | unchanged | {"extra": {"experts": 1, "valid": {"loss": 3.0}}}
-    assert (last["t"], last["stage"], last["trained_on"]) == (4, 1, [3, 4])
     assert (last["value"], last["parameters"], last["train_flops"]) == (20.5, 60, 105.0)
     assert (last["seconds"], last["peak_memory_bytes"]) == (7.0, 8)
     assert last["extra"] == {
@@ -80,7 +78,7 @@ def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
 def test_a_row_counts_the_trainings_of_its_stage_only():
     (one,) = RESULT["training"]
     result = RESULT | {"training": [one | {"flops": 1.0}, one, one | {"seconds": 1.0}]}
-    (row,) = rows(Stage(1, 3, 3, (3,)), result, PREVIOUS, [False, True, True])
+    row = measured_fields(result, [False, True, True])
     assert (row["train_flops"], row["seconds"], row["peak_memory_bytes"]) == (210.0, 8.0, 8)
     assert [each["flops"] for each in row["extra"]["training"]] == [100.0, 100.0]
 
@@ -90,7 +88,7 @@ def test_measurements_of_older_versions_give_rows():
     (one,) = RESULT["training"]
     old = {key: value for key, value in RESULT.items() if key != "valid"}
     old["training"] = [{key: value for key, value in one.items() if key != "validation_flops"}]
-    (row,) = rows(Stage(1, 3, 3, (3,)), old, PREVIOUS, [True])
+    row = measured_fields(old, [True])
     assert (row["train_flops"], row["extra"]["validation"], "valid" in row["extra"]) == (105.0, 0, False)
 
 

@@ -1,0 +1,162 @@
+"""What is printed before a launch, and the checks that the rest of each run fits its machine."""
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from alma.errors import UserError
+from alma.options import flag_words
+from alma.records import Run
+from alma.tables import as_text
+from slurm.engine.machine import Machine
+from slurm.engine.terminal import say
+from slurm.lm.estimate import Cost, Estimate, estimate, total, vocabulary_size
+from slurm.lm.memory import Precision
+from slurm.lm.options import MAIN_FLAGS, Launch
+from slurm.lm.plan import Plan
+from slurm.lm.record import run_config
+from slurm.lm.request import OF_THE_LAUNCHER
+from slurm.lm.settings import FlagValues
+
+_VOCABULARY = 50_260  # the paper's
+_GB = 1e9
+_OFF: tuple[Any, ...] = (None, False, 0, "", [])
+
+
+def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> None:
+    """Print the cost and the settings of all runs; write nothing.
+
+    Raises UserError if a run does not fit `machine` (with --dry-run it only says so), or its directory was
+    trained with other settings.
+    """
+    sizes = {plan.stream: vocabulary_size(plan.stream) for plan in plans}
+    if options.megabatches and None in sizes.values():
+        say(f"assumed: {options.megabatches} mega-batches, and a dictionary of {_VOCABULARY:,} tokens")
+        sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
+    estimates = [estimate(plan, sizes[plan.stream], machine) for plan in plans]
+    say(table(estimates, options.tflops_per_gpu))
+    verbose = options.verbose
+    if text := describe(plans):
+        say(text)
+    trained_with: dict[str, Path] = {}
+    for plan in plans:
+        trained_with.setdefault(described(plan.stages[0].settings, verbose), plan.out)
+    for text, out in trained_with.items():
+        say(f"{out}: {text}" if len(trained_with) > 1 else text)
+    if verbose:
+        for plan in plans:
+            for spec in plan.stages:
+                commands = [training.command for training in spec.trainings] + [spec.evaluate]
+                say("\n".join(map(shlex.join, commands)))
+    try:
+        check_fit(estimates)
+    except UserError as error:
+        if not options.dry_run:
+            raise
+        say(f"warning: {error}")
+    for plan in [] if options.megabatches else plans:
+        Run.check(plan.out, *run_config(plan))
+
+
+def describe(plans: Sequence[Plan]) -> str:
+    """Such as "3 of 12 trainings are shared: 1,800 of 7,200 updates less"; "" if none is."""
+    trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
+    shared = [training for training in trainings if training.source]
+    if not shared:
+        return ""
+    saved, total = (sum(each.updates or 0 for each in some) for some in (shared, trainings))
+    less = f": {saved:,} of {total:,} updates less" if saved else ""
+    return f"{len(shared)} of {len(trainings)} trainings are shared{less}"
+
+
+def described(settings: FlagValues, whole: bool) -> str:
+    """A training as a command line: its main flags, or if `whole` all flags, one in each line."""
+    names = [name for name in settings if name not in OF_THE_LAUNCHER] if whole else MAIN_FLAGS
+    one = {"--distributed-world-size": 1}
+    shown = [name for name in names if settings.get(name) not in (*_OFF, one.get(name))]
+    words = [" ".join(flag_words(name, settings[name])) for name in shown]
+    return "\n  ".join(["fairseq-train", *words]) if whole else f"fairseq-train {' '.join(words)}"
+
+
+def table(estimates: Sequence[Estimate], rate: float | None = None) -> str:
+    """A line for each run, and the totals of several runs; GPU-hours at `rate` TFLOPs a second of a GPU."""
+    lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs"]]
+    lines[0] += [*(["GPU-hours"] if rate else []), "GB/process"]
+    for each in estimates:
+        parameters, memory = _text(each.parameters, 1e6, "M"), _text(each.memory, _GB)
+        lines.append([str(each.out), each.learner, each.experts, parameters, *_work([each], rate), memory])
+    if len(estimates) > 1:
+        lines.append(["total", "", "", "", *_work(estimates, rate), ""])
+    return as_text(lines)
+
+
+def check_fit(estimates: Sequence[Estimate]) -> None:
+    """Raise UserError if the rest of a run does not fit its machine: GPUs, memory or disk. Writes nothing."""
+    left = {each.out: [cost for cost in each.costs if not cost.result.exists()] for each in estimates}
+    for out, costs in left.items():
+        if costs:
+            _check_precision(out, costs[0])
+            _check_memory(out, max(costs, key=lambda cost: cost.memory or 0))
+    _check_disk(left)
+
+
+def _check_precision(out: Path, cost: Cost) -> None:
+    half = cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"]
+    if half and not cost.machine.gpus:
+        raise UserError(
+            f"{out}: --fp16 needs a GPU, and this machine has none: `-- --fp16=false` turns it off"
+        )
+
+
+def _check_memory(out: Path, cost: Cost) -> None:
+    """Processes on a CPU share its memory; on GPUs each has its own."""
+    processes = 1 if cost.on_gpu else cost.processes
+    there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
+    need = (cost.memory or 0) * processes
+    if there is None or need <= there:
+        return
+    several = f" for {processes} processes" if processes > 1 else ""
+    what = "a GPU here has" if cost.on_gpu else "this machine has free"
+    half = " or --fp16" if cost.on_gpu and Precision(cost.settings).width == 4 else ""
+    raise UserError(
+        f"{out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
+        f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "
+        f"or --checkpoint-activations{half}, after the `--`"
+    )
+
+
+def _check_disk(left: dict[Path, list[Cost]]) -> None:
+    """The missing checkpoints of all runs on the same disk must fit together."""
+    need: dict[int, int] = {}
+    for out, costs in left.items():
+        place = next(each for each in (out.absolute(), *out.absolute().parents) if each.exists())
+        disk = place.stat().st_dev
+        new = (cost for cost in costs if not any(cost.directory.glob("checkpoint*.pt")))
+        need[disk] = need.get(disk, 0) + sum(cost.checkpoints for cost in new)
+        free = shutil.disk_usage(place).free
+        if need[disk] > free:
+            raise UserError(
+                f"{out}: checkpoints need about {need[disk] / _GB:,.1f} GB of disk, and {place} has "
+                f"{free / _GB:,.1f} GB free: make room, choose another --out, or run fewer --stages"
+            )
+
+
+def _work(estimates: Sequence[Estimate], rate: float | None) -> list[str]:
+    """Total updates, tokens, TFLOPs and, at a rate, GPU-hours."""
+    updates = total(each.updates for each in estimates)
+    flops = total(each.flops for each in estimates)
+    return [
+        "?" if updates is None else f"{updates:,}",
+        _text(total(each.tokens for each in estimates), 1e6, "M"),
+        _text(flops, 1e12),
+        *([_text(flops, rate * 1e12 * 3600)] if rate else []),
+    ]
+
+
+def _text(number: int | None, scale: float, name: str = "") -> str:
+    if number is None:
+        return "?"
+    scaled = number / scale
+    return f"{scaled:,.1f}{name}" if scaled < 1000 else f"{scaled:,.0f}{name}"

@@ -1,0 +1,86 @@
+"""Runs as SLURM jobs."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from alma.errors import UserError
+from alma.files import make_directory, patiently_locked
+from alma.records import Run
+from slurm.engine import children, queue, submission
+from slurm.engine.queue import SubmittedJob
+from slurm.engine.resources import Resources
+from slurm.engine.terminal import say
+from slurm.lm.plan import Plan
+from slurm.lm.record import open_run, run_config, summary
+from slurm.lm.rows import collect
+from slurm.lm.stage import in_submission_order, jobs_of
+
+
+def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> None:
+    """Submit all jobs that are neither complete nor queued; with `wait` print the rows at the end."""
+    folder = submission.log_folder(common_folder(plans))
+    jobs = [job for plan in plans for job in jobs_of(plan)]
+    outs = [plan.out for plan in plans]
+    with ExitStack() as stack:  # else two launches could both find an empty queue
+        for out in outs:
+            make_directory(out)
+            stack.enter_context(patiently_locked(out))
+        busy = submission.in_queue(outs)
+        if busy:
+            say(f"{len(busy)} jobs are already in the queue, among them {busy[0].run} {busy[0].name}")
+        taken = {job.run for job in busy}
+        for plan in plans:
+            if plan.out in taken and not Run.check(plan.out, *run_config(plan)):
+                raise _in_the_queue(plan, busy, "wait for them")
+            open_run(plan)
+        ids = {job.marker: str(job.job_id) for job in busy}
+        try:
+            submission.submit(in_submission_order(jobs), wanted, submission.to_slurm(folder), ids)
+        finally:
+            for out in outs:
+                submission.record(out, [job for job in jobs if job.run == out], ids, folder, busy)
+    new = len(ids) - len(busy)
+    say(f"{new} jobs submitted" + (f"; their logs: {folder}" if new else ""))
+    if not wait:
+        print(f"watch them with: alma status --watch {' '.join(map(str, outs))}")
+        return
+    problems = queue.wait(outs)
+    for plan in plans:
+        with patiently_locked(plan.out):  # the last job may not have appended its rows yet
+            run = open_run(plan)
+            collect(plan, run)
+        print(f"\n{plan.out}\n{summary(run)}")
+    if problems:
+        raise children.StageFailed("; ".join(map(str, problems)))
+
+
+def common_folder(plans: Sequence[Plan]) -> Path:
+    """The deepest folder that contains all runs; that of a single run is its own."""
+    return Path(os.path.commonpath([plan.out.resolve() for plan in plans]))
+
+
+def show_jobs(plans: Sequence[Plan], wanted: Resources, verbose: bool) -> None:
+    """Print which jobs would be submitted; `verbose`: with the input of sbatch."""
+    folder = submission.log_folder(common_folder(plans))
+    jobs = in_submission_order([job for plan in plans for job in jobs_of(plan)])
+    texts, totals = submission.dry_run(jobs, wanted, folder)
+    print(*(text if verbose else text.partition("\n")[0] for text in texts), totals, sep="\n")
+
+
+def check_queue(plan: Plan) -> None:
+    """Raise UserError if SLURM has jobs of the run, which would train the same stages."""
+    if not queue.on_cluster(plan.out) or not shutil.which("squeue"):
+        return
+    if busy := queue.live_jobs([plan.out]):
+        raise _in_the_queue(plan, busy, "give --cluster slurm")
+
+
+def _in_the_queue(plan: Plan, busy: Sequence[SubmittedJob], instead: str) -> UserError:
+    ids = ", ".join(dict.fromkeys(str(job.job_id) for job in busy if job.run == plan.out))
+    return UserError(
+        f"{plan.out}: jobs of this run are in SLURM's queue (job ids {ids}): {instead}, or cancel them "
+        f"with: alma cancel {plan.out}"
+    )
