@@ -4,10 +4,14 @@ Table = list[list[str]]
 """Header and rows; all cells are text."""
 
 
-def as_text(table: Table) -> str:
-    """The table with aligned columns: the first to the left, the others to the right."""
-    first, *others = [len(max(cells, key=len)) for cells in zip(*table, strict=True)]
+def as_text(table: Table, left: tuple[int, ...] = (0,)) -> str:
+    """The table with aligned columns: those in `left` (-1: the last) to the left, the others to the right."""
+    widths = [len(max(cells, key=len)) for cells in zip(*table, strict=True)]
+    to_left = {place % len(widths) for place in left}
     return "\n".join(
-        "  ".join([row[0].ljust(first), *(cell.rjust(w) for cell, w in zip(row[1:], others, strict=True))])
+        "  ".join(
+            cell.ljust(width) if place in to_left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
         for row in table
     )

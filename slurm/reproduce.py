@@ -197,8 +197,7 @@ def overview(records: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [["name", "runs: small", "paper", "cost: small", "paper", "data, what it shows"]]
     for name, one in records.items():
         lines.append([name, *map(str, one["runs"]), *one["cost"], f"{one['data']}: {one['shows']}"])
-    width = max(len(line[-1]) for line in lines)
-    return as_text([[*line[:-1], line[-1].ljust(width)] for line in lines])
+    return as_text(lines, left=(0, -1))
 
 
 def summary(rows: Sequence[Outcome]) -> str:

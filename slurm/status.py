@@ -1,5 +1,6 @@
 """State of runs: a line for each job on a cluster, and for each local run: `alma status`."""
 
+import argparse
 import json
 import math
 import os
@@ -10,11 +11,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from tqdm import tqdm
 
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, command
 from alma.help_texts import RUNS
 from alma.records import Run
 from alma.tables import as_text
@@ -23,7 +23,7 @@ from slurm.engine.queue import JobStatus, SubmittedJob
 
 SECONDS = 10.0
 """Default interval of --watch."""
-HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA"]
+HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA", "log"]
 _ABOUT = "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
 _STATES = """\
 state            a job on a cluster                       a run on this machine
@@ -45,15 +45,6 @@ examples:
   alma status runs/gmoe --watch 60
 """
 _LINE = re.compile(r".* \| (train_inner|valid) \| (\{.*\})$")
-
-
-class StatusLine(NamedTuple):
-    """A line of the table."""
-
-    cells: list[str]
-    """Under HEADER."""
-    remark: str
-    """Log and error."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +81,9 @@ class LoggedProgress:
         return tqdm.format_interval(max(0, total - self.updates) / self.speed)
 
 
-def lines(seen: Sequence[JobStatus]) -> list[StatusLine]:
-    """The lines of the table."""
-    made = []
+def table(seen: Sequence[JobStatus]) -> str:
+    """The table for a terminal."""
+    rows = [HEADER]
     for status in seen:
         job = status.job
         training = job.kind == "train" and status.state != "waiting"
@@ -100,29 +91,9 @@ def lines(seen: Sequence[JobStatus]) -> list[StatusLine]:
         updates = "" if progress.updates is None else f"{progress.updates}/{job.updates or '?'}"
         eta = progress.eta(job.updates) if status.state == "running" else ""
         perplexity = progress.perplexity if training else _result(job)
-        cells = [
-            str(job.run),
-            job.name,
-            status.state,
-            job.job_id or "",
-            status.node,
-            updates,
-            perplexity,
-            eta,
-        ]
-        made.append(StatusLine(cells, _remark(status)))
-    return made
-
-
-def table(made: Sequence[StatusLine]) -> str:
-    """The table for a terminal."""
-    columns = list(zip(HEADER, *(line.cells for line in made), strict=True))
-    for i, column in enumerate(columns[: HEADER.index("updates")]):
-        width = max(map(len, column))
-        columns[i] = tuple(cell.ljust(width) for cell in column)  # text to the left, numbers to the right
-    text = as_text([list(cells) for cells in zip(*columns, strict=True)]).splitlines()
-    remarks = ["log", *(line.remark for line in made)]
-    return "\n".join(f"{line}  {remark}".rstrip() for line, remark in zip(text, remarks, strict=True))
+        cells = [str(job.run), job.name, status.state, job.job_id or "", status.node]
+        rows.append([*cells, updates, perplexity, eta, _remark(status)])
+    return as_text(rows, left=(*range(HEADER.index("updates")), -1))
 
 
 def parser() -> Parser:
@@ -133,16 +104,24 @@ def parser() -> Parser:
         description=_ABOUT,
         epilog=_STATES,
     )
-    made.add_argument("runs", nargs="*", metavar="RUN", help=RUNS)
-    made.add_argument(
-        "--watch",
-        nargs="?",
-        const=str(SECONDS),
-        metavar="SECONDS",
-        help="show the state again and again until everything is done or nothing is active; SECONDS between "
-        f"two looks (default: {SECONDS:g})",
+    made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
+    watch = (
+        "show the state again and again until everything is done or nothing is active; SECONDS between two "
+        f"looks (default: {SECONDS:g})"
     )
+    made.add_argument("--watch", nargs="?", type=_seconds, const=SECONDS, metavar="SECONDS", help=watch)
     return made
+
+
+def _seconds(text: str) -> float:
+    """The interval of --watch."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give seconds, more than 0, and runs before --watch")
+    return seconds
 
 
 def _result(job: SubmittedJob) -> str:
@@ -166,59 +145,44 @@ def _remark(status: JobStatus) -> str:
 
 def _show(seen: Sequence[JobStatus]) -> str:
     """The table and the counts; without finished jobs if the terminal is too small for all."""
-    made = lines(seen)
-    room = shutil.get_terminal_size().lines - 4 if sys.stdout.isatty() else len(made)
-    if len(made) > room:
-        made = [line for line in made if line.cells[HEADER.index("state")] != "done"]
-    return f"{table(made)}\n{queue.count(seen)}"
+    shown = list(seen)
+    if sys.stdout.isatty() and len(shown) > shutil.get_terminal_size().lines - 4:
+        shown = [status for status in seen if status.state != "done"]
+    return f"{table(shown)}\n{queue.count(seen)}"
 
 
 def _looks(launched: Sequence[Path], local: Sequence[Path], seconds: float) -> Iterator[list[JobStatus]]:
     """`watch` the `launched` runs together with the `local` ones, until none of them is moving."""
     from slurm.lm.local import state_of
 
+    seen: list[JobStatus] = []
     for seen in queue.watch(launched, seconds):
-        here = [state_of(run) for run in local]
-        yield [*seen, *here]
+        yield [*seen, *map(state_of, local)]
+    here = [state_of(run) for run in local]
     while any(status.state in queue.MOVING for status in here):
+        yield [*seen, *here]
         time.sleep(seconds)
         here = [state_of(run) for run in local]
-        yield [*seen, *here]
-
-
-def _read_words() -> tuple[list[str], float | None]:
-    """Runs, and the interval of --watch (None: not given)."""
-    made = parser()
-    given = made.parse_intermixed_args()
-    runs, seconds = given.runs, given.watch
-    try:
-        every = None if seconds is None else float(seconds)
-    except ValueError:  # --watch RUN
-        runs, every = [seconds, *runs], SECONDS
-    if every is not None and not 0 < every < math.inf:
-        raise UserError(f"--watch {seconds}: give seconds, more than 0")
-    if not runs:
-        raise UserError(f"give run directories; see `{made.prog} --help`")
-    return runs, every
+    yield [*seen, *here]
 
 
 @command
 def main() -> None:
     """Entry point of `python -m slurm.status`."""
-    words, seconds = _read_words()
+    given = parser().parse_intermixed_args()
     from slurm.lm.local import state_of  # imports much, so the options are checked first
 
-    runs = queue.find(words)
+    runs = queue.find(given.runs)
     launched = [run for run in runs if queue.on_cluster(run)]
     local = [run for run in runs if not queue.on_cluster(run)]
     seen: list[JobStatus] = []
-    if seconds is None:
+    if given.watch is None:
         seen = [*queue.look(launched), *map(state_of, local)]
         print(_show(seen))
     else:
         before = ""
         try:
-            for seen in _looks(launched, local, seconds):
+            for seen in _looks(launched, local, given.watch):
                 now = _show(seen)
                 if sys.stdout.isatty():
                     print(f"\x1b[H\x1b[2J{now}", flush=True)  # clear the screen first

@@ -50,7 +50,7 @@ def launch(sweep: Sequence[PartJob], wanted: Resources, wait: bool) -> None:
     runs = sum(len(part.runs) for part in missing)
     say(f"{len(missing)} parts with {runs} runs submitted" + (f"; their logs: {folder}" if missing else ""))
     if not wait:
-        print(f"watch them with: alma status --watch {out}")
+        print(f"watch them with: alma status {out} --watch")
         return
     problems = queue.wait([out])
     if problems:

@@ -45,7 +45,7 @@ def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> Non
     new = len(ids) - len(busy)
     say(f"{new} jobs submitted" + (f"; their logs: {folder}" if new else ""))
     if not wait:
-        print(f"watch them with: alma status --watch {' '.join(map(str, outs))}")
+        print(f"watch them with: alma status {' '.join(map(str, outs))} --watch")
         return
     problems = queue.wait(outs)
     for plan in plans:

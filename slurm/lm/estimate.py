@@ -108,10 +108,6 @@ class Cost:
             self.settings, self.shape, self.parameters, self.batch, self.processes, self.on_gpu
         ).total
 
-    @property
-    def _length(self) -> int:
-        return self.settings["--tokens-per-sample"]
-
 
 @dataclass(frozen=True)
 class Estimate:

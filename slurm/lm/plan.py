@@ -16,11 +16,12 @@ from alma.learners import DEFAULT_GROWTH
 from alma.options import flag_words, recorded
 from alma.stages import Stage, stages
 from slurm.lm.checks import CUT_FLAGS, ENCODER
-from slurm.lm.settings import Flags, FlagValues, Placement, Request
+from slurm.lm.settings import Flags, FlagValues, Request
 
 COOLDOWN = "cooldown"
 """Folder of a cool-down, in that of its training."""
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
+_EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
 _EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
@@ -49,7 +50,7 @@ class Training:
     @property
     def command(self) -> tuple[str, ...]:
         """Command line of the `arguments`."""
-        return _module("fairseq_cli.train", *self.arguments)
+        return (sys.executable, "-m", "fairseq_cli.train", *self.arguments)
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,7 @@ class StageSpec:
 class Plan:
     """A run: the evaluation of the untrained model, then the stages in order."""
 
-    out: Path
-    stream: str
+    request: Request
     config: dict[str, Any]
     """For alma.records."""
     seeds: dict[str, int]
@@ -81,14 +81,16 @@ class Plan:
     untrained: tuple[str, ...]
     """Command line that evaluates the untrained model."""
     stages: tuple[StageSpec, ...]
-    max_update: int | None
-    """Of each training; None: no limit."""
-    one_schedule: bool
-    """Whether a stage goes on from the last checkpoint of the one before, rather than from the best."""
-    command: str
-    """For alma.records."""
-    placement: Placement | None
-    """What each training gets of its machine; None: not decided."""
+
+    @property
+    def out(self) -> Path:
+        """The run directory."""
+        return self.request.out
+
+    @property
+    def stream(self) -> str:
+        """The data."""
+        return self.request.stream
 
 
 def make_plan(request: Request, megabatches: int) -> Plan:
@@ -100,33 +102,22 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     specs = []
     for stage in schedule[: request.stages]:
         count = None if experts is None else experts + sum(growth[: stage.index])
-        sizes = ["--arch", request.arch, *flag_words("--moe-expert-count", count)]
-        sizes += flag_words("--members", _jointly(request))
+        grown = []
         if growth and stage.index and not request.from_scratch:
             router, optimizer = _grow_modes(request)
-            sizes += ["--grow-experts", str(growth[stage.index - 1])]
-            sizes += ["--grow-router", router, "--grow-optimizer", optimizer]
-        specs.append(_spec(request, stage, sizes, count))
+            grown = ["--grow-experts", str(growth[stage.index - 1])]
+            grown += ["--grow-router", router, "--grow-optimizer", optimizer]
+        specs.append(_spec(request, stage, grown, count))
     first = [training for training in specs[0].trainings if not training.cools]
     seeds = [_seed(request, 0, member) for member in range(len(first))]
-    untrained = ["--untrained", "--seeds", ",".join(map(str, seeds)), "--valid", *_context(request)]
-    untrained += [
-        "--out",
-        str(request.out / "untrained.json"),
-        *first[0].arguments,
-        *_tensorboard(request, 0),
-    ]
+    untrained = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
+    untrained += [*_context(request), "--out", str(request.out / "untrained.json"), *first[0].arguments]
     return Plan(
-        request.out,
-        request.stream,
+        request,
         _config(request, megabatches, growth),
         {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {},
-        _module("fairseq_alma.evaluate", *untrained),
+        (*untrained, *_tensorboard(request, 0)),
         tuple(specs),
-        request.updates or None,
-        request.one_schedule,
-        request.command,
-        request.placement,
     )
 
 
@@ -146,13 +137,13 @@ def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, 
     return config
 
 
-def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None) -> StageSpec:
+def _spec(request: Request, stage: Stage, grown: list[str], experts: int | None) -> StageSpec:
     directory = request.out / f"stage_{stage.index:02d}"
     members = range(request.models if request.learner_spec.separate else 1)
     deployed = request.learner_spec.deployed
     oldest = 0 if deployed is None else max(0, stage.index + 1 - deployed)
     models = [request.directory(k, member) for k in range(oldest, stage.index + 1) for member in members]
-    evaluate = [request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
+    evaluate = [*_EVALUATE, request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
     evaluate += ["--stage", str(stage.index), "--waiting-time", str(request.waiting_time)]
     evaluate += ["--out", str(directory / "result.json"), *_context(request)]
     if request.average:
@@ -161,17 +152,19 @@ def _spec(request: Request, stage: Stage, sizes: list[str], experts: int | None)
     evaluate += [*request.chosen(_EVALUATION_FLAGS), *request.flags.get(ENCODER, ())]
     evaluate += _tensorboard(request, stage.index)
     own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
-    own["--max-update"] = request.updates
-    trainings = [_training(request, stage, member, sizes) for member in members]
+    own |= {"--max-update": request.updates}
+    sizes = ["--arch", request.arch, *flag_words("--moe-expert-count", experts)]
+    sizes += flag_words("--members", _jointly(request))
+    trainings = [_training(request, stage, member, [*sizes, *grown]) for member in members]
     if request.cooldown:
-        trainings += [_cooldown(request, stage, member, experts) for member in members]
+        trainings += [_cooldown(request, stage, member, sizes) for member in members]
         models = [training.directory for training in trainings if training.cools]
     return StageSpec(
         stage,
         directory,
         tuple(trainings),
         tuple(models),
-        _module("fairseq_alma.evaluate", *evaluate),
+        tuple(evaluate),
         _title(stage),
         {**request.settings, **own},
     )
@@ -194,7 +187,7 @@ def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
     )
 
 
-def _cooldown(request: Request, stage: Stage, member: int, experts: int | None) -> Training:
+def _cooldown(request: Request, stage: Stage, member: int, sizes: list[str]) -> Training:
     """Linear decay of the learning rate to 0 from the end of a stage; the next stage does not see it."""
     trunk = request.directory(stage.index, member)
     done = request.updates * (stage.index + 1)
@@ -205,8 +198,6 @@ def _cooldown(request: Request, stage: Stage, member: int, experts: int | None) 
     decay = {"--lr-scheduler": "polynomial_decay", "--lr": rate, "--warmup-updates": done}
     decay |= {"--max-update": done + updates, "--total-num-update": done + updates}
     flags = _placed(request) | {name: flag_words(name, value) for name, value in decay.items()}
-    sizes = ["--arch", request.arch, *flag_words("--moe-expert-count", experts)]
-    sizes += flag_words("--members", _jointly(request))
     return Training(
         trunk / COOLDOWN,
         (*_stage_words(request, stage, member, trunk / COOLDOWN, sizes), *chain(*flags.values())),
@@ -317,7 +308,3 @@ def _tensorboard(request: Request, index: int, member: int | None = None) -> lis
 
 def _context(request: Request) -> list[str]:
     return flag_words("--context-window", request.context_window or None)
-
-
-def _module(name: str, *arguments: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", name, *arguments)

@@ -60,8 +60,8 @@ def open_run(plan: Plan) -> Run:
     config, growing = run_config(plan)
     run = Run.open(plan.out, config, plan.seeds, growing, untrained=[UNTRAINED])
     # Stages as requested, which may be fewer than the stream has.
-    run.note(stages=len(plan.stages), command=plan.command)
-    if place := plan.placement:
+    run.note(stages=len(plan.stages), command=plan.request.command)
+    if place := plan.request.placement:
         run.note(processes=place.processes, gpus=place.gpus, tokens_per_update=place.tokens)
     return run
 

@@ -37,7 +37,7 @@ class RunJob(Job):
 
     def model_of(self, directory: Path) -> Path:
         """The model of the training in `directory`."""
-        return checkpoint(directory, last=self.plan.one_schedule)
+        return checkpoint(directory, last=self.plan.request.one_schedule)
 
     @abstractmethod
     def do(self, environment: Environment | None = None) -> None:
@@ -87,10 +87,7 @@ class TrainJob(RunJob):
             arguments, _ = self._joined(1, 0, "localhost", 0)
         command = [*self.training.command, *arguments]
         if self.training.previous:
-            command += [
-                "--finetune-from-model",
-                str(self.model_of(self.training.previous)),
-            ]
+            command += ["--finetune-from-model", str(self.model_of(self.training.previous))]
         what = f"training of {self.training.title}"
         children.run(command, self.directory / log, what, watch, environment)
         if log == "train.log":
@@ -117,7 +114,7 @@ class TrainJob(RunJob):
 
         Port 0: a free one.
         """
-        if not (placement := self.plan.placement):
+        if not (placement := self.plan.request.placement):
             return [], {}
         here = placement.processes // tasks
         arguments = flag_words("--expect-gpus", here if placement.gpus else None)

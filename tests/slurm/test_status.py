@@ -220,7 +220,7 @@ def test_watch_ends_when_all_is_done(slurm, run, monkeypatch, capsys):
 def test_watch_ends_when_nothing_moves(slurm, run, monkeypatch, capsys):
     slurm.has(squeue="5|NODE_FAIL|n1|0|x|\n7_0|FAILED|n1|0|x|\n")
     monkeypatch.setattr(status, "SECONDS", 0.1)
-    assert call(status.main, monkeypatch, "--watch", run) == 1
+    assert call(status.main, monkeypatch, run, "--watch") == 1
     assert len(slurm.calls("squeue")) == 2  # a failed job may be about to be requeued
 
 
