@@ -1,5 +1,6 @@
 """Real text, a small stream of it, and fairseq's commands run in forked children (no second import)."""
 
+import gc
 import importlib
 import json
 import os
@@ -163,17 +164,24 @@ def child() -> type[Child]:
     return Child
 
 
-@pytest.fixture
-def start(tmp_path):
-    """Start a command of fairseq, or our `evaluate`, `combine` or `export`; returns the Child."""
+@pytest.fixture(scope="session")
+def imported():
+    """fairseq's commands, imported before forks and frozen: a collection in a fork would copy their pages."""
     import fairseq_cli.eval_lm
     import fairseq_cli.generate
     import fairseq_cli.interactive
-    import fairseq_cli.train  # noqa: F401  imported once, before forking
+    import fairseq_cli.train  # noqa: F401
     import torch._dynamo  # noqa: F401  as every optimizer does: seconds
 
     import fairseq_alma.stage_record  # noqa: F401
 
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def start(imported, tmp_path):
+    """Start a command of fairseq, or our `evaluate`, `combine` or `export`; returns the Child."""
     count = 0
 
     def run(

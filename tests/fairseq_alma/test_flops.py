@@ -46,7 +46,7 @@ def build_dense(stream):
         "--arch transformer_lm_gpt",
     ],
 )
-def test_a_transformer_lm_of_any_widths(build_dense, sample, stream, flags):
+def test_a_transformer_lm_of_any_widths(forked, build_dense, sample, stream, flags):
     words = ["--arch", "transformer_lm", *NARROW.split(), *flags.split()]
     args, model = build_dense(*words)
     shape = _shape(args, model.decoder)

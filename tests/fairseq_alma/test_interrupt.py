@@ -10,6 +10,7 @@ import pytest
 import torch
 
 AGAIN = 75
+HALF_PRECISIONS = ("fp16", "memory-efficient-fp16", "bf16", "memory-efficient-bf16", "amp")
 
 # Loaded with --user-dir: rank SIGNAL_TO signals itself during update SIGNAL_AT.
 AT_UPDATE = """
@@ -105,7 +106,8 @@ def test_an_interrupted_run_resumes_bit_for_bit(start, stream, tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "precision", ["fp16", "memory-efficient-fp16", "bf16", "memory-efficient-bf16", "amp"]
+    "precision",
+    ["fp16", *(pytest.param(each, marks=pytest.mark.slow) for each in HALF_PRECISIONS if each != "fp16")],
 )
 def test_half_precisions_resume_bit_for_bit_while_the_loss_scale_grows(
     start, stream, tiny, tmp_path, at_update, precision
@@ -165,7 +167,9 @@ def test_a_signal_in_the_last_update_changes_nothing(start, stream, tiny, tmp_pa
         assert_same(save / "checkpoint_last.pt", again / "checkpoint_last.pt")
 
 
-@pytest.mark.parametrize("scheduler", ["polynomial_decay", "reduce_lr_on_plateau"])
+@pytest.mark.parametrize(
+    "scheduler", ["reduce_lr_on_plateau", pytest.param("polynomial_decay", marks=pytest.mark.slow)]
+)
 def test_at_the_end_of_an_epoch_it_resumes_with_the_next(start, stream, tiny, tmp_path, at_update, scheduler):
     """Even if the learning rate depends on the validation loss; here it decays after every epoch."""
     plateau = scheduler == "reduce_lr_on_plateau"
@@ -197,8 +201,15 @@ def test_without_a_last_checkpoint_it_reports_that_nothing_is_saved(start, strea
     assert not list(tmp_path.glob("run/*.pt"))
 
 
-@pytest.mark.parametrize("parallel", [(), ("--moe-expert-parallel",)], ids=["replicated", "expert-parallel"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "parallel"),
+    [
+        (1, ()),
+        (0, ("--moe-expert-parallel",)),
+        pytest.param(0, (), marks=pytest.mark.slow),
+        pytest.param(1, ("--moe-expert-parallel",), marks=pytest.mark.slow),
+    ],
+)
 def test_two_processes_stop_after_the_same_update_when_one_gets_the_signal(
     start_two, stream, tiny, tmp_path, at_update, rank, parallel
 ):

@@ -26,7 +26,7 @@ MODELS = {
     "fconv_lm": "--decoder-layers [(16,3)]*2 --decoder-embed-dim 16",
     "lightconv_lm": f"{SMALL} --decoder-ffn-embed-dim 32 --decoder-kernel-size-list [3,3]",
 }
-FAST = ("adafactor", "lstm_lm")
+FAST = ("lstm_lm",)
 
 
 def thinned(names) -> list:

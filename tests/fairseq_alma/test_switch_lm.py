@@ -80,7 +80,9 @@ def test_switch_gmoe_is_the_base_model(stream):
 
 
 @pytest.mark.parametrize(("learner", "flags"), [("sm", ()), ("umix", ("--members", "2"))])
-def test_the_launchers_estimate_has_the_parameters_of_the_real_model(learner, flags, build, stream, tiny):
+def test_the_launchers_estimate_has_the_parameters_of_the_real_model(
+    forked, learner, flags, build, stream, tiny
+):
     changed = ["--moe-expert-count", "3", "--moe-freq", "1", "--decoder-ffn-embed-dim", "48"]
     words = [str(stream), "--out", "R", "--learner", learner, *flags, "--"]
     words += tiny[2:-2]  # --task and --seed are the launcher's

@@ -177,8 +177,15 @@ def train_on_two(start_two, stream, tiny, save, *flags):
     return first.output
 
 
-@pytest.mark.parametrize("parallel", [(), ("--moe-expert-parallel",)], ids=["replicated", "expert-parallel"])
-@pytest.mark.parametrize("backend", ["pytorch_ddp", "legacy_ddp"])
+@pytest.mark.parametrize(
+    ("backend", "parallel"),
+    [
+        ("pytorch_ddp", ()),
+        ("legacy_ddp", ("--moe-expert-parallel",)),
+        pytest.param("legacy_ddp", (), marks=pytest.mark.slow),
+        pytest.param("pytorch_ddp", ("--moe-expert-parallel",), marks=pytest.mark.slow),
+    ],
+)
 def test_two_gloo_processes_equal_gradient_accumulation_in_one(
     start, start_two, stream, tiny, tmp_path, backend, parallel
 ):
@@ -195,9 +202,16 @@ def test_two_gloo_processes_equal_gradient_accumulation_in_one(
     assert counts[0]["train_tokens"] == counts[1]["train_tokens"]
 
 
-@pytest.mark.parametrize("criterion", ["cross_entropy", "chunked_cross_entropy"])
+_QUICK = [("--fp16", "chunked_cross_entropy"), ("--amp", "cross_entropy")]
+
+
 @pytest.mark.parametrize(
-    "half", ["--fp16", "--memory-efficient-fp16", "--bf16", "--memory-efficient-bf16", "--amp"]
+    ("half", "criterion"),
+    [
+        pytest.param(half, criterion, marks=() if (half, criterion) in _QUICK else pytest.mark.slow)
+        for half in ("--fp16", "--memory-efficient-fp16", "--bf16", "--memory-efficient-bf16", "--amp")
+        for criterion in ("cross_entropy", "chunked_cross_entropy")
+    ],
 )
 def test_half_precisions_learn_like_fp32(start, stream, tiny, tmp_path, half, criterion):
     """--amp with the loss scale of a real run."""
@@ -229,7 +243,7 @@ def test_training_resumes_with_and_without_expert_parallelism(start, start_two, 
     assert "@ 10 updates" in output  # also in one process
 
 
-@pytest.mark.parametrize("parallel", [(), ("--moe-expert-parallel",)], ids=["replicated", "expert-parallel"])
+@pytest.mark.parametrize("parallel", [("--moe-expert-parallel",), pytest.param((), marks=pytest.mark.slow)])
 def test_two_processes_grow_and_resume_like_one(start, start_two, stream, tiny, stage0, tmp_path, parallel):
     flags = ["--stage", "1", "--moe-expert-count", "6", "--grow-experts", "2"]
     flags += ["--finetune-from-model", stage0, "--dropout", "0"]
