@@ -207,7 +207,7 @@ def forked(monkeypatch, start):
     """
     from fairseq_alma.check import resolve
     from slurm.engine import children
-    from slurm.lm import launcher, request
+    from slurm.lm import checks, local, request
     from slurm.lm.plan import make_plan
 
     class Forked:
@@ -218,7 +218,7 @@ def forked(monkeypatch, start):
 
         def launch(self, *words) -> None:
             (wanted,) = request.resolved(request.read_requests(list(map(str, words))))
-            launcher.launch(make_plan(wanted, launcher.count_megabatches(wanted)))
+            local.launch(make_plan(wanted, checks.count_megabatches(wanted)))
 
         def run(self, command, log, what, watch=None, environment=None):
             child = start("train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:])
