@@ -6,11 +6,9 @@ Table = list[list[str]]
 
 def as_text(table: Table, left: tuple[int, ...] = (0,)) -> str:
     """The table with aligned columns: those in `left` (-1: the last) to the left, the others to the right."""
-    widths = [len(max(cells, key=len)) for cells in zip(*table, strict=True)]
-    columns = [
-        [cell.rjust(width) for cell in cells]
-        for cells, width in zip(zip(*table, strict=True), widths, strict=True)
-    ]
-    for place in left:
-        columns[place] = [row[place].ljust(widths[place]) for row in table]
+    columns = [list(cells) for cells in zip(*table, strict=True)]
+    to_left = {place % len(columns) for place in left}
+    for place, cells in enumerate(columns):
+        width = max(map(len, cells))
+        columns[place] = [cell.ljust(width) if place in to_left else cell.rjust(width) for cell in cells]
     return "\n".join(map("  ".join, zip(*columns, strict=True)))
