@@ -35,13 +35,18 @@ ROOT = Path(__file__).parent.parent
 
 # Minutes each. They come first: a long file that comes last runs alone while the other processes are idle.
 _LONGEST = [
-    "slurm/test_slurm.py",
-    "test_learners.py",
-    "slurm/test_slurm_lm.py",
-    "test_chain.py",
-    "fairseq_alma/test_train.py",
+    "slurm/test_slurm.py",  # waits more than it computes
     "fairseq_alma/test_interrupt.py",
+    "slurm/test_slurm_lm.py",
+    "test_learners.py",
+    "fairseq_alma/test_train.py",
+    "fairseq_alma/test_generate.py",
+    "fairseq_alma/test_switch_lm.py",
+    "fairseq_alma/test_growth.py",
+    "fairseq_alma/test_export.py",
+    "test_chain.py",
     "slurm/test_sweep.py",
+    "fairseq_alma/test_average.py",
 ]
 
 

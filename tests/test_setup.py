@@ -104,14 +104,15 @@ def test_command_registers_the_plugin_when_it_imports_fairseq(site: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_finder_is_removed_by_the_first_import(site: Path) -> None:
+def test_the_finder_stays_until_the_first_import(site: Path) -> None:
+    """Finding the spec of fairseq does not disarm it."""
     waiting = "[f for f in sys.meta_path if type(f).__module__ == 'fairseq_alma_hook']"
-    check(f"import sys; assert len({waiting}) == 1; import fairseq; assert not {waiting}", site)
-
-
-def test_finding_the_spec_of_fairseq_does_not_disarm_the_hook(site: Path) -> None:
-    code = "import importlib.util as u, sys; u.find_spec('fairseq'); assert 'fairseq' not in sys.modules"
-    check(f"{code}; import fairseq; assert fairseq.tasks.REGISTRY == [True]", site)
+    check(
+        "import importlib.util, sys; importlib.util.find_spec('fairseq'); assert 'fairseq' not in sys.modules\n"
+        f"assert len({waiting}) == 1\n"
+        f"import fairseq; assert not {waiting} and fairseq.tasks.REGISTRY == [True]",
+        site,
+    )
 
 
 def test_spawned_child_registers_too(site: Path) -> None:
@@ -143,26 +144,17 @@ def test_processes_without_fairseq_import_only_the_hook() -> None:
     assert not {"torch", "numpy", "fairseq", "fairseq_alma", "alma"} & set(before)
 
 
-def test_importing_fairseq_registers_names_and_replaces_nothing() -> None:
+def test_importing_fairseq_replaces_nothing_and_a_command_installs_the_hooks_once() -> None:
+    """And handlers of signals only for our task: they would keep another training from ending."""
     check(
         "import signal, fairseq, fairseq.trainer\n"
         "from fairseq import checkpoint_utils, models, options, tasks\n"
         "from fairseq.distributed import utils as distributed\n"
         "assert 'alma_lm' in tasks.TASK_REGISTRY and 'switch_gmoe' in models.ARCH_MODEL_REGISTRY\n"
-        "for number in (signal.SIGUSR1, signal.SIGUSR2):\n"
-        "    assert signal.getsignal(number) == signal.SIG_DFL\n"
-        "parse, load = options.parse_args_and_arch, checkpoint_utils.load_checkpoint\n"
-        "for function in (parse, load, distributed.call_main):\n"
-        "    assert function.__code__.co_filename.startswith(fairseq.__path__[0]), function\n"
-    )
-
-
-def test_a_fairseq_command_installs_the_hooks_once() -> None:
-    """And handlers of signals only for our task: they would keep another training from ending."""
-    check(
-        "import signal, fairseq\n"
-        "from fairseq import checkpoint_utils, options\n"
+        "assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL\n"
         "original = checkpoint_utils.load_checkpoint\n"
+        "for function in (options.parse_args_and_arch, original, distributed.call_main):\n"
+        "    assert function.__code__.co_filename.startswith(fairseq.__path__[0]), function\n"
         "for _ in range(2):\n"
         "    options.get_eval_lm_parser()\n"
         "    assert checkpoint_utils.load_checkpoint.__wrapped__ is original\n"
@@ -174,10 +166,10 @@ def test_a_fairseq_command_installs_the_hooks_once() -> None:
     )
 
 
-@pytest.mark.parametrize("options", [[], ["--user-dir", "fairseq_alma"]])
-def test_literal_command_knows_task_and_arch(options: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", str(tmp_path), *options]
-    command += ["--task", "alma_lm", "--arch", "switch_gmoe", "--cpu", "--max-tokens", "64"]
+def test_the_command_with_user_dir_knows_task_and_arch(tmp_path: Path) -> None:
+    """Without it: tests/test_chain.py."""
+    command = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", str(tmp_path)]
+    command += "--user-dir fairseq_alma --task alma_lm --arch switch_gmoe --cpu --max-tokens 64".split()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert f"error: {tmp_path}" in done.stderr

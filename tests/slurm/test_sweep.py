@@ -190,8 +190,7 @@ def test_forty_runs_are_one_array_of_four_jobs(cluster, tmp_path, monkeypatch, c
     assert "0 parts with 0 runs submitted" in err
 
 
-@pytest.mark.parametrize("how", ["requeue", pytest.param("signal", marks=pytest.mark.slow)])
-def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkeypatch, how):
+def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkeypatch):
     flags = "--hidden 2 --megabatches 4 --epochs 30 --save-interval 0 --seeds 0-2".split()
     words = ("--cluster", "slurm", "--runs-per-job", "4", "--timeout-min", "30", "--", *flags, "--out", "x")
     finish(start(tmp_path, cluster.environment, *words))
@@ -200,10 +199,7 @@ def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkey
     job_id, begun = part.job_id, tmp_path / "x/sm_w1_h2_s1/results.jsonl"
     cluster.until(lambda: begun.exists() and begun.read_text().count("\n") >= 2, timeout=60)
     complete = (tmp_path / "x/sm_w1_h2_s0/results.jsonl").read_text()
-    if how == "requeue":
-        cluster.run("scontrol", "requeue", job_id)
-    else:
-        cluster.run("scancel", "--signal=USR2", job_id)  # as SLURM does before a timeout
+    cluster.run("scancel", "--signal=USR2", job_id)  # as SLURM does before a timeout
     cluster.until(lambda: cluster.jobs()[job_id]["Restarts"] == "1")
     before = begun.read_text()
     assert not part.done
