@@ -6,12 +6,9 @@ Table = list[list[str]]
 
 def as_text(table: Table, left: tuple[int, ...] = (0,)) -> str:
     """The table with aligned columns: those in `left` (-1: the last) to the left, the others to the right."""
-    widths = [len(max(cells, key=len)) for cells in zip(*table, strict=True)]
-    to_left = {place % len(widths) for place in left}
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if place in to_left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in table
-    )
+    columns = [list(cells) for cells in zip(*table, strict=True)]
+    to_left = {place % len(columns) for place in left}
+    for place, cells in enumerate(columns):
+        width = max(map(len, cells))
+        columns[place] = [cell.ljust(width) if place in to_left else cell.rjust(width) for cell in cells]
+    return "\n".join(map("  ".join, zip(*columns, strict=True)))

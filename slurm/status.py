@@ -93,7 +93,8 @@ def table(seen: Sequence[JobStatus]) -> str:
         perplexity = progress.perplexity if training else _result(job)
         cells = [str(job.run), job.name, status.state, job.job_id or "", status.node]
         rows.append([*cells, updates, perplexity, eta, _remark(status)])
-    return as_text(rows, left=(*range(HEADER.index("updates")), -1))
+    text = as_text(rows, left=(*range(HEADER.index("updates")), -1))
+    return "\n".join(map(str.rstrip, text.splitlines()))
 
 
 def parser() -> Parser:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 from alma.errors import Parser, UserError, command
 from alma.files import make_directory, patiently_locked
-from slurm.engine import children, queue, resources, submission
+from slurm.engine import children, resources, submission
 from slurm.engine.resources import Resources
-from slurm.engine.terminal import say
 from slurm.vision.part import VISION, PartJob, parts
 
 RUNS_PER_JOB = 20
@@ -34,26 +33,17 @@ def launch(sweep: Sequence[PartJob], wanted: Resources, wait: bool) -> None:
     make_directory(folder.parent)
     with patiently_locked(folder.parent):  # else two launches could both find an empty queue
         busy = submission.in_queue([out])
-        ids = {job.marker: str(job.job_id) for job in busy}
         if foreign := [job for job in busy if job.marker not in {part.marker for part in sweep}]:
             raise UserError(
                 f"{out}: {foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue: "
                 f"wait, or cancel it with: alma cancel {out}"
             )
-        if busy:
-            say(f"{len(busy)} parts are already in the queue, among them {busy[0].name}")
-        missing = [part for part in sweep if not part.done and part.marker not in ids]
-        for part in missing:
-            part.marker.unlink(missing_ok=True)  # of other runs, or of other flags
-        submission.submit(missing, wanted, submission.to_slurm(folder), ids)
-        submission.record(out, sweep, ids, folder, busy)
-    runs = sum(len(part.runs) for part in missing)
-    say(f"{len(missing)} parts with {runs} runs submitted" + (f"; their logs: {folder}" if missing else ""))
-    if not wait:
-        print(f"watch them with: alma status {out} --watch")
-        return
-    problems = queue.wait([out])
-    if problems:
+        queued = {job.marker for job in busy}
+        for part in sweep:
+            if not part.done and part.marker not in queued:
+                part.marker.unlink(missing_ok=True)  # of other runs, or of other flags
+        submission.launch(sweep, wanted, folder, busy)
+    if problems := submission.follow([out], wait):
         raise children.StageFailed("; ".join(map(str, problems)))
 
 

@@ -207,7 +207,9 @@ def forked(monkeypatch, start):
     """
     from fairseq_alma.check import resolve
     from slurm.engine import children
-    from slurm.lm import checks, local, request
+    from slurm.lm import request
+    from slurm.lm.checks import count_megabatches
+    from slurm.lm.local import launch_here
     from slurm.lm.plan import make_plan
 
     class Forked:
@@ -218,7 +220,7 @@ def forked(monkeypatch, start):
 
         def launch(self, *words) -> None:
             (wanted,) = request.resolved(request.read_requests(list(map(str, words))))
-            local.launch(make_plan(wanted, checks.count_megabatches(wanted)))
+            launch_here([make_plan(wanted, count_megabatches(wanted))], jobs=1)
 
         def run(self, command, log, what, watch=None, environment=None):
             child = start("train" if command[2] == "fairseq_cli.train" else "evaluate", *command[3:])

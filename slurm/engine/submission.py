@@ -19,9 +19,10 @@ from typing import Any
 from alma.errors import UserError
 from slurm.engine import queue
 from slurm.engine.jobs import Job
-from slurm.engine.queue import SubmittedJob
+from slurm.engine.queue import JobStatus, SubmittedJob
 from slurm.engine.resources import Resources
 from slurm.engine.squeue import scancel
+from slurm.engine.terminal import say
 
 LOGS = "slurm_jobs"
 _PYTHON = f"{shlex.quote(sys.executable)} -P"  # without modules of the current folder, such as a slurm.py
@@ -64,6 +65,31 @@ def submit(jobs: Sequence[Job], resources: Resources, send: Submit, ids: dict[Pa
         for elements, dependency in _split(group, waits):
             new = send(name, elements, wanted, dependency)
             ids.update(zip((job.marker for job in elements), new, strict=True))
+
+
+def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[SubmittedJob]) -> None:
+    """Submit the jobs that are neither complete nor `busy` in the queue; write jobs.json of each run.
+
+    folder: of their logs.
+    """
+    if busy:
+        say(f"{len(busy)} jobs are already in the queue, among them {busy[0].run} {busy[0].name}")
+    ids = {job.marker: str(job.job_id) for job in busy}
+    try:
+        submit(jobs, wanted, to_slurm(folder), ids)
+    finally:
+        for run in dict.fromkeys(job.run for job in jobs):
+            record(run, [job for job in jobs if job.run == run], ids, folder, busy)
+    new = len(ids) - len(busy)
+    say(f"{new} jobs submitted" + (f"; their logs: {folder}" if new else ""))
+
+
+def follow(runs: Sequence[Path], wait: bool) -> list[JobStatus]:
+    """Wait for the end of all jobs and return those that failed; without `wait`, print how to watch them."""
+    if wait:
+        return queue.wait(runs)
+    print(f"watch them with: alma status {' '.join(map(str, runs))} --watch")
+    return []
 
 
 def _by_place(missing: Sequence[Job]) -> list[Job]:

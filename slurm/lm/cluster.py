@@ -12,7 +12,6 @@ from alma.records import Run
 from slurm.engine import children, queue, submission
 from slurm.engine.queue import SubmittedJob
 from slurm.engine.resources import Resources
-from slurm.engine.terminal import say
 from slurm.lm.plan import Plan
 from slurm.lm.record import open_run, run_config, summary
 from slurm.lm.rows import collect
@@ -29,25 +28,15 @@ def launch_on_slurm(plans: Sequence[Plan], wanted: Resources, wait: bool) -> Non
             make_directory(out)
             stack.enter_context(patiently_locked(out))
         busy = submission.in_queue(outs)
-        if busy:
-            say(f"{len(busy)} jobs are already in the queue, among them {busy[0].run} {busy[0].name}")
         taken = {job.run for job in busy}
         for plan in plans:
             if plan.out in taken and not Run.check(plan.out, *run_config(plan)):
                 raise _in_the_queue(plan, busy, "wait for them")
             open_run(plan)
-        ids = {job.marker: str(job.job_id) for job in busy}
-        try:
-            submission.submit(in_submission_order(jobs), wanted, submission.to_slurm(folder), ids)
-        finally:
-            for out in outs:
-                submission.record(out, [job for job in jobs if job.run == out], ids, folder, busy)
-    new = len(ids) - len(busy)
-    say(f"{new} jobs submitted" + (f"; their logs: {folder}" if new else ""))
+        submission.launch(in_submission_order(jobs), wanted, folder, busy)
+    problems = submission.follow(outs, wait)
     if not wait:
-        print(f"watch them with: alma status {' '.join(map(str, outs))} --watch")
         return
-    problems = queue.wait(outs)
     for plan in plans:
         with patiently_locked(plan.out):  # the last job may not have appended its rows yet
             run = open_run(plan)

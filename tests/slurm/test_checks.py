@@ -4,6 +4,7 @@ import pytest
 from launcher import read_requests
 
 from alma.errors import UserError
+from slurm.lm.checks import check
 from slurm.lm.plan import make_plan
 
 GMOE = ["--learner", "gmoe"]
@@ -93,6 +94,7 @@ def test_refused(words, message):
     def plan():
         learner = [] if "--learner" in words else ["--learner", "sm"]
         (request,) = read_requests(["S", "--out", "R", *learner, *words])
+        check(request)
         make_plan(request, 4)
 
     with pytest.raises(UserError, match=message) as refused:

@@ -8,6 +8,7 @@ from alma.learners import LEARNERS, LearnerSpec
 from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
 from slurm.lm.announce import table
+from slurm.lm.checks import check
 from slurm.lm.cluster import show_jobs
 from slurm.lm.estimate import estimate
 from slurm.lm.options import parser
@@ -16,6 +17,7 @@ from slurm.lm.plan import Plan, make_plan
 
 def plan(learner: str, *words: str) -> Plan:
     (request,) = read_requests(["S", "--learner", learner, "--out", "R", *words])
+    check(request)
     return make_plan(request, 3)
 
 

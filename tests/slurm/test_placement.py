@@ -10,7 +10,7 @@ from launcher import read_requests
 from alma.errors import UserError
 from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
-from slurm.lm import launcher
+from slurm.lm import record
 from slurm.lm.placement import place
 from slurm.lm.plan import make_plan
 from slurm.lm.stage import TrainJob, jobs_of
@@ -85,17 +85,17 @@ def test_processes_that_cannot_share_the_batch_are_refused_with_what_works():
 
 def test_a_run_keeps_the_batch_of_its_first_machine(tmp_path, monkeypatch):
     """Runs on 8 and on 2 GPUs are not the same run, unless the second one resumes the first."""
-    monkeypatch.setattr(launcher, "identity", lambda stream: {})
+    monkeypatch.setattr(record, "identity", lambda stream: {})
     eight, two = (placed(here(gpus), out=tmp_path / "run") for gpus in (8, 2))
     assert eight.config != two.config
-    run = launcher.open_run(eight)
+    run = record.open_run(eight)
     assert (run.info["processes"], run.info["gpus"], run.info["tokens_per_update"]) == (8, 8, 192 * 512)
     (tmp_path / "run/x.pt").touch()  # trained
     resumed = placed(here(2), out=tmp_path / "run")
     assert words(resumed) | {"expect-tokens": ""} == words(two) | {"update-freq": "12", "expect-tokens": ""}
-    assert launcher.open_run(resumed).info["processes"] == 2
+    assert record.open_run(resumed).info["processes"] == 2
     with pytest.raises(UserError, match="tokens_per_update: 98304 -> 24576"):
-        launcher.open_run(two)
+        record.open_run(two)
     assert words(placed(here(5), out=tmp_path / "run"))["distributed-world-size"] == "4"
     with pytest.raises(UserError, match="give GPUs for 4 processes"):
         placed(Resources(gpus_per_node=5).machine(), out=tmp_path / "run")
@@ -103,8 +103,8 @@ def test_a_run_keeps_the_batch_of_its_first_machine(tmp_path, monkeypatch):
 
 def test_a_run_of_an_older_version_goes_on(tmp_path, monkeypatch):
     """Its machine tells the batch, if it had GPUs."""
-    monkeypatch.setattr(launcher, "identity", lambda stream: {})
-    launcher.open_run(placed(here(8), out=tmp_path))
+    monkeypatch.setattr(record, "identity", lambda stream: {})
+    record.open_run(placed(here(8), out=tmp_path))
     (tmp_path / "x.pt").touch()
     info = json.loads((tmp_path / "run.json").read_text())
     del info["config"]["tokens_per_update"], info["tokens_per_update"]
@@ -112,8 +112,8 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, monkeypatch):
         (tmp_path / "run.json").write_text(json.dumps(info | {"machine": {"gpus": names}}))
         resumed = placed(here(2), out=tmp_path)
         assert words(resumed)["update-freq"] == freq
-        launcher.open_run(resumed)
-        launcher.open_run(placed(here(2), out=tmp_path))
+        record.open_run(resumed)
+        record.open_run(placed(here(2), out=tmp_path))
 
 
 @pytest.mark.parametrize(

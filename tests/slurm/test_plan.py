@@ -53,7 +53,7 @@ def test_commands_of_a_plain_chain_word_for_word():
         Path("R/stage_00"),
     ]
     assert [second.models, second.directory] == [(Path("R/stage_01"),), Path("R/stage_01")]
-    assert made.max_update == 400
+    assert made.request.updates == 400
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_update_multiplier_lengthens_every_stage_and_its_schedule():
     assert values(made, "--max-update") == values(made, "--total-num-update") == ["300"] * 4
     assert values(made, "--warmup-updates") == ["7"] * 4
     assert values(made, "--log-interval") == ["15"] * 4
-    assert made.max_update == 300
+    assert made.request.updates == 300
     assert made.config["update_multiplier"] == 3
     assert made.config["fairseq_flags"] == flags
 
@@ -184,7 +184,7 @@ def test_a_continuous_schedule_counts_the_updates_of_all_stages():
     assert [spec.trainings[0].earlier for spec in made.stages] == [0, 100, 200, 300]
     assert {spec.settings["--max-update"] for spec in made.stages} == {100}
     assert made.stages[0].settings["--lr-scheduler"] == "fixed"
-    assert (made.max_update, made.one_schedule, made.config["schedule"]) == (100, True, "continuous")
+    assert (made.request.updates, made.config["schedule"]) == (100, "continuous")
     twice = plan("--schedule", "continuous", "--update-multiplier", "2", "--", "--max-update", "100")
     assert values(twice, "--max-update") == ["200", "400", "600", "800"]
     assert "schedule" not in plan().config
@@ -355,4 +355,4 @@ def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
         "--clip-norm": ["--clip-norm", "-1"],
         "--lr": ["--lr", "1", "--lr=2"],
     }
-    assert plan("--", "--max-update", "9", "--max-update=5").max_update == 5
+    assert plan("--", "--max-update", "9", "--max-update=5").request.updates == 5

@@ -183,8 +183,8 @@ def test_new_jobs_depend_on_queued_ones(tmp_path):
 
 
 def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path):
-    long, short = plans(tmp_path, "sm", "sm --stages 1")
-    short = dataclasses.replace(short, out=long.out, stages=long.stages[:1])
+    (long,) = plans(tmp_path, "sm")
+    short = dataclasses.replace(long, stages=long.stages[:1])
     long.out.mkdir()
     ids = {job.marker: str(number) for number, job in enumerate(jobs_of(long), start=11)}
     record(long.out, jobs_of(long), ids, tmp_path / "old")
