@@ -27,6 +27,9 @@ FINAL = set("BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMO
 """Final states; a preempted job ends only with --no-requeue."""
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
+GPUS, CPUS = 8, 80
+GRACE = 5  # SLURM checks so seldom that any grace but 0 becomes about 11 s
+REQUEUE_DELAY = 5  # until the credential of a requeued job expires; less becomes minutes
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"  # not on everybody's PATH
 _HERE = Path(__file__).parent
 
@@ -41,30 +44,15 @@ def _which(name: str) -> str | None:
 
 
 class Cluster:
-    """Nodes of `gpus` GPUs and `cpus` CPUs; partitions `main`, the default, and `high`, which preempts it.
+    """Nodes of GPUS GPUs and CPUS CPUs; partitions `main`, the default, and `high`, which preempts it.
 
-    grace: seconds of a preempted job after SIGTERM to its steps or, with `preempt_signal`, after its
-    --signal; SLURM checks so seldom that any grace but 0 becomes about 11 s. requeue_delay: seconds until
-    the credential of a requeued job expires; less than 5 becomes minutes.
+    A preempted job gets SIGTERM to its steps or, with `preempt_signal`, its --signal, and then GRACE seconds.
     """
 
-    def __init__(
-        self,
-        nodes: int = 2,
-        gpus: int = 8,
-        cpus: int = 80,
-        *,
-        preempt_signal: bool = False,
-        grace: int = 5,
-        requeue_delay: int = 5,
-    ):
+    def __init__(self, nodes: int = 2, *, preempt_signal: bool = False):
         # Node names are MASTER_ADDR inside jobs: loopback addresses resolve without privileges.
         self.nodes = [f"127.0.0.{10 + index}" for index in range(nodes)]
-        self.gpus = gpus
-        self.cpus = cpus
         self.preempt_signal = preempt_signal
-        self.grace = grace
-        self.requeue_delay = requeue_delay
         self.root = Path()
         self._supervisor: subprocess.Popen[str] | None = None
         self._controller = 0
@@ -327,9 +315,9 @@ class Cluster:
         (self.root / "munge.key").write_bytes(os.urandom(128))
         for name in ("bin", "state", "spool", "gpu"):
             (self.root / name).mkdir()
-        for index in range(self.gpus):
+        for index in range(GPUS):
             (self.root / "gpu" / f"fake{index}").symlink_to("/dev/null")  # slurmd requires device files
-        gpus = f"Name=gpu Type=fake File={self.root}/gpu/fake[0-{self.gpus - 1}]\n" if self.gpus else ""
+        gpus = f"Name=gpu Type=fake File={self.root}/gpu/fake[0-{GPUS - 1}]\n"
         (self.root / "gres.conf").write_text(gpus)
         (self.root / "cgroup.conf").write_text("CgroupPlugin=autodetect\n")
         (self.root / "slurm.conf").write_text("\n".join(self._configuration()) + "\n")
@@ -349,7 +337,7 @@ class Cluster:
             SlurmdUser={user}
             AuthType=auth/munge
             CredType=cred/munge
-            AuthInfo=socket={self.root}/munge.socket,cred_expire={self.requeue_delay}
+            AuthInfo=socket={self.root}/munge.socket,cred_expire={REQUEUE_DELAY}
             StateSaveLocation={self.root}/state
             SlurmdSpoolDir={self.root}/spool/%n
             SlurmctldPidFile={self.root}/slurmctld.pid
@@ -363,12 +351,12 @@ class Cluster:
         yield f"FirstJobId={random.SystemRandom().randrange(1_000, 9_000_000)}"
         if self.preempt_signal:
             yield "SlurmctldParameters=preempt_send_user_signal"
-        each = f"CPUs={self.cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={self.cpus} ThreadsPerCore=1 "
-        each += f"RealMemory={self.cpus * 4000}" + (f" Gres=gpu:fake:{self.gpus}" if self.gpus else "")
+        each = f"CPUs={CPUS} Boards=1 SocketsPerBoard=1 CoresPerSocket={CPUS} ThreadsPerCore=1 "
+        each += f"RealMemory={CPUS * 4000} Gres=gpu:fake:{GPUS}"
         for node, port in zip(self.nodes, ports, strict=True):
             yield f"NodeName={node} NodeHostname={host} NodeAddr={node} Port={port} {each}"
         for name, more in (
-            ("main", f"Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={self.grace}"),
+            ("main", f"Default=YES PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE}"),
             ("high", "PriorityTier=10 PreemptMode=OFF"),
         ):
             yield f"PartitionName={name} Nodes={','.join(self.nodes)} MaxTime=INFINITE State=UP {more}"

@@ -1,9 +1,13 @@
-"""The launcher on a real SLURM, over fake children: whatever happens to a job, the rows are the same."""
+"""The launcher on a real SLURM, over fake children: whatever happens to a job, the rows are the same.
+
+Most of the life of a job is waiting, so the scenarios run at the same time.
+"""
 
 import os
 import re
 import signal
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +16,11 @@ import pytest
 from launcher import SMALL, Launcher, make
 
 from slurm.engine import queue
+from tests.slurm.cluster import Cluster
 
 FLAGS = (*SMALL, "--max-update", "4")
 MEMBERS = ("--members", "3", "--stages", "3")
+AT_A_TIME = 5
 
 
 @dataclass
@@ -73,23 +79,12 @@ class OnSlurm:
         return len(self.launcher.pids.read_text().split())
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory) -> dict[str, list[dict]]:
-    """Rows of uninterrupted runs on this machine."""
-    rows = {}
-    for learner, options in (("gmoe", ()), ("ens", MEMBERS)):
-        local = make(tmp_path_factory.mktemp("local") / learner, learner=learner)
-        local.run(*(options or ("--stages", "3")), flags=FLAGS)
-        rows[learner] = local.rows
-    return rows
+def prepare(cluster, folder, learner: str = "gmoe", seconds: float = 0.2) -> OnSlurm:
+    return OnSlurm(cluster, make(folder / "x", learner=learner, environment={"FAKE_SLEEP": str(seconds)}))
 
 
-def prepare(cluster, tmp_path, learner: str = "gmoe", seconds: float = 0.2) -> OnSlurm:
-    return OnSlurm(cluster, make(tmp_path / "x", learner=learner, environment={"FAKE_SLEEP": str(seconds)}))
-
-
-def test_three_stages_of_three_members_are_arrays_of_nodes(cluster, tmp_path, expected):
-    run = prepare(cluster, tmp_path, "ens", 0.0)
+def stages_of_members_are_arrays_of_nodes(cluster, folder, expected):
+    run = prepare(cluster, folder, "ens", 0.0)
     out, _ = run.launch()
     assert run.launcher.rows == expected["ens"]
     assert out.count("4@3") == 4
@@ -102,49 +97,56 @@ def test_three_stages_of_three_members_are_arrays_of_nodes(cluster, tmp_path, ex
     assert run.trainings == 9
 
 
-@pytest.mark.parametrize("preempts_by_signal", [False, True])
-def test_a_preempted_run_resumes(request, preempts_by_signal, tmp_path, expected):
-    cluster = request.getfixturevalue("cluster_with_signal" if preempts_by_signal else "cluster")
-    run = prepare(cluster, tmp_path, seconds=0.5)
-    with run.during(1):
-        nodes = ("--nodes", str(len(cluster.nodes)), "--exclusive")
-        above = cluster.submit("sleep 2", "--partition=high", *nodes)
-    assert run.launcher.rows == expected["gmoe"]
-    assert cluster.state(above) == "COMPLETED"
-    assert run.trainings > 3
-    assert ("waiting for SLURM" in run.log("stage 1")) != preempts_by_signal
+def preempted(folder, expected, by_signal: bool):
+    with Cluster(nodes=1, preempt_signal=by_signal) as cluster:
+        run = prepare(cluster, folder, seconds=0.5)
+        with run.during(1):
+            above = cluster.submit("sleep 2", "--partition=high", "--exclusive")
+        assert run.launcher.rows == expected["gmoe"]
+        assert cluster.state(above) == "COMPLETED"
+        assert run.trainings > 3
+        assert ("waiting for SLURM" in run.log("stage 1")) != by_signal
 
 
-def test_a_requeued_run_resumes(cluster, tmp_path, expected):
-    run = prepare(cluster, tmp_path)
+def preempted_by_sigterm(_, folder, expected):
+    preempted(folder, expected, by_signal=False)
+
+
+def preempted_by_the_signal_asked_for(_, folder, expected):
+    preempted(folder, expected, by_signal=True)
+
+
+def requeued(cluster, folder, expected):
+    run = prepare(cluster, folder)
     with run.during(1) as job:
         cluster.run("scontrol", "requeue", job)
     assert run.launcher.rows == expected["gmoe"]
     assert run.trainings == 4
 
 
-def test_a_timeout_saves_and_resumes(cluster, tmp_path, expected):
+def timed_out_saves_and_resumes(cluster, folder, expected):
     # A job has 60 s until the signal, for a busy machine may take 30 to start Python; SLURM looks every 30 s.
-    run = prepare(cluster, tmp_path, seconds=25)
+    run = prepare(cluster, folder, seconds=25)
     run.launch("--timeout-min", "2", "--signal-delay-s", "60", "--stages", "1")
     assert run.launcher.rows == expected["gmoe"][:2]
     assert run.trainings >= 2
     assert "timed-out" in run.log("stage 0")
 
 
-def test_a_run_survives_a_node_that_goes_down(cluster, tmp_path, expected):
-    run = prepare(cluster, tmp_path)
-    with run.during(1) as job:
-        node = cluster.run("squeue", "-h", "-j", job, "-o", "%N").strip()
-        cluster.down(node)
-        cluster.until(lambda: cluster.state(job) != "RUNNING" or run.trainings > 2)
-        cluster.up(node)
-    assert run.launcher.rows == expected["gmoe"]
+def node_goes_down(_, folder, expected):
+    with Cluster(nodes=2) as cluster:
+        run = prepare(cluster, folder)
+        with run.during(1) as job:
+            node = cluster.run("squeue", "-h", "-j", job, "-o", "%N").strip()
+            cluster.down(node)
+            cluster.until(lambda: cluster.state(job) != "RUNNING" or run.trainings > 2)
+            cluster.up(node)
+        assert run.launcher.rows == expected["gmoe"]
 
 
-def test_a_run_survives_a_killed_slurmstepd(cluster, tmp_path, expected):
+def slurmstepd_is_killed(cluster, folder, expected):
     """Of the step: srun would wait for it forever."""
-    run = prepare(cluster, tmp_path)
+    run = prepare(cluster, folder)
     with run.during(1) as job:
         for pid in cluster.steps(job, "0"):
             os.kill(pid, signal.SIGKILL)
@@ -154,9 +156,9 @@ def test_a_run_survives_a_killed_slurmstepd(cluster, tmp_path, expected):
     assert run.updates(1) == 4  # saved before the requeue, so none is repeated
 
 
-def test_a_run_survives_the_kill_of_all_processes_of_a_job(cluster, tmp_path, expected):
+def all_processes_of_a_job_are_killed(cluster, folder, expected):
     """slurmctld learns of it only by polling the node."""
-    run = prepare(cluster, tmp_path, seconds=0.5)
+    run = prepare(cluster, folder, seconds=0.5)
     with run.during(1) as job:
         for pid in (*cluster.steps(job), *cluster.processes(job)):
             with suppress(ProcessLookupError):  # already ended with another one
@@ -167,30 +169,37 @@ def test_a_run_survives_the_kill_of_all_processes_of_a_job(cluster, tmp_path, ex
     assert cluster.jobs()[job]["Restarts"] == "1"
 
 
-@pytest.mark.parametrize("how", ["python", "step"])
-def test_a_permanent_failure_cancels_its_dependents_and_a_relaunch_resumes(cluster, tmp_path, expected, how):
-    run = prepare(cluster, tmp_path, seconds=0.2 if how == "step" else 0.0)
-    if how == "python":
-        run.launcher.environment["FAKE_CRASH"] = "1:2:python"
-        _, err = run.launch(code=1)
-        assert "CUDA error: out of luck" in err.splitlines()[-1]
-    else:
-        process = run.start()
-        cluster.until(lambda: run.updates(1) >= 1, timeout=60)
-        os.kill(int(run.launcher.pids.read_text().split()[-1]), signal.SIGKILL)
-        _, err = process.communicate(timeout=600)
-        assert process.returncode == 1
-        assert "signal 9 (Killed)" in err.splitlines()[-1]
+def ended_for_good(run: OnSlurm, expected, err: str, reason: str) -> None:
+    """A failed stage 1 has cancelled its dependents; a relaunch completes the run."""
+    assert reason in err.splitlines()[-1]
     assert "stage_01/train.log" in err.splitlines()[-1]
     assert run.launcher.rows == expected["gmoe"][:2]
-    assert cluster.run("squeue", "-h") == ""
+    ids = ",".join(str(job.job_id) for job in run.jobs if job.job_id)
+    assert run.cluster.run("squeue", "-h", "-j", ids) == ""
     run.launcher.environment.pop("FAKE_CRASH", None)
     run.launch()
     assert run.launcher.rows == expected["gmoe"]
 
 
-def test_a_second_launch_submits_nothing_twice(cluster, tmp_path, expected):
-    run = prepare(cluster, tmp_path)
+def training_crashes(cluster, folder, expected):
+    run = prepare(cluster, folder, seconds=0.0)
+    run.launcher.environment["FAKE_CRASH"] = "1:2:python"
+    _, err = run.launch(code=1)
+    ended_for_good(run, expected, err, "CUDA error: out of luck")
+
+
+def training_is_killed(cluster, folder, expected):
+    run = prepare(cluster, folder)
+    process = run.start()
+    cluster.until(lambda: run.updates(1) >= 1, timeout=60)
+    os.kill(int(run.launcher.pids.read_text().split()[-1]), signal.SIGKILL)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 1
+    ended_for_good(run, expected, err, "signal 9 (Killed)")
+
+
+def launched_twice_submits_nothing_twice(cluster, folder, expected):
+    run = prepare(cluster, folder)
     with run.during(0):
         _, err = run.launch()
         assert "already in the queue" in err
@@ -198,31 +207,23 @@ def test_a_second_launch_submits_nothing_twice(cluster, tmp_path, expected):
     assert run.trainings == 3
 
 
-@pytest.fixture(scope="module")
-def expected_gens(tmp_path_factory) -> list[dict]:
-    """Rows of an uninterrupted run of gens on this machine."""
-    local = make(tmp_path_factory.mktemp("local") / "gens", learner="gens")
-    local.run("--stages", "3", flags=FLAGS)
-    return local.rows
-
-
-def test_a_failing_member_stops_its_dependents_only(cluster, tmp_path, expected_gens):
-    run = prepare(cluster, tmp_path, "gens", 0.0)
+def failing_member_stops_its_dependents_only(cluster, folder, expected):
+    run = prepare(cluster, folder, "gens", 0.0)
     run.launcher.environment["FAKE_CRASH"] = "1:2:python"
     run.launch(code=1)
-    done = {job.name for job in queue.read_jobs(run.launcher.out) if job.done}
+    done = {job.name for job in run.jobs if job.done}
     assert done == {"untrained", "stage 0", "stage 2", "evaluation of stage 0"}
     states = cluster.states(*(run.job(f"{of}stage {k}") for of in ("", "evaluation of ") for k in range(3)))
     assert sorted(states.values()) == ["CANCELLED"] * 2 + ["COMPLETED"] * 3 + ["FAILED"]
     run.launcher.environment.pop("FAKE_CRASH")
     _, err = run.launch()
     assert "\n3 jobs submitted" in err
-    assert run.launcher.rows == expected_gens
+    assert run.launcher.rows == expected["gens"]
     assert run.trainings == 4
 
 
-def test_failed_jobs_are_resubmitted_while_others_run(cluster, tmp_path):
-    run = prepare(cluster, tmp_path, "gens", 600.0)
+def failed_jobs_are_resubmitted_while_others_run(cluster, folder, _):
+    run = prepare(cluster, folder, "gens", 600.0)
     run.launcher.environment |= cluster.environment | {"FAKE_CRASH": "1:0:python"}
     words = ("--cluster", "slurm", "--stages", "3")
     run.launcher.run(*words, flags=FLAGS)
@@ -241,15 +242,62 @@ def test_failed_jobs_are_resubmitted_while_others_run(cluster, tmp_path):
     cluster.run("scancel", *before.values(), *new)
 
 
-def test_runs_of_several_seeds_are_arrays_and_so_are_their_evaluations(cluster, tmp_path, expected_gens):
-    run = prepare(cluster, tmp_path, "gens", 0.0)
+def several_seeds_are_arrays_and_so_are_their_evaluations(cluster, folder, expected):
+    run = prepare(cluster, folder, "gens", 0.0)
     run.launch("--seeds", "0-1")
     run.launcher.run_name = "run_s0"
-    assert run.launcher.rows == expected_gens
+    assert run.launcher.rows == expected["gens"]
     first = {job.name: job.job_id or "" for job in queue.read_jobs(run.launcher.out)}
     second = {job.name: job.job_id or "" for job in queue.read_jobs(run.launcher.folder / "run_s1")}
     assert {job_id.partition("_")[2] for job_id in first.values()} == {"0"}
     assert second == {name: job_id.replace("_0", "_1") for name, job_id in first.items()}
+
+
+SCENARIOS = (  # the longest first
+    timed_out_saves_and_resumes,
+    preempted_by_sigterm,
+    all_processes_of_a_job_are_killed,
+    preempted_by_the_signal_asked_for,
+    requeued,
+    node_goes_down,
+    slurmstepd_is_killed,
+    training_crashes,
+    training_is_killed,
+    failing_member_stops_its_dependents_only,
+    several_seeds_are_arrays_and_so_are_their_evaluations,
+    launched_twice_submits_nothing_twice,
+    stages_of_members_are_arrays_of_nodes,
+    failed_jobs_are_resubmitted_while_others_run,
+)
+
+
+def uninterrupted(folder: Path) -> dict[str, list[dict]]:
+    """Rows of runs on this machine."""
+    rows = {}
+    for learner in ("gmoe", "ens", "gens"):
+        local = make(folder / learner, learner=learner)
+        local.run(*(MEMBERS if learner == "ens" else ("--stages", "3")), flags=FLAGS)
+        rows[learner] = local.rows
+    return rows
+
+
+@pytest.fixture(scope="module")
+def outcomes(request, cluster, tmp_path_factory):
+    """The future of each scenario that is to be tested."""
+    parameters = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = [each.params["scenario"] for each in parameters if each and "scenario" in each.params]
+    expected = uninterrupted(tmp_path_factory.mktemp("local"))
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        yield {
+            scenario: pool.submit(scenario, cluster, tmp_path_factory.mktemp("run"), expected)
+            for scenario in SCENARIOS
+            if scenario in wanted
+        }
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS[::-1], ids=lambda scenario: scenario.__name__)
+def test_the_rows_are_the_same(outcomes, scenario):
+    outcomes[scenario].result()
 
 
 def test_resources_that_sbatch_refuses_are_refused_before_anything_is_written(cluster, tmp_path):

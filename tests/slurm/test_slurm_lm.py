@@ -1,10 +1,11 @@
-"""The launcher on a real SLURM with real trainings of a tiny language model."""
+"""The launcher on a real SLURM with real trainings of a tiny language model, all at the same time."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from alma.records import MACHINE_FIELDS, Run
 from slurm.engine import queue
@@ -15,15 +16,18 @@ FLAGS = """
     --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 1e-2 --lr-scheduler fixed --dropout 0.1
     --no-epoch-checkpoints --num-workers 0 --log-interval 1 --cpu
 """.split()
+ON_SLURM = ("--cluster", "slurm", "--wait", "--timeout-min", "30")
+UPDATES = 60
 
 
-def command(stream, out, *options, updates: int) -> list[str]:
-    launch = [sys.executable, "-m", "slurm.launch", stream, "--out", out, *options]
-    return [str(word) for word in (*launch, "--", *FLAGS, "--max-update", updates)]
+def words(stream, out, *options, updates: int) -> list[str]:
+    return [str(word) for word in (stream, "--out", out, *options, "--", *FLAGS, "--max-update", updates)]
 
 
-def on(cluster) -> dict[str, str]:
-    return cluster.environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+def start(cluster, command: list[str], **options) -> subprocess.Popen:
+    environment = cluster.environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    program = [sys.executable, "-m", "slurm.launch", *command]
+    return subprocess.Popen(program, env=environment, cwd=ROOT, text=True, **options)
 
 
 def comparable(out) -> list[dict]:
@@ -38,46 +42,46 @@ def losses(out) -> list[tuple[str, str]]:
     return [(record["num_updates"], record["loss"]) for record in records]
 
 
-def test_slurm_and_one_machine_give_the_same_rows(cluster, stream, tmp_path):
-    options = ("--learner", "ens", "--members", "2", "--stages", "2")
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    here = command(stream, tmp_path / "here", *options, updates=3)
-    subprocess.run([*here[:4], "--jobs", "2", *here[4:]], check=True, env=environment, cwd=ROOT)
-    there = command(stream, tmp_path / "there", *options, "--cluster", "slurm", "--wait", updates=3)
-    subprocess.run(there, check=True, env=on(cluster), cwd=ROOT)
-    assert comparable(tmp_path / "there") == comparable(tmp_path / "here")
-    assert [row["t"] for row in comparable(tmp_path / "there")] == [0, 1, 2]
-
-
-def test_two_tasks_resume_after_a_requeue_with_the_same_losses(cluster, stream, tmp_path):
+def test_the_rows_and_losses_of_one_machine_of_two_tasks_and_after_a_requeue(
+    cluster, forked, stream, tmp_path
+):
     """Two gloo processes, one per task, on one and on two nodes; only the signal saves a checkpoint.
 
     The nodes' GPUs are fake, so that --cpu is needed; without it the first job would end with one line.
     """
-    options = ("--learner", "sm", "--stages", "1", "--cluster", "slurm", "--wait", "--timeout-min", "30")
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    together = command(stream, whole, *options, "--tasks-per-node", "2", "--gpus-per-node", "2", updates=60)
-    subprocess.run(together, check=True, env=on(cluster), cwd=ROOT)
-    apart = command(stream, cut, *options, "--nodes", "2", "--gpus-per-node", "1", updates=60)
-    process = subprocess.Popen(apart, env=on(cluster), cwd=ROOT)
+    whole, cut, here, there = (tmp_path / name for name in ("whole", "cut", "here", "there"))
+    alone = ("--learner", "sm", "--stages", "1", *ON_SLURM)
+    ensemble = ("--learner", "ens", "--members", "2", "--stages", "1")
+    together = ("--tasks-per-node", "2", "--gpus-per-node", "2")
+    apart = ("--nodes", "2", "--gpus-per-node", "1")
+    started = [
+        start(cluster, words(stream, cut, *alone, *apart, updates=UPDATES)),
+        start(cluster, words(stream, whole, *alone, *together, updates=UPDATES)),
+        start(cluster, words(stream, there, *ensemble, *ON_SLURM, updates=3)),
+    ]
     log = cut / "stage_00/train.log"
-    cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=90)
+    cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=120)
     job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")
     cluster.run("scancel", "--signal=USR2", job_id)  # as SLURM does before a preemption or a timeout
-    assert process.wait(timeout=900) == 0
+    forked.launch(*words(stream, here, *ensemble, updates=3))
+    assert [process.wait(timeout=900) for process in started] == [0, 0, 0]
+    assert comparable(there) == comparable(here)
+    assert [row["t"] for row in comparable(there)] == [0, 1]
     assert comparable(cut) == comparable(whole)
     assert losses(cut) == losses(whole)
-    assert len(losses(cut)) == 60
+    assert len(losses(cut)) == UPDATES
     assert "training on 2 devices" in log.read_text()
     assert log.read_text().count("\n$ ") == 2  # starts
 
 
+@pytest.mark.slow
 def test_gpus_that_torch_cannot_use_end_a_job_in_one_line(cluster, stream, tmp_path):
     """One fake GPU on each of two nodes; no checkpoint, no results of another batch."""
-    options = ("--learner", "sm", "--stages", "1", "--cluster", "slurm", "--wait", "--timeout-min", "30")
-    words = command(stream, tmp_path / "run", *options, "--nodes", "2", "--gpus-per-node", "1", updates=2)
-    words.remove("--cpu")
-    done = subprocess.run(words, env=on(cluster), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1, done.stderr
-    assert "planned: 1 GPU here, but torch" in done.stderr
+    options = ("--learner", "sm", "--stages", "1", *ON_SLURM, "--nodes", "2", "--gpus-per-node", "1")
+    command = words(stream, tmp_path / "run", *options, updates=2)
+    command.remove("--cpu")
+    process = start(cluster, command, stderr=subprocess.PIPE)
+    _, err = process.communicate()
+    assert process.returncode == 1, err
+    assert "planned: 1 GPU here, but torch" in err
     assert not list((tmp_path / "run/stage_00").glob("*.pt"))

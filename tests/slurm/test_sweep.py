@@ -164,46 +164,35 @@ def test_local_sweeps_call_vision_run(tmp_path):
     assert len(rows(tmp_path / "x")) == 3
 
 
-def test_two_hundred_runs_are_one_array_of_ten_jobs(cluster, tmp_path, monkeypatch, capsys):
-    words = ("--cluster", "slurm", "--wait", "--runs-per-job", "20", "--timeout-min", "30", "--", *TINY)
-    words += ("--seeds", "0-199", "--out", "x")
+def test_forty_runs_are_one_array_of_four_jobs(cluster, tmp_path, monkeypatch, capsys):
+    words = ("--cluster", "slurm", "--wait", "--runs-per-job", "10", "--timeout-min", "30", "--", *TINY)
+    words += ("--seeds", "0-39", "--out", "x")
     out, err = finish(start(tmp_path, cluster.environment, *words))
-    assert "10 parts with 200 runs submitted" in err
+    assert "4 parts with 40 runs submitted" in err
     assert "alma report" in out
     place = tmp_path / "x"
-    names = [f"sm_w2_h2_s{seed}" for seed in range(200)]
+    names = [f"sm_w2_h2_s{seed}" for seed in range(40)]
     assert sorted(path.name for path in place.iterdir()) == sorted(["jobs.json", "slurm_jobs", *names])
     assert {tuple(row["t"] for row in rows(place / name)) for name in names} == {(0, 1, 2)}
-    markers = sorted(f"part_{number}_of_10.json" for number in range(1, 11))
+    markers = sorted(f"part_{number}_of_4.json" for number in range(1, 5))
     assert sorted(path.name for path in (place / "slurm_jobs").glob("*.json")) == markers
     marked = [json.loads((place / "slurm_jobs" / name).read_text())["runs"] for name in markers]
     assert sorted(run for each in marked for run in each) == sorted(f"x/{name}" for name in names)
     (array,) = {(job.job_id or "").partition("_")[0] for job in queue.read_jobs(place)}
-    cluster.until(lambda: list(cluster.states(array).values()) == ["COMPLETED"] * 10)
+    cluster.until(lambda: list(cluster.states(array).values()) == ["COMPLETED"] * 4)
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     assert call(status.main, monkeypatch, place) == 0
     _, *lines, total = capsys.readouterr().out.splitlines()
-    assert len(lines) == 10  # one for each part, none for the runs
-    assert total == "10 done"
+    assert len(lines) == 4  # one for each part, none for the runs
+    assert total == "4 done"
     _, err = finish(start(tmp_path, cluster.environment, *words))
     assert "0 parts with 0 runs submitted" in err
 
 
 @pytest.mark.parametrize("how", ["requeue", pytest.param("signal", marks=pytest.mark.slow)])
 def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkeypatch, how):
-    flags = (
-        "--hidden",
-        "2",
-        "--megabatches",
-        "4",
-        "--epochs",
-        "30",
-        "--save-interval",
-        "0",
-        "--seeds",
-        "0-2",
-    )
+    flags = "--hidden 2 --megabatches 4 --epochs 30 --save-interval 0 --seeds 0-2".split()
     words = ("--cluster", "slurm", "--runs-per-job", "4", "--timeout-min", "30", "--", *flags, "--out", "x")
     finish(start(tmp_path, cluster.environment, *words))
     (part,) = queue.read_jobs(tmp_path / "x")
