@@ -108,7 +108,8 @@ def test_the_finder_stays_until_the_first_import(site: Path) -> None:
     """Finding the spec of fairseq does not disarm it."""
     waiting = "[f for f in sys.meta_path if type(f).__module__ == 'fairseq_alma_hook']"
     check(
-        "import importlib.util, sys; importlib.util.find_spec('fairseq'); assert 'fairseq' not in sys.modules\n"
+        "import importlib.util, sys; importlib.util.find_spec('fairseq')\n"
+        "assert 'fairseq' not in sys.modules\n"
         f"assert len({waiting}) == 1\n"
         f"import fairseq; assert not {waiting} and fairseq.tasks.REGISTRY == [True]",
         site,

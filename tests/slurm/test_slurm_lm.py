@@ -24,10 +24,20 @@ def words(stream, out, *options, updates: int) -> list[str]:
     return [str(word) for word in (stream, "--out", out, *options, "--", *FLAGS, "--max-update", updates)]
 
 
-def start(cluster, command: list[str], **options) -> subprocess.Popen:
-    environment = cluster.environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    program = [sys.executable, "-m", "slurm.launch", *command]
-    return subprocess.Popen(program, env=environment, cwd=ROOT, text=True, **options)
+@pytest.fixture
+def launch(cluster):
+    """Start the launcher on the cluster; it does not outlive the test."""
+    started = []
+
+    def run(command: list[str], **options) -> subprocess.Popen:
+        environment = cluster.environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        program = [sys.executable, "-m", "slurm.launch", *command]
+        started.append(subprocess.Popen(program, env=environment, cwd=ROOT, text=True, **options))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
 
 
 def comparable(out) -> list[dict]:
@@ -43,7 +53,7 @@ def losses(out) -> list[tuple[str, str]]:
 
 
 def test_the_rows_and_losses_of_one_machine_of_two_tasks_and_after_a_requeue(
-    cluster, forked, stream, tmp_path
+    cluster, launch, forked, stream, tmp_path
 ):
     """Two gloo processes, one per task, on one and on two nodes; only the signal saves a checkpoint.
 
@@ -55,9 +65,9 @@ def test_the_rows_and_losses_of_one_machine_of_two_tasks_and_after_a_requeue(
     together = ("--tasks-per-node", "2", "--gpus-per-node", "2")
     apart = ("--nodes", "2", "--gpus-per-node", "1")
     started = [
-        start(cluster, words(stream, cut, *alone, *apart, updates=UPDATES)),
-        start(cluster, words(stream, whole, *alone, *together, updates=UPDATES)),
-        start(cluster, words(stream, there, *ensemble, *ON_SLURM, updates=3)),
+        launch(words(stream, cut, *alone, *apart, updates=UPDATES)),
+        launch(words(stream, whole, *alone, *together, updates=UPDATES)),
+        launch(words(stream, there, *ensemble, *ON_SLURM, updates=3)),
     ]
     log = cut / "stage_00/train.log"
     cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=120)
@@ -75,12 +85,12 @@ def test_the_rows_and_losses_of_one_machine_of_two_tasks_and_after_a_requeue(
 
 
 @pytest.mark.slow
-def test_gpus_that_torch_cannot_use_end_a_job_in_one_line(cluster, stream, tmp_path):
+def test_gpus_that_torch_cannot_use_end_a_job_in_one_line(launch, stream, tmp_path):
     """One fake GPU on each of two nodes; no checkpoint, no results of another batch."""
     options = ("--learner", "sm", "--stages", "1", *ON_SLURM, "--nodes", "2", "--gpus-per-node", "1")
     command = words(stream, tmp_path / "run", *options, updates=2)
     command.remove("--cpu")
-    process = start(cluster, command, stderr=subprocess.PIPE)
+    process = launch(command, stderr=subprocess.PIPE)
     _, err = process.communicate()
     assert process.returncode == 1, err
     assert "planned: 1 GPU here, but torch" in err
