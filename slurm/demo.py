@@ -26,8 +26,8 @@ TRAINING = (
 )
 OPTIONS = {"sm": "", "gmoe": "--grow-experts 2,2,4"}
 """Of the launcher, by learner."""
-STEPS = ("the corpus", "the stream", "language models", "image learners", "the report")
-"""The names of `steps`."""
+STEPS = {"the corpus": 4, "the stream": 6, "language models": 57, "image learners": 9, "the report": 8}
+"""Seconds of each of `steps` on two idle cores, from which the demo tells how long the rest takes."""
 
 
 def steps(out: Path) -> list[list[str]]:
@@ -53,6 +53,14 @@ def steps(out: Path) -> list[list[str]]:
         ],
         [f"alma report {runs} --out {shlex.quote(str(out / 'report'))}"],
     ]
+
+
+def remaining(place: int, passed: float) -> str:
+    """How long the steps from `place` on take, at the pace of those before: they took `passed` seconds."""
+    usual = list(STEPS.values())
+    pace = max(1.0, passed / sum(usual[:place])) if place else 1.0
+    left = pace * sum(usual[place:])
+    return f"about {left:.0f} s left" if left < 90 else f"about {left / 60:.0f} min left"
 
 
 def run(lines: Sequence[str]) -> None:
@@ -91,8 +99,8 @@ def parser() -> Parser:
         usage="%(prog)s [--out DIR]",
         description="Run all of ALMA on small data, without a download: text becomes a stream, two language "
         "models train on it, image learners train on digits, and a report compares the runs. Takes 1 to 2 "
-        "minutes on two idle cores, longer beside other work. Prints each command before it runs. "
-        "Rerun the demo to resume after an interruption.",
+        "minutes on two idle cores, longer beside other work. Prints each command before it "
+        "runs, and how long the rest takes. Rerun the demo to resume after an interruption.",
         epilog="examples:\n  alma demo\n  alma demo --out /tmp/demo",
     )
     out = "directory for the corpus, the stream, the runs and the report (default: demo_out)"
@@ -105,8 +113,10 @@ def main() -> None:
     """Entry point of `python -m slurm.demo`."""
     started = time.monotonic()
     out = parser().parse_args().out
-    for place, (name, lines) in enumerate(zip(STEPS, steps(out), strict=True), start=1):
-        print(f"\n[{place}/{len(STEPS)}] {name}", flush=True)
+    for place, (name, lines) in enumerate(zip(STEPS, steps(out), strict=True)):
+        told = "on two idle cores" if not place else "at this pace"
+        left = remaining(place, time.monotonic() - started)
+        print(f"\n[{place + 1}/{len(STEPS)}] {name} ({left} {told})", flush=True)
         run(lines)
     print(f"\ndone in {time.monotonic() - started:.0f} s: {out / 'report/report.md'}")
 

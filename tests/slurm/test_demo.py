@@ -49,3 +49,18 @@ def test_commands_of_a_step_run_concurrently_and_a_failure_ends_the_demo(capfd, 
     with pytest.raises(SystemExit) as stop:
         demo.run(["python -c 'raise SystemExit(3)'"])
     assert stop.value.code == 3
+
+
+def test_it_says_how_long_the_rest_takes_at_its_own_pace(monkeypatch, tmp_path, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
+    usual = iter(demo.STEPS.values())
+    monkeypatch.setattr(demo, "run", lambda lines: clock.__setitem__(0, clock[0] + 3 * next(usual)))
+    monkeypatch.setattr("sys.argv", ["demo", "--out", str(tmp_path)])
+    demo.main()
+    steps = [line for line in capsys.readouterr().out.splitlines() if line]
+    total = sum(demo.STEPS.values())
+    assert steps[0] == f"[1/5] the corpus (about {total} s left on two idle cores)"
+    rest = total - demo.STEPS["the corpus"]
+    assert steps[1] == f"[2/5] the stream (about {3 * rest / 60:.0f} min left at this pace)"
+    assert steps[-1].startswith(f"done in {3 * total} s")

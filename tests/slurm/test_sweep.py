@@ -168,7 +168,7 @@ def test_forty_runs_are_one_array_of_four_jobs(cluster, tmp_path, monkeypatch, c
     words = ("--cluster", "slurm", "--wait", "--runs-per-job", "10", "--timeout-min", "30", "--", *TINY)
     words += ("--seeds", "0-39", "--out", "x")
     out, err = finish(start(tmp_path, cluster.environment, *words))
-    assert "4 parts with 40 runs submitted" in err
+    assert "4 jobs submitted" in err
     assert "alma report" in out
     place = tmp_path / "x"
     names = [f"sm_w2_h2_s{seed}" for seed in range(40)]
@@ -187,7 +187,7 @@ def test_forty_runs_are_one_array_of_four_jobs(cluster, tmp_path, monkeypatch, c
     assert len(lines) == 4  # one for each part, none for the runs
     assert total == "4 done"
     _, err = finish(start(tmp_path, cluster.environment, *words))
-    assert "0 parts with 0 runs submitted" in err
+    assert "0 jobs submitted" in err
 
 
 def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkeypatch):
@@ -225,7 +225,7 @@ def test_a_failing_run_fails_its_part_only_and_a_relaunch_completes_it(cluster, 
     assert {len(rows(tmp_path / f"x/sm_w2_h2_s{seed}")) for seed in (0, 2, 3)} == {3}
     shutil.rmtree(foreign)
     _, err = finish(start(tmp_path, cluster.environment, *words))
-    assert "1 parts with 2 runs submitted" in err
+    assert "1 jobs submitted" in err
     assert len(rows(foreign)) == 3
 
 
@@ -240,7 +240,7 @@ def test_running_parts_are_not_resubmitted_and_can_be_cancelled(cluster, tmp_pat
     assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0
     ids = [job.job_id for job in queue.read_jobs(Path("x"))]
     assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0
-    assert "0 parts with 0 runs submitted" in capsys.readouterr().err
+    assert "0 jobs submitted" in capsys.readouterr().err
     assert [job.job_id for job in queue.read_jobs(Path("x"))] == ids
     assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "2", "--", *flags) == 2
     assert "part 1 of 2" in capsys.readouterr().err
