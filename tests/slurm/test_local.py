@@ -45,12 +45,12 @@ def test_slots_share_the_visible_gpus_evenly(gpus, monkeypatch, count, jobs, vis
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert devices(jobs) == expected
     share = len((expected[0] or "").split(",")) if expected[0] else 0
-    assert Machine.here().slot(jobs).gpus == (2**35,) * share
+    assert Machine.here().slot(jobs, on_cpu=True).gpus == (2**35,) * share
 
 
 def test_a_slot_has_its_share_of_the_memory():
-    assert Machine((), 10**10).slot(4) == Machine((), 10**10 // 4)
-    assert Machine((5, 5, 5), None).slot(2) == Machine((5,), None)
+    assert Machine((), 10**10).slot(4, on_cpu=False) == Machine((), 10**10 // 4)
+    assert Machine((5, 5, 5), None).slot(2, on_cpu=False) == Machine((5,), None)
 
 
 def test_each_training_sees_the_gpus_of_its_slot_alone(gpus, tmp_path, monkeypatch):
