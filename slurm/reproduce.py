@@ -67,6 +67,7 @@ class Outcome(NamedTuple):
     state: str
     seconds: float
     files: list[Path]
+    code: int = 0
 
 
 def tool(module: str, *words: object, folder: Path | None = None) -> Command:
@@ -155,7 +156,7 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> O
     for one in todo:
         print(f"\n{name} {one}", flush=True)
         if code := run(one, options.jobs):
-            return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, [])
+            return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, [], code)
     seconds = time.monotonic() - started
     make_directory(out)
     write_json_atomic(marker, content | {"seconds": round(seconds, 1)})
@@ -246,16 +247,9 @@ def parser() -> Parser:
 
 
 @command
+@children.failures_in_one_line()
 def main() -> None:
     """Entry point of `python -m slurm.reproduce`."""
-    try:
-        _main()
-    except children.StageFailed as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        sys.exit(1)
-
-
-def _main() -> None:
     options, records = parser().parse_args(), index()
     if options.list:
         print(overview(records))
@@ -283,12 +277,11 @@ def _main() -> None:
     rows: list[Outcome] = []
     for name in names:
         rows.append(make(name, records[name], options))
-        if rows[-1].state.startswith("failed"):
+        if rows[-1].code:
             break
     if not options.dry_run:
         print(f"\n{summary(rows)}")
-    if rows[-1].state.startswith("failed"):
-        sys.exit(int(rows[-1].state.split()[-1]))
+    sys.exit(rows[-1].code)
 
 
 if __name__ == "__main__":

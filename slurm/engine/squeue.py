@@ -115,8 +115,8 @@ def _call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     # The user's own SQUEUE_ and SACCT_ variables would filter or truncate the answer.
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_"))}
     ours["SLURM_BITSTR_LEN"] = "0"
+    command = [program, *arguments]
     try:
-        command = [program, *arguments]
         return subprocess.run(command, env=ours, capture_output=True, text=True, timeout=_ANSWER_SECONDS)
     except FileNotFoundError:
         raise UserError(f"no SLURM here (no {program}): run this on a machine of the cluster") from None

@@ -76,13 +76,9 @@ class Cost:
     @property
     def tokens(self) -> int | None:
         """Of the whole training, with every batch full (the last of an epoch may be smaller)."""
-        factors = (self.batch, self.update_freq, self.processes, self.updates)
+        passes = self.settings["--update-freq"][0]  # of a process per update, in the first epoch
+        factors = (self.batch, passes, self.processes, self.updates)
         return None if None in factors else math.prod(factor or 0 for factor in factors)
-
-    @property
-    def update_freq(self) -> int:
-        """Forward passes of a process per update, in the first epoch."""
-        return self.settings["--update-freq"][0]
 
     @property
     def flops(self) -> int | None:

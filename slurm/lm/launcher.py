@@ -3,7 +3,6 @@
 import argparse
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 
@@ -24,18 +23,11 @@ from slurm.lm.sharing import share
 _LIBRARIES = ("fairseq_alma.preloaded",)
 
 
+@children.failures_in_one_line()
 def start(words: Sequence[str], parsed: argparse.Namespace) -> None:
     """Run a command line of the launcher, whose options are `parsed`."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end the child and say so, as on Ctrl-C
     options = Launch(parsed.cluster, **given(Launch, parsed))
-    try:
-        _launch(words, parsed, options)
-    except children.StageFailed as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        sys.exit(1)
-
-
-def _launch(words: Sequence[str], parsed: argparse.Namespace, options: Launch) -> None:
     resources.check_cluster(parsed, slurm=("wait",), local=("jobs",))
     wanted, jobs, on_slurm = resources.read(parsed), options.jobs or 1, options.cluster == "slurm"
     if options.megabatches and not options.dry_run:

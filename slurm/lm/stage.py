@@ -32,7 +32,6 @@ class RunJob(Job):
 
     @property
     def spec(self) -> StageSpec:
-        """The stage."""
         return self.plan.stages[self.index]
 
     def model_of(self, directory: Path) -> Path:
@@ -50,8 +49,14 @@ class RunJob(Job):
             collect(self.plan, Run.open(self.run, Run.read(self.run).config))
 
 
+@dataclass(frozen=True, kw_only=True)
 class UntrainedJob(RunJob):
     """Evaluate the model before any training, for t = 0."""
+
+    name: str = "untrained"
+    kind: str = "untrained"
+    array: str = "alma-untrained"
+    alone: bool = True
 
     def do(self, environment: Environment | None = None) -> None:
         """Write untrained.json."""
@@ -64,6 +69,7 @@ class UntrainedJob(RunJob):
 class TrainJob(RunJob):
     """Train one model of a stage."""
 
+    kind: str = "train"
     training: Training
 
     def do(
@@ -127,8 +133,12 @@ class TrainJob(RunJob):
         return arguments, {}
 
 
+@dataclass(frozen=True, kw_only=True)
 class EvaluateJob(RunJob):
     """Evaluate the models deployed after a stage."""
+
+    kind: str = "evaluate"
+    alone: bool = True
 
     def do(self, environment: Environment | None = None) -> None:
         """Write result.json."""
@@ -141,18 +151,9 @@ class EvaluateJob(RunJob):
 def jobs_of(plan: Plan) -> list[RunJob]:
     """All jobs of a run in a possible order of execution."""
     shared: dict[str, Any] = {"plan": plan, "run": plan.out}
-    jobs: list[RunJob] = [
-        UntrainedJob(
-            name="untrained",
-            kind="untrained",
-            array="alma-untrained",
-            directory=plan.out,
-            marker=plan.out / UNTRAINED,
-            alone=True,
-            **shared,
-        )
-    ]
+    jobs: list[RunJob] = [UntrainedJob(directory=plan.out, marker=plan.out / UNTRAINED, **shared)]
     for index, spec in enumerate(plan.stages):
+        shared["index"] = index
         count = sum(not training.cools for training in spec.trainings)
         for number, training in enumerate(spec.trainings):
             of = f", member {number % count + 1} of {count}" if count > 1 else ""
@@ -161,14 +162,12 @@ def jobs_of(plan: Plan) -> list[RunJob]:
             jobs.append(
                 TrainJob(
                     name=f"stage {index}{of}" + (", cool-down" if training.cools else ""),
-                    kind="train",
                     array=f"{array}-shared" if training.source else array,
                     directory=training.directory,
                     marker=training.directory / TRAINED,
                     needs=(needed / TRAINED,) if needed else (),
                     updates=training.updates and training.updates + training.earlier,
                     alone=training.source is not None,
-                    index=index,
                     training=training,
                     **shared,
                 )
@@ -176,13 +175,10 @@ def jobs_of(plan: Plan) -> list[RunJob]:
         jobs.append(
             EvaluateJob(
                 name=f"evaluation of stage {index}",
-                kind="evaluate",
                 array=f"alma-evaluate{index}",
                 directory=spec.directory,
                 marker=spec.directory / RESULT,
                 needs=tuple(model / TRAINED for model in spec.models),
-                alone=True,
-                index=index,
                 **shared,
             )
         )
