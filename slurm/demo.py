@@ -86,7 +86,6 @@ def _follow(process: subprocess.Popen, line: str) -> int:
 
 
 def parser() -> Parser:
-    """The command line."""
     made = Parser(
         prog="python -m slurm.demo",
         usage="%(prog)s [--out DIR]",
@@ -103,7 +102,6 @@ def parser() -> Parser:
 
 @command
 def main() -> None:
-    """Entry point of `python -m slurm.demo`."""
     started = time.monotonic()
     out = parser().parse_args().out
     for place, (name, lines) in enumerate(zip(STEPS, steps(out), strict=True)):

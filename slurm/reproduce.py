@@ -71,7 +71,6 @@ class Outcome(NamedTuple):
 
 
 def tool(module: str, *words: object, folder: Path | None = None) -> Command:
-    """The command line of a tool."""
     return Command([sys.executable, "-m", module, *map(str, words)], folder)
 
 
@@ -188,7 +187,6 @@ def drawn(out: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _digest() -> str:
-    """Identifies the content of all experiments and sizes."""
     files = sorted(set(EXPERIMENTS.rglob("*.yaml")) - {EXPERIMENTS / "index.yaml"})
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
@@ -212,7 +210,6 @@ def summary(rows: Sequence[Outcome]) -> str:
 
 
 def parser() -> Parser:
-    """The command line."""
     made = Parser(
         prog="python -m slurm.reproduce",
         usage="%(prog)s FIGURE... [options]",
@@ -249,7 +246,6 @@ def parser() -> Parser:
 @command
 @children.failures_in_one_line()
 def main() -> None:
-    """Entry point of `python -m slurm.reproduce`."""
     options, records = parser().parse_args(), index()
     if options.list:
         print(overview(records))

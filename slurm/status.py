@@ -53,7 +53,6 @@ class LoggedProgress:
 
     updates: int | None = None
     speed: float = 0.0
-    """Updates per second."""
     perplexity: str = ""
     """Of the last validation, else of the last training batches."""
 
@@ -82,7 +81,6 @@ class LoggedProgress:
 
 
 def table(seen: Sequence[JobStatus]) -> str:
-    """The table for a terminal."""
     rows = [HEADER]
     for status in seen:
         job = status.job
@@ -98,7 +96,6 @@ def table(seen: Sequence[JobStatus]) -> str:
 
 
 def parser() -> Parser:
-    """The command line."""
     made = Parser(
         prog="python -m slurm.status",
         usage="%(prog)s RUN... [--watch [SECONDS]]",
@@ -115,7 +112,6 @@ def parser() -> Parser:
 
 
 def _seconds(text: str) -> float:
-    """The interval of --watch."""
     try:
         seconds = float(text)
     except ValueError:
@@ -169,7 +165,6 @@ def _looks(launched: Sequence[Path], local: Sequence[Path], seconds: float) -> I
 
 @command
 def main() -> None:
-    """Entry point of `python -m slurm.status`."""
     given = parser().parse_intermixed_args()
     from slurm.lm.local import state_of  # imports much, so the options are checked first
 

@@ -48,7 +48,6 @@ def launch(sweep: Sequence[PartJob], wanted: Resources, wait: bool) -> None:
 
 
 def parser() -> Parser:
-    """The command line up to the `--`."""
     made = Parser(
         prog="python -m slurm.sweep",
         usage="%(prog)s [options] -- [flags of alma images]",
@@ -72,7 +71,6 @@ def parser() -> Parser:
 @command
 @children.failures_in_one_line()
 def main() -> None:
-    """Entry point of `python -m slurm.sweep`."""
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     options, flags = parser().parse_args(words[:split]), words[split + 1 :]

@@ -54,7 +54,6 @@ class SubmittedJob:
 
     @property
     def done(self) -> bool:
-        """Whether its marker exists."""
         # Listed, not tested: NFS caches for up to a minute that a file does not exist.
         try:
             return self.marker.name in os.listdir(self.marker.parent)
@@ -222,7 +221,6 @@ def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
 
 
 def count(seen: Iterable[JobStatus]) -> str:
-    """Number of jobs in each state, such as "2 done, 1 running"."""
     counts = Counter(status.state for status in seen)
     return ", ".join(
         f"{counts[state]} {state}" for state in ("done", *reversed(MOVING), *BAD) if counts[state]

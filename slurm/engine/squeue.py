@@ -21,8 +21,6 @@ class NoAnswer(UserError):
 
 @dataclass(frozen=True)
 class JobState:
-    """State of a job in SLURM."""
-
     word: str
     """Such as PENDING or NODE_FAIL."""
     node: str = ""
@@ -31,12 +29,10 @@ class JobState:
 
     @property
     def running(self) -> bool:
-        """Whether it runs, starts or ends."""
         return self.word in _RUNNING
 
     @property
     def live(self) -> bool:
-        """Whether it is queued or running."""
         return self.running or self.word in _QUEUED
 
 
@@ -106,7 +102,6 @@ def _elements(name: str) -> list[str]:
 
 
 def _array_ids(ids: Iterable[str]) -> str:
-    """Ids without their array elements, separated by commas."""
     return ",".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
 
 

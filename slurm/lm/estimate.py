@@ -42,7 +42,6 @@ class Cost:
 
     @property
     def processes(self) -> int:
-        """Data-parallel processes."""
         return self.settings["--distributed-world-size"] or 1
 
     @cached_property
@@ -59,7 +58,6 @@ class Cost:
 
     @property
     def parameters(self) -> int | None:
-        """Of the model, all members."""
         return self.shape.parameters if self.shape else None
 
     @property
@@ -70,7 +68,6 @@ class Cost:
 
     @property
     def updates(self) -> int | None:
-        """Of the whole training."""
         return self.settings["--max-update"] or None
 
     @property
@@ -112,7 +109,6 @@ class Estimate:
     out: Path
     learner: str
     costs: tuple[Cost, ...]
-    """Of all trainings, in order."""
     deployed: tuple[Cost, ...]
     """Of the trainings whose models are deployed after the last stage."""
     parameters: int | None

@@ -51,8 +51,6 @@ class Precision:
 
 @dataclass(frozen=True)
 class Memory(Precision):
-    """Memory of one process in bytes."""
-
     shape: Shape
     parameters: int
     batch: int
@@ -129,5 +127,4 @@ class Memory(Precision):
 
     @property
     def _mask(self) -> int:
-        """Bytes per element of a dropout mask, which is a float on a CPU."""
         return 1 if self.on_gpu else 4

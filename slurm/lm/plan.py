@@ -49,7 +49,6 @@ class Training:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Command line of the `arguments`."""
         return (sys.executable, "-m", "fairseq_cli.train", *self.arguments)
 
 
@@ -75,7 +74,6 @@ class Plan:
 
     request: Request
     config: dict[str, Any]
-    """For alma.records."""
     seeds: dict[str, int]
     """Of the members, for alma.records."""
     untrained: tuple[str, ...]
@@ -84,12 +82,10 @@ class Plan:
 
     @property
     def out(self) -> Path:
-        """The run directory."""
         return self.request.out
 
     @property
     def stream(self) -> str:
-        """The data."""
         return self.request.stream
 
 
@@ -228,7 +224,6 @@ def _title(stage: Stage) -> str:
 
 
 def _seed(request: Request, index: int, member: int) -> int:
-    """Of the weights and data order of a stage's member."""
     models_before = index * request.models if request.learner_spec.fresh else 0
     return request.seed + SEED_STEP * (models_before + member)
 
@@ -239,7 +234,6 @@ def _jointly(request: Request) -> int | None:
 
 
 def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
-    """Experts added before each stage but the first."""
     if not request.learner_spec.growth:
         return []
     numbers = request.grow_experts or [DEFAULT_GROWTH]

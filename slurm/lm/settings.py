@@ -71,12 +71,10 @@ class Request(TextOptions):
 
     @property
     def learner_spec(self) -> LearnerSpec:
-        """The entry of its learner."""
         return LEARNERS[self.learner]
 
     @property
     def arch(self) -> str:
-        """Value of --arch."""
         return self.settings["--arch"]
 
     @property
@@ -109,7 +107,6 @@ class Request(TextOptions):
 
     @property
     def average_words(self) -> list[str]:
-        """Flags of fairseq-train that follow from --average."""
         if kept := self.averaged_checkpoints:
             return ["--keep-interval-updates", str(kept)]
         if not self.average:
@@ -131,7 +128,6 @@ class Request(TextOptions):
 
     @property
     def renews(self) -> bool:
-        """Whether each stage trains new models."""
         return self.from_scratch or self.learner_spec.fresh
 
     def directory(self, index: int, member: int) -> Path:

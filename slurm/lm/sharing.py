@@ -37,7 +37,6 @@ def share(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def _without_folder(training: Training) -> list[str]:
-    """The command line without --save-dir."""
     words = list(training.arguments)
     place = words.index("--save-dir")
     return words[:place] + words[place + 2 :]

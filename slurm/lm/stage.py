@@ -28,7 +28,6 @@ class RunJob(Job):
 
     plan: Plan
     index: int = 0
-    """Of the stage."""
 
     @property
     def spec(self) -> StageSpec:
@@ -43,7 +42,6 @@ class RunJob(Job):
         """Do what is missing on this machine, with additional environment variables."""
 
     def work(self) -> None:
-        """Do what is missing, then append rows."""
         self.do()
         with patiently_locked(self.run):
             collect(self.plan, Run.open(self.run, Run.read(self.run).config))
@@ -59,7 +57,6 @@ class UntrainedJob(RunJob):
     alone: bool = True
 
     def do(self, environment: Environment | None = None) -> None:
-        """Write untrained.json."""
         if not self.done:
             what = "evaluation of the untrained model"
             children.run(self.plan.untrained, self.run / "untrained.log", what, environment=environment)
@@ -67,8 +64,6 @@ class UntrainedJob(RunJob):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob(RunJob):
-    """Train one model of a stage."""
-
     kind: str = "train"
     training: Training
 
@@ -100,7 +95,6 @@ class TrainJob(RunJob):
             write_json_atomic(self.marker, {"checkpoint": self.model_of(self.directory).name})
 
     def work(self) -> None:
-        """Train, in as many processes as the SLURM job has tasks."""
         from submitit import JobEnvironment
 
         job = JobEnvironment()
@@ -141,7 +135,6 @@ class EvaluateJob(RunJob):
     alone: bool = True
 
     def do(self, environment: Environment | None = None) -> None:
-        """Write result.json."""
         if not self.done:
             models = ":".join(str(self.model_of(model)) for model in self.spec.models)
             command = [*self.spec.evaluate, "--path", models]
