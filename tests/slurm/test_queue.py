@@ -43,38 +43,20 @@ def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path
     assert slurm.calls("sacct") == []
 
 
-def test_slurm_is_not_asked_when_all_is_done(slurm, run):
-    finish_all(run)
-    assert set(states(run).values()) == {"done"}
-    assert slurm.calls("squeue") == []
-
-
 @pytest.mark.parametrize(
-    ("word", "state"),
+    ("words", "restarts", "state"),
     [
-        ("PENDING", "queued"),
-        ("REQUEUE_HOLD", "queued"),
-        ("CONFIGURING", "running"),
-        ("COMPLETING", "running"),
-        ("SUSPENDED", "running"),
-        ("CANCELLED", "cancelled"),
-        ("COMPLETED", "failed"),
-        ("FAILED", "failed"),
-        ("TIMEOUT", "failed"),
-        ("NODE_FAIL", "failed"),
-        ("OUT_OF_MEMORY", "failed"),
-        ("PREEMPTED", "failed"),
+        ("PENDING REQUEUE_HOLD", 0, "queued"),
+        ("PENDING", 1, "requeued"),
+        ("CONFIGURING COMPLETING SUSPENDED", 0, "running"),
+        ("CANCELLED", 0, "cancelled"),
+        ("COMPLETED FAILED TIMEOUT NODE_FAIL OUT_OF_MEMORY PREEMPTED", 0, "failed"),
     ],
 )
-def test_states_of_slurm(slurm, run, word, state):
-    slurm.has(squeue=f"5|{word}|n1|0|None|\n")
-    assert states(run)["untrained"] == state
-
-
-def test_a_job_that_ran_before_is_requeued(slurm, run):
-    slurm.has(squeue="7_0|PENDING||1|BeginTime|\n7_1|PENDING||0|Resources|\n")
-    seen = states(run)
-    assert (seen["stage 0, member 1 of 2"], seen["stage 0, member 2 of 2"]) == ("requeued", "queued")
+def test_states_of_slurm(slurm, run, words, restarts, state):
+    for word in words.split():
+        slurm.has(squeue=f"5|{word}|n1|{restarts}|None|\n")
+        assert states(run)["untrained"] == state
 
 
 def test_a_marker_written_during_squeue_counts(slurm, run):
@@ -95,11 +77,8 @@ def test_dependents_of_a_failed_job_are_cancelled_and_say_so(slurm, run):
     for name in ("evaluation of stage 0", "stage 1, member 2 of 2", "evaluation of stage 1"):
         assert seen[name].state == "cancelled"
         assert seen[name].why == "needs stage 0, member 2 of 2, which failed"
-
-
-def test_failures_explain_more_than_cancellations(slurm, run):
-    finish(run, "untrained.json")
-    slurm.has(squeue="7_0|CANCELLED||0|x|\n7_1|FAILED|n1|0|x|\n")
+    (run / "stage_00/member_0/trained.json").unlink()
+    slurm.has(squeue="7_0|CANCELLED||0|x|\n7_1|FAILED|n1|0|x|\n")  # a failure explains more
     assert queue.look([run])[3].why == "needs stage 0, member 2 of 2, which failed"
 
 
@@ -177,7 +156,6 @@ def test_errors_in_logs(slurm, run):
     "change",
     [
         {"job": "--user=root"},  # would be an option of scancel
-        {"job": 7},
         {"needs": "none"},
         {"marker": None},
         {"updates": 1e9},
@@ -190,10 +168,7 @@ def test_a_job_whose_values_are_of_other_kinds_is_an_error(run, change):
     (run / "jobs.json").write_text(json.dumps({"version": 1, "units": [good | change]}))
     with pytest.raises(UserError, match=f"run/jobs.json is damaged .*{next(iter(change))} is"):
         queue.read_jobs(run)
-
-
-def test_jobs_come_after_the_jobs_they_need(slurm, run):
-    write(run, [entry("untrained", None, ".", "untrained.json", "1", [0])])
+    write(run, [good | {"needs": [0]}])  # a job that does not come before it
     with pytest.raises(UserError, match="run/jobs.json is damaged"):
         queue.read_jobs(run)
 
