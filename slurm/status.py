@@ -1,6 +1,7 @@
 """State of runs: a line for each job on a cluster, and for each local run: `alma status`."""
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -96,12 +97,8 @@ def table(seen: Sequence[JobStatus]) -> str:
 
 
 def parser() -> Parser:
-    made = Parser(
-        prog="python -m slurm.status",
-        usage="%(prog)s RUN... [--watch [SECONDS]]",
-        description=_ABOUT,
-        epilog=_STATES,
-    )
+    usage = "%(prog)s RUN... [--watch [SECONDS]]"
+    made = Parser(prog="python -m slurm.status", usage=usage, description=_ABOUT, epilog=_STATES)
     made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
     watch = (
         "show the state again and again until everything is done or nothing is active; SECONDS between two "
@@ -112,13 +109,10 @@ def parser() -> Parser:
 
 
 def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: give seconds, more than 0, and runs before --watch")
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text}: give seconds, more than 0, and runs before --watch")
 
 
 def _result(job: SubmittedJob) -> str:
@@ -134,8 +128,9 @@ def _result(job: SubmittedJob) -> str:
 
 def _remark(status: JobStatus) -> str:
     """The log and the error; before the start, what the job waits for."""
-    job = status.job
-    log = status.log or ((job.own_log or job.log) if status.state in ("running", "done") else None)
+    log = status.log
+    if status.state in ("running", "done"):
+        log = log or status.job.own_log or status.job.log
     shown = min(str(log), os.path.relpath(log), key=len) if log else ""
     return ": ".join(filter(None, (shown, status.why)))
 
@@ -155,12 +150,12 @@ def _looks(launched: Sequence[Path], local: Sequence[Path], seconds: float) -> I
     seen: list[JobStatus] = []
     for seen in queue.watch(launched, seconds):
         yield [*seen, *map(state_of, local)]
-    here = [state_of(run) for run in local]
-    while any(status.state in queue.MOVING for status in here):
-        yield [*seen, *here]
-        time.sleep(seconds)
+    while True:
         here = [state_of(run) for run in local]
-    yield [*seen, *here]
+        yield [*seen, *here]
+        if not any(status.state in queue.MOVING for status in here):
+            return
+        time.sleep(seconds)
 
 
 @command

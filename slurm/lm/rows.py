@@ -17,10 +17,21 @@ UNTRAINED, RESULT = "untrained.json", "result.json"
 TRAINED = "trained.json"
 """Marker in the directory of a training."""
 _COSTS = ("flops", "growth_flops", "seconds", "peak_memory_bytes")
-_KINDS = {"perplexity": AMOUNT, "parameters": whole(0), "eval_flops_per_example": AMOUNT}
-_KINDS |= {"expert_count": optional(whole(0)), "training": Kind("a list of costs", lambda v: _are_costs(v))}
 _OF_TRAINING = ("training", "validation", "shared_with")
 """Keys of `extra` about the training, which waiting rows do not repeat."""
+
+
+def _are_costs(value: Any) -> bool:
+    try:
+        for each in value:
+            require(each, dict.fromkeys(_COSTS, AMOUNT) | {"validation_flops": optional(AMOUNT)}, _COSTS)
+    except (ValueError, TypeError):
+        return False
+    return isinstance(value, list)
+
+
+_KINDS = {"perplexity": AMOUNT, "parameters": whole(0), "eval_flops_per_example": AMOUNT}
+_KINDS |= {"expert_count": optional(whole(0)), "training": Kind("a list of costs", _are_costs)}
 
 
 def collect(plan: Plan, run: Run) -> None:
@@ -77,15 +88,6 @@ def _read(
     except ValueError as error:
         raise UserError(f"{path}: damaged ({error}): delete it and rerun the command") from None
     return record
-
-
-def _are_costs(value: Any) -> bool:
-    try:
-        for each in value:
-            require(each, dict.fromkeys(_COSTS, AMOUNT) | {"validation_flops": optional(AMOUNT)}, _COSTS)
-    except (ValueError, TypeError):
-        return False
-    return isinstance(value, list)
 
 
 def measured_fields(measured: Mapping[str, Any], new: Sequence[bool]) -> Measured:

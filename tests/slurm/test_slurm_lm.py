@@ -60,20 +60,19 @@ def test_the_rows_and_losses_of_one_machine_of_two_tasks_and_after_a_requeue(
     The nodes' GPUs are fake, so that --cpu is needed; without it the first job would end with one line.
     """
     whole, cut, here, there = (tmp_path / name for name in ("whole", "cut", "here", "there"))
-    alone = ("--learner", "sm", "--stages", "1", *ON_SLURM)
-    ensemble = ("--learner", "ens", "--members", "2", "--stages", "1")
+    learner = ("--learner", "sm", "--stages", "1")
     together = ("--tasks-per-node", "2", "--gpus-per-node", "2")
     apart = ("--nodes", "2", "--gpus-per-node", "1")
     started = [
-        launch(words(stream, cut, *alone, *apart, updates=UPDATES)),
-        launch(words(stream, whole, *alone, *together, updates=UPDATES)),
-        launch(words(stream, there, *ensemble, *ON_SLURM, updates=3)),
+        launch(words(stream, cut, *learner, *ON_SLURM, *apart, updates=UPDATES)),
+        launch(words(stream, whole, *learner, *ON_SLURM, *together, updates=UPDATES)),
+        launch(words(stream, there, *learner, *ON_SLURM, updates=3)),
     ]
     log = cut / "stage_00/train.log"
     cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=120)
     job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")
     cluster.run("scancel", "--signal=USR2", job_id)  # as SLURM does before a preemption or a timeout
-    forked.launch(*words(stream, here, *ensemble, updates=3))
+    forked.launch(*words(stream, here, *learner, updates=3))
     assert [process.wait(timeout=900) for process in started] == [0, 0, 0]
     assert comparable(there) == comparable(here)
     assert [row["t"] for row in comparable(there)] == [0, 1]
