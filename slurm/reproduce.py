@@ -180,10 +180,9 @@ def run(one: Command, jobs: int) -> int:
 
 def drawn(out: Path, names: Sequence[str]) -> list[Path]:
     """The files in `out` that show a figure or table, by parts of their names."""
+    shows = re.compile(rf"(^|_)({'|'.join(names)})(_[hB]\d+)*$")
     files = sorted([*out.glob("*.png"), *out.glob("table*.md")])
-    return [
-        file for file in files if any(re.search(rf"(^|_){name}(_[hB]\d+)*$", file.stem) for name in names)
-    ]
+    return [file for file in files if shows.search(file.stem)]
 
 
 def _digest() -> str:
@@ -223,21 +222,12 @@ def parser() -> Parser:
     size = "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; paper: the paper's "
     size += "settings (default: small)"
     add("--size", choices=SIZES, default="small", help=size)
-    add(
-        "--out",
-        type=Path,
-        default=Path("reproduced"),
-        metavar="DIR",
-        help="folder for runs, figures and tables (default: reproduced)",
-    )
+    out = "folder for runs, figures and tables (default: reproduced)"
+    add("--out", type=Path, default=Path("reproduced"), metavar="DIR", help=out)
     add("--data-root", type=Path, metavar="DIR", help=f"with --size medium or paper: {DATA_ROOT}")
     add("--download", action="store_true", help="download missing image data sets with torchvision")
-    add(
-        "--stream",
-        type=Path,
-        metavar="STREAM",
-        help="stream of the language models (with --size small one is made; see experiments/streams)",
-    )
+    stream = "stream of the language models (with --size small one is made; see experiments/streams)"
+    add("--stream", type=Path, metavar="STREAM", help=stream)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
     add("--dry-run", action="store_true", help="print the commands, run nothing")
     return made
@@ -263,11 +253,10 @@ def main() -> None:
             raise UserError(f"{name}: no such figure; " + (f"did you mean {near}?" if near else "see --list"))
     names = list(records) if "all" in options.figures else list(dict.fromkeys(options.figures))
     if options.size == "medium":
-        if text := [
-            name for name in options.figures if TABLE2 in records.get(name, {}).get("experiments", ())
-        ]:
-            raise UserError(f"{text[0]}: --size medium is of image figures; give --size small or paper")
-        names = [name for name in names if TABLE2 not in records[name]["experiments"]]
+        text = [name for name in names if TABLE2 in records[name]["experiments"]]
+        if named := [name for name in options.figures if name in text]:
+            raise UserError(f"{named[0]}: --size medium is of image figures; give --size small or paper")
+        names = [name for name in names if name not in text]
     if not options.dry_run:
         check_data([records[name] for name in names], options)
     rows: list[Outcome] = []

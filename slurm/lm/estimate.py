@@ -11,13 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
-from alma.batches import tokens_of
 from alma.flops import Shape
 from alma.stream import Stream, is_stream
 from slurm.engine.machine import Machine
 from slurm.lm.memory import Memory, Precision
 from slurm.lm.plan import Plan
-from slurm.lm.settings import FlagValues
+from slurm.lm.settings import FlagValues, tokens_of_batch
 
 SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
 CHECKPOINTS = 2  # files of a training, besides those at intervals: best and last, if none is a link
@@ -62,9 +61,7 @@ class Cost:
 
     @property
     def batch(self) -> int | None:
-        """Tokens of one forward pass in one process, in full sequences."""
-        limits = ("--batch-size", "--max-tokens", "--tokens-per-sample", "--required-batch-size-multiple")
-        return tokens_of(1, *(self.settings[name] for name in limits))
+        return tokens_of_batch(self.settings)
 
     @property
     def updates(self) -> int | None:

@@ -263,8 +263,15 @@ def _multiplied(request: Request, index: int) -> Flags:
 
 
 def _placed(request: Request) -> dict[str, Sequence[str]]:
-    """The flags to pass on, with those of the placement in place of the user's."""
-    return {**_passed(request.flags), **(request.placement.flags if request.placement else {})}
+    """The flags to pass on, with those of the placement in place of the user's.
+
+    fairseq-train compares --expect-tokens with the tokens that it trains on.
+    """
+    flags = dict(_passed(request.flags))
+    if request.placement:
+        flags |= {name: request.chosen([name]) for name in ("--distributed-world-size", "--update-freq")}
+        flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
+    return flags
 
 
 def _passed(flags: Flags) -> Flags:

@@ -50,7 +50,8 @@ def _measured(plan: Plan, spec: StageSpec | None) -> Measured:
     trained = [training.directory for training in spec.trainings]
     new = [directory in trained for directory in spec.models]
     found = measured_fields(read_measured(spec.directory / RESULT, len(new)), new)
-    if sources := _sources(trained):
+    markers = [read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
+    if sources := [marker["shared_with"] for marker in markers if "shared_with" in marker]:
         found["extra"]["shared_with"] = sources
     return found
 
@@ -59,12 +60,6 @@ def waiting_fields(row: Mapping[str, Any]) -> Measured:
     """The fields of a row while the learner waits, after the row before it."""
     extra = {key: value for key, value in row["extra"].items() if key not in _OF_TRAINING}
     return {**row, **dict.fromkeys(("train_flops", *MACHINE_FIELDS), 0), "extra": extra}
-
-
-def _sources(trained: Sequence[Path]) -> list[str]:
-    """Where the trainings in these directories were taken over from."""
-    markers = [read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
-    return [marker["shared_with"] for marker in markers if "shared_with" in marker]
 
 
 def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:

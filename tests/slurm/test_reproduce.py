@@ -156,6 +156,8 @@ def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
 
 
 def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypatch, capsys):
+    killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
+    assert reproduce.run(reproduce.Command(killed), 1) == 137  # as in a shell
     codes = iter([0, 3])
     monkeypatch.setattr(reproduce, "run", lambda one, jobs: next(codes))
     assert call(main, monkeypatch, "all") == 3
@@ -190,8 +192,3 @@ def test_a_tool_that_fails_to_list_its_runs_is_one_line(small, monkeypatch, caps
     monkeypatch.setattr(reproduce.children, "ask", fail)
     assert call(main, monkeypatch, "first") == 1
     assert capsys.readouterr().err == "error: one.yaml: exit code 1: ImportError: no torch\n"
-
-
-def test_signals_end_as_in_a_shell():
-    words = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    assert reproduce.run(reproduce.Command(words), 1) == 137

@@ -15,6 +15,7 @@ from slurm.lm import progress
 from slurm.lm.rows import measured_fields, waiting_fields
 from slurm.lm.stage import checkpoint
 
+SPENT = {"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0, "validation_flops": 3.0}
 RESULT = {
     "nll": 3.0,
     "perplexity": 20.5,
@@ -24,31 +25,11 @@ RESULT = {
     "eval_flops_per_example": 2.0,
     "experts": {"1": {"share": [0.5, 0.5], "loss": [3.0, 3.0]}},
     "expert_count": 2,
-    "training": [
-        {
-            "updates": 9,
-            "tokens": 90,
-            "flops": 100.0,
-            "growth_flops": 5.0,
-            "validation_flops": 3.0,
-            "seconds": 7.0,
-            "peak_memory_bytes": 8,
-        }
-    ],
+    "training": [SPENT | {"seconds": 7.0, "peak_memory_bytes": 8}],
 }
-PREVIOUS = {
-    "t": 2,
-    "stage": 0,
-    "trained_on": [1, 2],
-    "metric": "perplexity",
-    "value": 30.0,
-    "parameters": 40,
-    "train_flops": 50.0,
-    "eval_flops_per_example": 1.0,
-    "seconds": 3.0,
-    "peak_memory_bytes": 4,
-    "extra": {"experts": 1, "valid": {"loss": 3.0}, "validation": 7.0, "training": [{"updates": 9}]},
-}
+PREVIOUS = {"t": 2, "stage": 0, "trained_on": [1, 2], "metric": "perplexity", "value": 30.0, "parameters": 40}
+PREVIOUS |= {"train_flops": 50.0, "eval_flops_per_example": 1.0, "seconds": 3.0, "peak_memory_bytes": 4}
+PREVIOUS["extra"] = {"experts": 1, "valid": {"loss": 3.0}, "validation": 7.0, "training": [{"updates": 9}]}
 
 
 def python(code: str, log: Path, watch=None, environment=None) -> None:
@@ -70,9 +51,7 @@ def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
         "expert_layers": RESULT["experts"],
         "valid": {"loss": 2.9, "perplexity": 18.2},
         "validation": 3.0,
-        "training": [
-            {"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0, "validation_flops": 3.0}
-        ],
+        "training": [SPENT],
     }
 
 

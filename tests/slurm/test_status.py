@@ -55,13 +55,6 @@ def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatc
     assert slurm.calls("squeue") == slurm.calls("scancel") == []
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"version": 1}', '{"version": 2, "units": []}'])
-def test_damaged_jobs_file(slurm, run, monkeypatch, capsys, content):
-    (run / "jobs.json").write_text(content)
-    assert call(status.main, monkeypatch, run) == 2
-    assert capsys.readouterr().err.startswith("error: run/jobs.json")
-
-
 def test_no_slurm_here(slurm, run, monkeypatch, capsys):
     (slurm.folder / "squeue").unlink()
     assert call(status.main, monkeypatch, run) == 2
@@ -194,9 +187,7 @@ def test_ctrl_c_ends_watch(slurm, run, monkeypatch, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "words", [["--watch", "0", "run"], ["--watch", "nan", "run"], [], ["--watch"], ["absent"]]
-)
+@pytest.mark.parametrize("words", [["--watch", "0", "run"], ["--watch", "nan", "run"], [], ["absent"]])
 def test_wrong_command_lines(slurm, run, monkeypatch, capsys, words):
     assert call(status.main, monkeypatch, *words) == 2
     assert capsys.readouterr().err.startswith("error: ")

@@ -94,22 +94,13 @@ def test_elements_of_a_chain_keep_their_index(tmp_path):
     places = {name: (f"{number}_{place}", after) for number, (_, what, after) in enumerate(jobs, 1)
               for place, name in enumerate(what)}  # fmt: skip
     arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
-    of_ens = [f"ens--members2 stage {index}, member" for index in range(3)]
+    of_ens = [[f"ens--members2 stage {k}, member {m} of 2" for m in (1, 2)] for k in range(3)]
     assert arrays == [
-        (
-            [
-                "sm stage 0",
-                f"{of_ens[0]} 1 of 2",
-                f"{of_ens[0]} 2 of 2",
-                "sm--waiting-time3 stage 0",
-                "gens stage 0",
-            ],
-            None,
-        ),
+        (["sm stage 0", *of_ens[0], "sm--waiting-time3 stage 0", "gens stage 0"], None),
         (["gens stage 1"], None),
-        (["sm stage 1", f"{of_ens[1]} 1 of 2", f"{of_ens[1]} 2 of 2"], "aftercorr:2"),
+        (["sm stage 1", *of_ens[1]], "aftercorr:2"),
         (["gens stage 2"], None),
-        (["sm stage 2", f"{of_ens[2]} 1 of 2", f"{of_ens[2]} 2 of 2"], "aftercorr:4"),
+        (["sm stage 2", *of_ens[2]], "aftercorr:4"),
     ]
     for name, (_, after) in places.items():
         if "evaluation of" in name and "ens" not in name:

@@ -141,19 +141,31 @@ def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, w
     assert list(tmp_path.iterdir()) == []
 
 
-def test_local_sweeps_call_vision_run(tmp_path):
-    out, _ = launch(tmp_path, dict(os.environ), "--", *TINY, "--out", "x")
-    assert "Test error (%)" in out
-    assert len(rows(tmp_path / "x")) == 3
+def test_local_sweeps_call_vision_run(monkeypatch):
+    called = []
+    monkeypatch.setattr(os, "execv", lambda _, words: sys.exit(called.append(words)))
+    assert call(sweep.main, monkeypatch, "--", *TINY) == 0
+    assert called == [[sys.executable, str(ROOT / "vision/run.py"), *TINY]]
 
 
 def test_ten_runs_are_one_array_of_four_jobs(cluster, tmp_path, monkeypatch, capsys):
+    """A run that fails fails its part only, and a relaunch completes that one."""
+    monkeypatch.chdir(tmp_path)
+    place = tmp_path / "x"
+    foreign = place / "sm_w2_h2_s1"
+    assert call(vision, monkeypatch, *TINY, "--lr", "0.5", "--out", foreign) == 0
     words = ("--cluster", "slurm", "--wait", "--runs-per-job", "3", "--timeout-min", "30", "--", *TINY)
     words += ("--seeds", "0-9", "--out", "x")
-    out, err = launch(tmp_path, cluster.environment, *words)
+    _, err = launch(tmp_path, cluster.environment, *words, code=1)
     assert "4 jobs submitted" in err
+    assert "part 2 of 4" in err.splitlines()[-1]
+    assert "1 of 3 runs failed: x/sm_w2_h2_s1 holds a run with other settings" in err.splitlines()[-1]
+    (array,) = {(job.job_id or "").partition("_")[0] for job in queue.read_jobs(place)}
+    cluster.until(lambda: sorted(cluster.states(array).values()) == ["COMPLETED"] * 3 + ["FAILED"])
+    shutil.rmtree(foreign)
+    out, err = launch(tmp_path, cluster.environment, *words)
+    assert "1 jobs submitted" in err
     assert "alma report" in out
-    place = tmp_path / "x"
     names = [f"sm_w2_h2_s{seed}" for seed in range(10)]
     assert sorted(path.name for path in place.iterdir()) == sorted(["jobs.json", "slurm_jobs", *names])
     assert {tuple(row["t"] for row in rows(place / name)) for name in names} == {(0, 1, 2)}
@@ -161,16 +173,12 @@ def test_ten_runs_are_one_array_of_four_jobs(cluster, tmp_path, monkeypatch, cap
     assert sorted(path.name for path in (place / "slurm_jobs").glob("*.json")) == markers
     marked = [json.loads((place / "slurm_jobs" / name).read_text())["runs"] for name in markers]
     assert sorted(run for each in marked for run in each) == sorted(f"x/{name}" for name in names)
-    (array,) = {(job.job_id or "").partition("_")[0] for job in queue.read_jobs(place)}
-    cluster.until(lambda: list(cluster.states(array).values()) == ["COMPLETED"] * 4)
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     assert call(status.main, monkeypatch, place) == 0
     _, *lines, total = capsys.readouterr().out.splitlines()
     assert len(lines) == 4  # one for each part, none for the runs
     assert total == "4 done"
-    _, err = launch(tmp_path, cluster.environment, *words)
-    assert "0 jobs submitted" in err
 
 
 def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkeypatch):
@@ -193,23 +201,6 @@ def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkey
     assert call(vision, monkeypatch, *flags, "--part", "2/3", "--out", "y") == 0
     assert rows(tmp_path / "x/sm_w1_h2_s1") == rows(tmp_path / "y/sm_w1_h2_s1")
     assert len(rows(tmp_path / "x/sm_w1_h2_s2")) == 5
-
-
-@pytest.mark.slow
-def test_a_failing_run_fails_its_part_only_and_a_relaunch_completes_it(cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    foreign = tmp_path / "x/sm_w2_h2_s1"
-    assert call(vision, monkeypatch, *TINY, "--lr", "0.5", "--out", foreign) == 0
-    words = ("--cluster", "slurm", "--wait", "--runs-per-job", "2", "--timeout-min", "30", "--", *TINY)
-    words += ("--seeds", "0-3", "--out", "x")
-    _, err = launch(tmp_path, cluster.environment, *words, code=1)
-    assert "part 2 of 2" in err.splitlines()[-1]
-    assert "1 of 2 runs failed: x/sm_w2_h2_s1 holds a run with other settings" in err.splitlines()[-1]
-    assert {len(rows(tmp_path / f"x/sm_w2_h2_s{seed}")) for seed in (0, 2, 3)} == {3}
-    shutil.rmtree(foreign)
-    _, err = launch(tmp_path, cluster.environment, *words)
-    assert "1 jobs submitted" in err
-    assert len(rows(foreign)) == 3
 
 
 def test_running_parts_are_not_resubmitted_and_can_be_cancelled(cluster, tmp_path, monkeypatch, capsys):
