@@ -16,6 +16,7 @@ from slurm.lm.plan import make_plan
 from slurm.lm.stage import TrainJob, jobs_of
 
 START = "--distributed-init-method"
+SECOND_OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "20007"}
 
 
 def here(gpus: int) -> Machine:
@@ -119,12 +120,8 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, monkeypatch):
     ("resources", "tasks", "arguments", "environment"),
     [
         (Resources(nodes=2), 2, f"8 {START} tcp://a:20007 --distributed-rank 8", {}),
-        (
-            Resources(nodes=2, gpus_per_node=1),
-            2,
-            "1",
-            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "20007"},
-        ),
+        (Resources(nodes=2, gpus_per_node=1), 2, "1", SECOND_OF_TWO),
+        (Resources(tasks_per_node=2, gpus_per_node=2), 2, "1", SECOND_OF_TWO),
         (Resources(gpus_per_node=2), 1, f"2 {START} tcp://localhost:0 --distributed-rank 0", {}),
         (Resources(gpus_per_node=1), 1, "1", {}),
     ],

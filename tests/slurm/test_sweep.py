@@ -71,6 +71,7 @@ def test_malformed_parts_are_refused(monkeypatch, capsys, text):
 
 def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no SLURM here
     words = ("--cluster", "slurm", "--dry-run", "--runs-per-job", "20", "--partition", "learn", "--")
     assert call(sweep.main, monkeypatch, *words, "--seeds", "0-40", "--out", "x") == 0
     said = capsys.readouterr().out
