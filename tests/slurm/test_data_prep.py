@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from launcher import finish
+from launcher import ROOT, finish
 
 import data_prep.cluster
 from alma.errors import UserError
@@ -18,7 +18,6 @@ from alma.stream import Stream
 from data_prep.__main__ import USUAL
 from slurm.engine.squeue import NoAnswer
 
-ROOT = Path(__file__).parents[2]
 DRIVER = """
 import sys
 from data_prep import __main__, cluster, documents

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from launcher import read_requests
+from launcher import ROOT, read_requests
 
 from alma.errors import UserError
 from alma.report.lm.reference import reference
 from slurm.lm.plan import make_plan
 
-ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/table2").glob("*.yaml"))
 
 

@@ -4,13 +4,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launcher import SMALL, read_requests
+from launcher import ROOT, SMALL, read_requests
 
 from alma.errors import UserError
 from alma.records import Run
 from slurm.lm.plan import make_plan
 
-ROOT = Path(__file__).parents[2]
 TUNED = """\
 learner: [sm, gmoe]
 waiting-time: [1, 2]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher import call, finish
+from launcher import ROOT, call, finish
 
 from alma.records import MACHINE_FIELDS, Run
 from slurm import cancel, status, sweep
@@ -17,7 +17,6 @@ from slurm.engine import children, queue
 from slurm.vision import part
 from vision.run import main as vision
 
-ROOT = Path(__file__).parents[2]
 TINY = ("--hidden", "2", "--megabatches", "2", "--waiting-time", "2", "--epochs", "1")
 
 
@@ -176,6 +175,7 @@ def test_ten_runs_are_one_array_of_four_jobs(cluster, tmp_path, monkeypatch, cap
     assert sorted(run for each in marked for run in each) == sorted(f"x/{name}" for name in names)
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
+    capsys.readouterr()
     assert call(status.main, monkeypatch, place) == 0
     _, *lines, total = capsys.readouterr().out.splitlines()
     assert len(lines) == 4  # one for each part, none for the runs
