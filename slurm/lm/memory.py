@@ -51,6 +51,8 @@ class Precision:
 
 @dataclass(frozen=True)
 class Memory(Precision):
+    """Memory of one process in bytes."""
+
     shape: Shape
     parameters: int
     batch: int
@@ -127,4 +129,5 @@ class Memory(Precision):
 
     @property
     def _mask(self) -> int:
+        """Bytes per element of a dropout mask, which is a float on a CPU."""
         return 1 if self.on_gpu else 4
