@@ -195,6 +195,7 @@ def record(
     old = [job for job in before if job.run == run and job.marker not in needs]
     needs |= {job.marker: [need.marker for need in job.needs] for job in old}
     places = {marker: place for place, marker in enumerate(needs)}
+    both: list[Job | SubmittedJob] = [*jobs, *old]
     entries = [
         {
             "name": job.name,
@@ -206,7 +207,7 @@ def record(
             "log": logs.get(job.marker),
             "needs": [places[marker] for marker in needs[job.marker] if marker in places],
         }
-        for job in (*jobs, *old)
+        for job in both
     ]
     queue.write_jobs(run, entries)
 
