@@ -25,7 +25,7 @@ import numpy as np
 from alma.errors import Parser, UserError, count
 from alma.files import make_directory
 from alma.processes import peak_memory, reset_peak_memory, resident_memory
-from benchmarks.timing import Table, show
+from benchmarks.timing import Rows, Table, show
 from data_prep import documents, pipeline
 from data_prep.cut import Wanted
 from data_prep.documents import Reader, Shard
@@ -65,9 +65,7 @@ def line_pool(seed: int) -> LinePool:
     counts = rng.integers(LINE_WORDS // 4, 2 * LINE_WORDS - LINE_WORDS // 4, LINES, endpoint=True)
     share = 1 / np.arange(1, WORDS + 1)
     ranks = iter(rng.choice(WORDS, counts.sum(), p=share / share.sum()).tolist())
-    lines = [
-        " ".join(vocabulary[rank] for rank in itertools.islice(ranks, count)) for count in counts.tolist()
-    ]
+    lines = [" ".join([vocabulary[rank] for rank in itertools.islice(ranks, n)]) for n in counts.tolist()]
     quantiles = [NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)]
     lengths = [max(1, round(MEDIAN_WORDS / LINE_WORDS * math.exp(z))) for z in quantiles]
     return LinePool(lines, counts.tolist(), lengths)
@@ -209,7 +207,7 @@ class MeasuredWork(Work):
 
     def __init__(self, workers: int, corpus: Corpus | Records, logs: Path, share: float = 1) -> None:
         super().__init__(workers)
-        self.rows: list[dict[str, Any]] = []
+        self.rows: Rows = []
         self._corpus, self._logs, self._share = corpus, logs, share
 
     def run(self, stage: str, function: Callable[..., None], tasks: Sequence[Task], unit: str) -> None:
@@ -247,7 +245,7 @@ class MeasuredWork(Work):
         return row
 
 
-def measure(gigabytes: float, directory: Path, workers: int, share: float) -> list[dict[str, Any]]:
+def measure(gigabytes: float, directory: Path, workers: int, share: float) -> Rows:
     """A row per stage; `directory` is for temporary files."""
     inputs, logs, stream = (directory / name for name in ("corpus", "logs", "stream"))
     for each in (inputs, logs):
@@ -267,7 +265,7 @@ def measure(gigabytes: float, directory: Path, workers: int, share: float) -> li
     return work.rows
 
 
-def measure_plan(documents: int, directory: Path, workers: int) -> list[dict[str, Any]]:
+def measure_plan(documents: int, directory: Path, workers: int) -> Rows:
     """A row for each of the stages sort, cut and plan; `directory` is for temporary files."""
     records = Records(documents)
     logs, place = directory / "logs", directory / "work"
@@ -278,9 +276,8 @@ def measure_plan(documents: int, directory: Path, workers: int) -> list[dict[str
     print(f"{records.documents:,} records in {records.shards:,} shards")
     work = MeasuredWork(workers, records, logs)
     with work:
-        tasks = [
-            Task(space.file("scan", number, "bin"), 1, (space, number)) for number in range(records.shards)
-        ]
+        scans = [(space.file("scan", number, "bin"), number) for number in range(records.shards)]
+        tasks = [Task(path, 1, (space, number)) for path, number in scans]
         work.run("records", records.write, tasks, "shard")
         ranges = pipeline.sort_documents(space, wanted, work, records.shards, [])
         plan = pipeline.plan_buckets(space, wanted, work, ranges)
@@ -302,13 +299,8 @@ def main(arguments: list[str]) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help=temporary)
     cores = len(os.sched_getaffinity(0))
     add("--workers", type=int, default=cores, metavar="K", help=f"processes (default: all cores, {cores})")
-    add(
-        "--encode-share",
-        type=float,
-        default=0.2,
-        metavar="S",
-        help="share of the buckets to encode (default: 0.2)",
-    )
+    share = "share of the buckets to encode (default: 0.2)"
+    add("--encode-share", type=float, default=0.2, metavar="S", help=share)
     add("--results", type=Path, default=Path("benchmarks/results"), metavar="DIR", help="for the CSV")
     args = parser.parse_args(arguments)
     if not ((args.documents or args.gigabytes > 0) and args.workers > 0 and 0 < args.encode_share <= 1):
