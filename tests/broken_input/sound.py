@@ -1,9 +1,8 @@
-"""Sound inputs, made by the product itself, each once: SOUND/NAME."""
+"""Sound inputs: stored, or made by the product itself, each once: SOUND/NAME."""
 
 import bz2
 import gzip
 import json
-import os
 import pickle
 import shutil
 import struct
@@ -29,6 +28,9 @@ LAUNCH = f"train stream --learner sm --out runs/lm -- {TINY}"
 DIGITS = "images --megabatches 3 --epochs 1 --hidden 4"
 
 
+INPUTS = Path(__file__).parent / "inputs"
+"""Small inputs that are stored: experiments, an order of sources, GPT-2's files, a run whose training
+failed on SLURM, and programs of SLURM."""
 COMMANDS = {
     "stream": (f"data text=corpus --out stream --mega-batches 2 --words 2000 {SIZES}", "corpus"),
     "ordered": (
@@ -59,7 +61,12 @@ class Sound:
         if not done.exists():
             shutil.rmtree(path, ignore_errors=True)
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.call(*COMMANDS[name]) if name in COMMANDS else MAKERS[name](self, path)
+            if (INPUTS / name).exists():
+                _copy(INPUTS / name, path)
+            elif name in COMMANDS:
+                self.call(*COMMANDS[name])
+            else:
+                MAKERS[name](self, path)
             done.touch()
         return path
 
@@ -67,9 +74,7 @@ class Sound:
         """Copy inputs to the same names in `folder`."""
         folder.mkdir(exist_ok=True)
         for name in names:
-            source, target = self.get(name), folder / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
+            _copy(self.get(name), folder / name)
 
     def call(self, words: str, *needs: str, expected: int = 0) -> None:
         """Run a command in the folder. RuntimeError: it fails."""
@@ -79,6 +84,12 @@ class Sound:
         ended = judge.run(main, self.folder, self.folder / ".log", limited=False)
         if ended.code != expected:
             raise RuntimeError(f"{words}: exit code {ended.code}\n{ended.out}\n{ended.err}")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file or folder."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
 
 
 def makes(name: str) -> Callable:
@@ -118,22 +129,6 @@ def _corpus(sound: Sound, folder: Path) -> None:
     }.items():
         (folder / name).write_bytes(data)
     parquet.write_table(pyarrow.table({"text": parts[6]}), folder / "table.parquet")
-
-
-@makes("gpt2")
-def _gpt2(sound: Sound, folder: Path) -> None:
-    from tokenizers import pre_tokenizers
-
-    folder.mkdir()
-    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("\u0120", "a")]
-    tokens = sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(pair) for pair in merges]
-    (folder / "encoder.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
-    (folder / "vocab.bpe").write_text("#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges))
-
-
-@makes("order.yaml")
-def _order(sound: Sound, path: Path) -> None:
-    path.write_text("- help\n- [notes, books]\n- web\n")
 
 
 @makes("preprocessed")
@@ -235,43 +230,3 @@ def _models(sound: Sound, folder: Path) -> None:
     """Two members, and the last checkpoints of one."""
     for k, flags in (("a", "--save-interval-updates 1 --keep-interval-updates 3"), ("b", "--seed 2")):
         sound.call(f"fairseq-train stream --task alma_lm {TINY} --save-dir models/{k} {flags}", "stream")
-
-
-@makes("runs/jobs")
-def _jobs(sound: Sound, run: Path) -> None:
-    """A run submitted to SLURM: one training failed, its evaluation waits."""
-    (run / "stage_00").mkdir(parents=True)
-    log = {"loss": "5.1", "ppl": "34.2", "num_updates": "4", "ups": "2"}
-    text = f"2026-01-01 00:00:00 | INFO | train_inner | {json.dumps(log)}\nRuntimeError: out of memory\n"
-    (run / "stage_00/train.log").write_text(text)
-    (run / "slurm_0.out").write_text(text)
-    entries = []
-    for k, (kind, marker) in enumerate((("train", "trained.json"), ("evaluate", "result.json"))):
-        entry = {"name": f"stage 0, {kind}", "kind": kind, "stage": 0, "directory": "stage_00"}
-        entry |= {"marker": f"stage_00/{marker}", "updates": 4 if not k else None, "job": f"7{k}"}
-        entries.append(entry | {"log": f"runs/jobs/slurm_{k}.out", "needs": [0] if k else []})
-    (run / "jobs.json").write_text(json.dumps({"version": 1, "units": entries}))
-
-
-@makes("experiments")
-def _experiments(sound: Sound, folder: Path) -> None:
-    (folder / "sizes").mkdir(parents=True)
-    flags = dict(flag.split() for flag in TINY.replace("--no-epoch-checkpoints", "").split("--")[1:])
-    lines = "".join(f"  {name}: {value}\n" for name, value in flags.items())
-    sections = "runs:\n- {lr: 0.5}\n- {learner: gmoe, router: flat}\n"
-    for name, text in {
-        "images.yaml": f"learner: [sm, ens]\nwaiting-time: 1\nmegabatches: 3\n{sections}",
-        "one.yaml": "learner: sm\nmegabatches: 2\nepochs: 1\nhidden: 4\n",
-        "text.yaml": "learner: gmoe\ngrow-experts: 1\nsize: small\nflags:\n  dropout: [0, 0.1]\n",
-        "sizes/small.yaml": f"seed: 1\nflags:\n{lines}",
-        "lines.json": json.dumps([["stream", "--task", "alma_lm", *TINY.split()]]),
-    }.items():
-        (folder / name).write_text(text)
-
-
-@makes("bin")
-def _slurm(sound: Sound, folder: Path) -> None:
-    folder.mkdir()
-    for name, answer in (("squeue", "70|RUNNING|node1|0|None|"), ("sacct", ""), ("scancel", "")):
-        (folder / name).write_text(f"#!/bin/sh\necho '{answer}'\n")
-        os.chmod(folder / name, 0o755)
