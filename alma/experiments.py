@@ -194,12 +194,17 @@ def _check_list(where: str, name: str, values: list[Any]) -> None:
     if name in _ONE_VALUE:
         hint = "; several seeds are `seeds: 0-2`" if name in ("seed", "seeds") else ""
         raise UserError(f"{where} takes one value, not a list{hint}")
-    if not values or any(each is None or isinstance(each, list | dict) for each in values):
+    if not _are_values(values):
         raise UserError(f"{where}: give a list of values, such as [2e-4, 1e-3]")
     folders = [folder_part(name, each) for each in values]
     if twice := next((each for each in folders if folders.count(each) > 1), None):
         hint = "; a value with commas needs quotes, such as '2,2,4'"
         raise UserError(f"{where}: two values of the list have the folder {twice}{hint}")
+
+
+def _are_values(values: Sequence[Any]) -> bool:
+    """Whether each is a value, and there is one."""
+    return bool(values) and not any(each is None or isinstance(each, list | dict) for each in values)
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
@@ -260,7 +265,7 @@ def _list_words(
             hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`"
             raise UserError(f"{path}: {name} is not a setting ({hint})")
         values = value if isinstance(value, list) else [value]
-        if not values or any(isinstance(each, list | dict) or each is None for each in values):
+        if not _are_values(values):
             raise UserError(f"{path}: {name}: give a value, or a list such as [1, 10]")
         if isinstance(value, bool) and known[name].nargs == 0:
             words.append(f"--{name}" if value else f"--no-{name}")

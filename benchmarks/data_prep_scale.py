@@ -205,10 +205,10 @@ class _EnoughError(Exception):
 class MeasuredWork(Work):
     """Records a row per stage, and ends after `share` of the buckets are encoded."""
 
-    def __init__(self, workers: int, corpus: Corpus | Records, logs: Path, share: float = 1) -> None:
+    def __init__(self, workers: int, corpus: Corpus | Records, directory: Path, share: float = 1) -> None:
         super().__init__(workers)
         self.rows: Rows = []
-        self._corpus, self._logs, self._share = corpus, logs, share
+        self._corpus, self._directory, self._share = corpus, directory, share
 
     def run(self, stage: str, function: Callable[..., None], tasks: Sequence[Task], unit: str) -> None:
         """Run the stage, each task `logged`."""
@@ -216,7 +216,7 @@ class MeasuredWork(Work):
         if stage == "encode":
             tasks = tasks[: math.ceil(self._share * len(tasks))]
             words = sum(task.weight for task in tasks)
-        log = self._logs / f"{stage}.log"
+        log = self._directory / f"{stage}.log"
         reset_peak_memory()
         super().run(stage, functools.partial(logged, log, function), tasks, unit)
         records = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
@@ -226,32 +226,28 @@ class MeasuredWork(Work):
 
     def _row(self, stage: str, words: int, records: list[tuple[int, ...]]) -> dict[str, Any]:
         seconds = self.seconds[stage]
+        reads = stage not in ("sort", "cut", "plan", "tokenizer")  # all text
         peaks = {process: peak for process, _, peak in records}  # the last line of each
         early = max(peak for *_, peak in records[: max(1, len(records) // 10)])
-        disk = sum(512 * path.stat().st_blocks for path in self._logs.parent.rglob("*"))
-        row = {
+        disk = sum(512 * path.stat().st_blocks for path in self._directory.rglob("*"))
+        return {
             "stage": stage,
             "tasks": len(records),
             "seconds": f"{seconds:.1f}",
-            "MB/s": f"{words * self._corpus.bytes_per_word / seconds / 1e6:.1f}",
-            "words/s": f"{words / seconds / 1e6:.2f}M",
+            "MB/s": f"{words * self._corpus.bytes_per_word / seconds / 1e6:.1f}" * reads,
+            "words/s": f"{words / seconds / 1e6:.2f}M" * reads,
             "peak MB of each process": " ".join(f"{peak / 1e6:.0f}" for peak in peaks.values()),
             "after a tenth of the tasks": f"{early / 1e6:.0f}",
             "main process": f"{peak_memory() / 1e6:.0f}",
             "disk GB": f"{disk / 1e9:.2f}",
         }
-        if stage in ("sort", "cut", "plan", "tokenizer"):  # they do not read all text
-            row |= {"MB/s": "", "words/s": ""}
-        return row
 
 
 def measure(gigabytes: float, directory: Path, workers: int, share: float) -> Rows:
     """A row per stage; `directory` is for temporary files."""
-    inputs, logs, stream = (directory / name for name in ("corpus", "logs", "stream"))
-    for each in (inputs, logs):
-        each.mkdir()
+    inputs = directory / "corpus"
+    inputs.mkdir()
     corpus = Corpus(gigabytes * 1e9, inputs)
-    settings = corpus.settings()
     (shard, *_) = documents.make_shards(corpus.files, corpus.reader, documents.SHARD_BYTES)
     started = time.perf_counter()
     made = sum(len(text.encode()) + 1 for _, text, _ in corpus.reader.read(shard))
@@ -259,22 +255,21 @@ def measure(gigabytes: float, directory: Path, workers: int, share: float) -> Ro
         f"{corpus.documents:,} documents, about {corpus.words:,} words, in {len(corpus.files)} shards; "
         f"making the text, twice: {made / (time.perf_counter() - started) / 1e6:.0f} MB/s a core"
     )
-    work = MeasuredWork(workers, corpus, logs, share)
+    work = MeasuredWork(workers, corpus, directory, share)
     with work, contextlib.suppress(_EnoughError):
-        pipeline.make_stream(settings, stream, work)
+        pipeline.make_stream(corpus.settings(), directory / "stream", work)
     return work.rows
 
 
 def measure_plan(documents: int, directory: Path, workers: int) -> Rows:
     """A row for each of the stages sort, cut and plan; `directory` is for temporary files."""
     records = Records(documents)
-    logs, place = directory / "logs", directory / "work"
-    for each in (logs, place):
-        each.mkdir()
+    place = directory / "work"
+    place.mkdir()
     space = Workspace(place, 0, Reader(), SOURCES)
     wanted = nearly_all(records.words)
     print(f"{records.documents:,} records in {records.shards:,} shards")
-    work = MeasuredWork(workers, records, logs)
+    work = MeasuredWork(workers, records, directory)
     with work:
         scans = [(space.file("scan", number, "bin"), number) for number in range(records.shards)]
         tasks = [Task(path, 1, (space, number)) for path, number in scans]
