@@ -48,7 +48,7 @@ def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
             ("compute", _figure(results, against(compute), "training compute up to t (TFLOPs)", average)),
             ("memory", _figure(results, against(memory), "parameters summed up to t, Mem", average)),
         ):
-            paths.append(out / f"{first.metric}_B{first.config['megabatches']}_{name}.png")
+            paths.append(out / f"{first.metric}_B{first.megabatches}_{name}.png")
             style.save(figure, paths[-1])
     return paths
 
