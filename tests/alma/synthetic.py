@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from unittest import mock
 
 from alma.records import Run, check_row
-from alma.report.__main__ import main as report_main
 from alma.report import compare
+from alma.report.__main__ import main as report_main
 from alma.report.lm.entries import find_entries
 from alma.report.results import find_runs, group
 from alma.report.vision import select
