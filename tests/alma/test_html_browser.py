@@ -1,6 +1,5 @@
 """The report page in Debian's Chromium: what it shows, and what its controls change."""
 
-import json
 import shutil
 
 import pytest
@@ -9,7 +8,7 @@ from alma.report import compare
 from alma.report.html.page import write_page
 from alma.report.results import find_runs, group
 
-from .synthetic import drifting, image_run, lm_run
+from .synthetic import drifting, image_run, lm_run, with_expert_layers
 
 pytest.importorskip("plotly")
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -30,12 +29,7 @@ def runs(tmp_path_factory):
     image_run(place / "replay", [0.4, 0.3, 0.2, 0.1], learner="sm", replay=True)
     image_run(place / "evil", [0.6, 0.6, 0.6, 0.6], learner=EVIL)
     run = lm_run(place / "text", [30, 20], learner="gmoe", experts=[2, 3], stream="text")
-    rows = run.rows
-    for row in rows:
-        count = row["extra"]["experts"]
-        row["extra"]["expert_layers"] = {"1": {"share": [1 / count] * count, "loss": [2.0] * count}}
-    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    drifting(run, lambda t, j: 10 * t + j if t else 5e4)
+    drifting(with_expert_layers(run), lambda t, j: 10 * t + j if t else 5e4)
     return place
 
 
