@@ -188,14 +188,6 @@ def test_the_page_has_both_panels(drifts):
     assert "with and without replay" in section["summary"][0]
 
 
-def test_a_page_without_a_matrix_has_neither(tmp_path):
-    image_run(tmp_path, [0.5, 0.4])
-    (section,) = page.page_data(find_runs([tmp_path]))["sections"]
-    titles = [panel["title"] for panel in section["panels"]]
-    assert titles == ["Front", "Over the stream", "Results", "Settings", "Provenance"]
-    assert not [each["name"] for each in section["panels"][0]["y"] if "transfer" in each["name"]]
-
-
 def test_raw_weights_have_their_own_matrix_or_none(tmp_path):
     for name in ("a", "b"):
         run = averaged(image_run(tmp_path / name, [0.5, 0.3], average=0.9, lr=name), 0.5)

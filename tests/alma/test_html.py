@@ -111,6 +111,10 @@ def test_settings_that_differ_and_provenance(tmp_path):
     assert settings["header"] == ["configuration", "hidden"]
     assert sorted(row[1] for row in settings["rows"]) == ["16", "8"]
     assert settings["facts"]["dataset"] == "digits"
+    assert [panel["title"] for panel in section["panels"]] == [
+        *("Front", "Over the stream", "Results", "Advice", "Settings", "Provenance"),
+    ]
+    assert not [each["name"] for each in section["panels"][0]["y"] if "transfer" in each["name"]]
     origin = panel_of(section, "Provenance")
     assert origin["header"][:2] == ["run", "seed"]
     assert {row[0]: row[1] for row in origin["rows"]} == {"small": "0", "large": "3"}

@@ -95,17 +95,12 @@ def test_numbers_are_those_of_the_report(browser, runs):
 
 
 def test_a_filter_acts_on_front_curves_and_table(browser):
-    before = (
-        figure(browser, 0, 0, "configurations"),
-        texts(browser, "#section0 article:nth-of-type(3) tbody th"),
-    )
+    rows = "#section0 article:nth-of-type(3) tbody th"
+    before = figure(browser, 0, 0, "configurations"), texts(browser, rows)
     assert "<b>ens " in " ".join(before[0]["text"])
     assert curve_named(browser, "ens")
     click(browser, "#section0 input[value=ens]")
-    after = (
-        figure(browser, 0, 0, "configurations"),
-        texts(browser, "#section0 article:nth-of-type(3) tbody th"),
-    )
+    after = figure(browser, 0, 0, "configurations"), texts(browser, rows)
     assert len(after[0]["x"]) == len(before[0]["x"]) - 1
     assert len(after[1]) == len(before[1]) - 1
     assert not curve_named(browser, "ens")
@@ -192,9 +187,8 @@ def test_each_figure_has_its_data_as_a_table(browser):
 
 def test_experts_of_language_models(browser):
     code = "return document.querySelectorAll('#section1 .maps .plot')[1].data[0].z"
-    assert browser.execute_script(code) == [[50, 50, pytest.approx(33.3333)]] * 2 + [
-        [None, None, pytest.approx(33.3333)]
-    ]
+    third = pytest.approx(33.3333)
+    assert browser.execute_script(code) == [[50, 50, third], [50, 50, third], [None, None, third]]
 
 
 def test_dark_and_light(browser):
