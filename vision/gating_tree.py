@@ -25,7 +25,7 @@ from vision.experiment import read_checkpoint, reading
 from vision.learners import LEARNERS, resolve
 from vision.learners.gmoe import MoE
 from vision.mixture import Mixture
-from vision.train import evaluation_batches
+from vision.train import evaluate
 
 EXPERTS = (
     *("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),  # Okabe and Ito, without their red
@@ -99,12 +99,9 @@ def apart(places: Mapping[int, np.ndarray], distance: float) -> dict[int, np.nda
     return dict(zip(places, points, strict=True))
 
 
-@torch.no_grad()
 def assignment(model: Mixture, examples: AnyExamples, layer: int) -> np.ndarray:
     """The expert (n,) of each image in mixture layer 1, 2, ...: the largest gate value."""
-    model.eval()
-    routed = (model.routed(batch.images)[1] for batch in evaluation_batches(model, examples))
-    return torch.cat([gates[layer - 1].argmax(0) for gates in routed]).numpy()
+    return evaluate(model, examples, lambda images: model.routed(images)[1][layer - 1].argmax(0)).numpy()
 
 
 def embed(images: Tensor) -> np.ndarray:

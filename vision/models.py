@@ -107,16 +107,6 @@ class Backbone(nn.Module):
         """Number of outputs with a loss of their own, V."""
         return 1 if self.joint else self.members
 
-    @property
-    def flops(self) -> Flops:
-        """FLOPs per example of all members."""
-        raise NotImplementedError
-
-    @property
-    def footprint(self) -> int:
-        """Floats per example that evaluation holds at a time: images and activations of all members."""
-        raise NotImplementedError
-
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
         """Initialise one member, with the values that a stack of one would get."""
         for layer in self.modules():
@@ -184,6 +174,7 @@ class MLP(Backbone):
 
     @property
     def footprint(self) -> int:
+        """Floats per example that evaluation holds at a time: images and activations of all members."""
         return 2 * self.widths[0] + self.members * sum(self.widths[1:])
 
 

@@ -13,7 +13,7 @@ from alma.errors import UserError
 from vision import optim
 from vision.average import Average
 from vision.examples import AnyExamples, Examples
-from vision.flat import Flat
+from vision.flat import Flat, align
 from vision.mixture import Committee, Mixture
 from vision.models import MLP
 from vision.presets import Settings
@@ -196,6 +196,16 @@ def validate(model: Any, examples: AnyExamples, measure: Callable[[Tensor, Tenso
     n, batches = len(examples.labels), evaluation_batches(model, examples)
     parts = [measure(model(x), labels) * (len(labels) / n) for x, labels in batches]
     return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+
+@torch.no_grad()
+def evaluate(model: Any, examples: AnyExamples, of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """The outputs of `model` in evaluation mode, or those of a function `of` it, for all examples, which are
+    the last dimension."""
+    model.eval()
+    align(model)
+    batches = evaluation_batches(model, examples.aligned())
+    return torch.cat([(of or model)(batch.images) for batch in batches], -1)
 
 
 def evaluation_batches(model: Any, examples: AnyExamples) -> Iterator[Examples]:

@@ -21,7 +21,7 @@ from alma.errors import command
 from vision import MegaBatchStream, data, run, train
 from vision.data import Images, make_dataset
 from vision.examples import Examples
-from vision.mixture import Committee, MixtureMLP, MixtureVGG
+from vision.mixture import Committee, mixture_mlp, mixture_vgg
 from vision.models import MLP, VGG, vgg_widths
 
 ROOT = Path(__file__).parents[2]
@@ -31,10 +31,10 @@ MODELS = {
     "vgg": lambda: VGG(SHAPE, vgg_widths(8), 10),
     "ens of vgg": lambda: VGG(SHAPE, vgg_widths(8), 10, 5),
     "grown vgg": lambda: VGG(SHAPE, [[4, 5], [300], [6, 4, 4]], 10),
-    "mixture": lambda: MixtureMLP([1728, 300, 300, 10], 6, True, False),
-    "mixture of vgg": lambda: MixtureVGG(SHAPE, 8, 10, 6, True, False),
-    "hard mixture of vgg": lambda: MixtureVGG(SHAPE, 8, 10, 6, True, True),
-    "committee": lambda: Committee([MixtureVGG(SHAPE, 8, 10, 3, True, False) for _ in range(3)]),
+    "mixture": lambda: mixture_mlp([1728, 300, 300, 10], 6, True, False),
+    "mixture of vgg": lambda: mixture_vgg(SHAPE, 8, 10, 6, True, False),
+    "hard mixture of vgg": lambda: mixture_vgg(SHAPE, 8, 10, 6, True, True),
+    "committee": lambda: Committee([mixture_vgg(SHAPE, 8, 10, 3, True, False) for _ in range(3)]),
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision.mixture import Gating, MixtureMLP, MixtureVGG
+from vision.mixture import Gating, mixture_mlp, mixture_vgg
 from vision.train import loss_of
 
 KINDS = ["mlp", "vgg"]
@@ -16,9 +16,9 @@ def seeded(seed):
 
 def mixture(kind, experts=1, tree=True, hard=False):
     if kind == "mlp":
-        model = MixtureMLP([48, 9, 7, 5], experts, tree, hard)
+        model = mixture_mlp([48, 9, 7, 5], experts, tree, hard)
     else:
-        model = MixtureVGG((3, 32, 32), 3, 5, experts, tree, hard)
+        model = mixture_vgg((3, 32, 32), 3, 5, experts, tree, hard)
     model.reset(seeded(1))
     model.generator = seeded(2)
     return model

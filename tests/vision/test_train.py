@@ -8,7 +8,7 @@ import torch
 
 from alma.errors import UserError
 from vision.flat import Flat
-from vision.mixture import MixtureMLP
+from vision.mixture import mixture_mlp
 from vision.models import MLP, VGG, vgg_widths
 from vision.presets import Settings
 from vision.train import (
@@ -164,7 +164,7 @@ def test_a_resumed_stage_ends_after_as_many_epochs_without_improvement(waited):
 
 
 def hard_mixture():
-    model = MixtureMLP([16, 6, 6, 3], 3, tree=True, hard=True)
+    model = mixture_mlp([16, 6, 6, 3], 3, tree=True, hard=True)
     model.reset(seeded(0))
     return model
 
