@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -279,11 +279,7 @@ class MegaBatchStream(Sequence[MegaBatch]):
     def __len__(self) -> int:
         return len(self.parts)
 
-    @overload
-    def __getitem__(self, index: int) -> MegaBatch: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[MegaBatch]: ...
-    def __getitem__(self, index: int | slice) -> MegaBatch | list[MegaBatch]:
+    def __getitem__(self, index: Any) -> Any:
         """Mega-batches by position from 0: `stream[0]` is mega-batch t = 1."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -333,11 +329,9 @@ class StageData:
         """Validation examples of stage `index`."""
         return self._examples(index, 1)
 
-    def replay(self, index: int) -> Replay | None:
-        """How epochs of stage `index` draw from its training examples; None: they have them all."""
-        return self._replay(index, 0)
-
-    def _replay(self, index: int, part: int) -> Replay | None:
+    def replay(self, index: int, part: int = 0) -> Replay | None:
+        """How epochs of stage `index` draw from its training examples (`part` 1: how validation samples);
+        None: they have them all."""
         stage = self._schedule[index]
         if not (self._replay_share and stage.earlier):
             return None
@@ -347,7 +341,7 @@ class StageData:
 
     def _examples(self, index: int, part: int) -> AnyExamples:
         indices, dataset = self._stream.indices(self._schedule[index].train_on)[part], self._stream.dataset
-        replay = self._replay(index, part)
+        replay = self.replay(index, part)
         if replay and part:
             indices = indices[replay.sample(np.random.RandomState([self._stream.seed, index]))]
         # A replay reads few of its training examples: to normalise all takes longer than to train.

@@ -54,10 +54,7 @@ def tree_of(paths: Tensor, experts: int) -> Tree:
         below[experts] = list(range(experts))
     parents = {}
     for node, leaves in below.items():
-        around = [
-            other for other, more in below.items() if len(more) > len(leaves) and set(leaves) <= set(more)
-        ]
-        if around:
+        if around := [other for other, more in below.items() if set(leaves) < set(more)]:
             parents[node] = min(around, key=lambda other: len(below[other]))
     (root,) = below.keys() - parents.keys()
     return Tree(root, sorted((parent, child) for child, parent in parents.items()), below)
@@ -69,20 +66,17 @@ def positions(tree: Tree, points: np.ndarray, assigned: np.ndarray) -> dict[int,
     A leaf is where its examples are densest, an inner node at the mean of its leaves. Experts without
     examples have no position.
     """
-    extent = float(np.ptp(points, axis=0).max())
-    found = {leaf: _densest(points[assigned == leaf], 0.08 * extent) for leaf in np.unique(assigned).tolist()}
+    from scipy.spatial import cKDTree
+
+    radius, found = 0.08 * float(np.ptp(points, axis=0).max()), {}
+    for leaf in np.unique(assigned).tolist():
+        mine = points[assigned == leaf]  # the one with the most others within the radius
+        found[leaf] = mine[cKDTree(mine).query_ball_point(mine, radius, return_length=True).argmax()]
     for node, leaves in tree.leaves.items():
         placed = [found[leaf] for leaf in leaves if leaf in found]
         if placed and node not in found:
             found[node] = np.mean(placed, axis=0)
     return found
-
-
-def _densest(points: np.ndarray, radius: float) -> np.ndarray:
-    """The first of the points (n, 2) with the most others within `radius`."""
-    from scipy.spatial import cKDTree
-
-    return points[cKDTree(points).query_ball_point(points, radius, return_length=True).argmax()]
 
 
 def apart(places: Mapping[int, np.ndarray], distance: float) -> dict[int, np.ndarray]:
@@ -124,9 +118,9 @@ def experts_of(path: Path) -> int:
 def choose(experts: Mapping[int, int]) -> list[int]:
     """Up to three stages to draw, given the number of experts after each: the last with 2, 3 and 4 experts
     (Figure 8), or else the first, middle and last stage."""
-    last = {number: stage for stage, number in sorted(experts.items())}
-    growth = [last[number] for number in (2, 3, 4) if number in last]
     known = sorted(experts)
+    last = {experts[stage]: stage for stage in known}
+    growth = [last[number] for number in (2, 3, 4) if number in last]
     ends = [known[0], known[len(known) // 2], known[-1]]
     return growth if len(growth) > 1 else list(dict.fromkeys(ends))
 
@@ -155,29 +149,36 @@ def load_data(config: Mapping[str, Any], root: str, image_size: int | None = Non
     return dataset
 
 
-def load_model(config: Mapping[str, Any], dataset: data.Dataset, state: dict[str, Any]) -> Mixture:
-    """The mixture of a stage, from the config of its run and its saved state."""
+def load_model(config: Mapping[str, Any], dataset: data.Dataset, path: Path) -> Mixture:
+    """The mixture of a stage, from the config of its run and its file. UserError: they do not fit."""
     kind = LEARNERS[config["learner"]]
     chosen = {name: value for name, value in config.items() if name in kind.settings_class.names()}
     settings = resolve(config["dataset"], config["learner"], chosen=chosen)
     learner = kind(dataset.shape, dataset.classes, settings, config["seed"], torch.device("cpu"))
-    try:
-        learner.load(state)
-    except (RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:80]
-        raise UserError(f"stages written by another version of this code ({reason}): rerun the run") from None
+    state = read_checkpoint(path)
+    with reading(path):
+        try:
+            learner.load(state)
+        except (RuntimeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:80]
+            raise UserError(
+                f"stages written by another version of this code ({reason}): rerun the run"
+            ) from None
     return learner.model
 
 
 def draw(
-    run: Path, dataset: data.Dataset, chosen: Sequence[int], out: Path, layer: int = 1, examples: int = 5000
+    run: tuple[Mapping[str, Any], Mapping[int, Path]],
+    dataset: data.Dataset,
+    chosen: Sequence[int],
+    out: Path,
+    layer: int,
+    examples: int,
 ) -> None:
-    """Write a figure with one panel per stage: marker = class, colour = expert, gating tree in red."""
-    config, files = load_run(run)
-    models = []
-    for stage in chosen:
-        with reading(files[stage]):
-            models.append(load_model(config, dataset, read_checkpoint(files[stage])))
+    """Write a figure with one panel per stage: marker = class, colour = expert, gating tree in red. `run` is
+    that of `load_run`."""
+    config, files = run
+    models = [load_model(config, dataset, files[stage]) for stage in chosen]
     depth = len(models[0].layers)
     if not 1 <= layer <= depth:
         raise UserError(f"--layer {layer}: the run's mixture has layers 1 to {depth}")

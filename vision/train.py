@@ -137,7 +137,12 @@ def fit(
     if not (best.isfinite().all() and flat.values.isfinite().all()):
         raise UserError(DIVERGED)
     flat.release()
-    return _flops(model, at, replay.new if replay else len(train.labels), len(valid.labels))
+    flops, seen = model.flops, at.epoch * (replay.new if replay else len(train.labels))
+    return at.spent | {
+        "forward": seen * flops.forward,
+        "backward": seen * flops.backward,
+        "validation": at.spent.get("validation", 0.0) + at.epoch * len(valid.labels) * flops.inference,
+    }
 
 
 def _start(
@@ -153,17 +158,6 @@ def _start(
     for generator, state in zip(generators, at.generators, strict=True):
         generator.set_state(state.cpu())
     return at.best, at.kept
-
-
-def _flops(model: Any, at: Progress, train: int, valid: int) -> dict[str, float]:
-    """FLOPs by purpose of `at.epoch` epochs over numbers of training and validation examples."""
-    flops, seen = model.flops, at.epoch * train
-    validation = at.epoch * valid * flops.inference
-    return at.spent | {
-        "forward": seen * flops.forward,
-        "backward": seen * flops.backward,
-        "validation": at.spent.get("validation", 0.0) + validation,
-    }
 
 
 def gradient_writer(model: nn.Module, flat: Flat) -> Callable[[Tensor, Tensor], None]:

@@ -44,7 +44,7 @@ def main() -> None:
         raise UserError(f"--examples {options.examples}: at least 5")
     from vision import gating_tree  # loads torch
 
-    config, files = gating_tree.load_run(options.run)
+    config, files = run = gating_tree.load_run(options.run)
     missing = sorted(set(options.stages or []) - files.keys())
     if missing:
         raise UserError(f"--stages {missing[0]}: {options.run} has stages {min(files)} to {max(files)}")
@@ -52,7 +52,7 @@ def main() -> None:
     experts = {stage: gating_tree.experts_of(path) for stage, path in files.items()}
     chosen = options.stages or gating_tree.choose(experts)
     out = options.out or options.run / "tsne.png"
-    gating_tree.draw(options.run, dataset, chosen, out, options.layer, options.examples)
+    gating_tree.draw(run, dataset, chosen, out, options.layer, options.examples)
     print(out)
 
 

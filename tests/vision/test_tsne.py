@@ -10,7 +10,6 @@ import torch
 
 from alma.errors import UserError
 from vision import MegaBatchStream, data, gating_tree, run, tsne
-from vision.experiment import read_checkpoint
 from vision.mixture import Gating
 
 
@@ -94,7 +93,7 @@ def test_the_stages_drawn_have_2_3_and_4_experts(experts, chosen):
 def test_each_example_is_assigned_to_the_expert_of_its_layer(place, gate):
     config, files = gating_tree.load_run(place)
     dataset = gating_tree.load_data(config, "nowhere")
-    model = gating_tree.load_model(config | {"gate": gate}, dataset, read_checkpoint(files[2]))
+    model = gating_tree.load_model(config | {"gate": gate}, dataset, files[2])
     assert model.layers[0].hard == (gate == "hard")
     router = model.layers[0].router
     router.weight.data.normal_(generator=torch.Generator().manual_seed(0))  # so that all experts are used
@@ -113,7 +112,7 @@ def test_the_model_of_a_stage_has_the_recorded_error(place):
     dataset = gating_tree.load_data(config, "nowhere")
     rows = [json.loads(line) for line in (place / "results.jsonl").read_text().splitlines()]
     for stage, path in files.items():
-        model = gating_tree.load_model(config, dataset, read_checkpoint(path))
+        model = gating_tree.load_model(config, dataset, path)
         examples = dataset.examples(dataset.test)
         error = (model(examples.images)[0].argmax(0) != examples.labels).double().mean()
         assert (model.experts, float(error)) == (stage + 1, rows[stage + 1]["value"])

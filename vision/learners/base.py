@@ -158,8 +158,8 @@ class Learner:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Further JSON values for the `extra` field of a row."""
-        return {}
+        """Further JSON values for the `extra` field of a row: the sizes of a model that grows."""
+        return self.structure
 
     def state(self) -> dict[str, Any]:
         """Everything that training changes, as tensors and plain values."""

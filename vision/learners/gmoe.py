@@ -35,10 +35,6 @@ class MoE(MixtureLearner):
     def structure(self) -> dict[str, Any]:
         return {"experts": self.model.experts}
 
-    @property
-    def details(self) -> dict[str, Any]:
-        return self.structure
-
 
 @dataclass(frozen=True)
 class GMoESettings(GrowthSettings, MixtureSettings):
