@@ -8,7 +8,6 @@ import time
 import zipfile
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -67,47 +66,6 @@ def test_replay_trains_on_all_mega_batches_so_far(tmp_path):
 
 class Stop(BaseException):
     """Stands in for a kill; no handler catches it."""
-
-
-@pytest.mark.parametrize("learner", LEARNERS)
-@pytest.mark.parametrize("where", ["in a stage", "between stages", "before a checkpoint"])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, monkeypatch, learner, where):
-    """Rows newer than the checkpoint are kept and not written twice."""
-    whole = play(tmp_path / "whole", learner, waiting_time=2, save_stages=True)
-    epochs = 0
-
-    def stop_in_a_stage(trainer):
-        nonlocal epochs
-        epochs += 1
-        if epochs == 8:  # of 12: in the middle of the third stage
-            trainer.save_interval = 0
-        if epochs == 9 and where == "in a stage":
-            raise Stop
-        if epochs == 11 and where == "before a checkpoint":
-            raise Stop
-        if epochs == 9:
-            trainer.save_interval = 1e9
-        return False if where == "between stages" else trainer._due()
-
-    def stop_between(trainer, stage):
-        if stage.index == 3 and where == "between stages":
-            trainer.save()
-            raise Stop
-        return train(trainer, stage)
-
-    train = _Trainer.train
-    with monkeypatch.context() as patch:
-        patch.setattr(_Trainer, "epoch_done", stop_in_a_stage)
-        patch.setattr(_Trainer, "train", stop_between)
-        with pytest.raises(Stop):
-            play(tmp_path / "part", learner, waiting_time=2, save_interval=1e9)
-    assert 0 < len(Run.read(tmp_path / "part").rows) < 8
-    assert (tmp_path / "part" / CHECKPOINT).exists()
-    part = play(tmp_path / "part", learner, waiting_time=2)
-    assert numbers(part) == numbers(whole)
-    states = [torch.load(tmp_path / name / CHECKPOINT, weights_only=True) for name in ("whole", "part")]
-    for name, value in states[0]["learner"]["model"].items():
-        assert torch.equal(value, states[1]["learner"]["model"][name])
 
 
 def test_seconds_of_a_stage_are_summed_over_interruptions(tmp_path, monkeypatch):
@@ -258,13 +216,6 @@ def test_a_temporary_checkpoint_that_a_kill_left_goes_with_the_next_start(tmp_pa
     (tmp_path / "run/.checkpoint.pt.tmp").write_bytes(b"half")
     play(tmp_path / "run")
     assert not list((tmp_path / "run").glob(".*.tmp"))
-
-
-def test_a_run_does_not_use_the_global_generators(tmp_path):
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    play(tmp_path / "run", "gmoe", gate="hard", augment=True)
-    assert torch.equal(torch.get_rng_state(), torch_state)
-    assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
 
 
 def test_edges_of_the_stream(tmp_path):

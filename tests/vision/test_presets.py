@@ -4,7 +4,7 @@ import pytest
 
 from alma.errors import UserError
 from vision.learners import LEARNERS, resolve
-from vision.presets import DATASETS, Settings, megabatches
+from vision.presets import megabatches
 
 
 def settings_of(learner, **values):
@@ -95,23 +95,6 @@ def test_configs_equal_those_of_runs_older_than_a_setting():
     assert settings_of("gens").config()["from_scratch"] is False
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
-@pytest.mark.parametrize("preset", ["paper", "authors"])
-def test_every_preset_is_valid_for_every_learner(dataset, preset):
-    """Nesterov momentum needs SGD, which MNIST does not use."""
-    for learner in LEARNERS:
-        settings = resolve(dataset, learner, preset)
-        authors = preset == "authors" and learner in ("gmoe", "ff")
-        assert settings.nesterov == (authors and settings.optimizer == "sgd")
-
-
-def test_a_config_has_the_settings_of_its_learner_alone():
-    written = settings_of("sm").config()
-    assert "hidden" in written
-    assert not {"members", "experts", "ff_rate", "gens_init"} & written.keys()
-    assert "members" in settings_of("ens").config()
-
-
 @pytest.mark.parametrize(
     ("learner", "values", "message"),
     [
@@ -127,8 +110,3 @@ def test_a_config_has_the_settings_of_its_learner_alone():
 def test_values_out_of_range_are_refused(learner, values, message):
     with pytest.raises(UserError, match=message):
         settings_of(learner, **values)
-
-
-def test_settings_of_all_learners_are_frozen():
-    with pytest.raises(AttributeError):
-        Settings().lr = 2.0

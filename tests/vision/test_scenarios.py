@@ -65,18 +65,6 @@ def test_an_ordinary_stream_has_no_matrix(tmp_path):
     assert "scenario" not in made.config
 
 
-def test_columns_agree_on_an_iid_stream(tmp_path):
-    """Held-out parts of one distribution differ by noise only."""
-    parts = np.array_split(np.arange(len(DIGITS.test.labels)), 3)
-    whole = MegaBatchStream(DIGITS, 3)
-    stream = MegaBatchStream(DIGITS, parts=whole.parts, held_out=parts)
-    options = {"hidden": 32, "epochs": 20}
-    matrix = run(stream, out=tmp_path / "parts", **options).rows[-1]["extra"]["matrix"]
-    error = run(whole, out=tmp_path / "whole", **options).rows[-1]["value"]
-    noise = (error * (1 - error) / len(parts[0])) ** 0.5
-    assert max(abs(each - error) for each in matrix) < 4 * noise
-
-
 def test_held_out_parts_must_fit_the_stream(refused):
     parts = [np.arange(10), np.arange(10, 20)]
     assert "test images for each of the 2 mega-batches" in refused(
