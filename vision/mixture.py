@@ -144,15 +144,10 @@ class MixtureLayer(nn.Module):
     def split(self, expert: int, generator: torch.Generator) -> None:
         """Replace an expert by two exact copies with a random gate between them."""
         for module in self.experts.modules():
-            for name, old in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(_with_copy(old.data, expert)))
-            for name, buffer in list(module.named_buffers(recurse=False)):
-                setattr(module, name, _with_copy(buffer, expert))
+            for name, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                grown = torch.cat([old.data, old.data[expert : expert + 1]])
+                setattr(module, name, nn.Parameter(grown) if isinstance(old, nn.Parameter) else grown)
         self.router.split(expert, generator)
-
-
-def _with_copy(values: Tensor, row: int) -> Tensor:
-    return torch.cat([values, values[row : row + 1]])
 
 
 class Mixture(nn.Module):

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -73,9 +73,16 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     setup = partial(_prepare, shared, count, jobs[0].options["device"], large)
     with Workers(processes, setup, flag="--jobs") as workers:
         for done, (number, seconds) in enumerate(workers.run(_timed, [(job,) for job in jobs]), start=1):
-            line = _outcome(seconds, jobs[number], failed)
+            name, outcome = jobs[number].out.name, "failed"
+            try:
+                outcome = f"{seconds():.0f} s"
+            except UserError as error:
+                failed.append(error)
+            except Exception as error:
+                traceback.print_exception(error)
+                failed.append(RuntimeError(f"{name}: {type(error).__name__}: {error}"))
             left = (time.monotonic() - started) / done * (len(jobs) - done)
-            print(f"{done}/{len(jobs)}  {line}  (about {left / 60:.0f} min left)", flush=True)
+            print(f"{done}/{len(jobs)}  {name}: {outcome}  (about {left / 60:.0f} min left)", flush=True)
     return failed
 
 
@@ -108,18 +115,6 @@ def _timed(job: SweepRun) -> float:
     started = time.monotonic()
     job.run()
     return time.monotonic() - started
-
-
-def _outcome(seconds: Callable[[], float], job: SweepRun, failed: list[Exception]) -> str:
-    try:
-        return f"{job.out.name}: {seconds():.0f} s"
-    except UserError as error:
-        failed.append(error)
-        return f"{job.out.name}: failed"
-    except Exception as error:
-        traceback.print_exception(error)
-        failed.append(RuntimeError(f"{job.out.name}: {type(error).__name__}: {error}"))
-        return f"{job.out.name}: failed"
 
 
 def summarise(places: Sequence[Path], out: Path) -> None:

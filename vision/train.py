@@ -18,11 +18,10 @@ from vision.mixture import Committee, Mixture
 from vision.models import MLP
 from vision.presets import Settings
 
-EVALUATION_BATCH = 2000
-"""Examples of a batch in evaluation, at most."""
+EVALUATION_BATCH = 2000  # examples, at most
 EVALUATION_BYTES = {"cpu": 20_000_000, "cuda": 1 << 30}
-"""Bytes of images and activations of such a batch by device, at most, unless one example has more. A core is
-as fast with few images, and a sweep has a batch in each process."""
+"""Bytes of images and activations of an evaluation batch, at most, unless one example has more. A core is as
+fast with few images, and each process of a sweep has a batch."""
 PADDING = 4
 DIVERGED = "training diverged: the validation loss is not finite; use a lower --lr"
 
@@ -31,8 +30,7 @@ DIVERGED = "training diverged: the validation loss is not finite; use a lower --
 class Replay:
     """Draws an epoch of as many examples as are new, a `share` of them from earlier mega-batches."""
 
-    earlier: tuple[int, ...]
-    """Examples of each earlier mega-batch; the new ones follow them."""
+    earlier: tuple[int, ...]  # examples of each earlier mega-batch; the new ones follow them
     new: int
     share: float
 

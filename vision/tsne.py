@@ -45,8 +45,7 @@ def main() -> None:
     from vision import gating_tree  # loads torch
 
     config, files = run = gating_tree.load_run(options.run)
-    missing = sorted(set(options.stages or []) - files.keys())
-    if missing:
+    if missing := sorted(set(options.stages or []) - files.keys()):
         raise UserError(f"--stages {missing[0]}: {options.run} has stages {min(files)} to {max(files)}")
     dataset = gating_tree.load_data(config, options.data_root, options.image_size)
     experts = {stage: gating_tree.experts_of(path) for stage, path in files.items()}
