@@ -9,8 +9,9 @@ from statistics import fmean
 
 import pytest
 
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from tests.alma.synthetic import report
+from tests.vision.conftest import numbers
 from vision.run import parser
 from vision.sweep import jobs_of, read_sections
 
@@ -55,10 +56,6 @@ def test_a_recorded_command_is_that_run_alone(tmp_path, monkeypatch, words):
         again = recorded(job.command, job.out)
         assert again == job, job.command
     assert len({job.command for job in found}) == len(found)
-
-
-def numbers(place):
-    return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(place).rows]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vision import data
+from vision import data, folder, idx
 from vision.data import Dataset, Images, make_dataset
 
 RNG = np.random.RandomState
@@ -226,6 +226,21 @@ def test_packed_files_damaged_anywhere_are_one_line(tmp_path, refused):
             assert str(path) in refused(data.load, "mnist", str(tmp_path)), position
 
 
+def test_files_of_another_length_or_kind_than_their_header_says_are_refused(tmp_path, refused):
+    labels = struct.pack(">II", 0x801, 12) + bytes(12)
+    for content in (labels[:-1], labels + b"0"):
+        (tmp_path / "images").write_bytes(content)
+        assert "its header says 20" in refused(idx.read, tmp_path / "images", 1)
+    assert "not an idx file of images" in refused(idx.read, tmp_path / "images", 3)
+    path, packed = tmp_path / "labels", tmp_path / "labels.gz"
+    packed.write_bytes(gzip.compress(labels))
+    assert idx.read(path, 1).tolist() == [0] * 12
+    packed.write_bytes(gzip.compress(labels) + 20 * gzip.compress(bytes(1 << 20)))
+    assert f"{packed}: 21 bytes or more, its header says 20" in refused(idx.read, path, 1)
+    packed.write_bytes(gzip.compress(struct.pack(">II", 0x801, 2**32 - 1)))
+    assert "its header says 4,294,967,303 bytes, more than any set" in refused(idx.read, path, 1)
+
+
 def test_different_numbers_of_images_and_labels_are_refused(tmp_path, refused):
     write_mnist(tmp_path)
     write_idx(tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte", np.zeros(11))
@@ -302,6 +317,20 @@ def test_folder(tree):
     x = found.examples(found.train).images[:, :2]
     assert x.mean((0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-5)
     assert x.std((0, 2, 3)).tolist() == pytest.approx([1, 1], abs=1e-3)
+
+
+def test_files_are_those_of_torchvision_in_its_order(tmp_path):
+    from torchvision.datasets import ImageFolder
+
+    for name in ("dog/1.png", "cat/2.png", "cat/b/10.PNG", "cat/b/9.png", "cat/a/z.png", "cat/a.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((6, 4, 3), np.uint8)).save(tmp_path / name, format="PNG")
+    (tmp_path / "cat/note.txt").touch()
+    (tmp_path / "linked").symlink_to(tmp_path / "dog")
+    expected = ImageFolder(str(tmp_path))
+    listed = folder._listed(tmp_path)
+    pairs = [(path, label) for label, paths in enumerate(listed.values()) for path in paths]
+    assert (pairs, list(listed)) == (expected.samples, expected.classes)
 
 
 def test_image_size(tree, refused):

@@ -14,7 +14,8 @@ import torch
 from alma import metrics, processes
 from alma.errors import UserError, command
 from alma.files import locked
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
+from tests.vision.conftest import numbers
 from vision import MegaBatchStream, run
 from vision.data import Images
 from vision.experiment import CHECKPOINT, _Trainer
@@ -26,10 +27,6 @@ QUICK = {"epochs": 3, "hidden": 4, "batch_size": 32}
 
 def play(out, learner="sm", stream=STREAM, **options):
     return run(stream, learner, out, **QUICK | options)
-
-
-def numbers(record):
-    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in record.rows]
 
 
 def test_a_run_writes_its_record_and_is_not_repeated(tmp_path, monkeypatch):
@@ -121,23 +118,6 @@ def test_of_runs_of_earlier_versions_only_complete_ones_are_accepted(tmp_path):
         play(tmp_path / "run")
 
 
-def test_a_run_without_checkpoint_restarts_and_keeps_its_rows(tmp_path):
-    whole = play(tmp_path / "run")
-    lines = whole.results.read_bytes().splitlines(keepends=True)
-    whole.results.write_bytes(b"".join(lines[:4]))
-    (tmp_path / "run" / CHECKPOINT).unlink()
-    assert numbers(play(tmp_path / "run")) == numbers(whole)
-    assert whole.results.read_bytes().startswith(b"".join(lines[:4]))
-
-
-def test_a_checkpoint_newer_than_the_rows_is_an_error(tmp_path):
-    whole = play(tmp_path / "run")
-    lines = whole.results.read_bytes().splitlines(keepends=True)
-    whole.results.write_bytes(b"".join(lines[:4]))
-    with pytest.raises(UserError, match=r"lacks rows of completed stages: delete checkpoint\.pt"):
-        play(tmp_path / "run")
-
-
 def _flip(data: bytes) -> bytes:
     """One bit of the largest tensor is another; torch itself does not compare its check sums."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -146,29 +126,46 @@ def _flip(data: bytes) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-def _without_state(data: bytes) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(torch.load(io.BytesIO(data), weights_only=True) | {"done": "many"}, buffer)
-    return buffer.getvalue()
+def _changed(change):
+    """A function that changes the state in a checkpoint."""
+
+    def changed(data: bytes) -> bytes:
+        buffer, state = io.BytesIO(), torch.load(io.BytesIO(data), weights_only=True)
+        change(state)
+        torch.save(state, buffer)
+        return buffer.getvalue()
+
+    return changed
 
 
-def _of_another_model(data: bytes) -> bytes:
-    buffer, state = io.BytesIO(), torch.load(io.BytesIO(data), weights_only=True)
-    state["learner"]["model"] = {}
-    torch.save(state, buffer)
-    return buffer.getvalue()
+def first_rows(record, count=4):
+    """Cut the record to its first rows."""
+    lines = record.results.read_bytes().splitlines(keepends=True)[:count]
+    record.results.write_bytes(b"".join(lines))
+    return b"".join(lines)
+
+
+def test_a_run_without_checkpoint_restarts_and_keeps_its_rows_one_newer_than_the_rows_is_an_error(tmp_path):
+    whole = play(tmp_path / "run")
+    expected, kept = numbers(whole), first_rows(whole)
+    with pytest.raises(UserError, match=r"lacks rows of completed stages: delete checkpoint\.pt"):
+        play(tmp_path / "run")
+    (tmp_path / "run" / CHECKPOINT).unlink()
+    assert numbers(play(tmp_path / "run")) == expected
+    assert whole.results.read_bytes().startswith(kept)
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         *(lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"garbage" * 100),
-        *(_flip, _without_state, _of_another_model),
+        _flip,
+        _changed(lambda state: state.update(done="many")),
+        _changed(lambda state: state["learner"].update(model={})),
     ],
 )
 def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, damage):
-    whole = play(tmp_path / "run")
-    whole.results.write_bytes(b"".join(whole.results.read_bytes().splitlines(keepends=True)[:4]))
+    first_rows(play(tmp_path / "run"))
     path = tmp_path / "run" / CHECKPOINT
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match=r"checkpoint\.pt is damaged .*: delete it"):
@@ -252,11 +249,8 @@ def test_waiting_costs_less_compute_than_replay_and_errors_fall(tmp_path):
         ({"learner": "nobody"}, "'nobody': choose from sm, ens"),
         ({"learner": "sm", "members": 3}, "--members does not apply to sm: it is a setting of ens, umix"),
         ({"waiting_time": 8}, "waiting time 8 is longer"),
-        ({"epochs": 0}, "--epochs 0: at least 1"),
         ({"lr": 0}, "--lr 0: more than 0"),
-        ({"nesterov": True}, "--nesterov needs"),
         ({"wrong": 1}, "wrong is not a setting"),
-        ({"device": "cuda:77"}, "device"),
         ({"device": "nonsense"}, "device"),
     ],
 )

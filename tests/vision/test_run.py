@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
+from tests.vision.conftest import numbers
 from vision.learners import LEARNERS
 from vision.run import jobs_of, main, parser, run_all
 from vision.sweep import SweepRun
@@ -61,10 +62,6 @@ def test_without_arguments_as_a_script_from_anywhere(tmp_path):
     assert len(rows) == 21
     assert rows[-1]["value"] < 0.15
     assert done.stderr == ""
-
-
-def numbers(place):
-    return [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in Run.read(place).rows]
 
 
 def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(tmp_path, monkeypatch, capsys):

@@ -1,7 +1,5 @@
 """Streams that drift, and the errors on the held-out images of each mega-batch."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -71,14 +69,3 @@ def test_held_out_parts_must_fit_the_stream(refused):
         MegaBatchStream, DIGITS, parts=parts, held_out=[np.arange(3)]
     )
     assert "--megabatches 10 or fewer" in refused(make_stream, DIGITS, 11, 0, "classes")
-
-
-def test_the_command_has_five_megabatches_unless_told(tmp_path, monkeypatch):
-    from vision.run import main
-
-    words = "images --scenario classes --hidden 4 --epochs 1 --out".split()
-    monkeypatch.setattr("sys.argv", [*words, str(tmp_path / "x")])
-    main()
-    config = json.loads((tmp_path / "x/run.json").read_text())["config"]
-    assert (config["megabatches"], config["scenario"]) == (5, "classes")
-    assert "partition" not in config

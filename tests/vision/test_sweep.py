@@ -82,6 +82,11 @@ def test_what_does_not_vary_is_not_in_the_name():
     ]
 
 
+def test_a_scenario_has_five_megabatches_unless_told():
+    (job,) = jobs("--scenario", "classes")
+    assert (job.megabatches, job.scenario, job.stream_seed) == (5, "classes", 0)
+
+
 def test_all_waits_for_the_whole_stream():
     found = jobs("--dataset", "mnist", "--waiting-time", "10,all,500")
     assert [job.options["waiting_time"] for job in found] == [10, 500]
