@@ -195,10 +195,11 @@ def test_gmoe_starts_with_one_expert_and_gains_one_per_layer_between_stages():
     d, h = 64, 6
     expert, gate = (d * h + h) + (h * h + h), 2 * (d + 1) + 2 * (h + 1)
     assert gmoe.parameters == learner("sm").parameters + 3 * (expert + gate)
-    slow = learner("gmoe", grow_every=2)
+    slow, moe = learner("gmoe", grow_every=2), learner("moe")
     for index in range(4):
         slow.train(index, DATA)
-    assert slow.details["experts"] == 2
+        moe.train(index, DATA)
+    assert slow.details["experts"] == moe.details["experts"] == 2
 
 
 @pytest.mark.parametrize("by", ["loss", "usage"])
@@ -234,13 +235,6 @@ def test_growth_flops_are_those_of_a_pass_over_the_validation_data():
     with FlopCounterMode(display=False) as counter:
         gmoe.split_scores(DATA.valid(0))
     assert gmoe.grow(1, DATA) == {"growth": counter.get_total_flops()}
-
-
-def test_moe_does_not_grow():
-    moe = learner("moe")
-    for index in range(3):
-        moe.train(index, DATA)
-    assert moe.details == {"experts": 2}
 
 
 @pytest.mark.parametrize("name", LEARNERS)

@@ -110,19 +110,6 @@ def test_compute_is_that_of_no_replay_and_the_config_records_it(tmp_path):
     assert not {"replay_share", "replay_from", "replay_validation"} & plain.config.keys()
 
 
-def test_forgetting_is_less_with_replay(tmp_path):
-    """Two halves of the classes, one after the other."""
-    dataset = STREAM.dataset
-    labels = dataset.train.labels.numpy()
-    parts = [np.flatnonzero(labels < 5), np.flatnonzero(labels >= 5)]
-    split = MegaBatchStream(dataset, parts=parts)
-    errors = {}
-    for share in (0.0, 0.5):
-        rows = run(split, out=tmp_path / str(share), hidden=32, epochs=20, replay_share=share).rows
-        errors[share] = rows[-1]["value"]
-    assert errors[0.5] < errors[0.0] - 0.2
-
-
 def test_a_share_that_is_none_is_refused(refused, tmp_path):
     for options, line in (
         ({"replay_share": 1.0}, "a share"),

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from alma.errors import UserError
-from vision.flat import Flat
 from vision.mixture import mixture_mlp
 from vision.models import MLP, VGG, vgg_widths
 from vision.presets import Settings
@@ -16,7 +15,6 @@ from vision.train import (
     augment,
     error_of,
     fit,
-    gradient_writer,
     loss_of,
     minibatches,
     validate,
@@ -125,15 +123,6 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
             torch.testing.assert_close(together.state_dict()[name][member], value[0], atol=1e-5, rtol=1e-5)
         best_epochs.add(next(i for i, state in enumerate(epochs) if equal(state, model.state_dict())))
     assert len(best_epochs) > 1 or make is not mlp
-
-
-def test_a_joint_stack_is_trained_on_one_loss():
-    x, y = examples(32, 1)
-    model = mlp(3, "mean")
-    separate = mlp(3)
-    for m in (model, separate):
-        gradient_writer(m, Flat(m))(x, y)
-    assert not torch.allclose(model.layers[0].weight.grad * 3, separate.layers[0].weight.grad)
 
 
 @pytest.mark.parametrize("make", [mlp, vgg, lambda: hard_mixture()])
