@@ -134,7 +134,7 @@ def fit(
     flat.restore(kept)
     if not (best.isfinite().all() and flat.values.isfinite().all()):
         raise UserError(DIVERGED)
-    flat.release()
+    model.zero_grad()
     flops, seen = model.flops, at.epoch * (replay.new if replay else len(train.labels))
     return at.spent | {
         "forward": seen * flops.forward,

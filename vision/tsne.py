@@ -48,8 +48,8 @@ def main() -> None:
     if missing := sorted(set(options.stages or []) - files.keys()):
         raise UserError(f"--stages {missing[0]}: {options.run} has stages {min(files)} to {max(files)}")
     dataset = gating_tree.load_data(config, options.data_root, options.image_size)
-    experts = {stage: gating_tree.experts_of(path) for stage, path in files.items()}
-    chosen = options.stages or gating_tree.choose(experts)
+    experts = ((stage, gating_tree.experts_of(path)) for stage, path in files.items())
+    chosen = options.stages or gating_tree.choose(dict(experts))
     out = options.out or options.run / "tsne.png"
     gating_tree.draw(run, dataset, chosen, out, options.layer, options.examples)
     print(out)

@@ -198,6 +198,17 @@ class Learner:
             return VGG(self.shape, vgg_widths(self.settings.hidden), self.classes, members, joint)
         return MLP(mlp_widths(self.shape, self.settings.hidden, self.classes), members, joint)
 
+    def mixture(self, experts: int) -> "Mixture":
+        """A mixture of `experts` experts per layer; its learner has `MixtureSettings`."""
+        from vision.mixture import mixture_mlp, mixture_vgg
+        from vision.models import mlp_widths
+
+        chosen: Any = self.settings
+        options = experts, chosen.router == "tree", chosen.gate == "hard"
+        if chosen.arch == "vgg":
+            return mixture_vgg(self.shape, chosen.hidden, self.classes, *options)
+        return mixture_mlp(mlp_widths(self.shape, chosen.hidden, self.classes), *options)
+
 
 @dataclass(frozen=True)
 class GrowthSettings(Settings):
@@ -249,20 +260,3 @@ class MemberMixtureSettings(MixtureSettings):
         for name in ("gate", "router", "experts") if self.experts == 1 else ():
             del written[name]
         return written
-
-
-class MixtureLearner(Learner):
-    """A learner whose networks may be mixtures of experts."""
-
-    settings: MixtureSettings
-
-    def mixture(self, experts: int) -> "Mixture":
-        """A mixture of `experts` experts per layer of the chosen architecture."""
-        from vision.mixture import mixture_mlp, mixture_vgg
-        from vision.models import mlp_widths
-
-        chosen = self.settings
-        options = experts, chosen.router == "tree", chosen.gate == "hard"
-        if chosen.arch == "vgg":
-            return mixture_vgg(self.shape, chosen.hidden, self.classes, *options)
-        return mixture_mlp(mlp_widths(self.shape, chosen.hidden, self.classes), *options)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from alma.options import option
-from vision.learners.base import Learner, MemberMixtureSettings, MixtureLearner
+from vision.learners.base import Learner, MemberMixtureSettings
 from vision.presets import Settings
 
 
@@ -32,7 +32,7 @@ class EnsSettings(MemberMixtureSettings, MemberSettings):
         return written
 
 
-class Ens(MixtureLearner):
+class Ens(Learner):
     """An ensemble of networks, or of mixtures of experts, trained independently on the same data.
 
     Members are computed together. Each has initial weights and by default an order of minibatches of its

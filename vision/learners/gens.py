@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from alma.options import option
-from vision.learners.base import MemberMixtureSettings, MixtureLearner
+from vision.learners.base import Learner, MemberMixtureSettings
 from vision.presets import Settings
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class GEnsSettings(MemberMixtureSettings):
         return super().conflict(name, chosen)
 
 
-class GEns(MixtureLearner):
+class GEns(Learner):
     """An ensemble that gains one network per stage and trains that one only.
 
     `model` is the newest member, `members` are copies of all trained ones.
