@@ -5,7 +5,7 @@ Shapes: n examples, E experts.
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -168,18 +168,15 @@ def load_model(config: Mapping[str, Any], dataset: data.Dataset, path: Path) -> 
 
 
 def draw(
-    run: tuple[Mapping[str, Any], Mapping[int, Path]],
+    config: Mapping[str, Any],
+    models: Mapping[int, Mixture],
     dataset: data.Dataset,
-    chosen: Sequence[int],
     out: Path,
     layer: int,
     examples: int,
 ) -> None:
-    """Write a figure with one panel per stage: marker = class, colour = expert, gating tree in red. `run` is
-    that of `load_run`."""
-    config, files = run
-    models = [load_model(config, dataset, files[stage]) for stage in chosen]
-    depth = len(models[0].layers)
+    """Write a figure with one panel per stage: marker = class, colour = expert, gating tree in red."""
+    depth = len(next(iter(models.values())).layers)
     if not 1 <= layer <= depth:
         raise UserError(f"--layer {layer}: the run's mixture has layers 1 to {depth}")
     total = len(dataset.test.labels)
@@ -189,8 +186,8 @@ def draw(
     schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
     make_directory(out.parent)
     with style.drawing():
-        figure, panels = style.subplots(1, len(chosen), (3.6 * len(chosen), 3.9), sharex=True, sharey=True)
-        for stage, model, axes in zip(chosen, models, panels[0], strict=True):
+        figure, panels = style.subplots(1, len(models), (3.6 * len(models), 3.9), sharex=True, sharey=True)
+        for (stage, model), axes in zip(models.items(), panels[0], strict=True):
             assigned = assignment(model, images, layer)
             _draw_points(axes, points, labels, assigned)
             tree = tree_of(model.layers[layer - 1].router.paths, model.experts)
@@ -201,7 +198,7 @@ def draw(
             title += f", {unused} of them unused" if unused else ""
             axes.set_title(f"stage {stage} (t = {schedule[stage].last}): {title}", fontsize=9.5)
         key = f"number: class; colour: expert of layer {layer}; red: gates, with a star at the root"
-        figure.supxlabel(textwrap.fill(key, 50 * len(chosen)), fontsize=9)
+        figure.supxlabel(textwrap.fill(key, 50 * len(models)), fontsize=9)
         style.save(figure, out)
 
 
