@@ -148,7 +148,7 @@ def _job(section: argparse.Namespace, point: Point, resolved: Settings, name: st
         _command(section, point, out, options.get("tensorboard_logdir")),
         dataset,
         _megabatches(point),
-        point.get("stream_seed", point["seed"]),
+        point["stream_seed" if "stream_seed" in point else "seed"],
         point.get("scenario"),
         resolved.arch,
         options,

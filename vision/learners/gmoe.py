@@ -25,6 +25,7 @@ class MoE(Learner):
     """A mixture with a fixed number of experts per layer."""
 
     settings_class: type[Settings] = MoESettings
+    settings: MixtureSettings
     model: "Mixture"
 
     def build(self, structure: dict[str, Any]) -> "Mixture":
