@@ -6,7 +6,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from alma import averages
 
@@ -22,16 +22,15 @@ class Average:
         self.model, self.updates = copy.deepcopy(model), 0
         self.eta = averages.eta_of(kind)
         self.decay = 0.0 if isinstance(kind, str) else kind
-
-    @property
-    def every_epoch(self) -> bool:
-        """Whether it is updated after every epoch instead of after every stage."""
-        return self.eta is not None
+        self.every_epoch = self.eta is not None
 
     def following(self, model: nn.Module) -> Callable[[], None]:
         """A function that updates the average with the weights that `model`, of the same sizes, then has.
         Both must keep their tensors."""
-        mine, new = _tensors(self.model), _tensors(model)
+        mine, new = (
+            [t.data for t in chain(each.parameters(), each.buffers()) if t.is_floating_point()]
+            for each in (self.model, model)
+        )
 
         def update() -> None:
             self.updates += 1
@@ -47,8 +46,3 @@ class Average:
         """Restore a `state` of a model of the same sizes."""
         self.model.load_state_dict(state["model"])
         self.updates = state["updates"]
-
-
-def _tensors(model: nn.Module) -> list[Tensor]:
-    found = chain(model.parameters(), model.buffers())
-    return [tensor.data for tensor in found if tensor.is_floating_point()]

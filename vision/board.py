@@ -42,11 +42,3 @@ class Board:
         for name, value in values.items():
             if isinstance(value, int | float):
                 self.writer.add_scalar(f"{group}/{name}", value, step)
-
-    def flush(self) -> None:
-        """Write everything to disk, so that a later start finds what precedes its checkpoint."""
-        self.writer.flush()
-
-    def close(self) -> None:
-        """Write everything to disk and end the writer's thread."""
-        self.writer.close()

@@ -5,11 +5,12 @@ import math
 import pickle
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from alma.errors import UserError
 from alma.stages import Stage
 from vision import folder, idx, presets
 from vision.examples import AnyExamples, Examples, StoredExamples
-from vision.shared import Filled, SharedMemory
+from vision.shared import SharedMemory
 from vision.train import Replay
 
 VALIDATION = 0.1
@@ -44,6 +45,14 @@ class Images(NamedTuple):
 
     images: Tensor
     labels: Tensor
+
+    def __reduce__(self) -> Any:
+        """Pickled as arrays, which `SharedMemory` can hold."""
+        return _images, (self.images.numpy(), self.labels.numpy())
+
+
+def _images(images: np.ndarray, labels: np.ndarray) -> Images:
+    return Images(torch.as_tensor(images), torch.as_tensor(labels))
 
 
 @dataclass(frozen=True)
@@ -95,6 +104,10 @@ class Dataset:
         changed.__dict__["fingerprint"] = self.fingerprint
         return changed
 
+    def __getstate__(self) -> dict[str, Any]:
+        """With the fingerprint, which takes a pass over the images."""
+        return vars(self) | {"fingerprint": self.fingerprint}
+
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that identify the data: a hash of all images and labels."""
@@ -121,7 +134,7 @@ def load(name: str, root: str = "data", download: bool = False, image_size: int 
     read = partial(_read, name, root, download, image_size)
     try:
         memory = SHARED.get((name, root, download, image_size))
-        return _unpacked(*memory.get(lambda allocate: _packed(read(allocate)))) if memory else read(_private)
+        return memory.get(read) if memory else read(_private)
     except MemoryError:
         lower = ": lower --image-size" if name == "folder" else ""
         raise UserError(f"{name} in {root} needs more memory than there is{lower}") from None
@@ -135,47 +148,39 @@ def _read(name: str, root: str, download: bool, image_size: int | None, allocate
     if name == "digits":
         return _digits()
     if name == "folder":
-        return _folder(Path(root), image_size, allocate)
-    return _torchvision(name, root, download)
+        parts: Any = folder.read(Path(root), image_size, allocate)
+    else:
+        parts = (_mnist if "mnist" in name else _cifar)(name, Path(root), download)
+    for part, (images, labels) in zip(("train", "test"), parts, strict=True):
+        if len(images) != len(labels):
+            where = Path(root, name.upper())
+            raise UserError(
+                f"{where}: {len(images)} images, but {len(labels)} labels to {part} with: {idx.AGAIN}"
+            )
+    train, test = (Images(torch.as_tensor(x), torch.as_tensor(y).long()) for x, y in parts)
+    return make_dataset(name, train, test, _KNOWN.get(name))
 
 
 _private: folder.Allocate = partial(np.empty, dtype=np.uint8)
 
 
-def _packed(dataset: Dataset) -> Filled:
-    """The arrays of images of a data set, and everything else."""
-    parts = dataset.train, dataset.test
-    facts = dataset.name, dataset.classes, dataset.mean, dataset.std
-    labels = [part.labels.numpy() for part in parts]
-    return [part.images.numpy() for part in parts], (facts, labels, dataset.fingerprint)
-
-
-def _unpacked(arrays: list[np.ndarray], rest: Any) -> Dataset:
-    (name, classes, mean, std), labels, fingerprint = rest
-    train, test = (Images(*map(torch.from_numpy, part)) for part in zip(arrays, labels, strict=True))
-    dataset = Dataset(name, train, test, classes, mean, std)
-    dataset.__dict__["fingerprint"] = fingerprint
-    return dataset
-
-
-def _torchvision(name: str, root: str, download: bool) -> Dataset:
+def _mnist(name: str, root: Path, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
     from torchvision import datasets
 
-    make: Callable[..., Any] = getattr(datasets, name.upper())
-    options = {"split": "balanced"} if name == "emnist" else {}
-    parts = []
-    with idx.unpacked(Path(root), make.__name__) as place:
-        for train in (True, False):
-            read = make(place, train=train, download=download, **options)
-            images, labels = torch.as_tensor(read.data), torch.as_tensor(read.targets).long()
-            if len(images) != len(labels):
-                where, what = Path(root, make.__name__), "train" if train else "test"
-                raise UserError(
-                    f"{where}: {len(images)} images, but {len(labels)} labels to {what} with: {idx.AGAIN}"
-                )
-            images = images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2)
-            parts.append(Images(images.contiguous(), labels))
-    return make_dataset(name, parts[0], parts[1], _KNOWN.get(name))
+    stems = ("train", "t10k") if name == "mnist" else ("emnist-balanced-train", "emnist-balanced-test")
+    raw = root / name.upper() / "raw"
+    files = [(raw / f"{stem}-images-idx3-ubyte", raw / f"{stem}-labels-idx1-ubyte") for stem in stems]
+    if not all(idx.find(path).exists() for path in chain(*files)):
+        options = {"split": "balanced"} if name == "emnist" else {}
+        getattr(datasets, name.upper())(root, download=download, **options)
+    return [(idx.read(images, 3)[:, None], idx.read(labels, 1)) for images, labels in files]
+
+
+def _cifar(name: str, root: Path, download: bool) -> list[tuple[np.ndarray, list[int]]]:
+    from torchvision import datasets
+
+    read = [getattr(datasets, name.upper())(root, train=train, download=download) for train in (True, False)]
+    return [(np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)), part.targets) for part in read]
 
 
 def _digits() -> Dataset:
@@ -188,11 +193,6 @@ def _digits() -> Dataset:
     labels = torch.from_numpy(found.target[order]).long()
     test = torch.arange(len(order)) % 5 == 0
     return make_dataset("digits", Images(images[~test], labels[~test]), Images(images[test], labels[test]))
-
-
-def _folder(root: Path, size: int | None, allocate: folder.Allocate) -> Dataset:
-    parts = folder.read(root, size, allocate)
-    return make_dataset("folder", *(Images(torch.from_numpy(x), torch.from_numpy(y)) for x, y in parts))
 
 
 def make_dataset(name: str, train: Images, test: Images, statistics: Any = None) -> Dataset:
@@ -279,11 +279,7 @@ class MegaBatchStream(Sequence[MegaBatch]):
     def __len__(self) -> int:
         return len(self.parts)
 
-    @overload
-    def __getitem__(self, index: int) -> MegaBatch: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[MegaBatch]: ...
-    def __getitem__(self, index: int | slice) -> MegaBatch | list[MegaBatch]:
+    def __getitem__(self, index: Any) -> Any:
         """Mega-batches by position from 0: `stream[0]` is mega-batch t = 1."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
@@ -333,11 +329,9 @@ class StageData:
         """Validation examples of stage `index`."""
         return self._examples(index, 1)
 
-    def replay(self, index: int) -> Replay | None:
-        """How epochs of stage `index` draw from its training examples; None: they have them all."""
-        return self._replay(index, 0)
-
-    def _replay(self, index: int, part: int) -> Replay | None:
+    def replay(self, index: int, part: int = 0) -> Replay | None:
+        """How epochs of stage `index` draw from its training examples (`part` 1: how validation samples);
+        None: they have them all."""
         stage = self._schedule[index]
         if not (self._replay_share and stage.earlier):
             return None
@@ -347,7 +341,7 @@ class StageData:
 
     def _examples(self, index: int, part: int) -> AnyExamples:
         indices, dataset = self._stream.indices(self._schedule[index].train_on)[part], self._stream.dataset
-        replay = self._replay(index, part)
+        replay = self.replay(index, part)
         if replay and part:
             indices = indices[replay.sample(np.random.RandomState([self._stream.seed, index]))]
         # A replay reads few of its training examples: to normalise all takes longer than to train.

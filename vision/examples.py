@@ -46,12 +46,9 @@ class StoredExamples:
     The numbers are those of `Examples`, in a quarter of the memory or, of a shared data set, in none.
     """
 
-    source: Tensor
-    """Bytes of all images of the data set, (N, channels, height, width)."""
-    indices: Tensor
-    """(n,), of the examples among them."""
-    labels: Tensor
-    """(n,), on the device."""
+    source: Tensor  # bytes of all images of the data set, (N, channels, height, width)
+    indices: Tensor  # (n,), of the examples among them
+    labels: Tensor  # (n,), on the device
     normalise: Callable[[Tensor], Tensor]
     """Bytes (k, channels, height, width) -> floats on the device, channels last in memory."""
 

@@ -74,21 +74,31 @@ def run(
     check_share(replay_share, replay)
     schedule = stages(len(stream), waiting_time, replay, replay_from if replay_share else None)
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
-    config |= _shared(replay_share, replay_from) | {"seed": seed} | _identity(stream, seed) | chosen.config()
+    if replay_share:  # earlier versions validated on all images of all earlier mega-batches
+        config |= {"replay_share": replay_share, "replay_validation": "share"}
+        config |= {"replay_from": replay_from} if replay_from != "all" else {}
+    config |= {"seed": seed, "dataset": stream.dataset.name, "data": stream.dataset.fingerprint}
+    config |= {"scenario": stream.scenario} if stream.scenario else {}
+    config |= {"partition": stream.partition} if stream.partition != seed else {}
+    config |= chosen.config()
     make_directory(Path(out))
     with locked(Path(out)):
         record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
         temporary_of(record.directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
         if len(record.rows) > len(stream):
             return record
-        _check_version(record)
+        if record.rows and "valid" not in record.rows[0]["extra"]:
+            raise UserError(
+                f"{record.directory} was started by an earlier version, whose numbers this one does not "
+                "reproduce: choose another --out"
+            )
         if command:
             record.note(command=command)
         with _fitting(record.directory, chosen, of := stream.dataset):
             data = StageData(stream, schedule, target, replay_share)
             subject = LEARNERS[learner](of.shape, of.classes, chosen, seed, target)
-            trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages)
-            trainer.log_to(tensorboard_logdir)
+            logdir = Path(tensorboard_logdir) if tensorboard_logdir else None
+            trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages, logdir)
             _play(record, trainer, schedule, chosen.epochs)
     return record
 
@@ -108,29 +118,6 @@ def _fitting(directory: Path, chosen: Settings, dataset: "Dataset") -> Iterator[
             f"{directory}: out of memory ({reason}): lower --batch-size, now {chosen.batch_size}, "
             f"{', '.join(['--hidden', *more])}, or the number of --jobs"
         ) from None
-
-
-def _shared(share: float, source: str) -> dict[str, Any]:
-    """A replay by share for a run's config; {} without one."""
-    recent = {"replay_from": source} if source != "all" else {}
-    # Earlier versions validated on all images of all earlier mega-batches.
-    return {"replay_share": share, "replay_validation": "share", **recent} if share else {}
-
-
-def _check_version(record: Run) -> None:
-    """UserError: an earlier version, whose numbers are not reproduced, began the run."""
-    if record.rows and "valid" not in record.rows[0]["extra"]:
-        raise UserError(
-            f"{record.directory} was started by an earlier version, whose numbers this one does not "
-            "reproduce: choose another --out"
-        )
-
-
-def _identity(stream: "MegaBatchStream", seed: int) -> dict[str, Any]:
-    """The data of a run for its config."""
-    found = {"dataset": stream.dataset.name, "data": stream.dataset.fingerprint}
-    found |= {"scenario": stream.scenario} if stream.scenario else {}
-    return found | ({"partition": stream.partition} if stream.partition != seed else {})
 
 
 def _play(record: Run, trainer: "_Trainer", schedule: list[Stage], epochs: int) -> None:
@@ -169,16 +156,6 @@ def device_of(name: str) -> "torch.device":
     return device
 
 
-def reset_peak_memory(device: "torch.device") -> bool:
-    """Restart the measurement of peak memory; returns whether the system supports it."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats(device)
-        return True
-    return processes.reset_peak_memory()
-
-
 class _Trainer:
     """Trains and tests a learner as the `StageLearner` of `alma.environment`, and writes its checkpoints."""
 
@@ -190,16 +167,20 @@ class _Trainer:
         directory: Path,
         save_interval: float,
         save_stages: bool,
+        logdir: Path | None = None,
     ):
         import torch
 
         self.learner, self.directory = learner, directory
         self.save_interval, self.save_stages = save_interval, save_stages
         self.bar: tqdm | None = None
-        self.board: Board | None = None
         self.done = 0  # completed stages
         self.seconds = 0.0  # spent on the current stage before an interruption
-        self._own_memory, self._peak = reset_peak_memory(learner.device), 0
+        self._peak = 0
+        self._on_gpu = learner.device.type == "cuda"
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats(learner.device)
+        self._own_memory = self._on_gpu or processes.reset_peak_memory()
         self._data = data
         test = stream.dataset.test
         self._test = stream.dataset.select(test, torch.arange(len(test.labels)), learner.device)
@@ -210,12 +191,8 @@ class _Trainer:
         self._interrupted: Progress | None = None
         self._saved = time.monotonic()
         self._load()
-
-    def log_to(self, logdir: str | Path | None) -> None:
-        """Log to TensorBoard from now on, unless `logdir` is None."""
         epoch = self._interrupted.epoch if self._interrupted else 0
-        if logdir:
-            self.board = Board(Path(logdir), self.learner.settings.epochs, self.done, epoch)
+        self.board = Board(logdir, learner.settings.epochs, self.done, epoch) if logdir else None
 
     def train(self, stage: Stage) -> dict[str, float]:
         """Train on a stage; returns FLOPs by purpose."""
@@ -240,16 +217,15 @@ class _Trainer:
         error, self._matrix = self._errors(predicted)
         if self.learner.average:
             raw, matrix = self._errors(self.learner.classify(self.learner.model, self._test))
-            self._raw = {"error": raw, **({"matrix": matrix} if matrix else {})}
+            self._raw = {"error": raw} | ({"matrix": matrix} if matrix else {})
             if self.done:
                 examples = self._data.valid(self.done - 1)
                 self._raw["valid"] = self.learner.assess(self.learner.model, examples)
         if self.board:
             valid = {f"valid_{name}": value for name, value in (self.valid or {}).items()}
+            raw_error = {"raw_test_error": self._raw["error"]} if self._raw else {}
             shown = {"test_error": error, "parameters": self.parameters, **valid, **self.learner.details}
-            self.board.tested(
-                self.done, shown | ({"raw_test_error": self._raw["error"]} if self._raw else {})
-            )
+            self.board.tested(self.done, shown | raw_error)
         return error, flops
 
     def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:
@@ -268,12 +244,11 @@ class _Trainer:
     @property
     def peak_memory_bytes(self) -> int:
         """Peak of the tensors on a GPU, or of the process, the time before interruptions included."""
-        device = self.learner.device
-        if device.type != "cuda":
+        if not self._on_gpu:
             return max(self._peak, processes.peak_memory())
         import torch
 
-        return max(self._peak, torch.cuda.max_memory_allocated(device))
+        return max(self._peak, torch.cuda.max_memory_allocated(self.learner.device))
 
     @property
     def valid(self) -> dict[str, float] | None:
@@ -284,9 +259,9 @@ class _Trainer:
         """The learner's details, and "raw": the errors without the average of weights; "memory_of" marks
         a peak memory that covers the whole process; "matrix": errors on each mega-batch's held-out part.
         """
-        found: dict[str, Any] = {"raw": self._raw} if self._raw else {}
-        found |= {"matrix": self._matrix} if self._matrix else {}
-        return self.learner.details | found | ({} if self._own_memory else {"memory_of": "process"})
+        memory_of = "" if self._own_memory else "process"
+        found = {"raw": self._raw, "matrix": self._matrix, "memory_of": memory_of}
+        return self.learner.details | {name: value for name, value in found.items() if value}
 
     def scored(self, epoch: int, score: "Tensor") -> None:
         """Log the mean validation metric of the voters, and the learning rate."""
@@ -303,7 +278,7 @@ class _Trainer:
     def save(self, progress: "Progress | None" = None) -> None:
         """Write the checkpoint, within a stage with its progress."""
         if self.board:
-            self.board.flush()
+            self.board.writer.flush()  # a resumed run then finds what precedes its checkpoint
         state = {
             "done": self.done,
             "seconds": time.monotonic() - self._began if progress else 0.0,
@@ -320,7 +295,7 @@ class _Trainer:
     def close(self) -> None:
         """End the log."""
         if self.board:
-            self.board.close()
+            self.board.writer.close()
 
     def _due(self) -> bool:
         return time.monotonic() - self._saved >= self.save_interval

@@ -15,6 +15,7 @@ convolution, its batch normalisation.
 import copy
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
@@ -59,8 +60,8 @@ class Candidates:
     def __init__(
         self, layer: Any, after: Any, new: int, deepen: bool, pool: bool, generator: torch.Generator
     ):
-        self.weight, self.pool = layer.weight.data[0], pool
-        self.vectors = {name: getattr(layer, name).data.flatten() for name in _VECTORS[type(layer)]}
+        self.pool = pool
+        self._use(layer)
         (neurons, inputs), kernel = self.weight.shape[:2], self.weight.shape[2:]
         outgoing = after.weight.data[0].transpose(0, 1)
         self.split = self._random(self.weight.shape, _norms(self.weight), generator)
@@ -77,9 +78,12 @@ class Candidates:
     def moved_to(self, layer: Any) -> "Candidates":
         """The same candidates on another hidden layer of the same size."""
         other = copy.copy(self)
-        other.weight = layer.weight.data[0]
-        other.vectors = {name: getattr(layer, name).data.flatten() for name in self.vectors}
+        other._use(layer)
         return other
+
+    def _use(self, layer: Any) -> None:
+        self.weight = layer.weight.data[0]
+        self.vectors = {name: getattr(layer, name).data.flatten() for name in _VECTORS[type(layer)]}
 
     def _random(self, shape: Sequence[int], norm: Tensor, generator: torch.Generator) -> Tensor:
         """Candidates in random directions, with RADIUS times `norm` as their norm."""
@@ -197,7 +201,7 @@ class Overgrown:
         """Turn the perturbations to where the loss falls and keep their norms; returns the FLOPs. Meanwhile
         they are divided by the number of layers: all of them at full size would move a deep network too far
         for its gradient to describe the effect of a few."""
-        self._resize(1 / len(self.candidates))
+        torch._foreach_mul_([p.data for p in self.perturbations], 1 / len(self.candidates))
         seen = 0
         for images, labels in batches:
             found = self.gradients(images, labels)
@@ -205,12 +209,8 @@ class Overgrown:
                 turned = F.normalize(p.detach().flatten(1)) - F.normalize(gradient.flatten(1))
                 p.data = F.normalize(turned).mul_(_norms(p.data)[:, None]).view(p.shape)
             seen += len(labels)
-        self._resize(len(self.candidates))
+        torch._foreach_mul_([p.data for p in self.perturbations], len(self.candidates))
         return seen * sum(self.flops)
-
-    def _resize(self, factor: float) -> None:
-        for p in self.perturbations:
-            p.data *= factor
 
     def scores(self, batches: Iterable[Examples]) -> tuple[list[Tensor], float]:
         """Scores (candidates,) for each tensor of `perturbations`, and the FLOPs. A score is the derivative
@@ -264,12 +264,11 @@ class Overgrown:
                 counts[layer][kind] -= 1
         if not added:
             chosen[order[0][1]].append(order[0][2])
-        return [self._choice(*chosen[which : which + 3]) for which in range(0, len(chosen), 3)]
-
-    def _choice(self, split: list[int], new: list[int], layer: list[int]) -> Choice:
-        device = self.classifier.weight.device
-        indices = [torch.tensor(sorted(w), dtype=torch.long, device=device) for w in (split, new)]
-        return Choice(indices[0], indices[1], bool(layer))
+        tensor = partial(torch.tensor, dtype=torch.long, device=self.classifier.weight.device)
+        kinds = zip(chosen[::3], chosen[1::3], chosen[2::3], strict=True)
+        return [
+            Choice(tensor(sorted(split)), tensor(sorted(new)), bool(layer)) for split, new, layer in kinds
+        ]
 
     def parameters(self, counts: Sequence[Sequence[int]]) -> int:
         """Parameters of the network grown by (splits, new neurons, new layers) at each hidden layer."""
@@ -348,7 +347,6 @@ def _columns(rows: Tensor, split: Tensor, outgoing: Tensor) -> Tensor:
 
 
 def _norms(weights: Tensor) -> Tensor:
-    """Norm of each row (rows,)."""
     return weights.flatten(1).norm(dim=1)
 
 

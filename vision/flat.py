@@ -44,11 +44,6 @@ class Flat:
         """Copy the gradients of all parameters into the vector."""
         torch._foreach_copy_(self._gradients, list(gradients))
 
-    def release(self) -> None:
-        """Remove the gradients from the model."""
-        for p in self.parameters:
-            p.grad = None
-
     def snapshot(self) -> tuple[Tensor, Tensor]:
         """Copies of parameters and buffers."""
         return self.values.clone(), self.buffers.clone()

@@ -5,7 +5,7 @@ Shapes: n examples, E experts.
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from vision.experiment import read_checkpoint, reading
 from vision.learners import LEARNERS, resolve
 from vision.learners.gmoe import MoE
 from vision.mixture import Mixture
-from vision.train import evaluation_batches
+from vision.train import evaluate
 
 EXPERTS = (
     *("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),  # Okabe and Ito, without their red
@@ -54,10 +54,7 @@ def tree_of(paths: Tensor, experts: int) -> Tree:
         below[experts] = list(range(experts))
     parents = {}
     for node, leaves in below.items():
-        around = [
-            other for other, more in below.items() if len(more) > len(leaves) and set(leaves) <= set(more)
-        ]
-        if around:
+        if around := [other for other, more in below.items() if set(leaves) < set(more)]:
             parents[node] = min(around, key=lambda other: len(below[other]))
     (root,) = below.keys() - parents.keys()
     return Tree(root, sorted((parent, child) for child, parent in parents.items()), below)
@@ -69,20 +66,17 @@ def positions(tree: Tree, points: np.ndarray, assigned: np.ndarray) -> dict[int,
     A leaf is where its examples are densest, an inner node at the mean of its leaves. Experts without
     examples have no position.
     """
-    extent = float(np.ptp(points, axis=0).max())
-    found = {leaf: _densest(points[assigned == leaf], 0.08 * extent) for leaf in np.unique(assigned).tolist()}
+    from scipy.spatial import cKDTree
+
+    radius, found = 0.08 * float(np.ptp(points, axis=0).max()), {}
+    for leaf in np.unique(assigned).tolist():
+        mine = points[assigned == leaf]  # the one with the most others within the radius
+        found[leaf] = mine[cKDTree(mine).query_ball_point(mine, radius, return_length=True).argmax()]
     for node, leaves in tree.leaves.items():
         placed = [found[leaf] for leaf in leaves if leaf in found]
         if placed and node not in found:
             found[node] = np.mean(placed, axis=0)
     return found
-
-
-def _densest(points: np.ndarray, radius: float) -> np.ndarray:
-    """The first of the points (n, 2) with the most others within `radius`."""
-    from scipy.spatial import cKDTree
-
-    return points[cKDTree(points).query_ball_point(points, radius, return_length=True).argmax()]
 
 
 def apart(places: Mapping[int, np.ndarray], distance: float) -> dict[int, np.ndarray]:
@@ -99,12 +93,9 @@ def apart(places: Mapping[int, np.ndarray], distance: float) -> dict[int, np.nda
     return dict(zip(places, points, strict=True))
 
 
-@torch.no_grad()
 def assignment(model: Mixture, examples: AnyExamples, layer: int) -> np.ndarray:
     """The expert (n,) of each image in mixture layer 1, 2, ...: the largest gate value."""
-    model.eval()
-    routed = (model.routed(batch.images)[1] for batch in evaluation_batches(model, examples))
-    return torch.cat([gates[layer - 1].argmax(0) for gates in routed]).numpy()
+    return evaluate(model, examples, lambda images: model.routed(images)[1][layer - 1].argmax(0)).numpy()
 
 
 def embed(images: Tensor) -> np.ndarray:
@@ -127,9 +118,9 @@ def experts_of(path: Path) -> int:
 def choose(experts: Mapping[int, int]) -> list[int]:
     """Up to three stages to draw, given the number of experts after each: the last with 2, 3 and 4 experts
     (Figure 8), or else the first, middle and last stage."""
-    last = {number: stage for stage, number in sorted(experts.items())}
-    growth = [last[number] for number in (2, 3, 4) if number in last]
     known = sorted(experts)
+    last = {experts[stage]: stage for stage in known}
+    growth = [last[number] for number in (2, 3, 4) if number in last]
     ends = [known[0], known[len(known) // 2], known[-1]]
     return growth if len(growth) > 1 else list(dict.fromkeys(ends))
 
@@ -158,30 +149,34 @@ def load_data(config: Mapping[str, Any], root: str, image_size: int | None = Non
     return dataset
 
 
-def load_model(config: Mapping[str, Any], dataset: data.Dataset, state: dict[str, Any]) -> Mixture:
-    """The mixture of a stage, from the config of its run and its saved state."""
+def load_model(config: Mapping[str, Any], dataset: data.Dataset, path: Path) -> Mixture:
+    """The mixture of a stage, from the config of its run and its file. UserError: they do not fit."""
     kind = LEARNERS[config["learner"]]
     chosen = {name: value for name, value in config.items() if name in kind.settings_class.names()}
     settings = resolve(config["dataset"], config["learner"], chosen=chosen)
     learner = kind(dataset.shape, dataset.classes, settings, config["seed"], torch.device("cpu"))
-    try:
-        learner.load(state)
-    except (RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:80]
-        raise UserError(f"stages written by another version of this code ({reason}): rerun the run") from None
+    state = read_checkpoint(path)
+    with reading(path):
+        try:
+            learner.load(state)
+        except (RuntimeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:80]
+            raise UserError(
+                f"stages written by another version of this code ({reason}): rerun the run"
+            ) from None
     return learner.model
 
 
 def draw(
-    run: Path, dataset: data.Dataset, chosen: Sequence[int], out: Path, layer: int = 1, examples: int = 5000
+    config: Mapping[str, Any],
+    models: Mapping[int, Mixture],
+    dataset: data.Dataset,
+    out: Path,
+    layer: int,
+    examples: int,
 ) -> None:
     """Write a figure with one panel per stage: marker = class, colour = expert, gating tree in red."""
-    config, files = load_run(run)
-    models = []
-    for stage in chosen:
-        with reading(files[stage]):
-            models.append(load_model(config, dataset, read_checkpoint(files[stage])))
-    depth = len(models[0].layers)
+    depth = len(next(iter(models.values())).layers)
     if not 1 <= layer <= depth:
         raise UserError(f"--layer {layer}: the run's mixture has layers 1 to {depth}")
     total = len(dataset.test.labels)
@@ -191,8 +186,8 @@ def draw(
     schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
     make_directory(out.parent)
     with style.drawing():
-        figure, panels = style.subplots(1, len(chosen), (3.6 * len(chosen), 3.9), sharex=True, sharey=True)
-        for stage, model, axes in zip(chosen, models, panels[0], strict=True):
+        figure, panels = style.subplots(1, len(models), (3.6 * len(models), 3.9), sharex=True, sharey=True)
+        for (stage, model), axes in zip(models.items(), panels[0], strict=True):
             assigned = assignment(model, images, layer)
             _draw_points(axes, points, labels, assigned)
             tree = tree_of(model.layers[layer - 1].router.paths, model.experts)
@@ -203,7 +198,7 @@ def draw(
             title += f", {unused} of them unused" if unused else ""
             axes.set_title(f"stage {stage} (t = {schedule[stage].last}): {title}", fontsize=9.5)
         key = f"number: class; colour: expert of layer {layer}; red: gates, with a star at the root"
-        figure.supxlabel(textwrap.fill(key, 50 * len(chosen)), fontsize=9)
+        figure.supxlabel(textwrap.fill(key, 50 * len(models)), fontsize=9)
         style.save(figure, out)
 
 

@@ -4,8 +4,9 @@ Shapes: n examples, D inputs of a gating function, E experts. The experts of a l
 stack (`vision.models`), so they are computed together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -143,26 +144,28 @@ class MixtureLayer(nn.Module):
     def split(self, expert: int, generator: torch.Generator) -> None:
         """Replace an expert by two exact copies with a random gate between them."""
         for module in self.experts.modules():
-            for name, old in list(module.named_parameters(recurse=False)):
-                setattr(module, name, nn.Parameter(_with_copy(old.data, expert)))
-            for name, buffer in list(module.named_buffers(recurse=False)):
-                setattr(module, name, _with_copy(buffer, expert))
+            for name, old in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+                grown = torch.cat([old.data, old.data[expert : expert + 1]])
+                setattr(module, name, nn.Parameter(grown) if isinstance(old, nn.Parameter) else grown)
         self.router.split(expert, generator)
 
 
-def _with_copy(values: Tensor, row: int) -> Tensor:
-    return torch.cat([values, values[row : row + 1]])
-
-
 class Mixture(nn.Module):
-    """A network with mixture layers."""
+    """A network with mixture layers: an MLP, or a VGG, whose `head` is a block of convolutions on
+    images of (channels, height, width) `shape`."""
 
     members = voters = 1
 
-    def __init__(self, layers: Sequence[MixtureLayer], classifier: Dense):
+    def __init__(
+        self,
+        layers: Iterable[MixtureLayer],
+        classifier: Dense,
+        head: ConvBlock | None = None,
+        shape: Sequence[int] = (),
+    ):
         super().__init__()
         self.layers: Sequence[MixtureLayer] = nn.ModuleList(layers)  # type: ignore[assignment]
-        self.classifier = classifier
+        self.classifier, self.head, self.shape = classifier, head, tuple(shape)
         self.generator: torch.Generator | None = None  # samples hard gates in training
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:
@@ -189,21 +192,24 @@ class Mixture(nn.Module):
 
     def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Images (n, ...) -> logits (1, C, n) and the gate values (E, n) of each mixture layer."""
-        raise NotImplementedError
+        z, gates = self.head(x, shared=True) if self.head else x.flatten(1).t(), []
+        for layer in self.layers:
+            z, used = layer(z, self.generator)
+            gates.append(used)
+        return self.classifier(pooled(z, 1) if self.head else z), gates
 
     @property
     def flops(self) -> Flops:
-        """FLOPs per example."""
-        raise NotImplementedError
-
-    @property
-    def footprint(self) -> int:
-        """Floats per example that evaluation holds at a time: images and activations of all experts."""
-        raise NotImplementedError
-
-    def count(self, experts: Sequence[float], head: Sequence[float] = ()) -> Flops:
-        """FLOPs per example, given those of the experts of each layer and of the `head`, the layers before.
-        The backward pass costs twice the forward pass, less the gradients of the images and of the paths."""
+        """FLOPs per example. The backward pass costs twice the forward pass, less the gradients of the images
+        and of the paths."""
+        head, size = self.head.flops(self.shape[1:]) if self.head else ([], ())
+        experts = []
+        for layer in self.layers:
+            if isinstance(layer.experts, Dense):
+                experts.append(layer.experts.flops)
+            else:
+                found, size = layer.experts.flops(size)
+                experts.append(sum(found))
         routers = [layer.router.flops for layer in self.layers]
         paths = [2.0 * layer.router.paths.numel() for layer in self.layers]
         forward = sum(head) + sum(experts) + sum(routers) + self.classifier.flops
@@ -211,69 +217,34 @@ class Mixture(nn.Module):
         unused = sum(experts) * (1 - 1 / self.experts) if self.layers[0].hard else 0.0
         return Flops(forward, 2 * forward - first - sum(paths), forward - unused)
 
+    @property
+    def footprint(self) -> int:
+        """Floats per example that evaluation holds at a time: images and activations of all experts."""
+        experts: list[Any] = [layer.experts for layer in self.layers]
+        if self.head:
+            return footprint_of([self.head, *experts], self.shape)
+        shapes = [each.weight.shape for each in experts]  # (E, out, in)
+        return max(2 * inputs + 3 * number * outputs for number, outputs, inputs in shapes)
 
-class MixtureMLP(Mixture):
+
+def mixture_mlp(widths: Sequence[int], experts: int, tree: bool, hard: bool) -> Mixture:
     """The MLP with a mixture at each hidden layer (section 5); experts are linear layers with ReLU."""
-
-    def __init__(self, widths: Sequence[int], experts: int, tree: bool, hard: bool):
-        sizes = pairwise(widths[:-1])
-        layers = [MixtureLayer(Dense(experts, d, h), Gating(d, experts, tree), hard) for d, h in sizes]
-        super().__init__(layers, Dense(1, widths[-2], widths[-1]))
-
-    def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Images (n, ...) with D values each -> logits (1, C, n) and gate values (E, n) of each layer."""
-        z, gates = x.flatten(1).t(), []
-        for layer in self.layers:
-            z, used = layer(z, self.generator)
-            gates.append(used)
-        return self.classifier(z), gates
-
-    @property
-    def flops(self) -> Flops:
-        return self.count([layer.experts.flops for layer in self.layers])  # type: ignore[misc]
-
-    @property
-    def footprint(self) -> int:
-        shapes = [next(layer.experts.parameters()).shape for layer in self.layers]  # (E, out, in)
-        return max(2 * inputs + 3 * experts * outputs for experts, outputs, inputs in shapes)
+    *sizes, last = pairwise(widths)
+    layers = [MixtureLayer(Dense(experts, d, h), Gating(d, experts, tree), hard) for d, h in sizes]
+    return Mixture(layers, Dense(1, *last))
 
 
-class MixtureVGG(Mixture):
+def mixture_vgg(
+    shape: Sequence[int], channels: int, classes: int, experts: int, tree: bool, hard: bool
+) -> Mixture:
     """The reduced VGG19 with a mixture at each block but the first; experts are blocks of convolutions."""
-
-    def __init__(
-        self, shape: Sequence[int], channels: int, classes: int, experts: int, tree: bool, hard: bool
-    ):
-        first, *others = vgg_widths(channels)
-        inputs = channels * POOLED**2
-        layers = [
-            MixtureLayer(ConvBlock(experts, channels, block), Gating(inputs, experts, tree), hard)
-            for block in others
-        ]
-        super().__init__(layers, Dense(1, channels, classes))
-        self.shape, self.head = tuple(shape), ConvBlock(1, shape[0], first)
-
-    def routed(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Images (n, channels, height, width) -> logits (1, C, n) and gate values (E, n) of each layer."""
-        z, gates = self.head(x, shared=True), []
-        for layer in self.layers:
-            z, used = layer(z, self.generator)
-            gates.append(used)
-        return self.classifier(pooled(z, 1)), gates
-
-    @property
-    def flops(self) -> Flops:
-        head, size = self.head.flops(self.shape[1:])
-        experts = []
-        for layer in self.layers:
-            found, size = layer.experts.flops(size)  # type: ignore[operator]
-            experts.append(sum(found))
-        return self.count(experts, head)
-
-    @property
-    def footprint(self) -> int:
-        experts = [layer.experts for layer in self.layers]
-        return footprint_of([self.head, *experts], self.shape)  # type: ignore[list-item]
+    first, *others = vgg_widths(channels)
+    inputs = channels * POOLED**2
+    layers = [
+        MixtureLayer(ConvBlock(experts, channels, block), Gating(inputs, experts, tree), hard)
+        for block in others
+    ]
+    return Mixture(layers, Dense(1, channels, classes), ConvBlock(1, shape[0], first), shape)
 
 
 class Committee(nn.Module):

@@ -16,9 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-BLOCKS = (2, 2, 4, 4, 4)
-"""Convolutions per block of VGG19 (Simonyan and Zisserman, 2015); each block ends with 2x2 max-pooling."""
-
+BLOCKS = (2, 2, 4, 4, 4)  # convolutions per block of VGG19 (Simonyan and Zisserman, 2015)
 BATCH_NORM_EPSILON = 1e-5
 threshold_backward = torch.ops.aten.threshold_backward.default  # the gradient of ReLU
 
@@ -107,16 +105,6 @@ class Backbone(nn.Module):
         """Number of outputs with a loss of their own, V."""
         return 1 if self.joint else self.members
 
-    @property
-    def flops(self) -> Flops:
-        """FLOPs per example of all members."""
-        raise NotImplementedError
-
-    @property
-    def footprint(self) -> int:
-        """Floats per example that evaluation holds at a time: images and activations of all members."""
-        raise NotImplementedError
-
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
         """Initialise one member, with the values that a stack of one would get."""
         for layer in self.modules():
@@ -136,9 +124,8 @@ class MLP(Backbone):
     def __init__(self, widths: Sequence[int], members: int = 1, joint: str | None = None):
         super().__init__(members, joint)
         self.widths = tuple(widths)
-        self.layers: Sequence[Dense] = nn.ModuleList(  # type: ignore[assignment]
-            Dense(members, d, h) for d, h in pairwise(widths)
-        )
+        layers = (Dense(members, d, h) for d, h in pairwise(widths))
+        self.layers: Sequence[Dense] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, ...) with D values each, or (M, n, channels, height, width) -> logits (V, C, n)."""
@@ -184,6 +171,7 @@ class MLP(Backbone):
 
     @property
     def footprint(self) -> int:
+        """Floats per example that evaluation holds at a time: images and activations of all members."""
         return 2 * self.widths[0] + self.members * sum(self.widths[1:])
 
 
@@ -214,12 +202,10 @@ class VGG(Backbone):
     ):
         super().__init__(members, joint)
         self.shape, self.widths = tuple(shape), [list(block) for block in widths]
-        blocks, inputs = [], shape[0]
-        for block in widths:
-            blocks.append(ConvBlock(members, inputs, block))
-            inputs = block[-1]
+        inputs = [shape[0], *(block[-1] for block in widths)]
+        blocks = (ConvBlock(members, size, block) for size, block in zip(inputs, widths, strict=False))
         self.blocks: Sequence[ConvBlock] = nn.ModuleList(blocks)  # type: ignore[assignment]
-        self.classifier = Dense(members, inputs, classes)
+        self.classifier = Dense(members, inputs[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, channels, height, width), or (M, n, ...) -> logits (V, C, n)."""
@@ -250,10 +236,8 @@ class ConvBlock(nn.Module):
 
     def __init__(self, members: int, inputs: int, widths: Sequence[int]):
         super().__init__()
-        sizes = zip([inputs, *widths[:-1]], widths, strict=True)
-        self.layers: Sequence[Conv] = nn.ModuleList(  # type: ignore[assignment]
-            Conv(members, before, after) for before, after in sizes
-        )
+        layers = (Conv(members, before, after) for before, after in pairwise([inputs, *widths]))
+        self.layers: Sequence[Conv] = nn.ModuleList(layers)  # type: ignore[assignment]
 
     def forward(self, x: Tensor, shared: bool = False) -> Tensor:
         """(n, M * in, H, W), or `shared` by all members (n, in, H, W) -> (n, M * out, H / 2, W / 2)."""

@@ -9,8 +9,9 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +73,16 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     setup = partial(_prepare, shared, count, jobs[0].options["device"], large)
     with Workers(processes, setup, flag="--jobs") as workers:
         for done, (number, seconds) in enumerate(workers.run(_timed, [(job,) for job in jobs]), start=1):
-            line = _outcome(seconds, jobs[number], failed)
+            name, outcome = jobs[number].out.name, "failed"
+            try:
+                outcome = f"{seconds():.0f} s"
+            except UserError as error:
+                failed.append(error)
+            except Exception as error:
+                traceback.print_exception(error)
+                failed.append(RuntimeError(f"{name}: {type(error).__name__}: {error}"))
             left = (time.monotonic() - started) / done * (len(jobs) - done)
-            print(f"{done}/{len(jobs)}  {line}  (about {left / 60:.0f} min left)", flush=True)
+            print(f"{done}/{len(jobs)}  {name}: {outcome}  (about {left / 60:.0f} min left)", flush=True)
     return failed
 
 
@@ -86,50 +94,27 @@ def _one_thread() -> None:
 
 def _prepare(shared: "Mapping[Source, SharedMemory]", count: Any, device: str, large: bool) -> None:
     """Set up a worker process; `count` is the number of those set up so far, `large`: images may be."""
-    _one_thread()
+    import torch
+
     from vision import data
 
+    _one_thread()
     data.SHARED.update(shared)
     with count.get_lock():
         number = count.value
         count.value += 1
-    if device in ("auto", "cuda"):
-        _take_gpu(number)
-    if large:
-        _return_memory()
-
-
-def _return_memory() -> None:
-    """Let glibc return freed blocks of 4 MB to the system. By default it keeps those up to 32 MB, which for
-    large images adds up to 100 MB; for small ones, to keep them is faster."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 4 << 20)
-
-
-def _take_gpu(number: int) -> None:
-    """Let "cuda" be the GPU of the `number`-th process, 0, 1, ..."""
-    import torch
-
-    if gpus := torch.cuda.device_count():
+    if device in ("auto", "cuda") and (gpus := torch.cuda.device_count()):
         torch.cuda.set_device(number % gpus)
+    if large:
+        # glibc keeps freed blocks up to 32 MB: 100 MB with large images; with small ones that is faster.
+        with contextlib.suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 4 << 20)
 
 
 def _timed(job: SweepRun) -> float:
     started = time.monotonic()
     job.run()
     return time.monotonic() - started
-
-
-def _outcome(seconds: Callable[[], float], job: SweepRun, failed: list[Exception]) -> str:
-    try:
-        return f"{job.out.name}: {seconds():.0f} s"
-    except UserError as error:
-        failed.append(error)
-        return f"{job.out.name}: failed"
-    except Exception as error:
-        traceback.print_exception(error)
-        failed.append(RuntimeError(f"{job.out.name}: {type(error).__name__}: {error}"))
-        return f"{job.out.name}: failed"
 
 
 def summarise(places: Sequence[Path], out: Path) -> None:
@@ -157,9 +142,8 @@ def parser() -> Parser:
     made.add_argument("experiment", nargs="?", type=Path, metavar="EXPERIMENT", help=file)
     made.add_argument("--size", metavar="SIZE", help=SIZE)
     _add_data_flags(made.add_argument_group("data", "The data set, and how it is cut into mega-batches."))
-    _add_run_flags(
-        made.add_argument_group("runs", "What is trained in each stage, and on which mega-batches.")
-    )
+    runs = "What is trained in each stage, and on which mega-batches."
+    _add_run_flags(made.add_argument_group("runs", runs))
     _add_machine_flags(made.add_argument_group("where to run"))
     settings = "Settings of learners. Without a value, the preset decides by the data set."
     _add_settings(made.add_argument_group("settings", settings))
@@ -172,19 +156,11 @@ def _add_data_flags(group: Any) -> None:
     add("--data-root", default=USUAL["data_root"], metavar="DIR", help=DATA_ROOT)
     download = "download missing files with torchvision"
     add("--download", action=argparse.BooleanOptionalAction, default=False, help=download)
-    add(
-        "--image-size",
-        type=number_list,
-        metavar="S",
-        help="with --dataset folder: scale images to S x S pixels",
-    )
+    size = "with --dataset folder: scale images to S x S pixels"
+    add("--image-size", type=number_list, metavar="S", help=size)
     defaults = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"
-    add(
-        "--megabatches",
-        type=number_list,
-        metavar="B",
-        help=f"mega-batches of the stream (default: {defaults})",
-    )
+    batches = f"mega-batches of the stream (default: {defaults})"
+    add("--megabatches", type=number_list, metavar="B", help=batches)
     drift = (
         "a stream that drifts: each mega-batch has classes of its own, its images rotated or its pixels "
         f"permuted, and a test set of its own (default B: {presets.SCENARIO_MEGABATCHES})"
@@ -238,8 +214,8 @@ def _add_settings(group: Any) -> None:
 
 def _waits(text: str) -> list[int | str]:
     """Parse "1,10,all"; `all` stands for the number of mega-batches."""
-    parts = [[part] if part == "all" else number_list(part) for part in text.split(",")]
-    return list(dict.fromkeys(wait for part in parts for wait in part))
+    parts = (["all"] if part == "all" else number_list(part) for part in text.split(","))
+    return list(dict.fromkeys(chain(*parts)))
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -28,8 +28,17 @@ def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | N
         return MegaBatchStream(dataset, megabatches, seed)
     if scenario == "classes":
         return _by_class(dataset, megabatches, seed)
-    changes = {"rotated": _rotation, "permuted": _permutation}[scenario](dataset, megabatches, seed)
-    return _changing(dataset, changes, seed, scenario)
+    changed = (_rotated if scenario == "rotated" else _permuted)(dataset, megabatches, seed)
+    parts = MegaBatchStream(dataset, megabatches, seed).parts
+    images = dataset.train.images.clone()
+    for k, part in enumerate(parts):
+        images[part] = changed(images[part], k)
+    labels, count = dataset.test.labels, len(dataset.test.labels)
+    tests = torch.cat([changed(dataset.test.images, k) for k in range(megabatches)])
+    test = Images(tests, labels.repeat(megabatches))
+    held_out = [np.arange(k * count, (k + 1) * count) for k in range(megabatches)]
+    whole = dataset.with_images(Images(images, dataset.train.labels), test)
+    return MegaBatchStream(whole, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
 
 
 def _by_class(dataset: Dataset, megabatches: int, seed: int) -> MegaBatchStream:
@@ -46,39 +55,19 @@ def _by_class(dataset: Dataset, megabatches: int, seed: int) -> MegaBatchStream:
     return MegaBatchStream(dataset, seed=seed, parts=parts, held_out=held_out, scenario="classes")
 
 
-def _changing(
-    dataset: Dataset, changes: list[Callable[[Tensor], Tensor]], seed: int, scenario: str
-) -> MegaBatchStream:
-    """Change the images of each mega-batch of an i.i.d. partition, and a copy of the test set for each."""
-    parts = MegaBatchStream(dataset, len(changes), seed).parts
-    images = dataset.train.images.clone()
-    for part, change in zip(parts, changes, strict=True):
-        images[part] = change(images[part])
-    tests = torch.cat([change(dataset.test.images) for change in changes])
-    labels, count = dataset.test.labels, len(dataset.test.labels)
-    changed = dataset.with_images(
-        Images(images, dataset.train.labels), Images(tests, labels.repeat(len(changes)))
-    )
-    held_out = [np.arange(k * count, (k + 1) * count) for k in range(len(changes))]
-    return MegaBatchStream(changed, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
-
-
-def _rotation(dataset: Dataset, megabatches: int, seed: int) -> list[Callable[[Tensor], Tensor]]:
+def _rotated(dataset: Dataset, megabatches: int, seed: int) -> Callable[[Tensor, int], Tensor]:
+    """A function that rotates the images of mega-batch k = 0, 1, ..."""
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.functional import rotate
 
-    def by(angle: float) -> Callable[[Tensor], Tensor]:
-        return lambda images: rotate(images, angle, InterpolationMode.BILINEAR) if angle else images
+    def rotated(images: Tensor, k: int) -> Tensor:
+        return rotate(images, HALF_TURN * k / megabatches, InterpolationMode.BILINEAR) if k else images
 
-    return [by(HALF_TURN * k / megabatches) for k in range(megabatches)]
+    return rotated
 
 
-def _permutation(dataset: Dataset, megabatches: int, seed: int) -> list[Callable[[Tensor], Tensor]]:
-    random = np.random.RandomState(seed)
-    pixels = int(np.prod(dataset.shape[1:]))
-
-    def by(order: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda images: images.flatten(2)[..., order].view_as(images)
-
+def _permuted(dataset: Dataset, megabatches: int, seed: int) -> Callable[[Tensor, int], Tensor]:
+    """A function that permutes the pixels of the images of mega-batch k = 0, 1, ..."""
+    random, pixels = np.random.RandomState(seed), int(np.prod(dataset.shape[1:]))
     orders = [np.arange(pixels), *(random.permutation(pixels) for _ in range(megabatches - 1))]
-    return [by(torch.from_numpy(order)) for order in orders]
+    return lambda images, k: images.flatten(2)[..., torch.from_numpy(orders[k])].view_as(images)

@@ -15,8 +15,6 @@ import numpy as np
 from vision.folder import Allocate
 
 _TRAILER = 8  # bytes at the end: the length of the pickle before them
-Filled = tuple[list[np.ndarray], Any]
-"""Arrays of bytes, and plain values about them."""
 
 
 class SharedMemory:
@@ -32,56 +30,57 @@ class SharedMemory:
     def __reduce__(self) -> Any:
         return _received, (reduction.DupFd(self._file),)
 
-    def get(self, fill: Callable[[Allocate], Filled]) -> Filled:
-        """What `fill` returned to the first process that called this; later ones wait until it is there.
+    def get(self, fill: Callable[[Allocate], Any]) -> Any:
+        """The value that `fill` returned to the first process that called this; later ones wait for it.
 
-        `fill` gets a function that allocates an array of bytes of a shape in this memory. Arrays from
-        elsewhere are copied. If it raises, the next process tries. A process that writes to an array of the
-        result changes a private copy of that page.
+        `fill` gets a function that allocates an array of bytes of a shape in this memory. Other arrays of the
+        value are copied to it. If `fill` raises, the next process tries. A process that writes to an array
+        of the result changes a private copy of that page.
         """
         fcntl.lockf(self._file, fcntl.LOCK_EX)
         try:
-            if not self._size:
+            if not os.fstat(self._file).st_size:
                 self._fill(fill)
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
         return self._read()
 
-    @property
-    def _size(self) -> int:
-        return os.fstat(self._file).st_size
-
-    def _fill(self, fill: Callable[[Allocate], Filled]) -> None:
-        places: dict[int, tuple[int, tuple[int, ...]]] = {}  # of arrays by address: offset and shape
+    def _fill(self, fill: Callable[[Allocate], Any]) -> None:
+        places: dict[int, tuple[int, int]] = {}  # of arrays by address: offset and bytes
         kept = []  # closing a map would release the lock
 
         def allocate(shape: tuple[int, ...]) -> np.ndarray:
-            start = -(-self._size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+            size = os.fstat(self._file).st_size
+            start = -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
             length = int(np.prod(shape))
             os.ftruncate(self._file, start + length)
             kept.append(np.frombuffer(mmap.mmap(self._file, length, offset=start), np.uint8).reshape(shape))
-            places[kept[-1].ctypes.data] = start, tuple(shape)
+            places[kept[-1].ctypes.data] = start, length
             return kept[-1]
 
+        def place(buffer: pickle.PickleBuffer) -> None:
+            array = np.frombuffer(buffer.raw(), np.uint8)
+            if array.ctypes.data not in places:
+                copied = allocate(array.shape)
+                copied[:] = array
+                array = copied
+            found.append(places[array.ctypes.data])
+
+        found: list[tuple[int, int]] = []
         try:
-            arrays, facts = fill(allocate)
-            for i, array in enumerate(arrays):
-                if array.ctypes.data not in places:
-                    arrays[i] = allocate(array.shape)
-                    arrays[i][:] = array
-            text = pickle.dumps(([places[array.ctypes.data] for array in arrays], facts))
-            os.pwrite(self._file, text + len(text).to_bytes(_TRAILER), self._size)
+            content = pickle.dumps(fill(allocate), protocol=5, buffer_callback=place)
+            text = pickle.dumps((content, found))
+            os.pwrite(self._file, text + len(text).to_bytes(_TRAILER), os.fstat(self._file).st_size)
         except BaseException:
             os.ftruncate(self._file, 0)
             raise
 
-    def _read(self) -> Filled:
-        end = self._size - _TRAILER
+    def _read(self) -> Any:
+        end = os.fstat(self._file).st_size - _TRAILER
         length = int.from_bytes(os.pread(self._file, _TRAILER, end))
-        places, facts = pickle.loads(os.pread(self._file, length, end - length))
-        memory = mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY)
-        arrays = [np.frombuffer(memory, np.uint8, int(np.prod(shape)), start) for start, shape in places]
-        return [array.reshape(shape) for array, (_, shape) in zip(arrays, places, strict=True)], facts
+        content, places = pickle.loads(os.pread(self._file, length, end - length))
+        memory = memoryview(mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY))
+        return pickle.loads(content, buffers=[memory[start : start + size] for start, size in places])
 
 
 def _new_file() -> int:

@@ -21,6 +21,7 @@ from vision.presets import Settings
 
 DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
 DATA += ("replay_share", "replay_from")
+_OF_THE_STREAM = {"dataset", "image_size", "megabatches", "stream_seed", "scenario"}
 _OF_THE_COMMAND = {"device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
 
 USUAL = {"data_root": "data", "device": "auto"}
@@ -37,8 +38,7 @@ class SweepRun:
     """One run of a sweep, as plain values that can be sent to another process."""
 
     out: Path
-    command: str
-    """The line that starts or resumes this run alone."""
+    command: str  # the line that starts or resumes this run alone
     dataset: dict[str, Any]  # arguments of data.load
     megabatches: int
     stream_seed: int
@@ -110,16 +110,12 @@ def _megabatches(point: Point) -> int:
     return point.get("megabatches", default)
 
 
-def _settings(point: Point) -> dict[str, Any]:
-    return {name: value for name, value in point.items() if name in all_settings()}
-
-
 def _resolved(point: Point) -> Settings:
     """All settings of the learner. UserError: one is out of range, or a replay that cannot be."""
     share = point.get("replay_share")  # 0 may be the baseline of a sweep
     check_share(share or 0, point["replay"], point.get("replay_from", "all") if share is None else "all")
-    preset, waiting_time = point.get("preset"), point["waiting_time"]
-    return resolve(point["dataset"], point["learner"], preset, _settings(point), waiting_time)
+    chosen = {name: value for name, value in point.items() if name in all_settings()}
+    return resolve(point["dataset"], point["learner"], point.get("preset"), chosen, point["waiting_time"])
 
 
 def _varying(learner: str, found: Iterable[tuple[Any, Point, Settings]]) -> list[str]:
@@ -142,22 +138,18 @@ def _job(section: argparse.Namespace, point: Point, resolved: Settings, name: st
     """The job of a point, in the folder `name` of the section's, or there if `name` is empty."""
     dataset = {"name": point["dataset"], "root": section.data_root, "download": section.download}
     dataset["image_size"] = point.get("image_size")
-    options = {key: point[key] for key in ("learner", "waiting_time", "seed")} | _settings(point)
-    options |= {"replay": point["replay"], "preset": point.get("preset"), "device": section.device}
-    options |= {name: point[name] for name in ("replay_share", "replay_from") if name in point}
-    options |= {"save_interval": section.save_interval, "save_stages": section.save_stages}
+    options = {name: value for name, value in point.items() if name not in _OF_THE_STREAM}
+    options |= {name: getattr(section, name) for name in ("device", "save_interval", "save_stages")}
     if section.tensorboard_logdir:
         options["tensorboard_logdir"] = section.tensorboard_logdir / name
-    stream_seed = point["stream_seed" if "stream_seed" in point else "seed"]
-    scenario = point.get("scenario")
     out = section.out / name
     return SweepRun(
         out,
         _command(section, point, out, options.get("tensorboard_logdir")),
         dataset,
         _megabatches(point),
-        stream_seed,
-        scenario,
+        point["stream_seed" if "stream_seed" in point else "seed"],
+        point.get("scenario"),
         resolved.arch,
         options,
     )

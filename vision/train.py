@@ -13,16 +13,15 @@ from alma.errors import UserError
 from vision import optim
 from vision.average import Average
 from vision.examples import AnyExamples, Examples
-from vision.flat import Flat
+from vision.flat import Flat, align
 from vision.mixture import Committee, Mixture
 from vision.models import MLP
 from vision.presets import Settings
 
-EVALUATION_BATCH = 2000
-"""Examples of a batch in evaluation, at most."""
+EVALUATION_BATCH = 2000  # examples, at most
 EVALUATION_BYTES = {"cpu": 20_000_000, "cuda": 1 << 30}
-"""Bytes of images and activations of such a batch by device, at most, unless one example has more. A core is
-as fast with few images, and a sweep has a batch in each process."""
+"""Bytes of images and activations of an evaluation batch, at most, unless one example has more. A core is as
+fast with few images, and each process of a sweep has a batch."""
 PADDING = 4
 DIVERGED = "training diverged: the validation loss is not finite; use a lower --lr"
 
@@ -31,8 +30,7 @@ DIVERGED = "training diverged: the validation loss is not finite; use a lower --
 class Replay:
     """Draws an epoch of as many examples as are new, a `share` of them from earlier mega-batches."""
 
-    earlier: tuple[int, ...]
-    """Examples of each earlier mega-batch; the new ones follow them."""
+    earlier: tuple[int, ...]  # examples of each earlier mega-batch; the new ones follow them
     new: int
     share: float
 
@@ -136,8 +134,13 @@ def fit(
     flat.restore(kept)
     if not (best.isfinite().all() and flat.values.isfinite().all()):
         raise UserError(DIVERGED)
-    flat.release()
-    return _flops(model, at, replay.new if replay else len(train.labels), len(valid.labels))
+    model.zero_grad()
+    flops, seen = model.flops, at.epoch * (replay.new if replay else len(train.labels))
+    return at.spent | {
+        "forward": seen * flops.forward,
+        "backward": seen * flops.backward,
+        "validation": at.spent.get("validation", 0.0) + at.epoch * len(valid.labels) * flops.inference,
+    }
 
 
 def _start(
@@ -153,17 +156,6 @@ def _start(
     for generator, state in zip(generators, at.generators, strict=True):
         generator.set_state(state.cpu())
     return at.best, at.kept
-
-
-def _flops(model: Any, at: Progress, train: int, valid: int) -> dict[str, float]:
-    """FLOPs by purpose of `at.epoch` epochs over numbers of training and validation examples."""
-    flops, seen = model.flops, at.epoch * train
-    validation = at.epoch * valid * flops.inference
-    return at.spent | {
-        "forward": seen * flops.forward,
-        "backward": seen * flops.backward,
-        "validation": at.spent.get("validation", 0.0) + validation,
-    }
 
 
 def gradient_writer(model: nn.Module, flat: Flat) -> Callable[[Tensor, Tensor], None]:
@@ -196,6 +188,16 @@ def validate(model: Any, examples: AnyExamples, measure: Callable[[Tensor, Tenso
     n, batches = len(examples.labels), evaluation_batches(model, examples)
     parts = [measure(model(x), labels) * (len(labels) / n) for x, labels in batches]
     return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+
+@torch.no_grad()
+def evaluate(model: Any, examples: AnyExamples, of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """The outputs of `model` in evaluation mode, or those of a function `of` it, for all examples, which are
+    the last dimension."""
+    model.eval()
+    align(model)
+    batches = evaluation_batches(model, examples.aligned())
+    return torch.cat([(of or model)(batch.images) for batch in batches], -1)
 
 
 def evaluation_batches(model: Any, examples: AnyExamples) -> Iterator[Examples]:

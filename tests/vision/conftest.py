@@ -3,6 +3,13 @@
 import pytest
 
 from alma.errors import UserError
+from alma.records import MACHINE_FIELDS, Run
+
+
+def numbers(run):
+    """The rows of a run, or of a folder, without those fields that differ between machines."""
+    rows = (run if isinstance(run, Run) else Run.read(run)).rows
+    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
 
 
 @pytest.fixture

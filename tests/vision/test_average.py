@@ -31,59 +31,37 @@ def logits(model, examples):
         return model(examples.images)
 
 
-@pytest.mark.parametrize("name", ["sm", "ens", "umix", "moe"])
-def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name):
-    subject, plain, stage_data = learner(name), learner(name, average=0), data()
-    mean = None
-    for index, share in enumerate([1, 1 / 2, 1 / 3, 0.3, 0.3]):  # max(1 - decay, 1 / k)
-        subject.train(index, stage_data)
-        plain.train(index, stage_data)
-        new = [p.detach().clone() for p in plain.model.parameters()]
-        assert all(map(torch.equal, new, subject.model.parameters()))
-        mean = [old + share * (now - old) for old, now in zip(mean or new, new, strict=True)]
-        for expected, found in zip(mean, subject.deployed.parameters(), strict=True):
-            torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("name", ["sm", "ens", "gmoe"])
-def test_a_polynomial_average_takes_every_epoch(name):
-    eta, seen, means = 4, [], []
-    subject, plain, stage_data = learner(name, average=f"poly:{eta}"), learner(name, average=0), data()
+@pytest.mark.parametrize("average", [0.7, "poly:4"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("sm", {"arch": "vgg", "hidden": 2}), ("sm", {}), ("ens", {}), ("umix", {}), ("moe", {})],
+)
+def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, options, average):
+    """Those of each stage, or with poly:ETA of each epoch; with the statistics of batch normalisation."""
+    subject, plain = learner(name, average=average, **options), learner(name, average=0, **options)
+    seen, stage_data = [], data()
 
     class Follow:
         def scored(self, epoch, score):
-            seen.append([p.detach().clone() for p in plain.model.parameters()])
+            if average == "poly:4":
+                seen.append([tensor.clone() for tensor in plain.model.state_dict().values()])
 
         def epoch_done(self):
             return False
 
-    for index in range(3):
-        if name == "gmoe" and index:  # the mean is split as the weights are
-            break
+    for index in range(5):
         subject.train(index, stage_data)
         plain.train(index, stage_data, callback=Follow())
-        assert all(map(torch.equal, plain.model.parameters(), subject.model.parameters()))
-        k = len(seen)
-        weights = torch.ones(k, dtype=torch.float64)
-        for j in range(2, k + 1):  # the j-th epoch counts (eta + 1) / (j + eta) when it comes
-            weights[: j - 1] *= (j - 1) / (j + eta)
-            weights[j - 1] = (eta + 1) / (j + eta)
-        means = [
-            sum(w * p for w, p in zip(weights.tolist(), ps, strict=True)) for ps in zip(*seen, strict=True)
-        ]
-        for expected, found in zip(means, subject.deployed.parameters(), strict=True):
+        raw = plain.model.state_dict().values()
+        assert all(map(torch.equal, raw, subject.model.state_dict().values()))
+        if average == 0.7:
+            seen.append([tensor.clone() for tensor in raw])
+        mean = seen[0]
+        for k, new in enumerate(seen, start=1):
+            share = max(0.3, 1 / k) if average == 0.7 else 5 / (k + 4)
+            mean = [old + share * (now - old) for old, now in zip(mean, new, strict=True)]
+        for expected, found in zip(mean, subject.deployed.state_dict().values(), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-
-
-def test_statistics_of_batch_normalisation_are_averaged():
-    subject, stage_data = learner("sm", arch="vgg", hidden=2, average=0.5), data(10)
-    found = []
-    for index in range(2):
-        subject.train(index, stage_data)
-        found.append([b.clone() for b in subject.model.buffers() if b.is_floating_point()])
-    assert found[0]
-    for one, two, mean in zip(*found, subject.deployed.buffers(), strict=True):
-        torch.testing.assert_close(mean, (one + two) / 2)
 
 
 @pytest.mark.parametrize("options", [{}, {"router": "flat"}, {"gate": "hard"}, {"arch": "vgg", "hidden": 2}])

@@ -6,7 +6,7 @@ from collections import defaultdict
 import pytest
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-from alma.records import MACHINE_FIELDS
+from tests.vision.conftest import numbers
 from vision import MegaBatchStream, run
 from vision.experiment import _Trainer
 
@@ -35,10 +35,7 @@ def points(folder):
 def test_one_curve_over_all_stages(tmp_path):
     record = run(STREAM, "gmoe", tmp_path / "run", tensorboard_logdir=tmp_path / "log", **OPTIONS)
     plain = run(STREAM, "gmoe", tmp_path / "plain", **OPTIONS)
-    numbers = [
-        [{k: v for k, v in row.items() if k not in MACHINE_FIELDS} for row in r.rows] for r in (record, plain)
-    ]
-    assert numbers[0] == numbers[1]
+    assert numbers(record) == numbers(plain)
     found = points(tmp_path / "log")
     assert [step for step, _ in found["epoch/valid_loss"]] == [1, 2, 3, 4, 5, 6]
     assert found["epoch/lr"] == [(step, 1.0) for step in range(1, 7)]

@@ -2,6 +2,7 @@
 
 import gzip
 import pickle
+import re
 import struct
 from pathlib import Path
 
@@ -10,10 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from vision import data
+from vision import data, folder, idx
 from vision.data import Dataset, Images, make_dataset
 
 RNG = np.random.RandomState
+EMNIST = ("emnist-balanced-train", "emnist-balanced-test")
 
 
 @pytest.fixture(autouse=True)
@@ -79,22 +81,20 @@ def test_mean_and_std_of_the_pixels():
 
 
 def test_fingerprint_changes_with_any_byte():
-    def small(**changes) -> str:
-        parts = []
-        for part in ("train", "test"):
-            images, labels = torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)
-            if changes.get(part) == "image":
-                images[2, 0, 1, 1] = 1
-            if changes.get(part) == "label":
-                labels[2] = 1
-            parts.append(Images(images, labels))
+    def fingerprint(changed=None) -> str:
+        parts = [
+            Images(torch.zeros(3, 1, 2, 2, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64))
+            for _ in range(2)
+        ]
+        if changed:
+            part, tensor = changed
+            parts[part][tensor].view(-1)[-1] = 1
         return Dataset("digits", *parts, 2, (0.0,), (1.0,)).fingerprint
 
-    prints = [small(), *(small(**{part: what}) for part in ("train", "test") for what in ("image", "label"))]
+    prints = [fingerprint(each) for each in (None, (0, 0), (0, 1), (1, 0), (1, 1))]
     assert len(set(prints)) == 5
-    assert small() == prints[0]
-    assert len(prints[0]) == 16
-    int(prints[0], 16)
+    assert fingerprint() == prints[0]
+    assert re.fullmatch("[0-9a-f]{16}", prints[0])
 
 
 def test_unknown_names_and_sizes(refused):
@@ -122,13 +122,10 @@ def write_mnist(
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Write 12 training and 6 test images as the four files of MNIST or EMNIST."""
     written = {}
-    classes = {"mnist": 10, "emnist": 47}[name]
-    for part, n in (("train", 12), ("test", 6)):
+    classes, stems = (10, ("train", "t10k")) if name == "mnist" else (47, EMNIST)
+    for part, prefix, n in zip(("train", "test"), stems, (12, 6), strict=True):
         images, labels = RNG(n).randint(0, 256, (n, 28, 28)), RNG(n).randint(0, classes, n)
         labels[0] = classes - 1
-        prefix = {"mnist": {"train": "train", "test": "t10k"}[part], "emnist": f"emnist-balanced-{part}"}[
-            name
-        ]
         raw = root / name.upper() / "raw"
         write_idx(raw / f"{prefix}-images-idx3-ubyte", images, packed)
         write_idx(raw / f"{prefix}-labels-idx1-ubyte", labels, packed)
@@ -161,39 +158,6 @@ def test_mnist_and_emnist(tmp_path, name, packed):
         assert found.mean == pytest.approx([written["train"][0].mean() / 255])
 
 
-def test_packed_files_are_unpacked_outside_a_read_only_root(tmp_path):
-    def everything():
-        return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")}
-
-    written = write_mnist(tmp_path, packed=True)
-    raw = tmp_path / "MNIST" / "raw"
-    for place in (raw, raw.parent, tmp_path):
-        place.chmod(0o555)
-    before = everything()
-    try:
-        check(data.load("mnist", str(tmp_path)), written)
-        assert everything() == before
-    finally:
-        for place in (tmp_path, raw.parent, raw):
-            place.chmod(0o755)
-
-
-def test_some_files_packed_and_others_not(tmp_path):
-    written = write_mnist(tmp_path)
-    one = tmp_path / "MNIST" / "raw" / "t10k-images-idx3-ubyte"
-    one.with_name(one.name + ".gz").write_bytes(gzip.compress(one.read_bytes()))
-    one.unlink()
-    check(data.load("mnist", str(tmp_path)), written)
-
-
-def test_a_root_of_several_data_sets(tmp_path, cifar):
-    """Packed MNIST files do not hide the data sets beside them."""
-    write_mnist(tmp_path, packed=True)
-    emnist, ten = write_mnist(tmp_path, name="emnist"), cifar(tmp_path, "cifar10")
-    check(data.load("emnist", str(tmp_path)), emnist)
-    check(data.load("cifar10", str(tmp_path)), ten)
-
-
 @pytest.fixture
 def cifar(monkeypatch):
     """Write a few images as CIFAR-10 or CIFAR-100, and disable torchvision's check of the MD5 sum."""
@@ -223,23 +187,6 @@ def cifar(monkeypatch):
         }
 
     return write
-
-
-def test_cifar10(tmp_path, cifar):
-    written = cifar(tmp_path, "cifar10")
-    found = data.load("cifar10", str(tmp_path))
-    check(found, written)
-    assert (found.shape, found.classes, len(found.train.labels)) == ((3, 32, 32), 10, 20)
-    assert found.mean == (0.4914, 0.4822, 0.4465)
-    assert found.std == (0.2470, 0.2435, 0.2616)
-
-
-def test_cifar100(tmp_path, cifar):
-    written = cifar(tmp_path, "cifar100")
-    found = data.load("cifar100", str(tmp_path))
-    check(found, written)
-    assert (found.shape, found.classes, len(found.train.labels)) == ((3, 32, 32), 100, 4)
-    assert found.mean == pytest.approx(written["train"][0].mean((0, 2, 3)) / 255)
 
 
 @pytest.mark.parametrize("name", ["mnist", "emnist", "cifar10", "cifar100"])
@@ -276,10 +223,55 @@ def test_packed_files_damaged_anywhere_are_one_line(tmp_path, refused):
             assert str(path) in refused(data.load, "mnist", str(tmp_path)), position
 
 
+def test_files_of_another_length_or_kind_than_their_header_says_are_refused(tmp_path, refused):
+    labels = struct.pack(">II", 0x801, 12) + bytes(12)
+    for content in (labels[:-1], labels + b"0"):
+        (tmp_path / "images").write_bytes(content)
+        assert "its header says 20" in refused(idx.read, tmp_path / "images", 1)
+    assert "not an idx file of images" in refused(idx.read, tmp_path / "images", 3)
+    path, packed = tmp_path / "labels", tmp_path / "labels.gz"
+    packed.write_bytes(gzip.compress(labels))
+    assert idx.read(path, 1).tolist() == [0] * 12
+    packed.write_bytes(gzip.compress(labels) + 20 * gzip.compress(bytes(1 << 20)))
+    assert f"{packed}: 21 bytes or more, its header says 20" in refused(idx.read, path, 1)
+    packed.write_bytes(gzip.compress(struct.pack(">II", 0x801, 2**32 - 1)))
+    assert "its header says 4,294,967,303 bytes, more than any set" in refused(idx.read, path, 1)
+
+
 def test_different_numbers_of_images_and_labels_are_refused(tmp_path, refused):
     write_mnist(tmp_path)
     write_idx(tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte", np.zeros(11))
     assert "12 images, but 11 labels" in refused(data.load, "mnist", str(tmp_path))
+
+
+def test_a_read_only_root_of_several_data_sets_some_files_packed(tmp_path, cifar):
+    """Files are unpacked in memory."""
+    written = write_mnist(tmp_path, packed=True), write_mnist(tmp_path, name="emnist")
+    raw = tmp_path / "EMNIST/raw"
+    one = raw / "emnist-balanced-test-images-idx3-ubyte"
+    one.with_name(one.name + ".gz").write_bytes(gzip.compress(one.read_bytes()))
+    one.unlink()
+    ten = cifar(tmp_path, "cifar10")
+    places = [tmp_path, *(path for path in tmp_path.rglob("*") if path.is_dir())]
+    try:
+        for place in places:
+            place.chmod(0o555)
+        for name, expected in zip(("mnist", "emnist", "cifar10"), (*written, ten), strict=True):
+            check(data.load(name, str(tmp_path)), expected)
+    finally:
+        for place in places:
+            place.chmod(0o755)
+
+
+@pytest.mark.parametrize(("name", "classes", "count"), [("cifar10", 10, 20), ("cifar100", 100, 4)])
+def test_cifar(tmp_path, cifar, name, classes, count):
+    written = cifar(tmp_path, name)
+    found = data.load(name, str(tmp_path))
+    check(found, written)
+    assert (found.shape, found.classes, len(found.train.labels)) == ((3, 32, 32), classes, count)
+    known = (0.4914, 0.4822, 0.4465)
+    mean = known if name == "cifar10" else written["train"][0].mean((0, 2, 3)) / 255
+    assert found.mean == pytest.approx(mean)
 
 
 def test_damaged_cifar_is_one_line(tmp_path, cifar, refused):
@@ -324,6 +316,20 @@ def test_folder(tree):
     assert x.std((0, 2, 3)).tolist() == pytest.approx([1, 1], abs=1e-3)
 
 
+def test_files_are_those_of_torchvision_in_its_order(tmp_path):
+    from torchvision.datasets import ImageFolder
+
+    for name in ("dog/1.png", "cat/2.png", "cat/b/10.PNG", "cat/b/9.png", "cat/a/z.png", "cat/a.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((6, 4, 3), np.uint8)).save(tmp_path / name, format="PNG")
+    (tmp_path / "cat/note.txt").touch()
+    (tmp_path / "linked").symlink_to(tmp_path / "dog")
+    expected = ImageFolder(str(tmp_path))
+    listed = folder._listed(tmp_path)
+    pairs = [(path, label) for label, paths in enumerate(listed.values()) for path in paths]
+    assert (pairs, list(listed)) == (expected.samples, expected.classes)
+
+
 def test_image_size(tree, refused):
     picture(tree / "train" / "cat" / "00.png", np.full((9, 9, 3), 7, dtype=np.uint8))
     line = refused(data.load, "folder", str(tree))
@@ -333,25 +339,18 @@ def test_image_size(tree, refused):
     assert found.shape == (3, 5, 5)
     assert (found.train.images[0] == 7).all()
     assert found.train.images[1].flatten(1).unique(dim=1).flatten().tolist() == [1, 0, 1]
-
-
-def test_train_and_test_of_different_sizes(tree, refused):
     for path in (tree / "test").rglob("*.png"):
         picture(path, np.zeros((6, 5, 3), dtype=np.uint8))
+    picture(tree / "train" / "cat" / "00.png", np.zeros((6, 4, 3), dtype=np.uint8))
     assert "--image-size" in refused(data.load, "folder", str(tree))
-    assert data.load("folder", str(tree), image_size=4).shape == (3, 4, 4)
 
 
-@pytest.mark.parametrize("content", [b"", b"not an image", "half"])
-def test_unreadable_images_are_named(tree, content, refused):
+def test_unreadable_images_are_named(tree, refused):
     path = tree / "train" / "dog" / "33.png"
     whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
-    assert str(path) in refused(data.load, "folder", str(tree))
-
-
-def test_sixteen_bits_are_refused(tree, refused):
-    path = tree / "train" / "cat" / "05.png"
+    for content in (b"", b"not an image", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        assert str(path) in refused(data.load, "folder", str(tree))
     picture(path, np.full((6, 4), 1000, dtype=np.uint16))
     line = refused(data.load, "folder", str(tree))
     assert str(path) in line

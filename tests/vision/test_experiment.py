@@ -8,14 +8,14 @@ import time
 import zipfile
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
 from alma import metrics, processes
 from alma.errors import UserError, command
 from alma.files import locked
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
+from tests.vision.conftest import numbers
 from vision import MegaBatchStream, run
 from vision.data import Images
 from vision.experiment import CHECKPOINT, _Trainer
@@ -27,10 +27,6 @@ QUICK = {"epochs": 3, "hidden": 4, "batch_size": 32}
 
 def play(out, learner="sm", stream=STREAM, **options):
     return run(stream, learner, out, **QUICK | options)
-
-
-def numbers(record):
-    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in record.rows]
 
 
 def test_a_run_writes_its_record_and_is_not_repeated(tmp_path, monkeypatch):
@@ -69,52 +65,7 @@ class Stop(BaseException):
     """Stands in for a kill; no handler catches it."""
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
-@pytest.mark.parametrize("where", ["in a stage", "between stages", "before a checkpoint"])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, monkeypatch, learner, where):
-    """Rows newer than the checkpoint are kept and not written twice."""
-    whole = play(tmp_path / "whole", learner, waiting_time=2, save_stages=True)
-    epochs = 0
-
-    def stop_in_a_stage(trainer):
-        nonlocal epochs
-        epochs += 1
-        if epochs == 8:  # of 12: in the middle of the third stage
-            trainer.save_interval = 0
-        if epochs == 9 and where == "in a stage":
-            raise Stop
-        if epochs == 11 and where == "before a checkpoint":
-            raise Stop
-        if epochs == 9:
-            trainer.save_interval = 1e9
-        return False if where == "between stages" else trainer._due()
-
-    def stop_between(trainer, stage):
-        if stage.index == 3 and where == "between stages":
-            trainer.save()
-            raise Stop
-        return train(trainer, stage)
-
-    train = _Trainer.train
-    with monkeypatch.context() as patch:
-        patch.setattr(_Trainer, "epoch_done", stop_in_a_stage)
-        patch.setattr(_Trainer, "train", stop_between)
-        with pytest.raises(Stop):
-            play(tmp_path / "part", learner, waiting_time=2, save_interval=1e9)
-    assert 0 < len(Run.read(tmp_path / "part").rows) < 8
-    assert (tmp_path / "part" / CHECKPOINT).exists()
-    part = play(tmp_path / "part", learner, waiting_time=2)
-    assert numbers(part) == numbers(whole)
-    states = [torch.load(tmp_path / name / CHECKPOINT, weights_only=True) for name in ("whole", "part")]
-    for name, value in states[0]["learner"]["model"].items():
-        assert torch.equal(value, states[1]["learner"]["model"][name])
-
-
 def test_seconds_of_a_stage_are_summed_over_interruptions(tmp_path, monkeypatch):
-    def stop(trainer):
-        time.sleep(1)
-        return True
-
     def save_and_stop(trainer, progress=None):
         save(trainer, progress)
         if progress:
@@ -122,13 +73,13 @@ def test_seconds_of_a_stage_are_summed_over_interruptions(tmp_path, monkeypatch)
 
     save = _Trainer.save
     with monkeypatch.context() as patch:
-        patch.setattr(_Trainer, "epoch_done", stop)
+        patch.setattr(_Trainer, "epoch_done", lambda trainer: time.sleep(0.5) or True)
         patch.setattr(_Trainer, "save", save_and_stop)
         for _ in range(2):
             with pytest.raises(Stop):
                 play(tmp_path / "run", waiting_time=7, epochs=4)
     rows = play(tmp_path / "run", waiting_time=7, epochs=4).rows
-    assert rows[7]["seconds"] > 2
+    assert rows[7]["seconds"] > 1
     assert sum(row["seconds"] for row in rows[:7]) < rows[7]["seconds"]
 
 
@@ -163,23 +114,6 @@ def test_of_runs_of_earlier_versions_only_complete_ones_are_accepted(tmp_path):
         play(tmp_path / "run")
 
 
-def test_a_run_without_checkpoint_restarts_and_keeps_its_rows(tmp_path):
-    whole = play(tmp_path / "run")
-    lines = whole.results.read_bytes().splitlines(keepends=True)
-    whole.results.write_bytes(b"".join(lines[:4]))
-    (tmp_path / "run" / CHECKPOINT).unlink()
-    assert numbers(play(tmp_path / "run")) == numbers(whole)
-    assert whole.results.read_bytes().startswith(b"".join(lines[:4]))
-
-
-def test_a_checkpoint_newer_than_the_rows_is_an_error(tmp_path):
-    whole = play(tmp_path / "run")
-    lines = whole.results.read_bytes().splitlines(keepends=True)
-    whole.results.write_bytes(b"".join(lines[:4]))
-    with pytest.raises(UserError, match=r"lacks rows of completed stages: delete checkpoint\.pt"):
-        play(tmp_path / "run")
-
-
 def _flip(data: bytes) -> bytes:
     """One bit of the largest tensor is another; torch itself does not compare its check sums."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -188,29 +122,46 @@ def _flip(data: bytes) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-def _without_state(data: bytes) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(torch.load(io.BytesIO(data), weights_only=True) | {"done": "many"}, buffer)
-    return buffer.getvalue()
+def _changed(change):
+    """A function that changes the state in a checkpoint."""
+
+    def changed(data: bytes) -> bytes:
+        buffer, state = io.BytesIO(), torch.load(io.BytesIO(data), weights_only=True)
+        change(state)
+        torch.save(state, buffer)
+        return buffer.getvalue()
+
+    return changed
 
 
-def _of_another_model(data: bytes) -> bytes:
-    buffer, state = io.BytesIO(), torch.load(io.BytesIO(data), weights_only=True)
-    state["learner"]["model"] = {}
-    torch.save(state, buffer)
-    return buffer.getvalue()
+def first_rows(record, count=4):
+    """Cut the record to its first rows."""
+    lines = record.results.read_bytes().splitlines(keepends=True)[:count]
+    record.results.write_bytes(b"".join(lines))
+    return b"".join(lines)
+
+
+def test_a_run_without_checkpoint_restarts_and_keeps_its_rows_one_newer_than_the_rows_is_an_error(tmp_path):
+    whole = play(tmp_path / "run")
+    expected, kept = numbers(whole), first_rows(whole)
+    with pytest.raises(UserError, match=r"lacks rows of completed stages: delete checkpoint\.pt"):
+        play(tmp_path / "run")
+    (tmp_path / "run" / CHECKPOINT).unlink()
+    assert numbers(play(tmp_path / "run")) == expected
+    assert whole.results.read_bytes().startswith(kept)
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         *(lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"garbage" * 100),
-        *(_flip, _without_state, _of_another_model),
+        _flip,
+        _changed(lambda state: state.update(done="many")),
+        _changed(lambda state: state["learner"].update(model={})),
     ],
 )
 def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, damage):
-    whole = play(tmp_path / "run")
-    whole.results.write_bytes(b"".join(whole.results.read_bytes().splitlines(keepends=True)[:4]))
+    first_rows(play(tmp_path / "run"))
     path = tmp_path / "run" / CHECKPOINT
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match=r"checkpoint\.pt is damaged .*: delete it"):
@@ -260,13 +211,6 @@ def test_a_temporary_checkpoint_that_a_kill_left_goes_with_the_next_start(tmp_pa
     assert not list((tmp_path / "run").glob(".*.tmp"))
 
 
-def test_a_run_does_not_use_the_global_generators(tmp_path):
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    play(tmp_path / "run", "gmoe", gate="hard", augment=True)
-    assert torch.equal(torch.get_rng_state(), torch_state)
-    assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
-
-
 def test_edges_of_the_stream(tmp_path):
     """One minibatch per mega-batch, fewer validation images than classes, w that does not divide B, B = 1."""
     shortest = MegaBatchStream("digits", 700)
@@ -301,11 +245,8 @@ def test_waiting_costs_less_compute_than_replay_and_errors_fall(tmp_path):
         ({"learner": "nobody"}, "'nobody': choose from sm, ens"),
         ({"learner": "sm", "members": 3}, "--members does not apply to sm: it is a setting of ens, umix"),
         ({"waiting_time": 8}, "waiting time 8 is longer"),
-        ({"epochs": 0}, "--epochs 0: at least 1"),
         ({"lr": 0}, "--lr 0: more than 0"),
-        ({"nesterov": True}, "--nesterov needs"),
         ({"wrong": 1}, "wrong is not a setting"),
-        ({"device": "cuda:77"}, "device"),
         ({"device": "nonsense"}, "device"),
     ],
 )

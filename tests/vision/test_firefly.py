@@ -2,14 +2,12 @@
 
 import itertools
 import json
-from pathlib import Path
 from statistics import median
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision import MegaBatchStream, run, train
 from vision.firefly import Overgrown
 from vision.learners.firefly import Firefly, FireflySettings
 from vision.models import MLP, VGG
@@ -138,17 +136,6 @@ def test_a_new_layer_is_nearly_the_identity_in_training_mode():
     before, after = model.train()(images), deeper.train()(images)
     assert len(list(deeper.modules())) == len(list(model.modules())) + 3
     assert (after - before).abs().max() < 0.01 * before.abs().max()
-
-
-@arches
-def test_flops_equal_those_of_the_flop_counter(arch):
-    network, _, images = overgrown(arch)
-    with FlopCounterMode(display=False) as counted, torch.no_grad():
-        network(images)
-    assert counted.get_total_flops() == len(images) * network.flops[0]
-    with FlopCounterMode(display=False) as counted:
-        network.gradients(images, torch.zeros(len(images), dtype=torch.long))
-    assert counted.get_total_flops() == len(images) * sum(network.flops)
 
 
 @arches
@@ -285,68 +272,3 @@ def test_one_neuron_and_a_few_examples_are_enough(arch, n):
         subject.grow(index, data)
         assert subject.model.eval()(torch.randn(20, *SHAPE)).isfinite().all()
         assert subject.model.train()(torch.randn(20, *SHAPE)).isfinite().all()
-
-
-@arches
-def test_growth_is_deterministic_and_does_not_use_the_global_generator(arch):
-    subjects, data = [trained(arch) for _ in range(2)], Stages()
-    state, order = torch.get_rng_state(), subjects[0].generators[0].get_state()
-    subjects[0].grow(1, data)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(subjects[0].generators[0].get_state(), order)
-    torch.manual_seed(123)
-    subjects[1].grow(1, data)
-    assert subjects[0].details == subjects[1].details
-    pairs = zip(subjects[0].model.parameters(), subjects[1].model.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-    other = trained(arch, seed=1)
-    other.grow(1, data)
-    assert other.details != subjects[0].details
-
-
-@arches
-def test_a_grown_learner_is_restored_from_its_checkpoint(arch, tmp_path):
-    subject, data = trained(arch), Stages()
-    subject.train(1, data)
-    torch.save(subject.state(), tmp_path / "state.pt")
-    copy = learner(arch=arch)
-    copy.load(torch.load(tmp_path / "state.pt", weights_only=True))
-    assert copy.details == subject.details
-    assert copy.details["growth"]["added_parameters"] > 0
-    assert torch.equal(copy.model.eval()(data.valid(1).images), subject.model.eval()(data.valid(1).images))
-    subject.grow(2, data)
-    copy.grow(2, data)
-    assert copy.details == subject.details
-
-
-@pytest.mark.parametrize("where", ["grow", "fit"])
-def test_a_resumed_run_equals_the_uninterrupted_one(where, tmp_path, monkeypatch):
-    def play(directory: Path):
-        stream = MegaBatchStream("digits", 20)
-        found = run(
-            stream, "ff", directory, waiting_time=4, epochs=3, hidden=8, save_interval=0, device="cpu"
-        )
-        return [
-            {k: v for k, v in row.items() if k not in ("seconds", "peak_memory_bytes")} for row in found.rows
-        ]
-
-    whole = play(tmp_path / "whole")
-    calls = itertools.count()
-
-    def interrupted(after: int, original):
-        def call(*arguments, **options):
-            if next(calls) == after:
-                raise KeyboardInterrupt
-            return original(*arguments, **options)
-
-        return call
-
-    with monkeypatch.context() as patch:
-        if where == "grow":  # before the fourth stage, after tuning
-            patch.setattr(Overgrown, "scores", interrupted(2, Overgrown.scores))
-        else:  # in the second epoch of the third stage
-            patch.setattr(train, "validate", interrupted(2 * 3 + 1, train.validate))
-        with pytest.raises(KeyboardInterrupt):
-            play(tmp_path / "parts")
-    assert play(tmp_path / "parts") == whole
-    assert whole[-1]["parameters"] > 1.5 * whole[0]["parameters"]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vision.mixture import Gating, MixtureMLP, MixtureVGG
+from vision.mixture import Gating, mixture_mlp, mixture_vgg
 from vision.train import loss_of
 
 KINDS = ["mlp", "vgg"]
@@ -16,9 +16,9 @@ def seeded(seed):
 
 def mixture(kind, experts=1, tree=True, hard=False):
     if kind == "mlp":
-        model = MixtureMLP([48, 9, 7, 5], experts, tree, hard)
+        model = mixture_mlp([48, 9, 7, 5], experts, tree, hard)
     else:
-        model = MixtureVGG((3, 32, 32), 3, 5, experts, tree, hard)
+        model = mixture_vgg((3, 32, 32), 3, 5, experts, tree, hard)
     model.reset(seeded(1))
     model.generator = seeded(2)
     return model
@@ -65,15 +65,6 @@ def test_a_split_of_a_tree_keeps_the_outputs(kind, hard):
             layer.split(expert, seeded(growth))
         assert (model(x) - before).abs().max() <= 1e-6
         assert model.experts == growth + 2
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_split_of_flat_gating_changes_the_outputs(kind):
-    model, x = mixture(kind, 2, tree=False), images(kind)
-    before = model.eval()(x).detach()
-    for layer in model.layers:
-        layer.split(0, seeded(0))
-    assert (model(x) - before).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("kind", KINDS)

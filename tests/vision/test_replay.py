@@ -20,20 +20,26 @@ FAST = {"hidden": 4, "epochs": 2, "waiting_time": 5}
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=6),
     st.integers(1, 200),
-    st.sampled_from([0.1, 0.25, 0.5, 0.9]),
+    st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.9]),
     st.integers(0, 99),
 )
-def test_an_epoch_has_its_share_evenly_over_earlier_megabatches(earlier, new, share, seed):
-    drawn = Replay(tuple(earlier), new, share).draw(torch.Generator().manual_seed(seed))
-    assert len(drawn) == new
-    old = drawn[drawn < sum(earlier)]
-    assert len(old) == round(share * new)
-    fresh = drawn[drawn >= sum(earlier)]
-    assert len(fresh.unique()) == len(fresh)
-    assert not len(fresh) or fresh.max() < sum(earlier) + new
-    whose = np.searchsorted(np.cumsum(earlier), old.numpy(), side="right")
-    counts = np.bincount(whose, minlength=len(earlier))
-    assert counts.max() - counts.min() <= 1
+def test_an_epoch_and_a_validation_sample_have_their_share_evenly_over_earlier_megabatches(
+    earlier, new, share, seed
+):
+    replay = Replay(tuple(earlier), new, share)
+    epoch = replay.draw(torch.Generator().manual_seed(seed)).numpy()
+    sample = replay.sample(np.random.RandomState(seed))
+    assert (sample == replay.sample(np.random.RandomState(seed))).all()
+    for drawn in (epoch, sample):
+        old, fresh = drawn[drawn < sum(earlier)], drawn[drawn >= sum(earlier)]
+        assert (len(drawn), len(old)) == (new, round(share * new))
+        assert len(set(fresh.tolist())) == len(fresh)
+        assert max(fresh, default=0) < sum(earlier) + new
+        whose = np.searchsorted(np.cumsum(earlier), old, side="right")
+        counts = np.bincount(whose, minlength=len(earlier))
+        assert counts.max() - counts.min() <= 1
+    for k, size in enumerate(earlier):  # of the sample: none is repeated needlessly
+        assert len(set(old[whose == k].tolist())) == min(counts[k], size)
 
 
 def test_every_new_example_is_drawn_as_often():
@@ -41,27 +47,6 @@ def test_every_new_example_is_drawn_as_often():
     counts = sum(torch.bincount(replay.draw(generator), minlength=67) for _ in range(400))[27:]
     assert counts.min() > 150
     assert counts.max() < 250  # 200 are expected, with a standard deviation of 10
-
-
-@given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=6),
-    st.integers(1, 200),
-    st.sampled_from([0.01, 0.25, 0.5, 0.9]),
-)
-def test_a_sample_for_validation_has_the_shares_of_an_epoch(earlier, new, share):
-    replay = Replay(tuple(earlier), new, share)
-    chosen = replay.sample(np.random.RandomState(3))
-    assert (chosen == replay.sample(np.random.RandomState(3))).all()
-    assert len(chosen) == new
-    old, fresh = chosen[chosen < sum(earlier)], chosen[chosen >= sum(earlier)]
-    assert len(old) == round(share * new)
-    assert len(set(fresh.tolist())) == len(fresh)
-    assert max(fresh, default=0) < sum(earlier) + new
-    whose = np.bincount(np.searchsorted(np.cumsum(earlier), old, side="right"), minlength=len(earlier))
-    assert whose.max() - whose.min() <= 1
-    for count, start, size in zip(whose, np.cumsum([0, *earlier]), earlier, strict=False):
-        mine = old[(old >= start) & (old < start + size)]
-        assert len(set(mine.tolist())) == min(count, size)
 
 
 @pytest.mark.parametrize("source", ["all", "recent"])
@@ -110,24 +95,12 @@ def test_compute_is_that_of_no_replay_and_the_config_records_it(tmp_path):
     assert not {"replay_share", "replay_from", "replay_validation"} & plain.config.keys()
 
 
-def test_forgetting_is_less_with_replay(tmp_path):
-    """Two halves of the classes, one after the other."""
-    dataset = STREAM.dataset
-    labels = dataset.train.labels.numpy()
-    parts = [np.flatnonzero(labels < 5), np.flatnonzero(labels >= 5)]
-    split = MegaBatchStream(dataset, parts=parts)
-    errors = {}
-    for share in (0.0, 0.5):
-        rows = run(split, out=tmp_path / str(share), hidden=32, epochs=20, replay_share=share).rows
-        errors[share] = rows[-1]["value"]
-    assert errors[0.5] < errors[0.0] - 0.2
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_a_share_that_is_none_is_refused(refused, tmp_path, share):
-    assert f"--replay-share {share}: a share" in refused(run, STREAM, out=tmp_path / "x", replay_share=share)
-    both = refused(run, STREAM, out=tmp_path / "x", replay_share=0.5, replay=True)
-    assert "leave out --replay or --replay-share" in both
+def test_a_share_that_is_none_is_refused(refused, tmp_path):
+    for options, line in (
+        ({"replay_share": 1.0}, "a share"),
+        ({"replay_share": 0.5, "replay": True}, "leave out"),
+    ):
+        assert line in refused(run, STREAM, out=tmp_path / "x", **options)
     assert not (tmp_path / "x").exists()
 
 

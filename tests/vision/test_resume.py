@@ -10,19 +10,16 @@ from itertools import chain, cycle, product
 import numpy as np
 import pytest
 import torch
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from alma.records import MACHINE_FIELDS
-from vision import MegaBatchStream, experiment, run
+from tests.vision.conftest import numbers
+from vision import MegaBatchStream, experiment, run, train
 from vision.data import StageData, make_dataset
 from vision.examples import Examples, StoredExamples
 from vision.experiment import CHECKPOINT, _Trainer
 from vision.flat import Flat
 from vision.learners import LEARNERS, Learner, resolve
-from vision.train import Progress
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "convolution_backward")
 BACKBONES = {"mlp": {"arch": "mlp", "hidden": 5}, "vgg": {"arch": "vgg", "hidden": 2}}
@@ -88,7 +85,7 @@ def floats(value):
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def moved(value, elements=1):
+def moved(value, elements):
     """A copy with the same strides that starts `elements` elements after a multiple of 64 bytes."""
     if not isinstance(value, torch.Tensor) or value.dtype == torch.uint8:
         return value
@@ -99,14 +96,14 @@ def moved(value, elements=1):
     return found
 
 
-def elsewhere(examples, offset=lambda: 1):
+def elsewhere(examples, offset):
     """Examples in other places; of stored ones each batch is new."""
     if isinstance(examples, StoredExamples):
         return examples
     return Examples(*(moved(tensor, offset()) for tensor in examples))
 
 
-def move(model, elements=1):
+def move(model, elements):
     for tensor in chain(model.parameters(), model.buffers()):
         tensor.data = moved(tensor.data, elements)
 
@@ -117,10 +114,6 @@ def learner(kind, backbone, **chosen):
     dataset = STREAM.dataset
     found = resolve("digits", name, chosen=chosen)
     return LEARNERS[name](dataset.shape, dataset.classes, found, 0, torch.device("cpu"))
-
-
-def state_of(subject):
-    return [t for t in tree_leaves(subject.state()) if isinstance(t, torch.Tensor)]
 
 
 def same(one, other):
@@ -143,57 +136,6 @@ def test_all_tensors_are_aligned_in_training_after_growth_and_after_loading(kind
         for name, tensor in chain(model.named_parameters(), model.named_buffers()):
             assert not floats(tensor) or tensor.data_ptr() % 64 == 0, name
             assert tensor.grad is None
-
-
-@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(st.sampled_from(sorted(KINDS)), st.sampled_from(sorted(BACKBONES)), st.data())
-def test_results_do_not_depend_on_addresses(kind, backbone, data):
-    """Training, validation, growth and testing give the same bits with parameters, buffers, optimizer state
-    and data at any offset."""
-    optimizer = OPTIMIZERS[data.draw(st.sampled_from(sorted(OPTIMIZERS)))]
-    offset = st.integers(1, 15)
-
-    class Moved(StageData):
-        def _examples(self, index, part):
-            return elsewhere(super()._examples(index, part), lambda: data.draw(offset))
-
-    class Stop(Exception):
-        pass
-
-    class Watch:
-        """Copies the progress after the first epoch of the second stage to other addresses."""
-
-        def scored(self, epoch, score):
-            pass
-
-        def epoch_done(self):
-            return True
-
-        def save(self, progress):
-            self.progress = tree_map(lambda t: moved(t, data.draw(offset)), dict(vars(progress)))
-            raise Stop
-
-    schedule, device = experiment.stages(11, 4), torch.device("cpu")
-    plain, other = StageData(STREAM, schedule, device), Moved(STREAM, schedule, device)
-    images = plain.valid(0)
-    with ByAddress():
-        one, two = learner(kind, backbone, **optimizer), learner(kind, backbone, **optimizer)
-        move(two.model, data.draw(offset))
-        for index, resumed in ((0, False), (1, True)):
-            one.train(index, plain)
-            progress = None
-            if resumed:
-                watch = Watch()
-                move(two.model, data.draw(offset))
-                with pytest.raises(Stop):
-                    two.train(index, other, None, watch)
-                progress = Progress(**watch.progress)
-            two.train(index, other, progress)
-            assert one.valid == two.valid
-            assert one.details == two.details
-            predicted = two.predict(elsewhere(images, lambda: data.draw(offset)), {})
-            assert same(predicted[:1], one.predict(images, {})[:1])
-        assert same(state_of(one), state_of(two))
 
 
 class Killed(BaseException):
@@ -238,7 +180,10 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
     killer = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
-    save, load, examples = _Trainer.save, Learner.load, StageData._examples
+    save, load, evaluate, examples = _Trainer.save, Learner.load, train.evaluate, StageData._examples
+
+    def offset():
+        return killer.random.randrange(1, 16)
 
     def save_and_maybe_die(trainer, progress=None):
         save(trainer, progress)
@@ -246,10 +191,13 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
 
     def load_elsewhere(subject, state):
         load(subject, state)
-        move(subject.model)
+        move(subject.model, offset())
+
+    def evaluate_elsewhere(model, parts, of=None):
+        return evaluate(model, elsewhere(parts, offset), of)
 
     def examples_elsewhere(data, index, part):
-        return elsewhere(examples(data, index, part))
+        return elsewhere(examples(data, index, part), offset)
 
     lives = 0
     with ByAddress():
@@ -258,9 +206,12 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
             patch.setattr(_Trainer, "_due", lambda trainer: killer.due(trainer))
             patch.setattr(_Trainer, "save", save_and_maybe_die)
             patch.setattr(Learner, "load", load_elsewhere)
+            patch.setattr(train, "evaluate", evaluate_elsewhere)
             patch.setattr(StageData, "_examples", examples_elsewhere)
             read = experiment.read_checkpoint
-            patch.setattr(experiment, "read_checkpoint", lambda *a: tree_map(moved, read(*a)))
+            patch.setattr(
+                experiment, "read_checkpoint", lambda *a: tree_map(lambda t: moved(t, offset()), read(*a))
+            )
             part = None
             while part is None:
                 killer.next_life()
@@ -272,10 +223,6 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     states = [torch.load(tmp_path / which / CHECKPOINT, weights_only=True) for which in ("whole", "part")]
     leaves = [[t for t in tree_leaves(state) if isinstance(t, torch.Tensor)] for state in states]
     assert same(*leaves)
-
-
-def numbers(record):
-    return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in record.rows]
 
 
 def combinations():

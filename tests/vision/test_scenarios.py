@@ -1,7 +1,5 @@
 """Streams that drift, and the errors on the held-out images of each mega-batch."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -65,32 +63,9 @@ def test_an_ordinary_stream_has_no_matrix(tmp_path):
     assert "scenario" not in made.config
 
 
-def test_columns_agree_on_an_iid_stream(tmp_path):
-    """Held-out parts of one distribution differ by noise only."""
-    parts = np.array_split(np.arange(len(DIGITS.test.labels)), 3)
-    whole = MegaBatchStream(DIGITS, 3)
-    stream = MegaBatchStream(DIGITS, parts=whole.parts, held_out=parts)
-    options = {"hidden": 32, "epochs": 20}
-    matrix = run(stream, out=tmp_path / "parts", **options).rows[-1]["extra"]["matrix"]
-    error = run(whole, out=tmp_path / "whole", **options).rows[-1]["value"]
-    noise = (error * (1 - error) / len(parts[0])) ** 0.5
-    assert max(abs(each - error) for each in matrix) < 4 * noise
-
-
 def test_held_out_parts_must_fit_the_stream(refused):
     parts = [np.arange(10), np.arange(10, 20)]
     assert "test images for each of the 2 mega-batches" in refused(
         MegaBatchStream, DIGITS, parts=parts, held_out=[np.arange(3)]
     )
     assert "--megabatches 10 or fewer" in refused(make_stream, DIGITS, 11, 0, "classes")
-
-
-def test_the_command_has_five_megabatches_unless_told(tmp_path, monkeypatch):
-    from vision.run import main
-
-    words = "images --scenario classes --hidden 4 --epochs 1 --out".split()
-    monkeypatch.setattr("sys.argv", [*words, str(tmp_path / "x")])
-    main()
-    config = json.loads((tmp_path / "x/run.json").read_text())["config"]
-    assert (config["megabatches"], config["scenario"]) == (5, "classes")
-    assert "partition" not in config

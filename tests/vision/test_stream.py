@@ -89,6 +89,8 @@ def test_number_of_megabatches(refused):
         line = refused(MegaBatchStream, numbered(7), wrong)
         assert line.startswith(f"{wrong} mega-batches of 7")
         assert "choose 1 to 3" in line
+    for seed in (-1, 2**32):
+        assert f"--seed {seed}" in refused(MegaBatchStream, numbered(9), 2, seed)
 
 
 def test_parts_given(refused):
@@ -99,8 +101,3 @@ def test_parts_given(refused):
     assert "at least 2 images" in refused(MegaBatchStream, numbered(9), parts=[])
     for outside in (9, -1):
         assert "0 to 8" in refused(MegaBatchStream, numbered(9), parts=[[0, outside]])
-
-
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_seeds_out_of_range(seed, refused):
-    assert f"--seed {seed}" in refused(MegaBatchStream, numbered(9), 2, seed)

@@ -82,6 +82,11 @@ def test_what_does_not_vary_is_not_in_the_name():
     ]
 
 
+def test_a_scenario_has_five_megabatches_unless_told():
+    (job,) = jobs("--scenario", "classes")
+    assert (job.megabatches, job.scenario, job.stream_seed) == (5, "classes", 0)
+
+
 def test_all_waits_for_the_whole_stream():
     found = jobs("--dataset", "mnist", "--waiting-time", "10,all,500")
     assert [job.options["waiting_time"] for job in found] == [10, 500]
@@ -135,28 +140,22 @@ def test_sections_have_settings_of_their_own_and_share_no_run(folder):
     ("text", "words", "message"),
     [
         ("learner: sm", ["ones.yaml"], r"ones.yaml: no such experiment; did you mean .*one.yaml\?"),
-        ("learner: sm", ["--size", "smal"], "smal.yaml: no such size; there are: big, small"),
-        ("learner: [sm", [], "new.yaml: not YAML"),
-        ("sm", [], "new.yaml: give options as"),
         ("learnr: sm", [], "new.yaml: learnr is not a setting .did you mean learner"),
-        ("learn: sm", [], "new.yaml: learn is not a setting"),
         ("learner: smm", [], "new.yaml: argument --learner: 'smm': choose from sm, .*did you mean sm"),
         ("lr: fast", [], "new.yaml: argument --lr: 'fast': a number, or a list"),
         ("epochs: 1.5", [], "new.yaml: argument --epochs: '1.5': a whole number"),
         ("replay: [maybe]", [], "new.yaml: argument --replay.*: 'maybe': off, on or off,on"),
         ("lr: {high: 1}", [], "new.yaml: lr: give a value, or a list"),
-        ("lr: []", [], "new.yaml: lr: give a value, or a list"),
         ("lr:", [], "new.yaml: lr: give a value, or a list"),
         ("runs: 3", [], "new.yaml: give sections as a list"),
         ("jobs: 2", [], "new.yaml: jobs says how to run: give --jobs on the command line"),
         ("members: 2", [], "--members does not apply to sm: it is a setting of ens, umix"),
         ("runs: [{learner: sm}, {learner: ff, gate: hard}]", [], "--gate does not apply to ff"),
-        ("epochs: 0", [], "--epochs 0: at least 1"),
     ],
 )
 def test_bad_experiments_are_one_clear_line(folder, text, words, message):
     (folder / "new.yaml").write_text(text)
-    path = folder / (words.pop() if words and words[0].endswith(".yaml") else "new.yaml")
+    path = folder / (words.pop() if words else "new.yaml")
     with pytest.raises(UserError, match=message) as refused:
         jobs(path, *words)
     assert "\n" not in str(refused.value)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vision.data import StageData
     from vision.examples import AnyExamples
     from vision.mixture import Mixture
-    from vision.models import Backbone
+    from vision.models import MLP, VGG
     from vision.train import Callback, Progress
 
 
@@ -44,11 +44,9 @@ class Learner:
         self.seed, self.device = seed, device
         self.generators = [self.generator_for("order", *([m] if m else [])) for m in range(self.orders)]
         self.valid: dict[str, float] | None = None
-        self.average: Average | None = None
         self.model = self.build({}).to(device)
         self.reset(0)
-        if settings.average:
-            self.average = self.new_average()
+        self.average = self.new_average()
 
     @property
     def orders(self) -> int:
@@ -64,11 +62,11 @@ class Learner:
         for member in range(self.model.members):
             self.model.reset(self.generator_for("init", member, stage), member)
 
-    def new_average(self) -> "Average":
-        """An average that has seen no weights yet, of a model like the present one."""
+    def new_average(self) -> "Average | None":
+        """With `settings.average`, an average of models like the present one that has seen none yet."""
         from vision.average import Average
 
-        return Average(self.model, self.settings.average)
+        return Average(self.model, self.settings.average) if self.settings.average else None
 
     @property
     def deployed(self) -> Any:
@@ -93,10 +91,9 @@ class Learner:
 
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
-        given: dict[str, Any] = {"callback": callback, "black": data.black, "replay": data.replay(index)}
-        every_epoch = self.average and self.average.every_epoch
-        given["average"] = self.average if every_epoch else None
-        flops = fit(self.model, train, valid, self.settings, self.generators, progress, **given)
+        every_epoch = self.average if self.average and self.average.every_epoch else None
+        options = callback, data.black, data.replay(index), every_epoch
+        flops = fit(self.model, train, valid, self.settings, self.generators, progress, *options)
         if self.average and not every_epoch:
             self.average.following(self.model)()
         self.finish()
@@ -120,30 +117,18 @@ class Learner:
 
     def classify(self, model: Any, examples: "AnyExamples") -> "Tensor":
         """Classes (n,) that `model` predicts: the present one, or its average."""
-        import torch
+        from vision.train import evaluate
 
-        from vision.flat import align
-        from vision.train import evaluation_batches
-
-        model.eval()
-        align(model)
-        with torch.no_grad():
-            batches = evaluation_batches(model, examples.aligned())
-            return torch.cat([self.scores(model(batch.images)).argmax(0) for batch in batches])
+        return evaluate(model, examples, lambda images: self.scores(model(images)).argmax(0))
 
     def assess(self, model: Any, examples: "AnyExamples") -> dict[str, float]:
         """Mean cross-entropy (nats) and error of `model`, the present one or its average. UserError if the
         loss is not finite."""
-        import torch
         from torch.nn import functional as F
 
-        from vision.train import DIVERGED, evaluation_batches
+        from vision.train import DIVERGED, evaluate
 
-        model.eval()
-        with torch.no_grad():
-            batches = evaluation_batches(model, examples.aligned())
-            votes = (self.votes(model, batch.images) for batch in batches)
-            found = torch.cat([self.log_probabilities(logits) for logits in votes], 1)
+        found = evaluate(model, examples, lambda images: self.log_probabilities(self.votes(model, images)))
         loss = float(F.nll_loss(found.t(), examples.labels))
         if not math.isfinite(loss):
             raise UserError(DIVERGED)
@@ -173,8 +158,8 @@ class Learner:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Further JSON values for the `extra` field of a row."""
-        return {}
+        """Further JSON values for the `extra` field of a row: the sizes of a model that grows."""
+        return self.structure
 
     def state(self) -> dict[str, Any]:
         """Everything that training changes, as tensors and plain values."""
@@ -193,8 +178,8 @@ class Learner:
         for generator, values in zip(self.generators, state["generators"], strict=True):
             generator.set_state(values.cpu())
         self.valid = state["valid"]
-        if self.settings.average:
-            self.average = self.new_average()
+        self.average = self.new_average()
+        if self.average:
             self.average.load(state["average"])
 
     def generator_for(self, *purpose: str | int) -> "torch.Generator":
@@ -205,14 +190,24 @@ class Learner:
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
         return torch.Generator().manual_seed(number)
 
-    def backbone(self, members: int = 1, joint: str | None = None) -> "Backbone":
+    def backbone(self, members: int = 1, joint: str | None = None) -> "MLP | VGG":
         """A stack of `members` networks of the chosen architecture."""
         from vision.models import MLP, VGG, mlp_widths, vgg_widths
 
         if self.settings.arch == "vgg":
-            widths = vgg_widths(self.settings.hidden)
-            return VGG(self.shape, widths, self.classes, members, joint)
+            return VGG(self.shape, vgg_widths(self.settings.hidden), self.classes, members, joint)
         return MLP(mlp_widths(self.shape, self.settings.hidden, self.classes), members, joint)
+
+    def mixture(self, experts: int) -> "Mixture":
+        """A mixture of `experts` experts per layer; its learner has `MixtureSettings`."""
+        from vision.mixture import mixture_mlp, mixture_vgg
+        from vision.models import mlp_widths
+
+        chosen: Any = self.settings
+        options = experts, chosen.router == "tree", chosen.gate == "hard"
+        if chosen.arch == "vgg":
+            return mixture_vgg(self.shape, chosen.hidden, self.classes, *options)
+        return mixture_mlp(mlp_widths(self.shape, chosen.hidden, self.classes), *options)
 
 
 @dataclass(frozen=True)
@@ -265,20 +260,3 @@ class MemberMixtureSettings(MixtureSettings):
         for name in ("gate", "router", "experts") if self.experts == 1 else ():
             del written[name]
         return written
-
-
-class MixtureLearner(Learner):
-    """A learner whose networks may be mixtures of experts."""
-
-    settings: MixtureSettings
-
-    def mixture(self, experts: int) -> "Mixture":
-        """A mixture of `experts` experts per layer of the chosen architecture."""
-        from vision.mixture import MixtureMLP, MixtureVGG
-        from vision.models import mlp_widths
-
-        chosen = self.settings
-        options = experts, chosen.router == "tree", chosen.gate == "hard"
-        if chosen.arch == "vgg":
-            return MixtureVGG(self.shape, chosen.hidden, self.classes, *options)
-        return MixtureMLP(mlp_widths(self.shape, chosen.hidden, self.classes), *options)

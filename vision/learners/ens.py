@@ -2,15 +2,11 @@
 trained networks; UMix, a uniform mixture, averages the logits of jointly trained ones."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from alma.options import option
-from vision.learners.base import Learner, MemberMixtureSettings, MixtureLearner
+from vision.learners.base import Learner, MemberMixtureSettings
 from vision.presets import Settings
-
-if TYPE_CHECKING:
-    from vision.mixture import Committee
-    from vision.models import Backbone
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class EnsSettings(MemberMixtureSettings, MemberSettings):
         return written
 
 
-class Ens(MixtureLearner):
+class Ens(Learner):
     """An ensemble of networks, or of mixtures of experts, trained independently on the same data.
 
     Members are computed together. Each has initial weights and by default an order of minibatches of its
@@ -51,7 +47,7 @@ class Ens(MixtureLearner):
         """One per member, or one shared by all."""
         return self.settings.members if self.settings.member_order == "own" else 1
 
-    def build(self, structure: dict[str, Any]) -> "Backbone | Committee":
+    def build(self, structure: dict[str, Any]) -> Any:
         """A stack of networks, or mixtures side by side; each member is a voter."""
         from vision.mixture import Committee
 
@@ -78,7 +74,7 @@ class UMix(Learner):
     settings_class = UMixSettings
     settings: UMixSettings
 
-    def build(self, structure: dict[str, Any]) -> "Backbone":
+    def build(self, structure: dict[str, Any]) -> Any:
         """A stack of networks with one output."""
         return self.backbone(self.settings.members, joint=self.settings.umix_average)
 

@@ -9,12 +9,9 @@ from vision.learners.base import GrowingLearner, GrowthSettings
 from vision.presets import Settings
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from vision.data import StageData
     from vision.examples import AnyExamples
-    from vision.firefly import Choice
-    from vision.models import Backbone
+    from vision.firefly import Choice, Overgrown
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Firefly(GrowingLearner):
         self.budget = self.settings.ff_rate * self.parameters
         self.growth: dict[str, float] = {}
 
-    def build(self, structure: dict[str, Any]) -> "Backbone":
+    def build(self, structure: dict[str, Any]) -> Any:
         """One network, with structure["widths"] if it has grown."""
         from vision.models import MLP, VGG
 
@@ -70,24 +67,25 @@ class Firefly(GrowingLearner):
         flops += network.tune(minibatches(train, self.settings, [generator], data.black))
         scores, more = network.scores(minibatches(train, self.settings, [generator], data.black))
         choices = network.select(scores, self.budget)
-        grown = self.build({"widths": network.widths(choices)}).to(self.device)
+        grown = self._grown(network, choices)
         if self.average:
-            average = self.build({"widths": network.widths(choices)}).to(self.device)
-            network.moved_to(self.average.model).write(choices, average)  # type: ignore[arg-type]
-            self.average.model = average
-        network.write(choices, grown)  # type: ignore[arg-type]
+            self.average.model = self._grown(network.moved_to(self.average.model), choices)
         self.growth = self._compare(grown, choices, valid)
         compared = len(valid.labels) * (self.model.flops.inference + grown.flops.inference)
         self.model = grown
         return {"growth": flops + more, "validation": compared}
 
-    def _compare(
-        self, grown: "Backbone", choices: "list[Choice]", examples: "AnyExamples"
-    ) -> dict[str, float]:
-        """Effect of a growth on the logits and losses of `examples`, and what was added."""
-        from vision.train import loss_of
+    def _grown(self, network: "Overgrown", choices: "list[Choice]") -> Any:
+        """The network with the selected candidates."""
+        model = self.build({"widths": network.widths(choices)}).to(self.device)
+        network.write(choices, model)
+        return model
 
-        before, after = (_logits(model, examples) for model in (self.model, grown))
+    def _compare(self, grown: Any, choices: "list[Choice]", examples: "AnyExamples") -> dict[str, float]:
+        """Effect of a growth on the logits and losses of `examples`, and what was added."""
+        from vision.train import evaluate, loss_of
+
+        before, after = (evaluate(model, examples) for model in (self.model, grown))
         return {
             "function_error": float((after - before).abs().max()),
             "loss_before": float(loss_of(before, examples.labels)),
@@ -111,14 +109,3 @@ class Firefly(GrowingLearner):
         """With the effect of the last growth."""
         super().load(state)
         self.growth = state["growth"]
-
-
-def _logits(model: "Backbone", examples: "AnyExamples") -> "Tensor":
-    """Logits (1, C, n) in evaluation mode."""
-    import torch
-
-    from vision.train import evaluation_batches
-
-    model.eval()
-    with torch.no_grad():
-        return torch.cat([model(batch.images) for batch in evaluation_batches(model, examples)], 2)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from alma.options import option
-from vision.learners.base import MemberMixtureSettings, MixtureLearner
+from vision.learners.base import Learner, MemberMixtureSettings
 from vision.presets import Settings
 
 if TYPE_CHECKING:
@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from vision.data import StageData
     from vision.examples import AnyExamples
-    from vision.mixture import Mixture
-    from vision.models import Backbone
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class GEnsSettings(MemberMixtureSettings):
         return super().conflict(name, chosen)
 
 
-class GEns(MixtureLearner):
+class GEns(Learner):
     """An ensemble that gains one network per stage and trains that one only.
 
     `model` is the newest member, `members` are copies of all trained ones.
@@ -47,9 +45,10 @@ class GEns(MixtureLearner):
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self.members: list[Backbone | Mixture] = []
+        self.members: list[Any] = []
 
-    def build(self, structure: dict[str, Any]) -> "Backbone | Mixture":
+    def build(self, structure: dict[str, Any]) -> Any:
+        """A mixture, or a plain network."""
         return self.mixture(self.settings.experts) if self.settings.experts > 1 else self.backbone()
 
     def prepare(self, index: int, data: "StageData") -> dict[str, float]:
@@ -81,18 +80,13 @@ class GEns(MixtureLearner):
 
     def predict(self, examples: "AnyExamples", cache: dict[str, Any]) -> tuple["Tensor", float]:
         """As the base class. `cache` keeps the sum over members, so each member is evaluated once."""
-        import torch
-
-        from vision.train import evaluation_batches
+        from vision.train import evaluate
 
         if not self.members:
             return super().predict(examples, {})
-        examples = examples.aligned()
         new = self.members[cache.get("members", 0) :]
         for member in new:
-            with torch.no_grad():
-                batches = evaluation_batches(member, examples)
-                logits = torch.cat([member(batch.images)[0] for batch in batches], 1)
+            logits = evaluate(member, examples)[0]
             scores = logits.softmax(0) if self.settings.gens_average == "probs" else logits
             cache["sum"] = cache.get("sum", 0) + scores
         cache["members"] = len(self.members)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from alma.options import option
-from vision.learners.base import GrowingLearner, GrowthSettings, MixtureLearner, MixtureSettings
+from vision.learners.base import GrowingLearner, GrowthSettings, Learner, MixtureSettings
 from vision.presets import Settings
 
 if TYPE_CHECKING:
@@ -21,10 +21,11 @@ class MoESettings(MixtureSettings):
     experts: int = option(2, "experts per layer", at_least=1)
 
 
-class MoE(MixtureLearner):
+class MoE(Learner):
     """A mixture with a fixed number of experts per layer."""
 
     settings_class: type[Settings] = MoESettings
+    settings: MixtureSettings
     model: "Mixture"
 
     def build(self, structure: dict[str, Any]) -> "Mixture":
@@ -34,10 +35,6 @@ class MoE(MixtureLearner):
     @property
     def structure(self) -> dict[str, Any]:
         return {"experts": self.model.experts}
-
-    @property
-    def details(self) -> dict[str, Any]:
-        return self.structure
 
 
 @dataclass(frozen=True)
