@@ -32,8 +32,14 @@ def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None) -> 
     return subset
 
 
-def check_files(prefix: str) -> None:
-    """UserError: PREFIX.bin or .idx is missing, or their sizes do not match."""
+def checked(prefixes: list[str]) -> list[str]:
+    """`prefixes`. UserError: PREFIX.bin or .idx of one is missing, or their sizes do not match."""
+    for prefix in prefixes:
+        _check_files(prefix)
+    return prefixes
+
+
+def _check_files(prefix: str) -> None:
     for suffix in (".idx", ".bin"):
         if not os.path.isfile(prefix + suffix):
             raise UserError(f"{prefix}{suffix} is missing; make the data again")
