@@ -77,6 +77,37 @@ def build(stream):
 
 
 @pytest.fixture
+def untrained(stream, tiny, tmp_path):
+    """`untrained(name, *flags, change=None)` -> (path, model, task); `change(model)` comes before saving."""
+    from fairseq import options, tasks, utils
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from omegaconf import OmegaConf
+
+    def run(name, *flags, change=None):
+        parser = options.get_training_parser(default_task="alma_lm")
+        arguments = [str(stream), *tiny, "--seed", "1", *map(str, flags)]
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+        utils.set_torch_seed(cfg.common.seed)
+        task = tasks.setup_task(cfg.task)
+        model = task.build_model(cfg.model).eval()
+        if change:
+            change(model)
+        history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 1}
+        state = {
+            "args": None,
+            "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+            "model": model.state_dict(),
+            "optimizer_history": [history],
+            "extra_state": {"train_iterator": {"epoch": 1}},
+            "last_optimizer_state": {"state": {}},
+        }
+        torch.save(state, tmp_path / name)
+        return tmp_path / name, model, task
+
+    return run
+
+
+@pytest.fixture
 def start_two(start):
     """`start_two(*arguments)`: fairseq-train in two gloo processes, started as torchrun starts them."""
 

@@ -3,6 +3,8 @@
 import json
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 def load(path) -> dict:
@@ -36,11 +38,20 @@ def assert_same_model(a, b, exact: bool = True) -> None:
 
 
 class Plain:
-    """An optimizer that only runs backward, with a loss scale."""
-
-    def __init__(self, scale: float = 1.0):
-        self.scale = scale
+    """An optimizer that only runs backward."""
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients."""
-        (self.scale * loss).backward()
+        loss.backward()
+
+
+class Largest(TorchDispatchMode):
+    """Records the number of elements of the largest new tensor."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return made
