@@ -44,12 +44,7 @@ class AlmaConfig(PretrainedConfig):
 
     model_type = "alma"
 
-    def __init__(
-        self,
-        members: list[dict] | None = None,
-        average: str = "logits",
-        **kwargs,
-    ):
+    def __init__(self, members: list[dict] | None = None, average: str = "logits", **kwargs):
         self.members = members
         self.average = average
         super().__init__(**_SIZES | kwargs)

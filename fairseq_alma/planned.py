@@ -18,9 +18,9 @@ def check_gpus(cfg) -> None:
     found = torch.cuda.device_count() if torch.cuda.is_available() and not cfg.common.cpu else 0
     if found < wanted:
         raise UserError(
-            f"planned: {wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use {found}: "
-            "compare the driver that nvidia-smi shows with torch's CUDA and install a torch build for it, or "
-            "train on a CPU with --cpu"
+            f"planned: {wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use "
+            f"{found}: compare the driver that nvidia-smi shows with torch's CUDA and install a torch build for "
+            "it, or train on a CPU with --cpu"
         )
 
 

@@ -114,10 +114,7 @@ def _replace(function, layer: SwitchFFN, state: dict[str, Any], prefix: str, *_)
 
 
 def switch_layers(model: nn.Module) -> dict[str, SwitchFFN]:
-    """The model's Switch layers in order, by the number of their decoder block (from 0).
-
-    In an ensemble the member's number precedes it: "1.3" is block 3 of member 1.
-    """
+    """The model's Switch layers by decoder block, from 0; in an ensemble "1.3" is block 3 of member 1."""
     return {
         ".".join(filter(str.isdigit, name.split("."))): module
         for name, module in model.named_modules()
