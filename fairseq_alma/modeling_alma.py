@@ -11,6 +11,7 @@ V vocabulary.
 
 import math
 from functools import reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "vocab_size": 50004,
     "hidden_size": 512,
     "num_hidden_layers": 6,
