@@ -8,18 +8,13 @@ would refuse a command line: one line on standard error and exit code 2.
 import json
 import logging
 import sys
-from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 from alma.errors import Parser, UserError, command
-from alma.schema import parse_json
+from alma.schema import Kind, list_of, parse_json
 
-
-class _Unused(ModuleType):
-    """Placeholder for a module whose functions are never called."""
-
-    def __getattr__(self, name: str) -> None:
-        return None
+_WORD = Kind("a word", lambda value: isinstance(value, str))
 
 
 def read(text: str | bytes) -> list[list[str]]:
@@ -28,10 +23,7 @@ def read(text: str | bytes) -> list[list[str]]:
         lines = parse_json(text)
     except ValueError as error:
         raise UserError(f"standard input is not JSON: {error}") from None
-    if not (
-        isinstance(lines, list)
-        and all(isinstance(line, list) and all(isinstance(word, str) for word in line) for line in lines)
-    ):
+    if not list_of(list_of(_WORD)).fits(lines):
         raise UserError("standard input: give a JSON list of command lines, each a list of words")
     return lines
 
@@ -58,8 +50,8 @@ def main() -> None:
     """Resolve fairseq-train command lines, given as JSON."""
     Parser(prog="python -m fairseq_alma.check", description=main.__doc__).parse_args()
     lines = read(sys.stdin.buffer.read())
-    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # they would take a second to import
-        sys.modules[name] = _Unused(name)
+    for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # a second to import, and not needed
+        sys.modules[name] = MagicMock()
     import fairseq  # noqa: F401  the plug-in registers with it
 
     logging.disable()

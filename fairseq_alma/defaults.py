@@ -6,6 +6,8 @@ The defaults follow the paper's section 5 and appendix B.2; all other flags and 
 
 import argparse
 from collections.abc import Collection
+from dataclasses import field
+from typing import Any
 
 from alma import averages
 from alma.errors import closest
@@ -23,6 +25,12 @@ WEIGHTS_HELP = (
     "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the mean of the "
     "last K checkpoints in the folder of the given one (default: trained)"
 )
+
+
+def flag(default: Any, text: str) -> Any:
+    """A field of a fairseq config: a flag with its default and help."""
+    return field(default=default, metadata={"help": text})
+
 
 TRAINING: dict[str, object] = {
     "--arch": "switch_gmoe",

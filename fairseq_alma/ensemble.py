@@ -5,7 +5,7 @@ Shapes: B batch, T time, V vocabulary, N members.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel, regi
 from torch import Tensor, nn
 
 from alma.errors import UserError
-from fairseq_alma.defaults import AVERAGES
+from fairseq_alma.defaults import AVERAGES, flag
 from fairseq_alma.moe.layer import routings_of
 from fairseq_alma.moe.router import Routing
 
@@ -24,9 +24,9 @@ from fairseq_alma.moe.router import Routing
 class EnsembleLMConfig(FairseqDataclass):
     """Config of the checkpoints that `fairseq_alma.combine` writes."""
 
-    members: Any = field(default=None, metadata={"help": "the model config of each member"})
-    average: ChoiceEnum(list(AVERAGES)) = field(  # type: ignore[valid-type]
-        default="probs", metadata={"help": "average the members' probabilities or their logits"}
+    members: Any = flag(None, "the model config of each member")
+    average: ChoiceEnum(list(AVERAGES)) = flag(  # type: ignore[valid-type]
+        "probs", "average the members' probabilities or their logits"
     )
 
 

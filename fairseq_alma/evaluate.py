@@ -59,8 +59,10 @@ def main() -> None:
         loaded = stage_record.load_trained(arguments, own.weights, own.context_window)
     record = stage_record.measure(loaded, own.context_window, own.valid)
     if own.weights != "trained":
-        raw = stage_record.load_trained(arguments, "trained", own.context_window)
-        record["raw"] = stage_record.raw(raw, own.context_window, own.valid)
+        trained = stage_record.load_trained(arguments, "trained", own.context_window)
+        raw = stage_record.measure(trained, own.context_window, own.valid)
+        names = ("nll", "perplexity", "valid", "matrix")
+        record["raw"] = {name: raw[name] for name in names if raw.get(name) is not None}
     make_directory(own.out.absolute().parent)
     if logdir := loaded.cfg.common.tensorboard_logdir:
         path = loaded.paths[-1] if loaded.paths else None

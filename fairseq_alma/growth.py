@@ -28,8 +28,7 @@ from torch import Tensor
 from alma.errors import UserError
 from alma.files import checkpoint_file
 from fairseq_alma.checkpoint import memory_map
-from fairseq_alma.moe.experts import STACKED
-from fairseq_alma.moe.layer import SwitchFFN, switch_layers
+from fairseq_alma.moe.layer import STACKED, SwitchFFN, switch_layers
 from fairseq_alma.moe.metrics import evaluate
 from fairseq_alma.moe.router import Router, Routing, upgrade_router
 from fairseq_alma.training import schedule

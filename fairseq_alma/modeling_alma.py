@@ -11,6 +11,7 @@ V vocabulary.
 
 import math
 from functools import reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,45 +21,34 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+_SIZES: dict[str, Any] = {
+    "vocab_size": 50004,
+    "hidden_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "num_experts": 0,
+    "decoder_sparse_step": 2,
+    "scale_embedding": True,
+    "tie_word_embeddings": True,
+}
+"""Settings of a decoder, with their defaults."""
+
 
 class AlmaConfig(PretrainedConfig):
-    """Sizes of a decoder; or of an ensemble: `members`, their configs, and `average`, "probs" or "logits".
+    """Settings of a decoder; or of an ensemble: `members`, their configs, and `average`, "probs" or "logits".
 
     A dense model has num_experts 0. The num_hidden_layers of an ensemble is the sum over its members.
     """
 
     model_type = "alma"
 
-    def __init__(
-        self,
-        vocab_size: int = 50004,
-        hidden_size: int = 512,
-        num_hidden_layers: int = 6,
-        num_attention_heads: int = 8,
-        intermediate_size: int = 2048,
-        hidden_act: str = "gelu",
-        max_position_embeddings: int = 512,
-        num_experts: int = 0,
-        decoder_sparse_step: int = 2,
-        scale_embedding: bool = True,
-        tie_word_embeddings: bool = True,
-        members: list[dict] | None = None,
-        average: str = "logits",
-        **kwargs,
-    ):
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.intermediate_size = intermediate_size
-        self.hidden_act = hidden_act
-        self.max_position_embeddings = max_position_embeddings
-        self.num_experts = num_experts
-        self.decoder_sparse_step = decoder_sparse_step
-        self.scale_embedding = scale_embedding
+    def __init__(self, members: list[dict] | None = None, average: str = "logits", **kwargs):
         self.members = members
         self.average = average
-        super().__init__(**kwargs | {"tie_word_embeddings": tie_word_embeddings})
+        super().__init__(**_SIZES | kwargs)
 
 
 class AlmaAttention(nn.Module):

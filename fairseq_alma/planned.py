@@ -1,8 +1,7 @@
 """A training with a plan (--expect-gpus, --expect-tokens) runs as planned, or ends before it begins."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -10,8 +9,6 @@ import torch
 from alma.batches import tokens_of
 from alma.errors import UserError
 from alma.files import make_directory, patiently_locked
-
-_LOCK = ".training.lock"
 
 
 def check_gpus(cfg) -> None:
@@ -21,9 +18,9 @@ def check_gpus(cfg) -> None:
     found = torch.cuda.device_count() if torch.cuda.is_available() and not cfg.common.cpu else 0
     if found < wanted:
         raise UserError(
-            f"planned: {_gpus(wanted)} here, but torch {torch.__version__} can use {found}: compare the "
-            "driver that nvidia-smi shows with torch's CUDA and install a torch build for it, or train "
-            "on a CPU with --cpu"
+            f"planned: {wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use "
+            f"{found}: compare the driver that nvidia-smi shows with torch's CUDA and install a torch build for "
+            "it, or train on a CPU with --cpu"
         )
 
 
@@ -46,20 +43,13 @@ def check_batch(cfg) -> None:
     )
 
 
-@contextmanager
-def alone(cfg) -> Iterator[None]:
+def alone(cfg) -> AbstractContextManager:
     """Hold the checkpoint folder: another training would write the same files. UserError: one does already.
 
     For the first process of a training; the others hold nothing.
     """
     if torch.distributed.is_initialized() and torch.distributed.get_rank():
-        yield
-        return
+        return nullcontext()
     folder = Path(cfg.checkpoint.save_dir)
     make_directory(folder)
-    with patiently_locked(folder, _LOCK):
-        yield
-
-
-def _gpus(number: int) -> str:
-    return f"{number} GPU" + "s" * (number != 1)
+    return patiently_locked(folder, ".training.lock")

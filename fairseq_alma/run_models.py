@@ -9,7 +9,7 @@ from alma.schema import parse_json
 
 
 class Models(NamedTuple):
-    """What a user named: checkpoints, the stream that they were trained on, and weights as of --weights."""
+    """Checkpoints, the stream that they were trained on, and weights as of --weights."""
 
     paths: list[str]
     stream: Path

@@ -152,18 +152,6 @@ def evaluate_on(split: str, loaded: Loaded, model: torch.nn.Module, context_wind
     return result
 
 
-def raw(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
-    """Mean loss `nll` (nats) and `perplexity` on --gen-subset of a model, or of the ensemble of several, its
-    `valid` as in `measure`, and its `matrix` as in `drift`."""
-    score = _score(loaded.cfg.dataset.gen_subset, loaded, context_window)
-    found: dict[str, Any] = {"nll": score["loss"], "perplexity": score["perplexity"]}
-    if valid:
-        found["valid"] = _score("valid", loaded, context_window)
-    if matrix := drift(loaded, context_window).get("matrix"):
-        found["matrix"] = matrix
-    return found
-
-
 def _score(split: str, loaded: Loaded, context_window: int) -> dict[str, float]:
     """Mean loss (nats) and perplexity on a split."""
     result = evaluate_on(split, loaded, deployed(loaded), context_window)

@@ -5,7 +5,7 @@ fairseq's pre-LN decoder with a Switch layer in every `--moe-freq`-th block (pap
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,8 @@ from torch import Tensor, nn
 
 from alma.errors import UserError
 from alma.flops import ARCHS, Arch
+from alma.options import flag_of
+from fairseq_alma.defaults import flag
 from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.moe.layer import SwitchFFN
 from fairseq_alma.moe.router import Routing
@@ -46,27 +48,19 @@ _NOT_SUPPORTED = (
 class SwitchLMConfig(TransformerLanguageModelConfig):
     """Options of fairseq's transformer_lm and of the Switch layer, named as in fairseq's moe branch."""
 
-    moe_expert_count: int = field(default=4, metadata={"help": "experts in each Switch layer"})
-    moe_freq: int = field(default=2, metadata={"help": "a Switch layer in every N-th block"})
-    moe_capacity_factor: float = field(
-        default=1.0,
-        metadata={"help": "capacity of an expert in training, times tokens / experts; 0: no limit"},
+    moe_expert_count: int = flag(4, "experts in each Switch layer")
+    moe_freq: int = flag(2, "a Switch layer in every N-th block")
+    moe_capacity_factor: float = flag(
+        1.0, "capacity of an expert in training, times tokens / experts; 0: no limit"
     )
-    moe_eval_capacity_token_fraction: float = field(
-        default=-1.0,
-        metadata={"help": "capacity of an expert in evaluation, times tokens; negative: no limit"},
+    moe_eval_capacity_token_fraction: float = flag(
+        -1.0, "capacity of an expert in evaluation, times tokens; negative: no limit"
     )
-    moe_expert_parallel: bool = field(
-        default=False,
-        metadata={"help": "divide the experts among the processes, and send tokens to them"},
+    moe_expert_parallel: bool = flag(False, "divide the experts among the processes, and send tokens to them")
+    compile: bool = flag(
+        False, "train with torch.compile on a GPU; no effect on a CPU, where it would be slower"
     )
-    compile: bool = field(
-        default=False,
-        metadata={"help": "train with torch.compile on a GPU; no effect on a CPU, where it would be slower"},
-    )
-    members: int = field(
-        default=1, metadata={"help": "UMix: train this many models as one and average their logits"}
-    )
+    members: int = flag(1, "UMix: train this many models as one and average their logits")
 
 
 class CausalSelfAttention(MultiheadAttention):
@@ -92,7 +86,30 @@ class CausalSelfAttention(MultiheadAttention):
 
 
 class DecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's pre-LN decoder block with causal self-attention and a dense FFN."""
+    """fairseq's pre-LN decoder block with causal self-attention.
+
+    With `moe`, a SwitchFFN, under fairseq's name `fc1`, replaces the dense FFN.
+    """
+
+    def __init__(self, cfg: TransformerConfig, moe: SwitchLMConfig | None):
+        self.moe = moe
+        super().__init__(cfg, no_encoder_attn=True)
+
+    def build_fc1(self, input_dim: int, output_dim: int, *quantisation) -> nn.Module:
+        if self.moe is None:
+            return super().build_fc1(input_dim, output_dim, *quantisation)
+        return SwitchFFN(
+            input_dim,
+            output_dim,
+            self.moe.moe_expert_count,
+            self.moe.moe_capacity_factor,
+            self.moe.moe_eval_capacity_token_fraction,
+            self.activation_fn,
+            self.activation_dropout_module,
+        )
+
+    def build_fc2(self, *args) -> nn.Module | None:
+        return super().build_fc2(*args) if self.moe is None else None
 
     def build_self_attention(self, embed_dim: int, cfg, **_) -> CausalSelfAttention:
         """As fairseq's, without its options for other models."""
@@ -124,41 +141,14 @@ class DecoderLayer(TransformerDecoderLayerBase):
         if self.attn_ln is not None:  # --scale-attn
             h_TBD = self.attn_ln(h_TBD)
         x_TBD = x_TBD + self.dropout_module(h_TBD)
-        h_TBD, *routing = self.feed_forward(self.final_layer_norm(x_TBD), padding_BT, largest_batch)
+        h_TBD, routing = self.final_layer_norm(x_TBD), ()
+        if self.fc2 is None:
+            h_TBD, routing = self.fc1(h_TBD, padding_BT, largest_batch)
+        else:
+            h_TBD = self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(h_TBD))))
         if self.w_resid is not None:  # --scale-resids
             x_TBD = self.w_resid * x_TBD
         return x_TBD + self.dropout_module(h_TBD), *routing
-
-    def feed_forward(self, x_TBD: Tensor, padding_BT: Tensor | None, largest_batch: int) -> tuple:
-        """The dense FFN, (T, B, D)."""
-        return (self.fc2(self.activation_dropout_module(self.activation_fn(self.fc1(x_TBD)))),)
-
-
-class SwitchDecoderLayer(DecoderLayer):
-    """A decoder block with a SwitchFFN, under fairseq's name `fc1`, in place of the dense FFN."""
-
-    def __init__(self, cfg: TransformerConfig, args: SwitchLMConfig):
-        self.moe = args
-        super().__init__(cfg, no_encoder_attn=True)
-
-    def build_fc1(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> SwitchFFN:
-        return SwitchFFN(
-            input_dim,
-            output_dim,
-            self.moe.moe_expert_count,
-            self.moe.moe_capacity_factor,
-            self.moe.moe_eval_capacity_token_fraction,
-            self.activation_fn,
-            self.activation_dropout_module,
-        )
-
-    def build_fc2(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> None:
-        """None: the SwitchFFN is the whole FFN."""
-
-    def feed_forward(self, x_TBD: Tensor, padding_BT: Tensor | None, largest_batch: int) -> tuple:
-        """The Switch FFN, (T, B, D), and the fields of its routing."""
-        y_TBD, routing = self.fc1(x_TBD, padding_BT, largest_batch)
-        return y_TBD, *routing
 
 
 def compile_training(layer: nn.Module) -> None:
@@ -183,11 +173,7 @@ class SwitchDecoder(TransformerDecoder):
     def build_decoder_layer(self, args, no_encoder_attn: bool = True) -> nn.Module:
         self.blocks_built += 1
         cfg = TransformerConfig.from_namespace(args)
-        layer: nn.Module
-        if self.blocks_built % self.args.moe_freq:
-            layer = DecoderLayer(cfg, no_encoder_attn)
-        else:
-            layer = SwitchDecoderLayer(cfg, self.args)
+        layer: nn.Module = DecoderLayer(cfg, None if self.blocks_built % self.args.moe_freq else self.args)
         if getattr(self.args, "compile", False) and torch.cuda.is_available():
             compile_training(layer)
         if cfg.checkpoint_activations:
@@ -268,9 +254,9 @@ class SwitchLanguageModel(TransformerLanguageModel):
         """Build from fairseq's arguments. UserError: a count < 1, or an unsupported option."""
         if args.moe_expert_count < 1 or args.moe_freq < 1 or args.members < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")
-        for flag in _NOT_SUPPORTED:
-            if safe_getattr(args, flag):
-                raise UserError(f"a Switch Transformer does not support --{flag.replace('_', '-')}: drop it")
+        for name in _NOT_SUPPORTED:
+            if safe_getattr(args, name):
+                raise UserError(f"a Switch Transformer does not support {flag_of(name)}: drop it")
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample
         decoders = [

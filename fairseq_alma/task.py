@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from dataclasses import Field, dataclass, field, make_dataclass
+from dataclasses import Field, dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -24,8 +24,9 @@ from alma.options import options_of
 from alma.processes import peak_memory
 from alma.protocol import TextOptions
 from alma.stages import Stage, check_share, stages
-from alma.stream import Stream, is_stream, read_index
+from alma.stream import Part, Stream, is_stream, read_index
 from fairseq_alma.data import blocks, preprocessed
+from fairseq_alma.defaults import flag
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 from fairseq_alma.moe.layer import routings_of, switch_layers
 from fairseq_alma.moe.metrics import layer_stats, log_layers, token_nll
@@ -46,7 +47,7 @@ def _shared(option: Field) -> tuple[str, Any, Field]:
     choices = option.metadata["choices"]
     default = choices[0] if choices and option.default is None else option.default
     kind = ChoiceEnum(list(choices)) if choices else option.type
-    return option.name, kind, field(default=default, metadata={"help": option.metadata["help"]})
+    return option.name, kind, flag(default, option.metadata["help"])
 
 
 _SHARED = [_shared(each) for each in options_of(TextOptions).values() if each.metadata["passed"]]
@@ -57,44 +58,35 @@ _SharedConfig: Any = make_dataclass("_SharedConfig", _SHARED, bases=(LanguageMod
 class AlmaLMConfig(_SharedConfig):
     """Options of fairseq's language_modeling, of the stage and of growth."""
 
-    tokens_per_sample: int = field(default=512, metadata={"help": "input sequence length in tokens"})
-    stage: int = field(default=0, metadata={"help": "which stage to train, from 0"})
-    megabatch_words: int = field(
-        default=0,
-        metadata={"help": "cut a fairseq-preprocess directory into mega-batches of this many words (0: one)"},
+    tokens_per_sample: int = flag(512, "input sequence length in tokens")
+    stage: int = flag(0, "which stage to train, from 0")
+    megabatch_words: int = flag(
+        0, "cut a fairseq-preprocess directory into mega-batches of this many words (0: one)"
     )
-    megabatch_tokens: int = field(default=0, metadata={"help": "as --megabatch-words, in tokens"})
-    gpt2_encoder_json: str = field(  # also of --bpe gpt2, whose default it must not change
-        default=DEFAULT_ENCODER_JSON,
-        metadata={"help": "GPT-2's encoder.json; --megabatch-words needs it if dict.txt has ids, not tokens"},
+    megabatch_tokens: int = flag(0, "as --megabatch-words, in tokens")
+    gpt2_encoder_json: str = flag(  # also of --bpe gpt2, whose default it must not change
+        DEFAULT_ENCODER_JSON,
+        "GPT-2's encoder.json; --megabatch-words needs it if dict.txt has ids, not tokens",
     )
-    megabatch_seed: int = field(default=1, metadata={"help": "seed of this cut; use the same in every stage"})
-    moe_gate_loss_wt: float = field(default=0.01, metadata={"help": "weight of the load-balancing loss"})
-    grow_experts: int = field(
-        default=0,
-        metadata={
-            "help": "split this many losing experts of --finetune-from-model, the previous stage's "
-            "checkpoint; --moe-expert-count is the number after the splits"
-        },
+    megabatch_seed: int = flag(1, "seed of this cut; use the same in every stage")
+    moe_gate_loss_wt: float = flag(0.01, "weight of the load-balancing loss")
+    grow_experts: int = flag(
+        0,
+        "split this many losing experts of --finetune-from-model, the previous stage's "
+        "checkpoint; --moe-expert-count is the number after the splits",
     )
-    grow_noise: float = field(
-        default=0.1,
-        metadata={
-            "help": "standard deviation of the noise between the router rows of parent and copy, half on "
-            "each (not in the paper); with 0 the rows are equal, and argmax always picks the parent"
-        },
+    grow_noise: float = flag(
+        0.1,
+        "standard deviation of the noise between the router rows of parent and copy, half on "
+        "each (not in the paper); with 0 the rows are equal, and argmax always picks the parent",
     )
-    ema_poly: Optional[float] = field(  # noqa: UP045  fairseq cannot read `float | None`
-        default=None,
-        metadata={
-            "help": "ETA of a polynomial average, with --store-ema and in place of --ema-decay: the k-th "
-            "update moves it (ETA + 1) / (k + ETA) of the way to the weights"
-        },
+    ema_poly: Optional[float] = flag(  # noqa: UP045  fairseq cannot read `float | None`
+        None,
+        "ETA of a polynomial average, with --store-ema and in place of --ema-decay: the k-th "
+        "update moves it (ETA + 1) / (k + ETA) of the way to the weights",
     )
-    expect_tokens: int = field(
-        default=0, metadata={"help": "refuse to train if a full update has another number of tokens (0: any)"}
-    )
-    expect_gpus: int = field(default=0, metadata={"help": "refuse to train if torch can use fewer GPUs"})
+    expect_tokens: int = flag(0, "refuse to train if a full update has another number of tokens (0: any)")
+    expect_gpus: int = flag(0, "refuse to train if torch can use fewer GPUs")
 
 
 @register_task("alma_lm", dataclass=AlmaLMConfig)
@@ -109,10 +101,8 @@ class AlmaLMTask(LanguageModelingTask):
         super().__init__(args, dictionary, output_dictionary, targets)
         self.stream = Stream.load(args.data) if is_stream(args.data) else None
         if self.stream:
-            self._stage(len(self.stream.megabatches))  # raise before fairseq builds and prints a model
-        self.train_tokens = 0
-        self.valid_tokens = 0
-        self.growth_tokens = 0
+            self._stage()  # raise before fairseq builds and prints a model
+        self.train_tokens = self.valid_tokens = self.growth_tokens = 0
         self.earlier_updates = 0  # of the stages before this one, unless the update count includes them
         self.first_update = 0  # update count at the start of this stage
         self.average_from = 0  # update count at the start of the weight average
@@ -150,7 +140,7 @@ class AlmaLMTask(LanguageModelingTask):
         UserError: no such stage, experts not divisible by the number of processes.
         """
         if self._is_cut() and (self.args.stage or self.args.waiting_time != 1) and not from_checkpoint:
-            self._stage(len(self.megabatches))  # as in __init__
+            self._stage()  # as in __init__
         model = super().build_model(args, from_checkpoint)
         processes = distributed_utils.get_data_parallel_world_size()
         if getattr(args, "moe_expert_parallel", False) and processes > 1 and not from_checkpoint:
@@ -169,27 +159,30 @@ class AlmaLMTask(LanguageModelingTask):
 
         UserError: stage out of range, files missing, truncated, changed or empty.
         """
-        items = self._stream_items(self.stream, split) if self.stream else self._preprocessed_items(split)
-        self.sources[split] = items
+        if self.stream:
+            self.sources[split] = self._files(self._parts(self.stream, split)), None
+        else:
+            self.sources[split] = self._preprocessed_items(split)
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
 
     def _replayed(self) -> list[blocks.Tokens]:
         """The earlier mega-batches of --replay-share."""
-        count = len(self.stream.megabatches if self.stream else self.megabatches)
-        schedule = stages(count, self.args.waiting_time, replay_from=self.args.replay_from)
+        schedule = stages(self._count(), self.args.waiting_time, replay_from=self.args.replay_from)
         numbers = schedule[self.args.stage].earlier
         logger.info(
             f"replay of mega-batches {', '.join(map(str, numbers))}: {self.args.replay_share:g} of all tokens"
         )
         if not self.stream:
             return [blocks.Tokens(self._train_prefixes(), self.megabatches[t - 1]) for t in numbers]
-        parts = [self.stream.megabatches[t - 1] for t in numbers]
-        if distributed_utils.get_global_rank() == 0:
-            self.stream.check(parts)
-        return [blocks.Tokens(self._checked([self.stream.path(part)])) for part in parts]
+        prefixes = self._files([self.stream.megabatches[t - 1] for t in numbers])
+        return [blocks.Tokens([prefix]) for prefix in prefixes]
 
-    def _stage(self, megabatches: int) -> Stage:
-        """The stage --stage of a stream of `megabatches`. UserError: no such stage."""
+    def _count(self) -> int:
+        return len(self.stream.megabatches if self.stream else self.megabatches)
+
+    def _stage(self) -> Stage:
+        """The stage --stage. UserError: no such stage."""
+        megabatches = self._count()
         found = stages(megabatches, self.args.waiting_time, self.args.replay)
         if not 0 <= self.args.stage < len(found):
             raise UserError(
@@ -198,35 +191,38 @@ class AlmaLMTask(LanguageModelingTask):
             )
         return found[self.args.stage]
 
-    def _stream_items(self, stream: Stream, split: str) -> tuple[list[str], None]:
+    def _parts(self, stream: Stream, split: str) -> list[Part]:
         if split == "train":
-            stage = self._stage(len(stream.megabatches))
-            parts = [stream.megabatches[t - 1] for t in stage.train_on]
-            logger.info(f"stage {stage.index}: mega-batches {', '.join(str(t) for t in stage.train_on)}")
-        elif split == "valid" and stream.ordered:
-            stage = self._stage(len(stream.megabatches))
-            parts = [stream.held_out_valid[t - 1] for t in range(stage.first, stage.last + 1)]
-        else:
-            known = {part.name: part for part in (stream.valid, stream.test, *stream.held_out)}
-            if split not in known:
-                raise UserError(f"{split}: this stream has the splits train, {', '.join(known)}")
-            parts = [known[split]]
+            stage = self._stage()
+            logger.info(f"stage {stage.index}: mega-batches {', '.join(map(str, stage.train_on))}")
+            return [stream.megabatches[t - 1] for t in stage.train_on]
+        if split == "valid" and stream.ordered:
+            stage = self._stage()
+            return list(stream.held_out_valid[stage.first - 1 : stage.last])
+        known = {part.name: part for part in (stream.valid, stream.test, *stream.held_out)}
+        if split not in known:
+            raise UserError(f"{split}: this stream has the splits train, {', '.join(known)}")
+        return [known[split]]
+
+    def _files(self, parts: list[Part]) -> list[str]:
+        """The prefixes of the files of a stream's `parts`, checked."""
+        assert self.stream
         if distributed_utils.get_global_rank() == 0:
-            stream.check(parts)
-        return self._checked([stream.path(part) for part in parts]), None
+            self.stream.check(parts)
+        return preprocessed.checked([self.stream.path(part) for part in parts])
 
     def _preprocessed_items(self, split: str) -> tuple[list[str], NDArray[np.int64] | None]:
         if split != "train":
-            return self._checked([f"{self.args.data.split(':')[0]}/{split}"]), None
+            return preprocessed.checked([f"{self.args.data.split(':')[0]}/{split}"]), None
         if not self._is_cut():
             if self.args.stage or self.args.waiting_time != 1:
                 raise UserError(
                     f"{self.args.data} is not a stream (no stream.json), so it is one mega-batch: give "
                     "--megabatch-words N or --megabatch-tokens N to cut it"
                 )
-            return self._checked(self._train_prefixes()), None
-        stage = self._stage(len(self.megabatches))
-        numbers = ", ".join(str(t) for t in stage.train_on)
+            return preprocessed.checked(self._train_prefixes()), None
+        stage = self._stage()
+        numbers = ", ".join(map(str, stage.train_on))
         logger.info(f"{len(self.megabatches)} mega-batches; stage {stage.index}: {numbers}")
         return self._train_prefixes(), np.concatenate([self.megabatches[t - 1] for t in stage.train_on])
 
@@ -240,18 +236,13 @@ class AlmaLMTask(LanguageModelingTask):
     @functools.cached_property
     def megabatches(self) -> list[NDArray[np.int64]]:
         """Numbers of the items in each mega-batch of a fairseq-preprocess directory."""
-        prefixes, words = self._checked(self._train_prefixes()), self.args.megabatch_words
+        prefixes, words = preprocessed.checked(self._train_prefixes()), self.args.megabatch_words
         sizes = np.concatenate([read_index(f"{prefix}.idx")[0] for prefix in prefixes])
         encoder = self.args.gpt2_encoder_json
         encoder = None if encoder == DEFAULT_ENCODER_JSON else encoder
         weights = preprocessed.count_words(prefixes, self.dictionary, encoder) if words else sizes
         target = words or self.args.megabatch_tokens
         return preprocessed.assign(sizes, weights, target, self.args.megabatch_seed)
-
-    def _checked(self, prefixes: list[str]) -> list[str]:
-        for prefix in prefixes:
-            preprocessed.check_files(prefix)
-        return prefixes
 
     def _blocks(self, split: str, length: int) -> MonolingualDataset:
         prefixes, items = self.sources[split]

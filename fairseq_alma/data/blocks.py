@@ -22,7 +22,7 @@ class Tokens:
     """The concatenated tokens of PREFIX.bin files, or of their items `items` (n,), in that order.
 
     Memory: 24 bytes per run, which is a file or, with `items`, consecutive items of a file (a document,
-    usually). The files must match their indices: see `preprocessed.check_files`.
+    usually). The files must match their indices: see `preprocessed.checked`.
     """
 
     def __init__(self, prefixes: Sequence[str], items: NDArray[np.int64] | None = None):

@@ -32,21 +32,25 @@ def indexed(prefixes: Sequence[str], items: NDArray[np.int64] | None = None) -> 
     return subset
 
 
-def check_files(prefix: str) -> None:
-    """UserError: PREFIX.bin or .idx is missing, or their sizes do not match."""
-    for suffix in (".idx", ".bin"):
-        if not os.path.isfile(prefix + suffix):
-            raise UserError(f"{prefix}{suffix} is missing; make the data again")
-    try:
-        sizes, code = read_index(prefix + ".idx")
-    except UserError as error:
-        raise UserError(
-            f"{prefix}.idx is truncated or not a fairseq mmap index; make the data again"
-        ) from error
-    expected = int(sizes.sum(dtype=np.int64)) * np.dtype(DTYPES[code]).itemsize
-    actual = os.path.getsize(prefix + ".bin")
-    if actual != expected:
-        raise UserError(f"{prefix}.bin has {actual} bytes, its index says {expected}; make the data again")
+def checked(prefixes: list[str]) -> list[str]:
+    """`prefixes`. UserError: PREFIX.bin or .idx of one is missing, or their sizes do not match."""
+    for prefix in prefixes:
+        for suffix in (".idx", ".bin"):
+            if not os.path.isfile(prefix + suffix):
+                raise UserError(f"{prefix}{suffix} is missing; make the data again")
+        try:
+            sizes, code = read_index(prefix + ".idx")
+        except UserError as error:
+            raise UserError(
+                f"{prefix}.idx is truncated or not a fairseq mmap index; make the data again"
+            ) from error
+        expected = int(sizes.sum(dtype=np.int64)) * np.dtype(DTYPES[code]).itemsize
+        actual = os.path.getsize(prefix + ".bin")
+        if actual != expected:
+            raise UserError(
+                f"{prefix}.bin has {actual} bytes, its index says {expected}; make the data again"
+            )
+    return prefixes
 
 
 def documents(sizes: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

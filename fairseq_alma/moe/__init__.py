@@ -1,4 +1,4 @@
-"""The Switch layer: `layer` composes `router`, `experts` and a dispatcher; `growth` splits its experts.
+"""The Switch layer: `layer` composes a router, a dispatcher and the experts; `growth` splits experts.
 
 Names of tensors end in their shape, a letter for each dimension:
 

@@ -106,6 +106,11 @@ def check(cfg) -> None:
         raise UserError("--moe-expert-parallel does not support --no-last-checkpoints")
 
 
+def params_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The parameters in the order of the optimizer's state dict."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
 def whole_states(optimizer: torch.optim.Optimizer, group: ExpertParallelGroup) -> None:
     """Make the optimizer's state dicts hold all experts, as the model's do; they become collectives."""
     optimizer.register_state_dict_post_hook(partial(_replace, group.gather, 1))
@@ -114,7 +119,7 @@ def whole_states(optimizer: torch.optim.Optimizer, group: ExpertParallelGroup) -
 
 def _replace(function, processes: int, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
     """Apply `function` to the experts' states in `state_dict`, which has those of so many processes."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params = params_of(optimizer)
     for index, state in state_dict["state"].items():
         if hasattr(params[index], "expert"):
             experts, *shape = params[index].shape

@@ -1,20 +1,28 @@
 """The Switch layer (Fedus et al., 2021): a router sends each token to one of E expert FFNs.
 
-Shapes: B batch, T time, S = B * T tokens, D model, E experts, C capacity, R rows.
+Shapes: B batch, T time, S = B * T tokens, D model, F hidden, E experts, C capacity, R rows, W processes.
 """
 
 import math
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fairseq_alma.moe.dispatchers import Dispatcher, as_autocast, fastest_dispatcher
-from fairseq_alma.moe.expert_parallel import ExpertParallelDispatcher
-from fairseq_alma.moe.experts import Experts
+from fairseq_alma.moe.expert_parallel import ExpertParallelDispatcher, ExpertParallelGroup
 from fairseq_alma.moe.router import Router, Routing
 
+STACKED = ("w1", "b1", "w2", "b2")
+"""Names of the experts' parameters; dimension 0 is the expert."""
 
-class SwitchFFN(Experts):
+
+class SwitchFFN(nn.Module):
     """Router, dispatcher and experts: the output is gate * expert(x), or 0 for a dropped token.
+
+    The experts' FFNs fc2(act(fc1(x))) are stacked, w1 (E, F, D), b1 (E, F), w2 (E, D, F), b2 (E, D): one
+    tensor to grow and one gradient bucket.
 
     Args:
         dim, hidden, experts: D, F, and E over all processes.
@@ -35,12 +43,19 @@ class SwitchFFN(Experts):
         activation,
         activation_dropout: nn.Module,
     ):
+        super().__init__()
         router = Router(dim, experts)  # before the experts: initial weights depend on the order of draws
-        super().__init__(dim, hidden, experts, activation, activation_dropout)
-        self.router = router
+        self.w1 = nn.Parameter(torch.empty(experts, hidden, dim))
+        self.b1 = nn.Parameter(torch.empty(experts, hidden))
+        self.w2 = nn.Parameter(torch.empty(experts, dim, hidden))
+        self.b2 = nn.Parameter(torch.empty(experts, dim))
+        for weight, fan_in in ((self.w1, dim), (self.b1, dim), (self.w2, hidden), (self.b2, hidden)):
+            nn.init.uniform_(weight, -(fan_in**-0.5), fan_in**-0.5)  # as nn.Linear does
+        self.activation, self.activation_dropout = activation, activation_dropout
+        self.router = router  # after the experts: the order of parameters in checkpoints
         self.experts = experts
-        self.capacity_factor = capacity_factor
-        self.eval_capacity = eval_capacity
+        self.capacity_factor, self.eval_capacity = capacity_factor, eval_capacity
+        self.ep_group: ExpertParallelGroup | None = None
 
     def capacity(self, tokens: int) -> int | None:
         """C for a batch of `tokens`; None for no limit."""
@@ -62,7 +77,7 @@ class SwitchFFN(Experts):
         # The capacity counts padding too: it must not depend on the content of later sequences.
         capacity = self.capacity(batch * time)
         routing = self.router(x_SD, padding_S, capacity)
-        (x_SD,) = as_autocast(x_SD)
+        x_SD, w1_EFD, b1_EF, w2_EDF, b2_ED = as_autocast(x_SD, self.w1, self.b1, self.w2, self.b2)
         dispatcher: Dispatcher
         if self.ep_group is None:
             dispatcher = fastest_dispatcher(x_SD, routing, capacity)
@@ -71,24 +86,42 @@ class SwitchFFN(Experts):
             if rows is None:
                 rows = self.ep_group.largest(routing.counts_E.max())
             dispatcher = ExpertParallelDispatcher(routing, rows, self.ep_group)
-        y_RD = self.apply_experts(dispatcher.to_rows(x_SD), dispatcher)
+        h_RF = self.activation(dispatcher.linear(dispatcher.to_rows(x_SD), w1_EFD, b1_EF))
+        y_RD = dispatcher.linear(self.activation_dropout(h_RF), w2_EDF, b2_ED)
         y_SD = dispatcher.to_tokens(y_RD, routing.gate_S)
         return y_SD.view(batch, time, dim).transpose(0, 1), routing
 
+    def parallelize(self, group: ExpertParallelGroup) -> None:
+        """Keep the E / W experts of this process.
+
+        state_dict() still has all experts on process 0. It gathers them, so every process must call it.
+        """
+        self.ep_group = group
+        for name in STACKED:
+            local = nn.Parameter(group.local(getattr(self, name).data))
+            local.expert = True  # type: ignore[attr-defined]  # fairseq averages no gradient with this mark
+            # The all-to-all already summed over processes; divide by W as DDP does.
+            local.register_hook(lambda grad: grad / group.size)
+            setattr(self, name, local)
+        self._register_state_dict_hook(partial(_replace, group.gather))
+        self.register_load_state_dict_pre_hook(partial(_replace, group.local))
+
+
+def _replace(function, layer: SwitchFFN, state: dict[str, Any], prefix: str, *_) -> None:
+    """Apply `function` to the experts' parameters in a state dict, in place."""
+    for name in STACKED:
+        state[prefix + name] = function(state[prefix + name])
+
 
 def switch_layers(model: nn.Module) -> dict[str, SwitchFFN]:
-    """The model's Switch layers in order, by the number of their decoder block (from 0).
-
-    In an ensemble the member's number precedes it: "1.3" is block 3 of member 1.
-    """
-    found = {}
-    for name, module in model.named_modules():
-        if isinstance(module, SwitchFFN):
-            found[".".join(part for part in name.split(".") if part.isdigit())] = module
-    return found
+    """The model's Switch layers by decoder block, from 0; in an ensemble "1.3" is block 3 of member 1."""
+    return {
+        ".".join(filter(str.isdigit, name.split("."))): module
+        for name, module in model.named_modules()
+        if isinstance(module, SwitchFFN)
+    }
 
 
 def routings_of(output: tuple) -> dict[str, Routing]:
     """The routings in a fairseq decoder's output, by layer as in `switch_layers`; {} for other models."""
-    extra = output[1]
-    return extra.get("routings", {}) if isinstance(extra, dict) else {}
+    return output[1].get("routings", {}) if isinstance(output[1], dict) else {}

@@ -49,11 +49,8 @@ class Router(nn.Module):
         self.register_buffer("parent", torch.full((experts,), -1))
         self.parent: Tensor
         self.splits: list[tuple[int, int]] = []  # `parent` as pairs (j, i) on the host: no sync per pass
-        self.register_load_state_dict_pre_hook(Router._upgrade)
+        self.register_load_state_dict_pre_hook(lambda _, state, prefix, *__: upgrade_router(state, prefix))
         self.register_load_state_dict_post_hook(Router._read_splits)
-
-    def _upgrade(self, state: dict[str, Any], prefix: str, *_) -> None:
-        upgrade_router(state, prefix)
 
     def _read_splits(self, _) -> None:
         self.splits = [(new, old) for new, old in enumerate(self.parent.tolist()) if old >= 0]

@@ -9,7 +9,7 @@ features of all members are concatenated, and D is the sum of theirs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion, CrossEntropy
 from torch import Tensor, nn
 
 from alma.errors import UserError
+from fairseq_alma.defaults import flag
 from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.moe.dispatchers import as_autocast
 
@@ -26,9 +27,8 @@ from fairseq_alma.moe.dispatchers import as_autocast
 class ChunkedCrossEntropyConfig(CrossEntropyCriterionConfig):
     """Options of fairseq's cross_entropy, and the chunk size."""
 
-    loss_chunk_tokens: int = field(
-        default=1024,
-        metadata={"help": "compute the logits of this many tokens at a time; fewer use less memory"},
+    loss_chunk_tokens: int = flag(
+        1024, "compute the logits of this many tokens at a time; fewer use less memory"
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from fairseq import optim
 from fairseq.distributed import utils as distributed_utils
 
-from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
+from fairseq_alma.moe.expert_parallel import ExpertParallelGroup, params_of
 
 FP32 = "fp32_weight"
 """Key of the fp32 weight in a parameter's saved optimizer state."""
@@ -126,18 +126,14 @@ class FP16Optimizer(_SavesScaler, optim.FP16Optimizer):
 
 
 def _add_weights(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    for index, param in enumerate(_params(optimizer)):
+    for index, param in enumerate(params_of(optimizer)):
         state_dict["state"][index] = {**state_dict["state"].get(index, {}), FP32: param.data}
 
 
 def _take_weights(optimizer: torch.optim.Optimizer) -> None:
-    for param in _params(optimizer):
+    for param in params_of(optimizer):
         if FP32 in optimizer.state[param]:
             param.data.copy_(optimizer.state[param].pop(FP32))
-
-
-def _params(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def by_parameter(state_dict: dict[str, Any], shapes: list[torch.Size]) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Small Switch models and fairseq-train command lines."""
 
+import json
 import shutil
 import socket
 
 import pytest
 import torch
+
+from tests.fairseq_alma.shared import load
 
 TINY = """
     --task alma_lm --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32
@@ -21,13 +24,37 @@ def tiny() -> list[str]:
 
 
 @pytest.fixture
-def last_of(start, stream, tiny):
-    """`last_of(save, *flags)` trains with the tiny flags and these, and returns the last checkpoint."""
+def train(start, stream, tiny):
+    """`train(save, *flags)` trains with the tiny flags and these, and returns the output."""
 
-    def run(save, *flags):
-        done = start("train", stream, *tiny, "--save-dir", save, *flags).wait()
+    def run(save, *flags, data=stream) -> str:
+        done = start("train", data, *tiny, "--save-dir", save, *flags).wait()
         assert done.code == 0, done.output
-        return torch.load(save / "checkpoint_last.pt", weights_only=True)
+        return done.output
+
+    return run
+
+
+@pytest.fixture
+def last_of(train):
+    """As `train`, but it returns the last checkpoint."""
+
+    def run(save, *flags) -> dict:
+        train(save, *flags)
+        return load(save / "checkpoint_last.pt")
+
+    return run
+
+
+@pytest.fixture
+def evaluate(start, stream, tmp_path):
+    """`evaluate(*flags)` -> what `python -m fairseq_alma.evaluate` writes."""
+
+    def run(*flags, data=stream) -> dict:
+        out = tmp_path / "result.json"
+        done = start("evaluate", data, "--task", "alma_lm", "--out", out, *flags).wait()
+        assert done.code == 0, done.output
+        return json.loads(out.read_text())
 
     return run
 
@@ -50,6 +77,37 @@ def build(stream):
 
 
 @pytest.fixture
+def untrained(stream, tiny, tmp_path):
+    """`untrained(name, *flags, change=None)` -> (path, model, task); `change(model)` comes before saving."""
+    from fairseq import options, tasks, utils
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from omegaconf import OmegaConf
+
+    def run(name, *flags, change=None):
+        parser = options.get_training_parser(default_task="alma_lm")
+        arguments = [str(stream), *tiny, "--seed", "1", *map(str, flags)]
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+        utils.set_torch_seed(cfg.common.seed)
+        task = tasks.setup_task(cfg.task)
+        model = task.build_model(cfg.model).eval()
+        if change:
+            change(model)
+        history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 1}
+        state = {
+            "args": None,
+            "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
+            "model": model.state_dict(),
+            "optimizer_history": [history],
+            "extra_state": {"train_iterator": {"epoch": 1}},
+            "last_optimizer_state": {"state": {}},
+        }
+        torch.save(state, tmp_path / name)
+        return tmp_path / name, model, task
+
+    return run
+
+
+@pytest.fixture
 def start_two(start):
     """`start_two(*arguments)`: fairseq-train in two gloo processes, started as torchrun starts them."""
 
@@ -59,6 +117,18 @@ def start_two(start):
             port = str(server.getsockname()[1])
         common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2", **(environment or {})}
         return [start("train", *arguments, environment={**common, "RANK": rank}) for rank in ("0", "1")]
+
+    return run
+
+
+@pytest.fixture
+def train_on_two(start_two, stream, tiny):
+    """`train_on_two(save, *flags)` trains in two gloo processes, and returns the output of both."""
+
+    def run(save, *flags) -> list[str]:
+        done = [each.wait() for each in start_two(stream, *tiny, "--save-dir", save, *flags)]
+        assert [each.code for each in done] == [0, 0], done[0].output + done[1].output
+        return [each.output for each in done]
 
     return run
 

@@ -1,7 +1,5 @@
 """--store-ema: the weight average in training, after a resume, in a new stage and in our commands."""
 
-import copy
-import json
 import math
 import shutil
 
@@ -12,12 +10,9 @@ from safetensors.torch import load_file
 
 from fairseq_alma.growth import GROWN
 from fairseq_alma.training.average import WeightAverage
+from tests.fairseq_alma.shared import changed, load
 
 EMA = ("--store-ema", "--ema-decay", "0.5")
-
-
-def load(path) -> dict:
-    return torch.load(path, weights_only=True)
 
 
 @pytest.fixture
@@ -152,10 +147,8 @@ def test_the_average_of_a_continuous_schedule_goes_on(train, averaged, tmp_path,
 
 
 def test_a_continuous_schedule_starts_an_average_that_the_stage_before_lacks(train, averaged, tmp_path):
-    previous = load(averaged)
-    del previous["extra_state"]["ema"]
-    torch.save(previous, tmp_path / "without.pt")
-    flags = ("--schedule", "continuous", "--finetune-from-model", tmp_path / "without.pt")
+    without = changed(averaged, tmp_path / "without.pt", lambda state: state["extra_state"].pop("ema"))
+    flags = ("--schedule", "continuous", "--finetune-from-model", without)
     state = train(tmp_path / "next", "--stage", "1", *flags, "--max-update", "5")
     is_average(state, state["model"], 1)
 
@@ -170,25 +163,19 @@ def test_expert_parallelism_averages_all_experts(train, tmp_path):
             torch.testing.assert_close(apart[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_the_average_is_evaluated_combined_and_exported(start, stream, averaged, tmp_path):
+def test_the_average_is_evaluated_combined_and_exported(start, evaluate, averaged, tmp_path):
     state = load(averaged)
     average = state["extra_state"]["ema"]
     as_model = tmp_path / "as_model.pt"
     torch.save(state | {"model": average}, as_model)
 
-    def evaluate(path, *flags) -> dict:
-        out = tmp_path / "result.json"
-        done = start("evaluate", stream, "--path", path, "--out", out, *flags).wait()
-        assert done.code == 0, done.output
-        return json.loads(out.read_text())
-
     def nll(path) -> float:
-        return evaluate(path)["nll"]
+        return evaluate("--path", path)["nll"]
 
-    record = evaluate(averaged, "--weights", "average", "--valid")
+    record = evaluate("--path", averaged, "--weights", "average", "--valid")
     found = record["nll"]
     assert found == nll(as_model)
-    raw = evaluate(averaged, "--valid")
+    raw = evaluate("--path", averaged, "--valid")
     assert record["raw"]["nll"] == raw["nll"] != found
     assert record["raw"]["valid"] == raw["valid"] != record["valid"]
     assert record["raw"]["perplexity"] == pytest.approx(math.exp(record["raw"]["nll"]))
@@ -208,10 +195,7 @@ def test_the_average_is_evaluated_combined_and_exported(start, stream, averaged,
 
 
 def test_a_checkpoint_without_an_average_is_one_clear_line(start, stream, averaged, tmp_path):
-    state = copy.copy(load(averaged))
-    del state["extra_state"]["ema"]
-    plain = tmp_path / "plain.pt"
-    torch.save(state, plain)
+    plain = changed(averaged, tmp_path / "plain.pt", lambda state: state["extra_state"].pop("ema"))
     average = ("--weights", "average", "--out", tmp_path / "out")
     for command in (("evaluate", stream, "--path", plain), ("combine", plain), ("export", plain)):
         error = start(*command, *average).wait().error
@@ -228,7 +212,7 @@ def test_a_wrong_polynomial_average_is_one_clear_line(flags, start, stream, tiny
     assert not list(tmp_path.rglob("*.pt"))
 
 
-def test_the_mean_of_the_last_checkpoints_is_evaluated_and_combined(start, stream, train, tmp_path):
+def test_the_mean_of_the_last_checkpoints_is_evaluated_and_combined(start, evaluate, train, tmp_path):
     save = tmp_path / "run"
     kept = ("--save-interval-updates", "2", "--keep-interval-updates", "3")
     last = train(save, "--max-update", "7", *kept)  # 2, 4 and 6, and the last
@@ -240,12 +224,8 @@ def test_the_mean_of_the_last_checkpoints_is_evaluated_and_combined(start, strea
     for name, value in load(out)["model"].items():
         mean = torch.stack([state["model"][name].double() for state in states]).mean(0)
         torch.testing.assert_close(value.double(), mean, rtol=1e-5, atol=1e-7, msg=name)
-    found = []
-    for path, *weights in ((out,), (save / "checkpoint_best.pt", "--weights", "last:3")):
-        record = tmp_path / "result.json"
-        assert start("evaluate", stream, "--path", path, "--out", record, *weights).wait().code == 0
-        found.append(json.loads(record.read_text())["nll"])
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    found = evaluate("--path", save / "checkpoint_best.pt", "--weights", "last:3")["nll"]
+    assert found == pytest.approx(evaluate("--path", out)["nll"], rel=1e-6)
     alone = tmp_path / "alone" / "checkpoint_last.pt"
     alone.parent.mkdir()
     shutil.copy(out, alone)

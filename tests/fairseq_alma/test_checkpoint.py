@@ -35,16 +35,10 @@ def test_certain_damage_may_be_deleted(path):
     path.write_bytes(b"")
     assert "empty; " + DELETE in message(path)
     pickled = whole.index(b"decoder.weight")
-    path.write_bytes(whole[:pickled] + b"\xff" * 60 + whole[pickled + 60 :])
-    assert "has a wrong checksum; " + DELETE in message(path)
-
-
-def test_a_flipped_bit_of_a_weight_is_seen(path):
-    """torch itself does not compare the check sums of its files."""
-    whole = bytearray(path.read_bytes())
-    whole[whole.index(torch.ones(4).numpy().tobytes())] ^= 1
-    path.write_bytes(whole)
-    assert "has a wrong checksum; " + DELETE in message(path)
+    weight = whole.index(torch.ones(4).numpy().tobytes())  # torch itself does not compare check sums
+    for at, size in ((pickled, 60), (weight, 1)):
+        path.write_bytes(whole[:at] + b"\xff" * size + whole[at + size :])
+        assert "has a wrong checksum; " + DELETE in message(path)
 
 
 def test_a_checkpoint_that_unpacks_to_more_than_its_size_is_refused(path):

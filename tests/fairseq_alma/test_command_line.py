@@ -65,26 +65,23 @@ def test_fairseq_validate_parses_without_defaults():
     assert vars(given) == {"data": "STREAM", "path": "CKPT"}
 
 
-def test_the_schedule_follows_the_number_of_updates():
-    found = settings("--max-update", "400")
-    assert (found["--total-num-update"], found["--warmup-updates"]) == (400, 40)
-    found = settings("--max-update", "400", "--warmup-updates", "300", "--total-num-update", "1000")
-    assert (found["--total-num-update"], found["--warmup-updates"]) == (1000.0, 300)
-    assert settings("--lr-scheduler", "inverse_sqrt")["--warmup-updates"] == 4000  # fairseq's
-
-
-def test_a_continuous_schedule_is_constant_after_a_warm_up():
-    found = settings("--schedule", "continuous", "--max-update", "400")
-    assert (found["--lr-scheduler"], found["--warmup-updates"]) == ("fixed", 40)
-    found = settings("--schedule=continuous", "--lr-scheduler", "inverse_sqrt")
-    assert (found["--lr-scheduler"], found["--warmup-updates"]) == ("inverse_sqrt", 4000)  # fairseq's
-    found = settings("--schedule", "rsqrt", "--max-update", "400")
-    assert (found["--lr-scheduler"], found["--warmup-updates"]) == ("inverse_sqrt", 40)
-    assert (
-        settings("--schedule", "rsqrt", "--max-update", "4")["--warmup-updates"] == 1
-    )  # fairseq divides by it
-    found = settings("--schedule", "autoregressive", "--max-update", "400")
-    assert (found["--lr-scheduler"], found["--total-num-update"]) == ("polynomial_decay", 400)
+@pytest.mark.parametrize(
+    ("words", "scheduler", "warmup", "total"),
+    [
+        ("--max-update 400", "polynomial_decay", 40, 400),
+        ("--max-update 400 --warmup-updates 300 --total-num-update 1000", "polynomial_decay", 300, 1000),
+        ("--lr-scheduler inverse_sqrt", "inverse_sqrt", 4000, None),  # fairseq's
+        ("--schedule continuous --max-update 400", "fixed", 40, None),
+        ("--schedule=continuous --lr-scheduler inverse_sqrt", "inverse_sqrt", 4000, None),
+        ("--schedule rsqrt --max-update 400", "inverse_sqrt", 40, None),
+        ("--schedule rsqrt --max-update 4", "inverse_sqrt", 1, None),  # fairseq divides by it
+        ("--schedule autoregressive --max-update 400", "polynomial_decay", 40, 400),
+    ],
+)
+def test_the_schedule_follows_the_number_of_updates(words, scheduler, warmup, total):
+    found = settings(*words.split())
+    assert (found["--lr-scheduler"], found["--warmup-updates"]) == (scheduler, warmup)
+    assert found.get("--total-num-update") == total
 
 
 def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
@@ -100,19 +97,14 @@ def test_other_tasks_have_fairseqs_defaults_and_errors(capsys):
     ("words", "line"),
     [
         ("S --max-tokns 1", "unrecognized argument --max-tokns: did you mean --max-tokens?"),
-        ("--max-tokns=1 S", "unrecognized argument --max-tokns: did you mean --max-tokens?"),
         ("S --max_tokens 1", "unrecognized argument --max_tokens: did you mean --max-tokens?"),
-        ("S --max-updates 3", "unrecognized argument --max-updates: did you mean --max-update?"),
         ("S --zzz 1", "unrecognized argument --zzz"),
         ("S T", "unrecognized argument T"),
         ("S --arch switch_gmo", "--arch switch_gmo: no such choice; did you mean switch_gmoe?"),
         ("S --task alma_ml", "--task alma_ml: no such choice; did you mean alma_lm?"),
         ("S --grow-router keep", "--grow-router keep: no such choice; choose from preserve, copy, tree"),
         ("S --max-update ten", "--max-update: invalid int value: 'ten'"),
-        ("S --total-num-update x", "--total-num-update: invalid float value: 'x'"),
-        ("S --lr high", "--lr: invalid value: 'high'"),
         ("S --update-freq [1,", "--update-freq: invalid value: '[1,'"),
-        ("S --adam-betas none", "--adam-betas: invalid value: 'none'"),
         ("S --adam-betas 1", "--adam-betas: invalid value: '1'"),
         ("S --max-update", "--max-update: expected one argument"),
         (

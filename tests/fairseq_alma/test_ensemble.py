@@ -1,6 +1,5 @@
 """Ensembles evaluated from their checkpoints, and UMix: several models trained as one."""
 
-import json
 import math
 from pathlib import Path
 
@@ -9,30 +8,22 @@ import torch
 
 from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.moe.layer import switch_layers
+from tests.fairseq_alma.shared import load
 
 SEEDS = ("1", "1001", "2001")
+WIDER = ("--moe-expert-count", "6", "--decoder-embed-dim", "16")
 
 
 @pytest.fixture
-def members(start, stream, tiny, tmp_path) -> list[Path]:
+def members(train, tmp_path) -> list[Path]:
     """Checkpoints of three members after 4 updates; the last has more experts and is narrower."""
     paths = []
     for seed in SEEDS:
         save = tmp_path / f"member_{seed}"
-        flags = ["--seed", seed, "--max-update", "4", "--save-dir", save, "--disable-validation"]
-        if seed == SEEDS[-1]:
-            flags += ["--moe-expert-count", "6", "--decoder-embed-dim", "16"]
-        finished = start("train", stream, *tiny, *flags).wait()
-        assert finished.code == 0, finished.output
+        wider = WIDER if seed == SEEDS[-1] else ()
+        train(save, "--seed", seed, "--max-update", "4", "--disable-validation", *wider)
         paths.append(save / "checkpoint_last.pt")
     return paths
-
-
-def evaluate(start, stream, out, *flags) -> dict:
-    arguments = ["--task", "alma_lm", "--out", out, *flags]
-    finished = start("evaluate", stream, *arguments).wait()
-    assert finished.code == 0, finished.output
-    return json.loads(out.read_text())
 
 
 @torch.no_grad()
@@ -49,50 +40,39 @@ def mean_nll(models, task, split: str) -> float:
     return total / tokens
 
 
-def test_an_ensemble_is_the_mean_of_its_members_probabilities(start, stream, members, build, tmp_path):
+def test_an_ensemble_is_the_mean_of_its_members_probabilities(start, evaluate, members, build, tmp_path):
     models = []
     for path in members:
-        wider = [] if path != members[-1] else ["--moe-expert-count", "6", "--decoder-embed-dim", "16"]
-        task, model = build("--sample-break-mode", "none", *wider)
-        model.load_state_dict(torch.load(path, weights_only=True)["model"])
+        task, model = build("--sample-break-mode", "none", *(WIDER if path == members[-1] else ()))
+        model.load_state_dict(load(path)["model"])
         models.append(model)
-    paths = ":".join(map(str, members))
-    found = evaluate(start, stream, tmp_path / "a", "--path", paths, "--gen-subset", "valid")
+    paths, valid = ":".join(map(str, members)), ("--gen-subset", "valid")
+    found = evaluate("--path", paths, *valid)
     assert found["nll"] == pytest.approx(mean_nll(models, task, "valid"), abs=1e-6)
-    alone = [
-        evaluate(start, stream, tmp_path / str(k), "--path", path, "--gen-subset", "valid")
-        for k, path in enumerate(members)
-    ]
+    alone = [evaluate("--path", path, *valid) for path in members]
     assert found["nll"] < max(one["nll"] for one in alone)
     for key in ("parameters", "eval_flops_per_example"):
         assert found[key] == sum(one[key] for one in alone)
     assert found["training"] == [one["training"][0] for one in alone]
     assert (found["members"], found["expert_count"]) == (3, None)
     assert [len(found["experts"][layer]["share"]) for layer in ("0.1", "1.1", "2.1")] == [4, 4, 6]
-    window = ["--gen-subset", "valid", "--context-window", "16"]
-    with_context = evaluate(start, stream, tmp_path / "c", "--path", paths, *window)
+    with_context = evaluate("--path", paths, *valid, "--context-window", "16")
     assert with_context["tokens"] == found["tokens"]
     assert with_context["nll"] != found["nll"]
-
-
-def test_our_evaluation_takes_a_combined_checkpoint_as_its_members(start, stream, members, tmp_path):
     combined = tmp_path / "ens.pt"
     assert start("combine", *members, "--out", combined).wait().code == 0
-    flags = ["--gen-subset", "valid", "--path"]
-    one = evaluate(start, stream, tmp_path / "a", *flags, combined)
-    listed = evaluate(start, stream, tmp_path / "b", *flags, ":".join(map(str, members)))
-    assert one == listed | {"training": []}
+    assert evaluate("--path", combined, *valid) == found | {"training": []}
 
 
-def test_untrained_members_have_their_own_seeds(start, stream, build, tiny, tmp_path):
-    found = evaluate(start, stream, tmp_path / "a", "--untrained", "--seeds", "7,1007", *tiny)
+def test_untrained_members_have_their_own_seeds(evaluate, build, tiny):
+    found = evaluate("--untrained", "--seeds", "7,1007", *tiny)
     task, one = build("--sample-break-mode", "none")
     _, two = build("--seed", "1007")
     assert found["nll"] == pytest.approx(mean_nll([one, two], task, "test"), abs=1e-5)
     assert (found["members"], found["training"]) == (2, [])
-    only = evaluate(start, stream, tmp_path / "b", "--untrained", *tiny)
+    only = evaluate("--untrained", *tiny)
     assert only["nll"] == pytest.approx(mean_nll([one], task, "test"), abs=1e-5)
-    context = evaluate(start, stream, tmp_path / "c", "--untrained", "--context-window", "16", *tiny)
+    context = evaluate("--untrained", "--context-window", "16", *tiny)
     assert context["tokens"] == only["tokens"]
     assert context["nll"] != only["nll"]
 
@@ -133,25 +113,21 @@ def test_umix_trains_all_members_jointly_with_their_load_balancing_losses(build,
     assert {"moe_l0.1_load", "moe_l1.1_load"} <= log.keys()
 
 
-def test_umix_is_one_run_of_fairseq_train_and_counts_all_its_members(start, stream, tiny, tmp_path):
-    results = {}
+def test_umix_is_one_run_of_fairseq_train_and_counts_all_its_members(start, train, evaluate, tmp_path):
+    paths, found = [], []
     for members in ("1", "2"):
-        save = tmp_path / members
-        flags = ["--members", members, "--max-update", "6", "--save-dir", save]
-        finished = start("train", stream, *tiny, *flags).wait()
-        assert finished.code == 0, finished.output
-        path = save / "checkpoint_last.pt"
-        results[members] = evaluate(start, stream, save / "result.json", "--path", path)
-    one, two = results["1"], results["2"]
+        output = train(tmp_path / members, "--members", members, "--max-update", "6")
+        paths.append(tmp_path / members / "checkpoint_last.pt")
+        found.append(evaluate("--path", paths[-1]))
+    one, two = found
     assert (one["members"], two["members"]) == (1, 2)
     assert two["parameters"] == 2 * one["parameters"]
     assert two["eval_flops_per_example"] == 2 * one["eval_flops_per_example"]
     assert two["training"][0]["flops"] == pytest.approx(2 * one["training"][0]["flops"])
     assert math.isfinite(two["nll"])
-    assert "l1.1_share3" in finished.output
+    assert "l1.1_share3" in output
     combined = tmp_path / "both.pt"
-    paths = [tmp_path / members / "checkpoint_last.pt" for members in results]
     assert start("combine", *paths, "--out", combined).wait().code == 0
-    both = evaluate(start, stream, tmp_path / "both.json", "--path", combined)
+    both = evaluate("--path", combined)
     assert both["members"] == 3
     assert both["parameters"] == one["parameters"] + two["parameters"]

@@ -8,6 +8,7 @@ from fairseq.distributed import utils as distributed_utils
 
 from alma.errors import UserError
 from fairseq_alma.moe.expert_parallel import check
+from tests.fairseq_alma.shared import load
 
 
 def test_experts_have_to_be_a_multiple_of_the_processes(build, monkeypatch):
@@ -56,15 +57,14 @@ torch.Tensor.cuda = lambda self, *_: self
 
 @pytest.mark.parametrize("precision", ["amp", "fp16"])
 def test_an_overflow_in_a_local_expert_skips_the_update_on_all_processes(
-    start_two, stream, tiny, tmp_path, user_dir, precision
+    train_on_two, tmp_path, user_dir, precision
 ):
     flags = ("--max-update", "4", "--moe-expert-parallel", "--ddp-backend", "legacy_ddp", "--dropout", "0")
     flags += (f"--{precision}", "--fp16-init-scale", "1024", *user_dir(OVERFLOW))
-    outputs = []
-    for process in start_two(stream, *tiny, "--save-dir", tmp_path / "run", *flags):
-        finished = process.wait()
-        assert finished.code == 0, finished.output
-        outputs.append([line.split() for line in finished.output.splitlines() if line.startswith("update ")])
+    outputs = [
+        [line.split() for line in output.splitlines() if line.startswith("update ")]
+        for output in train_on_two(tmp_path / "run", *flags)
+    ]
     assert outputs[0] == outputs[1]
     tries = [(int(words[1]), float(words[3])) for words in outputs[0]]
     assert tries == [(0, 1024), (1, 1024), (2, 1024), (2, 512), (3, 512)]
@@ -92,16 +92,12 @@ ExpertParallelGroup.largest, AlmaLMTask.train_step = count, train_step
 
 
 @pytest.mark.parametrize("checkpointing", [(), ("--checkpoint-activations",)], ids=["", "recomputed"])
-def test_an_update_agrees_on_the_largest_batch_once(
-    start_two, stream, tiny, tmp_path, user_dir, checkpointing
-):
+def test_an_update_agrees_on_the_largest_batch_once(train_on_two, tmp_path, user_dir, checkpointing):
     """Not in each of the three Switch layers, nor in their recomputation."""
     flags = ("--max-update", "2", "--moe-expert-parallel", "--ddp-backend", "legacy_ddp", "--moe-freq", "1")
     flags += ("--decoder-layers", "3", *checkpointing, *user_dir(AGREEMENTS))
-    for process in start_two(stream, *tiny, "--save-dir", tmp_path / "run", *flags):
-        finished = process.wait()
-        assert finished.code == 0, finished.output
-        assert [line for line in finished.output.splitlines() if line.startswith("waits")] == ["waits 1"] * 2
+    for output in train_on_two(tmp_path / "run", *flags):
+        assert [line for line in output.splitlines() if line.startswith("waits")] == ["waits 1"] * 2
 
 
 # On a GPU and without expert parallelism, fairseq's fp32 weights and states are flat.
@@ -122,25 +118,14 @@ torch.cuda.current_device = lambda: None
 """
 
 
-def test_fp16_resumes_with_and_without_expert_parallelism(start_two, stream, tiny, tmp_path, user_dir):
+def test_fp16_resumes_with_and_without_expert_parallelism(train_on_two, tmp_path, user_dir):
     flags = ("--dropout", "0", "--fp16", "--ddp-backend", "legacy_ddp", *user_dir(FLAT))
-
-    def train(name: str, updates: int, *more) -> str:
-        children = start_two(
-            stream, *tiny, *flags, "--save-dir", tmp_path / name, "--max-update", updates, *more
-        )
-        first, second = (child.wait() for child in children)
-        assert (first.code, second.code) == (0, 0), first.output + second.output
-        return first.output
-
-    assert "flat True" in train("whole", 9)
+    assert "flat True" in train_on_two(tmp_path / "whole", *flags, "--max-update", 9)[0]
     for updates, more in ((3, ()), (6, ("--moe-expert-parallel",)), (9, ())):
-        output = train("parts", updates, *more)
+        output, _ = train_on_two(tmp_path / "parts", *flags, "--max-update", updates, *more)
         assert f"flat {not more}" in output
         assert f"@ {updates - 3} updates" in output or updates == 3
-    saved = [
-        torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True) for name in ("whole", "parts")
-    ]
+    saved = [load(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts")]
     (whole,), (parts,) = (state["last_optimizer_state"]["state"].values() for state in saved)
     assert whole["step"] == parts["step"] == 9
     for name in ("exp_avg", "exp_avg_sq"):

@@ -82,10 +82,15 @@ def test_an_ensemble_generates_and_is_combined_before_export(launched, start, pr
     assert error == f"{run}: no stage has finished yet; see `alma status {run}`"
 
 
-def test_fairseq_interactive_reads_and_writes_text_with_the_streams_model(start, stream, tiny, tmp_path):
-    assert start("train", stream, *tiny, "--save-dir", tmp_path / "run").wait().code == 0
+@pytest.mark.parametrize("kind", ["stream", "gpt2_stream"])
+def test_fairseq_reads_and_writes_text_with_the_streams_tokenizer(start, train, kind, request, tmp_path):
+    stream = request.getfixturevalue(kind)
+    train(tmp_path / "run", data=stream)
     (tmp_path / "input.txt").write_text("The first object\n", "utf-8")
     bpe = ("--bpe", "sentencepiece", "--sentencepiece-model", stream / "tokenizer.model")
+    if kind == "gpt2_stream":
+        bpe = ("--bpe", "gpt2", "--gpt2-encoder-json", stream / "encoder.json")
+        bpe += ("--gpt2-vocab-bpe", stream / "vocab.bpe")
     flags = ["--task", "alma_lm", "--path", tmp_path / "run" / "checkpoint_last.pt", *bpe]
     length = ("--beam", 1, "--max-len-b", 20)
     done = start("interactive", stream, *flags, *length, "--input", tmp_path / "input.txt").wait()

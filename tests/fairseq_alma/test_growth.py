@@ -1,7 +1,5 @@
 """Growth: `preserve` and `tree` are exact, `copy` changes gates as in the paper, every copy gets tokens."""
 
-import json
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +10,7 @@ from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, l
 from fairseq_alma.moe.layer import SwitchFFN, switch_layers
 from fairseq_alma.moe.router import Routing
 from fairseq_alma.training.precision import FP32, by_parameter, flat
+from tests.fairseq_alma.shared import load
 
 PREFIX = "decoder.layers.1.fc1"
 
@@ -125,40 +124,27 @@ def test_tree_growth_keeps_the_loss_even_after_preserve(build, sample):
     assert router.copies.tolist() == [2, 1, 2, 1, 2, 2] + [1] * 5
 
 
-@pytest.mark.parametrize("router", ["preserve", "copy"])
-def test_a_tree_grows_as_a_tree_only(build, router):
-    _, model = build("--moe-expert-count", "2")
-    larger = grown(build, model, [1], "tree", **noise(2))
-    with pytest.raises(UserError, match="use --grow-router tree again"):
-        grown(build, larger, [0], router)
-
-
-def test_a_tree_is_grown_trained_and_grown_again_by_fairseq_train(start, stream, tiny, tmp_path):
-    def train(save, *flags):
-        finished = start("train", stream, *tiny, "--save-dir", tmp_path / save, *flags).wait()
-        return finished, tmp_path / save / "checkpoint_last.pt"
+def test_a_tree_is_grown_trained_and_grown_again_by_fairseq_train(
+    start, train, evaluate, stream, tiny, tmp_path
+):
+    def flags(stage: int, router="tree") -> list:
+        count = ["--stage", stage, "--moe-expert-count", 4 + 2 * stage, "--grow-experts", 2]
+        return [*count, "--finetune-from-model", last[stage - 1], "--grow-router", router]
 
     def nll(checkpoint) -> float:
-        flags = ["--task", "alma_lm", "--path", checkpoint, "--gen-subset", "valid"]
-        assert start("evaluate", stream, *flags, "--out", tmp_path / "valid.json").wait().code == 0
-        return json.loads((tmp_path / "valid.json").read_text())["nll"]
+        return evaluate("--path", checkpoint, "--gen-subset", "valid")["nll"]
 
-    def flags(stage: int, previous, router="tree") -> list:
-        count = ["--stage", stage, "--moe-expert-count", 4 + 2 * stage, "--grow-experts", 2]
-        return [*count, "--finetune-from-model", previous, "--grow-router", router]
-
-    _, stage0 = train("stage_00")
-    still, stage1 = train("stage_01", *flags(1, stage0), "--lr", "0", "--max-update", "1")
-    assert still.code == 0, still.output
-    assert nll(stage1) == pytest.approx(nll(stage0), abs=1e-6)
-    trained, stage2 = train("stage_02", *flags(2, stage1))
-    assert trained.code == 0, trained.output
-    before, after = (torch.load(path, weights_only=True)["model"] for path in (stage2.parent / GROWN, stage2))
+    last = [tmp_path / f"stage_0{stage}" / "checkpoint_last.pt" for stage in range(3)]
+    train(last[0].parent)
+    train(last[1].parent, *flags(1), "--lr", "0", "--max-update", "1")
+    assert nll(last[1]) == pytest.approx(nll(last[0]), abs=1e-6)
+    train(last[2].parent, *flags(2))
+    before, after = load(last[2].parent / GROWN)["model"], load(last[2])["model"]
     gates = f"{PREFIX}.router.weight"
     assert (after[gates] - before[gates])[4:].abs().amax(1).min() > 1e-3
     assert torch.equal(after[f"{PREFIX}.router.parent"], before[f"{PREFIX}.router.parent"])
     assert (after[f"{PREFIX}.router.parent"] >= 0).tolist() == [False] * 4 + [True] * 4
-    refused, _ = train("stage_02_preserve", *flags(2, stage1, "preserve"))
+    refused = start("train", stream, *tiny, "--save-dir", tmp_path / "other", *flags(2, "preserve")).wait()
     assert "use --grow-router tree again" in refused.error
 
 
@@ -227,11 +213,11 @@ def numbers(output: str, name: str) -> list[float]:
 
 
 def test_two_processes_evaluate_half_of_the_validation_set_each(
-    start, start_two, stream, tiny, tmp_path, user_dir
+    start, start_two, train, stream, tiny, tmp_path, user_dir
 ):
     """Processes that wait for a slower one may time out."""
     previous, sizes = tmp_path / "stage_00", ("--max-tokens-valid", "64")
-    assert start("train", stream, *tiny, "--save-dir", previous, "--max-update", "2").wait().code == 0
+    train(previous, "--max-update", "2")
     growing = ("--grow-experts", "2", "--moe-expert-count", "6", "--stage", "1", "--max-update", "1", *sizes)
     flags = (stream, *tiny, *growing, "--finetune-from-model", previous / "checkpoint_last.pt")
     one = start("train", *flags, "--save-dir", tmp_path / "one", *user_dir(SHOW)).wait()
@@ -246,15 +232,14 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
     assert len(shares) == 2
     assert len(losses) == 4
     assert 0.25 * sum(shares) > 10 > 0.25 * max(shares)
-    a, b = (torch.load(tmp_path / name / GROWN, weights_only=True) for name in ("one", "two"))
+    a, b = (load(tmp_path / name / GROWN) for name in ("one", "two"))
     assert a["growth"] == b["growth"]
     torch.testing.assert_close(a["model"], b["model"], atol=1e-6, rtol=1e-5)
 
 
-def test_an_error_in_process_0_is_raised_in_all(start, start_two, stream, tiny, tmp_path):
+def test_an_error_in_process_0_is_raised_in_all(train, start_two, stream, tiny, tmp_path):
     previous = tmp_path / "stage_00"
-    flags = ("--save-dir", previous, "--max-update", "1", "--no-save-optimizer-state")
-    assert start("train", stream, *tiny, *flags).wait().code == 0
+    train(previous, "--max-update", "1", "--no-save-optimizer-state")
     growing = ("--grow-experts", "2", "--moe-expert-count", "6", "--grow-optimizer", "copy")
     flags = (*growing, "--stage", "1", "--finetune-from-model", previous / "checkpoint_last.pt")
     for process in start_two(stream, *tiny, "--save-dir", tmp_path / "two", *flags):

@@ -1,30 +1,18 @@
 """The criterion chunked_cross_entropy: values and gradients of fairseq's, without a tensor of all logits."""
 
-import json
-import re
-import socket
-
 import pytest
 import torch
 import torch.nn.functional as F
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
 from fairseq_alma.ensemble import EnsembleLanguageModel
 from fairseq_alma.training import loss as loss_module
 from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion, chunked_nll
+from tests.fairseq_alma.shared import Largest, Plain, assert_same_model
 
 PAD = 1
-
-
-class Plain:
-    """An optimizer that only runs backward."""
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
 
 
 @pytest.fixture
@@ -200,29 +188,6 @@ def test_training_is_that_of_fairseqs_criterion(build, padded, name, sentence_av
         assert (grads[key] - grad).abs().max() < 1e-5 * largest, key
 
 
-class Scaled:
-    """An optimizer with fairseq's initial loss scale."""
-
-    def backward(self, loss: torch.Tensor) -> None:
-        (128 * loss).backward()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["switch", "umix"])
-def test_a_half_precision_model_has_the_same_gradients(build, padded, name, dtype):
-    task, model = build(*MODELS[name], "--dropout", "0")
-    model.to(dtype)
-    found = []
-    for criterion in (CrossEntropyCriterion(task, False), ChunkedCrossEntropyCriterion(task, False, 24)):
-        model.zero_grad()
-        loss, _, _ = task.train_step(padded, model, criterion, Scaled(), 0)
-        found.append((loss.item(), [p.grad.float() for p in model.parameters()]))
-    (expected, theirs), (loss, ours) = found
-    assert loss == pytest.approx(expected, rel=1e-3)
-    flat, reference = (torch.cat([grad.flatten() for grad in grads]) for grads in (ours, theirs))
-    assert (flat - reference).norm() < 2e-2 * reference.norm()
-
-
 @pytest.mark.parametrize("name", ["switch", "umix"])
 def test_validation_has_the_same_loss_per_expert(build, padded, name):
     task, model = build(*MODELS[name])
@@ -242,18 +207,6 @@ def test_validation_has_the_same_loss_per_expert(build, padded, name):
     for key in names:
         torch.testing.assert_close(log[key], expected_log[key], atol=1e-3, rtol=1e-5)
         assert log[key].sum().item() == pytest.approx(loss.item(), rel=1e-6)
-
-
-class Largest(TorchDispatchMode):
-    """Records the number of elements of the largest new tensor."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        made = operation(*args, **(kwargs or {}))
-        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
-        self.elements = max([self.elements, *sizes])
-        return made
 
 
 @pytest.mark.parametrize("name", ["switch", "umix", "dense"])
@@ -280,64 +233,10 @@ def test_unsupported_decoders_and_chunk_sizes_are_refused(build, sample):
         criterion(EnsembleLanguageModel.of([model, model]), sample)
 
 
-TIMINGS = re.compile("wps|ups|wall|gb_free")
-
-
-def records(output: str, tag: str) -> list[dict]:
-    """fairseq's JSON log lines with a tag, without timings."""
-    lines = (line.split(f":{tag}:", 1)[1] for line in output.splitlines() if f":{tag}:" in line)
-    return [
-        {key: float(value) for key, value in json.loads(line).items() if not TIMINGS.search(key)}
-        for line in lines
-        if line.startswith("{")
-    ]
-
-
-FLAGS = ("--max-update", "8", "--log-interval", "2", "--update-freq", "2", "--dropout", "0")
-CHUNKED = ("--criterion", "chunked_cross_entropy", "--loss-chunk-tokens", "100")
-
-
-@pytest.fixture
-def plain_run(start, stream, tiny, tmp_path):
-    """Output and parameters of fairseq-train with fairseq's criterion."""
-    finished = start("train", stream, *tiny, *FLAGS, "--save-dir", tmp_path / "plain").wait()
-    assert finished.code == 0, finished.output
-    return finished.output, parameters(tmp_path / "plain")
-
-
-def parameters(directory) -> dict[str, torch.Tensor]:
-    return torch.load(directory / "checkpoint_last.pt", weights_only=True)["model"]
-
-
-def same(found, expected) -> None:
-    """Equal to 1e-5, except biases of keys: their gradient is rounding error only, which Adam scales up."""
-    assert found.keys() == expected.keys()
-    for name in found:
-        if not name.endswith("k_proj.bias"):
-            torch.testing.assert_close(found[name], expected[name], atol=1e-5, rtol=1e-5, msg=name)
-
-
-def test_fairseq_train_logs_and_learns_the_same(start, stream, tiny, plain_run, tmp_path):
-    finished = start("train", stream, *tiny, *FLAGS, *CHUNKED, "--save-dir", tmp_path / "ours").wait()
-    assert finished.code == 0, finished.output
-    for tag in ("train_inner", "valid", "train"):
-        found, expected = records(finished.output, tag), records(plain_run[0], tag)
-        assert found
-        for ours, theirs in zip(found, expected, strict=True):
-            assert ours.keys() == theirs.keys()
-            for key in ours:
-                assert ours[key] == pytest.approx(theirs[key], rel=1e-3, abs=2e-3), key
-    same(parameters(tmp_path / "ours"), plain_run[1])
-
-
 @pytest.mark.parametrize("backend", ["pytorch_ddp", "legacy_ddp"])
-def test_two_processes_learn_the_same(start, stream, tiny, plain_run, tmp_path, backend):
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        port = str(server.getsockname()[1])
-    common = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    flags = (*FLAGS, *CHUNKED, "--update-freq", "1", "--ddp-backend", backend, "--save-dir", tmp_path / "two")
-    ranks = [start("train", stream, *tiny, *flags, environment={**common, "RANK": r}) for r in ("0", "1")]
-    for finished in [rank.wait() for rank in ranks]:
-        assert finished.code == 0, finished.output
-    same(parameters(tmp_path / "two"), plain_run[1])
+def test_two_processes_learn_as_one_with_fairseqs_criterion(train, train_on_two, tmp_path, backend):
+    flags = ("--max-update", "8", "--dropout", "0")
+    train(tmp_path / "one", *flags, "--update-freq", "2")
+    chunked = ("--criterion", "chunked_cross_entropy", "--loss-chunk-tokens", "100")
+    train_on_two(tmp_path / "two", *flags, *chunked, "--ddp-backend", backend)
+    assert_same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "two/checkpoint_last.pt", exact=False)

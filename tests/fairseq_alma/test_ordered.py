@@ -1,7 +1,5 @@
 """Ordered streams: evaluation on every held-out part, validation and replay of a stage."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -21,15 +19,9 @@ def ordered(text, tmp_path_factory):
     return out
 
 
-def test_a_model_is_evaluated_on_the_held_out_part_of_every_megabatch(start, ordered, tiny, tmp_path):
-    def record(*flags) -> dict:
-        out = tmp_path / "result.json"
-        done = start("evaluate", ordered, "--untrained", *tiny, "--out", out, *flags).wait()
-        assert done.code == 0, done.output
-        return json.loads(out.read_text())
-
-    found = record()
-    parts = [record("--gen-subset", name) for name in ("test_00", "test_01")]
+def test_a_model_is_evaluated_on_the_held_out_part_of_every_megabatch(evaluate, ordered, tiny):
+    names = ("test", "test_00", "test_01")
+    found, *parts = (evaluate("--untrained", *tiny, "--gen-subset", name, data=ordered) for name in names)
     assert found["matrix"] == [part["perplexity"] for part in parts]
     shares = [np.array(list(part.values())) for part in found["matrix_experts"]]
     assert len(shares) == 2

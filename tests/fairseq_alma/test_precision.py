@@ -11,7 +11,7 @@ from fairseq import optim
 from omegaconf import OmegaConf
 
 from fairseq_alma.training import precision
-from fairseq_alma.training.precision import FP32, by_parameter, flat
+from fairseq_alma.training.precision import FP32, by_parameter
 
 SHAPES = [torch.Size(shape) for shape in ((3, 5), (5,), (2, 4, 4))]
 
@@ -132,14 +132,3 @@ def test_fp16_loads_flat_states_by_parameter_and_back(on_a_gpu, start_flat):
     assert states[0][2][FP32].shape == SHAPES[2]
     torch.testing.assert_close(*states, atol=1e-6, rtol=1e-6)
     assert all(torch.equal(a, b) for a, b in zip(*models, strict=True))
-
-
-def test_layouts_are_inverse():
-    states = {i: {"step": 3, "exp_avg": torch.randn(shape)} for i, shape in enumerate(SHAPES)}
-    saved = {"state": states, "param_groups": [{"lr": 0.1, "params": [0, 1, 2]}], "loss_scale": 8.0}
-    joined = flat(saved, SHAPES)
-    assert joined["param_groups"] == [{"lr": 0.1, "params": [0]}]
-    assert joined["state"][0]["exp_avg"].shape == (15 + 5 + 32,)
-    torch.testing.assert_close(by_parameter(joined, SHAPES), saved)
-    assert flat(joined, SHAPES) is joined
-    assert by_parameter(saved, SHAPES) is saved

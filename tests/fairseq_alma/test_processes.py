@@ -1,21 +1,20 @@
 """Several processes train as one does: the end of an epoch, a resume with another number, the plan."""
 
-import json
 import math
-import re
 
 import pytest
 import torch
 
 from alma.files import locked
+from tests.fairseq_alma.shared import load, logged
 
 STEPS = ("--dropout", "0", "--log-interval", "1", "--clip-norm", "0.1", "--required-batch-size-multiple", "1")
 
 
 def steps(output: str) -> list[list[float]]:
     """Update, loss, gradient norm of each update in a log of fairseq-train."""
-    records = [json.loads(text) for text in re.findall(r"train_inner\W+(\{.*\})", output)]
-    return [[float(record[name]) for name in ("num_updates", "loss", "gnorm")] for record in records]
+    names = ("num_updates", "loss", "gnorm")
+    return [[float(record[name]) for name in names] for record in logged(output, "train_inner")]
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def train(start, start_two, stream, tiny, tmp_path):
 @pytest.fixture
 def state(tmp_path):
     """`state(folder)`: its last checkpoint."""
-    return lambda folder: torch.load(tmp_path / folder / "checkpoint_last.pt", weights_only=True)
+    return lambda folder: load(tmp_path / folder / "checkpoint_last.pt")
 
 
 @pytest.fixture

@@ -1,15 +1,11 @@
 """--schedule continuous: optimizer, update count and learning rate go on over stages."""
 
-import json
-
 import pytest
 import torch
 
+from tests.fairseq_alma.shared import changed, load
+
 KEEPS = ("--schedule", "continuous")
-
-
-def load(path) -> dict:
-    return torch.load(path, weights_only=True)
 
 
 @pytest.fixture
@@ -38,11 +34,14 @@ def same(one, other) -> None:
         assert all(torch.equal(torch.as_tensor(mine[key]), torch.as_tensor(theirs[key])) for key in mine)
 
 
-def test_a_stage_goes_on_as_with_restore_file_and_resumes(start, stream, tiny, train, first, tmp_path):
+def test_a_stage_goes_on_as_with_restore_file_and_resumes(
+    start, evaluate, stream, tiny, train, first, tmp_path
+):
     second = ("--stage", "1", "--max-update", "10", "--save-interval-updates", "2", "--replay-share", "0.5")
     whole = train(tmp_path / "whole", *second, "--finetune-from-model", first)
     assert updates(whole) == 10
     assert whole["extra_state"]["AlmaLMTask"]["first_update"] == 4
+    assert evaluate("--path", tmp_path / "whole/checkpoint_last.pt")["training"][0]["updates"] == 6
     restored = ("--restore-file", first, "--reset-dataloader", "--reset-meters")
     same(whole, train(tmp_path / "fairseqs", *second, *restored))
     save = tmp_path / "killed"
@@ -51,13 +50,6 @@ def test_a_stage_goes_on_as_with_restore_file_and_resumes(start, stream, tiny, t
     resumed = train(save, *second, "--finetune-from-model", first)
     same(whole, resumed)
     assert resumed["extra_state"]["AlmaLMTask"]["first_update"] == 4
-
-
-def test_a_record_counts_the_updates_of_its_stage(start, stream, train, first, tmp_path):
-    save, out = tmp_path / "second", tmp_path / "result.json"
-    train(save, "--stage", "1", "--max-update", "7", "--finetune-from-model", first)
-    start("evaluate", stream, "--path", save / "checkpoint_last.pt", "--out", out).wait()
-    assert json.loads(out.read_text())["training"][0]["updates"] == 3
 
 
 @pytest.mark.parametrize("router", ["preserve", "copy"])
@@ -77,19 +69,14 @@ def test_split_experts_keep_the_optimizer_state(train, first, tmp_path, router):
 def test_what_a_continuous_stage_lacks_is_one_line(start, stream, tiny, first, tmp_path):
     command = ("train", stream, *tiny, *KEEPS, "--save-dir", tmp_path / "x", "--stage", "1")
     short = start(*command, "--finetune-from-model", first, "--max-update", "4").wait()
-    assert short.code == 2
     assert short.error == (
         f"--max-update 4: {first} has 4 updates, which --schedule continuous counts too: "
         "give --max-update 4 plus the updates of this stage"
     )
     other = start(*command, "--finetune-from-model", first, "--max-update", "8", "--optimizer", "sgd").wait()
-    assert other.code == 2
     assert "FairseqAdam vs SGD" in other.error
-    state = load(first)
-    del state["last_optimizer_state"]
-    torch.save(state, tmp_path / "without.pt")
-    without = start(*command, "--finetune-from-model", tmp_path / "without.pt", "--max-update", "8").wait()
-    assert without.code == 2
+    path = changed(first, tmp_path / "without.pt", lambda state: state.pop("last_optimizer_state"))
+    without = start(*command, "--finetune-from-model", path, "--max-update", "8").wait()
     assert "has no optimizer state" in without.error
     assert not list((tmp_path / "x").glob("checkpoint*.pt"))
 
@@ -104,7 +91,6 @@ def test_what_a_continuous_stage_lacks_is_one_line(start, stream, tiny, first, t
 )
 def test_a_replay_that_cannot_be_is_one_line(start, stream, tiny, tmp_path, flags, line):
     refused = start("train", stream, *tiny, "--save-dir", tmp_path / "x", *flags).wait()
-    assert refused.code == 2
     assert line in refused.error
     assert not (tmp_path / "x").exists()
 

@@ -66,11 +66,12 @@ def test_valid_and_test_are_the_streams(build, stream):
         assert tokens_of(task, split) == file_tokens(stream, split)
 
 
-def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(build, preprocessed):
+def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(build, preprocessed, text):
     task, _ = build("--megabatch-words", "12000", data=preprocessed)
     corpus = whole(preprocessed)
     parts = task.megabatches
     words = count_words([f"{shard}/train" for shard in preprocessed.split(":")], task.dictionary)
+    assert words.sum() == sum(len(file.read_text().split()) for file in text.glob("*.txt"))
     assert len(parts) == round(words.sum() / 12000) > 3
     items = np.concatenate(parts)
     assert sorted(items.tolist()) == list(range(len(corpus)))
@@ -84,12 +85,6 @@ def test_every_document_of_a_preprocessed_directory_is_in_exactly_one_megabatch(
     longest = max(words[a:b].sum() for a, b in zip(first, end, strict=True))
     running = np.cumsum([words[part].sum() for part in parts])[:-1]
     assert np.all(np.abs(running - 12000 * np.arange(1, len(parts))) <= longest / 2 + 1)
-
-
-def test_the_dictionary_gives_the_number_of_words(build, preprocessed, text):
-    task, _ = build("--megabatch-words", "12000", data=preprocessed)
-    words = count_words([f"{shard}/train" for shard in preprocessed.split(":")], task.dictionary)
-    assert words.sum() == sum(len((text / f"{n}.txt").read_text().split()) for n in ("help", "reference"))
 
 
 @pytest.fixture(scope="module")
@@ -178,14 +173,6 @@ def test_blocks_of_whole_items_are_fairseqs(build, preprocessed, mode):
     corpus, items = whole(preprocessed), task.megabatches[0]
     kept = items if mode != "complete_doc" else items[corpus.sizes[items] > 1]
     assert sorted(tokens_of(task, "train")) == sorted(torch.cat([corpus[i] for i in kept]).tolist())
-
-
-def test_a_single_directory_can_be_cut(build, preprocessed):
-    shard = preprocessed.split(":")[0]
-    task, _ = build("--megabatch-words", "10000", data=shard)
-    parts = task.megabatches
-    assert len(parts) > 1
-    assert sorted(np.concatenate(parts).tolist()) == list(range(len(whole(shard))))
 
 
 def test_the_cut_depends_on_its_seed_only(build, preprocessed):

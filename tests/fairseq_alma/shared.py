@@ -1,0 +1,57 @@
+"""Helpers of these tests."""
+
+import json
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+def load(path) -> dict:
+    """A checkpoint."""
+    return torch.load(path, weights_only=True)
+
+
+def changed(path, out, change):
+    """Write the checkpoint `path` as `out` after `change(state)`; returns `out`."""
+    state = load(path)
+    change(state)
+    torch.save(state, out)
+    return out
+
+
+def logged(output: str, tag: str) -> list[dict]:
+    """The JSON records that fairseq logged under a tag (train_inner, valid, ...)."""
+    lines = (line.split(f"{tag}:", 1)[-1] for line in output.splitlines() if f":{tag}:" in line)
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def assert_same_model(a, b, exact: bool = True) -> None:
+    """Equal weights of two checkpoints; up to rounding if not `exact`."""
+    first, second = load(a)["model"], load(b)["model"]
+    assert first.keys() == second.keys()
+    for name in first:
+        if exact:
+            assert torch.equal(first[name], second[name]), name
+        elif not name.endswith("k_proj.bias"):  # its gradient is rounding error, which Adam scales up
+            torch.testing.assert_close(first[name], second[name], atol=1e-5, rtol=1e-5, msg=name)
+
+
+class Plain:
+    """An optimizer that only runs backward."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradients."""
+        loss.backward()
+
+
+class Largest(TorchDispatchMode):
+    """Records the number of elements of the largest new tensor."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        self.elements = max([self.elements, *sizes])
+        return made
