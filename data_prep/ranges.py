@@ -12,7 +12,6 @@ scan. Writes for each range
     sums-NNNNN.npz    documents, words and bytes, see `sort_range`; written last
 """
 
-import bisect
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,17 +20,10 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write
+from data_prep import scan
 from data_prep.near_duplicates import always_dropped, matching, near_between
-from data_prep.scan import (
-    RECORD,
-    content_keys,
-    document_starts,
-    hash_order,
-    repeats,
-    runs,
-    words_of_documents,
-)
-from data_prep.work import Workspace, mapped, open_items, read_arrays
+from data_prep.scan import RECORD, content_keys, document_starts, hash_order, repeats, words_of_documents
+from data_prep.work import Workspace, changes, mapped, open_items, read_arrays, slices
 
 RANGE_DOCUMENTS = 1 << 20
 """Documents of a range on average; sorting them takes about 200 MB."""
@@ -110,12 +102,9 @@ def _gather(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The records of a range, and documents, words and bytes of those left out: `repeats` of their run."""
     repeated = np.zeros((3, sources), np.int64)
-    borders = [i * 2**64 // ranges for i in (number, number + 1)]
     pieces = []
     for path in itertools.chain.from_iterable(_paths(space, files)):
-        for run in runs(path):
-            start, stop = (bisect.bisect_left(run["high"], border, key=int) for border in borders)
-            piece = run[start:stop]
+        for piece in slices(path, RECORD, scan.RUN_DOCUMENTS, number, ranges):
             again = repeats(piece)
             if again.any():
                 repeated += _by_source(piece, again & (piece["words"] > 0), sources)
@@ -139,10 +128,8 @@ def distinct(records: np.ndarray, arrivals: np.ndarray) -> tuple[np.ndarray, np.
     (sources,) numbers of the mega-batches; all 0 if the stream is not ordered.
     """
     arrival = arrivals[records["source"]]
-    first = np.ones(len(records), bool)
-    first[1:] = (records["high"][1:] != records["high"][:-1]) | (records["low"][1:] != records["low"][:-1])
-    kept = first.copy()
-    kept[1:] |= arrival[1:] != arrival[:-1]
+    first = changes(records["high"]) | changes(records["low"])
+    kept = first | changes(arrival)
     starts = document_starts(records)
     had = np.logical_or.reduceat(records["words"] == 0, np.flatnonzero(starts))
     return first, kept & ~had[np.cumsum(starts) - 1]
@@ -160,8 +147,3 @@ def load_sums(space: Workspace, ranges: int) -> dict[str, np.ndarray]:
         for name, array in read_arrays(space.file("sums", number, "npz")).items():
             found.setdefault(name, []).append(array)
     return {name: np.stack(each) for name, each in found.items()}
-
-
-def source_totals(space: Workspace, ranges: int) -> np.ndarray:
-    """(sources, 2) documents and words of each source, duplicates included."""
-    return load_sums(space, ranges)["read"][:, :2].sum(0).T

@@ -31,7 +31,7 @@ from alma.files import write_json_atomic
 from alma.stream import KEY_BYTES
 from data_prep.documents import Shard, Skipped
 from data_prep.near_duplicates import writing_entries
-from data_prep.work import DOCUMENT_BYTES, Workspace, damaged, mapped, open_items
+from data_prep.work import DOCUMENT_BYTES, Workspace, changes, damaged, mapped, open_items
 
 RECORD = np.dtype(
     [
@@ -73,10 +73,7 @@ def document_starts(records: np.ndarray) -> np.ndarray:
     Copies of a document count as one. Two of 10^9 documents without pieces share their first bytes, and would
     be taken for one, with a probability of 10^-11.
     """
-    high, low = records["high"], records["low"] >> _PIECE_BITS
-    starts = np.ones(len(records), bool)
-    starts[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    return starts
+    return changes(records["high"]) | changes(records["low"] >> _PIECE_BITS)
 
 
 def words_of_documents(records: np.ndarray) -> np.ndarray:
@@ -172,11 +169,7 @@ def repeats(records: np.ndarray) -> np.ndarray:
 
     Left out of a run, because one range has all copies of a text, however many there are.
     """
-    found = np.zeros(len(records), bool)
-    one, other = records[1:], records[:-1]
-    found[1:] = (one["high"] == other["high"]) & (one["low"] == other["low"])
-    found[1:] &= one["source"] == other["source"]
-    return found
+    return ~(changes(records["high"]) | changes(records["low"]) | changes(records["source"]))
 
 
 def runs(path: Path) -> Iterator[np.ndarray]:
