@@ -66,15 +66,6 @@ def test_only_books_are_taken_for_books(books, monkeypatch):
     assert not warned(notes, 600, 50_000), "too long for a document"
 
 
-def test_markdown_is_text(books, prepare, tmp_path):
-    out = prepare(books, out=tmp_path / "out", **SIZES)
-    for path in list(books.iterdir()):
-        path.rename(path.with_suffix(".md"))
-    assert (
-        Stream.load(prepare(books, out=tmp_path / "md", **SIZES)).megabatches == Stream.load(out).megabatches
-    )
-
-
 NO_MORE = "only more words for each part bring them nearer"
 
 
