@@ -1,8 +1,4 @@
-"""Stage cut: where the splits end, in the hash order of the documents.
-
-Reads the sums of all ranges, and the documents of those few ranges in which a split ends. Writes
-
-    cut.npz   the Cut
+"""Stage cut: where the splits end, in the hash order of the documents; opens only ranges in which one ends.
 
 A split is a mega-batch, `test` or `valid`; order.py has those of an ordered stream. Splits are cut from
 pools. A pool is a list of documents in hash order: in an ordered stream those that a mega-batch can take,

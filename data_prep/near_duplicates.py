@@ -1,18 +1,7 @@
 """Near duplicates: documents whose sets of word 5-grams have a Jaccard similarity of about THRESHOLD or more.
 
 MinHash estimates the similarity: two documents agree in as many of HASHES hashes as their sets have in
-common. Documents that agree in a whole band of hashes are compared. Reads the corpus, as part of stage scan,
-and the .near files of a stream that grows. Writes for each shard or .near file
-
-    entries-NNNNN.bin   an ENTRY for each document of a shard, in runs, each in hash order; .near files are
-                        of the same kind
-    bands-NNNNN.bin     a BAND for each band of each of them, in sorted runs
-
-and as stage near, for each range of bands
-
-    near-NNNNN.bin      a NEAR for each near duplicate found, in the order of content keys
-
-Stage sort gathers the NEARs of a range of content keys in similar-NNNNN.bin.
+common. Documents that agree in a whole band of hashes are compared.
 
 Order: a document precedes another if its mega-batch does, or if it is of the same one and has the smaller
 content key. A document is dropped if an earlier one is similar, even if that is dropped itself because of a

@@ -1,8 +1,4 @@
-"""The pipeline: runs the stages in the work directory and installs the stream; a relaunch resumes.
-
-Reads the corpus and the settings; writes STREAM/.work-DIGEST/, named by a hash of all that the stream is a
-function of, so files of different settings never mix.
-"""
+"""The pipeline: runs the stages in STREAM/.work-DIGEST/ and installs the stream; a relaunch resumes."""
 
 import dataclasses
 import hashlib

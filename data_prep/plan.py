@@ -1,14 +1,4 @@
-"""Stage plan: the buckets of every split.
-
-Reads the Cut. Writes for each range of content keys
-
-    dropped-NNNNN.bin   uint64 of every document left out, ascending: shard * 2**32 + place in it
-    parts-NNNNN.npz     what the range gives to each bucket; written last
-    past-NNNNN.bin      hashes that the stream keeps with --near-duplicates drop, see `keep_entries`
-
-and of these, in the main process,
-
-    plan.npz            the CorpusPlan, which says what every bucket holds
+"""Stages plan and hashes: the buckets of every split, and the hashes that the stream keeps.
 
 The buckets of a split follow the order of content keys, so their concatenation is in random order.
 """

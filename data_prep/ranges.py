@@ -1,15 +1,6 @@
 """Stage sort: the documents of each range of content keys, in hash order.
 
-The content keys are cut into ranges of equal width, of about RANGE_DOCUMENTS documents. Reads the runs of the
-scan. Writes for each range
-
-    range-NNNNN.bin   its RECORDs in hash order, equal documents by source
-    again-NNNNN.bin   those of them whose mega-batch is known when earlier ones are cut: documents kept for
-                      several of an ordered stream, and near duplicates of documents of earlier ones
-    similar-NNNNN.bin its near duplicates, with --near-duplicates drop
-    valid-NNNNN.npy   (4, documents) uint64: second hash, running sums of words and bytes, and place in the
-                      range of the documents of the validation source, in the order of the second hash
-    sums-NNNNN.npz    documents, words and bytes, see `sort_range`; written last
+The content keys are cut into ranges of equal width, of about RANGE_DOCUMENTS documents.
 """
 
 import itertools
@@ -57,6 +48,7 @@ def sort_range(
 ) -> None:
     """Write the files of a range. Memory: its records; of the copies of a text one for each run and source.
 
+    valid-NNNNN.npy: (4, documents) uint64 second hash, running sums of words and bytes, place in the range.
     `files`: numbers of scan-NNNNN.bin and of keys-NNNNN.bin. `arrivals`: see `distinct`. `valid`: number of
     the validation source. `near`: number of files near-NNNNN.bin, and of the first mega-batch. The sums are
     `read`, (3, sources) documents, words and bytes of the range; `first`, of those kept, each for

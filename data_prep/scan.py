@@ -1,20 +1,9 @@
-"""Stage scan: one small record for every document, or for each of its pieces with --max-document-words.
-
-Reads the corpus. Writes for each shard
-
-    scan-NNNNN.bin       a RECORD for each document, in runs of RUN_DOCUMENTS, each in hash order
-    entries-NNNNN.bin    see near_duplicates.py, with --near-duplicates drop
-    skipped-NNNNN.json   the bad input that was skipped, if any
-
-and when appending, as stage `keys`, for each .keys file of the stream
-
-    keys-NNNNN.bin       a RECORD of 0 words for each document of the stream, in such runs
+"""Stage scan: a RECORD for every document, or for each of its pieces with --max-document-words; stage keys.
 
 A document is identified by a hash of its content, keyed by the seed: the order of these keys is random, and
 independent of the names, splitting and order of the input files; equal documents are neighbours in it. The
 keys of its pieces share DOCUMENT_BYTES of that hash, and then count: they are neighbours in the order of the
-text, all in one range of keys. All later stages call a piece a document, but for what begins one
-(`document_starts`).
+text, all in one range of keys. All later stages call a piece a document, except `document_starts`.
 """
 
 import hashlib

@@ -50,7 +50,7 @@ def named_path(argument: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def noted(problems: list[str]) -> Iterator[None]:
-    """Collect a UserError of the block in `problems`, so that all are reported at once."""
+    """Collect a UserError of the block in `problems`."""
     try:
         yield
     except UserError as error:

@@ -1,21 +1,18 @@
 """`--ordered`: sources in a given order are the mega-batches."""
 
 import json
-import random
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from alma.files import LOCK
 from alma.stream import Stream
 from alma.workers import Workers
 from data_prep import documents, plan, similarity, words
 
-from .conftest import FEW, make_documents
+from .conftest import make_documents
 from .small_streams import bless, write_stream
 from .test_pipeline import digests, relaunch, texts
 
@@ -87,22 +84,6 @@ def test_the_parts_and_what_is_in_them(years, four, ordered, tmp_path):
     assert record["settings"]["order"] == [["2023"], ["2024", "books"], ["2025"]]
     assert record["settings"]["words"] == 0
     assert "spread" not in record["corpus"]
-
-
-@given(seed=st.integers(0, 1000), number=st.integers(120, 200))
-@FEW
-def test_the_future_changes_nothing_of_the_past(years, four, ordered, tmp_path_factory, seed, number):
-    """Neither what it holds nor whether it is there, but for the mixed test and valid."""
-    folder = tmp_path_factory.mktemp("future")
-    once = past(ordered(*four[:3], out=folder / "two", workers=1))
-    old = (years / "2023.txt").read_text("utf-8").split("\n\n") + make_documents(25, 20)
-    rng = random.Random(seed)
-    (folder / "2026.txt").write_text(
-        "\n\n".join(rng.sample(make_documents(seed + 100, number) + old, number)), "utf-8"
-    )
-    both = ordered(*four[:3], folder / "2026.txt", out=folder / "three")
-    assert past(both, 2) == once
-    assert past(both).items() > once.items()
 
 
 def test_append_gives_what_a_new_stream_would_have(four, ordered, prepare, tmp_path):
@@ -197,25 +178,6 @@ def test_errors(years, ordered, tmp_path, capsys, sources, flags, message):
     assert not (tmp_path / "out" / "stream.json").exists()
     if "has" not in message and "needed" not in message:  # known before the text is read
         assert not (tmp_path / "out").exists()
-
-
-def test_all_problems_of_the_command_line_at_once(years, ordered, tmp_path, capsys):
-    order = tmp_path / "order.yaml"
-    order.write_text("- 2023\n- crawl\n", "utf-8")
-    with pytest.raises(SystemExit):
-        ordered(
-            *(years / f"{name}.txt" for name in ("2023", "2025")),
-            out=tmp_path / "out",
-            order=order,
-            **{"mega_batches": 2, "words": None, "eval_words": None},
-        )
-    line = capsys.readouterr().err
-    for message in (
-        "--mega-batches: not of an ordered stream",
-        "no source crawl among the CORPUS arguments; choose from 2023, 2025; 2025 missing from the order",
-        "give --eval-words",
-    ):
-        assert message in line
 
 
 @pytest.mark.parametrize(

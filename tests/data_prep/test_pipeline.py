@@ -66,9 +66,7 @@ def texts(out: Path, prefix: str) -> list[str]:
 IID = {"words": 2000, "eval_words": 1500, "valid_words": 600, "vocab_size": 60}
 ORDERED = IID | {"mega_batches": None, "words": None, "eval_words": 600, "valid_words": 300}
 KINDS = {
-    "iid": IID,
     "iid, near duplicates, pieces": IID | {"near_duplicates": "drop", "max_document_words": 20},
-    "ordered": ORDERED,
     "ordered, near duplicates, surplus": ORDERED | {"near_duplicates": "drop", "words": 1200},
     "ordered, pieces": ORDERED | {"max_document_words": 12},
 }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep import encode, plan, shuffle
+from data_prep import shuffle
 from data_prep.cut import Wanted
 from data_prep.order import Ordered
 from data_prep.pools import LEFT_OUT
@@ -137,33 +137,6 @@ def test_a_document_in_two_parts_is_found(corpus, prepare, inspected, tmp_path):
     code, shown, _ = inspected(out, "--verify")
     assert code == 2
     assert "1 documents have pieces in megabatch_01 and in test" in shown
-
-
-def test_buckets_are_bounded_without_spaces(prepare, tmp_path, monkeypatch):
-    """Lines of Chinese are single words; a worker holds the text of a bucket."""
-    rng = random.Random(0)
-    lines = [
-        "".join(chr(0x4E00 + rng.randrange(40)) for _ in range(rng.randint(20, 100))) for _ in range(400)
-    ]
-    (tmp_path / "zh.txt").write_text("\n".join(lines), "utf-8")
-    monkeypatch.setattr(plan, "BUCKET_BYTES", 3000)
-    sizes = []
-
-    def measured(*arguments):
-        found = list(bucket_texts(*arguments))
-        sizes.append(sum(len(text) for _, text in found))
-        return iter(found)
-
-    bucket_texts = encode.bucket_texts
-    monkeypatch.setattr(encode, "bucket_texts", measured)
-    prepare(
-        tmp_path / "zh.txt",
-        out=tmp_path / "out",
-        documents="line",
-        **IID | {"words": 80, "eval_words": 80, "valid_words": 20, "vocab_size": 90},
-    )
-    assert len(sizes) > 20
-    assert max(sizes) <= 3000 + 300
 
 
 # The rule, on records
