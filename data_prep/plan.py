@@ -142,14 +142,14 @@ def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
         bucket_documents=sums["documents"],
         bucket_keys=sums["keys"],
         bucket_last=parts["last"][np.append(starts[1:], len(parts)) - 1],
-        source_words=np.sum([arrays["source_words"] for arrays in found], 0, np.int64),
+        source_words=np.stack([arrays["source_words"] for arrays in found]).sum(0),
         valid_last=cut.valid_last,
         duplicate_documents=duplicates,
         duplicate_words=duplicate_words,
         documents=int(cut.read[0]),
         words=int(cut.read[1]),
         longest=cut.longest,
-        near=np.sum([arrays["near"] for arrays in found], 0, np.int64),
+        near=np.stack([arrays["near"] for arrays in found]).sum(0),
     )
     save(space.directory / PLAN, plan)
     return plan
