@@ -1,8 +1,4 @@
-"""Stage cut: where the splits end, in the hash order of the documents.
-
-Reads the sums of all ranges, and the documents of those few ranges in which a split ends. Writes
-
-    cut.npz   the Cut
+"""Stage cut: where the splits end, in the hash order of the documents; opens only ranges in which one ends.
 
 A split is a mega-batch, `test` or `valid`; order.py has those of an ordered stream. Splits are cut from
 pools. A pool is a list of documents in hash order: in an ordered stream those that a mega-batch can take,
@@ -50,11 +46,7 @@ class Wanted:
     def names(self) -> list[str]:
         """The splits in the order of their numbers."""
         names = [f"megabatch_{self.first + t:02d}" for t in range(self.mega_batches)]
-        if self.eval_words:
-            names.append("test")
-        if self.valid_words:
-            names.append("valid")
-        return names
+        return names + ["test"] * bool(self.eval_words) + ["valid"] * bool(self.valid_words)
 
     @property
     def parts(self) -> dict[str, list[int]]:
@@ -163,7 +155,7 @@ class SortedCorpus:
 
         def opened(number: int) -> np.ndarray:
             records = sorted_records(self._space, number)
-            return records[self._placed(records, number) == pool]
+            return records[placed(records, self._space, number, self._wanted, self) == pool]
 
         if pool:
             self._sums[pool] += [self._again(number, pool) for number in self._ranges]
@@ -173,14 +165,10 @@ class SortedCorpus:
         """Documents, words and bytes of a range that earlier pools have too and have left to this one."""
         records = mapped(self._space.file("again", number, "bin"), RECORD)
         first, _ = distinct(records, self.arrivals)
-        near = similar(self._space, number)
         batches = self._wanted.first + self.arrivals[records["source"]]
-        undecided = ~first | matching(content_keys(records), batches, near)
-        return sums_of(records[undecided & (self._placed(records, number) == pool)])
-
-    def _placed(self, records: np.ndarray, number: int) -> np.ndarray:
-        near = similar(self._space, number)
-        return placed(records, self._wanted, self.sources, self.taken, self.valid_last, near)
+        undecided = ~first | matching(content_keys(records), batches, similar(self._space, number))
+        pools = placed(records, self._space, number, self._wanted, self)
+        return sums_of(records[undecided & (pools == pool)])
 
     def select_validation(self, target: int, spare: int) -> None:
         """Take the documents of the validation source with the smallest second hashes for validation.
@@ -241,22 +229,17 @@ def pools_of(
 
 
 def placed(
-    records: np.ndarray,
-    wanted: Wanted,
-    sources: tuple[str, ...],
-    taken: np.ndarray,
-    valid_last: np.ndarray,
-    near: np.ndarray,
+    records: np.ndarray, space: Workspace, number: int, wanted: Wanted, ends: "SortedCorpus | Cut"
 ) -> np.ndarray:
     """(records,) the pool of each document, or LEFT_OUT: a copy, or taken by an earlier pool.
 
-    `records`: of a range, in hash order. `taken`, `valid_last`: see `SortedCorpus`; `near`: see `similar`.
+    `records`: of range `number`, in hash order. `ends`: where the pools end, as far as they are cut.
     """
-    first, kept = distinct(records, wanted.arrivals(sources))
-    kept &= ~near_copies(records, wanted, sources, taken, near)
-    pools = np.where(kept, pools_of(records, wanted, sources, valid_last), LEFT_OUT)
+    first, kept = distinct(records, wanted.arrivals(space.sources))
+    kept &= ~near_copies(records, space, number, wanted, ends)
+    pools = np.where(kept, pools_of(records, wanted, space.sources, ends.valid_last), LEFT_OUT)
     if (kept & ~first).any():  # documents of several mega-batches
-        stops = np.searchsorted(content_keys(records), taken, "right")
+        stops = np.searchsorted(content_keys(records), ends.taken, "right")
         takes = kept & (np.arange(len(records)) < stops[pools])
         before: np.ndarray = np.cumsum(takes) - takes
         pools[before > before[first][np.cumsum(first) - 1]] = LEFT_OUT
@@ -264,36 +247,28 @@ def placed(
 
 
 def near_copies(
-    records: np.ndarray, wanted: Wanted, sources: tuple[str, ...], taken: np.ndarray, near: np.ndarray
+    records: np.ndarray, space: Workspace, number: int, wanted: Wanted, ends: "SortedCorpus | Cut"
 ) -> np.ndarray:
     """(records,) whether each is dropped as a near duplicate; arguments as of `placed`."""
-    batches = wanted.first + wanted.arrivals(sources)[records["source"]]
-    return matching(content_keys(records), batches, near[is_dropped(near, wanted.first, taken)])
+    near = similar(space, number)
+    batches = wanted.first + wanted.arrivals(space.sources)[records["source"]]
+    return matching(content_keys(records), batches, near[is_dropped(near, wanted.first, ends.taken)])
 
 
 @dataclass(frozen=True)
 class Cut:
     """Where the splits end. P spans, in the hash order of their pools."""
 
-    pool: np.ndarray
-    """(P,)"""
-    split: np.ndarray
-    """(P,)"""
-    last: np.ndarray
-    """(P,) content key of the last document."""
-    start: np.ndarray
-    """(P,) bytes of the pool before the span."""
-    before: np.ndarray
-    """(pools, ranges) bytes of each pool before each range."""
-    taken: np.ndarray
+    pool: np.ndarray  # (P,)
+    split: np.ndarray  # (P,)
+    last: np.ndarray  # (P,) content key of the last document
+    start: np.ndarray  # (P,) bytes of the pool before the span
+    before: np.ndarray  # (pools, ranges) bytes of each pool before each range
+    taken: np.ndarray  # see `SortedCorpus`, as the next
     valid_last: np.ndarray
-    """See `SortedCorpus`, as `taken`."""
-    read: np.ndarray
-    """(2,) documents and words of the corpus, copies included."""
-    kept: np.ndarray
-    """(2,) documents and words of all pools."""
-    longest: int
-    """Words of the longest document."""
+    read: np.ndarray  # (2,) documents and words of the corpus, copies included
+    kept: np.ndarray  # (2,) documents and words of all pools
+    longest: int  # words of the longest document
 
 
 def cut_corpus(space: Workspace, wanted: Wanted, ranges: int) -> None:

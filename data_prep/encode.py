@@ -1,13 +1,4 @@
-"""Stages encode and finalise: the token ids of every bucket, then the files of the stream.
-
-Encode reads the spills and the tokenizer, and writes for each bucket
-
-    bucket-NNNNN.bin   the ids, as in the .bin of a split
-    bucket-NNNNN.npz   sizes of the items, count of each token, content keys and sums; written last
-
-Finalise reads these. It writes .bin, .idx and .keys of each split to the folder stream/ of the work directory
-and SPLIT.json, the split's record, beside that folder; then the tokenizer's files and dict.txt.
-"""
+"""Stages encode and finalise: the token ids of every bucket, then the files of the stream."""
 
 import dataclasses
 import functools

@@ -1,8 +1,4 @@
-"""Formats of corpus files: how the documents of each are found.
-
-A new format is a function that yields the documents of a segment, or `Skipped` for what cannot be read, and
-an entry in FORMATS at the end.
-"""
+"""Formats of corpus files: a function that yields the documents of a segment, and an entry in FORMATS."""
 
 import functools
 import importlib.util

@@ -1,8 +1,5 @@
 """Install: move the finished files from the work directory to the stream, stream.json last.
 
-    STREAM/.work-DIGEST/         intermediate files; DIGEST is a hash of the settings
-    STREAM/.work-DIGEST/stream/  finished files, laid out as the stream; its stream.json is written last
-
 Files are renamed, which needs no disk space. Once a work directory has stream/stream.json, each file named
 there is either in it or in the stream, and at most one work directory has files in the stream. So a kill at
 any moment loses nothing, and files of different settings never mix. Callers hold the lock of the stream.

@@ -1,25 +1,13 @@
 """Near duplicates: documents whose sets of word 5-grams have a Jaccard similarity of about THRESHOLD or more.
 
 MinHash estimates the similarity: two documents agree in as many of HASHES hashes as their sets have in
-common. Documents that agree in a whole band of hashes are compared. Reads the corpus, as part of stage scan,
-and the .near files of a stream that grows. Writes for each shard or .near file
-
-    entries-NNNNN.bin   an ENTRY for each document of a shard, in runs, each in hash order; .near files are
-                        of the same kind
-    bands-NNNNN.bin     a BAND for each band of each of them, in sorted runs
-
-and as stage near, for each range of bands
-
-    near-NNNNN.bin      a NEAR for each near duplicate found, in the order of content keys
-
-Stage sort gathers the NEARs of a range of content keys in similar-NNNNN.bin.
+common. Documents that agree in a whole band of hashes are compared.
 
 Order: a document precedes another if its mega-batch does, or if it is of the same one and has the smaller
 content key. A document is dropped if an earlier one is similar, even if that is dropped itself because of a
 third: then no decision depends on another, and all are functions of the text alone.
 """
 
-import bisect
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +18,7 @@ import numpy as np
 
 from alma.errors import UserError
 from data_prep import shingles
-from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_items
+from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_items, slices
 
 N = 5
 """Words of an n-gram. A shorter document is one n-gram of all its words."""
@@ -197,15 +185,11 @@ def find_range(
 
 def _shared(number: int, ranges: int, paths: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bands that several documents have, in a range: hashes, ascending, number of the file, row."""
-    borders = [i * 2**64 // ranges for i in (number, number + 1)]
     pieces = []
     for file, path in enumerate(paths):
-        items = mapped(path, BAND)
-        for start in range(0, len(items), _RUN * BANDS):
-            run = items[start : start + _RUN * BANDS]
-            low, high = (bisect.bisect_left(run["band"], border, key=int) for border in borders)
-            values = run["band"][low:high].astype(np.uint64)
-            pieces.append((values, np.full(len(values), file, np.uint32), run["row"][low:high]))
+        for found in slices(path, BAND, _RUN * BANDS, number, ranges):
+            values = found["band"].astype(np.uint64)
+            pieces.append((values, np.full(len(values), file, np.uint32), found["row"]))
     values, files, rows = map(np.concatenate, zip(*pieces, strict=True))
     order = np.argsort(values, kind="stable")
     new = changes(values[order])
@@ -274,28 +258,17 @@ def _first_of_each(near: np.ndarray) -> np.ndarray:
 def near_between(space: Workspace, files: int, number: int, ranges: int) -> np.ndarray:
     """The near duplicates in a range of content keys, as `_first_of_each`; `files`: of near-NNNNN.bin."""
     paths = [space.file("near", file, "bin") for file in range(files)]
-    return _first_of_each(np.concatenate([np.zeros(0, NEAR), *_slices_of(paths, NEAR, number, ranges)]))
+    found = (piece for path in paths for piece in slices(path, NEAR, None, number, ranges))
+    return _first_of_each(np.concatenate([np.zeros(0, NEAR), *found]))
 
 
 def entries_between(space: Workspace, shards: int, number: int, ranges: int) -> np.ndarray:
     """The entries in a range of content keys, in their order, each document once for a mega-batch."""
     paths = entry_files(space, shards, ())
-    entries = np.concatenate([np.zeros(0, ENTRY), *_slices_of(paths, ENTRY, number, ranges, _RUN)])
+    found = (piece for path in paths for piece in slices(path, ENTRY, _RUN, number, ranges))
+    entries = np.concatenate([np.zeros(0, ENTRY), *found])
     entries = entries[np.lexsort((entries["arrival"], entries["key"]))]
     return entries[changes(entries["key"]) | changes(entries["arrival"])]
-
-
-def _slices_of(
-    paths: Sequence[Path], dtype: np.dtype, number: int, ranges: int, run: int | None = None
-) -> Iterator[np.ndarray]:
-    """What files hold in a range of content keys; `run`: length of their sorted runs, None if sorted."""
-    low, high = ((i * 2**64 // ranges).to_bytes(9)[1:] for i in (number, number + 1))
-    for path in paths:
-        items = mapped(path, dtype)
-        for start in range(0, len(items), run or max(1, len(items))):
-            piece = items[start : start + run] if run else items
-            end = np.searchsorted(piece["key"], high) if number + 1 < ranges else len(piece)
-            yield piece[np.searchsorted(piece["key"], low) : end]
 
 
 def similar(space: Workspace, number: int) -> np.ndarray:

@@ -1,8 +1,4 @@
-"""The pipeline: runs the stages in the work directory and installs the stream; a relaunch resumes.
-
-Reads the corpus and the settings; writes STREAM/.work-DIGEST/, named by a hash of all that the stream is a
-function of, so files of different settings never mix.
-"""
+"""The pipeline: runs the stages in STREAM/.work-DIGEST/ and installs the stream; a relaunch resumes."""
 
 import dataclasses
 import hashlib
@@ -22,7 +18,7 @@ from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import advice, cut, disk, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
 from data_prep.cut import Wanted
-from data_prep.documents import Reader, Shard
+from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
 from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, damaged
@@ -97,8 +93,8 @@ def make_stream(settings: StreamSettings, out: Path, work: Work) -> Stream:
 def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Work) -> Stream:
     """Add mega-batches of new documents to the finished stream in `out`; only stream.json is rewritten.
 
-    `settings_for` is called with the locked stream; `wanted.first` of its result is the number of the first
-    new mega-batch. Returns at once if the same addition was made before. UserError: a bad corpus, a stream
+    `settings_for` gets the locked stream; `wanted.first` of its result is the number of the first new
+    mega-batch. Returns at once if the same addition was made before. UserError: a bad corpus, a stream
     without .keys, or another process holds its lock.
     """
     Stream.load(out)  # a UserError before there is a lock file
@@ -106,26 +102,21 @@ def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Wo
         stream = Stream.load(out)
         settings = settings_for(stream)
         record = settings.record()
-        if not any(_same(each, record) for each in stream.appended):
-            for path in _keys(stream):
-                if not path.is_file():
-                    raise UserError(f"{path}: missing; the documents of the stream are unknown without it")
-            if changed := install.wrong_size(stream.parts, out):
-                raise UserError(f"{changed}: damaged; restore the file, or make the stream anew")
-            return _make(settings, record, out, work, stream)
-        _nothing_to_do(stream)
-        install.clean(out)
-        return stream
+        if any(_same(each, record) for each in stream.appended):
+            _nothing_to_do(stream)
+            install.clean(out)
+            return stream
+        for path in _keys(stream.parts, out):
+            if not path.is_file():
+                raise UserError(f"{path}: missing; the documents of the stream are unknown without it")
+        if changed := install.wrong_size(stream.parts, out):
+            raise UserError(f"{changed}: damaged; restore the file, or make the stream anew")
+        return _make(settings, record, out, work, stream)
 
 
-def _near(parts: Sequence[Part], out: Path) -> list[Path]:
-    """The files with the hashes of the documents of the stream."""
-    return [out / name for part in parts for name in part.files if name.endswith(encode.NEAR)]
-
-
-def _keys(stream: Stream) -> list[Path]:
+def _keys(parts: Sequence[Part], out: Path) -> list[Path]:
     """The files that identify the documents of the stream."""
-    return [stream.directory / f"{part.prefix}.keys" for part in stream.parts]
+    return [out / f"{part.prefix}.keys" for part in parts]
 
 
 def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
@@ -162,50 +153,48 @@ def _make(
     settings: StreamSettings, record: dict[str, Any], out: Path, work: Work, before: Stream | None = None
 ) -> Stream:
     """Make a new stream, or an addition to `before`, in the work directory; then install it."""
-    space = _workspace(settings, record, out, before.parts if before else ())
+    had = before.parts if before else ()
+    space = _workspace(settings, record, out, had)
     if is_stream(space.finished):  # killed during the installation
         return install.install(space.directory, out)
-    corpus, parts = _run(space, settings, work, before.parts if before else (), out)
+    corpus, parts = _run(space, settings, work, had, out)
+    megabatches, tests, valids = (
+        tuple(part for part in parts if part.name.startswith(role))
+        for role in ("megabatch_", "test_", "valid_")
+    )
     if before:
         stream = dataclasses.replace(
             before,
             directory=space.finished,
-            megabatches=(*before.megabatches, *_named("megabatch_", parts)),
+            megabatches=before.megabatches + megabatches,
             appended=(*before.appended, {**record, "corpus": corpus}),
-            held_out=(*before.held_out, *_named("test_", parts)),
-            held_out_valid=(*before.held_out_valid, *_named("valid_", parts)),
+            held_out=before.held_out + tests,
+            held_out_valid=before.held_out_valid + valids,
         )
     else:
-        (test,), (valid,) = ([part for part in parts if part.name == name] for name in ("test", "valid"))
+        by_name = {part.name: part for part in parts}
         stream = Stream(
             directory=space.finished,
             version=VERSION,
             seed=settings.seed,
             vocab_size=len(encode.load_encoder(space.directory).tokens),
-            megabatches=_named("megabatch_", parts),
-            valid=valid,
-            test=test,
+            megabatches=megabatches,
+            valid=by_name["valid"],
+            test=by_name["test"],
             settings=record,
             files=encode.finalise_vocabulary(space),
             corpus=corpus,
-            held_out=_named("test_", parts),
-            held_out_valid=_named("valid_", parts),
+            held_out=tests,
+            held_out_valid=valids,
         )
     stream.write()
     return install.install(space.directory, out)
 
 
-def _named(prefix: str, parts: Sequence[Part]) -> tuple[Part, ...]:
-    return tuple(part for part in parts if part.name.startswith(prefix))
-
-
 def _workspace(
     settings: StreamSettings, record: dict[str, Any], out: Path, before: Sequence[Part]
 ) -> Workspace:
-    """The workspace of these settings; `before`: the parts of the stream that is extended.
-
-    UserError: too little free disk.
-    """
+    """The workspace of these settings. `before`: parts of an extended stream. UserError: no disk."""
     had = [info.sha256 for part in before for info in part.files.values()]
     constants = [VERSION, _LAYOUT, documents.SHARD_BYTES, plan.BUCKET_BYTES, sentencepiece.__version__, had]
     directory = out / (install.WORK + _digest([settings.seed, record, constants]))
@@ -222,69 +211,59 @@ def _run(
     space: Workspace, settings: StreamSettings, work: Work, before: Sequence[Part], out: Path
 ) -> tuple[dict[str, Any], list[Part]]:
     """Run the stages; totals of the corpus, and the splits. `before`: parts that `out` has."""
-    shards = documents.make_shards(settings.files, settings.reader, documents.SHARD_BYTES)
     wanted, drop = settings.wanted, settings.near_duplicates
+    shards = [
+        (sum(segment.end - segment.start for segment in shard), shard)
+        for shard in documents.make_shards(settings.files, settings.reader, documents.SHARD_BYTES)
+    ]
     arrivals = wanted.first + wanted.arrivals(space.sources) if drop else None
-    tasks = [
-        Task(space.file("scan", number, "bin"), _size(shard), (space, number, shard, arrivals))
-        for number, shard in enumerate(shards)
-    ]
-    work.run("scan", scan.scan_shard, tasks, "B")
-    near = find_near(space, wanted, work, len(shards), _near(before, out)) if drop else None
-    known = [out / f"{part.prefix}.keys" for part in before]
-    count = sort_documents(space, wanted, work, len(shards), known, near)
-    totals = dict(zip(space.sources, ranges.source_totals(space, count), strict=True))
-    warnings = advice.books(settings.files, settings.reader, totals)
-    if settings.reader.max_document_words:
-        whole = int(ranges.load_sums(space, count)["whole"].max())
-        warnings += advice.long_documents(whole, settings.wanted)
-    for line in warnings:
-        print(line, file=sys.stderr)
-    planned = plan_buckets(space, wanted, work, count)
+    work.each("scan", scan.scan_shard, space, "scan.bin", shards, "B", arrivals)
+    near = None
     if drop:
-        tasks = [
-            Task(space.file("past", number, "bin"), 1, (space, number, count, len(shards), wanted))
-            for number in range(count)
-        ]
-        work.run("hashes", plan.keep_entries, tasks, "range")
-    tasks = [
-        Task(space.file("spill", number, "npy"), _size(shard), (space, number, shard, settings.wanted, count))
-        for number, shard in enumerate(shards)
-    ]
-    work.run("shuffle", shuffle.shuffle_shard, tasks, "B")
+        past = [out / name for part in before for name in part.files if name.endswith(encode.NEAR)]
+        near = find_near(space, wanted, work, len(shards), past)
+    count = sort_documents(space, wanted, work, len(shards), _keys(before, out), near)
+    warnings = _warnings(space, settings, count)
+    planned = plan_buckets(space, wanted, work, count)
+    ranged = [(1,)] * count
+    if drop:
+        work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", count, len(shards), wanted)
+    work.each("shuffle", shuffle.shuffle_shard, space, "spill.npy", shards, "B", wanted, count)
     shuffle.check_shuffle(space, planned, len(shards))
-
     if settings.vocab_size is not None:
         # Only of the first mega-batch: the others have not arrived when the model is first trained.
         arguments = (space, planned.buckets(0), len(shards), settings.vocab_size)
         task = Task(space.directory / tokenizer.MODEL, 1, arguments)
         work.run("tokenizer", tokenizer.train_tokenizer, [task], "model")
-
-    tasks = [
-        Task(space.file("bucket", bucket, "npz"), int(words), (space, bucket, len(shards)))
-        for bucket, words in enumerate(planned.bucket_words)
-    ]
-    work.run("encode", encode.encode_bucket, tasks, "word")
+    buckets = [(words,) for words in planned.bucket_words.tolist()]
+    work.each("encode", encode.encode_bucket, space, "bucket.npz", buckets, "word", len(shards))
     encode.check_encode(space, planned)
     parts = _finalise(space, wanted, planned, work, count if drop else 0)
     return _corpus_record(space, settings, planned, len(shards), warnings), parts
 
 
+def _warnings(space: Workspace, settings: StreamSettings, count: int) -> list[str]:
+    """Warnings about the documents of `count` sorted ranges, also printed: encoding may take hours."""
+    sums = ranges.load_sums(space, count)
+    totals = dict(zip(space.sources, sums["read"][:, :2].sum(0).T, strict=True))
+    warnings = advice.books(settings.files, settings.reader, totals)
+    if settings.reader.max_document_words:
+        warnings += advice.long_documents(int(sums["whole"].max()), settings.wanted)
+    for line in warnings:
+        print(line, file=sys.stderr)
+    return warnings
+
+
 def find_near(space: Workspace, wanted: Wanted, work: Work, shards: int, past: list[Path]) -> tuple[int, int]:
     """Run the stages bands and near; the number of files near-NNNNN.bin, and of the first mega-batch."""
     entries = entry_files(space, shards, past)
-    tasks = [
-        Task(bands, path.stat().st_size, (path, bands))
-        for number, path in enumerate(entries)
-        if (bands := space.file("bands", number, "bin"))
-    ]
+    bands = [space.file("bands", number, "bin") for number in range(len(entries))]
+    tasks = [Task(out, path.stat().st_size, (path, out)) for path, out in zip(entries, bands, strict=True)]
     work.run("bands", write_bands, tasks, "B")
     count = count_ranges(entries)
-    tasks = [
-        Task(space.file("near", number, "bin"), 1, (space, number, count, shards, past, wanted.first))
-        for number in range(count)
-    ]
-    work.run("near", find_range, tasks, "range")
+    work.each(
+        "near", find_range, space, "near.bin", [(1,)] * count, "range", count, shards, past, wanted.first
+    )
     return count, wanted.first
 
 
@@ -301,36 +280,21 @@ def sort_documents(
     UserError: an empty corpus.
     """
     if known:
-        tasks = [
-            Task(space.file("keys", number, "bin"), path.stat().st_size, (space, number, path))
-            for number, path in enumerate(known)
-        ]
-        work.run("keys", scan.scan_keys, tasks, "B")
+        keys = [(path.stat().st_size, path) for path in known]
+        work.each("keys", scan.scan_keys, space, "keys.bin", keys, "B")
     files = (shards, len(known))
     count = ranges.count_ranges(space, files)
     valid = space.sources.index(wanted.valid_source) if wanted.valid_source else None
-    tasks = [
-        Task(
-            space.file("sums", number, "npz"),
-            1,
-            (space, number, count, files, wanted.arrivals(space.sources), valid, near),
-        )
-        for number in range(count)
-    ]
-    work.run("sort", ranges.sort_range, tasks, "range")
+    arguments = (count, files, wanted.arrivals(space.sources), valid, near)
+    work.each("sort", ranges.sort_range, space, "sums.npz", [(1,)] * count, "range", *arguments)
     return count
 
 
 def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> CorpusPlan:
     """Run the stages cut and plan on `count` sorted ranges. UserError: see `Wanted.cut`."""
     work.run("cut", cut.cut_corpus, [Task(space.directory / cut.CUT, 1, (space, wanted, count))], "corpus")
-    tasks = [Task(space.file("parts", number, "npz"), 1, (space, number, wanted)) for number in range(count)]
-    work.run("plan", plan.plan_range, tasks, "range")
+    work.each("plan", plan.plan_range, space, "parts.npz", [(1,)] * count, "range", wanted)
     return plan.collect_plan(space, wanted, count)
-
-
-def _size(shard: Shard) -> int:
-    return sum(segment.end - segment.start for segment in shard)
 
 
 def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work, near: int) -> list[Part]:
@@ -338,13 +302,11 @@ def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work,
     batches = wanted.arrivals(space.sources).tolist()
     code = encode.load_encoder(space.directory).dtype_code
     tasks: list[Task] = []
-    for name, numbers in wanted.parts.items():
+    for batch, (name, numbers) in enumerate(wanted.parts.items()):  # mega-batches are the first parts
         words = planned.source_words[numbers].sum(0).tolist()
         buckets = [bucket for number in numbers for bucket in planned.buckets(number)]
-        sources = dict(zip(space.sources, words, strict=True))
-        batch = len(tasks)  # mega-batches are the first parts
         entries = (near, wanted.first + batch) if near and batch in batches else None
-        arguments = (space, name, buckets, sources, code, entries)
+        arguments = (space, name, buckets, dict(zip(space.sources, words, strict=True)), code, entries)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), arguments))
     work.run("finalise", encode.finalise_part, tasks, "word")
     return [_finished_part(space, task.done) for task in tasks]
@@ -364,22 +326,18 @@ def _finished_part(space: Workspace, path: Path) -> Part:
 def _corpus_record(
     space: Workspace, settings: StreamSettings, planned: CorpusPlan, shards: int, warnings: list[str]
 ) -> dict[str, Any]:
-    """What stream.json says of the corpus; `spread` of the mega-batches: (max - min) / `wanted.words`.
-
-    Mega-batches taken whole have no `spread`.
-    """
+    """The corpus in stream.json. `spread`: (max - min) / `wanted.words`, not of mega-batches taken whole."""
     wanted = settings.wanted
-    split_words = planned.source_words.sum(1)[: wanted.mega_batches]
     corpus: dict[str, Any] = {
-        "documents": planned.documents,
-        "words": planned.words,
-        "duplicate_documents": planned.duplicate_documents,
-        "duplicate_words": planned.duplicate_words,
-        **(dict(zip(_NEAR, planned.near.tolist(), strict=True)) if settings.near_duplicates else {}),
-        "surplus_words": planned.words - planned.duplicate_words - int(planned.source_words.sum()),
+        name: getattr(planned, name)
+        for name in ("documents", "words", "duplicate_documents", "duplicate_words")
     }
+    if settings.near_duplicates:
+        corpus |= zip(_NEAR, planned.near.tolist(), strict=True)
+    corpus["surplus_words"] = planned.words - planned.duplicate_words - int(planned.source_words.sum())
     if wanted.words:
-        corpus["spread"] = float((split_words.max() - split_words.min()) / wanted.words)
+        words = planned.source_words.sum(1)[: wanted.mega_batches]
+        corpus["spread"] = float((words.max() - words.min()) / wanted.words)
     corpus["longest_document"] = planned.longest
     if skips := sorted(scan.skips(space, shards)):
         first = [str(skip) for skip in skips[:_SKIPS]]

@@ -1,14 +1,4 @@
-"""Stage plan: the buckets of every split.
-
-Reads the Cut. Writes for each range of content keys
-
-    dropped-NNNNN.bin   uint64 of every document left out, ascending: shard * 2**32 + place in it
-    parts-NNNNN.npz     what the range gives to each bucket; written last
-    past-NNNNN.bin      hashes that the stream keeps with --near-duplicates drop, see `keep_entries`
-
-and of these, in the main process,
-
-    plan.npz            the CorpusPlan, which says what every bucket holds
+"""Stages plan and hashes: the buckets of every split, and the hashes that the stream keeps.
 
 The buckets of a split follow the order of content keys, so their concatenation is in random order.
 """
@@ -20,7 +10,7 @@ import numpy as np
 from alma.files import atomic_write
 from alma.stream import KEY_BYTES
 from data_prep.cut import CUT, Cut, Wanted, load, near_copies, placed, pools_of, save
-from data_prep.near_duplicates import KEY, entries_between, similar
+from data_prep.near_duplicates import KEY, entries_between
 from data_prep.pools import LEFT_OUT, sums_of
 from data_prep.ranges import distinct, sorted_records
 from data_prep.scan import content_keys
@@ -48,28 +38,19 @@ _PART = np.dtype(
 class CorpusPlan:
     """Where the documents go."""
 
-    bucket_split: np.ndarray
-    """(buckets,) number of the split of each bucket; buckets of a split follow the hash order."""
+    bucket_split: np.ndarray  # (buckets,) number of the split; buckets of a split follow the hash order
     bucket_words: np.ndarray
     bucket_documents: np.ndarray
-    bucket_keys: np.ndarray
-    """(buckets,) uint64: sum of the low halves of the content keys, modulo 2**64."""
-    bucket_last: np.ndarray
-    """(buckets,) content key of the last document."""
-    source_words: np.ndarray
-    """(splits, sources)"""
-    valid_last: np.ndarray
-    """See `SortedCorpus`."""
-    duplicate_documents: int
-    """Copies of another document of the corpus or of the stream."""
+    bucket_keys: np.ndarray  # (buckets,) uint64: sum of the low halves of the content keys, modulo 2**64
+    bucket_last: np.ndarray  # (buckets,) content key of the last document
+    source_words: np.ndarray  # (splits, sources)
+    valid_last: np.ndarray  # see `SortedCorpus`
+    duplicate_documents: int  # copies of another document of the corpus or of the stream
     duplicate_words: int
-    documents: int
-    """In the corpus, duplicates included."""
+    documents: int  # in the corpus, duplicates included
     words: int
-    longest: int
-    """Words of the longest document."""
-    near: np.ndarray
-    """(2,) documents and words of near duplicates that were dropped."""
+    longest: int  # words of the longest document
+    near: np.ndarray  # (2,) documents and words of near duplicates that were dropped
 
     def buckets(self, split: int) -> list[int]:
         """The buckets of a split, in hash order."""
@@ -92,8 +73,7 @@ def plan_range(space: Workspace, number: int, wanted: Wanted) -> None:
     """Cut the splits into buckets of about BUCKET_BYTES, in hash order; write the files of a range."""
     cut = load(space.directory / CUT, Cut)
     records = sorted_records(space, number)
-    near = similar(space, number)
-    pools = placed(records, wanted, space.sources, cut.taken, cut.valid_last, near)
+    pools = placed(records, space, number, wanted, cut)
     left_out = [records[(pools == LEFT_OUT) & (records["words"] > 0)]]  # copies
     source_words = np.zeros((len(wanted.names), len(space.sources)), np.int64)
     parts = []
@@ -122,7 +102,7 @@ def plan_range(space: Workspace, number: int, wanted: Wanted) -> None:
         file.write(np.sort(dropped["shard"].astype(np.uint64) << np.uint64(32) | dropped["place"]).data)
     with atomic_write(space.file("parts", number, "npz"), "wb") as file:
         first, kept = distinct(records, wanted.arrivals(space.sources))
-        copies = records[kept & first & near_copies(records, wanted, space.sources, cut.taken, near)]
+        copies = records[kept & first & near_copies(records, space, number, wanted, cut)]
         np.savez(file, buckets=np.concatenate(parts), source_words=source_words, near=sums_of(copies)[:2])
 
 
@@ -134,7 +114,7 @@ def keep_entries(space: Workspace, number: int, ranges: int, shards: int, wanted
     cut = load(space.directory / CUT, Cut)
     records = sorted_records(space, number)
     entries = entries_between(space, shards, number, ranges)
-    pools = placed(records, wanted, space.sources, cut.taken, cut.valid_last, similar(space, number))
+    pools = placed(records, space, number, wanted, cut)
     batches = range(int(wanted.arrivals(space.sources).max()) + 1)
     last = np.array([np.sort(cut.last[cut.pool == pool])[-1] for pool in batches])
     inside = entries["key"] <= last[entries["arrival"] - wanted.first]
@@ -149,18 +129,10 @@ def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
     if (space.directory / PLAN).exists():
         return load_plan(space)
     cut = load(space.directory / CUT, Cut)
-    source_words = np.zeros((len(wanted.names), len(space.sources)), np.int64)
-    near = np.zeros(2, np.int64)
-    found = []
-    for number in range(ranges):
-        arrays = read_arrays(space.file("parts", number, "npz"))
-        found.append(arrays["buckets"])
-        source_words += arrays["source_words"]
-        near += arrays["near"]
-    parts = np.concatenate(found)
-    parts = parts[
-        np.lexsort((parts["place"], parts["split"]))
-    ]  # stable: parts of a bucket stay in hash order
+    found = [read_arrays(space.file("parts", number, "npz")) for number in range(ranges)]
+    parts = np.concatenate([arrays["buckets"] for arrays in found])
+    order = np.lexsort((parts["place"], parts["split"]))  # stable: parts of a bucket stay in hash order
+    parts = parts[order]
     starts = np.flatnonzero(changes(parts["split"]) | changes(parts["place"]))
     sums = {name: np.add.reduceat(parts[name], starts) for name in ("documents", "words", "keys")}
     duplicates, duplicate_words = (cut.read - cut.kept).tolist()
@@ -170,14 +142,14 @@ def collect_plan(space: Workspace, wanted: Wanted, ranges: int) -> CorpusPlan:
         bucket_documents=sums["documents"],
         bucket_keys=sums["keys"],
         bucket_last=parts["last"][np.append(starts[1:], len(parts)) - 1],
-        source_words=source_words,
+        source_words=np.stack([arrays["source_words"] for arrays in found]).sum(0),
         valid_last=cut.valid_last,
         duplicate_documents=duplicates,
         duplicate_words=duplicate_words,
         documents=int(cut.read[0]),
         words=int(cut.read[1]),
         longest=cut.longest,
-        near=near,
+        near=np.stack([arrays["near"] for arrays in found]).sum(0),
     )
     save(space.directory / PLAN, plan)
     return plan

@@ -1,18 +1,8 @@
 """Stage sort: the documents of each range of content keys, in hash order.
 
-The content keys are cut into ranges of equal width, of about RANGE_DOCUMENTS documents. Reads the runs of the
-scan. Writes for each range
-
-    range-NNNNN.bin   its RECORDs in hash order, equal documents by source
-    again-NNNNN.bin   those of them whose mega-batch is known when earlier ones are cut: documents kept for
-                      several of an ordered stream, and near duplicates of documents of earlier ones
-    similar-NNNNN.bin its near duplicates, with --near-duplicates drop
-    valid-NNNNN.npy   (4, documents) uint64: second hash, running sums of words and bytes, and place in the
-                      range of the documents of the validation source, in the order of the second hash
-    sums-NNNNN.npz    documents, words and bytes, see `sort_range`; written last
+The content keys are cut into ranges of equal width, of about RANGE_DOCUMENTS documents.
 """
 
-import bisect
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,17 +11,10 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.files import atomic_write
+from data_prep import scan
 from data_prep.near_duplicates import always_dropped, matching, near_between
-from data_prep.scan import (
-    RECORD,
-    content_keys,
-    document_starts,
-    hash_order,
-    repeats,
-    runs,
-    words_of_documents,
-)
-from data_prep.work import Workspace, mapped, open_items, read_arrays
+from data_prep.scan import RECORD, content_keys, document_starts, hash_order, repeats, words_of_documents
+from data_prep.work import Workspace, changes, mapped, open_items, read_arrays, slices
 
 RANGE_DOCUMENTS = 1 << 20
 """Documents of a range on average; sorting them takes about 200 MB."""
@@ -65,6 +48,7 @@ def sort_range(
 ) -> None:
     """Write the files of a range. Memory: its records; of the copies of a text one for each run and source.
 
+    valid-NNNNN.npy: (4, documents) uint64 second hash, running sums of words and bytes, place in the range.
     `files`: numbers of scan-NNNNN.bin and of keys-NNNNN.bin. `arrivals`: see `distinct`. `valid`: number of
     the validation source. `near`: number of files near-NNNNN.bin, and of the first mega-batch. The sums are
     `read`, (3, sources) documents, words and bytes of the range; `first`, of those kept, each for
@@ -110,12 +94,9 @@ def _gather(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The records of a range, and documents, words and bytes of those left out: `repeats` of their run."""
     repeated = np.zeros((3, sources), np.int64)
-    borders = [i * 2**64 // ranges for i in (number, number + 1)]
     pieces = []
     for path in itertools.chain.from_iterable(_paths(space, files)):
-        for run in runs(path):
-            start, stop = (bisect.bisect_left(run["high"], border, key=int) for border in borders)
-            piece = run[start:stop]
+        for piece in slices(path, RECORD, scan.RUN_DOCUMENTS, number, ranges):
             again = repeats(piece)
             if again.any():
                 repeated += _by_source(piece, again & (piece["words"] > 0), sources)
@@ -139,10 +120,8 @@ def distinct(records: np.ndarray, arrivals: np.ndarray) -> tuple[np.ndarray, np.
     (sources,) numbers of the mega-batches; all 0 if the stream is not ordered.
     """
     arrival = arrivals[records["source"]]
-    first = np.ones(len(records), bool)
-    first[1:] = (records["high"][1:] != records["high"][:-1]) | (records["low"][1:] != records["low"][:-1])
-    kept = first.copy()
-    kept[1:] |= arrival[1:] != arrival[:-1]
+    first = changes(records["high"]) | changes(records["low"])
+    kept = first | changes(arrival)
     starts = document_starts(records)
     had = np.logical_or.reduceat(records["words"] == 0, np.flatnonzero(starts))
     return first, kept & ~had[np.cumsum(starts) - 1]
@@ -160,8 +139,3 @@ def load_sums(space: Workspace, ranges: int) -> dict[str, np.ndarray]:
         for name, array in read_arrays(space.file("sums", number, "npz")).items():
             found.setdefault(name, []).append(array)
     return {name: np.stack(each) for name, each in found.items()}
-
-
-def source_totals(space: Workspace, ranges: int) -> np.ndarray:
-    """(sources, 2) documents and words of each source, duplicates included."""
-    return load_sums(space, ranges)["read"][:, :2].sum(0).T

@@ -1,20 +1,9 @@
-"""Stage scan: one small record for every document, or for each of its pieces with --max-document-words.
-
-Reads the corpus. Writes for each shard
-
-    scan-NNNNN.bin       a RECORD for each document, in runs of RUN_DOCUMENTS, each in hash order
-    entries-NNNNN.bin    see near_duplicates.py, with --near-duplicates drop
-    skipped-NNNNN.json   the bad input that was skipped, if any
-
-and when appending, as stage `keys`, for each .keys file of the stream
-
-    keys-NNNNN.bin       a RECORD of 0 words for each document of the stream, in such runs
+"""Stage scan: a RECORD for every document, or for each of its pieces with --max-document-words; stage keys.
 
 A document is identified by a hash of its content, keyed by the seed: the order of these keys is random, and
 independent of the names, splitting and order of the input files; equal documents are neighbours in it. The
 keys of its pieces share DOCUMENT_BYTES of that hash, and then count: they are neighbours in the order of the
-text, all in one range of keys. All later stages call a piece a document, but for what begins one
-(`document_starts`).
+text, all in one range of keys. All later stages call a piece a document, except `document_starts`.
 """
 
 import hashlib
@@ -31,7 +20,7 @@ from alma.files import write_json_atomic
 from alma.stream import KEY_BYTES
 from data_prep.documents import Shard, Skipped
 from data_prep.near_duplicates import writing_entries
-from data_prep.work import DOCUMENT_BYTES, Workspace, damaged, mapped, open_items
+from data_prep.work import DOCUMENT_BYTES, Workspace, changes, damaged, mapped, open_items
 
 RECORD = np.dtype(
     [
@@ -73,10 +62,7 @@ def document_starts(records: np.ndarray) -> np.ndarray:
     Copies of a document count as one. Two of 10^9 documents without pieces share their first bytes, and would
     be taken for one, with a probability of 10^-11.
     """
-    high, low = records["high"], records["low"] >> _PIECE_BITS
-    starts = np.ones(len(records), bool)
-    starts[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    return starts
+    return changes(records["high"]) | changes(records["low"] >> _PIECE_BITS)
 
 
 def words_of_documents(records: np.ndarray) -> np.ndarray:
@@ -172,11 +158,7 @@ def repeats(records: np.ndarray) -> np.ndarray:
 
     Left out of a run, because one range has all copies of a text, however many there are.
     """
-    found = np.zeros(len(records), bool)
-    one, other = records[1:], records[:-1]
-    found[1:] = (one["high"] == other["high"]) & (one["low"] == other["low"])
-    found[1:] &= one["source"] == other["source"]
-    return found
+    return ~(changes(records["high"]) | changes(records["low"]) | changes(records["source"]))
 
 
 def runs(path: Path) -> Iterator[np.ndarray]:

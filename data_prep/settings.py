@@ -30,6 +30,8 @@ _TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
 _GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
 _FIXED = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZERS, *_GPT2_FILES)
 """Flags that --append refuses: the stream determines them."""
+_OF_THE_STREAM = ("max_document_words", "unescape_html", "strip_control")
+"""Fields of the reader that an addition shares with the stream."""
 
 
 def named_path(argument: str) -> tuple[str, str]:
@@ -48,7 +50,7 @@ def named_path(argument: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def noted(problems: list[str]) -> Iterator[None]:
-    """Collect a UserError of the block in `problems`, so that all are reported at once."""
+    """Collect a UserError of the block in `problems`."""
     try:
         yield
     except UserError as error:
@@ -85,15 +87,8 @@ def reader_of(arguments: argparse.Namespace) -> Reader:
     default = modes.pop("", Reader.documents)
     for name in modes:
         _require_source(arguments, f"--documents {name}=", name)
-    return Reader(
-        documents=default,
-        max_document_words=arguments.max_document_words,
-        documents_of=modes,
-        text_key=arguments.text_key,
-        on_bad_input=arguments.on_bad_input,
-        unescape_html=arguments.unescape_html,
-        strip_control=arguments.strip_control,
-    )
+    names = ("text_key", "on_bad_input", *_OF_THE_STREAM)
+    return Reader(default, documents_of=modes, **{name: getattr(arguments, name) for name in names})
 
 
 def _require_source(arguments: argparse.Namespace, flag: str, name: str) -> None:
@@ -140,9 +135,8 @@ def settings_of(arguments: argparse.Namespace) -> StreamSettings:
         problems.append(f"give one of {', '.join(_TOKENIZERS)}: the tokenizer")
     with noted(problems):
         tokenizer = given_tokenizer(arguments)
-    if arguments.near_duplicates == "drop":
-        with noted(problems):
-            library()
+    with noted(problems):
+        near = _drops_near(arguments.near_duplicates)
     refuse(problems)
     sizes = arguments.words or 0, arguments.eval_words or arguments.words, arguments.valid_words
     return StreamSettings(
@@ -155,7 +149,7 @@ def settings_of(arguments: argparse.Namespace) -> StreamSettings:
         vocab_size=arguments.vocab_size,
         tokenizer=tokenizer,
         check_disk=not arguments.no_disk_check,
-        near_duplicates=arguments.near_duplicates == "drop",
+        near_duplicates=near,
     )
 
 
@@ -182,7 +176,7 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
     with noted(problems):
         reader = reader_of(arguments)
     kept = {}
-    for name in ("max_document_words", "unescape_html", "strip_control"):
+    for name in _OF_THE_STREAM:
         kept[name] = was = stream.settings.get(name, getattr(Reader, name))
         if (now := getattr(arguments, name)) and now != was:
             flag = name.replace("_", "-")
@@ -190,9 +184,8 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
     near = stream.settings.get("near_duplicates", "keep")
     if arguments.near_duplicates not in (None, near):
         problems.append(f"--near-duplicates: the stream was made with {near}; leave it out")
-    if near == "drop":
-        with noted(problems):
-            library()
+    with noted(problems):
+        _drops_near(near)
     refuse(problems)
     words = arguments.words or stream.settings["words"]
     held_out = stream.settings["eval_words"], stream.settings["valid_words"]
@@ -209,6 +202,11 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
         check_disk=not arguments.no_disk_check,
         near_duplicates=near == "drop",
     )
+
+
+def _drops_near(mode: str | None) -> bool:
+    """Whether --near-duplicates `mode` drops documents. UserError: its library is missing."""
+    return mode == "drop" and bool(library())
 
 
 def _given(arguments: argparse.Namespace, flag: str) -> Any:

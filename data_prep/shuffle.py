@@ -1,12 +1,4 @@
-"""Stage shuffle: the documents of every bucket, in hash order.
-
-Reads the corpus again, scan-NNNNN.bin, dropped-NNNNN.bin and plan.npz. Writes for each shard its spill:
-sorted runs of documents, by bucket and then by content key.
-
-    spill-NNNNN.bin     the text of the documents
-    spill-NNNNN.index   key, length and checksum of each document (INDEX)
-    spill-NNNNN.npy     (runs, buckets + 1, 2) int64: where each bucket begins in each run, as the number of
-                        the document and as a byte of the .bin; written last
+"""Stage shuffle: the spill of each shard, runs of documents sorted by bucket and then by content key.
 
 `bucket_texts` gathers a bucket from the spills of all shards.
 """

@@ -17,7 +17,7 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.stream import DTYPES, KEY_BYTES, read_index
-from data_prep.scan import DOCUMENT_BYTES
+from data_prep.work import DOCUMENT_BYTES
 
 GROUPS = 8
 _REGROUPINGS = 60

@@ -1,8 +1,4 @@
-"""Stage tokenizer, and the encoders: text to the ids that SentencePiece and fairseq-preprocess give.
-
-The stage reads the spills of the first mega-batch and writes tokenizer.model. `SentencePiece` and `GPT2`
-(gpt2.py) are the encoders that stage encode uses.
-"""
+"""Stage tokenizer, and the encoders: text to the ids that SentencePiece and fairseq-preprocess give."""
 
 import io
 import itertools

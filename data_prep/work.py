@@ -3,6 +3,7 @@
 `run_all` is for tasks that return a value instead.
 """
 
+import bisect
 import mmap
 import os
 import time
@@ -95,6 +96,21 @@ def mapped(path: Path, dtype: np.dtype) -> np.ndarray:
     return np.frombuffer(data, dtype, size // dtype.itemsize)
 
 
+def slices(path: Path, dtype: np.dtype, run: int | None, number: int, ranges: int) -> Iterator[np.ndarray]:
+    """What a file of items holds in range `number` of `ranges` of equal width: a slice of each sorted run.
+
+    Items are sorted by their first 8 bytes, a big-endian number. `run`: items of a run; None: all.
+    """
+    items = mapped(path, dtype)
+    view = np.dtype({"names": ["key"], "formats": [">u8"], "itemsize": dtype.itemsize})
+    borders = [i * 2**64 // ranges for i in (number, number + 1)]
+    for start in range(0, len(items), run or max(1, len(items))):
+        piece = items[start : start + run] if run else items
+        keys = piece.view(view)["key"]
+        low, high = (bisect.bisect_left(keys, border, key=int) for border in borders)
+        yield piece[low:high]
+
+
 class Task(NamedTuple):
     """A part of a stage. It writes the file `done` last."""
 
@@ -146,6 +162,27 @@ class Work:
                 usage.cpu += own.cpu
                 usage.peak = max(usage.peak, own.peak)
         self.seconds[stage] = time.monotonic() - start
+
+    def each(
+        self,
+        stage: str,
+        function: Callable[..., None],
+        space: Workspace,
+        done: str,
+        items: Sequence[tuple[Any, ...]],
+        unit: str,
+        *arguments: Any,
+    ) -> None:
+        """`run` of `function(space, number, *own, *arguments)` for each (weight, *own) of `items`.
+
+        `done`: NAME.SUFFIX of the file NAME-NNNNN.SUFFIX that each writes last.
+        """
+        name, suffix = done.split(".")
+        tasks = [
+            Task(space.file(name, number, suffix), weight, (space, number, *own, *arguments))
+            for number, (weight, *own) in enumerate(items)
+        ]
+        self.run(stage, function, tasks, unit)
 
     def _results(
         self, stage: str, function: Callable[..., None], todo: list[Task]

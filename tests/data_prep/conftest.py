@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset
+from hypothesis import HealthCheck, Phase, settings
 
 from data_prep import __main__ as cli
 from data_prep import blocks, inspect
@@ -16,6 +17,13 @@ from data_prep.documents import Reader, Segment
 
 from .small_streams import random_documents, write_stream
 
+FEW = settings(
+    max_examples=2,
+    deadline=None,
+    phases=[Phase.generate],  # without shrinking, which would take minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+LETTERS = str.maketrans("0123456789x.-", "bdfgklmnprsta")  # the tokenizer knows them all
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
 
 
@@ -33,6 +41,15 @@ def make_documents(seed: int, number: int, longest: int = 8) -> list[str]:
         f"document{seed}x{n} " + "\n".join(line() for _ in range(rng.randint(1, longest)))
         for n in range(number)
     ]
+
+
+def edited(text: str, words: int, seed: int) -> str:
+    """The text with some of its words replaced."""
+    rng = random.Random(seed)
+    found = text.split(" ")
+    for at in rng.sample(range(len(found)), min(words, len(found))):
+        found[at] = f"new{rng.random()}"
+    return " ".join(found)
 
 
 def check_against_fairseq_preprocess(
@@ -73,6 +90,21 @@ def corpus(tmp_path: Path) -> Path:
     (folder / "alpha.txt").write_text("\n\n".join(alpha + alpha[:20] + web[:10]), "utf-8")
     (folder / "web.txt").write_text("\n\n".join(web + alpha[50:60]) + "\n", "utf-8")
     return folder
+
+
+@pytest.fixture
+def near(tmp_path) -> list[str]:
+    """Sources a, b and c; the later ones have edited copies of documents of earlier ones."""
+    folder = tmp_path / "near"
+    folder.mkdir()
+    old: list[str] = []
+    for number, name in enumerate("abc"):
+        new = [text.translate(LETTERS) for text in make_documents(number, 40, 30)]
+        own = [edited(text, 1, seed).translate(LETTERS) for seed, text in enumerate(new[:12])]
+        copies = [edited(text, seed % 4, seed).translate(LETTERS) for seed, text in enumerate(old[::2])]
+        old += new + own + copies
+        (folder / f"{name}.txt").write_text("\n\n".join([*new, *own, *copies]), "utf-8")
+    return [f"{name}={folder / name}.txt" for name in "abc"]
 
 
 @pytest.fixture

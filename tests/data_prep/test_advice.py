@@ -66,16 +66,10 @@ def test_only_books_are_taken_for_books(books, monkeypatch):
     assert not warned(notes, 600, 50_000), "too long for a document"
 
 
-def test_markdown_is_text(books, prepare, tmp_path):
-    out = prepare(books, out=tmp_path / "out", **SIZES)
-    for path in list(books.iterdir()):
-        path.rename(path.with_suffix(".md"))
-    assert (
-        Stream.load(prepare(books, out=tmp_path / "md", **SIZES)).megabatches == Stream.load(out).megabatches
-    )
-
-
 NO_MORE = "only more words for each part bring them nearer"
+
+
+LINES = "{} 10 instead of 300 splits them between lines (no line is split)"
 
 
 @pytest.mark.parametrize(
@@ -83,33 +77,12 @@ NO_MORE = "only more words for each part bring them nearer"
     [
         (0, 500, {"valid": 1090}, "valid +9.0%", "documents of up to 500 words", "{} 10 splits them"),
         (0, 0, {"valid": 1090}, "valid +9.0%", "documents", "{} 10 splits them"),
-        (
-            0,
-            500,
-            {"megabatch_00": 9850},
-            "megabatch_00 -1.5%",
-            "documents of up to 500 words",
-            "{} 100 splits them between lines (no line is split)",
-        ),
-        (
-            300,
-            300,
-            {"valid": 1090},
-            "valid +9.0%",
-            "documents of up to 300 words",
-            "{} 10 instead of 300 splits them between lines (no line is split)",
-        ),
+        (0, 500, {"megabatch_00": 9850}, "megabatch_00 -1.5%", "of up to 500 words", "{} 100 splits them"),
+        (300, 300, {"valid": 1090}, "valid +9.0%", "documents of up to 300 words", LINES),
         (300, 999, {"valid": 1090}, "valid +9.0%", "lines of up to 999 words", NO_MORE),
         (10, 0, {"valid": 900, "test": 19000}, "valid -10.0%, test -5.0%", "lines", NO_MORE),
         (300, 40, {"valid": 1090}, "valid +9.0%", "", "too few words are left over to cut inside documents"),
-        (
-            300,
-            30,
-            {"valid": 1015},
-            "valid +1.5%",
-            "documents of up to 30 words",
-            "{} 10 instead of 300 splits them between lines (no line is split)",
-        ),
+        (300, 30, {"valid": 1015}, "valid +1.5%", "documents of up to 30 words", LINES),
         (0, 500, {"valid": 990, "test": 20100}, "", "", ""),
         (10, 10, {}, "", "", ""),
     ],

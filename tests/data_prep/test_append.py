@@ -1,13 +1,8 @@
 """--append: adds mega-batches of new documents to a finished stream."""
 
-import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from alma.files import LOCK
@@ -75,52 +70,6 @@ def test_the_same_addition_twice_and_another(stream, more, prepare, tmp_path, ca
     assert [each["first"] for each in Stream.load(stream).appended] == [3, 4]
 
 
-def test_the_first_command_still_finds_its_stream(corpus, stream, more, prepare, capsys):
-    prepare(more, "--append", out=stream, **NEW)
-    longer = digests(stream)
-    prepare(corpus / "alpha.txt", corpus / "web.txt", out=stream)
-    assert "nothing to do" in capsys.readouterr().err
-    assert digests(stream) == longer
-
-
-def test_the_order_is_that_of_the_seed(corpus, more, prepare, tmp_path):
-    """Added documents are in hash order with the seed of the stream."""
-    out = prepare(corpus, out=tmp_path / "seven", seed=7)
-    prepare(more, "--append", out=out, **NEW | {"mega_batches": 2})
-    for part in Stream.load(out).parts:
-        keys = np.fromfile(out / f"{part.prefix}.keys", ">u8").reshape(-1, 2)
-        assert len(keys) == part.documents
-        assert (np.diff(keys[:, 0].astype(np.float64)) > 0).all()
-
-
-def test_append_killed_and_run_again(corpus, stream, more, prepare, tmp_path):
-    other = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "other")
-    prepare(more, "--append", out=stream, **NEW | {"mega_batches": 2})
-    script = """
-import os, signal, sys
-import alma.files
-from data_prep import __main__
-left, replace = int(sys.argv.pop(1)), os.replace
-def fatal(*arguments):
-    global left
-    left -= 1
-    if left < 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(*arguments)
-alma.files.os.replace = fatal
-__main__.main()
-"""
-    line = [str(more), "--append", "--out", str(other), "--mega-batches", "2", "--workers", "1"]
-    codes = []
-    while not codes or codes[-1]:
-        assert len(codes) < 12
-        codes.append(subprocess.run([sys.executable, "-c", script, "6", *line]).returncode)
-        assert Stream.load(other).parts  # a stream at any moment
-    assert len(codes) > 2
-    assert set(codes[:-1]) == {-signal.SIGKILL}
-    assert digests(other) == digests(stream)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -141,23 +90,22 @@ def test_flags_that_append_refuses(stream, more, prepare, capsys, flags, message
     assert all((stream / name).is_file() for name in old)
 
 
-def test_append_needs_the_keys_of_the_stream(stream, more, prepare, capsys):
-    (stream / "valid.keys").unlink()
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        ("valid.keys", None, "missing; the documents of the stream are unknown without it"),
+        ("valid.keys", 24, "damaged; restore the file"),
+        ("megabatch_00/train.bin", 24, "damaged; restore the file"),
+    ],
+)
+def test_append_needs_whole_files(stream, more, prepare, capsys, name, size, message):
+    if size is None:
+        (stream / name).unlink()
+    else:
+        os.truncate(stream / name, size)
     with pytest.raises(SystemExit):
         prepare(more, "--append", out=stream, **NEW)
-    assert (
-        "valid.keys: missing; the documents of the stream are unknown without it" in capsys.readouterr().err
-    )
-    assert not list(stream.glob(".work-*"))
-
-
-@pytest.mark.parametrize("name", ["valid.keys", "megabatch_00/train.bin"])
-def test_append_needs_whole_files(stream, more, prepare, capsys, name):
-    with open(stream / name, "r+b") as file:
-        file.truncate(24)
-    with pytest.raises(SystemExit):
-        prepare(more, "--append", out=stream, **NEW)
-    assert f"{name}: damaged; restore the file" in capsys.readouterr().err
+    assert f"{name}: {message}" in capsys.readouterr().err
     assert not list(stream.glob(".work-*"))
 
 
@@ -166,14 +114,3 @@ def test_nothing_to_append_to(more, prepare, tmp_path, capsys):
         prepare(more, "--append", out=tmp_path / "none", **NEW)
     assert "no finished stream here" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
-
-
-def test_a_run_continues_with_the_longer_stream(stream, more, prepare):
-    """An addition leaves unchanged what slurm.launch compares."""
-    record = json.loads((stream / "stream.json").read_text("utf-8"))
-    prepare(more, "--append", out=stream, **NEW)
-    longer = json.loads((stream / "stream.json").read_text("utf-8"))
-    assert longer["megabatches"][:3] == record["megabatches"]
-    for name in ("files", "valid", "test", "settings", "corpus", "seed", "vocab_size"):
-        assert longer[name] == record[name]
-    assert os.stat(stream / "dict.txt").st_size == record["files"]["dict.txt"]["size"]

@@ -91,11 +91,10 @@ __main__.main()
 """
 
 
-@pytest.mark.parametrize("size", [3_000, 20_000])
-def test_a_file_that_cannot_grow_is_named(corpus, tmp_path, size):
+def test_a_file_that_cannot_grow_is_named(corpus, tmp_path):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
     done = subprocess.run(
-        [sys.executable, "-c", FULL, str(size), corpus, *flags, "--workers=1", "--out", tmp_path / "out"],
+        [sys.executable, "-c", FULL, "20000", corpus, *flags, "--workers=1", "--out", tmp_path / "out"],
         capture_output=True,
         text=True,
     )

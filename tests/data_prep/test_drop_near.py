@@ -2,48 +2,22 @@
 
 import json
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from alma.stream import Stream
-from data_prep import documents, near_duplicates, plan, ranges
+from data_prep import documents, plan
 
-from .conftest import make_documents
-from .test_near_duplicates import edited, jaccard
-from .test_pipeline import COMMAND, digests, texts
+from .conftest import LETTERS, make_documents
+from .test_near_duplicates import jaccard
+from .test_pipeline import digests, relaunch, texts
 
-FEW = settings(
-    max_examples=3,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-LETTERS = str.maketrans("0123456789x.-", "bdfgklmnprsta")  # the tokenizer knows them all
 DROP = {"near_duplicates": "drop"}
 IID = {"words": 2000, "eval_words": 1500, "valid_words": 600, "vocab_size": 60}
 ORDERED = IID | {"mega_batches": None, "words": None, "eval_words": 600, "valid_words": 300}
 APPEND = dict.fromkeys(ORDERED | DROP)
-
-
-@pytest.fixture
-def near(tmp_path) -> list[str]:
-    """Sources a, b and c; the later ones have edited copies of documents of earlier ones."""
-    folder = tmp_path / "near"
-    folder.mkdir()
-    old: list[str] = []
-    for number, name in enumerate("abc"):
-        new = [text.translate(LETTERS) for text in make_documents(number, 40, 30)]
-        own = [edited(text, 1, seed).translate(LETTERS) for seed, text in enumerate(new[:12])]
-        copies = [edited(text, seed % 4, seed).translate(LETTERS) for seed, text in enumerate(old[::2])]
-        old += new + own + copies
-        (folder / f"{name}.txt").write_text("\n\n".join([*new, *own, *copies]), "utf-8")
-    return [f"{name}={folder / name}.txt" for name in "abc"]
 
 
 def held(out) -> list[list[str]]:
@@ -76,8 +50,10 @@ def near_of(out) -> int:
 
 
 def test_no_near_duplicate_is_left(near, prepare, tmp_path, capsys, inspected):
-    kept = prepare(*near, out=tmp_path / "keep", **IID)
+    kept = prepare(*near, out=tmp_path / "keep", **IID)  # the default
     assert "near dup" not in capsys.readouterr().out
+    assert not list(kept.rglob("*.near"))
+    assert "near" not in (kept / "stream.json").read_text()
     out = prepare(*near, out=tmp_path / "drop", **IID, **DROP)
     printed = capsys.readouterr().out
     assert max(survivors(kept)) > 0.9
@@ -88,16 +64,6 @@ def test_no_near_duplicate_is_left(near, prepare, tmp_path, capsys, inspected):
     assert f"Dropped: {near_of(out)} near duplicates" in inspected(out)[1]
     assert "Near duplicates were kept" in inspected(kept)[1]
     assert inspected(out, "--verify")[0] == 0
-
-
-def test_keep_is_the_default(near, prepare, tmp_path):
-    one, other = (
-        prepare(*near, out=tmp_path / name, **IID, near_duplicates=value)
-        for name, value in (("default", None), ("keep", "keep"))
-    )
-    assert (one / "stream.json").read_bytes() == (other / "stream.json").read_bytes()
-    assert not list(one.rglob("*.near"))
-    assert "near" not in (one / "stream.json").read_text()
 
 
 @pytest.mark.parametrize("words", [None, 1200])
@@ -138,36 +104,7 @@ def test_a_near_duplicate_of_surplus_is_kept(prepare, tmp_path):
     assert not {f"{text} kept" for text in one} & set(other)
 
 
-@given(data=st.data())
-@FEW
-def test_any_split_order_and_workers(near, prepare, tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("split")
-    ordered = data.draw(st.booleans())
-    flags = (ORDERED | {"words": data.draw(st.sampled_from([None, 1200]))} if ordered else IID) | DROP
-    flag = ["--ordered"] if ordered else []
-    whole = digests(prepare(*near, *flag, out=folder / "whole", **flags))
-    corpus = []
-    for source in near:
-        name = source[0]
-        blocks = data.draw(st.permutations(read(source)))
-        pieces = data.draw(st.integers(1, 4))
-        (folder / name).mkdir()
-        for number in range(pieces):
-            (folder / name / f"{number}.txt").write_text("\n\n".join(blocks[number::pieces]), "utf-8")
-        corpus.append(f"{name}={folder / name}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "RANGE_DOCUMENTS", 40)
-        patch.setattr(near_duplicates, "RANGE_BANDS", 900)
-        patch.setattr(near_duplicates, "_RUN", 16)
-        patch.setattr(documents, "SHARD_BYTES", 4000)
-        split = prepare(*corpus, *flag, out=folder / "split", **flags)
-    assert digests(split) == whole
-    workers = prepare(*corpus, *flag, out=folder / "workers", workers=2, **flags)
-    assert digests(workers) == whole
-
-
-@pytest.mark.parametrize("words", [None, 1200])
-@pytest.mark.parametrize("pieces", [None, 20])
+@pytest.mark.parametrize(("words", "pieces"), [(None, None), (1200, 20)])
 def test_append_is_one_go(near, prepare, tmp_path, words, pieces):
     flags = ORDERED | DROP | {"words": words, "max_document_words": pieces}
     whole = prepare(*near, "--ordered", out=tmp_path / "whole", **flags)
@@ -227,12 +164,6 @@ def test_killed_and_run_again(near, prepare, tmp_path, monkeypatch):
     flags = IID | DROP | {"mega_batches": 3}
     whole = digests(prepare(*near, out=tmp_path / "whole", **flags))
     words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    line = [*near, f"--out={tmp_path / 'out'}", "--workers=1", *words]
-    codes = []
-    while not codes or codes[-1]:
-        assert len(codes) < 20
-        codes.append(subprocess.run([sys.executable, "-c", COMMAND, "9", *line]).returncode)
-    assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
-    assert len(codes) > 3
+    relaunch(*near, f"--out={tmp_path / 'out'}", "--workers=1", *words)
     assert digests(tmp_path / "out") == whole
     assert json.loads((tmp_path / "out/stream.json").read_bytes())["settings"]["near_duplicates"] == "drop"

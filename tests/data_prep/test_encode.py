@@ -68,6 +68,18 @@ def processor_of(model):
     return sentencepiece.SentencePieceProcessor(model_file=str(model))
 
 
+def trained(path, lines, **options):
+    """A tiny model trained on the lines."""
+    with open(path, "wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=file,
+            minloglevel=2,
+            **{"model_type": "bpe", "vocab_size": 150} | options,
+        )
+    return path
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     line=st.text(
@@ -116,13 +128,7 @@ def test_the_word_cache_is_used_and_bounded(model, monkeypatch):
 )
 def test_given_models_of_any_kind(tmp_path, options):
     lines = [line for text in make_documents(4, 200) for line in text.split("\n")]
-    with open(tmp_path / "m.model", "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=file,
-            minloglevel=2,
-            **{"model_type": "bpe", "vocab_size": 150} | options,
-        )
+    trained(tmp_path / "m.model", lines, **options)
     encoder, processor = SentencePiece(tmp_path / "m.model"), processor_of(tmp_path / "m.model")
     for line in [*lines[:300], "ba da ba", *(line for text in ODD for line in text.split("\n"))]:
         check_line(encoder, processor, line)
@@ -131,18 +137,6 @@ def test_given_models_of_any_kind(tmp_path, options):
     (tmp_path / "dict.txt").write_text(dictionary_text(encoder.tokens, [1] * len(encoder.tokens)), "utf-8")
     dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
     assert dictionary.symbols[4:] == encoder.tokens
-
-
-def trained(path, lines, **options):
-    """A tiny model trained on the lines."""
-    with open(path, "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=file,
-            minloglevel=2,
-            **{"model_type": "bpe", "vocab_size": 150} | options,
-        )
-    return path
 
 
 def test_tokens_across_words_also_in_documents_with_lines_of_one_word(tmp_path):
@@ -168,17 +162,8 @@ def test_a_unigram_model_with_equally_probable_splits(tmp_path):
 
 
 def test_models_that_do_not_fit_are_refused(tmp_path):
-    with open(tmp_path / "m.model", "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(make_documents(4, 50)),
-            model_writer=file,
-            vocab_size=60,
-            pad_id=0,
-            unk_id=1,
-            bos_id=2,
-            eos_id=3,
-            minloglevel=2,
-        )
+    specials = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3}
+    trained(tmp_path / "m.model", make_documents(4, 50), vocab_size=60, **specials)
     with pytest.raises(UserError, match="needs <unk>, <s>, </s> as ids 0, 1, 2"):
         SentencePiece(tmp_path / "m.model")
     (tmp_path / "no.model").write_bytes(b"no model")

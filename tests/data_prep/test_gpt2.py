@@ -78,9 +78,8 @@ def test_ids_are_fairseqs(pair, line):
 
 
 def test_odd_text(pair):
-    for line in [*make_documents(3, 50), *ODD]:
-        for each in line.split("\n"):
-            check_line(pair, each)
+    for line in "\n".join([*make_documents(3, 50), *ODD]).split("\n"):
+        check_line(pair, line)
 
 
 def test_white_space_of_the_pattern_never_occurs_in_a_normalised_line(pair):

@@ -1,13 +1,10 @@
 """Input files: cuts and blocks change nothing, bad input is skipped, memory is bounded."""
 
-import gzip
 import os
 import re
 import tracemalloc
 
 import pytest
-import sentencepiece
-from fairseq.data.indexed_dataset import MMapIndexedDataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +15,6 @@ from data_prep.blocks import Skipped
 from data_prep.documents import Reader, find_files, make_shards, normalise, skipped_summary
 from data_prep.settings import named_files, named_path
 
-from .conftest import make_documents
 from .corpus_files import PACKERS, read, warc
 
 SPACES = "".join(character for character in map(chr, range(0x11000)) if character.isspace())
@@ -178,19 +174,6 @@ def test_optional_normalisation(tmp_path):
     assert read(path, Reader(strip_control=True))[0] == ["a&amp;b&nbsp;c &lt;&#10;d e f g"]
 
 
-def test_nul_is_an_ordinary_character(prepare, tmp_path):
-    documents = [text.replace("ba", "b\x00a") for text in make_documents(3, 200)]
-    path = tmp_path / "a.txt"
-    path.write_text("\n\n".join(documents), "utf-8")
-    out = prepare(path, out=tmp_path / "out", mega_batches=1, words=2000)
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(out / "tokenizer.model"))
-    expected = {tuple(processor.encode(line)) for text in documents for line in text.split("\n")}
-    items = [item.tolist() for item in MMapIndexedDataset(str(out / "megabatch_00" / "train"))]
-    found = {tuple(i - 1 if i > 3 else 0 for i in ids[:-1]) for ids in items if len(ids) > 1}
-    assert found <= expected
-    assert any("\x00" in text for text in documents)
-
-
 def test_corpus_arguments(tmp_path, monkeypatch):
     names = ["cc/1/wet/a.wet.gz", "cc/2/wet/b.wet.gz", "cc/2/wet/_log.gz", "cc/2/seg/c.txt", "one.txt.bz2"]
     for name in names:
@@ -228,22 +211,6 @@ def test_modes_by_source(corpus, prepare, tmp_path):
         "line",
         {"alpha": "file", "web": "blank-line"},
     )
-
-
-def test_a_corpus_with_bad_input(corpus, prepare, tmp_path, capsys):
-    """Skipping it gives the stream of the good text and a report."""
-    whole = prepare(corpus, out=tmp_path / "whole")
-    capsys.readouterr()
-    good = (corpus / "web.txt").read_bytes()
-    (corpus / "web.txt").write_bytes(b"bad \xff\n\n" + good)
-    (corpus / "more.txt.gz").write_bytes(gzip.compress(b"lost " * 9)[:-1])
-    out = prepare(corpus, out=tmp_path / "out", on_bad_input="skip")
-    assert Stream.load(out).megabatches == Stream.load(whole).megabatches
-    printed = capsys.readouterr().out
-    assert "skipped bad input: 1 damaged or truncated, 1 not UTF-8; " in printed
-    assert f"{corpus}/web.txt: not UTF-8 at byte 4" in printed
-    prepare(corpus, out=out, on_bad_input="skip")
-    assert "nothing to do" in capsys.readouterr().err
 
 
 def test_the_summary_of_much_bad_input():

@@ -87,10 +87,6 @@ def test_divergence_is_that_of_scipy():
     assert similarity.divergence(np.array([3, 0]), np.array([0, 9])) == pytest.approx(1)
 
 
-def test_any_number_of_workers(iid_stream, inspected):
-    assert inspected(iid_stream, "--workers", 3) == inspected(iid_stream)
-
-
 # Are the mega-batches i.i.d.?
 
 

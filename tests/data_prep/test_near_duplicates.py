@@ -11,7 +11,7 @@ from data_prep import near_duplicates as nd
 from data_prep.documents import Reader
 from data_prep.work import Workspace
 
-from .conftest import make_documents
+from .conftest import edited, make_documents
 
 
 def grams(text: str) -> set[tuple[str, ...]]:
@@ -22,15 +22,6 @@ def grams(text: str) -> set[tuple[str, ...]]:
 def jaccard(one: str, other: str) -> float:
     a, b = grams(one), grams(other)
     return len(a & b) / len(a | b)
-
-
-def edited(text: str, words: int, seed: int) -> str:
-    """The text with some of its words replaced."""
-    rng = random.Random(seed)
-    found = text.split(" ")
-    for at in rng.sample(range(len(found)), min(words, len(found))):
-        found[at] = f"new{rng.random()}"
-    return " ".join(found)
 
 
 def found_near(folder, documents: list[tuple[str, int]], files: int = 1, first: int = 0) -> np.ndarray:
@@ -62,7 +53,7 @@ def collection() -> list[tuple[str, int]]:
     """Documents of three mega-batches, each with edited copies in its own and in others."""
     rng = random.Random(0)
     documents = []
-    for number, text in enumerate(make_documents(7, 60, 60)):
+    for number, text in enumerate(make_documents(7, 40, 60)):
         documents.append((text, number % 3))
         size = len(text.split(" "))
         for share in (0, 0.004, 0.01, 0.02, 0.05, 0.3):

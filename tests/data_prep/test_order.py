@@ -157,18 +157,6 @@ def test_the_mixed_parts_are_nearest_to_their_share(corpus):
             assert set(keys) & set(found[mixed]) == set(keys[: max(count, 1)])
 
 
-@given(corpora(), st.randoms())
-@settings(max_examples=20, deadline=None)
-def test_the_order_of_reading_does_not_matter(corpus, random):
-    records, wanted = corpus
-    order = list(range(len(records)))
-    random.shuffle(order)
-    assert parts_of(records, wanted) == parts_of(records[order], wanted)
-    plans = [plan_of(each, wanted, SOURCES)[1] for each in (records, records[order])]
-    assert (plans[0].source_words == plans[1].source_words).all()
-    assert plans[0].duplicate_documents == plans[1].duplicate_documents
-
-
 def test_all_megabatches_that_are_too_small_are_named():
     documents = [(key, 10, key % 2) for key in range(30)] + [(0, 10, 3), (30, 10, 3)]
     with pytest.raises(UserError) as error:

@@ -1,37 +1,24 @@
 """`--ordered`: sources in a given order are the mega-batches."""
 
-import gzip
 import json
-import random
 import re
-import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from alma.files import LOCK
 from alma.stream import Stream
 from alma.workers import Workers
-from data_prep import documents, plan, ranges, shuffle, similarity, words
+from data_prep import documents, plan, similarity, words
 
 from .conftest import make_documents
 from .small_streams import bless, write_stream
-from .test_pipeline import COMMAND, digests, texts
+from .test_pipeline import digests, relaunch, texts
 
 SIZES = {"mega_batches": None, "words": 700, "eval_words": 200, "valid_words": 100, "vocab_size": 80}
 APPEND = dict.fromkeys(SIZES)
 PAST = re.compile(r"megabatch|(test|valid)_\d|dict|tokenizer")
-FEW = settings(
-    max_examples=3,
-    deadline=None,
-    phases=[Phase.generate],  # without shrinking, which would take minutes
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 
 
 @pytest.fixture
@@ -99,38 +86,6 @@ def test_the_parts_and_what_is_in_them(years, four, ordered, tmp_path):
     assert "spread" not in record["corpus"]
 
 
-def test_a_duplicate_belongs_to_the_first_megabatch(years, four, ordered, tmp_path):
-    """Whole mega-batches have every document once, where it came first; held-out ones are nowhere else."""
-    out = ordered(*four, out=tmp_path / "out", words=None)
-    stream = Stream.load(out)
-    seen: set[str] = set()
-    for t, names in enumerate((["2023"], ["2024", "books"], ["2025"])):
-        blocks = {
-            block for name in names for block in (years / f"{name}.txt").read_text("utf-8").split("\n\n")
-        }
-        parts = (stream.megabatches[t], stream.held_out[t], stream.held_out_valid[t])
-        own = [text for part in parts for text in texts(out, part.prefix)]
-        assert len(own) == len(set(own))
-        assert set(own) == blocks - seen
-        seen |= blocks
-
-
-@given(seed=st.integers(0, 1000), number=st.integers(120, 200))
-@FEW
-def test_the_future_changes_nothing_of_the_past(years, four, ordered, tmp_path_factory, seed, number):
-    """Neither what it holds nor whether it is there, but for the mixed test and valid."""
-    folder = tmp_path_factory.mktemp("future")
-    once = past(ordered(*four[:3], out=folder / "two", workers=1))
-    old = (years / "2023.txt").read_text("utf-8").split("\n\n") + make_documents(25, 20)
-    rng = random.Random(seed)
-    (folder / "2026.txt").write_text(
-        "\n\n".join(rng.sample(make_documents(seed + 100, number) + old, number)), "utf-8"
-    )
-    both = ordered(*four[:3], folder / "2026.txt", out=folder / "three")
-    assert past(both, 2) == once
-    assert past(both).items() > once.items()
-
-
 def test_append_gives_what_a_new_stream_would_have(four, ordered, prepare, tmp_path):
     out = ordered(*four[:3], out=tmp_path / "out")
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.rglob("*") if path.is_file()}
@@ -163,31 +118,6 @@ def test_append_two_with_an_order(four, ordered, prepare, tmp_path):
     assert Stream.load(out).appended[0]["order"] == [["books", "2024"], ["2025"]]
 
 
-@given(data=st.data())
-@FEW
-def test_any_split_order_and_workers(years, four, ordered, tmp_path_factory, data):
-    folder = tmp_path_factory.mktemp("split")
-    whole = digests(ordered(*four, out=folder / "whole"))
-    for path in years.iterdir():
-        blocks = data.draw(st.permutations(path.read_text("utf-8").split("\n\n")))
-        pieces = data.draw(st.integers(1, 4))
-        (folder / path.stem).mkdir()
-        for number in range(pieces):
-            pack, suffix = data.draw(st.sampled_from([(bytes, "txt"), (gzip.compress, "txt.gz")]))
-            text = "\n\n".join(blocks[number::pieces]).encode()
-            (folder / path.stem / f"{number}.{suffix}").write_bytes(pack(text))
-    order = folder / "order.yaml"
-    order.write_text("- 2023\n- [books, 2024]\n- 2025\n", "utf-8")
-    corpus = data.draw(st.permutations([f"{path.stem}={folder / path.stem}" for path in years.iterdir()]))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "SHARD_BYTES", data.draw(st.integers(3000, 9000)))
-        patch.setattr(plan, "BUCKET_BYTES", data.draw(st.integers(900, 3000)))
-        patch.setattr(shuffle, "RUN_BYTES", 1000)
-        patch.setattr(ranges, "RANGE_DOCUMENTS", data.draw(st.integers(60, 200)))
-        workers = data.draw(st.integers(1, 2))
-        assert digests(ordered(*corpus, out=folder / "out", order=order, workers=workers)) == whole
-
-
 def test_killed_anywhere_and_run_again(four, ordered, prepare, tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
     monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
@@ -196,15 +126,10 @@ def test_killed_anywhere_and_run_again(four, ordered, prepare, tmp_path, monkeyp
     prepare(*four[3:], "--append", out=whole, **APPEND)
     out = tmp_path / "out"
     new = "--ordered --words 700 --eval-words 200 --valid-words 100 --vocab-size 80".split()
-    for line, expected in (([*four[:3], *new], two), ([*four[3:], "--append"], digests(whole))):
-        codes = []
-        while not codes or codes[-1]:
-            assert len(codes) < 25, "no progress between kills"
-            command = [sys.executable, "-c", COMMAND, "25" if len(codes) % 2 else "12", *line]
-            codes.append(subprocess.run([*command, "--workers", "1", "--out", str(out)]).returncode)
-        assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
-        assert len(codes) > 2
-        assert digests(out) == expected
+    relaunch(*four[:3], *new, "--workers", "1", "--out", str(out))
+    assert digests(out) == two
+    relaunch(*four[3:], "--append", "--workers", "1", "--out", str(out), between=lambda: Stream.load(out))
+    assert digests(out) == digests(whole), "and at any moment it was a stream"
 
 
 def test_the_tokenizer_sees_the_first_megabatch_only(ordered, tmp_path):
@@ -253,25 +178,6 @@ def test_errors(years, ordered, tmp_path, capsys, sources, flags, message):
     assert not (tmp_path / "out" / "stream.json").exists()
     if "has" not in message and "needed" not in message:  # known before the text is read
         assert not (tmp_path / "out").exists()
-
-
-def test_all_problems_of_the_command_line_at_once(years, ordered, tmp_path, capsys):
-    order = tmp_path / "order.yaml"
-    order.write_text("- 2023\n- crawl\n", "utf-8")
-    with pytest.raises(SystemExit):
-        ordered(
-            *(years / f"{name}.txt" for name in ("2023", "2025")),
-            out=tmp_path / "out",
-            order=order,
-            **{"mega_batches": 2, "words": None, "eval_words": None},
-        )
-    line = capsys.readouterr().err
-    for message in (
-        "--mega-batches: not of an ordered stream",
-        "no source crawl among the CORPUS arguments; choose from 2023, 2025; 2025 missing from the order",
-        "give --eval-words",
-    ):
-        assert message in line
 
 
 @pytest.mark.parametrize(

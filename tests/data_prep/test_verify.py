@@ -1,5 +1,6 @@
 """No damage to a stream passes `python -m data_prep.inspect --verify`."""
 
+import os
 import re
 from pathlib import Path
 
@@ -28,8 +29,8 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def shorten(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+def remove(name: str):
+    return lambda out: (out / name).unlink()
 
 
 def edit_ids(change):
@@ -63,21 +64,10 @@ def put_pointer(out: Path) -> None:
 
 
 def edit_file(name: str, change):
-    """Change a file's text, with matching checksums."""
+    """Change the bytes of a file, with matching checksums."""
 
     def damage(out: Path) -> None:
         path = out / name
-        path.write_text(change(path.read_text()))
-        bless(out)
-
-    return damage
-
-
-def edit_keys(part: str, change):
-    """Change the keys of a part, with matching checksums."""
-
-    def damage(out: Path) -> None:
-        path = out / f"{part}.keys"
         path.write_bytes(change(path.read_bytes()))
         bless(out)
 
@@ -106,15 +96,15 @@ DAMAGES = {
         ["test.idx: of type uint32, not as 64 tokens need"],
     ),
     "truncated .bin": (
-        lambda out: shorten(out / "test.bin"),
+        lambda out: os.truncate(out / "test.bin", (out / "test.bin").stat().st_size - 1),
         ["test.bin: truncated: ", "test.bin: ends inside"],
     ),
     "flipped byte": (lambda out: flip(out / "valid.keys"), ["valid.keys: changed after writing"]),
     "longer file": (lambda out: (out / "dict.txt").write_text("a 1\n" * 999), ["dict.txt: changed after"]),
-    "missing .bin": (lambda out: (out / "test.bin").unlink(), ["test.bin: missing"]),
-    "missing .idx": (lambda out: (out / "test.idx").unlink(), ["test.idx: missing"]),
-    "missing .keys": (lambda out: (out / "test.keys").unlink(), ["test.keys: missing"]),
-    "missing dict.txt": (lambda out: (out / "dict.txt").unlink(), ["dict.txt: missing"]),
+    **{
+        f"missing {name}": (remove(name), [f"{name}: missing"])
+        for name in ("test.bin", "test.idx", "dict.txt")
+    },
     "no index": (lambda out: (out / "test.idx").write_text("no"), ["test.idx: not a fairseq mmap index"]),
     "id beyond": (
         edit_ids(lambda ids: ids.put([0, 1], [64, 999])),
@@ -136,28 +126,28 @@ DAMAGES = {
         ["dict.txt: has 59 lines, stream.json says 60"],
     ),
     "no count": (
-        edit_file("dict.txt", lambda text: text.replace("u7 1", "u7")),
+        edit_file("dict.txt", lambda text: text.replace(b"u7 1", b"u7")),
         ["line 8 is not `token count`"],
     ),
     "twice": (
-        edit_file("dict.txt", lambda text: text.replace("u7 ", "u6 ")),
+        edit_file("dict.txt", lambda text: text.replace(b"u7 ", b"u6 ")),
         ["line 8: the token 'u6' a second"],
     ),
     "no token": (
-        edit_file("dict.txt", lambda text: text.replace("u7 1", "<s> 1")),
+        edit_file("dict.txt", lambda text: text.replace(b"u7 1", b"<s> 1")),
         ["the token '<s>' a second"],
     ),
     "keys": (
-        edit_keys("test", lambda keys: keys[16:]),
+        edit_file("test.keys", lambda keys: keys[16:]),
         ["test.keys: 2,384 bytes, not 16 for each of 150 doc"],
     ),
     "order of keys": (
-        edit_keys("test", lambda keys: keys[16:] + keys[:16]),
+        edit_file("test.keys", lambda keys: keys[16:] + keys[:16]),
         ["test.keys: its keys do not ascend"],
     ),
-    "swapped keys": (edit_keys("test", swap_keys), ["test.keys: its keys do not ascend"]),
+    "swapped keys": (edit_file("test.keys", swap_keys), ["test.keys: its keys do not ascend"]),
     "key twice": (
-        edit_keys("test", lambda keys: keys[:16] * 2 + keys[32:]),
+        edit_file("test.keys", lambda keys: keys[:16] * 2 + keys[32:]),
         ["1 documents are in test twice"],
     ),
     "key in three parts": (
@@ -205,7 +195,7 @@ def test_keys_with_zeros_and_high_bits_are_distinguished(iid_stream, inspected):
     assert keys[0][0] < 128 < keys[-1][0]
     keys[40] = keys[41][:-1] + b"\0"
     keys[41] = keys[41][:-1] + b"\1"
-    edit_keys("test", lambda _: b"".join(keys))(iid_stream)
+    edit_file("test.keys", lambda _: b"".join(keys))(iid_stream)
     assert inspected(iid_stream, "--verify")[:2][0] == 0
 
 
@@ -222,7 +212,7 @@ def test_leftovers_are_a_warning(iid_stream, inspected):
 
 
 @pytest.mark.parametrize(
-    "name", ["truncated .bin", "missing .bin", "missing .idx", "missing dict.txt", "id beyond"]
+    "name", ["truncated .bin", "missing test.bin", "missing test.idx", "missing dict.txt", "id beyond"]
 )
 def test_a_damaged_stream_is_not_described(iid_stream, inspected, name):
     DAMAGES[name][0](iid_stream)

@@ -7,28 +7,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep import documents, encode, plan, ranges, scan, shuffle
+from data_prep import shuffle
 from data_prep.cut import Wanted
 from data_prep.order import Ordered
 from data_prep.pools import LEFT_OUT
 from data_prep.scan import RECORD
 
+from .conftest import FEW
 from .plans import in_hash_order, split_of
 from .small_streams import bless
 from .test_pipeline import digests, texts
 
 LIMIT = 12
-FEW = settings(
-    max_examples=3,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 IID = {"mega_batches": 3, "words": 1000, "eval_words": 400, "valid_words": 200, "vocab_size": 60}
 ORDERED = IID | {"mega_batches": None, "words": 700, "eval_words": 150, "valid_words": 100}
 APPEND = dict.fromkeys(IID)
@@ -103,31 +98,6 @@ def test_a_document_is_in_one_part_and_parts_have_their_size(corpus, prepare, in
         assert int(row[column]) == len(names_in(out, [part.prefix])), "inspect counts whole documents"
 
 
-@pytest.mark.parametrize("ordered", [False, True], ids=["iid", "ordered"])
-@given(data=st.data())
-@FEW
-def test_file_names_splitting_and_workers_do_not_matter(corpus, prepare, tmp_path_factory, ordered, data):
-    folder = tmp_path_factory.mktemp("split")
-    flags = (ORDERED if ordered else IID) | {"max_document_words": LIMIT}
-    flag = ["--ordered"] if ordered else []
-    whole = digests(prepare(*files_of(corpus), *flag, out=folder / "whole", **flags))
-    named = []
-    for path in files_of(corpus):
-        blocks = data.draw(st.permutations(path.read_text("utf-8").split("\n\n")))
-        (folder / path.stem).mkdir()
-        for number, name in enumerate(data.draw(st.permutations("xyz"))):
-            (folder / path.stem / f"{name}.txt").write_text("\n\n".join(blocks[number::3]), "utf-8")
-        named.append(f"{path.stem}={folder / path.stem}")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(documents, "SHARD_BYTES", data.draw(st.integers(3000, 9000)))
-        patch.setattr(plan, "BUCKET_BYTES", data.draw(st.integers(500, 3000)))
-        patch.setattr(shuffle, "RUN_BYTES", 1000)
-        patch.setattr(scan, "RUN_DOCUMENTS", data.draw(st.integers(7, 200)))
-        patch.setattr(ranges, "RANGE_DOCUMENTS", data.draw(st.integers(60, 300)))
-        workers = data.draw(st.integers(1, 2))
-        assert digests(prepare(*named, *flag, out=folder / "out", workers=workers, **flags)) == whole
-
-
 @given(seed=st.integers(0, 10**6))
 @FEW
 def test_append_is_one_go_and_knows_documents_of_which_it_has_a_piece(
@@ -167,33 +137,6 @@ def test_a_document_in_two_parts_is_found(corpus, prepare, inspected, tmp_path):
     code, shown, _ = inspected(out, "--verify")
     assert code == 2
     assert "1 documents have pieces in megabatch_01 and in test" in shown
-
-
-def test_buckets_are_bounded_without_spaces(prepare, tmp_path, monkeypatch):
-    """Lines of Chinese are single words; a worker holds the text of a bucket."""
-    rng = random.Random(0)
-    lines = [
-        "".join(chr(0x4E00 + rng.randrange(40)) for _ in range(rng.randint(20, 100))) for _ in range(400)
-    ]
-    (tmp_path / "zh.txt").write_text("\n".join(lines), "utf-8")
-    monkeypatch.setattr(plan, "BUCKET_BYTES", 3000)
-    sizes = []
-
-    def measured(*arguments):
-        found = list(bucket_texts(*arguments))
-        sizes.append(sum(len(text) for _, text in found))
-        return iter(found)
-
-    bucket_texts = encode.bucket_texts
-    monkeypatch.setattr(encode, "bucket_texts", measured)
-    prepare(
-        tmp_path / "zh.txt",
-        out=tmp_path / "out",
-        documents="line",
-        **IID | {"words": 80, "eval_words": 80, "valid_words": 20, "vocab_size": 90},
-    )
-    assert len(sizes) > 20
-    assert max(sizes) <= 3000 + 300
 
 
 # The rule, on records
