@@ -19,8 +19,8 @@ def check_gpus(cfg) -> None:
     if found < wanted:
         raise UserError(
             f"planned: {wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use "
-            f"{found}: compare the driver that nvidia-smi shows with torch's CUDA and install a torch build for "
-            "it, or train on a CPU with --cpu"
+            f"{found}: compare the driver that nvidia-smi shows with torch's CUDA and install a torch build "
+            "for it, or train on a CPU with --cpu"
         )
 
 

@@ -74,24 +74,14 @@ def run(
     check_share(replay_share, replay)
     schedule = stages(len(stream), waiting_time, replay, replay_from if replay_share else None)
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
-    if replay_share:  # earlier versions validated on all images of all earlier mega-batches
-        config |= {"replay_share": replay_share, "replay_validation": "share"}
-        config |= {"replay_from": replay_from} if replay_from != "all" else {}
-    config |= {"seed": seed, "dataset": stream.dataset.name, "data": stream.dataset.fingerprint}
-    config |= {"scenario": stream.scenario} if stream.scenario else {}
-    config |= {"partition": stream.partition} if stream.partition != seed else {}
-    config |= chosen.config()
+    config |= _data_config(stream, replay_share, replay_from, seed) | chosen.config()
     make_directory(Path(out))
     with locked(Path(out)):
         record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
         temporary_of(record.directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
         if len(record.rows) > len(stream):
             return record
-        if record.rows and "valid" not in record.rows[0]["extra"]:
-            raise UserError(
-                f"{record.directory} was started by an earlier version, whose numbers this one does not "
-                "reproduce: choose another --out"
-            )
+        _check_version(record)
         if command:
             record.note(command=command)
         with _fitting(record.directory, chosen, of := stream.dataset):
@@ -101,6 +91,26 @@ def run(
             trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages, logdir)
             _play(record, trainer, schedule, chosen.epochs)
     return record
+
+
+def _data_config(stream: "MegaBatchStream", share: float, source: str, seed: int) -> dict[str, Any]:
+    """The seed and the data of a run for its config; replay by share, scenario and partition if not usual."""
+    config: dict[str, Any] = {}
+    if share:  # earlier versions validated on all images of all earlier mega-batches
+        config |= {"replay_share": share, "replay_validation": "share"}
+        config |= {"replay_from": source} if source != "all" else {}
+    config |= {"seed": seed, "dataset": stream.dataset.name, "data": stream.dataset.fingerprint}
+    config |= {"scenario": stream.scenario} if stream.scenario else {}
+    return config | ({"partition": stream.partition} if stream.partition != seed else {})
+
+
+def _check_version(record: Run) -> None:
+    """UserError: an earlier version, whose numbers are not reproduced, began the run."""
+    if record.rows and "valid" not in record.rows[0]["extra"]:
+        raise UserError(
+            f"{record.directory} was started by an earlier version, whose numbers this one does not "
+            "reproduce: choose another --out"
+        )
 
 
 @contextmanager

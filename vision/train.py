@@ -135,12 +135,7 @@ def fit(
     if not (best.isfinite().all() and flat.values.isfinite().all()):
         raise UserError(DIVERGED)
     model.zero_grad()
-    flops, seen = model.flops, at.epoch * (replay.new if replay else len(train.labels))
-    return at.spent | {
-        "forward": seen * flops.forward,
-        "backward": seen * flops.backward,
-        "validation": at.spent.get("validation", 0.0) + at.epoch * len(valid.labels) * flops.inference,
-    }
+    return _flops(model, at, replay.new if replay else len(train.labels), len(valid.labels))
 
 
 def _start(
@@ -156,6 +151,16 @@ def _start(
     for generator, state in zip(generators, at.generators, strict=True):
         generator.set_state(state.cpu())
     return at.best, at.kept
+
+
+def _flops(model: Any, at: Progress, train: int, valid: int) -> dict[str, float]:
+    """FLOPs by purpose of `at.epoch` epochs over numbers of training and validation examples."""
+    flops, seen = model.flops, at.epoch * train
+    return at.spent | {
+        "forward": seen * flops.forward,
+        "backward": seen * flops.backward,
+        "validation": at.spent.get("validation", 0.0) + at.epoch * valid * flops.inference,
+    }
 
 
 def gradient_writer(model: nn.Module, flat: Flat) -> Callable[[Tensor, Tensor], None]:

@@ -172,15 +172,20 @@ class Kills:
                 raise Killed
 
 
+def tensors_of(path):
+    state = torch.load(path, weights_only=True)
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
+
+
 def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epochs):
-    """Check that a run killed `kills` times, with other addresses of all tensors that it reads, has the rows
-    and the state of an uninterrupted run."""
+    """Check that a run killed `kills` times, its tensors at other addresses, equals an uninterrupted run."""
     name, options = (KINDS | REPLAYS)[kind]
     options = {"epochs": epochs, "batch_size": 64} | options | BACKBONES[backbone] | OPTIMIZERS[optimizer]
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
     killer = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
     save, load, evaluate, examples = _Trainer.save, Learner.load, train.evaluate, StageData._examples
+    read = experiment.read_checkpoint
 
     def offset():
         return killer.random.randrange(1, 16)
@@ -199,6 +204,9 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     def examples_elsewhere(data, index, part):
         return elsewhere(examples(data, index, part), offset)
 
+    def read_elsewhere(*arguments):
+        return tree_map(lambda tensor: moved(tensor, offset()), read(*arguments))
+
     lives = 0
     with ByAddress():
         whole = run(out=tmp_path / "whole", **play)
@@ -208,10 +216,7 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
             patch.setattr(Learner, "load", load_elsewhere)
             patch.setattr(train, "evaluate", evaluate_elsewhere)
             patch.setattr(StageData, "_examples", examples_elsewhere)
-            read = experiment.read_checkpoint
-            patch.setattr(
-                experiment, "read_checkpoint", lambda *a: tree_map(lambda t: moved(t, offset()), read(*a))
-            )
+            patch.setattr(experiment, "read_checkpoint", read_elsewhere)
             part = None
             while part is None:
                 killer.next_life()
@@ -220,9 +225,7 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
                     part = run(out=tmp_path / "part", **play)
     assert lives == kills + 1
     assert numbers(part) == numbers(whole)
-    states = [torch.load(tmp_path / which / CHECKPOINT, weights_only=True) for which in ("whole", "part")]
-    leaves = [[t for t in tree_leaves(state) if isinstance(t, torch.Tensor)] for state in states]
-    assert same(*leaves)
+    assert same(*(tensors_of(tmp_path / which / CHECKPOINT) for which in ("whole", "part")))
 
 
 def combinations():
