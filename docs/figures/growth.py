@@ -36,8 +36,8 @@ def main() -> None:
 def _draw_tree(axes: Any, places: dict[str, Place], edges: list[tuple[str, str]], title: str) -> None:
     for parent, child in edges:
         new = parent == "g2"
-        x, y = zip(places[parent], places[child], strict=True)
-        axes.plot(x, y, color=NEW if new else "0.5", linewidth=1.4, zorder=1)
+        ends = zip(places[parent], places[child], strict=True)
+        axes.plot(*ends, color=NEW if new else "0.5", linewidth=1.4, zorder=1)
     for name, (x, y) in places.items():
         gate = name.startswith("g")
         colour = NEW if name in ("g2", "3") else GATE if gate else EXPERT
