@@ -38,7 +38,7 @@ def test_image_figures_have_the_runs_that_the_index_says(name, size):
             assert at in folder
             draft = folder.startswith("draft")
             assert {job.megabatches for job in sweep} == {50 if draft else {"mnist": 500, "cifar10": 100}[at]}
-            assert {job.options["preset"] for job in sweep} == {"draft" if draft else None}
+            assert {job.options.get("preset") for job in sweep} == {"draft" if draft else None}
         found |= {(folder if size == "paper" or "stages" in folder else "", job.out.name) for job in sweep}
     assert len(found) == record["runs"][size == "paper"]
 
