@@ -85,7 +85,9 @@ def lm_run(directory, values, learner="sm", w=1, experts=4, members=None, millio
     }
     at = [{name: each[max(t, 1) - 1] for name, each in lists.items()} for t in range(len(values) + 1)]
     settings = {"learner": learner, "waiting_time": w, "arch": "switch_gmoe", "fairseq_flags": []}
-    settings |= {"moe_expert_count": at[0]["experts"]} | ({"members": members} if isinstance(members, int) else {})
+    settings |= {"moe_expert_count": at[0]["experts"]} | (
+        {"members": members} if isinstance(members, int) else {}
+    )
     shown = [5e4 if t < w else value for t, value in enumerate([0, *values])]
 
     def extra(t, stage):
