@@ -110,7 +110,7 @@ class Learner:
         return {}
 
     def shrink_and_perturb(self, stage: int) -> None:
-        """Move the weights towards newly drawn ones (Ash and Adams 2020; the noise is that of new weights)."""
+        """Move the weights towards newly drawn ones (Ash and Adams 2020; the noise is new weights)."""
         old = [values.detach().clone() for values in self.model.parameters()]
         self.reset(stage)
         for values, before in zip(self.model.parameters(), old, strict=True):
