@@ -75,10 +75,10 @@ def parser() -> Parser:
 
 def overview() -> str:
     """The subcommands with their help, in groups."""
-    blocks = []
+    text = ""
     for title, tools in groupby(TOOLS.items(), lambda item: item[1].group):
-        blocks.append("\n".join([f"{title}:", *(f"  {name:11} {tool.help}" for name, tool in tools)]))
-    return "\n\n".join(blocks)
+        text += f"{title}:\n" + "".join(f"  {name:11} {tool.help}\n" for name, tool in tools) + "\n"
+    return text.rstrip()
 
 
 def load(name: str) -> ModuleType:

@@ -70,9 +70,9 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, problem)
 
     def error(self, message: str) -> NoReturn:
-        unrecognized = message.partition("unrecognized arguments: ")[2].split()
-        # A required option may be present but misspelt.
-        words = unrecognized or (self._words if "arguments are required" in message else ())
+        words: Sequence[str] = message.partition("unrecognized arguments: ")[2].split()
+        if "arguments are required" in message:  # one may be present but misspelt
+            words = self._words
         names = (word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", words))
         hints = [self.suggest(name) for name in dict.fromkeys(names) if name.startswith("--")]
         found = " ".join(filter(None, hints))

@@ -67,8 +67,9 @@ def setting_text(value: Any) -> str:
     """A setting as on a command line: `on` and `off`, numbers without loss."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    short = f"{value:.12g}" if isinstance(value, float) else str(value)
-    return short if not isinstance(value, float) or float(short) == value else repr(value)
+    if isinstance(value, float) and float(short := f"{value:.12g}") == value:
+        return short
+    return str(value)
 
 
 def folder_part(name: str, value: Any) -> str:
@@ -88,14 +89,14 @@ def check_nesting(out: Path, sweep: bool) -> None:
 
 
 class Combination(NamedTuple):
-    """One combination of the values in an experiment's lists."""
+    """One combination of the values in an experiment's lists: `swept` has its value of each list.
+
+    `words` are of the launcher's command line, `flags` of fairseq-train's.
+    """
 
     swept: dict[str, Any]
-    """Its value of each setting that is a list."""
     words: list[str]
-    """Of the launcher's command line."""
     flags: list[str]
-    """Words of fairseq-train."""
 
     @property
     def folder(self) -> str:
@@ -172,10 +173,9 @@ def _combinations(options: dict[str, Any], flags: dict[str, Any]) -> Iterator[Co
     lists = {name: value for name, value in (options | flags).items() if isinstance(value, list)}
     for values in itertools.product(*lists.values()):
         swept = dict(zip(lists, values, strict=True))
-        chosen = {name: swept.get(name, value) for name, value in options.items()}
+        chosen, own_flags = ({k: swept.get(k, v) for k, v in each.items()} for each in (options, flags))
         # The launcher has no `--replay=false`: an option that is off is left out.
         on = {name: value for name, value in chosen.items() if value is not False}
-        own_flags = {name: swept.get(name, value) for name, value in flags.items()}
         yield Combination(swept, _words(on), _words(own_flags))
 
 
@@ -194,12 +194,17 @@ def _check_list(where: str, name: str, values: list[Any]) -> None:
     if name in _ONE_VALUE:
         hint = "; several seeds are `seeds: 0-2`" if name in ("seed", "seeds") else ""
         raise UserError(f"{where} takes one value, not a list{hint}")
-    if not values or any(each is None or isinstance(each, list | dict) for each in values):
+    if not _are_values(values):
         raise UserError(f"{where}: give a list of values, such as [2e-4, 1e-3]")
     folders = [folder_part(name, each) for each in values]
     if twice := next((each for each in folders if folders.count(each) > 1), None):
         hint = "; a value with commas needs quotes, such as '2,2,4'"
         raise UserError(f"{where}: two values of the list have the folder {twice}{hint}")
+
+
+def _are_values(values: Sequence[Any]) -> bool:
+    """Whether each is a value, and there is one."""
+    return bool(values) and not any(each is None or isinstance(each, list | dict) for each in values)
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
@@ -260,7 +265,7 @@ def _list_words(
             hint = f"did you mean {near}?" if near else f"see `{parser.prog} --help`"
             raise UserError(f"{path}: {name} is not a setting ({hint})")
         values = value if isinstance(value, list) else [value]
-        if not values or any(isinstance(each, list | dict) or each is None for each in values):
+        if not _are_values(values):
             raise UserError(f"{path}: {name}: give a value, or a list such as [1, 10]")
         if isinstance(value, bool) and known[name].nargs == 0:
             words.append(f"--{name}" if value else f"--no-{name}")

@@ -22,6 +22,8 @@ from alma.errors import UserError
 LOCK = ".lock"
 _WAIT_SECONDS = 120
 _ZIP = b"PK\x03\x04"
+_BAD_ZIP = (zipfile.BadZipFile, ValueError, NotImplementedError)
+_CANNOT_GROW = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
@@ -45,18 +47,12 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
                 temporary.unlink(missing_ok=True)
                 raise
     except OSError as error:
-        if error.filename is None:
-            _name(error, path)
+        numpys = error.errno is None and "requested and" in str(error)  # NumPy's error of a full disk
+        if error.filename is None and (numpys or error.errno in _CANNOT_GROW):
+            number = error.errno or errno.ENOSPC
+            raise OSError(number, os.strerror(number), str(path)) from error
         raise
     fsync_directory(path.parent)
-
-
-def _name(error: OSError, path: Path) -> None:
-    """OSError with the path, if `error` means that the file cannot grow; NumPy's has no number."""
-    numpys = error.errno is None and "requested and" in str(error)
-    if numpys or error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        number = error.errno or errno.ENOSPC
-        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 def temporary_of(path: Path) -> Path:
@@ -109,7 +105,6 @@ A POSIX lock does not exclude other threads of its process, and closing any desc
 it. So this table excludes threads, and the process never opens the file of a lock that it holds.
 """
 os.register_at_fork(after_in_child=_held.clear)  # a forked child holds no locks
-_HELD_ELSEWHERE = (errno.EAGAIN, errno.EACCES)
 _FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
 
 
@@ -170,12 +165,11 @@ def holder(directory: Path, name: str = LOCK) -> str | None:
 def _acquire(descriptor: int, directory: Path) -> None:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _note(descriptor, _self())
     except OSError as error:
-        if error.errno in _HELD_ELSEWHERE:
+        if error.errno in (errno.EAGAIN, errno.EACCES):  # held elsewhere
             raise _busy(directory, _holder_of(descriptor)) from None
         print(f"warning: {directory}: no locks here, run one process at a time", file=sys.stderr)
-        return
-    _note(descriptor, _self())
 
 
 def _note(descriptor: int, holder: str) -> None:
@@ -227,14 +221,14 @@ def _damage(path: str, *_version: int) -> str | None:
             return None
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
+    except _BAD_ZIP:
         return "truncated"
     with archive:
         if packed := [each for each in archive.infolist() if each.compress_type != zipfile.ZIP_STORED]:
             return f"damaged, {packed[0].filename} in it is compressed, which torch never does"
         try:
             name = archive.testzip()
-        except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError) as error:
+        except (*_BAD_ZIP, RuntimeError, EOFError) as error:
             return f"damaged ({error})"
         return f"damaged, {name} in it has a wrong checksum" if name else None
 

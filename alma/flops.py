@@ -97,25 +97,26 @@ class Shape:
         return self.layers // self.moe_freq if self.experts else 0
 
     @property
+    def _ffn(self) -> int:
+        """Parameters of one FFN, which are those of one expert in a layer."""
+        return 2 * self.dim * self.hidden + self.hidden + self.dim
+
+    @property
     def per_expert(self) -> int:
         """Parameters of one expert in every Switch layer, router rows included."""
-        ffn = 2 * self.dim * self.hidden + self.hidden + self.dim
-        return self.switch_layers * (ffn + self.dim)
+        return self.switch_layers * (self._ffn + self.dim)
 
     @property
     def shared(self) -> int:
         """Parameters outside experts and routers."""
-        width = self.input_dim or self.dim
-        embeddings = self.vocabulary * width
+        embeddings = self.vocabulary * (self.input_dim or self.dim)
         if self.learned_positions:
             embeddings += (self.positions + 2) * self.dim  # fairseq offsets positions by pad + 1
         if not self.tied:
             embeddings += self.vocabulary * (self.output_dim or self.dim)
         block = 4 * (self.dim**2 + self.dim) + 4 * self.dim  # attention and two layer norms
-        ffn = 2 * self.dim * self.hidden + self.hidden + self.dim
-        norm = 2 * self.dim * self.final_norm
-        blocks = self.layers * block + (self.layers - self.switch_layers) * ffn
-        return embeddings + self._projections + blocks + norm
+        blocks = self.layers * block + (self.layers - self.switch_layers) * self._ffn
+        return embeddings + self._projections + blocks + 2 * self.dim * self.final_norm
 
     @property
     def _projections(self) -> int:

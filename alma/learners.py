@@ -89,5 +89,5 @@ def label_of(learner: str) -> str:
 
 def colour_of(learner: str) -> str:
     """The colour of a learner; that of an extension depends on its key alone."""
-    known = LEARNERS[learner].colour if learner in LEARNERS else ""
+    known = learner in LEARNERS and LEARNERS[learner].colour
     return known or _EXTENSION_COLOURS[zlib.crc32(learner.encode()) % len(_EXTENSION_COLOURS)]

@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args
 
 from alma.errors import UserError, closest, number_list
-from alma.schema import FLAG, NUMBER, TEXT, Kind, list_of, whole
+from alma.schema import FLAG, NUMBER, TEXT, Kind, list_of, one_of, whole
 
 ALWAYS, CHANGED, NEVER = "always", "changed", "never"
 """When run.json records an option: with any value but None, with another than its default, or never."""
@@ -67,14 +67,12 @@ def changed(options: Any) -> dict[str, Any]:
 
 def recorded(options: Any) -> dict[str, Any]:
     """The options that run.json records."""
-    when = {name: each.metadata["record"] for name, each in options_of(options).items()}
-    values = {name: getattr(options, name) for name in when if when[name] != NEVER}
-    differ = changed(options)
-    return {
-        name: value
-        for name, value in values.items()
-        if (value and name in differ if when[name] == CHANGED else value is not None)
-    }
+    differ, found = changed(options), {}
+    for name, each in options_of(options).items():
+        value, when = getattr(options, name), each.metadata["record"]
+        if (when == ALWAYS and value is not None) or (when == CHANGED and value and name in differ):
+            found[name] = value
+    return found
 
 
 def kinds_of(kind: Any) -> dict[str, Kind]:
@@ -83,12 +81,8 @@ def kinds_of(kind: Any) -> dict[str, Kind]:
     for name, each in options_of(kind).items():
         least = whole(int(each.metadata["at_least"]))
         kinds = {bool: FLAG, int: least, float: NUMBER, str: TEXT, list[int]: list_of(whole(0))}
-        found[name] = _one_of([kinds[type] for type in _types(each) if type in kinds])
+        found[name] = one_of([kinds[type] for type in _types(each) if type in kinds])
     return found
-
-
-def _one_of(kinds: Sequence[Kind]) -> Kind:
-    return Kind(" or ".join(kind.what for kind in kinds), lambda value: any(k.fits(value) for k in kinds))
 
 
 def _types(option: Field) -> list[Any]:
@@ -152,11 +146,8 @@ def _words(option: Field) -> dict[str, Any]:
         return {"action": "store_true", "default": None}
     if limits["choices"]:
         return {"choices": limits["choices"]}
-    usual = "N" if kind in (int, float) else "TEXT"
-    return {
-        "type": _reading(limits["read"]) if limits["read"] else kind,
-        "metavar": limits["metavar"] or usual,
-    }
+    read = _reading(limits["read"]) if limits["read"] else kind
+    return {"type": read, "metavar": limits["metavar"] or ("N" if kind in (int, float) else "TEXT")}
 
 
 def _list_words(option: Field) -> dict[str, Any]:

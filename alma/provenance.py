@@ -24,12 +24,11 @@ def versions() -> dict[str, str]:
 def commit() -> str | None:
     """Git commit of this checkout, `-dirty` if files are modified; None for an installed package."""
     here = Path(__file__)
+    git = ("git", "-C", str(here.parent))
     # A virtual environment may lie inside another project's repository, which does not track this file.
-    if _output("git", "-C", str(here.parent), "ls-files", "--error-unmatch", here.name) is None:
+    if _output(*git, "ls-files", "--error-unmatch", here.name) is None:
         return None
-    return _output(
-        "git", "-C", str(here.parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"
-    )
+    return _output(*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def machine() -> dict[str, Any]:

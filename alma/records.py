@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict, get_type_hints
+from typing import Any, TypedDict
 
 from alma import provenance
 from alma.configs import changes
@@ -69,13 +69,9 @@ _NUMBERS = object_of(NUMBER)
 _ERRORS = list_of(NUMBER)
 _EXTRA = {"valid": optional(_NUMBERS), "flops": _NUMBERS, "matrix": _ERRORS}
 _EXTRA |= dict.fromkeys(("members", "experts"), optional(whole(0)))
-_EXTRA |= dict.fromkeys(
-    ("words", "tokens", "bytes", "perplexity_per_word", "bits_per_byte"), optional(AMOUNT)
-)
+_MEASURES = ("words", "tokens", "bytes", "perplexity_per_word", "bits_per_byte")
+_EXTRA |= dict.fromkeys(_MEASURES, optional(AMOUNT))
 _EXTRA |= {"expert_layers": object_of(object_of(_ERRORS)), "matrix_experts": list_of(object_of(_ERRORS))}
-
-_AMOUNTS = ("value", "parameters", "train_flops", "eval_flops_per_example", "seconds", "peak_memory_bytes")
-_TYPES = {name: kind | int if kind is float else kind for name, kind in get_type_hints(Row).items()}
 
 
 @dataclass
@@ -113,32 +109,26 @@ class Run:
         resumes = cls.check(path, config, growing)
         config = _as_read_back(config)
         make_directory(path)
-        if not resumes:
-            for name in ("results.jsonl", *untrained):  # before run.json, which describes them
-                (path / name).unlink(missing_ok=True)
-            info = {
-                "config": config,
-                "seeds": seeds or {},
-                "versions": provenance.versions(),
-                "commit": provenance.commit(),
-                "machine": provenance.machine(),
-                "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
-            run = cls(path, info, writable=True)
-            write_json_atomic(path / "run.json", run.info)
+        if resumes:
+            run = cls(path, cls.read(path).info, writable=True)
+            run.note(config=config)
+            run._drop_partial_line()
             return run
-        run = cls(path, cls.read(path).info, writable=True)
-        if run.config != config:
-            run.info["config"] = config
-            write_json_atomic(path / "run.json", run.info)
-        run._drop_partial_line()
+        for name in ("results.jsonl", *untrained):  # before run.json, which describes them
+            (path / name).unlink(missing_ok=True)
+        run = cls(path, {"config": config, "seeds": seeds or {}}, writable=True)
+        run.note(
+            versions=provenance.versions(),
+            commit=provenance.commit(),
+            machine=provenance.machine(),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
         return run
 
     @classmethod
     def check(cls, directory: str | os.PathLike[str], config: dict, growing: Collection[str] = ()) -> bool:
         """Whether `open` would resume the run in `directory`; writes nothing. Raises as `open` does."""
-        missing = [key for key in CONFIG_KEYS if key not in config]
-        if missing:
+        if missing := [key for key in CONFIG_KEYS if key not in config]:
             raise ValueError(f"config lacks {', '.join(missing)}")
         path = Path(directory)
         if not (path / "run.json").exists():
@@ -251,22 +241,16 @@ class Run:
 
 
 def check_row(row: Mapping[str, Any], megabatches: int) -> None:
-    """ValueError unless `row` has exactly the fields of `Row` with their types, and 0 <= t <= B."""
+    """ValueError unless `row` has exactly the fields of `Row`, of their kinds, and 0 <= t <= B."""
     if not isinstance(row, Mapping):
         raise ValueError(f"a row is a mapping, not {type(row).__name__}")
-    if row.keys() != _TYPES.keys():
-        missing, unknown = sorted(_TYPES.keys() - row.keys()), sorted(row.keys() - _TYPES.keys())
+    kinds = _kinds_of_row(megabatches)
+    if row.keys() != kinds.keys():
+        missing, unknown = sorted(kinds.keys() - row.keys()), sorted(row.keys() - kinds.keys())
         raise ValueError(f"missing fields {missing}, unknown fields {unknown} (others belong in `extra`)")
-    for name, kind in _TYPES.items():
-        if not isinstance(row[name], kind) or isinstance(row[name], bool):
-            raise ValueError(f"{name} is {row[name]!r}: it should be {getattr(kind, '__name__', kind)}")
-    if not 0 <= row["t"] <= megabatches:
-        raise ValueError(f"t={row['t']} is not in 0..{megabatches}")
-    if row["metric"] not in METRICS:
-        raise ValueError(f"metric {row['metric']!r} is not one of {METRICS}")
+    require(row, kinds)
     if (row["stage"] is None) != (not row["trained_on"]):
         raise ValueError(f"stage is {row['stage']} but trained_on is {row['trained_on']}")
-    require(row, _kinds_of_row(megabatches))
     _check_extra(row["extra"], row["metric"], megabatches)
 
 
@@ -274,8 +258,7 @@ def check_row(row: Mapping[str, Any], megabatches: int) -> None:
 def _read_rows(path: Path, megabatches: int, version: tuple[int, ...]) -> tuple[dict[str, Any], ...]:
     """The rows of a file, read once for each of its `version`s: a report asks for them several times."""
     rows: dict[int, dict[str, Any]] = {}
-    whole, _, _ = path.read_bytes().rpartition(b"\n")
-    for number, line in enumerate(whole.split(b"\n") if whole else [], start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
         try:
             row = parse_json(line)
             check_row(row, megabatches)
@@ -289,10 +272,18 @@ def _read_rows(path: Path, megabatches: int, version: tuple[int, ...]) -> tuple[
 
 @functools.lru_cache
 def _kinds_of_row(megabatches: int) -> dict[str, Kind]:
-    kinds = dict.fromkeys(_AMOUNTS, AMOUNT)
-    return kinds | {
+    return {
+        "t": whole(0, megabatches),
         "stage": optional(whole(0, megabatches - 1)),
         "trained_on": list_of(whole(1, megabatches)),
+        "metric": Kind(f"one of {METRICS}", METRICS.__contains__),
+        "value": AMOUNT,
+        "parameters": whole(0),
+        "train_flops": AMOUNT,
+        "eval_flops_per_example": AMOUNT,
+        "seconds": AMOUNT,
+        "peak_memory_bytes": whole(0),
+        "extra": Kind("an object", lambda value: isinstance(value, dict)),
     }
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import unicodedata
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 _LARGEST = 1e100  # sums, squares and ratios of such numbers are still numbers
@@ -55,20 +55,24 @@ PLAIN = Kind("numbers and printable text in lists and objects", is_plain)
 TEXT = Kind("printable text", is_text)
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 NUMBER = Kind("a number", is_number)
+_NULL = Kind("null", lambda value: value is None)
 AMOUNT = Kind("a number from 0", lambda value: is_number(value) and not value < 0)
 
 
 def whole(least: int, most: int = 2**63 - 1) -> Kind:
     """Whole numbers from `least` to `most`."""
-    limit = f" to {most:,}" if most < 2**63 - 1 else ""
-    return Kind(
-        f"a whole number from {least}{limit}", lambda value: type(value) is int and least <= value <= most
-    )
+    what = f"a whole number from {least}" + (f" to {most:,}" if most < 2**63 - 1 else "")
+    return Kind(what, lambda value: type(value) is int and least <= value <= most)
+
+
+def one_of(kinds: Sequence[Kind]) -> Kind:
+    """Values of any of the kinds."""
+    return Kind(" or ".join(kind.what for kind in kinds), lambda value: any(k.fits(value) for k in kinds))
 
 
 def optional(kind: Kind) -> Kind:
     """`kind`, or null."""
-    return Kind(f"{kind.what} or null", lambda value: value is None or kind.fits(value))
+    return one_of([kind, _NULL])
 
 
 def list_of(kind: Kind) -> Kind:

@@ -38,7 +38,10 @@ DTYPES = {4: "int32", 8: "uint16", 9: "uint32"}  # of NumPy, by fairseq's codes
 _REMAKE = "rebuild the stream with `alma data`"
 _COUNT, _AMOUNT = whole(1), whole(0)
 _COUNTS = ("words", "tokens", "documents", "items", "bytes")
-_INSIDE = Kind("a path inside the stream", lambda value: is_text(value) and _is_inside(value))
+_INSIDE = Kind(
+    "a path inside the stream",
+    lambda value: is_text(value) and value and not value.startswith("/") and ".." not in value.split("/"),
+)
 _RECORD = {"seed": whole(-(2**63)), "vocab_size": whole(1, 2**31), "settings": PLAIN, "corpus": PLAIN}
 _RECORD |= {"appended": list_of(object_of(PLAIN))}
 _PART = {"name": TEXT, "prefix": _INSIDE, "sources": object_of(_AMOUNT)} | dict.fromkeys(_COUNTS, _COUNT)
@@ -151,17 +154,12 @@ class Stream:
                 version = shown(record["version"])
                 raise UserError(f"{path}: format version {version}, known are 1 and {VERSION}; {_REMAKE}")
             require(record, _RECORD)
-            made = cls(
-                directory=directory,
-                megabatches=_parts(record.pop("megabatches")),
-                valid=Part.from_dict(record.pop("valid")),
-                test=Part.from_dict(record.pop("test")),
-                files=_files(record.pop("files")),
-                appended=tuple(record.pop("appended", ())),
-                held_out=_parts(record.pop("held_out", ())),
-                held_out_valid=_parts(record.pop("held_out_valid", ())),
-                **record,
-            )
+            for name in ("megabatches", "held_out", "held_out_valid"):
+                record[name] = tuple(map(Part.from_dict, record.get(name, ())))
+            for name in ("valid", "test"):
+                record[name] = Part.from_dict(record[name])
+            record |= {"files": _files(record["files"]), "appended": tuple(record.get("appended", ()))}
+            made = cls(directory, **record)
             made._check_parts()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path}: malformed ({type(error).__name__}: {error}); {_REMAKE}") from error
@@ -194,8 +192,7 @@ class Stream:
         files = dict(self.files)
         for part in (parts,) if isinstance(parts, Part) else parts:
             files |= part.files
-        for name, info in files.items():
-            path = self.directory / name
+        for path, info in ((self.directory / name, info) for name, info in files.items()):
             if problem := info.problem(path):
                 raise UserError(f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}")
 
@@ -250,17 +247,8 @@ def read_pointers(path: str | os.PathLike[str], items: int) -> "np.ndarray":
     return np.memmap(path, "<i8", "r", _HEADER.size + 4 * items, (items,)) if items else np.zeros(0, np.int64)
 
 
-def _parts(records: Iterable[dict[str, Any]]) -> tuple[Part, ...]:
-    return tuple(Part.from_dict(record) for record in records)
-
-
 def _files(record: dict[str, Any]) -> dict[str, FileInfo]:
     for name, info in record.items():
         require({"file": name}, {"file": _INSIDE})
         require(info, _INFO)
     return {name: FileInfo(**info) for name, info in record.items()}
-
-
-def _is_inside(path: str) -> bool:
-    """Whether a relative path stays in its folder."""
-    return bool(path) and not path.startswith("/") and ".." not in path.split("/")

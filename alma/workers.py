@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import connection, resource_tracker
 from typing import Any, TypeVar, cast
 
@@ -107,10 +107,14 @@ class Workers:
         spawn = multiprocessing.get_context("spawn")
         pipe, its_end = spawn.Pipe()
         process = spawn.Process(target=_serve, args=(its_end, self._setup), daemon=True)
-        resource_tracker.ensure_running()  # not within the block: it unblocks Ctrl-C
-        with _interrupts_blocked():
+        resource_tracker.ensure_running()  # before Ctrl-C is blocked: it unblocks it
+        # The process inherits the block; without it, its imports would end in a traceback.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             process.start()
             self._processes[pipe] = process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         its_end.close()
         self._idle.append(pipe)
 
@@ -119,16 +123,6 @@ def _result(value: Any, error: Exception | None) -> Any:
     if error:
         raise error
     return value
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Hold Ctrl-C back. A process inherits this; without it, its imports would end in a traceback."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(pipe: Any, setup: Callable[[], None] | None) -> None:

@@ -6,7 +6,6 @@ and `python -m benchmarks advice_calibration`, which counts how often `alma advi
 equal learners.
 """
 
-import argparse
 import importlib
 import sys
 from collections.abc import Iterator
@@ -29,19 +28,15 @@ BENCHMARKS = {
 }
 ALONE = ("data_prep_scale", "near_duplicates", "advice_calibration")
 """Run only by name, with flags of their own."""
-_PAIRED = "medians and quartiles of paired runs"
 
 
-def tables(name: str, args: argparse.Namespace) -> Iterator[Table]:
+def tables(name: str, repeats: int, text: list[str]) -> Iterator[Table]:
     """Run a benchmark; yield each table when it is done."""
-    module = importlib.import_module(f"benchmarks.{name}")
+    measure = importlib.import_module(f"benchmarks.{name}").measure
     if name == "data_prep_speed":
-        for table in module.measure(args.repeats, args.text):
-            yield table._replace(title=f"{table.title}; {_PAIRED}")
-    elif name == "training_memory":
-        yield Table(name, BENCHMARKS[name], module.measure())
+        yield from measure(repeats, text)
     else:
-        yield Table(name, f"{BENCHMARKS[name]}; {_PAIRED}", module.measure(args.repeats))
+        yield Table(name, BENCHMARKS[name], measure() if name == "training_memory" else measure(repeats))
 
 
 @command
@@ -55,13 +50,8 @@ def main() -> None:
     add("names", nargs="*", metavar="NAME", help=f"benchmarks to run: {' '.join(BENCHMARKS)} (default: all)")
     add("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
     add("--repeats", type=int, default=7, help="paired measurements per benchmark (default: 7)")
-    add(
-        "--text",
-        nargs="+",
-        default=[],
-        metavar="CORPUS",
-        help="text for data_prep_speed, as for `python -m data_prep` (default: installed documentation)",
-    )
+    text = "text for data_prep_speed, as for `python -m data_prep` (default: installed documentation)"
+    add("--text", nargs="+", default=[], metavar="CORPUS", help=text)
     args = parser.parse_args()
     if unknown := set(args.names) - set(BENCHMARKS):
         parser.error(f"no benchmark {' '.join(sorted(unknown))}; there are {' '.join(BENCHMARKS)}")
@@ -71,8 +61,9 @@ def main() -> None:
     hardware, software = machine(), versions()
     print(f"{hardware['cpu']}, {hardware['cores']} cores, 1 thread; torch {software['torch']}")
     for name in args.names or BENCHMARKS:
-        for table in tables(name, args):
-            show(args.out, table)
+        paired = "" if name == "training_memory" else "; medians and quartiles of paired runs"
+        for table in tables(name, args.repeats, args.text):
+            show(args.out, table._replace(title=table.title + paired))
 
 
 if __name__ == "__main__":

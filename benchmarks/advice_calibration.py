@@ -50,15 +50,15 @@ def make_section(cell: Cell, random: np.random.Generator) -> Section:
     """Records of sm, of ens (exp(gap) times the errors) and of a third configuration."""
     exponent, offset = random.uniform(0.2, 0.7), random.choice([0.0, 0.02, 0.05])
     kinds = [("sm", 8, cell.seeds, 0.0), ("ens", 8, cell.seeds, cell.gap), ("sm", 16, cell.third, -0.3)]
-    results, runs = [], []
+    results = []
     for learner, size, seeds, gap in kinds:
         config = {"learner": learner, "waiting_time": cell.waiting_time, "megabatches": B, "replay": False}
         config |= {"seed": 0, "hidden": size, "members": 5 if learner == "ens" else 1}
         law = np.log(0.5 * np.arange(1.0, B + 1) ** -exponent + offset) + gap
         repeats = [_rows(law, cell, random) for _ in range(seeds)]
-        results.append(Result(config, tuple(repeats), settings=f"hidden={size}"))
-        runs.append([Run(None, {"config": config | {"seed": seed}}) for seed in range(seeds)])  # type: ignore
-    return Section("made-up errors", results, runs)
+        runs = tuple(Run(None, {"config": config | {"seed": seed}}) for seed in range(seeds))  # type: ignore
+        results.append(Result(config, tuple(repeats), settings=f"hidden={size}", runs=runs))
+    return Section("made-up errors", results)
 
 
 def _rows(law: np.ndarray, cell: Cell, random: np.random.Generator) -> dict[int, dict]:

@@ -25,7 +25,7 @@ import numpy as np
 from alma.errors import Parser, UserError, count
 from alma.files import make_directory
 from alma.processes import peak_memory, reset_peak_memory, resident_memory
-from benchmarks.timing import Table, show
+from benchmarks.timing import Rows, Table, show
 from data_prep import documents, pipeline
 from data_prep.cut import Wanted
 from data_prep.documents import Reader, Shard
@@ -65,9 +65,7 @@ def line_pool(seed: int) -> LinePool:
     counts = rng.integers(LINE_WORDS // 4, 2 * LINE_WORDS - LINE_WORDS // 4, LINES, endpoint=True)
     share = 1 / np.arange(1, WORDS + 1)
     ranks = iter(rng.choice(WORDS, counts.sum(), p=share / share.sum()).tolist())
-    lines = [
-        " ".join(vocabulary[rank] for rank in itertools.islice(ranks, count)) for count in counts.tolist()
-    ]
+    lines = [" ".join([vocabulary[rank] for rank in itertools.islice(ranks, n)]) for n in counts.tolist()]
     quantiles = [NormalDist().inv_cdf((i + 0.5) / 4096) for i in range(4096)]
     lengths = [max(1, round(MEDIAN_WORDS / LINE_WORDS * math.exp(z))) for z in quantiles]
     return LinePool(lines, counts.tolist(), lengths)
@@ -207,10 +205,10 @@ class _EnoughError(Exception):
 class MeasuredWork(Work):
     """Records a row per stage, and ends after `share` of the buckets are encoded."""
 
-    def __init__(self, workers: int, corpus: Corpus | Records, logs: Path, share: float = 1) -> None:
+    def __init__(self, workers: int, corpus: Corpus | Records, directory: Path, share: float = 1) -> None:
         super().__init__(workers)
-        self.rows: list[dict[str, Any]] = []
-        self._corpus, self._logs, self._share = corpus, logs, share
+        self.rows: Rows = []
+        self._corpus, self._directory, self._share = corpus, directory, share
 
     def run(self, stage: str, function: Callable[..., None], tasks: Sequence[Task], unit: str) -> None:
         """Run the stage, each task `logged`."""
@@ -218,7 +216,7 @@ class MeasuredWork(Work):
         if stage == "encode":
             tasks = tasks[: math.ceil(self._share * len(tasks))]
             words = sum(task.weight for task in tasks)
-        log = self._logs / f"{stage}.log"
+        log = self._directory / f"{stage}.log"
         reset_peak_memory()
         super().run(stage, functools.partial(logged, log, function), tasks, unit)
         records = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
@@ -228,32 +226,28 @@ class MeasuredWork(Work):
 
     def _row(self, stage: str, words: int, records: list[tuple[int, ...]]) -> dict[str, Any]:
         seconds = self.seconds[stage]
+        reads = stage not in ("sort", "cut", "plan", "tokenizer")  # all text
         peaks = {process: peak for process, _, peak in records}  # the last line of each
         early = max(peak for *_, peak in records[: max(1, len(records) // 10)])
-        disk = sum(512 * path.stat().st_blocks for path in self._logs.parent.rglob("*"))
-        row = {
+        disk = sum(512 * path.stat().st_blocks for path in self._directory.rglob("*"))
+        return {
             "stage": stage,
             "tasks": len(records),
             "seconds": f"{seconds:.1f}",
-            "MB/s": f"{words * self._corpus.bytes_per_word / seconds / 1e6:.1f}",
-            "words/s": f"{words / seconds / 1e6:.2f}M",
+            "MB/s": f"{words * self._corpus.bytes_per_word / seconds / 1e6:.1f}" * reads,
+            "words/s": f"{words / seconds / 1e6:.2f}M" * reads,
             "peak MB of each process": " ".join(f"{peak / 1e6:.0f}" for peak in peaks.values()),
             "after a tenth of the tasks": f"{early / 1e6:.0f}",
             "main process": f"{peak_memory() / 1e6:.0f}",
             "disk GB": f"{disk / 1e9:.2f}",
         }
-        if stage in ("sort", "cut", "plan", "tokenizer"):  # they do not read all text
-            row |= {"MB/s": "", "words/s": ""}
-        return row
 
 
-def measure(gigabytes: float, directory: Path, workers: int, share: float) -> list[dict[str, Any]]:
+def measure(gigabytes: float, directory: Path, workers: int, share: float) -> Rows:
     """A row per stage; `directory` is for temporary files."""
-    inputs, logs, stream = (directory / name for name in ("corpus", "logs", "stream"))
-    for each in (inputs, logs):
-        each.mkdir()
+    inputs = directory / "corpus"
+    inputs.mkdir()
     corpus = Corpus(gigabytes * 1e9, inputs)
-    settings = corpus.settings()
     (shard, *_) = documents.make_shards(corpus.files, corpus.reader, documents.SHARD_BYTES)
     started = time.perf_counter()
     made = sum(len(text.encode()) + 1 for _, text, _ in corpus.reader.read(shard))
@@ -261,26 +255,24 @@ def measure(gigabytes: float, directory: Path, workers: int, share: float) -> li
         f"{corpus.documents:,} documents, about {corpus.words:,} words, in {len(corpus.files)} shards; "
         f"making the text, twice: {made / (time.perf_counter() - started) / 1e6:.0f} MB/s a core"
     )
-    work = MeasuredWork(workers, corpus, logs, share)
+    work = MeasuredWork(workers, corpus, directory, share)
     with work, contextlib.suppress(_EnoughError):
-        pipeline.make_stream(settings, stream, work)
+        pipeline.make_stream(corpus.settings(), directory / "stream", work)
     return work.rows
 
 
-def measure_plan(documents: int, directory: Path, workers: int) -> list[dict[str, Any]]:
+def measure_plan(documents: int, directory: Path, workers: int) -> Rows:
     """A row for each of the stages sort, cut and plan; `directory` is for temporary files."""
     records = Records(documents)
-    logs, place = directory / "logs", directory / "work"
-    for each in (logs, place):
-        each.mkdir()
+    place = directory / "work"
+    place.mkdir()
     space = Workspace(place, 0, Reader(), SOURCES)
     wanted = nearly_all(records.words)
     print(f"{records.documents:,} records in {records.shards:,} shards")
-    work = MeasuredWork(workers, records, logs)
+    work = MeasuredWork(workers, records, directory)
     with work:
-        tasks = [
-            Task(space.file("scan", number, "bin"), 1, (space, number)) for number in range(records.shards)
-        ]
+        scans = [(space.file("scan", number, "bin"), number) for number in range(records.shards)]
+        tasks = [Task(path, 1, (space, number)) for path, number in scans]
         work.run("records", records.write, tasks, "shard")
         ranges = pipeline.sort_documents(space, wanted, work, records.shards, [])
         plan = pipeline.plan_buckets(space, wanted, work, ranges)
@@ -302,13 +294,8 @@ def main(arguments: list[str]) -> None:
     add("--out", type=Path, required=True, metavar="DIR", help=temporary)
     cores = len(os.sched_getaffinity(0))
     add("--workers", type=int, default=cores, metavar="K", help=f"processes (default: all cores, {cores})")
-    add(
-        "--encode-share",
-        type=float,
-        default=0.2,
-        metavar="S",
-        help="share of the buckets to encode (default: 0.2)",
-    )
+    share = "share of the buckets to encode (default: 0.2)"
+    add("--encode-share", type=float, default=0.2, metavar="S", help=share)
     add("--results", type=Path, default=Path("benchmarks/results"), metavar="DIR", help="for the CSV")
     args = parser.parse_args(arguments)
     if not ((args.documents or args.gigabytes > 0) and args.workers > 0 and 0 < args.encode_share <= 1):

@@ -75,11 +75,8 @@ class CommandCost(NamedTuple):
     cpu: float
     peak: float
     """Bytes of the largest process."""
-    stages: dict[str, float]
-    """Seconds of each stage, as data_prep prints them."""
-    stages_cpu: dict[str, float]
-    stages_peak: dict[str, float]
-    """Megabytes."""
+    stages: dict[str, tuple[float, ...]]
+    """Seconds, CPU seconds and peak MB of each stage, as data_prep prints them."""
 
 
 def run(command: Sequence[str | Path]) -> CommandCost:
@@ -99,18 +96,17 @@ def run(command: Sequence[str | Path]) -> CommandCost:
     printed = []
     for what in ("seconds", "CPU seconds", "peak MB of a process"):
         (line,) = re.findall(rf"^{what}: (.*)", done.stdout, re.MULTILINE) or [""]
-        printed.append({name: float(value) for name, value in re.findall(r"(\w+) ([\d.]+)", line)})
-    return CommandCost(seconds, cpu, peak, *printed)
+        printed.append(dict(re.findall(r"(\w+) ([\d.]+)", line)))
+    stages = {name: tuple(float(found[name]) for found in printed) for name in printed[0]}
+    return CommandCost(seconds, cpu, peak, stages)
 
 
 class Survey(NamedTuple):
-    """Size of a text."""
+    """Size of a text: bytes with a newline after each document, words, and distinct words by source."""
 
     bytes: int
-    """Of the normalised text, with a newline after each document."""
     words: int
     unique_words: Counter[str]
-    """Words by source, without duplicates."""
 
 
 class CorpusText:
@@ -171,7 +167,7 @@ def stages(text: CorpusText, survey: Survey, repeats: int, out: Path) -> Rows:
     encoded = sum(part.words for part in (*stream.megabatches, stream.valid, stream.test))
     handled = {"tokenizer": stream.megabatches[0].words, "encode": encoded, "finalise": encoded}
 
-    def row(workers: int, stage: str, costs: list[tuple[float, float, float]]) -> dict[str, Any]:
+    def row(workers: int, stage: str, costs: list[tuple[float, ...]]) -> dict[str, Any]:
         """`costs`: seconds, CPU seconds and peak MB of each run."""
         seconds, cpu, peaks = zip(*costs, strict=True)
         words = handled.get(stage, survey.words)
@@ -187,8 +183,7 @@ def stages(text: CorpusText, survey: Survey, repeats: int, out: Path) -> Rows:
     rows: Rows = []
     for workers, own in runs.items():
         for stage in own[0].stages:
-            costs = [(run.stages[stage], run.stages_cpu[stage], run.stages_peak[stage]) for run in own]
-            rows.append(row(workers, stage, costs))
+            rows.append(row(workers, stage, [run.stages[stage] for run in own]))
         rows.append(row(workers, "the command", [(run.seconds, run.cpu, run.peak / 1e6) for run in own]))
     return rows
 
@@ -301,14 +296,11 @@ def against_preprocess(sample: Sample, repeats: int) -> Rows:
     for _ in tqdm(range(repeats), disable=None, unit="turn"):
         for workers in WORKERS:
             own = sample.prepare(workers)
-            costs["data_prep", workers].append(
-                ProcessTime(own.seconds, own.seconds - sum(own.stages.values()), own.cpu)
-            )
-            last, last_cpu = (
-                max(each["encode"] + each["finalise"], 0.01)  # printed with two digits, so it may be 0
-                for each in (own.stages, own.stages_cpu)
-            )
-            costs[_LAST, workers].append(ProcessTime(last, 0, last_cpu))
+            start = own.seconds - sum(seconds for seconds, *_ in own.stages.values())
+            costs["data_prep", workers].append(ProcessTime(own.seconds, start, own.cpu))
+            ended, ended_cpu, _ = map(sum, zip(own.stages["encode"], own.stages["finalise"], strict=True))
+            # Printed with two digits, so they may be 0.
+            costs[_LAST, workers].append(ProcessTime(max(ended, 0.01), 0, max(ended_cpu, 0.01)))
         size = sample.write_parts()
         pieces = sample.pieces()
         start = sample.preprocess(1, "line").seconds

@@ -4,9 +4,8 @@ Forward and backward of the output layer of the paper's models: 1,536 tokens, V 
 3% of the targets are padding.
 """
 
-import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from alma.errors import UserError
-from benchmarks.timing import spread
+from benchmarks.timing import Rows, one_thread, ratios, turns
 from fairseq_alma.training.loss import chunked_nll
 
 TOKENS, VOCABULARY, CHUNK, PAD = 1536, 50_264, 1024, 1
@@ -42,38 +41,28 @@ def losses() -> dict[str, Loss]:
     }
 
 
-def seconds(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> tuple[float, Tensor]:
-    """Time of a forward and backward pass, and the gradient by the features."""
+def gradient(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> Tensor | None:
+    """The gradient by the features, after a forward and backward pass."""
     x.grad = weight.grad = None
-    started = time.perf_counter()
     loss(x, weight, target).backward()
-    taken = time.perf_counter() - started
-    assert x.grad is not None
-    return taken, x.grad
+    return x.grad
 
 
-def measure(repeats: int) -> list[dict[str, Any]]:
-    """A row for each D. A repeat runs all losses in turn; first comes a warm-up, which compares gradients."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+@one_thread()
+def measure(repeats: int) -> Rows:
+    """A row for each D; the gradients of all losses are compared first."""
     torch.manual_seed(0)
-    rows, compared = [], losses()
-    progress = tqdm(total=2 * (repeats + 1), disable=None, unit="repeat")
-    for dim in (512, 768):
+    rows = []
+    for dim in tqdm((512, 768), disable=None, unit="width"):
         x = torch.randn(TOKENS, dim, requires_grad=True)
         weight = (torch.randn(VOCABULARY, dim) * dim**-0.5).requires_grad_()
         target = torch.randint(4, VOCABULARY, (TOKENS,)).masked_fill_(torch.rand(TOKENS) < 0.03, PAD)
-        times: list[dict[str, float]] = []
-        for repeat in range(repeats + 1):
-            found = {name: seconds(loss, x, weight, target) for name, loss in compared.items()}
-            times.append({name: taken for name, (taken, _) in found.items()})
-            if not repeat:
-                for name, (_, gradient) in found.items():
-                    torch.testing.assert_close(gradient, found["chunked"][1], msg=f"gradients of {name}")
-            progress.update()
-        others = [name for name in compared if name != "chunked"]
-        row: dict[str, Any] = {"D": dim, "chunked s": f"{min(each['chunked'] for each in times[1:]):.2f}"}
-        row |= {f"{name} / chunked": spread([t[name] / t["chunked"] for t in times[1:]]) for name in others}
-        rows.append(row)
-    torch.set_num_threads(threads)
+        passes = {name: partial(gradient, loss, x, weight, target) for name, loss in losses().items()}
+        expected = passes["chunked"]()
+        for name, work in passes.items():
+            torch.testing.assert_close(work(), expected, msg=f"gradients of {name}")
+        measured = turns(passes, repeats)
+        others = [name for name in passes if name != "chunked"]
+        row = {"D": dim, "chunked s": f"{min(turn['chunked'] for turn in measured):.2f}"}
+        rows.append(row | {f"{name} / chunked": ratios(measured, name, "chunked") for name in others})
     return rows

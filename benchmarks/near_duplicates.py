@@ -10,7 +10,6 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,12 +94,8 @@ def quality(path: Path) -> Rows:
     for low, high in itertools.pairwise(BORDERS):
         within = (exact >= low) & (exact < high)
         share = f"{dropped[within].mean():.3f}" if within.any() else ""
-        row = {
-            "similarity": f"{low:.2f}-{min(high, 1):.2f}",
-            "documents": int(within.sum()),
-            "dropped": share,
-        }
-        rows.append({"text": path.name, **row})
+        row = {"text": path.name, "similarity": f"{low:.2f}-{min(high, 1):.2f}"}
+        rows.append(row | {"documents": int(within.sum()), "dropped": share})
     return rows
 
 
@@ -113,7 +108,7 @@ def stream(files: list[tuple[str, str]], words: int, drop: bool, out: Path, work
 
 def effect(path: Path) -> Rows:
     """Contamination of the test set with keep and drop, of several random orders."""
-    words = sum(text.count(b" ") + text.count(b"\n") + 1 for text in corpus_texts(path).values())
+    words = sum(len(text.split()) for text in corpus_texts(path).values())
     rows = []
     for drop in (False, True):
         found = []
@@ -123,10 +118,9 @@ def effect(path: Path) -> Rows:
                 found.append(next(iter(contamination.contamination(made, workers) or ())))
         row: dict[str, Any] = {"text": path.name, "near duplicates": "drop" if drop else "keep"}
         row["dropped"] = made.corpus.get("near_duplicate_documents", 0)
-        for name, shares in (
-            ("8-grams", [each.seen for each in found]),
-            ("documents", [each.seen_documents for each in found]),
-        ):
+        seen = {"8-grams": [each.seen for each in found]}
+        seen["documents"] = [each.seen_documents for each in found]
+        for name, shares in seen.items():
             row[name] = f"{np.mean(shares):.1%} [{min(shares):.1%}-{max(shares):.1%}]"
         rows.append(row)
     return rows
@@ -138,20 +132,18 @@ def write_copies(texts: list[bytes], size: float, folder: Path) -> tuple[list[tu
     files: list[tuple[str, str]] = []
     words = done = 0
 
-    def copies() -> Iterator[bytes]:
-        while True:
-            found = texts[rng.randrange(len(texts))].split(b" ")
-            for _ in range(int(len(found) * rng.choice(_EDITS))):
-                found[rng.randrange(len(found))] = b"%x" % rng.getrandbits(24)
-            yield b" ".join(found)
+    def edited() -> bytes:
+        found = rng.choice(texts).split(b" ")
+        for _ in range(int(len(found) * rng.choice(_EDITS))):
+            found[rng.randrange(len(found))] = b"%x" % rng.getrandbits(24)
+        return b" ".join(found)
 
-    made = copies()
     while done < size:
         path = folder / f"{len(files):03d}.txt"
         with open(path, "wb") as file:
             while file.tell() < min(100e6, size - done):
-                text = next(made)
-                words += text.count(b" ") + text.count(b"\n") + 1
+                text = edited()
+                words += len(text.split())
                 file.write(text + b"\n\n")
             done += file.tell()
         files.append(("text", str(path)))
@@ -171,9 +163,8 @@ def cost(paths: list[Path], gigabytes: float, workers: int) -> Rows:
                 for stage, usage in work.usage.items():
                     row: dict[str, Any] = {"near duplicates": "drop" if drop else "keep", "stage": stage}
                     row |= {"seconds": f"{work.seconds[stage]:.1f}", "CPU": f"{usage.cpu:.1f}"}
-                    rows.append(
-                        {**row, "peak MB": f"{usage.peak / 1e6:.0f}", "load": f"{os.getloadavg()[0]:.1f}"}
-                    )
+                    row |= {"peak MB": f"{usage.peak / 1e6:.0f}", "load": f"{os.getloadavg()[0]:.1f}"}
+                    rows.append(row)
             print({key: value for key, value in made.corpus.items() if isinstance(value, int)})
     return rows
 
@@ -189,10 +180,8 @@ def main(arguments: list[str]) -> None:
     args = parser.parse_args(arguments)
     make_directory(args.results)
     rows = [row for path in args.corpus for row in quality(path)]
-    show(
-        args.results,
-        Table("near_duplicates", "share dropped, by exact similarity to an earlier document", rows),
-    )
+    title = "share dropped, by exact similarity to an earlier document"
+    show(args.results, Table("near_duplicates", title, rows))
     rows = [row for path in args.corpus for row in effect(path)]
     show(args.results, Table("near_duplicates_effect", "contamination of the test set", rows))
     if args.gigabytes:

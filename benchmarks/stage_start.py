@@ -10,7 +10,7 @@ not count. Blocks of 512 tokens, 8 in a batch, uint16, files in the page cache.
 import logging
 import os
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,7 +22,7 @@ from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageMode
 from tqdm import tqdm
 
 from alma.stream import VERSION, FileInfo, Part, Stream, write_index
-from benchmarks.timing import spread
+from benchmarks.timing import Rows, ratios, turns
 from fairseq_alma.task import AlmaLMConfig, AlmaLMTask
 
 SHAPES = ((5, 70), (20, 70), (100, 70), (20, 7), (20, 700))  # million tokens, tokens of an item
@@ -56,9 +56,8 @@ def write_stream(directory: Path, tokens: int, item: int) -> int:
     return items
 
 
-def seconds(task: FairseqTask) -> float:
+def start(task: FairseqTask) -> None:
     """From nothing loaded to the first batch."""
-    started = time.perf_counter()
     task.load_dataset("train")
     batches = task.get_batch_iterator(
         task.dataset("train"),
@@ -69,19 +68,16 @@ def seconds(task: FairseqTask) -> float:
     )
     first = next(batches.next_epoch_itr())
     assert first["target"].shape == (8, 512)
-    return time.perf_counter() - started
 
 
-def verifying(task: AlmaLMTask) -> float:
-    """The part of alma_lm's `seconds` that goes into checksums."""
+def verify(task: AlmaLMTask) -> None:
+    """The part of alma_lm's `start` that compares checksums."""
     assert task.stream is not None
-    started = time.perf_counter()
     task.stream.check(task.stream.megabatches[:1])
-    return time.perf_counter() - started
 
 
-def measure(repeats: int) -> list[dict[str, Any]]:
-    """A row for each number of tokens and of items; the first round, a warm-up, is left out."""
+def measure(repeats: int) -> Rows:
+    """A row for each number of tokens and of items."""
     logging.disable(logging.INFO)
     rows = []
     for millions, item in tqdm(SHAPES, disable=None, unit="stream"):
@@ -90,20 +86,21 @@ def measure(repeats: int) -> list[dict[str, Any]]:
             ours = AlmaLMTask(AlmaLMConfig(data=directory, **SETTINGS), Dictionary())
             peer = LanguageModelingTask(LanguageModelingConfig(data=directory, **SETTINGS), Dictionary())
             replaying = AlmaLMTask(AlmaLMConfig(data=directory, **SETTINGS, **REPLAY), Dictionary())
-            rounds = [
-                (seconds(ours), verifying(ours), seconds(replaying), seconds(peer))
-                for _ in range(repeats + 1)
-            ][1:]
+            tasks = {"alma_lm": ours, "replay": replaying, "fairseq": peer}
+            kinds = {name: partial(start, task) for name, task in tasks.items()}
+            measured = turns(kinds | {"checksums": partial(verify, ours)}, repeats)
+        medians = {name: f"{median(turn[name] for turn in measured):.3f}" for name in measured[0]}
+        # The checksums of two mega-batches take twice those of one.
+        replay = median(turn["replay"] - 2 * turn["checksums"] for turn in measured)
         rows.append(
             {
                 "tokens": f"{millions}M",
                 "items": f"{items / 1e6:.2f}M",
-                "alma_lm, s": f"{median(own for own, _, _, _ in rounds):.3f}",
-                "of it checksums, s": f"{median(check for _, check, _, _ in rounds):.3f}",
-                # The checksums of two mega-batches take twice those of one.
-                "replay, no checksums, s": f"{median(both - 2 * check for _, check, both, _ in rounds):.3f}",
-                "fairseq, s": f"{median(other for _, _, _, other in rounds):.3f}",
-                "fairseq / alma_lm": spread([other / own for own, _, _, other in rounds]),
+                "alma_lm, s": medians["alma_lm"],
+                "of it checksums, s": medians["checksums"],
+                "replay, no checksums, s": f"{replay:.3f}",
+                "fairseq, s": medians["fairseq"],
+                "fairseq / alma_lm": ratios(measured, "fairseq", "alma_lm"),
             }
         )
     logging.disable(logging.NOTSET)

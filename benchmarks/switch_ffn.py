@@ -6,15 +6,14 @@ capacity factor 1, fp32, one thread; forward and backward, load-balancing loss i
 Shapes: T time, B batch, S = B * T tokens, D model, E experts, C capacity.
 """
 
-import time
-from typing import Any
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from benchmarks.timing import spread
+from benchmarks.timing import Rows, one_thread, ratios, turns
 from fairseq_alma.moe.layer import SwitchFFN
 from fairseq_alma.moe.router import Routing
 
@@ -52,49 +51,33 @@ def switch(kind: type[SwitchFFN], dim: int, experts: int) -> SwitchFFN:
     return kind(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity())
 
 
-def seconds(layer: nn.Module, x: Tensor) -> float:
-    """Time of one forward and backward pass."""
+def step(layer: nn.Module, x: Tensor) -> None:
+    """A forward and backward pass."""
     layer.zero_grad()
-    started = time.perf_counter()
     output = layer(x)
     loss = output.sum() if torch.is_tensor(output) else output[0].sum() + output[1].balance_loss
     loss.backward()
-    return time.perf_counter() - started
 
 
-def measure(repeats: int) -> list[dict[str, Any]]:
-    """A row for each D and E. A repeat runs the dense layer, then all others; a warm-up comes first."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+@one_thread()
+def measure(repeats: int) -> Rows:
+    """A row for each D and E; the outputs of one-hot and Switch layers are compared first."""
     torch.manual_seed(0)
     rows = []
-    progress = tqdm(total=len(SHAPES) * (repeats + 1), disable=None, unit="repeat")
-    for dim, counts, one_hot_experts in SHAPES:
+    for dim, counts, one_hot_experts in tqdm(SHAPES, disable=None, unit="width"):
         x = torch.randn(512, TOKENS // 512, dim, requires_grad=True)
-        kinds: dict[tuple[str, int], Any] = {("dense", 0): dense(dim)} | {
-            ("Switch", e): switch(SwitchFFN, dim, e) for e in counts
-        }
-        one_hot = kinds["one-hot", one_hot_experts] = switch(OneHotFFN, dim, one_hot_experts)
-        one_hot.load_state_dict(kinds["Switch", one_hot_experts].state_dict())
+        switches = {experts: switch(SwitchFFN, dim, experts) for experts in counts}
+        one_hot = switch(OneHotFFN, dim, one_hot_experts)
+        one_hot.load_state_dict(switches[one_hot_experts].state_dict())
         expected, _ = one_hot(x)
-        torch.testing.assert_close(kinds["Switch", one_hot_experts](x)[0], expected, atol=1e-4, rtol=1e-4)
-        times = []
-        for _ in range(repeats + 1):
-            times.append({name: seconds(layer, x) for name, layer in kinds.items()})
-            progress.update()
-        for experts in counts:
-            ours = ("Switch", experts)
-            kept = kinds[ours](x)[1].kept_E.sum().item()
-            row = {
-                "D": dim,
-                "E": experts,
-                "Switch / dense": spread([time[ours] / time["dense", 0] for time in times[1:]]),
-                "one-hot / Switch": "",
-                "dropped": f"{1 - kept / TOKENS:.0%}",
-            }
-            if experts == one_hot_experts:
-                ratios = [time["one-hot", experts] / time[ours] for time in times[1:]]
-                row["one-hot / Switch"] = spread(ratios)
-            rows.append(row)
-    torch.set_num_threads(threads)
+        torch.testing.assert_close(switches[one_hot_experts](x)[0], expected, atol=1e-4, rtol=1e-4)
+        layers = {"dense": dense(dim), "one-hot": one_hot, **switches}
+        measured = turns({name: partial(step, layer, x) for name, layer in layers.items()}, repeats)
+        for experts, layer in switches.items():
+            kept = layer(x)[1].kept_E.sum().item()
+            row = {"D": dim, "E": experts, "Switch / dense": ratios(measured, experts, "dense")}
+            row["one-hot / Switch"] = (
+                ratios(measured, "one-hot", experts) if experts == one_hot_experts else ""
+            )
+            rows.append(row | {"dropped": f"{1 - kept / TOKENS:.0%}"})
     return rows

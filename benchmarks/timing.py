@@ -1,13 +1,18 @@
-"""Tables of repeated measurements."""
+"""Repeated measurements, and tables of them."""
 
+import contextlib
 import csv
 import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from alma.tables import as_text
 
 Rows = list[dict[str, Any]]
+Turn = dict[Any, float]
+"""Seconds of each kind of work."""
 
 
 class Table(NamedTuple):
@@ -18,9 +23,37 @@ class Table(NamedTuple):
     rows: Rows
 
 
-def spread(ratios: list[float]) -> str:
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Wall-clock time of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def turns(kinds: Mapping[Any, Callable[[], Any]], repeats: int) -> list[Turn]:
+    """Time all kinds of work `repeats` times, in turn, after a warm-up."""
+    return [{name: seconds(work) for name, work in kinds.items()} for _ in range(repeats + 1)][1:]
+
+
+def ratios(measured: Sequence[Turn], one: Any, other: Any) -> str:
+    """The spread of the times of `one` relative to those of `other`."""
+    return spread([turn[one] / turn[other] for turn in measured])
+
+
+def spread(values: Sequence[float]) -> str:
     """`median [first quartile-third quartile]`."""
-    low, middle, high = statistics.quantiles(ratios, n=4)
+    low, middle, high = statistics.quantiles(values, n=4)
     return f"{middle:.2f} [{low:.2f}-{high:.2f}]"
 
 

@@ -22,7 +22,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from tqdm import tqdm
 
@@ -30,7 +29,7 @@ from alma.errors import UserError
 from alma.flops import ARCHS, Shape
 from alma.processes import resident_memory
 from benchmarks.stage_start import write_stream
-from benchmarks.timing import spread
+from benchmarks.timing import Rows, spread
 
 WARM_UP = 1  # updates; it allocates Adam's state
 LAYERS, DIM, HEADS = ARCHS["switch_gmoe_base"]
@@ -120,7 +119,7 @@ def turns(trainings: Sequence[PausedTraining], repeats: int) -> list[list[float]
     return speeds
 
 
-def measure(repeats: int) -> list[dict[str, Any]]:
+def measure(repeats: int) -> Rows:
     """A row per model."""
     pool = ThreadPoolExecutor(len(MODELS))
     with tempfile.TemporaryDirectory() as directory, pool, ExitStack() as stack:

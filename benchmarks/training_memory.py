@@ -146,14 +146,7 @@ def like_a_gpu(layout: str) -> Iterator[None]:
 
     plain = F.scaled_dot_product_attention
 
-    def attention(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-    ) -> Tensor:
+    def attention(q: Tensor, k: Tensor, v: Tensor, attn_mask=None, dropout_p=0.0, is_causal=False) -> Tensor:
         if attn_mask is not None:  # a batch with padding
             return plain(q, k, v, attn_mask, dropout_p, is_causal)
         efficient = torch.ops.aten._scaled_dot_product_efficient_attention
@@ -194,13 +187,9 @@ class Step:
             self.model = self.task.build_model(self.cfg.model).to(dtype)
             self.criterion = self.task.build_criterion(self.cfg.criterion)
             tokens = torch.empty(BATCH, LENGTH, dtype=torch.int64)
-            self.sample: dict[str, Any] = {
-                "nsentences": BATCH,
-                "ntokens": BATCH * LENGTH,
-                "target": tokens,
-                "padded": False,
-            }
-            self.sample["net_input"] = {"src_tokens": tokens, "src_lengths": tokens[:, 0]}
+            inputs = {"src_tokens": tokens, "src_lengths": tokens[:, 0]}
+            self.sample: dict[str, Any] = {"nsentences": BATCH, "ntokens": BATCH * LENGTH, "padded": False}
+            self.sample |= {"target": tokens, "net_input": inputs}
         self.trained = self._parallel(memory) if processes > 1 else self.model
         self.optimizer = self._optimizer(dtype is torch.float32)
 

@@ -7,8 +7,6 @@ and torch.optim.Adadelta. Members of an ensemble have separate orders of minibat
 """
 
 import copy
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -20,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
 
-from benchmarks.timing import spread
+from benchmarks.timing import Rows, one_thread, ratios, spread, turns
 from vision.learners import resolve
 from vision.models import MLP, mlp_widths
 from vision.presets import Settings
@@ -76,40 +74,31 @@ def one_by_one(hidden: int, *stage: Any) -> None:
         ours(hidden, 1, 1, *stage)
 
 
-def seconds(work: Callable[[], Any]) -> float:
-    """Wall-clock time of one call."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
-def measure(repeats: int) -> list[dict[str, Any]]:
-    """One row per width and waiting time. The kinds take turns; the first turn is a warm-up."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+@one_thread()
+def measure(repeats: int) -> Rows:
+    """A row for each width and waiting time."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for hidden, wait in tqdm(SIZES, disable=None, unit="size"):
         settings = replace(resolve("mnist", "sm"), epochs=100 // wait)
         stage = examples(wait * TRAIN, generator), examples(wait * VALID, generator), settings
-        kinds: dict[str, Callable[[], Any]] = {
+        kinds = {
             "plain": partial(plain, hidden, *stage),
             "sm": partial(ours, hidden, 1, 1, *stage),
-            "own": partial(ours, hidden, MEMBERS, MEMBERS, *stage),
+            "ens": partial(ours, hidden, MEMBERS, MEMBERS, *stage),
             "shared": partial(ours, hidden, MEMBERS, 1, *stage),
             "loop": partial(one_by_one, hidden, *stage),
         }
-        turns = [{name: seconds(work) for name, work in kinds.items()} for _ in range(repeats + 1)][1:]
+        measured = turns(kinds, repeats)
         rows.append(
             {
                 "h": hidden,
                 "w": wait,
-                "sm, ms": spread([1000 * turn["sm"] for turn in turns]),
-                "plain PyTorch / sm": spread([turn["plain"] / turn["sm"] for turn in turns]),
-                "ens of 5 / sm": spread([turn["own"] / turn["sm"] for turn in turns]),
-                "shared order / sm": spread([turn["shared"] / turn["sm"] for turn in turns]),
-                "one by one / ens": spread([turn["loop"] / turn["own"] for turn in turns]),
+                "sm, ms": spread([1000 * turn["sm"] for turn in measured]),
+                "plain PyTorch / sm": ratios(measured, "plain", "sm"),
+                "ens of 5 / sm": ratios(measured, "ens", "sm"),
+                "shared order / sm": ratios(measured, "shared", "sm"),
+                "one by one / ens": ratios(measured, "loop", "ens"),
             }
         )
-    torch.set_num_threads(threads)
     return rows

@@ -13,7 +13,6 @@ examples:
 
 
 def parser() -> Parser:
-    """The command line."""
     made = Parser(
         prog="python -m slurm.cancel",
         usage="%(prog)s RUN... [--dry-run]",
@@ -28,7 +27,6 @@ def parser() -> Parser:
 
 @command
 def main() -> None:
-    """Entry point of `python -m slurm.cancel`."""
     options = parser().parse_args()
     runs = [run for run in find(options.runs) if on_cluster(run)]
     if not runs:

@@ -15,17 +15,11 @@ from pathlib import Path
 from alma.errors import Parser, command
 from slurm.engine.children import OWN_MODULES
 
-MEGABATCHES = 4
-WORDS = "100k"
-EVAL_WORDS = VALID_WORDS = "10k"
-VOCABULARY = 4000
 TRAINING = (
     "--arch switch_gmoe_tiny --tokens-per-sample 128 --max-tokens 1024 --max-update 40 --optimizer adam "
     "--lr 4e-3 --lr-scheduler polynomial_decay --warmup-updates 10 --total-num-update 40 --clip-norm 1 "
     "--no-epoch-checkpoints --cpu"
 )
-OPTIONS = {"sm": "", "gmoe": "--grow-experts 2,2,4"}
-"""Of the launcher, by learner."""
 STEPS = {"the corpus": 4, "the stream": 6, "language models": 57, "image learners": 9, "the report": 8}
 """Seconds of each of `steps` on two idle cores, from which the demo tells how long the rest takes."""
 
@@ -34,18 +28,17 @@ def steps(out: Path) -> list[list[str]]:
     """The command lines of each step; those of one step run at the same time."""
     corpus, stream, runs = (shlex.quote(str(out / name)) for name in ("corpus", "stream", "runs"))
     sources = " ".join(f"{name}={corpus}/{name}.txt" for name in ("topics", "stdlib", "packages"))
-    launches = []
-    for learner, own in OPTIONS.items():
-        options = f"--learner {learner} --cluster local --out {runs}/{learner} {own}".strip()
-        launches.append(f"alma train {stream} {options} -- {TRAINING}")
     return [
         [f"python -m data_prep.pydoc_corpus {corpus}"],
         [
-            f"alma data {sources} --out {stream} --mega-batches {MEGABATCHES} --words {WORDS} "
-            f"--eval-words {EVAL_WORDS} --valid-words {VALID_WORDS} --vocab-size {VOCABULARY} --seed 1 "
-            "--max-document-words 1k"
+            f"alma data {sources} --out {stream} --mega-batches 4 --words 100k --eval-words 10k "
+            "--valid-words 10k --vocab-size 4000 --seed 1 --max-document-words 1k"
         ],
-        launches,
+        [
+            f"alma train {stream} --learner sm --cluster local --out {runs}/sm -- {TRAINING}",
+            f"alma train {stream} --learner gmoe --cluster local --out {runs}/gmoe --grow-experts 2,2,4 "
+            f"-- {TRAINING}",
+        ],
         [
             f"alma images --learner sm,ens,gens,gmoe --waiting-time 1,4 --out {runs}/digits",
             "alma images --scenario classes --replay-share 0,0.5 --learner sm,ens --hidden 32 "
@@ -93,7 +86,6 @@ def _follow(process: subprocess.Popen, line: str) -> int:
 
 
 def parser() -> Parser:
-    """The command line."""
     made = Parser(
         prog="python -m slurm.demo",
         usage="%(prog)s [--out DIR]",
@@ -110,7 +102,6 @@ def parser() -> Parser:
 
 @command
 def main() -> None:
-    """Entry point of `python -m slurm.demo`."""
     started = time.monotonic()
     out = parser().parse_args().out
     for place, (name, lines) in enumerate(zip(STEPS, steps(out), strict=True)):

@@ -9,7 +9,6 @@ from slurm.lm.options import parser as parser  # as every tool has one
 
 @command
 def main() -> None:
-    """Entry point of `python -m slurm.launch`."""
     words = sys.argv[1:]
     parsed = parse(words)
     from slurm.lm import launcher  # imports much, so the options are checked first

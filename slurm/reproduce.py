@@ -67,10 +67,10 @@ class Outcome(NamedTuple):
     state: str
     seconds: float
     files: list[Path]
+    code: int = 0
 
 
 def tool(module: str, *words: object, folder: Path | None = None) -> Command:
-    """The command line of a tool."""
     return Command([sys.executable, "-m", module, *map(str, words)], folder)
 
 
@@ -155,7 +155,7 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> O
     for one in todo:
         print(f"\n{name} {one}", flush=True)
         if code := run(one, options.jobs):
-            return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, [])
+            return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, [], code)
     seconds = time.monotonic() - started
     make_directory(out)
     write_json_atomic(marker, content | {"seconds": round(seconds, 1)})
@@ -180,14 +180,12 @@ def run(one: Command, jobs: int) -> int:
 
 def drawn(out: Path, names: Sequence[str]) -> list[Path]:
     """The files in `out` that show a figure or table, by parts of their names."""
+    shows = re.compile(rf"(^|_)({'|'.join(names)})(_[hB]\d+)*$")
     files = sorted([*out.glob("*.png"), *out.glob("table*.md")])
-    return [
-        file for file in files if any(re.search(rf"(^|_){name}(_[hB]\d+)*$", file.stem) for name in names)
-    ]
+    return [file for file in files if shows.search(file.stem)]
 
 
 def _digest() -> str:
-    """Identifies the content of all experiments and sizes."""
     files = sorted(set(EXPERIMENTS.rglob("*.yaml")) - {EXPERIMENTS / "index.yaml"})
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
@@ -211,7 +209,6 @@ def summary(rows: Sequence[Outcome]) -> str:
 
 
 def parser() -> Parser:
-    """The command line."""
     made = Parser(
         prog="python -m slurm.reproduce",
         usage="%(prog)s FIGURE... [options]",
@@ -225,37 +222,20 @@ def parser() -> Parser:
     size = "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; paper: the paper's "
     size += "settings (default: small)"
     add("--size", choices=SIZES, default="small", help=size)
-    add(
-        "--out",
-        type=Path,
-        default=Path("reproduced"),
-        metavar="DIR",
-        help="folder for runs, figures and tables (default: reproduced)",
-    )
+    out = "folder for runs, figures and tables (default: reproduced)"
+    add("--out", type=Path, default=Path("reproduced"), metavar="DIR", help=out)
     add("--data-root", type=Path, metavar="DIR", help=f"with --size medium or paper: {DATA_ROOT}")
     add("--download", action="store_true", help="download missing image data sets with torchvision")
-    add(
-        "--stream",
-        type=Path,
-        metavar="STREAM",
-        help="stream of the language models (with --size small one is made; see experiments/streams)",
-    )
+    stream = "stream of the language models (with --size small one is made; see experiments/streams)"
+    add("--stream", type=Path, metavar="STREAM", help=stream)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
     add("--dry-run", action="store_true", help="print the commands, run nothing")
     return made
 
 
 @command
+@children.failures_in_one_line()
 def main() -> None:
-    """Entry point of `python -m slurm.reproduce`."""
-    try:
-        _main()
-    except children.StageFailed as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        sys.exit(1)
-
-
-def _main() -> None:
     options, records = parser().parse_args(), index()
     if options.list:
         print(overview(records))
@@ -273,22 +253,20 @@ def _main() -> None:
             raise UserError(f"{name}: no such figure; " + (f"did you mean {near}?" if near else "see --list"))
     names = list(records) if "all" in options.figures else list(dict.fromkeys(options.figures))
     if options.size == "medium":
-        if text := [
-            name for name in options.figures if TABLE2 in records.get(name, {}).get("experiments", ())
-        ]:
-            raise UserError(f"{text[0]}: --size medium is of image figures; give --size small or paper")
-        names = [name for name in names if TABLE2 not in records[name]["experiments"]]
+        text = [name for name in names if TABLE2 in records[name]["experiments"]]
+        if named := [name for name in options.figures if name in text]:
+            raise UserError(f"{named[0]}: --size medium is of image figures; give --size small or paper")
+        names = [name for name in names if name not in text]
     if not options.dry_run:
         check_data([records[name] for name in names], options)
     rows: list[Outcome] = []
     for name in names:
         rows.append(make(name, records[name], options))
-        if rows[-1].state.startswith("failed"):
+        if rows[-1].code:
             break
     if not options.dry_run:
         print(f"\n{summary(rows)}")
-    if rows[-1].state.startswith("failed"):
-        sys.exit(int(rows[-1].state.split()[-1]))
+    sys.exit(rows[-1].code)
 
 
 if __name__ == "__main__":

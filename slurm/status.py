@@ -1,6 +1,7 @@
 """State of runs: a line for each job on a cluster, and for each local run: `alma status`."""
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -53,7 +54,6 @@ class LoggedProgress:
 
     updates: int | None = None
     speed: float = 0.0
-    """Updates per second."""
     perplexity: str = ""
     """Of the last validation, else of the last training batches."""
 
@@ -82,7 +82,6 @@ class LoggedProgress:
 
 
 def table(seen: Sequence[JobStatus]) -> str:
-    """The table for a terminal."""
     rows = [HEADER]
     for status in seen:
         job = status.job
@@ -98,13 +97,8 @@ def table(seen: Sequence[JobStatus]) -> str:
 
 
 def parser() -> Parser:
-    """The command line."""
-    made = Parser(
-        prog="python -m slurm.status",
-        usage="%(prog)s RUN... [--watch [SECONDS]]",
-        description=_ABOUT,
-        epilog=_STATES,
-    )
+    usage = "%(prog)s RUN... [--watch [SECONDS]]"
+    made = Parser(prog="python -m slurm.status", usage=usage, description=_ABOUT, epilog=_STATES)
     made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
     watch = (
         "show the state again and again until everything is done or nothing is active; SECONDS between two "
@@ -115,14 +109,10 @@ def parser() -> Parser:
 
 
 def _seconds(text: str) -> float:
-    """The interval of --watch."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: give seconds, more than 0, and runs before --watch")
-    return seconds
+    with contextlib.suppress(ValueError):
+        if 0 < (seconds := float(text)) < math.inf:
+            return seconds
+    raise argparse.ArgumentTypeError(f"{text}: give seconds, more than 0, and runs before --watch")
 
 
 def _result(job: SubmittedJob) -> str:
@@ -138,8 +128,9 @@ def _result(job: SubmittedJob) -> str:
 
 def _remark(status: JobStatus) -> str:
     """The log and the error; before the start, what the job waits for."""
-    job = status.job
-    log = status.log or ((job.own_log or job.log) if status.state in ("running", "done") else None)
+    log = status.log
+    if status.state in ("running", "done"):
+        log = log or status.job.own_log or status.job.log
     shown = min(str(log), os.path.relpath(log), key=len) if log else ""
     return ": ".join(filter(None, (shown, status.why)))
 
@@ -159,17 +150,16 @@ def _looks(launched: Sequence[Path], local: Sequence[Path], seconds: float) -> I
     seen: list[JobStatus] = []
     for seen in queue.watch(launched, seconds):
         yield [*seen, *map(state_of, local)]
-    here = [state_of(run) for run in local]
-    while any(status.state in queue.MOVING for status in here):
-        yield [*seen, *here]
-        time.sleep(seconds)
+    while True:
         here = [state_of(run) for run in local]
-    yield [*seen, *here]
+        yield [*seen, *here]
+        if not any(status.state in queue.MOVING for status in here):
+            return
+        time.sleep(seconds)
 
 
 @command
 def main() -> None:
-    """Entry point of `python -m slurm.status`."""
     given = parser().parse_intermixed_args()
     from slurm.lm.local import state_of  # imports much, so the options are checked first
 

@@ -48,7 +48,6 @@ def launch(sweep: Sequence[PartJob], wanted: Resources, wait: bool) -> None:
 
 
 def parser() -> Parser:
-    """The command line up to the `--`."""
     made = Parser(
         prog="python -m slurm.sweep",
         usage="%(prog)s [options] -- [flags of alma images]",
@@ -70,8 +69,8 @@ def parser() -> Parser:
 
 
 @command
+@children.failures_in_one_line()
 def main() -> None:
-    """Entry point of `python -m slurm.sweep`."""
     words = sys.argv[1:]
     split = words.index("--") if "--" in words else len(words)
     options, flags = parser().parse_args(words[:split]), words[split + 1 :]
@@ -88,16 +87,12 @@ def main() -> None:
     wanted = resources.read(options, USUAL)
     if wanted.nodes > 1 or wanted.tasks_per_node > 1:
         raise UserError("--nodes and --tasks-per-node: a part of a sweep is one task")
-    try:
-        sweep = parts(flags, runs_per_job, wanted.cpus_per_task or 1)
-        if options.dry_run:
-            texts, totals = submission.dry_run(sweep, wanted, submission.log_folder(sweep[0].run))
-            print(*texts, totals, sep="\n")
-        else:
-            launch(sweep, wanted, options.wait)
-    except children.StageFailed as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        sys.exit(1)
+    sweep = parts(flags, runs_per_job, wanted.cpus_per_task or 1)
+    if options.dry_run:
+        texts, totals = submission.dry_run(sweep, wanted, submission.log_folder(sweep[0].run))
+        print(*texts, totals, sep="\n")
+    else:
+        launch(sweep, wanted, options.wait)
     if options.wait:
         print(f"compare runs with: alma report {sweep[0].run}")
 

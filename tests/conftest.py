@@ -11,11 +11,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.child import run_and_exit
 
 # Beside other work an example may take long.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -80,28 +83,8 @@ class Child:
         self.log = log
         self.pid = os.fork()
         if self.pid == 0:
-            self._run(function, arguments, environment or {})
-
-    def _run(self, function, arguments, environment) -> None:
-        code = 1
-        try:
-            descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-            sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-            os.environ.update(environment)
-            function(*arguments)
-            code = 0
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
+            os.environ.update(environment or {})
+            run_and_exit(partial(function, *arguments), log)
 
     def wait(self) -> Finished:
         """Wait for the end."""
@@ -120,6 +103,14 @@ class Child:
         return self.wait()
 
 
+_COMMANDS = {
+    name: (f"fairseq_cli.{name.replace('-', '_')}", "cli_main")
+    for name in ("train", "eval-lm", "interactive", "generate")
+}
+_COMMANDS["continue"] = ("fairseq_alma.generate", "main")  # `generate` is fairseq's
+"""Module and function of commands that are not named after a module of the plug-in."""
+
+
 def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = None) -> None:
     """Run a fairseq command as its script would; no file can be written longer than `file_bytes`."""
     import logging
@@ -132,26 +123,12 @@ def _fairseq(command: str, arguments: Sequence[str], file_bytes: int | None = No
         logging.getLogger().removeHandler(handler)
     logging.basicConfig(level="INFO", stream=sys.stdout, force=True)
     sys.argv = [f"fairseq-{command}", *map(str, arguments)]
-    if command == "train":
-        from fairseq_cli.train import cli_main
-    elif command == "eval-lm":
-        from fairseq_cli.eval_lm import cli_main
-    elif command == "interactive":
-        from fairseq_cli.interactive import cli_main
-    elif command == "generate":
-        from fairseq_cli.generate import cli_main
-    elif command == "combine":
-        from fairseq_alma.combine import main as cli_main
-    elif command == "export":
-        from fairseq_alma.export import main as cli_main
-    elif command == "continue":
-        from fairseq_alma.generate import main as cli_main
-    else:
-        from fairseq_alma.evaluate import main as cli_main
+    module, name = _COMMANDS.get(command, (f"fairseq_alma.{command}", "main"))
+    main = getattr(importlib.import_module(module), name)
     from fairseq.logging import progress_bar
 
     try:
-        cli_main()
+        main()
     finally:
         progress_bar._close_writers()  # as at exit, which a forked child skips
 

@@ -70,11 +70,10 @@ def find(bug: Bug, tree: Path) -> tuple[str, float]:
 
 def copy_tree(target: Path) -> Path:
     """The tracked and new files of the checkout."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    for name in subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
-        "\n"
-    ):
-        if name and (ROOT / name).is_file():
+    git = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.splitlines():
+        if (ROOT / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
     return target

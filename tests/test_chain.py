@@ -88,10 +88,9 @@ def kill_when(stream, out, happened) -> None:
 def test_killing_the_chain_changes_no_result(stream, grown, tmp_path):
     """While a checkpoint is written, and after growth; slurm/test_interrupted.py has more."""
     out = tmp_path / "killed"
+    saves = ("checkpoint_*_18.pt.tmp", "checkpoint_*_18.pt")
     moments = [
-        lambda o: (
-            any(o.glob("stage_00/checkpoint_*_18.pt.tmp")) or any(o.glob("stage_00/checkpoint_*_18.pt"))
-        ),
+        lambda o: any(path for name in saves for path in o.glob(f"stage_00/{name}")),
         lambda o: (o / "stage_01/grown.pt").exists(),
     ]
     for happened in moments:

@@ -58,26 +58,16 @@ def test_every_learner_trains_and_the_report_prints_both_tables(forked, stream, 
         assert [row["train_flops"] > 0 for row in rows] == trained
     assert values["sm_w1"] == values["moe_w1"]
     assert values["gens_w1"][:2] == values["sm_w1"][:2]  # gens with one stage is sm
-    run(
-        forked, stream, finished / "iid", "--learner", "sm", "--waiting-time", "3", "--update-multiplier", "3"
-    )
+    tripled = ("--learner", "sm", "--waiting-time", "3", "--update-multiplier", "3")
+    run(forked, stream, finished / "iid", *tripled)
     capsys.readouterr()
     report = ["report", str(finished), "--table", "lm", "--out", str(tmp_path / "report")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", report)
         main()
     printed = capsys.readouterr().out
-    for line in (
-        "Table 1",
-        "Table 2",
-        "Ens_w2",
-        "UMix_w2",
-        "gEns_w1",
-        "gEns_w2",
-        "gMoE_w2",
-        "MoE_w1",
-        "SM_w3 (3x steps)",
-    ):
+    names = ["Ens_w2", "UMix_w2", "gEns_w1", "gEns_w2", "gMoE_w2", "MoE_w1", "SM_w3 (3x steps)"]
+    for line in ("Table 1", "Table 2", *names):
         assert line in printed, line
     assert "4@2" in printed
 

@@ -136,17 +136,12 @@ def images(place: Path, learner: str, before: dict[str, Any]) -> list[list[float
     return [[row["value"], row["extra"]["valid"]["loss"]] for row in rows[2:]]
 
 
-@pytest.fixture(scope="module")
-def recorded() -> dict[str, Any]:
-    """The structure of the checkpoint of a language model, and the perplexities."""
-    return json.loads((RECORDED / "language_model.json").read_text())
-
-
-def test_a_language_model_resumes_and_grows(recorded, tmp_path, start):
+def test_a_language_model_resumes_and_grows(tmp_path, start):
     def program(command: str, *arguments: object) -> None:
         finished = start(command, *arguments).wait()
         assert finished.code == 0, finished.output
 
+    recorded = json.loads((RECORDED / "language_model.json").read_text())
     found = language_model(tmp_path, restore(recorded["checkpoint"]), program)
     assert found == pytest.approx(recorded["perplexities"], rel=2e-5)
 

@@ -13,7 +13,6 @@ from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
-from alma.report.lm.front import write_front
 from alma.report.page import write_report
 from alma.report.results import find_runs, group
 from alma.report.selection import SELECTIONS, best_by_validation
@@ -123,8 +122,7 @@ def main() -> None:
     if options.figures == "vision":
         pictures, missing = vision_figures.write_paper_figures(runs, out)
     elif options.figures == "lm":
-        drawn = [draw(entries, out, options.per_word) for draw in (lm_figures.write_figure5, write_front)]
-        pictures, missing = ([each for part in parts for each in part] for parts in zip(*drawn, strict=True))
+        pictures, missing = lm_figures.write_figures(entries, out, options.per_word)
     for remark in missing:
         print(remark)
     print(*write_report(groups, runs, out, pictures, tables, choices), sep="\n")

@@ -72,7 +72,7 @@ TOTALS: dict[str, Measure] = {
 def heading(results: Sequence[Result]) -> str:
     """Title of the table."""
     first = results[0]
-    return f"Test {first.display.name} after mega-batch t, B = {first.config['megabatches']}"
+    return f"Test {first.display.name} after mega-batch t, B = {first.megabatches}"
 
 
 def table(results: Sequence[Result]) -> Table:
@@ -86,7 +86,7 @@ def table(results: Sequence[Result]) -> Table:
         "experts": _experts,
         "parameters": lambda result: _mean(result, lambda rows: rows[max(rows)]["parameters"]),
         "untrained": partial(_at, 0),
-        **{f"t={t}": partial(_at, t) for t in _times(results[0].config["megabatches"])},
+        **{f"t={t}": partial(_at, t) for t in _times(results[0].megabatches)},
         **{name: partial(spread, each) for name, each in AVERAGES.items()},
         **{name.format(total=total): partial(spread, each, scaled=False) for name, each in TOTALS.items()},
         "Mem": lambda result: _mean(result, memory),
@@ -131,7 +131,7 @@ def _times(megabatches: int) -> list[int]:
 
 
 def _method(result: Result) -> str:
-    done, total = result.progress, result.config["megabatches"]
+    done, total = result.progress, result.megabatches
     if done == total:
         return result.method
     return f"{result.method} ({'not finished, ' if result.unfinished else ''}t={done}/{total})"

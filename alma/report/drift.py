@@ -27,7 +27,7 @@ def write_drift(results: Sequence[Result], out: Path) -> list[Picture]:
     """Write the figures of results of one metric and one B to `out`; [] if no run has such numbers."""
     first = results[0]
     results = sorted(results, key=lambda result: result.rank)
-    stem = f"{first.metric}_B{first.config['megabatches']}"
+    stem = f"{first.metric}_B{first.megabatches}"
     shown = [(result, cells) for result in results if (cells := mean_matrix(result))]
     parts = [(result, *layer) for result in results for layer in experts_by_part(result).items()]
     pictures = []

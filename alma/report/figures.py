@@ -48,29 +48,24 @@ def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
             ("compute", _figure(results, against(compute), "training compute up to t (TFLOPs)", average)),
             ("memory", _figure(results, against(memory), "parameters summed up to t, Mem", average)),
         ):
-            paths.append(out / f"{first.metric}_B{first.config['megabatches']}_{name}.png")
+            paths.append(out / f"{first.metric}_B{first.megabatches}_{name}.png")
             style.save(figure, paths[-1])
     return paths
 
 
 def over_time(result: Result) -> Curve:
     """The metric at each t that figures show (see `results.DISPLAYS`)."""
-    times = [t for t in result.times if _shown(result, t)]
+    times = [t for t in result.times if result.display.untrained or not result.waiting(t)]
     return curve(result, times, lambda rows, t: t, lambda rows, t: rows[t]["value"])
 
 
 def _average_against(result: Result, cost: MeasureAt) -> Curve:
     """A point per t since the first stage: the average over 1..t against the cost up to t."""
-    return curve(
-        result,
-        trained(result.repeats[0]),
-        cost,
-        lambda rows, until: metrics.average(column(rows, "value", until)),
-    )
 
+    def average(rows: Rows, until: int) -> float:
+        return metrics.average(column(rows, "value", until))
 
-def _shown(result: Result, t: int) -> bool:
-    return result.display.untrained or not result.waiting(t)
+    return curve(result, trained(result.repeats[0]), cost, average)
 
 
 def curve(result: Result, times: Sequence[int], x: MeasureAt, y: MeasureAt) -> Curve:
@@ -120,7 +115,7 @@ def draw_over_time(axes: Any, result: Result, **look: Any) -> Curve:
 def frame_over_time(figure: Any, rows: Sequence[tuple[Sequence[Any], Sequence[Curve]]], label: str) -> None:
     """Scale and label the axes of `draw_over_time`; `rows` are panels that share a y axis, with their curves.
 
-    The y axis is limited to the trained part; the label tells the untrained level.
+    The y axis is limited to the trained part; the label states the untrained level.
     """
     curves = [curve for _, some in rows for curve in some]
     all_panels = [axes for panels, _ in rows for axes in panels]

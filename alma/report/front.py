@@ -28,7 +28,7 @@ class Point(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """What the marker tells."""
+        """Variant and replay, which the marker shows."""
         return self.result.variant, self.result.config["replay"]
 
 

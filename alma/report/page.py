@@ -44,10 +44,8 @@ def write_report(
             parts += [f"![{path.stem}]({path.name})", caption]
             written.append(path)
     if pictures:
-        parts += [
-            "## Figures",
-            "Bands and bars are ±1 standard deviation over seeds, where there are several.",
-        ]
+        parts.append("## Figures")
+        parts.append("Bands and bars are ±1 standard deviation over seeds, where there are several.")
     for path, caption in pictures or []:
         parts += [f"![{path.stem}]({path.name})", caption]
         written.append(path)

@@ -25,11 +25,11 @@ Measure = Callable[[Rows], float]
 
 
 class Display(NamedTuple):
-    """How reports show a metric of `alma.records.METRICS`."""
+    """How reports show a metric."""
 
     name: str
-    factor: int  # of shown values
-    total: str  # the sum over t = 1..B
+    factor: int  # multiplies shown values
+    total: str  # name of the sum over t = 1..B
     untrained: bool  # whether figures include the untrained model
 
 
@@ -49,10 +49,10 @@ class Result:
     settings: str = ""  # what distinguishes it from the others, except learner, variant, w and replay
     variant: str = ""  # schedule, average of weights and share of replay, such as "continuous, average"
     end: int | None = None  # the t of the last requested stage; None: not recorded
+    runs: tuple[Run, ...] = ()  # one per repeat
 
     @property
     def learner(self) -> str:
-        """Key of the learner, such as "gmoe"."""
         return self.config["learner"]
 
     @property
@@ -62,8 +62,11 @@ class Result:
 
     @property
     def waiting_time(self) -> int:
-        """Waiting time w in mega-batches."""
         return self.config["waiting_time"]
+
+    @property
+    def megabatches(self) -> int:
+        return self.config["megabatches"]
 
     @property
     def method(self) -> str:
@@ -80,12 +83,11 @@ class Result:
 
     @property
     def metric(self) -> str:
-        """Name of the metric in the rows: "perplexity" or "error"."""
+        """Name of the metric: "perplexity" or "error"."""
         return next(iter(self.repeats[0].values()))["metric"]
 
     @property
     def display(self) -> Display:
-        """How to show the metric."""
         return DISPLAYS[self.metric]
 
     @property
@@ -101,9 +103,14 @@ class Result:
     @property
     def unfinished(self) -> bool | None:
         """Whether a requested stage is missing; None if the number of requested stages is not recorded."""
-        if self.end is None and self.progress < self.config["megabatches"]:
+        if self.end is None and not self.finished:
             return None
         return self.end is not None and self.progress < self.end
+
+    @property
+    def finished(self) -> bool:
+        """Whether every repeat has evaluated all B mega-batches, so that averages and sums are comparable."""
+        return self.progress == self.megabatches
 
     def waiting(self, t: int) -> bool:
         """Whether no stage was complete at t, so that the untrained model was evaluated."""
@@ -198,14 +205,15 @@ def group(runs: Sequence[Run]) -> list[list[Result]]:
             repeats.setdefault(canonical(run.config, "seed"), []).append((run, rows))
     tables: dict[tuple[str, int], list[Result]] = {}
     for members in repeats.values():
-        common = set.intersection(*(set(rows) for _, rows in members))
+        same = tuple(run for run, _ in members)
+        common = sorted(set.intersection(*(set(rows) for _, rows in members)))
         if not common:
-            places = ", ".join(str(run.directory) for run, _ in members)
+            places = ", ".join(str(run.directory) for run in same)
             raise UserError(f"{places} repeat one configuration but share no t: report them one by one")
-        cut = tuple({t: rows[t] for t in sorted(common)} for _, rows in members)
-        ends = {_end(run) for run, _ in members}
-        result = Result(members[0][0].config, cut, end=min(ends, key=lambda end: end or 0))
-        tables.setdefault((result.metric, result.config["megabatches"]), []).append(result)
+        cut = tuple({t: rows[t] for t in common} for _, rows in members)
+        end = min(map(_end, same), key=lambda end: end or 0)
+        result = Result(same[0].config, cut, end=end, runs=same)
+        tables.setdefault((result.metric, result.megabatches), []).append(result)
     return [labelled(tables[key]) for key in sorted(tables)]
 
 

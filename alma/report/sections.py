@@ -1,11 +1,11 @@
-"""Sections of the report page: the results of one data set, metric and B, with their runs."""
+"""Sections of the report page: the results of one data set, metric and B."""
 
 import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from alma.configs import canonical
+from alma.errors import UserError
 from alma.records import Run
 from alma.report.labels import as_setting, replay
 from alma.report.lm.entries import size_of
@@ -15,45 +15,38 @@ _DIGITS = 6  # significant digits of the numbers on the page
 
 
 class Section(NamedTuple):
-    """Results of one data set, metric and B; `runs` has the runs of each result, one per repeat."""
+    """Results of one data set, metric and B."""
 
     title: str
     results: list[Result]
-    runs: list[list[Run]]
 
 
 def find_sections(runs: Sequence[Run]) -> list[Section]:
-    """A section per data set, metric and B. Runs without rows are left out; raises as `group` does."""
-    repeats: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.rows:
-            repeats.setdefault(canonical(run.config, "seed"), []).append(run)
+    """A section per data set, metric and B. UserError: no run has rows, or repeats share no t."""
     found: dict[tuple[str, str, int, str], list[Result]] = {}
-    for results in group(runs):
-        for result in results:
-            data, checksum = data_of(result.config)
-            name = f"test {result.display.name}"
-            found.setdefault((data, name, result.config["megabatches"], checksum), []).append(result)
+    for result in (result for results in group(runs) for result in results):
+        data, checksum = _data_of(result.config)
+        name = f"test {result.display.name}"
+        found.setdefault((data, name, result.megabatches, checksum), []).append(result)
+    if not found:
+        raise UserError("no rows yet in these runs: nothing has been evaluated so far")
     names = Counter(key[:3] for key in found)
-    return [
-        Section(
-            f"{data + ': ' if data else ''}{name}, B = {megabatches}"
-            + (f" ({checksum[:8]})" if names[data, name, megabatches] > 1 else ""),
-            ordered := sorted(labelled(found[key]), key=lambda result: result.rank),
-            [repeats[canonical(result.config, "seed")] for result in ordered],
-        )
-        for key in sorted(found)
-        for data, name, megabatches, checksum in [key]
-    ]
+    sections = []
+    for key in sorted(found):
+        data, name, megabatches, checksum = key
+        title = f"{data + ': ' if data else ''}{name}, B = {megabatches}"
+        title += f" ({checksum[:8]})" if names[key[:3]] > 1 else ""
+        sections.append(Section(title, sorted(labelled(found[key]), key=lambda result: result.rank)))
+    return sections
 
 
-def data_of(config: dict[str, Any]) -> tuple[str, str]:
+def _data_of(config: dict[str, Any]) -> tuple[str, str]:
     """Name and checksum of the data: an image data set, or the stream of a language model; "" if unknown."""
     name = config.get("dataset") or config.get("stream") or ""
     return str(name), str(config.get("data") or config.get("stream_sha256") or "")
 
 
-def configuration(result: Result, runs: Sequence[Run]) -> dict[str, Any]:
+def configuration(result: Result) -> dict[str, Any]:
     """What the page's filters and labels need of a result."""
     return {
         "label": result.label,
@@ -63,24 +56,18 @@ def configuration(result: Result, runs: Sequence[Run]) -> dict[str, Any]:
         "replay": replay(result.config),
         "schedule": as_setting(result.config.get("schedule", "each stage")),
         "average": as_setting(result.config.get("average", "none")),
-        "seeds": [as_setting(run.config["seed"]) for run in runs],
+        "seeds": [as_setting(run.config["seed"]) for run in result.runs],
         "progress": result.progress,
-        "megabatches": result.config["megabatches"],
-        "finished": finished(result),
+        "megabatches": result.megabatches,
+        "finished": result.finished,
     }
 
 
 def model_size(result: Result) -> str:
     """The size of the model: units of a hidden layer (images), or the architecture (language models)."""
-    config = result.config
-    if "hidden" in config:
-        return as_setting(config["hidden"])
-    return size_of(result) if "arch" in config else ""
-
-
-def finished(result: Result) -> bool:
-    """Whether every repeat has evaluated all B mega-batches, so that averages and sums are comparable."""
-    return result.progress == result.config["megabatches"]
+    if "hidden" in result.config:
+        return as_setting(result.config["hidden"])
+    return size_of(result) if "arch" in result.config else ""
 
 
 def rounded(value: float | None) -> float | int | None:

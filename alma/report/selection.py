@@ -1,8 +1,4 @@
-"""Select hyper-parameters by validation score, never by test score, as section 3.1 of the paper requires.
-
-python -m alma.report RUNS --select valid
-python -m alma.report RUNS --select valid-first --hold average
-"""
+"""Select hyper-parameters by validation score, never by test score, as section 3.1 of the paper requires."""
 
 import itertools
 import json
@@ -19,15 +15,8 @@ from alma.report import labels
 from alma.report.results import Result, group, labelled, trained, validation
 
 _PROTOCOL = (
-    *(
-        "learner",
-        "waiting_time",
-        "replay",
-        "replay_share",
-        "replay_from",
-        "from_scratch",
-        "update_multiplier",
-    ),
+    *("learner", "waiting_time", "replay", "replay_share", "replay_from"),
+    *("from_scratch", "update_multiplier"),
     *("dataset", "data", "scenario", "partition", "stream_sha256", "megabatch_sha256", "context_window"),
 )
 """Settings that define the experiment: learner, waiting, replay, budget, data. All others are chosen."""

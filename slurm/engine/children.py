@@ -34,6 +34,16 @@ class StageFailed(Exception):
     """A child failed for a reason other than user input; the message is one line."""
 
 
+@contextlib.contextmanager
+def failures_in_one_line() -> Iterator[None]:
+    """Print StageFailed as `error: ...` and exit with code 1."""
+    try:
+        yield
+    except StageFailed as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        sys.exit(1)
+
+
 class Saved(StageFailed):
     """A signal stopped a training, which saved a checkpoint if it had started; run it again."""
 

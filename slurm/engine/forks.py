@@ -62,7 +62,6 @@ class ForkServer:
         return Fork(words, reader)
 
     def stop(self) -> None:
-        """End the server and all its forks."""
         self._server.kill()
         self._server.wait()
         self._socket.close()

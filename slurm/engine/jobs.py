@@ -35,7 +35,6 @@ class Job(ABC):
     array: str
     """SLURM name of the array job that this job is an element of."""
     directory: Path
-    """Of its logs."""
     marker: Path
     """File that is written last."""
     needs: tuple[Path, ...] = ()
@@ -47,7 +46,6 @@ class Job(ABC):
 
     @property
     def done(self) -> bool:
-        """Whether the job is complete."""
         return self.marker.exists()
 
     def __str__(self) -> str:

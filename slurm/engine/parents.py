@@ -1,4 +1,4 @@
-"""What becomes of a process when its parent ends."""
+"""Signals to a process whose parent ends."""
 
 import ctypes
 import os

@@ -54,7 +54,6 @@ class SubmittedJob:
 
     @property
     def done(self) -> bool:
-        """Whether its marker exists."""
         # Listed, not tested: NFS caches for up to a minute that a file does not exist.
         try:
             return self.marker.name in os.listdir(self.marker.parent)
@@ -133,18 +132,19 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
             require(each, _JOB)
             if not all(0 <= index < len(jobs) for index in each["needs"]):
                 raise ValueError(f"{each['name']} needs a job that does not come before it")
-            job = SubmittedJob(
-                run=run,
-                name=str(each["name"]),
-                kind=str(each["kind"]),
-                directory=run / each["directory"],
-                marker=run / each["marker"],
-                updates=each["updates"],
-                job_id=each["job"] and str(each["job"]),
-                log=Path(each["log"]) if each["log"] else None,
-                needs=tuple(jobs[index] for index in each["needs"]),
+            jobs.append(
+                SubmittedJob(
+                    run=run,
+                    name=each["name"],
+                    kind=each["kind"],
+                    directory=run / each["directory"],
+                    marker=run / each["marker"],
+                    updates=each["updates"],
+                    job_id=each["job"],
+                    log=Path(each["log"]) if each["log"] else None,
+                    needs=tuple(jobs[index] for index in each["needs"]),
+                )
             )
-            jobs.append(job)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{run} was not launched on a cluster: it has no jobs.json") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -221,7 +221,6 @@ def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
 
 
 def count(seen: Iterable[JobStatus]) -> str:
-    """Number of jobs in each state, such as "2 done, 1 running"."""
     counts = Counter(status.state for status in seen)
     return ", ".join(
         f"{counts[state]} {state}" for state in ("done", *reversed(MOVING), *BAD) if counts[state]
@@ -249,8 +248,7 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     if state and not state.live and state.word != "CANCELLED":
         why, log = _failure(job, state.word)
         return JobStatus(job, "failed", state.node, why, log)
-    roots = [need.root or need for need in needs if need.state in BAD]
-    if roots:
+    if roots := [need.root or need for need in needs if need.state in BAD]:
         root = min(roots, key=lambda each: BAD.index(each.state))  # a failure before a cancellation
         return JobStatus(job, "cancelled", why=f"needs {root.job.name}, {_WHICH[root.state]}", root=root)
     if state is None:
@@ -258,8 +256,7 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
         return JobStatus(job, "lost", "", "; ".join(filter(None, ("no longer known to SLURM", why))), log)
     if not state.live:
         return JobStatus(job, "cancelled", state.node)
-    ahead = next((need.job.name for need in needs if need.state != "done"), None)
-    if ahead:
+    if ahead := next((need.job.name for need in needs if need.state != "done"), None):
         return JobStatus(job, "waiting", why=f"needs {ahead}")
     held = "held" in state.reason.lower()  # such as JobHeldUser, or: launch failed requeued held
     why = f"{state.reason}: release it with: scontrol release {job.job_id}" if held else state.reason
@@ -279,7 +276,6 @@ def _problem(job: SubmittedJob) -> tuple[str, Path | None]:
     # `log` first: `own_log` also has errors of earlier attempts.
     for log in filter(None, (job.log, job.own_log)):
         lines = [line for line in tail(log).splitlines() if not line.startswith(_BY_SLURM)]
-        found = last_problem("\n".join(lines))
-        if found:
+        if found := last_problem("\n".join(lines)):
             return found[1], log
     return "", job.log

@@ -21,8 +21,6 @@ class NoAnswer(UserError):
 
 @dataclass(frozen=True)
 class JobState:
-    """State of a job in SLURM."""
-
     word: str
     """Such as PENDING or NODE_FAIL."""
     node: str = ""
@@ -31,12 +29,10 @@ class JobState:
 
     @property
     def running(self) -> bool:
-        """Whether it runs, starts or ends."""
         return self.word in _RUNNING
 
     @property
     def live(self) -> bool:
-        """Whether it is queued or running."""
         return self.running or self.word in _QUEUED
 
 
@@ -106,7 +102,6 @@ def _elements(name: str) -> list[str]:
 
 
 def _array_ids(ids: Iterable[str]) -> str:
-    """Ids without their array elements, separated by commas."""
     return ",".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))
 
 
@@ -115,8 +110,8 @@ def _call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     # The user's own SQUEUE_ and SACCT_ variables would filter or truncate the answer.
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_"))}
     ours["SLURM_BITSTR_LEN"] = "0"
+    command = [program, *arguments]
     try:
-        command = [program, *arguments]
         return subprocess.run(command, env=ours, capture_output=True, text=True, timeout=_ANSWER_SECONDS)
     except FileNotFoundError:
         raise UserError(f"no SLURM here (no {program}): run this on a machine of the cluster") from None

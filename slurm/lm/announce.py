@@ -144,7 +144,6 @@ def _check_disk(left: dict[Path, list[Cost]]) -> None:
 
 
 def _work(estimates: Sequence[Estimate], rate: float | None) -> list[str]:
-    """Total updates, tokens, TFLOPs and, at a rate, GPU-hours."""
     updates = total(each.updates for each in estimates)
     flops = total(each.flops for each in estimates)
     return [

@@ -11,13 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
-from alma.batches import tokens_of
 from alma.flops import Shape
 from alma.stream import Stream, is_stream
 from slurm.engine.machine import Machine
 from slurm.lm.memory import Memory, Precision
 from slurm.lm.plan import Plan
-from slurm.lm.settings import FlagValues
+from slurm.lm.settings import FlagValues, tokens_of_batch
 
 SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
 CHECKPOINTS = 2  # files of a training, besides those at intervals: best and last, if none is a link
@@ -42,7 +41,6 @@ class Cost:
 
     @property
     def processes(self) -> int:
-        """Data-parallel processes."""
         return self.settings["--distributed-world-size"] or 1
 
     @cached_property
@@ -59,30 +57,22 @@ class Cost:
 
     @property
     def parameters(self) -> int | None:
-        """Of the model, all members."""
         return self.shape.parameters if self.shape else None
 
     @property
     def batch(self) -> int | None:
-        """Tokens of one forward pass in one process, in full sequences."""
-        limits = ("--batch-size", "--max-tokens", "--tokens-per-sample", "--required-batch-size-multiple")
-        return tokens_of(1, *(self.settings[name] for name in limits))
+        return tokens_of_batch(self.settings)
 
     @property
     def updates(self) -> int | None:
-        """Of the whole training."""
         return self.settings["--max-update"] or None
 
     @property
     def tokens(self) -> int | None:
         """Of the whole training, with every batch full (the last of an epoch may be smaller)."""
-        factors = (self.batch, self.update_freq, self.processes, self.updates)
+        passes = self.settings["--update-freq"][0]  # of a process per update, in the first epoch
+        factors = (self.batch, passes, self.processes, self.updates)
         return None if None in factors else math.prod(factor or 0 for factor in factors)
-
-    @property
-    def update_freq(self) -> int:
-        """Forward passes of a process per update, in the first epoch."""
-        return self.settings["--update-freq"][0]
 
     @property
     def flops(self) -> int | None:
@@ -116,7 +106,6 @@ class Estimate:
     out: Path
     learner: str
     costs: tuple[Cost, ...]
-    """Of all trainings, in order."""
     deployed: tuple[Cost, ...]
     """Of the trainings whose models are deployed after the last stage."""
     parameters: int | None

@@ -21,8 +21,6 @@ from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
 from slurm.lm.sharing import share
 
-_LIBRARIES = ("fairseq_alma.preloaded",)
-
 
 def start(words: Sequence[str], parsed: argparse.Namespace) -> None:
     """Run a command line of the launcher, whose options are `parsed`."""
@@ -47,7 +45,7 @@ def _launch(words: Sequence[str], parsed: argparse.Namespace, options: Launch) -
         if not options.megabatches and not any(map(os.path.exists, request.stream.split(":"))):
             raise UserError(f"{request.stream}: no such directory; make a stream with `alma data`")
     forks = options.cluster == "local" and not options.dry_run and not Machine.here().gpus
-    with children.preloaded(_LIBRARIES) if forks else nullcontext():
+    with children.preloaded(["fairseq_alma.preloaded"]) if forks else nullcontext():
         requests = resolved(requests)
         on_cpu = all(request.settings["--cpu"] for request in requests)
         machine = wanted.machine() if on_slurm else Machine.here().slot(jobs, on_cpu)

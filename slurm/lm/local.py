@@ -2,9 +2,9 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -26,33 +26,31 @@ _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT
 """The marker that each log's job writes."""
 
 
-def launch(plan: Plan) -> None:
-    """Run all stages on this machine, one after the other; print the rows."""
-    make_directory(plan.out)
-    with locked(plan.out):
-        check_queue(plan)
-        run = open_run(plan)
-        run_in_order(plan, run)
-    print(summary(run))
-
-
 def launch_here(plans: Sequence[Plan], jobs: int) -> None:
     """Run all plans on this machine, `jobs` jobs at a time; print the rows."""
-    if jobs == 1:
-        for plan in plans:
-            if len(plans) > 1:
-                print(f"\n{plan.out}", flush=True)
-            launch(plan)
+    if jobs > 1:
+        with _opened(plans) as runs:
+            run_side_by_side(plans, runs, jobs)
+        for run in runs:
+            print(f"\n{run.directory}\n{summary(run)}")
         return
+    for plan in plans:
+        if len(plans) > 1:
+            print(f"\n{plan.out}", flush=True)
+        with _opened([plan]) as (run,):
+            run_in_order(plan, run)
+        print(summary(run))
+
+
+@contextmanager
+def _opened(plans: Sequence[Plan]) -> Iterator[list[Run]]:
+    """Lock the directories of the runs, then create or resume them."""
     with ExitStack() as stack:
         for plan in plans:
             make_directory(plan.out)
             stack.enter_context(locked(plan.out))
             check_queue(plan)
-        runs = [open_run(plan) for plan in plans]
-        run_side_by_side(plans, runs, jobs)
-    for run in runs:
-        print(f"\n{run.directory}\n{summary(run)}")
+        yield [open_run(plan) for plan in plans]
 
 
 def run_in_order(plan: Plan, run: Run) -> None:

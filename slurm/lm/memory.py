@@ -50,10 +50,9 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Of one process, in bytes."""
+class Memory(Precision):
+    """Memory of one process in bytes."""
 
-    settings: FlagValues
     shape: Shape
     parameters: int
     batch: int
@@ -63,39 +62,35 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """PROCESS, weights, optimizer, and what the larger of two moments adds.
+        """PROCESS, weights, optimizer, and the larger of two peaks (on a CPU their sum).
 
-        The moments: the loss, when all activations are saved and there is no gradient yet; and the backward
+        The peaks: the loss, when all activations are saved and there is no gradient yet; and the backward
         pass of the first layer, with its activations and all gradients. DistributedDataParallel has a copy of
         the gradients at all times. With --moe-expert-parallel each process holds some of the experts.
         """
-        kept, experts = self._kept, self.shape.members * self.shape.experts * self.shape.per_expert
+        experts = self.shape.members * self.shape.experts * self.shape.per_expert
         here = averaged = self.parameters
-        if kept.any(["--moe-expert-parallel"]) and self.processes > 1:
+        if self.any(["--moe-expert-parallel"]) and self.processes > 1:
             averaged -= experts
             here = averaged + experts // self.processes
-        numbers = kept.width + 8 * kept.has_master + 4 * kept.moments + 4 * kept.has_average
-        fixed = here * numbers + averaged * kept.width * (self.processes > 1)
-        moments = (self._saved + self._at_loss, here * kept.width + self.batch * (self._layer + self._ends))
+        numbers = self.width + 8 * self.has_master + 4 * self.moments + 4 * self.has_average
+        fixed = here * numbers + averaged * self.width * (self.processes > 1)
+        peaks = (self._saved + self._at_loss, here * self.width + self.batch * (self._layer + self._ends))
         # On a CPU malloc keeps what is freed.
-        return int(PROCESS) + fixed + (max(moments) if self.on_gpu else sum(moments))
-
-    @property
-    def _kept(self) -> Precision:
-        return Precision(self.settings)
+        return int(PROCESS) + fixed + (max(peaks) if self.on_gpu else sum(peaks))
 
     @property
     def _saved(self) -> int:
         """What the forward pass saves for the backward pass."""
         layers = self.shape.layers * self._layer + self.shape.switch_layers * self._switch
         if self.settings["--checkpoint-activations"]:
-            layers = self.shape.layers * self.shape.dim * self._kept.width
+            layers = self.shape.layers * self.shape.dim * self.width
         return self.batch * self.shape.members * (layers + self._ends)
 
     @property
     def _ends(self) -> int:
         """Bytes per token of the embedding, its dropout mask and the last norm."""
-        return self.shape.dim * (4 * self._kept.width + self._mask)
+        return self.shape.dim * (4 * self.width + self._mask)
 
     @property
     def _layer(self) -> int:
@@ -106,7 +101,7 @@ class Memory:
         attention's output, and its GELU saves its input in fp32. Their 5 a s^2 b bytes of attention scores
         are saved only with --attention-dropout on a CPU: else scaled_dot_product_attention recomputes them.
         """
-        dim, hidden, width = self.shape.dim, self.shape.hidden, self._kept.width
+        dim, hidden, width = self.shape.dim, self.shape.hidden, self.width
         heads = self.settings["--decoder-attention-heads"]
         layer = (9 * dim + hidden) * width + 4 * hidden + 2 * dim * self._mask + 4 * heads
         if not self.on_gpu and self.settings["--attention-dropout"]:
@@ -116,7 +111,7 @@ class Memory:
     @property
     def _switch(self) -> int:
         """Bytes per token that a Switch layer adds: tokens by expert, outputs before the gate in fp32."""
-        return self.shape.dim * (self._kept.width + 4) + 8 * self.shape.experts
+        return self.shape.dim * (self.width + 4) + 8 * self.shape.experts
 
     @property
     def _at_loss(self) -> int:
@@ -125,12 +120,11 @@ class Memory:
         cross_entropy keeps those of all tokens, and with several members one more tensor for their sum.
         chunked_cross_entropy keeps those of a chunk, and gradients of the output weights.
         """
-        shape, kept = self.shape, self._kept
+        shape = self.shape
         chunk = self.settings.get("--loss-chunk-tokens")
         if not chunk:
-            return self.batch * shape.vocabulary * ((10 if kept.fused else 12) + 4 * (shape.members > 1))
-        logits = 4 if kept.width == 4 else 8 if kept.fused else 10
-        weights = 4 if kept.width == 4 else 6
+            return self.batch * shape.vocabulary * ((10 if self.fused else 12) + 4 * (shape.members > 1))
+        logits, weights = (4, 4) if self.width == 4 else (8 if self.fused else 10, 6)
         return shape.vocabulary * (min(self.batch, chunk) * logits + shape.members * shape.dim * weights)
 
     @property

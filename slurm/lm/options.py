@@ -67,7 +67,6 @@ class Launch:
 
 
 def parser() -> Parser:
-    """The command line up to the `--`."""
     made = Parser(
         prog="python -m slurm.launch",
         usage="%(prog)s STREAM --learner L --out RUN [options] [-- flags of fairseq-train]\n"
@@ -102,7 +101,6 @@ def parser() -> Parser:
 
 
 def _add_learner_options(made: Parser, options: dict[str, Field]) -> None:
-    """Add the options of learners and of growth."""
     specs = text_learners()
     kinds = "; ".join(f"{name}: {spec.help}" for name, spec in specs.items())
     counts = ", ".join(f"{spec.members} for {name}" for name, spec in specs.items() if spec.members)

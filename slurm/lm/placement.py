@@ -7,11 +7,10 @@ machine has another number of GPUs, --update-freq changes so that the batch stay
 
 from dataclasses import replace
 
-from alma.batches import tokens_of
 from alma.errors import UserError
 from alma.records import Run
 from slurm.engine.machine import Machine
-from slurm.lm.settings import Placement, Request
+from slurm.lm.settings import Placement, Request, tokens_of_batch
 
 
 def place(request: Request, machine: Machine) -> Request:
@@ -21,8 +20,7 @@ def place(request: Request, machine: Machine) -> Request:
     """
     settings = request.settings
     freq = settings["--update-freq"]
-    limits = ("--batch-size", "--max-tokens", "--tokens-per-sample", "--required-batch-size-multiple")
-    batch = tokens_of(1, *(settings[name] for name in limits))
+    batch = tokens_of_batch(settings)
     asked = settings["--distributed-world-size"]
     earlier = None if asked or batch is None else _processes_before(request, batch * freq[0])
     gpus = 0 if settings["--cpu"] else len(machine.gpus)
@@ -34,13 +32,8 @@ def place(request: Request, machine: Machine) -> Request:
             raise UserError(_uneven(request, freq[0], wanted, processes, fewer))
         processes = fewer  # a run in progress goes on, on some of the GPUs
     shared = [each * wanted // processes for each in freq]
-    made = Placement(
-        processes,
-        processes if gpus else 0,
-        tuple(shared),
-        batch and batch * freq[0] * wanted,
-        by_machine=not asked and wanted > 1,
-    )
+    tokens = batch and batch * freq[0] * wanted
+    made = Placement(processes, processes if gpus else 0, tokens, by_machine=not asked and wanted > 1)
     values = {"--distributed-world-size": processes, "--update-freq": shared}
     return replace(request, settings={**settings, **values}, placement=made)
 

@@ -49,7 +49,6 @@ class Training:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Command line of the `arguments`."""
         return (sys.executable, "-m", "fairseq_cli.train", *self.arguments)
 
 
@@ -75,7 +74,6 @@ class Plan:
 
     request: Request
     config: dict[str, Any]
-    """For alma.records."""
     seeds: dict[str, int]
     """Of the members, for alma.records."""
     untrained: tuple[str, ...]
@@ -84,12 +82,10 @@ class Plan:
 
     @property
     def out(self) -> Path:
-        """The run directory."""
         return self.request.out
 
     @property
     def stream(self) -> str:
-        """The data."""
         return self.request.stream
 
 
@@ -99,12 +95,12 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     schedule = stages(megabatches, request.waiting_time, request.replay, replay_from)
     experts = request.settings.get("--moe-expert-count")  # of the first stage; None: a dense model
     growth = _growth(request, len(schedule) - 1, experts)
+    router, optimizer = _grow_modes(request)
     specs = []
     for stage in schedule[: request.stages]:
         count = None if experts is None else experts + sum(growth[: stage.index])
         grown = []
         if growth and stage.index and not request.from_scratch:
-            router, optimizer = _grow_modes(request)
             grown = ["--grow-experts", str(growth[stage.index - 1])]
             grown += ["--grow-router", router, "--grow-optimizer", optimizer]
         specs.append(_spec(request, stage, grown, count))
@@ -151,22 +147,17 @@ def _spec(request: Request, stage: Stage, grown: list[str], experts: int | None)
         evaluate += ["--weights", str(weights)]
     evaluate += [*request.chosen(_EVALUATION_FLAGS), *request.flags.get(ENCODER, ())]
     evaluate += _tensorboard(request, stage.index)
-    own = {"--moe-expert-count": experts, "--members": _jointly(request) or 1}
-    own |= {"--max-update": request.updates}
+    jointly = request.models if request.learner_spec.joint else None  # members of one fairseq-train
+    own = {"--moe-expert-count": experts, "--members": jointly or 1, "--max-update": request.updates}
     sizes = ["--arch", request.arch, *flag_words("--moe-expert-count", experts)]
-    sizes += flag_words("--members", _jointly(request))
+    sizes += flag_words("--members", jointly)
     trainings = [_training(request, stage, member, [*sizes, *grown]) for member in members]
     if request.cooldown:
         trainings += [_cooldown(request, stage, member, sizes) for member in members]
         models = [training.directory for training in trainings if training.cools]
+    settings = {**request.settings, **own}
     return StageSpec(
-        stage,
-        directory,
-        tuple(trainings),
-        tuple(models),
-        tuple(evaluate),
-        _title(stage),
-        {**request.settings, **own},
+        stage, directory, tuple(trainings), tuple(models), tuple(evaluate), _title(stage), settings
     )
 
 
@@ -228,18 +219,11 @@ def _title(stage: Stage) -> str:
 
 
 def _seed(request: Request, index: int, member: int) -> int:
-    """Of the weights and data order of a stage's member."""
     models_before = index * request.models if request.learner_spec.fresh else 0
     return request.seed + SEED_STEP * (models_before + member)
 
 
-def _jointly(request: Request) -> int | None:
-    """Members that one fairseq-train trains together; None: it trains one model."""
-    return request.models if request.learner_spec.joint else None
-
-
 def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
-    """Experts added before each stage but the first."""
     if not request.learner_spec.growth:
         return []
     numbers = request.grow_experts or [DEFAULT_GROWTH]
@@ -271,7 +255,7 @@ def _multiplied(request: Request, index: int) -> Flags:
     if request.update_multiplier * counted > 1 and request.updates:
         flags["--max-update"] = flag_words("--max-update", request.updates * counted)
     if request.one_schedule and "--warmup-updates" not in flags:  # else it would grow with --max-update
-        flags |= {"--warmup-updates": flag_words("--warmup-updates", request.settings["--warmup-updates"])}
+        flags["--warmup-updates"] = request.chosen(["--warmup-updates"])
     if request.update_multiplier > 1 and "--total-num-update" in flags:
         total = int(request.settings["--total-num-update"]) * request.update_multiplier
         flags["--total-num-update"] = flag_words("--total-num-update", total)
@@ -279,8 +263,15 @@ def _multiplied(request: Request, index: int) -> Flags:
 
 
 def _placed(request: Request) -> dict[str, Sequence[str]]:
-    """The flags to pass on, with those of the placement in place of the user's."""
-    return {**_passed(request.flags), **(request.placement.flags if request.placement else {})}
+    """The flags to pass on, with those of the placement in place of the user's.
+
+    fairseq-train compares --expect-tokens with the tokens that it trains on.
+    """
+    flags = dict(_passed(request.flags))
+    if request.placement:
+        flags |= {name: request.chosen([name]) for name in ("--distributed-world-size", "--update-freq")}
+        flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
+    return flags
 
 
 def _passed(flags: Flags) -> Flags:

@@ -67,7 +67,6 @@ def open_run(plan: Plan) -> Run:
 
 
 def summary(run: Run) -> str:
-    """The rows of a run as a table."""
     lines = [["t", "stage", "experts", "parameters", "perplexity", "TFLOPs", "seconds"]]
     for row in run.rows:
         stage = "-" if row["stage"] is None else row["stage"]

@@ -17,10 +17,21 @@ UNTRAINED, RESULT = "untrained.json", "result.json"
 TRAINED = "trained.json"
 """Marker in the directory of a training."""
 _COSTS = ("flops", "growth_flops", "seconds", "peak_memory_bytes")
-_KINDS = {"perplexity": AMOUNT, "parameters": whole(0), "eval_flops_per_example": AMOUNT}
-_KINDS |= {"expert_count": optional(whole(0)), "training": Kind("a list of costs", lambda v: _are_costs(v))}
 _OF_TRAINING = ("training", "validation", "shared_with")
 """Keys of `extra` about the training, which waiting rows do not repeat."""
+
+
+def _are_costs(value: Any) -> bool:
+    try:
+        for each in value:
+            require(each, dict.fromkeys(_COSTS, AMOUNT) | {"validation_flops": optional(AMOUNT)}, _COSTS)
+    except (ValueError, TypeError):
+        return False
+    return isinstance(value, list)
+
+
+_KINDS = {"perplexity": AMOUNT, "parameters": whole(0), "eval_flops_per_example": AMOUNT}
+_KINDS |= {"expert_count": optional(whole(0)), "training": Kind("a list of costs", _are_costs)}
 
 
 def collect(plan: Plan, run: Run) -> None:
@@ -39,7 +50,8 @@ def _measured(plan: Plan, spec: StageSpec | None) -> Measured:
     trained = [training.directory for training in spec.trainings]
     new = [directory in trained for directory in spec.models]
     found = measured_fields(read_measured(spec.directory / RESULT, len(new)), new)
-    if sources := _sources(trained):
+    markers = [read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
+    if sources := [marker["shared_with"] for marker in markers if "shared_with" in marker]:
         found["extra"]["shared_with"] = sources
     return found
 
@@ -48,12 +60,6 @@ def waiting_fields(row: Mapping[str, Any]) -> Measured:
     """The fields of a row while the learner waits, after the row before it."""
     extra = {key: value for key, value in row["extra"].items() if key not in _OF_TRAINING}
     return {**row, **dict.fromkeys(("train_flops", *MACHINE_FIELDS), 0), "extra": extra}
-
-
-def _sources(trained: Sequence[Path]) -> list[str]:
-    """Where the trainings in these directories were taken over from."""
-    markers = [read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
-    return [marker["shared_with"] for marker in markers if "shared_with" in marker]
 
 
 def read_measured(path: Path, trainings: int | None = None) -> dict[str, Any]:
@@ -77,15 +83,6 @@ def _read(
     except ValueError as error:
         raise UserError(f"{path}: damaged ({error}): delete it and rerun the command") from None
     return record
-
-
-def _are_costs(value: Any) -> bool:
-    try:
-        for each in value:
-            require(each, dict.fromkeys(_COSTS, AMOUNT) | {"validation_flops": optional(AMOUNT)}, _COSTS)
-    except (ValueError, TypeError):
-        return False
-    return isinstance(value, list)
 
 
 def measured_fields(measured: Mapping[str, Any], new: Sequence[bool]) -> Measured:

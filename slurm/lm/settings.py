@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from alma import averages
+from alma.batches import tokens_of
 from alma.learners import LEARNERS, LearnerSpec
 from alma.options import NEVER, changed, check_ranges, flag_of, flag_words, option, options_of
 from alma.protocol import TextOptions
@@ -25,21 +26,16 @@ class Placement:
     processes: int
     gpus: int
     """Of all processes; 0: a CPU."""
-    update_freq: tuple[int, ...]
     tokens: int | None
     """Of an update, in full batches; None: unknown."""
     by_machine: bool
     """Whether the number of GPUs, and no flag, determines `tokens`."""
 
-    @property
-    def flags(self) -> Flags:
-        """For fairseq-train, which compares the tokens with those it trains on."""
-        values = {
-            "--distributed-world-size": self.processes,
-            "--update-freq": list(self.update_freq),
-            "--expect-tokens": self.tokens,
-        }
-        return {name: flag_words(name, value) for name, value in values.items()}
+
+def tokens_of_batch(settings: FlagValues) -> int | None:
+    """Tokens of one forward pass in one process, in full sequences; None without a limit of a batch."""
+    limits = ("--batch-size", "--max-tokens", "--tokens-per-sample", "--required-batch-size-multiple")
+    return tokens_of(1, *(settings[name] for name in limits))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +67,10 @@ class Request(TextOptions):
 
     @property
     def learner_spec(self) -> LearnerSpec:
-        """The entry of its learner."""
         return LEARNERS[self.learner]
 
     @property
     def arch(self) -> str:
-        """Value of --arch."""
         return self.settings["--arch"]
 
     @property
@@ -109,7 +103,6 @@ class Request(TextOptions):
 
     @property
     def average_words(self) -> list[str]:
-        """Flags of fairseq-train that follow from --average."""
         if kept := self.averaged_checkpoints:
             return ["--keep-interval-updates", str(kept)]
         if not self.average:
@@ -131,7 +124,6 @@ class Request(TextOptions):
 
     @property
     def renews(self) -> bool:
-        """Whether each stage trains new models."""
         return self.from_scratch or self.learner_spec.fresh
 
     def directory(self, index: int, member: int) -> Path:

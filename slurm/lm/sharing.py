@@ -37,17 +37,16 @@ def share(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def _without_folder(training: Training) -> list[str]:
-    """The command line without --save-dir."""
     words = list(training.arguments)
     place = words.index("--save-dir")
     return words[:place] + words[place + 2 :]
 
 
 def _with_sources(plan: Plan, sources: dict[Path, Path]) -> Plan:
-    def sourced(training: Training) -> Training:
-        return replace(training, source=sources.get(training.directory))
-
-    stages = [replace(spec, trainings=tuple(map(sourced, spec.trainings))) for spec in plan.stages]
+    stages = []
+    for spec in plan.stages:
+        sourced = [replace(each, source=sources.get(each.directory)) for each in spec.trainings]
+        stages.append(replace(spec, trainings=tuple(sourced)))
     return replace(plan, stages=tuple(stages))
 
 

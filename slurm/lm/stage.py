@@ -28,11 +28,9 @@ class RunJob(Job):
 
     plan: Plan
     index: int = 0
-    """Of the stage."""
 
     @property
     def spec(self) -> StageSpec:
-        """The stage."""
         return self.plan.stages[self.index]
 
     def model_of(self, directory: Path) -> Path:
@@ -44,17 +42,21 @@ class RunJob(Job):
         """Do what is missing on this machine, with additional environment variables."""
 
     def work(self) -> None:
-        """Do what is missing, then append rows."""
         self.do()
         with patiently_locked(self.run):
             collect(self.plan, Run.open(self.run, Run.read(self.run).config))
 
 
+@dataclass(frozen=True, kw_only=True)
 class UntrainedJob(RunJob):
     """Evaluate the model before any training, for t = 0."""
 
+    name: str = "untrained"
+    kind: str = "untrained"
+    array: str = "alma-untrained"
+    alone: bool = True
+
     def do(self, environment: Environment | None = None) -> None:
-        """Write untrained.json."""
         if not self.done:
             what = "evaluation of the untrained model"
             children.run(self.plan.untrained, self.run / "untrained.log", what, environment=environment)
@@ -62,8 +64,7 @@ class UntrainedJob(RunJob):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainJob(RunJob):
-    """Train one model of a stage."""
-
+    kind: str = "train"
     training: Training
 
     def do(
@@ -94,7 +95,6 @@ class TrainJob(RunJob):
             write_json_atomic(self.marker, {"checkpoint": self.model_of(self.directory).name})
 
     def work(self) -> None:
-        """Train, in as many processes as the SLURM job has tasks."""
         from submitit import JobEnvironment
 
         job = JobEnvironment()
@@ -127,11 +127,14 @@ class TrainJob(RunJob):
         return arguments, {}
 
 
+@dataclass(frozen=True, kw_only=True)
 class EvaluateJob(RunJob):
     """Evaluate the models deployed after a stage."""
 
+    kind: str = "evaluate"
+    alone: bool = True
+
     def do(self, environment: Environment | None = None) -> None:
-        """Write result.json."""
         if not self.done:
             models = ":".join(str(self.model_of(model)) for model in self.spec.models)
             command = [*self.spec.evaluate, "--path", models]
@@ -141,18 +144,9 @@ class EvaluateJob(RunJob):
 def jobs_of(plan: Plan) -> list[RunJob]:
     """All jobs of a run in a possible order of execution."""
     shared: dict[str, Any] = {"plan": plan, "run": plan.out}
-    jobs: list[RunJob] = [
-        UntrainedJob(
-            name="untrained",
-            kind="untrained",
-            array="alma-untrained",
-            directory=plan.out,
-            marker=plan.out / UNTRAINED,
-            alone=True,
-            **shared,
-        )
-    ]
+    jobs: list[RunJob] = [UntrainedJob(directory=plan.out, marker=plan.out / UNTRAINED, **shared)]
     for index, spec in enumerate(plan.stages):
+        shared["index"] = index
         count = sum(not training.cools for training in spec.trainings)
         for number, training in enumerate(spec.trainings):
             of = f", member {number % count + 1} of {count}" if count > 1 else ""
@@ -161,14 +155,12 @@ def jobs_of(plan: Plan) -> list[RunJob]:
             jobs.append(
                 TrainJob(
                     name=f"stage {index}{of}" + (", cool-down" if training.cools else ""),
-                    kind="train",
                     array=f"{array}-shared" if training.source else array,
                     directory=training.directory,
                     marker=training.directory / TRAINED,
                     needs=(needed / TRAINED,) if needed else (),
                     updates=training.updates and training.updates + training.earlier,
                     alone=training.source is not None,
-                    index=index,
                     training=training,
                     **shared,
                 )
@@ -176,13 +168,10 @@ def jobs_of(plan: Plan) -> list[RunJob]:
         jobs.append(
             EvaluateJob(
                 name=f"evaluation of stage {index}",
-                kind="evaluate",
                 array=f"alma-evaluate{index}",
                 directory=spec.directory,
                 marker=spec.directory / RESULT,
                 needs=tuple(model / TRAINED for model in spec.models),
-                alone=True,
-                index=index,
                 **shared,
             )
         )

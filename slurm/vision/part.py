@@ -23,7 +23,6 @@ class PartJob(Job):
     """One element of the array: every N-th run of the sweep, for N parts."""
 
     flags: tuple[str, ...]
-    """Of the whole sweep."""
     part: str
     """K/N, the value of --part."""
     runs: tuple[str, ...]
@@ -34,7 +33,6 @@ class PartJob(Job):
 
     @property
     def content(self) -> dict[str, Any]:
-        """Of the marker."""
         files = {"files": self.files} if self.files else {}
         return {"flags": list(self.flags), "runs": list(self.runs), **files}
 

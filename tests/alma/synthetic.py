@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from unittest import mock
 
 from alma.records import Run, check_row
+from alma.report import compare
 from alma.report.__main__ import main as report_main
-from alma.report.results import find_runs
+from alma.report.lm.entries import find_entries
+from alma.report.results import find_runs, group
 from alma.report.vision import select
 from alma.stages import stages
 
@@ -66,10 +68,32 @@ def make_run(
     return write_run(directory, values, config, rows, metric, PARAMETERS, stage_flops, extra)
 
 
+def edited(run, edit):
+    """Call edit(row) on each row of a run, and write the rows."""
+    rows = run.rows
+    for row in rows:
+        edit(row)
+    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return run
+
+
+def replaced(run, old, new):
+    """Replace a text in the rows of a run."""
+    text = run.results.read_text()
+    assert old in text
+    run.results.write_text(text.replace(old, new))
+    return run
+
+
 def rename_metric(run, new):
     """Turn a run of errors into one of perplexity, or the reverse."""
-    old = {"error": "perplexity", "perplexity": "error"}[new]
-    run.results.write_text(run.results.read_text().replace(f'"{old}"', f'"{new}"'))
+    return replaced(run, {"error": '"perplexity"', "perplexity": '"error"'}[new], f'"{new}"')
+
+
+def with_info(run, **info):
+    """Add entries to run.json."""
+    (run.directory / "run.json").write_text(json.dumps(run.info | info))
+    return run
 
 
 def lm_run(directory, values, learner="sm", w=1, experts=4, members=None, millions=64, rows=None, **config):
@@ -119,13 +143,13 @@ def image_run(directory, trained, w=1, size=8, seed=0, rows=None, **config):
 
 def averaged(run, factor):
     """Make the metric of a run the raw one; that of the averaged weights is `factor` times as large."""
-    rows = run.rows
-    for row in rows:
+
+    def edit(row):
         if row["stage"] is not None:
             row["extra"]["raw"] = {row["metric"]: row["value"]}
             row["value"] *= factor
-    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return run
+
+    return edited(run, edit)
 
 
 def drifting(run, cell, experts=None):
@@ -133,13 +157,48 @@ def drifting(run, cell, experts=None):
 
     `experts`, too, is a function of (t, j): the shares of the experts by layer.
     """
-    rows, parts = run.rows, range(1, run.config["megabatches"] + 1)
-    for row in rows:
+    parts = range(1, run.config["megabatches"] + 1)
+
+    def edit(row):
         t = row["t"] if row["stage"] is not None else 0
         row["extra"]["matrix"] = [cell(t, j) for j in parts]
         row["extra"] |= {"matrix_experts": [experts(t, j) for j in parts]} if experts else {}
-    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return run
+
+    return edited(run, edit)
+
+
+def with_expert_layers(run):
+    """Add the shares and losses of the experts of layers 1 and 3 to a run."""
+
+    def edit(row):
+        count = row["extra"]["experts"]
+        layer = {"share": [1 / count] * count, "loss": [2.0 + row["t"]] * count}
+        row["extra"]["expert_layers"] = {"1": layer, "3": layer}
+
+    return edited(run, edit)
+
+
+def table_rows(*places):
+    """The rows of all general tables, as dictionaries."""
+    tables = [compare.table(results) for results in group(find_runs(places))]
+    return [dict(zip(header, row, strict=True)) for header, *rows in tables for row in rows]
+
+
+def by_learner(*places):
+    """`table_rows` by the cell of the learner."""
+    return {row["learner"]: row for row in table_rows(*places)}
+
+
+def entries_of(*places):
+    """The language-model entries of folders, all of one B."""
+    (found,) = find_entries(find_runs(places))[0].values()
+    return found
+
+
+def error_of(done):
+    """The one line of an error, of a command that ended with code 2 and printed nothing else."""
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    return done.stderr
 
 
 def results_of(place):

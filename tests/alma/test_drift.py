@@ -5,25 +5,31 @@ import math
 
 import pytest
 
-from alma.report import compare, drift
+from alma.report import drift
 from alma.report.html import page
 from alma.report.lm import tables as lm_tables
-from alma.report.lm.entries import find_entries
 from alma.report.results import find_runs, group, matrix
 from alma.report.vision import trade_offs
 
-from .synthetic import averaged, drifting, image_run, legend_of, lm_run, make_run, report, results_of
+from .synthetic import (
+    averaged,
+    by_learner,
+    drifting,
+    entries_of,
+    image_run,
+    legend_of,
+    lm_run,
+    make_run,
+    replaced,
+    report,
+    results_of,
+    table_rows,
+)
 
 
 def cells(t, j):
     """Errors that grow with the distance from the diagonal; .9 of the untrained model."""
     return 0.9 if not t else (t == j) * 0.1 or 0.2 + (j > t) * 0.4
-
-
-def table_rows(place):
-    """The general table as dictionaries."""
-    header, *rows = compare.table(group(find_runs([place]))[0])
-    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def result_of(place):
@@ -49,7 +55,7 @@ def drifts(tmp_path):
 
 
 def test_the_table_has_a_column_per_mean(drifts):
-    by_name = {row["learner"]: row for row in table_rows(drifts)}
+    by_name = by_learner(drifts)
     names = ("in-distribution", "backward transfer", "forward transfer", "average seen")
     assert [by_name["ens, replay 0.5"][name] for name in names] == ["10.00", "20.00", "60.00", "13.89"]
     spread = ["11.00 ±1.41", "21.00 ±1.41", "61.00 ±1.41", "14.89 ±1.41"]
@@ -67,7 +73,7 @@ def test_perplexities_are_averaged_by_their_logarithm(tmp_path):
     assert "means of log perplexity" in report(tmp_path).stdout
 
 
-def test_means_without_cells_are_empty(tmp_path):
+def test_means_without_cells_have_no_column(tmp_path):
     drifting(image_run(tmp_path, [0.5]), cells)
     (row,) = table_rows(tmp_path)
     assert (row["in-distribution"], row["average seen"]) == ("10.00", "10.00")
@@ -93,18 +99,9 @@ def test_other_columns_and_files_are_those_without_a_matrix(tmp_path):
 def test_rows_that_lack_a_matrix_are_no_matrix(tmp_path):
     run = drifting(image_run(tmp_path, [0.5, 0.4]), cells)
     lines = run.results.read_text().splitlines()
-    run.results.write_text("\n".join([lines[0], lines[1].replace('"matrix"', '"other"'), lines[2], ""]))
+    replaced(run, lines[1], lines[1].replace('"matrix"', '"other"'))
     assert matrix(result_of(tmp_path).repeats[0]) == {}
-    assert "in-distribution" not in report(tmp_path).stdout
-
-
-def test_the_csv_has_a_column_per_part_and_mean(drifts):
-    assert report(drifts, "--out", drifts / "out").returncode == 0
-    with open(drifts / "out/report.csv") as file:
-        lines = [line for line in csv.DictReader(file) if line["config.learner"] == "gmoe"]
-    assert [line["extra.matrix.3"] for line in lines] == ["0.9", "0.9", "0.6000000000000001", "0.1"]
-    assert [float(line["forward_transfer"]) for line in lines] == pytest.approx([0.8] * 4)
-    assert lines[0]["extra.matrix_experts.2.1"] == "[0.2, 0.8]"
+    assert "in-distribution" not in table_rows(tmp_path)[0]
 
 
 def test_heat_maps_have_the_mean_over_seeds(drifts):
@@ -147,10 +144,7 @@ def test_an_unfinished_run_has_the_rows_so_far_in_a_panel_of_the_same_shape(tmp_
     drifting(image_run(tmp_path / "a", [0.5, 0.4, 0.3], rows=3), cells)
     drifting(image_run(tmp_path / "b", [0.5, 0.4, 0.3], learner="ens"), cells)
     shown = [(result, drift.mean_matrix(result)) for result in group(find_runs([tmp_path]))[0]]
-    assert [(result.learner, len(found), len(found[0])) for result, found in shown] == [
-        ("ens", 3, 3),
-        ("sm", 2, 3),
-    ]
+    assert [(r.learner, len(found), len(found[0])) for r, found in shown] == [("ens", 3, 3), ("sm", 2, 3)]
     *panels, _ = drift._matrices(shown).axes
     assert [(len(axes.texts), axes.get_ylim()) for axes in panels] == [(9, (3.5, 0.5)), (6, (3.5, 0.5))]
 
@@ -167,12 +161,17 @@ def test_experts_by_part_are_those_of_the_last_row(drifts):
 
 
 @pytest.mark.parametrize("figures", [(), ("--figures", "vision")])
-def test_the_command_draws_both_figures(drifts, figures):
+def test_the_command_draws_both_figures_and_the_csv_has_a_column_per_part_and_mean(drifts, figures):
     done = report(drifts, *figures, "--out", drifts / "out")
     assert done.returncode == 0, done.stderr
     written = [line.rpartition("/")[2] for line in done.stdout.splitlines()]
     assert {"error_B3_matrix.png", "error_B3_matrix_experts.png"} <= set(written)
     assert "Frames mark the diagonal" in (drifts / "out/report.md").read_text()
+    with open(drifts / "out/report.csv") as file:
+        lines = [line for line in csv.DictReader(file) if line["config.learner"] == "gmoe"]
+    assert [line["extra.matrix.3"] for line in lines] == ["0.9", "0.9", "0.6000000000000001", "0.1"]
+    assert [float(line["forward_transfer"]) for line in lines] == pytest.approx([0.8] * 4)
+    assert lines[0]["extra.matrix_experts.2.1"] == "[0.2, 0.8]"
 
 
 def test_the_page_has_both_panels(drifts):
@@ -189,27 +188,14 @@ def test_the_page_has_both_panels(drifts):
     assert "with and without replay" in section["summary"][0]
 
 
-def test_a_page_without_a_matrix_has_neither(tmp_path):
-    image_run(tmp_path, [0.5, 0.4])
-    (section,) = page.page_data(find_runs([tmp_path]))["sections"]
-    titles = [panel["title"] for panel in section["panels"]]
-    assert titles == ["Front", "Over the stream", "Results", "Settings", "Provenance"]
-    assert not [each["name"] for each in section["panels"][0]["y"] if "transfer" in each["name"]]
-
-
 def test_raw_weights_have_their_own_matrix_or_none(tmp_path):
     for name in ("a", "b"):
         run = averaged(image_run(tmp_path / name, [0.5, 0.3], average=0.9, lr=name), 0.5)
         drifting(run, cells)
-    text = run.results.read_text().replace('"raw": {', '"raw": {"matrix": [0.25, 0.25], ')
-    run.results.write_text(text)
-    found = {row["learner"]: row.get("in-distribution") for row in table_rows(tmp_path)}
-    assert found == {
-        "sm lr=a": "",
-        "sm lr=b": "25.00",
-        "sm, average lr=a": "10.00",
-        "sm, average lr=b": "10.00",
-    }
+    replaced(run, '"raw": {', '"raw": {"matrix": [0.25, 0.25], ')
+    found = {name: row["in-distribution"] for name, row in by_learner(tmp_path).items()}
+    averages = {"sm, average lr=a": "10.00", "sm, average lr=b": "10.00"}
+    assert found == {"sm lr=a": "", "sm lr=b": "25.00"} | averages
 
 
 def test_shares_of_replay_distinguish_methods(tmp_path):
@@ -217,21 +203,13 @@ def test_shares_of_replay_distinguish_methods(tmp_path):
     make_run(tmp_path / "yes", [90.0, 20.0], replay=True)
     for share, source in ((0.5, {}), (0.5, {"replay_from": "recent"}), (0.25, {"replay_from": "all"})):
         make_run(tmp_path / f"{share}{len(source)}", [90.0, 20.0], replay_share=share, **source)
+    shares = ("0.25", "0.5", "0.5 recent")
     assert {(row["learner"], row["replay"]) for row in table_rows(tmp_path)} == {
-        ("sm", "no"),
-        ("sm", "yes"),
-        ("sm, replay 0.25", "0.25"),
-        ("sm, replay 0.5", "0.5"),
-        ("sm, replay 0.5 recent", "0.5 recent"),
+        *(("sm", "no"), ("sm", "yes")),
+        *((f"sm, replay {share}", share) for share in shares),
     }
     labels = {result.label for result in group(find_runs([tmp_path]))[0]}
-    assert labels == {
-        "sm w=1",
-        "sm w=1 replay",
-        "sm, replay 0.25 w=1",
-        "sm, replay 0.5 w=1",
-        "sm, replay 0.5 recent w=1",
-    }
+    assert labels == {"sm w=1", "sm w=1 replay", *(f"sm, replay {share} w=1" for share in shares)}
 
 
 def test_shares_of_replay_are_no_learner_of_the_paper(tmp_path):
@@ -241,8 +219,7 @@ def test_shares_of_replay_are_no_learner_of_the_paper(tmp_path):
     assert legend[legend.index("variant") + 1 :][:2] == ["the paper's learner", "replay 0.5 recent"]
     for share in ({}, {"replay_share": 0.5}):
         lm_run(tmp_path / f"t/{len(share)}", [28.57, 27.45, 26.91, 26.53], **share)
-    found, _ = find_entries(find_runs([tmp_path / "t"]))
-    rows = lm_tables.tables(found, False)[0]["table2"].rows[1:]
+    rows = lm_tables.tables({"": entries_of(tmp_path / "t")}, False)[0]["table2"].rows[1:]
     assert [(row[0], row[-1]) for row in rows] == [
         ("SM_w1", "26.53 [26.53]"),
         ("SM_w1, replay 0.5", "26.53"),
@@ -253,11 +230,8 @@ def test_validation_does_not_choose_a_share_of_replay(tmp_path):
     for share in (0.25, 0.5):
         for lr in (1, 2):
             scores = [None, share * lr]
-            make_run(
-                tmp_path / f"{share}{lr}", [0.9, 0.5], metric="error", valid=scores, replay_share=share, lr=lr
-            )
+            settings = {"valid": scores, "replay_share": share, "lr": lr}
+            make_run(tmp_path / f"{share}{lr}", [0.9, 0.5], metric="error", **settings)
     lines = [s for s in report(tmp_path, "--select", "valid").stdout.splitlines() if s.startswith("best")]
-    assert [line.partition(": ")[2].partition(":")[0] for line in lines] == [
-        "sm, replay 0.25 w=1",
-        "sm, replay 0.5 w=1",
-    ]
+    chosen = [line.partition(": ")[2].partition(":")[0] for line in lines]
+    assert chosen == ["sm, replay 0.25 w=1", "sm, replay 0.5 w=1"]

@@ -1,7 +1,5 @@
 """Algorithm 1: training, tests and rows at each t, for any waiting time."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,14 +32,8 @@ class Fake:
 
 
 def start(directory, megabatches, waiting_time=1, replay=False):
-    config = {
-        "learner": "sm",
-        "megabatches": megabatches,
-        "waiting_time": waiting_time,
-        "replay": replay,
-        "seed": 0,
-    }
-    return Run.open(directory, config), stages(megabatches, waiting_time, replay)
+    config = {"learner": "sm", "megabatches": megabatches, "waiting_time": waiting_time, "replay": replay}
+    return Run.open(directory, config | {"seed": 0}), stages(megabatches, waiting_time, replay)
 
 
 @given(st.data())
@@ -65,9 +57,8 @@ def test_one_row_per_megabatch_and_one_test_per_model(tmp_path_factory, data):
         completes = stage is not None and stage.last == row["t"]
         assert row["train_flops"] == (11.0 if completes else 0)
         assert row["extra"]["flops"].get("validation", 0) == (5.0 if completes else 0)  # not in Comp
-        assert row["extra"]["valid"] == (
-            {"loss": 1.0, "error": 1 / (2 + stage.index)} if stage else None
-        )  # in waiting rows too
+        valid = {"loss": 1.0, "error": 1 / (2 + stage.index)} if stage else None
+        assert row["extra"]["valid"] == valid  # in waiting rows too
         assert row["extra"]["test_flops"] == (7.0 if completes or row["t"] == 0 else 0)
     comp = metrics.cumulative_compute({row["t"]: row["train_flops"] for row in rows})
     assert comp == 11 * len(schedule)
@@ -99,17 +90,10 @@ def test_seconds_before_an_interruption_count_in_the_row_of_their_stage(tmp_path
     assert [row["seconds"] >= 1000 for row in run.rows] == [False, False, True, False, False]
 
 
-def test_a_failure_in_training_leaves_the_rows_before_it(tmp_path):
+def test_a_failure_in_training_leaves_the_rows_before_it(tmp_path, monkeypatch):
     run, schedule = start(tmp_path, 3)
-    learner = Fake()
-    failing = SimpleNamespace(
-        train=lambda stage: learner.train(stage) if stage.index < 1 else 1 / 0,
-        parameters=1,
-        eval_flops_per_example=1.0,
-        peak_memory_bytes=1,
-        valid=None,
-        details={},
-    )
+    learner, train = Fake(), Fake.train
+    monkeypatch.setattr(Fake, "train", lambda self, stage: train(self, stage) if stage.index < 1 else 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        environment.play(run, failing, schedule, learner.test)
+        environment.play(run, learner, schedule, learner.test)
     assert [row["t"] for row in run.rows] == [0, 1]

@@ -25,22 +25,23 @@ def parser(**settings) -> Parser:
     [
         (
             "a --out b --mega-batchs 4",
-            "unrecognized arguments: --mega-batchs 4 (did you mean --mega-batches?); see `it --help`",
+            "unrecognized arguments: --mega-batchs 4 (did you mean --mega-batches?)",
         ),
         (
             "a --out b --mega-batchs=4",
             "unrecognized arguments: --mega-batchs=4 (did you mean --mega-batches?)",
         ),
-        ("a --ot b --worker 3", "the following arguments are required: --out (did you mean --out?); see"),
-        ("a --out b --nothing-like-it", "unrecognized arguments: --nothing-like-it; see"),
-        ("a -- --ot", "the following arguments are required: --out; see"),
-        ("--out b --worker x", "argument --workers: invalid int value: 'x'; see"),
+        ("a --ot b --worker 3", "the following arguments are required: --out (did you mean --out?)"),
+        ("a --out b --nothing-like-it", "unrecognized arguments: --nothing-like-it"),
+        ("a -- --ot", "the following arguments are required: --out"),
+        ("--out b --worker x", "argument --workers: invalid int value: 'x'"),
     ],
 )
 def test_a_misspelt_option_has_a_hint(method, words, message):
     with pytest.raises(UserError) as refused:
         getattr(parser(), method)(words.split())
     assert str(refused.value).startswith(message)
+    assert str(refused.value).endswith("; see `it --help`")
 
 
 def test_every_misspelt_option_has_a_hint():
@@ -71,41 +72,26 @@ def test_a_misspelt_choice_has_a_hint():
     for words, problem in (
         ("--learner gmo", "--learner: invalid choice: 'gmo' (did you mean gmoe?); see `it --help`"),
         ("--learner x", "--learner: invalid choice: 'x' (choose from sm, gmoe); see"),
-        (
-            "--many 30",
-            "--many: invalid choice: 30 (choose from 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and ",
-        ),
+        ("--many 30", f"--many: invalid choice: 30 (choose from {', '.join(map(str, range(12)))} and more"),
     ):
         with pytest.raises(UserError) as refused:
             made.parse_args(["--out", "x", *words.split()])
         assert str(refused.value).startswith(f"argument {problem}")
 
 
-def test_help_names_the_subcommand_that_was_started(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["alma train", "--help"])
-    assert parser().format_usage().startswith("usage: alma train ")
-
-
-def test_help_wraps_a_line_and_keeps_several(monkeypatch):
+def test_help_wraps_a_line_keeps_several_and_puts_all_names_before_a_value(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     words, lines = " ".join(["word"] * 40), "examples:\n  one\n  two"
-    text = parser(description=words, epilog=lines).format_help()
+    made = parser(description=words, epilog=lines)
+    made.add_argument("--seed", "--seeds", metavar="LIST", help="of the runs")
+    text = made.format_help()
     assert max(map(len, text.splitlines())) in range(90, 101)
     assert text.endswith(f"\n{lines}\n")
-
-
-def test_all_names_of_an_option_come_before_its_value():
-    made = parser()
-    made.add_argument("--seed", "--seeds", metavar="LIST", help="of the runs")
-    assert "  --seed, --seeds LIST" in made.format_help()
-
-
-def test_closest_word():
-    assert closest("switch_gmo", ["switch_gmoe", "transformer_lm"]) == "switch_gmoe"
-    assert closest("vgg", ["switch_gmoe", "transformer_lm"]) is None
+    assert "  --seed, --seeds LIST" in text
 
 
 def test_hints():
+    assert closest("vgg", ["switch_gmoe", "transformer_lm"]) is None
     assert hint("visoin", ("vision", "lm")) == "did you mean vision?"
     assert hint("x", iter(("vision", "lm"))) == "choose from vision, lm"
 
@@ -113,9 +99,6 @@ def test_hints():
 def test_lists_of_numbers():
     assert number_list("0-2,5,1") == [0, 1, 2, 5]
     assert number_list("3-3") == [3]
-
-
-def test_repeats_may_be_kept():
     assert number_list("2,2,0-1,1", repeats=True) == [2, 2, 0, 1, 1]
 
 

@@ -14,7 +14,7 @@ from alma.report import compare, sections
 from alma.report.html import page, panels, summary
 from alma.report.results import compute, find_runs, group
 
-from .synthetic import image_run, lm_run, make_run, report
+from .synthetic import image_run, lm_run, make_run, report, with_expert_layers, with_info
 
 EVIL = "</script><b onload=alert(1)>&amp;%{x}"
 
@@ -111,24 +111,19 @@ def test_settings_that_differ_and_provenance(tmp_path):
     assert settings["header"] == ["configuration", "hidden"]
     assert sorted(row[1] for row in settings["rows"]) == ["16", "8"]
     assert settings["facts"]["dataset"] == "digits"
+    assert [panel["title"] for panel in section["panels"]] == [
+        *("Front", "Over the stream", "Results", "Advice", "Settings", "Provenance"),
+    ]
+    assert not [each["name"] for each in section["panels"][0]["y"] if "transfer" in each["name"]]
     origin = panel_of(section, "Provenance")
     assert origin["header"][:2] == ["run", "seed"]
-    assert {row[0]: row[1] for row in origin["rows"]} == {
-        "small": "0",
-        "large": "3",
-    }
+    assert {row[0]: row[1] for row in origin["rows"]} == {"small": "0", "large": "3"}
     assert {"python", "machine.cpu", "data"} <= origin["facts"].keys()
     assert origin["facts"]["folder"] == str(tmp_path)
 
 
 def test_experts_have_a_grid_per_layer(tmp_path):
-    run = lm_run(tmp_path, [30, 20], learner="gmoe", experts=[2, 3])
-    rows = run.rows
-    for row in rows:
-        count = row["extra"]["experts"]
-        layer = {"share": [1 / count] * count, "loss": [2.0 + row["t"]] * count}
-        row["extra"]["expert_layers"] = {"1": layer, "3": layer}
-    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with_expert_layers(lm_run(tmp_path, [30, 20], learner="gmoe", experts=[2, 3]))
     (section,) = page_of(tmp_path)["sections"]
     panel = panel_of(section, "Experts over the stages")
     assert [grid["name"] for grid in panel["grids"]] == ["gmoe w=1, layer 1", "gmoe w=1, layer 3"]
@@ -186,9 +181,8 @@ def test_two_hundred_runs_fit_in_six_megabytes(tmp_path):
     first = image_run(tmp_path / "0", [1 / (t + 1.7) for t in range(20)], learner="gmoe")
     for i in range(1, 200):
         shutil.copytree(tmp_path / "0", tmp_path / str(i))
-        info = Run.read(first.directory).info
-        info["config"] |= {"seed": i % 2, "hidden": 8 + i // 2}
-        (tmp_path / str(i) / "run.json").write_text(json.dumps(info))
+        config = first.config | {"seed": i % 2, "hidden": 8 + i // 2}
+        with_info(Run.read(tmp_path / str(i)), config=config)
     page.write_page(find_runs([tmp_path]), tmp_path / "report.html")
     assert (tmp_path / "report.html").stat().st_size < 6e6
 

@@ -1,6 +1,5 @@
 """The report page in Debian's Chromium: what it shows, and what its controls change."""
 
-import json
 import shutil
 
 import pytest
@@ -9,7 +8,7 @@ from alma.report import compare
 from alma.report.html.page import write_page
 from alma.report.results import find_runs, group
 
-from .synthetic import drifting, image_run, lm_run
+from .synthetic import drifting, image_run, lm_run, with_expert_layers
 
 pytest.importorskip("plotly")
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -30,12 +29,7 @@ def runs(tmp_path_factory):
     image_run(place / "replay", [0.4, 0.3, 0.2, 0.1], learner="sm", replay=True)
     image_run(place / "evil", [0.6, 0.6, 0.6, 0.6], learner=EVIL)
     run = lm_run(place / "text", [30, 20], learner="gmoe", experts=[2, 3], stream="text")
-    rows = run.rows
-    for row in rows:
-        count = row["extra"]["experts"]
-        row["extra"]["expert_layers"] = {"1": {"share": [1 / count] * count, "loss": [2.0] * count}}
-    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    drifting(run, lambda t, j: 10 * t + j if t else 5e4)
+    drifting(with_expert_layers(run), lambda t, j: 10 * t + j if t else 5e4)
     return place
 
 
@@ -101,17 +95,12 @@ def test_numbers_are_those_of_the_report(browser, runs):
 
 
 def test_a_filter_acts_on_front_curves_and_table(browser):
-    before = (
-        figure(browser, 0, 0, "configurations"),
-        texts(browser, "#section0 article:nth-of-type(3) tbody th"),
-    )
+    rows = "#section0 article:nth-of-type(3) tbody th"
+    before = figure(browser, 0, 0, "configurations"), texts(browser, rows)
     assert "<b>ens " in " ".join(before[0]["text"])
     assert curve_named(browser, "ens")
     click(browser, "#section0 input[value=ens]")
-    after = (
-        figure(browser, 0, 0, "configurations"),
-        texts(browser, "#section0 article:nth-of-type(3) tbody th"),
-    )
+    after = figure(browser, 0, 0, "configurations"), texts(browser, rows)
     assert len(after[0]["x"]) == len(before[0]["x"]) - 1
     assert len(after[1]) == len(before[1]) - 1
     assert not curve_named(browser, "ens")
@@ -198,9 +187,8 @@ def test_each_figure_has_its_data_as_a_table(browser):
 
 def test_experts_of_language_models(browser):
     code = "return document.querySelectorAll('#section1 .maps .plot')[1].data[0].z"
-    assert browser.execute_script(code) == [[50, 50, pytest.approx(33.3333)]] * 2 + [
-        [None, None, pytest.approx(33.3333)]
-    ]
+    third = pytest.approx(33.3333)
+    assert browser.execute_script(code) == [[50, 50, third], [50, 50, third], [None, None, third]]
 
 
 def test_dark_and_light(browser):

@@ -14,15 +14,11 @@ from alma.report.lm.entries import find_entries
 from alma.report.lm.reference import reference
 from alma.report.results import find_runs
 
+from .synthetic import entries_of as entries
 from .synthetic import legend_of, lm_run
 
 PAPER = reference()
 RED = colors.to_rgba("#CC0000")
-
-
-def entries(place):
-    (found,) = find_entries(find_runs([place]))[0].values()
-    return found
 
 
 def lines_of(axes, colour):
@@ -75,9 +71,8 @@ def test_the_papers_line_has_its_averages_and_sizes_and_derived_compute(tmp_path
     assert gens.x[1:] == ([65e6, 130e6, 195e6, 260e6], [4, 8, 12, 16])
     assert gens.y == pytest.approx([28.57, 27.42, 26.75, 26.315])
     large = 120_000 * 192 * 3 * 126.5e9 / 1e12
-    assert gmoe.x[0] == pytest.approx(
-        [large, 2 * large], rel=1e-3
-    )  # up to the first size that is not the paper's
+    # Up to the first size that is not the paper's.
+    assert gmoe.x[0] == pytest.approx([large, 2 * large], rel=1e-3)
     assert gmoe.y == pytest.approx([22.47, 21.845])
     assert lm_figures.paper_trajectory(of["sm", 500], PAPER) is None
     assert lm_figures.paper_trajectory(of["moe", 64], PAPER) is None
@@ -89,14 +84,8 @@ def test_equal_work_has_the_papers_compute(tmp_path, size):
     arch = ARCHS[f"switch_gmoe_{size}"]
     shape = Shape(arch.layers, arch.dim, 4 * arch.dim, 50_264, 512, experts=8, moe_freq=2)
     flops = shape.training_flops(120_000 * 192 * 512)
-    lm_run(
-        tmp_path,
-        [30.0] * 4,
-        millions=shape.parameters / 1e6,
-        experts=8,
-        flops=flops,
-        arch=f"switch_gmoe_{size}",
-    )
+    settings = {"arch": f"switch_gmoe_{size}", "millions": shape.parameters / 1e6}
+    lm_run(tmp_path, [30.0] * 4, experts=8, flops=flops, **settings)
     (entry,) = entries(tmp_path)
     ours, paper = lm_figures.trajectory(entry), lm_figures.paper_trajectory(entry, PAPER)
     assert ours.x[0] == pytest.approx(paper.x[0])
@@ -119,11 +108,8 @@ def test_the_figure_draws_ours_in_colour_the_papers_in_grey_and_experts_in_red(t
     ]
     assert lines_of(parameters, vermilion) == [[(128e6, y) for y in (27.0, 26.5, 26.0, 25.5)]]
     assert [len(lines_of(axes, "0.62")) for axes in figure.axes] == [3, 3, 3]
-    assert sorted(line[0] for line in lines_of(parameters, "0.62")) == [
-        (65e6, 28.57),
-        (91e6, 26.29),
-        (130e6, 26.20),
-    ]
+    starts = sorted(line[0] for line in lines_of(parameters, "0.62"))
+    assert starts == [(65e6, 28.57), (91e6, 26.29), (130e6, 26.20)]
     (side,), (middle,) = lines_of(experts, vermilion), lines_of(experts, green)
     assert 0 < middle[0][0] - side[0][0] < 1  # side by side, less than one expert apart
     assert middle[0][0] == pytest.approx(8)
@@ -168,11 +154,11 @@ def test_only_the_smallest_waiting_time_without_replay_is_drawn(tmp_path):
     assert (line.x[0], line.y) == ([1000, 1000, 2000], pytest.approx([20, 19.5, 19]))
 
 
-def test_draw_writes_a_picture_and_names_what_is_left_out(tmp_path):
+def test_captions_and_remarks_name_the_paper_and_what_is_left_out(tmp_path):
     lm_run(tmp_path / "a", [30.0, 29.0, 28.0, 27.0])
     lm_run(tmp_path / "b", [0, 0, 0, 18.0], w=4)
     found, _ = find_entries(find_runs([tmp_path]))
-    ((path, caption),), remarks = lm_figures.write_figure5(found, tmp_path, per_word=False)
+    ((path, caption),), remarks = lm_figures.write_figures(found, tmp_path, per_word=False)
     assert path == tmp_path / "figure5.png"
     assert path.read_bytes().startswith(b"\x89PNG")
     assert "Grey: the paper" in caption
@@ -180,17 +166,21 @@ def test_draw_writes_a_picture_and_names_what_is_left_out(tmp_path):
     assert remarks == [
         "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch): SM_w4 of base",
         "Figure 5: 1 of 1 runs have a counterpart in the paper",
+        "not in the front (one waiting time, whole stream): SM_w4 of base",
+        "front: only one configuration",
     ]
-    ((_, caption),), remarks = lm_figures.write_figure5(found, tmp_path, per_word=True)
-    assert "Grey" not in caption
-    assert len(remarks) == 1  # no line on counterparts
 
 
-def test_without_comparable_runs_there_is_a_remark_and_no_picture(tmp_path):
-    lm_run(tmp_path, [9.0, 9.0], replay=True)
+def test_per_word_there_is_no_paper_and_without_comparable_runs_no_picture(tmp_path):
+    lm_run(tmp_path / "a", [9.0, 9.0], replay=True)
     found, _ = find_entries(find_runs([tmp_path]))
-    pictures, remarks = lm_figures.write_figure5(found, tmp_path, per_word=False)
-    assert pictures == []
-    (remark,) = remarks
-    assert remark.startswith("not in Figure 5 (one waiting time")
-    assert remark.endswith(": SM_w1 (replay) of base")
+    pictures, remarks = lm_figures.write_figures(found, tmp_path, per_word=False)
+    assert (pictures, len(remarks)) == ([], 2)
+    assert remarks[0].startswith("not in Figure 5 (one waiting time")
+    assert remarks[0].endswith(": SM_w1 (replay) of base")
+    lm_run(tmp_path / "b", [30.0, 29.0])
+    found, _ = find_entries(find_runs([tmp_path]))
+    ((_, caption), (_, front)), remarks = lm_figures.write_figures(found, tmp_path, per_word=True)
+    assert "Grey" not in caption
+    assert "Average perplexity per word" in front
+    assert len(remarks) == 1  # none on counterparts

@@ -9,28 +9,17 @@ from hypothesis import strategies as st
 from alma import metrics
 
 
-def test_cer_leaves_out_the_untrained_error():
+def test_sums_over_the_stream():
+    """CER leaves out the untrained error; memory and compute count t = 0, memory without rounding."""
     assert metrics.cumulative_error_rate({0: 0.9, 1: 0.5, 2: 0.25}) == 0.75
-    assert metrics.cumulative_error_rate({1: 0.5, 2: 0.25}) == 0.75
-
-
-def test_memory_and_compute_count_t_0():
-    assert metrics.cumulative_memory({0: 10, 1: 10, 2: 30}) == 50
-    assert metrics.cumulative_compute({0: 1.0, 1: 0.0, 2: 4e20}) == 4e20 + 1
-    assert metrics.cumulative_compute({0: 3, 1: 4}) == 7
-
-
-def test_memory_is_exact_beyond_floating_point():
     assert metrics.cumulative_memory({0: 2**60 + 1, 1: 2**60}) == 2**61 + 1
+    assert metrics.cumulative_compute({0: 1.0, 1: 0.0, 2: 4e20}) == 4e20 + 1
 
 
 def test_average_perplexity_of_table_2():
     base = {0: 50000.0, 1: 28.57, 2: 27.45, 3: 26.91, 4: 26.53}  # SM_w1, 4 experts
     assert metrics.average(base) == pytest.approx(27.365)
     assert metrics.cumulative_error_rate(base) == pytest.approx(109.46)
-
-
-def test_average_before_any_data_is_not_a_number():
     assert math.isnan(metrics.average({0: 0.9}))
 
 
@@ -58,22 +47,17 @@ def test_transfer_of_perplexities_is_the_mean_of_their_logarithms():
 
 
 def test_transfer_over_the_first_rows():
+    """A mean without cells is None."""
     found = metrics.transfer({t: MATRIX[t] for t in (1, 2)})
     assert found == pytest.approx(((1 + 16) / 2, 8, (2 + 4 + 32) / 3, (1 + 12) / 2))
     assert metrics.transfer({1: [1, 2, 4]}) == (1, None, 3, 1)
+    for logarithmic in (False, True):
+        assert metrics.transfer({0: [9], 1: [1]}, logarithmic) == (1, None, None, 1)
+    assert metrics.transfer({0: [9, 9]}) == metrics.transfer({}) == (None,) * 4
 
 
-@pytest.mark.parametrize("logarithmic", [False, True])
-def test_transfer_without_such_cells_is_undefined(logarithmic):
-    assert metrics.transfer({0: [9], 1: [1]}, logarithmic) == (1, None, None, 1)
-    assert metrics.transfer({0: [9, 9]}, logarithmic) == metrics.transfer({}) == (None,) * 4
-
-
-def test_a_uniform_model_has_the_vocabulary_as_perplexity():
+def test_a_uniform_model():
+    """The vocabulary is its perplexity; one of bytes takes 8 bits."""
     assert metrics.perplexity(math.log(50000)) == pytest.approx(50000)
-    assert metrics.perplexity(0.0) == 1.0
     assert metrics.perplexity(1e4) == math.inf
-
-
-def test_a_uniform_model_of_bytes_takes_8_bits():
     assert metrics.bits_per_byte(100 * math.log(256), 100) == pytest.approx(8)

@@ -1,34 +1,30 @@
 """Runs with an average of weights: reports show them and their raw weights, and count no seed twice."""
 
-import json
-
 import pytest
 from matplotlib.colors import to_hex
 
 from alma.learners import colour_of
 from alma.records import Run
-from alma.report import compare, labels
+from alma.report import labels
 from alma.report.html import page
 from alma.report.lm import figures as lm_figures
-from alma.report.lm import front as lm_front
 from alma.report.lm import tables as lm_tables
-from alma.report.lm.entries import find_entries
 from alma.report.lm.reference import reference
 from alma.report.results import compute, find_runs, group
 from alma.report.vision import select, trade_offs
 
-from .synthetic import averaged, image_run, legend_of, lm_run, report, results_of
-
-
-def entries_of(place):
-    """The language-model entries of a folder, all of one B."""
-    (found,) = find_entries(find_runs([place]))[0].values()
-    return found
-
-
-def means(results):
-    """The mean metric at the last t by label."""
-    return {r.label: pytest.approx(r.over_seeds(lambda rows: rows[max(rows)]["value"])[0]) for r in results}
+from .synthetic import (
+    averaged,
+    by_learner,
+    edited,
+    entries_of,
+    image_run,
+    legend_of,
+    lm_run,
+    replaced,
+    report,
+    results_of,
+)
 
 
 def test_the_raw_weights_are_a_run_without_average(tmp_path):
@@ -51,16 +47,8 @@ def test_a_run_without_average_stays_alone(grid):
 
 def test_text_has_raw_perplexity_per_word_and_no_other_measure_of_the_average(tmp_path):
     run = averaged(lm_run(tmp_path, [9.0, 4.0], average=0.9), 0.5)
-    rows = run.rows
-    for row in rows:
-        row["extra"] |= {
-            "tokens": 300,
-            "words": 200,
-            "nll": 1.0,
-            "expert_layers": {"1": {}},
-            "valid": {"loss": 1.0},
-        }
-    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    more = {"tokens": 300, "words": 200, "nll": 1.0, "expert_layers": {"1": {}}, "valid": {"loss": 1.0}}
+    edited(run, lambda row: row["extra"].update(more))
     _, raw = find_runs([tmp_path])
     assert [row["extra"]["perplexity_per_word"] for row in raw.rows[1:]] == pytest.approx([27, 8])
     assert raw.rows[2]["extra"] == {
@@ -71,9 +59,7 @@ def test_text_has_raw_perplexity_per_word_and_no_other_measure_of_the_average(tm
 
 def test_a_trained_row_without_raw_metric_is_left_out(tmp_path):
     run = averaged(image_run(tmp_path, [0.5, 0.4], average=0.9), 0.5)
-    rows = run.rows
-    del rows[2]["extra"]["raw"]
-    run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    edited(run, lambda row: row["t"] == 2 and row["extra"].pop("raw"))
     assert [row["t"] for row in find_runs([tmp_path])[1].rows] == [0, 1]
 
 
@@ -83,13 +69,10 @@ def test_no_seed_counts_twice(tmp_path):
         averaged(image_run(tmp_path / str(seed), [0.5, 0.3], seed=seed, average=0.9), 0.5)
     averaged(image_run(tmp_path / "decay", [0.5, 0.3], seed=2, average=0.7), 0.5)
     image_run(tmp_path / "waits", [0.5, 0.3], seed=1, rows=0)  # no rows yet, so it counts for nothing
-    (results,) = group(find_runs([tmp_path]))
-    assert {r.method: len(r.repeats) for r in results} == {
-        "sm": 3,
-        "sm, average 0.9": 3,
-        "sm, average 0.7": 1,
-    }
-    assert means(results)["sm w=1"] == 0.4  # 0.6 without average, 0.3 and 0.3 raw
+    rows = by_learner(tmp_path)
+    counts = {name: row["n"] for name, row in rows.items()}
+    assert counts == {"sm": "3", "sm, average 0.9": "3", "sm, average 0.7": "1"}
+    assert rows["sm"]["t=2"].startswith("40.00 ")  # 60 without average, 30 and 30 raw
     assert "counted as repeats" not in report(tmp_path).stdout
 
 
@@ -102,13 +85,9 @@ def test_of_several_averages_the_longest_run_has_the_raw_weights(tmp_path):
 def test_every_table_has_a_row_for_each(tmp_path):
     averaged(image_run(tmp_path / "a", [0.5, 0.3], average=0.9), 0.5)
     averaged(image_run(tmp_path / "b", [0.5, 0.3], learner="ens", name="mine", average=0.9), 0.5)
-    ((header, *rows),) = map(compare.table, group(find_runs([tmp_path])))
-    last = header.index("t=2")
-    assert {row[0]: row[last] for row in rows} == {
-        "mine (ens)": "30.00",
-        "mine (ens), average": "15.00",
-        "sm": "30.00",
-        "sm, average": "15.00",
+    assert {name: row["t=2"] for name, row in by_learner(tmp_path).items()} == {
+        **{"mine (ens)": "30.00", "mine (ens), average": "15.00"},
+        **{"sm": "30.00", "sm, average": "15.00"},
     }
     done = report(tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
@@ -119,9 +98,7 @@ def test_every_table_has_a_row_for_each(tmp_path):
 
 def test_a_learners_own_text_reaches_the_csv(tmp_path):
     """JSON can hold halves of surrogate pairs, which no encoding has."""
-    run = image_run(tmp_path / "a", [0.5, 0.3])
-    lines = run.results.read_text().replace('"extra": {', '"extra": {"note": "half \\ud800"')
-    run.results.write_text(lines)
+    replaced(image_run(tmp_path / "a", [0.5, 0.3]), '"extra": {', '"extra": {"note": "half \\ud800"')
     done = report(tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "out/report.csv").read_text("utf-8").count("half \\ud800") == 3
@@ -194,20 +171,10 @@ def test_an_average_that_beats_all_moves_the_front(tmp_path):
 
 def test_the_front_without_averages_has_no_variants(grid):
     figure = trade_offs.front(results_of(grid))[""]
-    names = [
-        "learner",
-        "sm",
-        "ens",
-        "gmoe",
-        "moe",
-        "size",
-        "4 units",
-        "8 units",
-        "",
-        "no other is better in both",
-        "with replay",
+    assert legend_of(figure) == [
+        *("learner", "sm", "ens", "gmoe", "moe", "size", "4 units", "8 units"),
+        *("", "no other is better in both", "with replay"),
     ]
-    assert legend_of(figure) == names
     points = [container.lines[0] for container in figure.axes[0].containers]
     assert len({line.get_markersize() for line in points}) == 2  # of 4 and of 8 units
     assert not [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
@@ -216,16 +183,11 @@ def test_the_front_without_averages_has_no_variants(grid):
 def test_validation_scores_do_not_choose_between_averages(tmp_path):
     for lr, score in ((1, 0.3), (2, 0.4)):
         run = averaged(image_run(tmp_path / str(lr), [0.5, 0.3], lr=lr, average=0.9), 0.5)
-        rows = run.rows
-        for row in rows[1:]:
-            row["extra"]["valid"] = {"loss": 1.0, "error": 1 - score}
-            row["extra"]["raw"]["valid"] = {"loss": 1.0, "error": score}
-        run.results.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [
-        s
-        for s in report(tmp_path, "--select", "valid", "--hold", "average").stdout.splitlines()
-        if s.startswith("best")
-    ]
+        replaced(
+            run, '"raw": {', f'"valid": {{"error": {1 - score}}}, "raw": {{"valid": {{"error": {score}}}, '
+        )
+    output = report(tmp_path, "--select", "valid", "--hold", "average").stdout
+    lines = [line for line in output.splitlines() if line.startswith("best")]
     choice = "best of 2 by validation error (%): {} w=1: lr={} ({}.00); left out: lr={} ({}.00)"
     assert sorted(lines) == [choice.format("sm", 1, 30, 2, 40), choice.format("sm, average", 2, 60, 1, 70)]
 
@@ -301,13 +263,7 @@ def test_figure_5_has_a_line_per_variant(text_runs):
 
 
 def test_the_front_of_text_averages_complete_runs_with_the_smallest_wait(text_runs):
-    found, _ = find_entries(find_runs([text_runs]))
-    ((path, caption),), (remark,) = lm_front.write_front(found, text_runs, per_word=False)
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert "Average perplexity over the stream" in caption
-    left_out = "SM_w3 (3x steps) of base; SM_w3 (3x steps), average 0.99 of base; MoE_w1 of base"
-    assert remark == f"not in the front (one waiting time, whole stream): {left_out}"
-    points = [lm_front._point(entry) for entry in lm_front.complete(entries_of(text_runs))]
+    points = [lm_figures.front_point(entry) for entry in lm_figures.complete(entries_of(text_runs))]
     shown = {(p.result.method, p.x): (pytest.approx(p.y), pytest.approx(p.deviation)) for p in points}
     half = 0.5**0.5 / 3
     assert shown == {
@@ -322,5 +278,12 @@ def test_the_front_of_text_averages_complete_runs_with_the_smallest_wait(text_ru
 def test_the_command_draws_both_figures_of_text(text_runs, tmp_path):
     done = report(text_runs, "--figures", "lm", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    names = [line.rpartition("/")[2] for line in done.stdout.splitlines() if line.endswith(".png")]
-    assert names == ["figure5.png", "front.png"]
+    lines = done.stdout.splitlines()
+    assert [line.rpartition("/")[2] for line in lines if line.endswith(".png")] == [
+        "figure5.png",
+        "front.png",
+    ]
+    assert (tmp_path / "out/front.png").read_bytes().startswith(b"\x89PNG")
+    assert "Average perplexity over the stream" in (tmp_path / "out/report.md").read_text()
+    left_out = "SM_w3 (3x steps) of base; SM_w3 (3x steps), average 0.99 of base; MoE_w1 of base"
+    assert f"not in the front (one waiting time, whole stream): {left_out}" in lines

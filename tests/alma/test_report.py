@@ -17,21 +17,19 @@ from alma.report import compare, figures, style
 from alma.report.results import Result, compute, group, memory
 from alma.report.style import WAIT_RAMP
 
-from .synthetic import PARAMETERS, ROOT, make_run, report
+from .synthetic import PARAMETERS, ROOT, error_of, make_run, report
 
 
 def test_out_writes_markdown_csv_and_figures(tmp_path):
     for seed in (0, 1):
-        make_run(
-            tmp_path / f"runs/{seed}", [0.9, 0.5 + seed / 10, 0.2], metric="error", seed=seed, model={"d": 8}
-        )
-    make_run(tmp_path / "runs/w2", [0.9, 0.9, 0.3], waiting_time=2, metric="error", model={"d": 8})
+        values, settings = [0.9, 0.5 + seed / 10, 0.2], {"metric": "error", "model": {"d": 8}}
+        make_run(tmp_path / f"runs/{seed}", values, seed=seed, **settings)
+    make_run(tmp_path / "runs/w2", [0.9, 0.9, 0.3], waiting_time=2, **settings)
     done = report(tmp_path / "runs", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     written = {Path(line) for line in done.stdout.splitlines()[-5:]}
-    written |= {
-        path.with_suffix(suffix) for path in written for suffix in (".svg", ".pdf") if path.suffix == ".png"
-    }
+    drawn = [path for path in written if path.suffix == ".png"]
+    written |= {path.with_suffix(suffix) for path in drawn for suffix in (".svg", ".pdf")}
     assert written == set((tmp_path / "out").iterdir())
     with open(tmp_path / "out/report.csv") as file:
         lines = list(csv.DictReader(file))
@@ -65,28 +63,20 @@ def test_the_command(tmp_path):
     assert (done.returncode, done.stdout) == (0, report(tmp_path).stdout)
 
 
-def test_a_run_without_rows_has_a_remark(tmp_path):
-    make_run(tmp_path / "a", [90.0, 20.0])
-    make_run(tmp_path / "b", [90.0, 20.0], rows=0, learner="ens")
-    done = report(tmp_path)
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1] == f"no rows yet: {tmp_path / 'b'}"
-
-
-def test_copies_of_a_run_have_a_remark(tmp_path):
+def test_runs_without_rows_and_copies_have_remarks(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         make_run(tmp_path / name, [90.0, 20.0], seed=seed)
-    last = report(tmp_path).stdout.splitlines()[-1]
-    assert last.endswith(f"counted as repeats: {tmp_path / 'a'}, {tmp_path / 'b'}")
+    make_run(tmp_path / "none", [90.0, 20.0], rows=0, learner="ens")
+    none, copies = report(tmp_path).stdout.splitlines()[-2:]
+    assert none == f"no rows yet: {tmp_path / 'none'}"
+    assert copies.endswith(f"counted as repeats: {tmp_path / 'a'}, {tmp_path / 'b'}")
 
 
 def test_repeats_without_a_common_t_are_an_error(tmp_path):
     make_run(tmp_path / "a", [90.0, 20.0], rows=1)
     late = make_run(tmp_path / "b", [90.0, 20.0], seed=1)
     late.results.write_text(late.results.read_text().splitlines()[1] + "\n")
-    done = report(tmp_path)
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "share no t" in done.stderr
+    assert "share no t" in error_of(report(tmp_path))
 
 
 def test_out_that_is_a_file_is_an_error(tmp_path):
@@ -97,8 +87,16 @@ def test_out_that_is_a_file_is_an_error(tmp_path):
     assert "another --out" in done.stderr
 
 
-@pytest.mark.parametrize("case", ["missing", "empty", "no rows", "corrupt"])
-def test_errors_are_one_line_and_exit_code_2(tmp_path, case):
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("missing", "not a folder"),
+        ("empty", "no runs"),
+        ("no rows", "no rows yet"),
+        ("corrupt", "jsonl:1:"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(tmp_path, case, told):
     place = tmp_path / "runs"
     if case != "missing":
         place.mkdir()
@@ -106,23 +104,7 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path, case):
         make_run(place / "a", [90.0, 20.0], rows=0)
     if case == "corrupt":
         (place / "a/results.jsonl").write_text("{}\n")
-    done = report(place)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1
-    expected = {
-        "missing": "not a folder",
-        "empty": "no runs",
-        "no rows": "no rows yet",
-        "corrupt": "jsonl:1:",
-    }
-    assert expected[case] in done.stderr
-
-
-def test_figures_omit_the_untrained_perplexity(tmp_path):
-    make_run(tmp_path, [50000.0, 50000.0, 24.0, 24.0, 20.0], waiting_time=2)
-    ((result,),) = group([Run.read(tmp_path)])
-    over_time = figures.over_time(result)
-    assert (over_time.x, over_time.y) == ([2, 3, 4], [24.0, 24.0, 20.0])
+    assert told in error_of(report(place))
 
 
 def test_averages_of_figures_and_tables_agree(tmp_path):
@@ -134,6 +116,8 @@ def test_averages_of_figures_and_tables_agree(tmp_path):
     assert [end.x for end in ends] == [[2000, 4000, 6000, 8000], [4000, 4000, 8000]]
     tables = [result.over_seeds(compare.AVERAGES["average"])[0] for result in results]
     assert [end.y[-1] for end in ends] == pytest.approx(tables)
+    over_time = figures.over_time(results[1])
+    assert (over_time.x, over_time.y) == ([2, 3, 4], [24.0, 24.0, 20.0])  # no untrained perplexity
 
 
 def test_figures_show_the_untrained_error(tmp_path):
@@ -174,9 +158,8 @@ def test_labels_do_not_overlap_and_too_many_become_a_legend():
     for count, direct in ((5, True), (60, False)):
         figure, ((axes,),) = style.subplots(1, 1, (4, 3))
         axes.plot([0, 1], [0, 1])
-        style.label_ends(
-            figure, {axes: [style.End(1, i / 1000, f"w = {i}", {"color": "0.2"}) for i in range(count)]}
-        )
+        ends = [style.End(1, i / 1000, f"w = {i}", {"color": "0.2"}) for i in range(count)]
+        style.label_ends(figure, {axes: ends})
         figure.draw_without_rendering()
         boxes = [Text.get_window_extent(text) for text in axes.texts]  # without their lines
         boxes.sort(key=lambda box: box.y0)
@@ -185,12 +168,13 @@ def test_labels_do_not_overlap_and_too_many_become_a_legend():
         assert all(low.y1 <= high.y0 + 0.5 for low, high in itertools.pairwise(boxes))
 
 
-def test_a_figure_has_the_same_bytes_again(tmp_path):
-    make_run(tmp_path / "a", [0.9, 0.5, 0.2], metric="error")
+def test_a_figure_names_its_data_and_has_the_same_bytes_again(tmp_path):
+    make_run(tmp_path / "a", [90.0, 50.0, 20.0], stream="wiki")
     for name in ("one", "two"):
-        report(tmp_path / "a", "--out", tmp_path / name)
-    for path in (tmp_path / "one").glob("*_over_time.*"):
+        assert report(tmp_path / "a", "--out", tmp_path / name).returncode == 0
+    for path in (tmp_path / "one").glob("perplexity_B2_*"):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
+        assert path.suffix != ".svg" or "wiki, B = 2" in path.read_text()
 
 
 def test_tick_labels_do_not_touch(tmp_path):
@@ -203,10 +187,3 @@ def test_tick_labels_do_not_touch(tmp_path):
     boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.x0)
     assert boxes
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
-
-
-def test_figures_name_their_data(tmp_path):
-    make_run(tmp_path / "runs", [90.0, 50.0], stream="wiki")
-    assert report(tmp_path / "runs", "--out", tmp_path / "out").returncode == 0
-    for name in ("over_time", "compute", "memory"):
-        assert "wiki, B = 1" in (tmp_path / f"out/perplexity_B1_{name}.svg").read_text()

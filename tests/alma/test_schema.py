@@ -4,26 +4,17 @@ import math
 
 import pytest
 
-from alma.schema import (
-    AMOUNT,
-    FLAG,
-    NUMBER,
-    PLAIN,
-    TEXT,
-    Kind,
-    list_of,
-    object_of,
-    optional,
-    parse_json,
-    require,
-    whole,
-)
+from alma import schema
+from alma.schema import AMOUNT, FLAG, NUMBER, PLAIN, TEXT, list_of, object_of, optional, whole
+
+LOOP: dict = {}
+LOOP["a"] = LOOP
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "{", b"\xff", "1" * 5000])
 def test_what_is_no_json_is_a_value_error(text):
     with pytest.raises(ValueError):  # noqa: PT011  the message is that of json, or ours
-        parse_json(text)
+        schema.parse_json(text)
 
 
 @pytest.mark.parametrize(
@@ -37,18 +28,16 @@ def test_what_is_no_json_is_a_value_error(text):
         (optional(whole(1)), [None, 1], [0, "1"]),
         (list_of(TEXT), [[], ["a"]], [["a", 1], "a", None]),
         (object_of(NUMBER), [{}, {"a": 1}], [{"a": "b"}, [1], None]),
-        (PLAIN, [{"a": [1, {"b": None}]}, "a", True], [{"a": "\ud800"}, {1: 2}, {"\0": 1}, [10**400], {1}]),
+        (
+            PLAIN,
+            [{"a": [1, {"b": None}]}, "a", True],
+            [{"a": "\ud800"}, {1: 2}, {"\0": 1}, [10**400], {1}, LOOP],
+        ),
     ],
 )
-def test_kinds(kind: Kind, good, bad):
+def test_kinds(kind, good, bad):
     assert [kind.fits(value) for value in good] == [True] * len(good)
     assert [kind.fits(value) for value in bad] == [False] * len(bad)
-
-
-def test_plain_values_are_not_nested_deeply():
-    loop: dict = {}
-    loop["a"] = loop
-    assert not PLAIN.fits(loop)
 
 
 @pytest.mark.parametrize(
@@ -63,5 +52,5 @@ def test_plain_values_are_not_nested_deeply():
 )
 def test_a_message_is_printable_and_short(record, message):
     with pytest.raises(ValueError, match=message):
-        require(record, {"a": whole(1)}, ["a"])
-    require({"a": 1, "b": "unknown"}, {"a": whole(1)}, ["a"])
+        schema.require(record, {"a": whole(1)}, ["a"])
+    schema.require({"a": 1, "b": "unknown"}, {"a": whole(1)}, ["a"])

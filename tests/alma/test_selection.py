@@ -3,28 +3,21 @@
 import csv
 from pathlib import Path
 
-from .synthetic import make_run, report
+import pytest
+
+from .synthetic import error_of, make_run, report
 
 
 def test_only_hyper_parameters_are_selected(tmp_path):
     runs = tmp_path / "runs"
     for width, test, valid in ((8, 0.1, 0.4), (16, 0.3, 0.2), (32, 0.2, 0.3)):
         for seed in (0, 1):
-            scores = [None, valid, valid + seed / 10]
-            make_run(
-                runs / f"{width}{seed}",
-                [0.9, 0.5, test],
-                metric="error",
-                valid=scores,
-                hidden=width,
-                seed=seed,
-            )
+            settings = {"valid": [None, valid, valid + seed / 10], "hidden": width, "seed": seed}
+            make_run(runs / f"{width}{seed}", [0.9, 0.5, test], metric="error", **settings)
     make_run(runs / "w2", [0.9, 0.9, 0.4], 2, metric="error", valid=[None, None, 0.9], hidden=8)
-    make_run(runs / "replay", [0.9, 0.4, 0.4], metric="error", valid=[None, 0.9, 0.9], hidden=8, replay=True)
-    make_run(
-        runs / "data", [0.9, 0.4, 0.4], metric="error", valid=[None, 0.9, 0.9], hidden=8, dataset="other"
-    )
-    make_run(runs / "ens", [0.9, 0.4, 0.4], metric="error", valid=[None, 0.9, 0.9], hidden=8, learner="ens")
+    usual = {"metric": "error", "valid": [None, 0.9, 0.9], "hidden": 8}
+    for name, other in (("replay", True), ("dataset", "other"), ("learner", "ens"), ("scenario", "rotated")):
+        make_run(runs / name, [0.9, 0.4, 0.4], **usual, **{name: other})
     done = report(runs, "--select", "valid", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     choice = "best of 3 by validation error (%): sm w=1: hidden=16 (22.50); "
@@ -32,10 +25,10 @@ def test_only_hyper_parameters_are_selected(tmp_path):
     assert [line for line in done.stdout.splitlines() if line.startswith("best")] == [choice]
     text = (tmp_path / "out/report.md").read_text()
     assert choice in text
-    assert text.count("| sm ") == 4
+    assert text.count("| sm ") == 5
     with open(tmp_path / "out/report.csv") as file:
         left = {Path(line["run"]).name for line in csv.DictReader(file)}
-    assert left == {"160", "161", "w2", "replay", "data", "ens"}
+    assert left == {"160", "161", "w2", "replay", "dataset", "learner", "scenario"}
 
 
 def test_candidates_are_compared_at_common_t(tmp_path):
@@ -50,9 +43,8 @@ def test_candidates_are_compared_at_common_t(tmp_path):
 def test_rows_without_a_score_are_refused(tmp_path):
     make_run(tmp_path / "a", [0.9, 0.5], metric="error", valid=[None, 0.4], hidden=8)
     make_run(tmp_path / "b", [0.9, 0.5], metric="error", hidden=16)
-    done = report(tmp_path, "--select", "valid", "--out", tmp_path / "out")
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert "sm hidden=16 w=1 has no validation score" in done.stderr
+    error = error_of(report(tmp_path, "--select", "valid", "--out", tmp_path / "out"))
+    assert "sm hidden=16 w=1 has no validation score" in error
     assert not (tmp_path / "out").exists()
 
 
@@ -84,35 +76,31 @@ AVERAGES = {
 SCORES = {"4": 30.0, "64": 20.0, "c": 35.0, "d": 40.0, "e": 50.0, "plain": 60.0}
 
 
-def test_averages_schedules_and_cool_downs_are_chosen_and_each_is_named(tmp_path):
-    for name, settings in {**AVERAGES, "plain": {}}.items():
-        make_run(tmp_path / name, [90.0, 50.0], valid=[None, SCORES[name]], lr=1, **settings)
-    done = report(tmp_path, "--select", "valid")
+@pytest.fixture
+def averages(tmp_path):
+    for name, score in SCORES.items():
+        make_run(tmp_path / name, [90.0, 50.0], valid=[None, score], lr=1, **AVERAGES.get(name, {}))
+    return tmp_path
+
+
+def test_averages_schedules_and_cool_downs_are_chosen_and_each_is_named(averages):
+    done = report(averages, "--select", "valid")
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("best")]
     assert line.startswith("best of 6 by validation perplexity: sm w=1: average=poly:64 (20.00); left out: ")
     for told in ("average=poly:4 (30.00)", "schedule=continuous cooldown=0.5 (50.00)", "none (60.00)"):
         assert told in line
 
 
-def test_settings_that_are_held_are_not_chosen_among(tmp_path):
-    for name, settings in {**AVERAGES, "plain": {}}.items():
-        make_run(tmp_path / name, [90.0, 50.0], valid=[None, SCORES[name]], lr=1, **settings)
-    done = report(tmp_path, "--select", "valid", "--hold", "schedule,average")
+def test_settings_that_are_held_are_not_chosen_among(averages):
+    done = report(averages, "--select", "valid", "--hold", "schedule,average")
     assert [line for line in done.stdout.splitlines() if line.startswith("best")] == [
         "best of 3 by validation perplexity: sm, continuous w=1: none (35.00); "
         "left out: cooldown=0.1 (40.00), cooldown=0.5 (50.00)"
     ]
     assert done.stdout.count("sm, average poly:") == 2
     flags = {"arch": "switch_gmoe", "fairseq_flags": ["--lr", "2e-3"]}
-    make_run(tmp_path / "lr", [90.0, 50.0], valid=[None, 1.0], **flags)
-    assert "best of" not in report(tmp_path / "lr", "--select", "valid", "--hold", "lr").stdout
-    wrong = report(tmp_path, "--select", "valid", "--hold", "averag")
-    assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.strip().endswith("--hold averag: no run has this setting; did you mean average?")
-    assert report(tmp_path, "--hold", "average").returncode == 2
-
-
-def test_runs_on_other_streams_are_no_candidates(tmp_path):
-    for scenario in ("rotated", "permuted"):
-        make_run(tmp_path / scenario, [0.9, 0.5], metric="error", valid=[None, 0.4], scenario=scenario)
-    assert "left out" not in report(tmp_path, "--select", "valid").stdout
+    make_run(averages / "lr", [90.0, 50.0], valid=[None, 1.0], **flags)
+    assert "best of" not in report(averages / "lr", "--select", "valid", "--hold", "lr").stdout
+    wrong = error_of(report(averages, "--select", "valid", "--hold", "averag"))
+    assert wrong.strip().endswith("--hold averag: no run has this setting; did you mean average?")
+    assert report(averages, "--hold", "average").returncode == 2

@@ -15,21 +15,14 @@ def streams(draw):
     return megabatches, draw(st.integers(1, megabatches))
 
 
-def test_the_last_stage_may_be_short():
+def test_stages():
+    """The last stage may be short."""
     assert stages(5, 2) == [Stage(0, 1, 2, (1, 2)), Stage(1, 3, 4, (3, 4)), Stage(2, 5, 5, (5,))]
-
-
-def test_replay_trains_on_everything_so_far():
-    assert stages(3, 2, replay=True) == [Stage(0, 1, 2, (1, 2)), Stage(1, 3, 3, (1, 2, 3))]
 
 
 def test_a_replay_by_share_comes_from_all_mega_batches_or_from_those_of_the_stage_before():
     assert [stage.earlier for stage in stages(5, 2, replay_from="all")] == [(), (1, 2), (1, 2, 3, 4)]
     assert [stage.earlier for stage in stages(5, 2, replay_from="recent")] == [(), (1, 2), (3, 4)]
-
-
-def test_waiting_for_the_whole_stream_is_one_stage():
-    assert stages(4, 4) == [Stage(0, 1, 4, (1, 2, 3, 4))]
 
 
 @given(streams())

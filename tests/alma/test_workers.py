@@ -68,16 +68,12 @@ def test_one_worker_needs_no_process_unless_it_is_to_be_set_up():
     assert variable() is None
 
 
-def results_of(function, tasks, **options) -> list:
-    with Workers(2, **options) as workers:
-        return [result() for _, result in workers.run(function, tasks)]
-
-
 def test_a_killed_worker_is_one_clear_line():
-    with pytest.raises(
-        UserError, match=r"^a worker was killed \(out of memory\?\); rerun with fewer --jobs$"
+    with (
+        Workers(2, flag="--jobs") as workers,
+        pytest.raises(UserError, match=r"^a worker was killed \(out of memory\?\); rerun with fewer --jobs$"),
     ):
-        results_of(die, [(), ()], flag="--jobs")
+        list(workers.run(die, [(), ()]))
 
 
 def run_again_and_again(workers: Workers) -> None:
@@ -121,10 +117,9 @@ def test_running_tasks_end_when_the_block_raises(tmp_path):
     assert [path.name for path in tmp_path.glob("*.done")] == ["0.done"]
 
 
-def test_results_that_nobody_takes_do_not_get_into_the_next_run(tmp_path):
+def test_results_that_nobody_takes_do_not_get_into_the_next_run():
     with Workers(2) as workers:
-        unread = workers.run(square, [(n,) for n in range(9)])
-        next(unread)
+        next(workers.run(square, [(n,) for n in range(9)]))
         assert sorted(result() for _, result in workers.run(square, [(10,), (20,)])) == [100, 400]
 
 

@@ -80,11 +80,8 @@ def test_the_plan_of_made_up_records_is_measured(scale, tmp_path, capsys, monkey
     ("flags", "message"),
     [
         ("--gigabytes 1e9", "1500000000 are needed"),
-        ("--gigabytes 0", "are positive"),
         ("--gigabytes 1 --encode-share 2", "at most 1"),
         ("--documents 1000G", "90000 are needed"),
-        ("--documents 10 --gigabytes 1", "not allowed with"),
-        ("", "arguments --gigabytes --documents is required"),
     ],
 )
 def test_bad_flags_of_scale(scale, tmp_path, flags, message):
@@ -94,15 +91,9 @@ def test_bad_flags_of_scale(scale, tmp_path, flags, message):
 
 def test_speed_on_little_text(benchmark, monkeypatch, tmp_path):
     speed = benchmark("data_prep_speed")
-    small = {
-        "VOCABULARY": 300,
-        "MAX_DOCUMENT_WORDS": 50,
-        "BLOCK": 100,
-        "SAMPLE_BYTES": 40_000,
-        "WORKERS": (2,),
-    }
-    once = {"LEAST_RUNS": 1, "spread": lambda values: f"{values[0]:.2f}"}
-    for name, value in (small | once).items():
+    small = {"VOCABULARY": 300, "MAX_DOCUMENT_WORDS": 50, "BLOCK": 100, "SAMPLE_BYTES": 40_000}
+    small |= {"WORKERS": (2,), "LEAST_RUNS": 1, "spread": lambda values: f"{values[0]:.2f}"}
+    for name, value in small.items():
         monkeypatch.setattr(speed, name, value)
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefghéß"), 1 + i % 7)) for i in range(400)]
@@ -119,14 +110,10 @@ def test_speed_on_little_text(benchmark, monkeypatch, tmp_path):
     assert float(rows[2][0]["seconds"]) > 0
 
 
-def test_a_failing_command_is_an_error_with_the_end_of_its_output(benchmark):
+def test_the_memory_of_a_command_is_its_own_and_a_failure_an_error(benchmark):
     speed = benchmark("data_prep_speed")
     with pytest.raises(UserError, match=r"code 3: no more"):
         speed.run([sys.executable, "-c", "import sys; print('no more'); sys.exit(3)"])
-
-
-def test_the_memory_of_a_command_is_its_own(benchmark):
-    speed = benchmark("data_prep_speed")
     ballast = np.ones(40_000_000)
     small = speed.run([sys.executable, "-c", "pass"])
     large = speed.run([sys.executable, "-c", "x = bytearray(10**8)"])

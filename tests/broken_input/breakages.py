@@ -29,7 +29,7 @@ _TRAPS = (
 )
 _TYPES: tuple[Any, ...] = (None, True, "text", -7, 1.5, [], {}, [[1], "x"], {"a": {"b": 1}}, "")
 _HUGE = (10**400, 2**63, -(2**63) - 1, 2**31, 1e308, -1, 0, 10**9)
-_ODD = (math.nan, math.inf, -math.inf)
+_MISSING = object()
 _BLOCK, _MEMBERS = 1 << 24, 40  # of a bomb: 640 MiB, more than a child may hold
 
 OTHER_MODELS = ("dense/checkpoint_last.pt", "runs/digits/checkpoint.pt")
@@ -103,10 +103,12 @@ def _recode(data: bytes, rng: Random) -> bytes | None:
     )
 
 
-def _of_values(change: Callable[[Any, Any, Random, Path], None]) -> Way:
-    """A way to change one value, `container[key]`, of a JSON, JSON lines, YAML or torch file."""
+def _of_values(draw: Callable[[Any, Random, Path], Any]) -> Way:
+    """A way to change one value of a JSON, JSON lines, YAML or torch file, or its name in a mapping."""
 
     def way(path: Path, rng: Random, place: Path) -> bool | None:
+        if path.suffix not in (".pt", ".yaml", ".json", ".jsonl"):
+            return False
         try:
             lines, number = [""], 0
             if path.suffix == ".pt":
@@ -115,18 +117,23 @@ def _of_values(change: Callable[[Any, Any, Random, Path], None]) -> Way:
                 record = torch.load(path, weights_only=True)
             elif path.suffix == ".yaml":
                 record = yaml.safe_load(path.read_text("utf-8"))
-            elif path.suffix in (".json", ".jsonl"):
+            else:
                 text = path.read_text("utf-8")
                 lines = text.splitlines() if path.suffix == ".jsonl" else [text]
                 number = rng.randrange(len(lines))
                 record = json.loads(lines[number])
-            else:
-                return False
         except (ValueError, OSError):
             return False
         if not (places := _places(record)):
             return False
-        change(*rng.choice(places), rng, place)
+        container, key = rng.choice(places)
+        new = draw(container[key], rng, place)
+        if new is _MISSING:
+            del container[key]
+        elif isinstance(container, dict) and isinstance(new, str) and rng.randrange(2):
+            container[new] = container.pop(key)
+        else:
+            container[key] = new
         if path.suffix == ".pt":
             torch.save(record, path)
         elif path.suffix == ".yaml":
@@ -146,54 +153,45 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
     return [place for key in keys for place in [(value, key), *_places(value[key])]]
 
 
-def _retype(container: Any, key: Any, rng: Random, place: Path) -> None:
-    """A value of another type, a key that is missing or new."""
-    kind = rng.randrange(6)
-    if kind == 0:
-        del container[key]
-    elif kind == 1 and isinstance(container, dict):
-        container[rng.choice(("new", "", "a b", "__class__"))] = rng.choice(_TYPES)
-    else:
-        container[key] = rng.choice(_TYPES)
+def _retype(value: Any, rng: Random, place: Path) -> Any:
+    """A value of another type, or none; another name."""
+    return rng.choice((*_TYPES, _MISSING, _MISSING, "new", "a b", "__class__"))
 
 
-def _enlarge(container: Any, key: Any, rng: Random, place: Path) -> None:
+def _number(value: Any, drawn: Any, filled: float) -> Any:
+    """`drawn` in place of a value; a tensor is `filled`, or with -1 if it holds whole numbers."""
+    if type(value).__name__ != "Tensor":
+        return drawn
+    return value * 0 + filled if value.is_floating_point() else value * 0 - 1
+
+
+def _enlarge(value: Any, rng: Random, place: Path) -> Any:
     """A number that is huge, negative, or none."""
-    value = container[key]
-    if type(value).__name__ == "Tensor":
-        container[key] = value * 0 + 3e38 if value.is_floating_point() else value * 0 - 1
-    else:
-        container[key] = rng.choice(_HUGE)
+    return _number(value, rng.choice(_HUGE), 3e38)
 
 
-def _undefine(container: Any, key: Any, rng: Random, place: Path) -> None:
+def _undefine(value: Any, rng: Random, place: Path) -> Any:
     """NaN or infinity."""
-    tensor = type(container[key]).__name__ == "Tensor" and container[key].is_floating_point()
-    container[key] = container[key] * rng.choice(_ODD) if tensor else rng.choice(_ODD)
+    odd = rng.choice((math.nan, math.inf, -math.inf))
+    return _number(value, odd, odd)
 
 
-def _trap(container: Any, key: Any, rng: Random, place: Path) -> None:
+def _trap(value: Any, rng: Random, place: Path) -> str:
     """A text with a trap of Unicode or of shells."""
-    container[key] = rng.choice(_TRAPS)
+    return rng.choice(_TRAPS)
 
 
-def _up(rng: Random, place: Path) -> str:
+def _climb(value: Any, rng: Random, place: Path) -> str:
+    """A path out of the folder."""
     return rng.choice(("../../precious/file", str(place / "precious" / "file"), "../../../etc/passwd", ".."))
-
-
-def _climb_value(container: Any, key: Any, rng: Random, place: Path) -> None:
-    if isinstance(container, dict) and rng.randrange(2):
-        container[_up(rng, place)] = container.pop(key)
-    else:
-        container[key] = _up(rng, place)
 
 
 def climb(path: Path, rng: Random, place: Path) -> bool | None:
     """A path out of the folder as a value or as a key; in an archive, as the name of a member."""
     if not zipfile.is_zipfile(path):
-        return _of_values(_climb_value)(path, rng, place)
+        return _of_values(_climb)(path, rng, place)
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(_up(rng, place), b"climbed")
+        archive.writestr(_climb(None, rng, place), b"climbed")
         archive.writestr("archive/data.pkl", pickle.dumps({"model": {}}, 2))
     return None
 

@@ -10,13 +10,12 @@ import resource
 import signal
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from alma.__main__ import TOOLS
+from tests.child import run_and_exit
 
 MEMORY_BYTES = 1 << 29  # of a child, beyond what the parent has
 FILE_BYTES = 1 << 28  # of the largest file that a child may write
@@ -26,34 +25,28 @@ MARKER = "executed"
 _MODULES = {name: tool.module for name, tool in TOOLS.items()}
 _MODULES |= {name: f"fairseq_alma.{name}" for name in ("evaluate", "reshard", "check")}
 _MODULES |= {"fairseq-train": "fairseq_cli.train", "fairseq-eval-lm": "fairseq_cli.eval_lm"}
+_FAIRSEQ = ("torch._dynamo", "fairseq_cli.train", "fairseq_alma.stage_record", "fairseq_alma.hugging_face")
+_VISION = ("vision.data", "vision.experiment", "torchvision.datasets", "sklearn.datasets")
+_LATE = dict.fromkeys(("fairseq-train", "fairseq-eval-lm", "evaluate", "export", "train"), _FAIRSEQ)
+_LATE |= {"data": ("data_prep.pipeline",), "images": _VISION, "tsne": _VISION}
+"""Modules that a command imports late."""
 _WARNING = re.compile(r"^.*\b\w*Warning: .*$", re.MULTILINE)
 _LINES = 60  # of output of a refused command; fairseq prints its settings, one line
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a child ended: exit code (minus a signal's number), what it printed, seconds."""
+class Ended(NamedTuple):
+    """How a child ended: exit code (minus a signal's number), and what it printed."""
 
     code: int
-    out: str
-    err: str
-    seconds: float
+    out: str = ""
+    err: str = ""
 
 
 def preload(commands: Sequence[str]) -> None:
     """Import the modules of the commands, so that children start with them."""
     for name in dict.fromkeys(commands):
-        importlib.import_module(_MODULES[name])
-    if {"fairseq-train", "fairseq-eval-lm", "evaluate", "export", "train"} & set(commands):
-        import torch._dynamo  # noqa: F401  as every optimizer does: seconds
-
-        for name in ("fairseq_cli.train", "fairseq_alma.stage_record", "fairseq_alma.hugging_face"):
-            importlib.import_module(name)
-    if "data" in commands:
-        import data_prep.pipeline  # noqa: F401
-    if {"images", "tsne"} & set(commands):
-        for name in ("vision.data", "vision.experiment", "torchvision.datasets", "sklearn.datasets"):
-            importlib.import_module(name)
+        for module in (_MODULES[name], *_LATE.get(name, ())):
+            importlib.import_module(module)
     gc.freeze()
 
 
@@ -64,8 +57,6 @@ def main_of(words: Sequence[str]) -> Callable[[], object]:
     module = importlib.import_module(_MODULES[name])
     ours = not name.startswith("fairseq-")
     logging.basicConfig(level="WARNING" if ours else "INFO", stream=sys.stdout, force=True)
-    if not ours:
-        return module.cli_main
     if name == "train":
         from fairseq_alma.check import resolve
         from slurm.engine import children
@@ -76,7 +67,7 @@ def main_of(words: Sequence[str]) -> Callable[[], object]:
             (found := resolve(list(line)))["settings"] | {"--arch": found["arch"]} for line in lines
         ]
         children.run = _forked_child  # type: ignore[assignment]
-    return module.main
+    return module.main if ours else module.cli_main
 
 
 def _forked_child(command, log, what, watch=None, environment=None) -> None:
@@ -96,42 +87,9 @@ def run(
     function: Callable[[], object], folder: Path, log: Path, stdin: str = os.devnull, limited: bool = True
 ) -> Ended:
     """Call `function` in a forked child, in `folder`; its output goes to LOG.out and LOG.err for a while."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    began = time.monotonic()
-    files = [Path(f"{log}.out"), Path(f"{log}.err")]
-    pid = os.fork()
-    if not pid:
-        _child(function, folder, files, stdin, limited)
-    status = None
-    while status is None:
-        done, status_now = os.waitpid(pid, os.WNOHANG)
-        if done:
-            status = os.waitstatus_to_exitcode(status_now)
-        elif time.monotonic() - began > SECONDS:
-            os.killpg(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            status = -signal.SIGALRM
-        else:
-            time.sleep(0.005)
-    texts = [file.read_text("utf-8", errors="replace") for file in files]
-    for file in files:
-        file.unlink()
-    return Ended(status, texts[0], texts[1], time.monotonic() - began)
 
-
-def _child(
-    function: Callable[[], object], folder: Path, files: list[Path], stdin: str, limited: bool
-) -> None:
-    code = 1
-    try:
-        os.setpgid(0, 0)
+    def inside() -> None:
         os.chdir(folder)
-        for number, place in enumerate((Path(stdin), *files)):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY
-            os.dup2(os.open(place, flags), number)
-        sys.stdin = os.fdopen(0, closefd=False)
-        sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
         temporary = folder.parent / "tmp"
         temporary.mkdir(exist_ok=True)
         os.environ["TMPDIR"] = tempfile.tempdir = str(temporary)
@@ -139,16 +97,17 @@ def _child(
         if limited:
             _limit()
         function()
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    files = [Path(f"{log}.out"), Path(f"{log}.err")]
+    if not (pid := os.fork()):
+        run_and_exit(inside, *files, stdin)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    texts = [file.read_text("utf-8", errors="replace") for file in files]
+    for file in files:
+        file.unlink()
+    return Ended(code, *texts)
 
 
 def _limit() -> None:
@@ -160,17 +119,17 @@ def _limit() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails instead
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.alarm(SECONDS)  # ends the process
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Of all files below `folder`, by relative path; links by their target."""
+    """SHA-256 of all files below `folder`, by relative path; links by their target."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
         if path.is_symlink():
-            found[name] = f"-> {os.readlink(path)}"
+            found[str(path.relative_to(folder))] = f"-> {os.readlink(path)}"
         elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
 
@@ -183,25 +142,22 @@ def problem(
     before it. `codes`: further exit codes that are right. `sound`: the end of the undamaged case.
     """
     text = ended.out + ended.err
+    last = next((each for each in reversed(text.splitlines()) if each.strip()), "")
     if "Traceback (most recent call last)" in text:
-        return "traceback: " + next((each for each in reversed(text.splitlines()) if each.strip()), "")
-    new = set(_WARNING.findall(text)) - set(_WARNING.findall(sound.out + sound.err))
-    if new and ended.code != 2:
+        return f"traceback: {last}"
+    if new := set(_WARNING.findall(text)) - set(_WARNING.findall(sound.out + sound.err)):
         return f"warning: {min(new).strip()}"
     if ended.code == -signal.SIGALRM:
         return f"no end after {SECONDS} s"
     if ended.code in (0, *codes):
         return None
     if ended.code != 2:
-        last = next((each for each in reversed(text.splitlines()) if each.strip()), "")
         return f"exit code {ended.code}: {last}"
     errors = [each for each in text.splitlines() if each.startswith("error: ")]
     if len(errors) != 1 or ended.err.splitlines()[-1:] != errors:
         return f"{len(errors)} lines of errors: {ended.err[-300:]!r}"
     if not several and len(text.splitlines()) > _LINES + len(sound.out.splitlines()):
         return f"{len(text.splitlines())} lines of output"
-    if new:
-        return f"warning: {min(new).strip()}"
     if not any(name in (text if several else errors[0]) for name in names):
         return f"does not name {' or '.join(names)}: {errors[0]}"
     return None

@@ -1,9 +1,9 @@
-"""The commands of scenarios.yaml, and what each has made."""
+"""The commands of scenarios.yaml, and their results."""
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
@@ -12,14 +12,13 @@ from tests.broken_input import sound
 from tests.broken_input.judge import Ended
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(NamedTuple):
     """A command line on sound inputs; the keys are explained in scenarios.yaml."""
 
     words: str
     needs: tuple[str, ...]
     broken: str
-    result: str
+    result: str = ""
     checked: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     codes: tuple[int, ...] = ()
@@ -33,8 +32,8 @@ class Scenario:
         return self.words.split()[0]
 
     def made(self, folder: Path, ended: Ended) -> object:
-        """What the command has made, without the machine's measurements; None: nothing to compare."""
-        kind, *names = self.result.split()
+        """The result without the machine's measurements; None: nothing to compare."""
+        kind, *names = self.result.split() or [""]
         paths = [folder / name for name in names]
         if kind == "printed":
             return ended.out
@@ -42,9 +41,8 @@ class Scenario:
             return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
         if kind == "stream":
             record = json.loads((paths[0] / "stream.json").read_bytes())
-            return [
-                part["files"] for part in (*record["megabatches"], record["valid"], record["test"], record)
-            ]
+            parts = (*record["megabatches"], record["valid"], record["test"], record)
+            return [part["files"] for part in parts]
         if kind == "rows":
             rows = map(json.loads, (paths[0] / "results.jsonl").read_bytes().splitlines())
             return [{k: v for k, v in row.items() if k not in (*MACHINE_FIELDS, "extra")} for row in rows]

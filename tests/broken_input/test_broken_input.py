@@ -1,6 +1,5 @@
 """Broken input: a few cases, and a judge that notices what a command must not do."""
 
-import dataclasses
 import os
 import sys
 
@@ -64,10 +63,10 @@ def test_the_judge_notices(cases, monkeypatch, harm, told):
 
 def test_the_judge_notices_a_wrong_result(cases, monkeypatch):
     drawn = cases("inspect")
-    scenario = dataclasses.replace(drawn.scenarios[0], checked=("*",), result="printed")
+    scenario = drawn.scenarios[0]._replace(checked=("*",), result="printed")
     drawn.scenarios, drawn.ways = [scenario], ["bits flipped"]
-    drawn.baselines[scenario] = judge.Ended(0, "", "", 0), "other"
+    drawn.baselines[scenario] = judge.Ended(0), "other"
     monkeypatch.setattr(judge, "main_of", lambda words: lambda: None)
     assert drawn.run(0).problem == "another result from a damaged file, without an error"
-    drawn.baselines[scenario] = judge.Ended(0, "", "", 0), ""
+    drawn.baselines[scenario] = judge.Ended(0), ""
     assert drawn.run(0).kind == "result"

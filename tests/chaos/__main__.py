@@ -16,25 +16,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from tests.broken_input import judge
 from tests.broken_input.sound import Sound
-from tests.chaos.faults import (
-    FAULTS,
-    FORKED,
-    SIGNALS,
-    EndOfCommand,
-    Moment,
-    Place,
-    RunningCommand,
-    adopt,
-    truncate,
-)
+from tests.chaos.faults import FAULTS, SIGNALS, EndOfCommand, Place, RunningCommand, adopt
 from tests.chaos.jobs import OnSlurm
-from tests.chaos.workloads import WORKLOADS, Difference, Report, Workload, check_kept, finished
+from tests.chaos.workloads import WORKLOADS, Difference, Report, check_kept, compare, finished
 
 REPEATS = 3
 """How often a run is disturbed, from the start, for each time that it runs undisturbed."""
@@ -50,6 +39,8 @@ _TORCHS_OWN = "torchinductor_"
 """Its cache, which a kill leaves."""
 _NOT_STARTED = "Fatal Python error: init_import_site"
 """What Python prints if it is interrupted before it runs anything."""
+_STOPPING = (*SIGNALS, "file truncated", "clock jumps")
+"""Faults that end the command with any exit code."""
 
 
 class Local:
@@ -57,30 +48,29 @@ class Local:
 
     def __init__(self, folder: Path, tool: str, faults: Sequence[str] = FAULTS) -> None:
         self.tool, self.faults = tool, faults
-        self.fresh = 0.2
-        """Share of the disturbed runs of `FORKED` that are new interpreters."""
         self.sound = Sound(folder / "sound")
         self.place = Place(Path(tempfile.mkdtemp(prefix="chaos_", dir=folder)))
         if not self.place.mounted:
             print("no right to mount a file system: no full disks")
             self.faults = [each for each in faults if each != "disk full"]
         adopt()
-        if tool == FORKED:
-            judge.preload([FORKED])
 
     def run(self, rng: Random) -> Report:
         """Settings and faults are those that `rng` draws; the moments differ a little from time to time."""
         workload = WORKLOADS[self.tool](rng)
         report = Report("; ".join(workload.commands))
         try:
-            self._prepare(workload)
+            self._prepare(workload.needs)
             undisturbed = [self._finish(words) for words in workload.commands]
             expected = workload.result(self.place.work)
             for _ in range(REPEATS):
-                self._prepare(workload)
+                self._prepare(workload.needs)
                 for words, before in zip(workload.commands, undisturbed, strict=True):
                     self._disturb(words, before, rng, report)
-                self._compare(workload, expected)
+                compare(workload.result(self.place.work), expected)
+                left = sorted(path.name for path in (self.place.folder / "tmp").iterdir())
+                if left := [name for name in left if not name.startswith(_TORCHS_OWN)]:
+                    raise Difference(f"temporary files left: {left}")
         except Difference as problem:
             report.problem = str(problem)
         return report
@@ -90,17 +80,17 @@ class Local:
         self.place.close()
         shutil.rmtree(self.place.folder)
 
-    def _prepare(self, workload: Workload) -> None:
+    def _prepare(self, needs: Sequence[str]) -> None:
         """An empty place with the inputs, and a list of them."""
         self.place.clear()
         for folder in (self.place.work, self.place.folder / "inputs"):
-            self.sound.copy(workload.needs, folder)
+            self.sound.copy(needs, folder)
 
-    def _finish(self, words: str) -> EndOfCommand:
-        """Run a command undisturbed. Difference: it fails."""
+    def _finish(self, words: str, *codes: int, alone: bool = True) -> EndOfCommand:
+        """Run a command undisturbed. Difference: it does not end well, or with one of `codes`."""
         with RunningCommand(self.place, words) as command:
-            ended = command.end()
-        _judge(ended, ())
+            ended = command.end(alone)
+        _judge(ended, codes)
         return ended
 
     def _disturb(self, words: str, before: EndOfCommand, rng: Random, report: Report) -> None:
@@ -110,7 +100,7 @@ class Local:
             events = rng.randint(0, before.events) if rng.random() < 0.7 else 0
             seconds = rng.uniform(0, 0.05) if events else rng.uniform(0, before.seconds)
             done = finished(self.place.work)
-            ended, met = self._meet(fault, words, Moment(events, seconds), rng)
+            ended, met = self._meet(fault, words, events, seconds, rng)
             if met:
                 report.faults.append(fault)
             if fault != "file truncated":
@@ -121,92 +111,59 @@ class Local:
         self._finish(words)
         check_kept(done)
 
-    def _meet(self, fault: str, words: str, moment: Moment, rng: Random) -> tuple[EndOfCommand, bool]:
+    def _meet(
+        self, fault: str, words: str, events: int, seconds: float, rng: Random
+    ) -> tuple[EndOfCommand, bool]:
         """The end of a command under a fault, and whether the fault came before it."""
         os.environ["ALMA_CHAOS_CLOCK"] = str(rng.uniform(-3e8, 3e8))
-        fresh, met = rng.random() < self.fresh, False
-        with RunningCommand(self.place, words, fault, fresh) as command, contextlib.ExitStack() as stack:
-            if command.reach(moment):
-                met = True
-                if fault in SIGNALS:
-                    command.send(fault, rng)
-                elif fault in ("file truncated", "clock jumps"):
-                    command.send("SIGKILL to process", rng)
-                elif fault == "disk full":
-                    stack.enter_context(self.place.full(rng.choice([0, 1 << 12, 1 << 16])))
-                elif fault == "no permission":
-                    stack.enter_context(self.place.unwritable())
-                else:
-                    self._second(words)
+        with RunningCommand(self.place, words, fault) as command, contextlib.ExitStack() as stack:
+            met = command.reach(events, seconds)
+            if met and fault in _STOPPING:
+                command.send(fault if fault in SIGNALS else "SIGKILL to process", rng)
+            elif met and fault == "disk full":
+                stack.enter_context(self.place.full(rng.choice([0, 1 << 12, 1 << 16])))
+            elif met and fault == "no permission":
+                stack.enter_context(self.place.unwritable())
+            elif met:  # the same command beside the first one ends well, or refuses in one line
+                self._finish(words, 2, alone=False)
             sent = time.monotonic()
             ended = command.end()
         if met and fault in ("SIGINT to process", "SIGINT to group") and time.monotonic() - sent > SOON:
             raise Difference(f"{fault}: no end within {SOON} s")
-        _judge(ended, _codes(fault))
-        if fault == "file truncated" and ended.code and (cut := truncate(self.place, rng)):
+        if fault in _STOPPING:
+            _judge(ended, None)
+        else:
+            _judge(ended, (2,) if fault == "second launch" else (1, 2))  # the second may be first at the lock
+        if fault == "file truncated" and ended.code and (cut := self.place.truncate(rng)):
             self._rerun_truncated(words, *cut)
         return ended, met or fault == "clock jumps"
-
-    def _second(self, words: str) -> None:
-        """Start the same command beside the first one: it ends well, or refuses in one line."""
-        with RunningCommand(self.place, words) as command:
-            _judge(command.end(alone=False), (2,))
 
     def _rerun_truncated(self, words: str, path: Path, content: bytes) -> None:
         """After the loss of a file's end: the command succeeds, or names the problem; then it is restored.
 
         A command may succeed without a file that it has finished before.
         """
-        with RunningCommand(self.place, words) as command:
-            _judge(command.end(), (1, 2))
+        self._finish(words, 1, 2)
         if path.exists() and content.startswith(path.read_bytes()):  # perhaps cut to a whole line
             path.write_bytes(content)
 
-    def _compare(self, workload: Workload, expected: Mapping[str, object]) -> None:
-        found = workload.result(self.place.work)
-        if names := sorted(found.keys() ^ expected.keys()):
-            raise Difference(f"files of one run only: {names}")
-        if names := [name for name in found if found[name] != expected[name]]:
-            raise Difference(
-                f"other results: {names}; {_first_difference(found[names[0]], expected[names[0]])}"
-            )
-        left = sorted(path.name for path in (self.place.folder / "tmp").iterdir())
-        if left := [name for name in left if not name.startswith(_TORCHS_OWN)]:
-            raise Difference(f"temporary files left: {left}")
-
-
-def _codes(fault: str) -> tuple[int, ...] | None:
-    """Exit codes that a command may have under a fault, besides 0; None: any."""
-    if fault in SIGNALS or fault in ("file truncated", "clock jumps"):
-        return None
-    return (2,) if fault == "second launch" else (1, 2)  # the second may be first to take the lock
-
 
 def _judge(ended: EndOfCommand, codes: Sequence[int] | None) -> None:
-    """Difference: processes are left, there is a traceback, or an error is not one line."""
+    """Difference: processes are left, there is a traceback, or an error is not one line.
+
+    `codes`: exit codes that are right besides 0; None: any, of a command that was killed.
+    """
     if ended.left:
         raise Difference(f"left processes: {'; '.join(ended.left)}")
-    tracebacks = [] if _NOT_STARTED in ended.text else _TRACEBACK.findall(ended.text)
-    if any(_is_ours(at_exit, frames, codes is None) for at_exit, frames in tracebacks):
-        raise Difference(f"traceback:\n{ended.text[-3000:]}")
+    for at_exit, frames in [] if _NOT_STARTED in ended.text else _TRACEBACK.findall(ended.text):
+        files = [line for line in frames.splitlines() if line.startswith("  File ")]
+        if codes is not None or not (at_exit or all(map(_PYTHONS_OWN.match, files))):
+            raise Difference(f"traceback:\n{ended.text[-3000:]}")
     if codes is None or not ended.code:
         return
     errors = [line for line in ended.text.splitlines() if line.startswith("error: ")]
     if ended.code not in codes or len(errors) != 1:
         raise Difference(f"exit code {ended.code}, {len(errors)} lines of errors:\n{ended.text[-3000:]}")
-
-
-def _is_ours(at_exit: str, frames: str, killed: bool) -> bool:
-    """Whether a traceback is more than Python's own report of a killed process, or of one that exits."""
-    files = [line for line in frames.splitlines() if line.startswith("  File ")]
-    return not (killed and (at_exit or all(map(_PYTHONS_OWN.match, files))))
-
-
-def _first_difference(found: object, expected: object) -> str:
-    """Where two files differ, as far as `Workload.result` looks into them."""
-    if not (isinstance(found, Mapping) and isinstance(expected, Mapping)):
-        return "its content"
-    return f"{min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))}"
 
 
 def repeat(run: Callable[[Random], Report], tool: str, seed: int, first: int, minutes: float) -> bool:
@@ -235,15 +192,12 @@ def main() -> None:
     add("--first", type=int, default=0, metavar="K", help="number of the first run (default: 0)")
     add("--folder", type=Path, metavar="DIR", help="keeps the inputs (default: a temporary one)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as temporary:
         folder = (options.folder or Path(temporary)).resolve()
-        if options.tool == "slurm":
-            run = stack.enter_context(OnSlurm(folder / "slurm")).run
-        else:
-            local = Local(folder, options.tool)
-            stack.callback(local.close)
-            run = local.run
-        right = repeat(run, options.tool, options.seed, options.first, options.minutes)
+        slurm = options.tool == "slurm"
+        runs = OnSlurm(folder / "slurm") if slurm else Local(folder, options.tool)
+        with contextlib.closing(runs):
+            right = repeat(runs.run, options.tool, options.seed, options.first, options.minutes)
     sys.exit(not right)
 
 

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -33,10 +33,8 @@ class OnSlurm:
         self.cluster = Cluster()
         self.cluster.start()
 
-    def __enter__(self) -> "OnSlurm":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Stop the cluster."""
         self.cluster.stop()
 
     def run(self, rng: Random) -> Report:
@@ -96,6 +94,18 @@ def _wait(process: subprocess.Popen[str], *codes: int) -> int:
     return process.returncode
 
 
+FAULTS_OF_JOBS = ("signalled", "cancelled", "requeued", "killed", "step killed", "process killed")
+FAULTS = tuple(f"job {each}" for each in FAULTS_OF_JOBS)
+FAULTS += (
+    "jobs preempted",
+    "node down",
+    "power cut",
+    "slurmctld restarted",
+    "launch stopped",
+    "launched twice",
+)
+
+
 class _Disturbed:
     """A launch that waits for its jobs, and its disturbances."""
 
@@ -111,8 +121,8 @@ class _Disturbed:
                 time.sleep(rng.uniform(0, 3))
                 if process.poll() is not None:
                     break
-                fault = rng.choice(list(FAULTS))
-                if FAULTS[fault](self, rng, process):
+                fault = rng.choice(FAULTS)
+                if self._meet(fault, rng, process):
                     faults.append(fault)
                     count -= 1
             deadline = time.monotonic() + _SECONDS
@@ -148,112 +158,63 @@ class _Disturbed:
                 return rng.choice(running)
         return None
 
-    def signal_job(self, rng: Random, process: subprocess.Popen) -> bool:
-        """To a job, as scancel sends it; SIGTERM and SIGINT are those of a user."""
-        if job := self._running(rng):
-            name = rng.choice(["USR1", "USR2", "TERM", "INT", "KILL"])
-            self._try("scancel", f"--signal={name}", *rng.choice([[], ["--full"]]), job)
-        return bool(job)
+    def _meet(self, fault: str, rng: Random, process: subprocess.Popen) -> bool:
+        """Disturb the run; whether there was something to disturb. `process`: the launch that waits."""
+        cluster, node = self.cluster, rng.choice(self.cluster.nodes)
+        job = self._running(rng) if fault.startswith("job ") else ""
+        match fault:
+            case _ if job is None:
+                return False
+            case "job signalled":  # as scancel sends it; SIGTERM and SIGINT are those of a user
+                name = rng.choice(["USR1", "USR2", "TERM", "INT", "KILL"])
+                self._try("scancel", f"--signal={name}", *rng.choice([[], ["--full"]]), job)
+            case "job cancelled":
+                self._try("scancel", job)
+            case "job requeued":
+                self._try("scontrol", "requeue", job)
+            case "job step killed":  # its slurmstepd
+                return _kill(cluster.steps(job, "0"))
+            case "job process killed":  # the launcher of its training, or the training
+                found = cluster.processes(job)
+                return _kill([rng.choice(found)] if found else [])
+            case "job killed":
+                _kill([*cluster.steps(job), *cluster.processes(job)])
+                cluster.ask_nodes_until(lambda: cluster.state(job) != "RUNNING")
+            case "jobs preempted":  # all, by one of a higher priority
+                nodes = ("--nodes", str(len(cluster.nodes)), "--exclusive")
+                self._finish(cluster.submit("sleep 1", "--partition=high", *nodes))
+            case "node down":
+                cluster.down(node)
+                time.sleep(rng.uniform(0, 3))
+                cluster.up(node)
+            case "power cut":
+                cluster.crash(node)
+            case "slurmctld restarted":
+                cluster.restart_controller(rng.uniform(0, 3))
+            case "launch stopped":  # its jobs go on
+                process.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
+                _wait(process)
+            case "launched twice":
+                _wait(self._start(), 0, 1, 2)
+        return True
 
-    def cancel(self, rng: Random, process: subprocess.Popen) -> bool:
-        """A job, by its user."""
-        if job := self._running(rng):
-            self._try("scancel", job)
-        return bool(job)
-
-    def requeue(self, rng: Random, process: subprocess.Popen) -> bool:
-        """A job, by its user."""
-        if job := self._running(rng):
-            self._try("scontrol", "requeue", job)
-        return bool(job)
-
-    def preempt(self, rng: Random, process: subprocess.Popen) -> bool:
-        """All jobs, by one of a higher priority."""
-        nodes = ("--nodes", str(len(self.cluster.nodes)), "--exclusive")
-        above = self.cluster.submit("sleep 1", "--partition=high", *nodes)
+    def _finish(self, job: str) -> None:
+        """Wait for the end of a job that is not of the run."""
 
         def over() -> bool:
             self._administer()
-            return self.cluster.state(above) == "COMPLETED"
+            return self.cluster.state(job) == "COMPLETED"
 
         self.cluster.until(over, timeout=60)
-        return True
-
-    def node_down(self, rng: Random, process: subprocess.Popen) -> bool:
-        """A node, for some seconds."""
-        node = rng.choice(self.cluster.nodes)
-        self.cluster.down(node)
-        time.sleep(rng.uniform(0, 3))
-        self.cluster.up(node)
-        return True
-
-    def power_cut(self, rng: Random, process: subprocess.Popen) -> bool:
-        """Of a node."""
-        self.cluster.crash(rng.choice(self.cluster.nodes))
-        return True
-
-    def kill_step(self, rng: Random, process: subprocess.Popen) -> bool:
-        """slurmstepd of a job's step."""
-        job = self._running(rng)
-        steps = self.cluster.steps(job, "0") if job else []
-        _kill(steps)
-        return bool(steps)
-
-    def kill_all(self, rng: Random, process: subprocess.Popen) -> bool:
-        """All processes of a job."""
-        if not (job := self._running(rng)):
-            return False
-        _kill([*self.cluster.steps(job), *self.cluster.processes(job)])
-        self.cluster.ask_nodes_until(lambda: self.cluster.state(job) != "RUNNING")
-        return True
-
-    def kill_one(self, rng: Random, process: subprocess.Popen) -> bool:
-        """A process of a job: the launcher of its training, or the training."""
-        job = self._running(rng)
-        found = self.cluster.processes(job) if job else []
-        if found:
-            _kill([rng.choice(found)])
-        return bool(found)
-
-    def restart_controller(self, rng: Random, process: subprocess.Popen) -> bool:
-        """slurmctld: killed, and for some seconds gone."""
-        self.cluster.restart_controller(rng.uniform(0, 3))
-        return True
-
-    def stop_launch(self, rng: Random, process: subprocess.Popen) -> bool:
-        """The launch that waits, by a signal; its jobs go on."""
-        process.send_signal(rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
-        _wait(process)
-        return True
-
-    def second_launch(self, rng: Random, process: subprocess.Popen) -> bool:
-        """The same command beside the first one."""
-        _wait(self._start(), 0, 1, 2)
-        return True
 
     def _try(self, *words: str) -> None:
         with contextlib.suppress(RuntimeError):  # the job has ended meanwhile
             self.cluster.run(*words)
 
 
-def _kill(pids: Sequence[int]) -> None:
+def _kill(pids: Sequence[int]) -> bool:
+    """Kill processes; whether there were any."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-FAULTS: dict[str, Callable[[_Disturbed, Random, subprocess.Popen], bool]] = {
-    "job signalled": _Disturbed.signal_job,
-    "job cancelled": _Disturbed.cancel,
-    "job requeued": _Disturbed.requeue,
-    "job preempted": _Disturbed.preempt,
-    "node down": _Disturbed.node_down,
-    "power cut": _Disturbed.power_cut,
-    "slurmstepd killed": _Disturbed.kill_step,
-    "job killed": _Disturbed.kill_all,
-    "process killed": _Disturbed.kill_one,
-    "slurmctld restarted": _Disturbed.restart_controller,
-    "launch stopped": _Disturbed.stop_launch,
-    "launched twice": _Disturbed.second_launch,
-}
-"""What happens to a run; each says whether it met one."""
+    return bool(pids)

@@ -27,15 +27,12 @@ PLANTED = """
 import json, pathlib, sys
 from random import Random
 from tests.chaos import faults, workloads
-from tests.chaos.__main__ import Local, judge
+from tests.chaos.__main__ import Local
 
-judge.preload = lambda names: None
 workloads.WORKLOADS["images"] = lambda rng: workloads.Workload(("images",), (), workloads.streams)
 local = Local(pathlib.Path(sys.argv[1]), "images", ["SIGKILL to process"])
-local.fresh = 0.0
 for harm in sys.argv[2:]:
-    code = compile("import os, subprocess, time\\n" + harm, "planted", "exec")
-    faults.main_of = lambda words: lambda: exec(code, {})
+    faults.RunningCommand.program = (sys.executable, "-c", "import os, subprocess, time\\n" + harm)
     print(json.dumps(local.run(Random(0)).problem))
 local.close()
 """

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from alma.files import LOCK
 from alma.records import MACHINE_FIELDS
@@ -26,8 +27,7 @@ class Report:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """Commands of `alma`, run one after another in one folder."""
 
     commands: tuple[str, ...]
@@ -56,9 +56,8 @@ def images(rng: Random) -> Workload:
     """A run on digits."""
     learner = rng.choice(["sm", "ens", "umix", "gens", "gmoe", "ff", "moe"])
     words = f"images --learner {learner} --megabatches {rng.randint(2, 5)} --epochs {rng.randint(1, 4)}"
-    words += (
-        f" --hidden {rng.choice([4, 8])} --seed {rng.randrange(100)} --save-interval {rng.choice([0, 1])}"
-    )
+    words += f" --hidden {rng.choice([4, 8])} --seed {rng.randrange(100)}"
+    words += f" --save-interval {rng.choice([0, 1])}"
     if rng.random() < 0.5:
         words += f" --waiting-time {rng.choice(['1', '2', 'all'])}"
     if learner not in ("ff", "gens") and rng.random() < 0.5:
@@ -98,6 +97,18 @@ def check_kept(done: Mapping[Path, bytes]) -> None:
     for path, content in done.items():
         if not path.exists() or not path.read_bytes().startswith(content):
             raise Difference(f"{path.parent.name}/{path.name}: what was done was done again or lost")
+
+
+def compare(found: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """Difference: the results of two runs differ; it says where, as far as a workload looks into files."""
+    if names := sorted(found.keys() ^ expected.keys()):
+        raise Difference(f"files of one run only: {names}")
+    if names := [name for name in found if found[name] != expected[name]]:
+        one, two = found[names[0]], expected[names[0]]
+        place = "its content"
+        if isinstance(one, Mapping) and isinstance(two, Mapping):
+            place = min(key for key in one.keys() | two.keys() if one.get(key) != two.get(key))
+        raise Difference(f"other results: {names}; {place}")
 
 
 def streams(folder: Path) -> dict[str, object]:

@@ -33,19 +33,14 @@ def run(tmp_path, monkeypatch) -> Path:
     """Two members, two stages: untrained, stages 0 (array 7) and 1 (array 8), evaluations 20 and 21."""
     monkeypatch.chdir(tmp_path)
     entries = [entry("untrained", None, ".", "untrained.json", "5", [])]
-    for stage in (0, 1):
-        for member in (0, 1):
-            directory = f"stage_0{stage}/member_{member}"
-            name = f"stage {stage}, member {member + 1} of 2"
-            needs = [member + 1] if stage else []
-            entries.append(
-                entry(name, stage, directory, f"{directory}/trained.json", f"{7 + stage}_{member}", needs)
-            )
-        directory = f"stage_0{stage}"
-        marker, needs = f"{directory}/result.json", [len(entries) - 2, len(entries) - 1]
-        entries.append(
-            entry(f"evaluation of stage {stage}", stage, directory, marker, str(20 + stage), needs)
-        )
+    for stage, member in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        at = f"stage_0{stage}/member_{member}"
+        name, job = f"stage {stage}, member {member + 1} of 2", f"{7 + stage}_{member}"
+        entries.append(entry(name, stage, at, f"{at}/trained.json", job, [member + 1] if stage else []))
+        if member:
+            at, needs = f"stage_0{stage}", [len(entries) - 2, len(entries) - 1]
+            name = f"evaluation of stage {stage}"
+            entries.append(entry(name, stage, at, f"{at}/result.json", str(20 + stage), needs))
     write(Path("run"), entries)
     return Path("run")
 

@@ -52,10 +52,11 @@ class Launcher:
 
     def run(self, *words: str, code: int = 0, **options) -> tuple[str, str]:
         """Launch, wait and check the exit code; return stdout and stderr."""
-        process = self.start(*words, **options)
-        out, err = process.communicate(timeout=60)
-        assert process.returncode == code, err
-        return out, err
+        return finish(self.start(*words, **options), code)
+
+    def run_words(self, *words: str, code: int = 0, **options) -> tuple[str, str]:
+        """`run` with the whole command line."""
+        return finish(self.start_words(*words, **options), code)
 
     @property
     def pids(self) -> Path:
@@ -72,6 +73,13 @@ class Launcher:
             {key: value for key, value in row.items() if key not in MACHINE_FIELDS}
             for row in Run.read(self.out).rows
         ]
+
+
+def finish(process: subprocess.Popen, code: int = 0, timeout: float = 60) -> tuple[str, str]:
+    """Wait for a process and check its exit code; return stdout and stderr."""
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == code, err
+    return out, err
 
 
 def make(folder: Path, **settings) -> Launcher:

@@ -53,19 +53,9 @@ def entry(
     name: str, stage: int | None, directory: str, marker: str, job: str | None, needs: list[int]
 ) -> dict:
     kind = "untrained" if stage is None else "evaluate" if name.startswith("eval") else "train"
-    log = job and f"{os.getcwd()}/jobs/{job}.out"
-    updates = 400 if kind == "train" else None
-    return {
-        "name": name,
-        "kind": kind,
-        "stage": stage,
-        "directory": directory,
-        "marker": marker,
-        "updates": updates,
-        "job": job,
-        "log": log,
-        "needs": needs,
-    }
+    made = {"name": name, "kind": kind, "directory": directory, "marker": marker, "job": job, "needs": needs}
+    made["updates"] = 400 if kind == "train" else None
+    return made | {"log": job and f"{os.getcwd()}/jobs/{job}.out"}
 
 
 def write(run: Path, entries: list[dict]) -> None:

@@ -16,20 +16,12 @@ GMOE = ["--learner", "gmoe"]
         (["--", "--save-dir", "x"], "--out"),
         (["--", "--stage", "1"], "--stage"),
         (["--", "--waiting-time=2"], "give --waiting-time before"),
-        (["--", "--replay"], "give --replay before"),
         (["--", "--task", "language_modeling"], "always alma_lm"),
         (["--", "--finetune-from-model", "x"], "every stage"),
-        (["--", "--restore-file", "x"], "every stage"),
-        (["--", "--seed", "1"], "give --seed before"),
-        (["--", "--grow-experts", "1"], "give --grow-experts before"),
-        (["--", "--grow-router", "copy"], "give --grow-router before"),
-        (["--", "--grow-optimizer", "copy"], "give --grow-optimizer before"),
         (["--", "stray"], "flags of fairseq-train"),
         (["--", "--max-update", "many"], "--max-update: invalid int value: 'many'"),
-        (["--", "--moe-expert-count"], "--moe-expert-count: expected one argument"),
         (["--", "--moe-expert-count", "4", "--arch", "transformer_lm"], "unrecognized argument"),
         (["--", "--no-save"], "--no-save: a run needs the last checkpoint of each stage"),
-        (["--", "--no-last-checkpoints"], "--no-last-checkpoints: a run needs the last checkpoint"),
         (["--waiting-time", "5"], "longer than the stream"),
         (["--grow-experts", "2"], "--grow-experts needs --learner gmoe, not sm: leave it out"),
         (["--grow-router", "copy"], "--grow-router needs --learner gmoe, not sm"),
@@ -37,15 +29,8 @@ GMOE = ["--learner", "gmoe"]
         (["--learner", "ens", "--members", "0"], "--members 0: at least 1"),
         (["--learner", "gens", "--from-scratch"], "gens trains new models in every stage"),
         (["--learner", "umix", "--", "--arch", "transformer_lm"], "transformer_lm: umix needs experts"),
-        (["--learner", "moe", "--", "--arch", "transformer_lm"], "transformer_lm: moe needs experts"),
         (["--update-multiplier", "2", "--", "--max-update", "0"], "multiplies --max-update"),
-        (["--update-multiplier", "0"], "at least 1"),
-        (["--waiting-time", "0"], "--waiting-time 0: at least 1"),
-        (["--", "--schedule", "continuous"], "give --schedule before"),
-        (
-            ["--schedule", "continuous", "--learner", "gens"],
-            "continuous: gens trains new models in every stage",
-        ),
+        (["--schedule", "continuous", "--learner", "gens"], "continuous: gens trains new models"),
         (["--schedule", "continuous", "--from-scratch"], "continuous: --from-scratch trains new models"),
         ([*GMOE, "--schedule", "continuous", "--grow-optimizer", "reset"], "continuous keeps the optimizer"),
         (["--schedule", "autoregressive", "--", "--max-update", "0"], "needs the length of a stage"),
@@ -56,34 +41,19 @@ GMOE = ["--learner", "gmoe"]
         (["--replay-share", "1"], "--replay-share 1.0: a share"),
         (["--replay-share", ".5", "--replay"], "leave out --replay or --replay-share"),
         (["--replay-from", "recent"], "--replay-from recent needs --replay-share"),
-        (["--", "--replay-share", ".5"], "give --replay-share before"),
-        (
-            ["--average", "1"],
-            "1 is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8, or last:K",
-        ),
-        (["--average", "last:0"], "last:0 is no average: give a decay"),
+        (["--average", "1"], "1 is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8"),
         (["--average", ".9", "--", "--ema-decay", ".5"], "--ema-decay: --average 0.9 sets it"),
-        (["--average", "poly:8", "--", "--ema-poly", "4"], "--ema-poly: --average poly:8 sets it"),
         (["--average", "last:3", "--", "--keep-interval-updates", "2"], "--average last:3 sets it"),
         (["--average", "last:3", "--", "--max-update", "90"], "give --save-interval-updates 30 or less"),
-        (
-            ["--average", "last:3", "--", "--save-interval-updates", "0"],
-            "--save-interval-updates 40000 or less",
-        ),
-        (["--context-window", "-1"], "at least 0"),
+        (["--average", "last:3", "--", "--save-interval-updates", "0"], "-updates 40000 or less"),
         (["--stages", "0"], "--stages 0: at least 1"),
         (["--size", "small"], "--size and --stream are for experiments"),
-        (["--", "--members", "2"], "give --members before"),
         ([*GMOE, "--grow-experts", "2,2"], "2 growths given, but 4 stages grow 3 times"),
-        ([*GMOE, "--grow-experts", "2,2,4", "--waiting-time", "2"], "2 stages grow 1 times"),
         ([*GMOE, "--grow-experts", "5"], "adds 5 to 4 experts"),
         ([*GMOE, "--grow-experts", "2,7,1"], "growth 2 adds 7 to 6"),
         ([*GMOE, "--grow-experts", "two"], "--grow-experts: 'two': a whole number"),
         ([*GMOE, "--grow-experts", "0"], "give a number of 1 or more"),
-        (
-            ["--nonsense"],
-            "if --nonsense is a flag of fairseq-train, put it after",
-        ),
+        (["--nonsense"], "if --nonsense is a flag of fairseq-train, put it after"),
         (["--arch", "switch_gmoe"], "--arch is a flag of fairseq-train: put it after `--`"),
         (["--max-updates", "4"], "did you mean --max-update. Then put it after `--`"),
         (["--waiting-tim", "4"], "did you mean --waiting-time.\\)"),
@@ -91,12 +61,9 @@ GMOE = ["--learner", "gmoe"]
     ],
 )
 def test_refused(words, message):
-    def plan():
-        learner = [] if "--learner" in words else ["--learner", "sm"]
+    learner = [] if "--learner" in words else ["--learner", "sm"]
+    with pytest.raises(UserError, match=message) as refused:  # noqa: PT012 - each step refuses some
         (request,) = read_requests(["S", "--out", "R", *learner, *words])
         check(request)
         make_plan(request, 4)
-
-    with pytest.raises(UserError, match=message) as refused:
-        plan()
     assert "\n" not in str(refused.value)

@@ -1,22 +1,10 @@
-"""The private cluster of the tests ends with them, says why it cannot start, and has a sacct."""
+"""The private cluster of the tests ends with them, and has a sacct."""
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import pytest
-
-from tests.slurm.cluster import Cluster
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+from launcher import ROOT, ended, wait_for
 
 
 def test_sacct_tells_submitit_the_states(cluster, tmp_path):
@@ -34,14 +22,6 @@ def test_sacct_tells_submitit_the_states(cluster, tmp_path):
         **{f"{held}_{index}": "PENDING" for index in range(3)},
     }
     assert cluster.wait([held]) == {f"{held}_{k}": "CANCELLED" for k in range(3)}
-
-
-def test_a_cluster_that_cannot_start_says_why(cluster, monkeypatch):
-    monkeypatch.setattr(Cluster, "_configuration", lambda self: ["ClusterName=test", "Nonsense=1"])
-    broken = Cluster()
-    with pytest.raises(RuntimeError, match="slurmctld.*\n.*Nonsense"):
-        broken.start()
-    assert not broken.root.exists()
 
 
 def test_nothing_stays_behind_when_the_test_process_is_gone(tmp_path):
@@ -67,8 +47,5 @@ with Cluster(nodes=1) as cluster:
     assert int((tmp_path / "job").read_text()) in map(int, pids)
     process.kill()
     process.wait(10)
-    deadline = time.monotonic() + 5
-    while any(alive(int(pid)) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [pid for pid in pids if alive(int(pid))] == []
+    wait_for(lambda: all(ended(int(pid)) for pid in pids))
     assert not Path(root.decode()).exists()

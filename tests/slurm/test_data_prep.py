@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from launcher import ROOT, finish
 
 import data_prep.cluster
 from alma.errors import UserError
@@ -17,7 +18,6 @@ from alma.stream import Stream
 from data_prep.__main__ import USUAL
 from slurm.engine.squeue import NoAnswer
 
-ROOT = Path(__file__).parents[2]
 DRIVER = """
 import sys
 from data_prep import __main__, cluster, documents
@@ -70,10 +70,8 @@ def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
     cluster.until(lambda: list(tmp_path.glob("there/.work-*/jobs.json")), timeout=60)
     killed.kill()
     killed.wait()
-    there = start(cluster, corpus, tmp_path / "there", *on_slurm)
-    _, err = there.communicate(timeout=600)
-    assert there.returncode == 0, err
-    assert here.wait(60) == 0
+    finish(start(cluster, corpus, tmp_path / "there", *on_slurm), timeout=600)
+    finish(here)
     assert digests(tmp_path / "there") == digests(tmp_path / "here")
     # 3 jobs each of scan, shuffle, encode and finalise; sort, cut, plan and tokenizer have 1
     assert len(cluster.jobs()) - before in (4 * 3 + 4, 4 * 3 + 4 + 3)
@@ -82,9 +80,9 @@ def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
 def test_a_share_that_fails_or_is_interrupted_leaves_no_jobs(cluster, corpus, tmp_path):
     text = corpus / "07.txt"
     text.write_bytes(text.read_bytes() + b"\xff\n")
-    process = start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
+    _, err = finish(start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--nodes", "2"), 2)
+    assert "--nodes and --tasks-per-node: a share of a stage is one task" in err
+    _, err = finish(start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2"), 2)
     assert f"{text}: not UTF-8 at byte" in err
     assert "; log: " in err
     text.write_bytes(text.read_bytes()[:-2])
@@ -98,13 +96,6 @@ def test_a_share_that_fails_or_is_interrupted_leaves_no_jobs(cluster, corpus, tm
         assert "PENDING" not in {job["JobState"] for job in cluster.jobs().values()}
     finally:
         cluster.run("scontrol", "update", "partitionname=main", "state=up")
-
-
-def test_a_share_is_one_task(cluster, corpus, tmp_path):
-    process = start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--nodes", "2")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "--nodes and --tasks-per-node: a share of a stage is one task" in err
 
 
 def test_data_prep_retries_a_squeue_that_does_not_answer(cluster, corpus, tmp_path):
@@ -123,8 +114,7 @@ def test_data_prep_retries_a_squeue_that_does_not_answer(cluster, corpus, tmp_pa
     before = set(cluster.jobs())
     path = f"{squeue.parent}:{cluster.environment['PATH']}"
     process = start(cluster, corpus, tmp_path / "out", "--cluster", "slurm", "--workers", "2", PATH=path)
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
+    _, err = finish(process, timeout=600)
     assert "Unable to contact slurm controller; asking again" in err
     digests(tmp_path / "out")
     states = {job["JobState"] for name, job in cluster.jobs().items() if name not in before}

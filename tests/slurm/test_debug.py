@@ -72,8 +72,3 @@ def test_ctrl_c_ends_debug_at_once_and_local_resumes(launcher, expected):
     launcher.learner = "gmoe"
     launcher.run()
     assert launcher.rows == expected
-
-
-def test_debug_refuses_several_jobs(launcher):
-    _, err = launcher.run("--cluster", "debug", "--jobs", "2", code=2)
-    assert err.startswith("error: --jobs 2: debug attaches one training to the terminal")

@@ -34,13 +34,12 @@ def test_the_programs_accept_the_commands(monkeypatch, tmp_path):
 
 def test_commands_of_a_step_run_concurrently_and_a_failure_ends_the_demo(capfd, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
-    meet = (
+    (tmp_path / "meet.py").write_text(
         "import pathlib, sys, time\n"
         "mine, other = map(pathlib.Path, sys.argv[1:3]); mine.touch()\n"
         "while not other.exists(): time.sleep(0.01)\n"
         "print('met')\n"
     )
-    (tmp_path / "meet.py").write_text(meet)
     pairs = ((here, there, "one"), (there, here, "two"))
     demo.run([f"python {tmp_path}/meet.py {a} {b} --out {name}" for a, b, name in pairs])
     printed = capfd.readouterr().out

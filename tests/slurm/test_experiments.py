@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from launcher import read_requests
+from launcher import ROOT, read_requests
 
 from alma.errors import UserError
 from alma.report.lm.reference import reference
 from slurm.lm.plan import make_plan
 
-ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "experiments/table2").glob("*.yaml"))
 
 
@@ -114,53 +113,36 @@ def test_an_existing_path_may_contain_an_equals_sign(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "words", "message"),
+    ("text", "words", "message"),
     [
-        ("set/new", "learner: sm", ["set/new.yaml"], "give --stream"),
-        ("set/new", "learner: sm\nsize: huge", ["set/new.yaml"], "no such size; there are: big, tiny"),
-        ("set/new", "learnr: sm", ["set/new.yaml"], "set/new.yaml: unrecognized arguments: --learnr=sm"),
-        ("set/new", "size: big", ["set/new.yaml"], "give --learner"),
-        ("set/new", "learner: [sm", ["set/new.yaml"], "set/new.yaml: not YAML"),
-        ("set/new", "learner: 2026-99-99", ["set/new.yaml"], "set/new.yaml: not YAML .month must be"),
-        ("set/new", "learner: &a [*a]", ["set/new.yaml"], "new.yaml: give each option a number, a text"),
-        ("set/new", "1: sm", ["set/new.yaml"], "new.yaml: give each option a number, a text"),
-        ("set/new", "learner: !!python/name:os.system x", ["set/new.yaml"], "set/new.yaml: not YAML"),
-        ("set/new", "sm", ["set/new.yaml"], "give options as"),
-        ("set/new", "learner: sm\nflags: fast", ["set/new.yaml", "--size", "big"], "give flags as"),
-        ("set/new", "learner: sm\nflags: {seed: 1}", ["set/new.yaml", "--size", "big"], "give --seed before"),
-        (
-            "set/fixed_tiny",
-            "learner: sm\nsize: tiny",
-            ["set", "--size", "tiny"],
-            "another experiment goes to",
-        ),
-        ("set/new", "learner: sm", ["set/none.yaml"], "set/none.yaml: no such experiment"),
-        ("set/new", "learner: sm", ["stream", "set/new.yaml"], "not both"),
-        ("set/new", "learner: sm", ["stream", "stream", "--learner", "sm"], "give one stream"),
-        (
-            "set/new",
-            "learner: sm",
-            ["set", "learnr=ens"],
-            "learnr=: neither an option nor a flag that the experiment sets; did you mean learner",
-        ),
-        (
-            "set/new",
-            "learner: sm",
-            ["set", "dropout=.1"],
-            "dropout=: neither .*; give other flags of ",
-        ),
-        ("set/new", "learner: sm", ["set", "max-updates=3"], "did you mean max-update"),
-        ("set/new", "learner: sm", ["set", "partition=x"], "give --partition on the command line"),
-        ("set/new", "learner: sm", ["set", "cluster=slurm"], "give --cluster on the command line"),
-        ("set/new", "learner: sm", ["set", "lr=[1"], "lr=\\[1: the value is not YAML"),
-        ("set/new", "learner: sm", ["set", "lr={a: 1}"], "key=value: give flags as"),
-        ("set/new", "learner: sm", ["stream", "--out", "R", "lr=1"], "lr=: key=value overrides experiments"),
+        ("learner: sm", "set/new.yaml", "give --stream"),
+        ("learner: sm\nsize: huge", "set/new.yaml", "no such size; there are: big, tiny"),
+        ("learnr: sm", "set/new.yaml", "set/new.yaml: unrecognized arguments: --learnr=sm"),
+        ("size: big", "set/new.yaml", "give --learner"),
+        ("learner: [sm", "set/new.yaml", "set/new.yaml: not YAML"),
+        ("learner: 2026-99-99", "set/new.yaml", "set/new.yaml: not YAML .month must be"),
+        ("learner: &a [*a]", "set/new.yaml", "new.yaml: give each option a number, a text"),
+        ("1: sm", "set/new.yaml", "new.yaml: give each option a number, a text"),
+        ("learner: !!python/name:os.system x", "set/new.yaml", "set/new.yaml: not YAML"),
+        ("sm", "set/new.yaml", "give options as"),
+        ("learner: sm\nflags: fast", "set/new.yaml --size big", "give flags as"),
+        ("learner: sm\nflags: {seed: 1}", "set/new.yaml --size big", "give --seed before"),
+        ("learner: sm\nout: runs/set/fixed_tiny", "set --size tiny", "another experiment goes to"),
+        ("learner: sm", "set/none.yaml", "set/none.yaml: no such experiment"),
+        ("learner: sm", "stream set/new.yaml", "not both"),
+        ("learner: sm", "stream stream --learner sm", "give one stream"),
+        ("learner: sm", "set learnr=ens", "learnr=: neither an option nor a .* sets; did you mean learner"),
+        ("learner: sm", "set dropout=.1", "dropout=: neither .*; give other flags of "),
+        ("learner: sm", "set max-updates=3", "did you mean max-update"),
+        ("learner: sm", "set partition=x", "give --partition on the command line"),
+        ("learner: sm", "set lr=[1", r"lr=\[1: the value is not YAML"),
+        ("learner: sm", "stream --out R lr=1", "lr=: key=value overrides experiments"),
     ],
 )
-def test_bad_experiments_are_one_clear_line(tmp_path, monkeypatch, file, text, words, message):
+def test_bad_experiments_are_one_clear_line(tmp_path, monkeypatch, text, words, message):
     experiments(tmp_path)
     monkeypatch.chdir(tmp_path)
-    Path(f"{file}.yaml").write_text(text)
+    Path("set/new.yaml").write_text(text)
     with pytest.raises(UserError, match=message) as refused:
-        read_requests(words)
+        read_requests(words.split())
     assert "\n" not in str(refused.value)

@@ -34,10 +34,7 @@ def test_the_stand_in_answers_like_fairseq(real):
         for name in ("--adam-eps", "--clip-norm", "--weight-decay", "--total-num-update", "--warmup-updates"):
             ours.pop(name), told.pop(name)  # unused by the launcher
         assert ours == told, line
-
-
-def test_equal_command_lines_have_equal_values(real):
-    assert real[-1] == real[0]
+    assert real[-1] == real[0]  # equal command lines
 
 
 def test_trainings_are_described_as_command_lines(real):
@@ -49,14 +46,6 @@ def test_trainings_are_described_as_command_lines(real):
     assert "--save-dir" not in described(real[0], whole=True)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--max-tokns 1", "--max-tokns: did you mean --max-tokens"),
-        ("--arch switch_gmo", "switch_gmo: no such choice; did you mean switch_gmoe"),
-        ("--max-update many", "--max-update.*many"),
-    ],
-)
-def test_flags_that_fairseq_refuses_are_user_errors(flags, message):
-    with pytest.raises(UserError, match=message):
-        resolve([["S", "--task", "alma_lm", *flags.split()]])
+def test_flags_that_fairseq_refuses_are_user_errors():
+    with pytest.raises(UserError, match="switch_gmo: no such choice; did you mean switch_gmoe"):
+        resolve([["S", "--task", "alma_lm", "--arch", "switch_gmo"]])

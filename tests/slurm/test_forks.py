@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launcher import ended, wait_for
 
 from slurm.engine import children
 from slurm.engine.children import StageFailed
@@ -50,20 +50,12 @@ def server(folder) -> Iterator[ForkServer]:
     made.stop()
 
 
-def start(server: ForkServer, *words: str, name: str = "x") -> Fork:
+def start(server: ForkServer, *words: str, name: str = "x", **variables: str) -> Fork:
     """Start `command` with its input and output in files."""
     Path(f"{name}.in").write_text("given")
     with open(f"{name}.in") as given, open(f"{name}.out", "w") as out, open(f"{name}.err", "w") as err:
         files = [given.fileno(), out.fileno(), err.fileno()]
-        return server.start(["command", *words], files, {**os.environ, "COLOUR": "red"})
-
-
-def eventually(true: Callable[[], object]) -> None:
-    """Wait until `true()`; fail after a minute."""
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        return server.start(["command", *words], files, {**os.environ, "COLOUR": "red", **variables})
 
 
 def pids(folder: Path) -> list[int]:
@@ -71,55 +63,31 @@ def pids(folder: Path) -> list[int]:
     return [int(pid) for path in folder.glob("*.pids") for pid in path.read_text().split()]
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_command(server, folder):
-    """A fork has the arguments, the environment, the directory and the files that it was given."""
-    assert start(server, "a", "b c").wait() == 0
+    """A fork has the arguments, environment, directory and files that it was given, and an exit code.
+
+    The environment may be larger than a message of a socket. The library is imported once, by the server.
+    """
+    many = {f"NAME{k}": "x" * 1000 for k in range(400)}
+    assert start(server, "a", "b c", **many).wait() == 0
     assert Path("x.out").read_text() == f"['a', 'b c'] red {folder} given __main__\n"
     assert Path("x.err").read_text() == "problem\n"
-
-
-def test_an_environment_of_any_size(server):
-    """Larger than a message of a socket."""
-    many = {f"NAME{k}": "x" * 1000 for k in range(400)}
-    with open(os.devnull) as nothing, open("x.out", "w") as out:
-        files = [nothing.fileno(), out.fileno(), out.fileno()]
-        assert server.start(["command"], files, {**os.environ, **many}).wait() == 0
-
-
-def test_library_is_imported_once(server):
-    """By the server, for all forks."""
-    for _ in range(3):
-        assert start(server).wait() == 0
+    assert start(server, "refuse").wait() == 2
+    assert start(server, "raise").wait() == 1
+    assert "RuntimeError: out of luck" in Path("x.err").read_text()
     assert Path("imported").read_text() == "x"
-
-
-@pytest.mark.parametrize(
-    ("word", "code", "text"), [("refuse", 2, ""), ("raise", 1, "RuntimeError: out of luck")]
-)
-def test_exit_code(server, word, code, text):
-    """Exit codes are those of a new process."""
-    assert start(server, word).wait() == code
-    assert text in Path("x.err").read_text()
 
 
 def test_signals_and_side_by_side(server, folder):
     """Two forks run at the same time, each in a process group of its own."""
     both = [start(server, "sleep", name=name) for name in "xy"]
-    eventually(lambda: len(pids(folder)) == 4)
+    wait_for(lambda: len(pids(folder)) == 4)
     with pytest.raises(subprocess.TimeoutExpired):
         both[0].wait(0.01)
     assert both[0].poll() is None
     os.killpg(both[0].pid, signal.SIGTERM)
     assert both[0].wait() == -signal.SIGTERM
-    eventually(lambda: sum(map(alive, pids(folder))) == 2)
+    wait_for(lambda: sum(map(ended, pids(folder))) == 2)
     both[1].send_signal(signal.SIGKILL)
     assert both[1].wait() == both[1].poll() == -signal.SIGKILL
 
@@ -127,10 +95,10 @@ def test_signals_and_side_by_side(server, folder):
 def test_killed_server(server, folder):
     """Its commands die with it; the next one fails with one line."""
     fork = start(server, "sleep")
-    eventually(lambda: pids(folder))
+    wait_for(lambda: pids(folder))
     server._server.kill()
     assert fork.wait() == -signal.SIGKILL
-    eventually(lambda: not alive(fork.pid))
+    wait_for(lambda: ended(fork.pid))
     with pytest.raises(ConnectionError):
         start(server)
 
@@ -145,11 +113,11 @@ def test_killed_launcher(folder):
         stdin=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{folder}"},
     )
-    eventually(lambda: pids(folder))
+    wait_for(lambda: pids(folder))
     launcher.kill()
     launcher.wait()
     command = int(next(folder.glob("*.pids")).stem)
-    eventually(lambda: not alive(command))
+    wait_for(lambda: ended(command))
 
 
 def test_children_as_forks(folder):
@@ -161,16 +129,10 @@ def test_children_as_forks(folder):
             children.run([*command, "a"], folder / "log", "running")
         with pytest.raises(StageFailed, match=r"running: exit code 1: RuntimeError: out of luck"):
             children.run([*command, "raise"], folder / "log", "running")
-    assert Path("imported").read_text() == "x"
-    children.run(command, folder / "log", "running")
-    assert Path("imported").read_text() == "xx"
-
-
-def test_children_of_a_killed_server(folder):
-    """One line says to run the command again."""
-    with children.preloaded([]):
-        assert children._forks is not None
+        assert Path("imported").read_text() == "x"
         children._forks._server.kill()
         children._forks._server.wait()
         with pytest.raises(StageFailed, match="was killed; rerun the command to resume"):
-            children.run([sys.executable, "-m", "command"], folder / "log", "running")
+            children.run(command, folder / "log", "running")
+    children.run(command, folder / "log", "running")
+    assert Path("imported").read_text() == "xx"

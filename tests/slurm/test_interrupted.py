@@ -8,23 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launcher import ESTIMATE, ROOT, SMALL, ended, make, wait_for
+from launcher import ESTIMATE, ROOT, SMALL, ended, finish, make, wait_for
 
 from alma.records import Run
-
-
-def test_an_ensemble_killed_between_its_members_resumes(launcher, tmp_path):
-    launcher.learner = "ens"
-    launcher.environment["FAKE_SLEEP"] = "0.1"
-    process = launcher.start()
-    wait_for((launcher.out / "stage_01/member_1/checkpoint_last.pt").exists)
-    process.kill()
-    process.wait()
-    launcher.run()
-    whole = make(tmp_path / "whole", learner="ens")
-    whole.run()
-    assert launcher.rows == whole.rows
-
 
 MOMENTS: dict[str, Callable[[Path], bool]] = {
     "start": lambda out: (out / "run.json").exists(),
@@ -67,7 +53,6 @@ def test_an_interrupt_stops_the_child_and_says_how_to_resume(launcher, how):
     ("how", "code", "message"),
     [
         ("user", 2, "error: stream/train.bin: truncated; copy it again"),
-        ("flag", 2, "error: unrecognized arguments: --nonsense"),
         (
             "python",
             1,
@@ -99,12 +84,9 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
     first.communicate(timeout=10)
 
 
-@pytest.mark.parametrize("left", ["untrained", "first update", "evaluated"])
-def test_a_corrected_command_starts_anew_if_nothing_was_trained(launcher, left):
-    if left == "untrained":
-        launcher.environment["FAKE_UNTRAINED"] = "user"
-    else:
-        launcher.environment["FAKE_CRASH"] = "0:0:user"
+@pytest.mark.parametrize("crash", [("FAKE_UNTRAINED", "user"), ("FAKE_CRASH", "0:0:user")])
+def test_a_corrected_command_starts_anew_if_nothing_was_trained(launcher, crash):
+    launcher.environment |= [crash]
     launcher.run(code=2)
     assert (launcher.out / "run.json").exists()
     launcher.environment.clear()
@@ -145,9 +127,7 @@ jobs_of(plan)[0]()
     first.communicate()
     assert Run.read(launcher.out).rows == []
     launcher.environment["FAKE_UNTRAINED"] = "0"
-    again = start()
-    _, err = again.communicate(timeout=60)
-    assert again.returncode == 0, err
+    finish(start())
     assert [row["t"] for row in launcher.rows] == [0]
     launcher.run("--seed", "1", "--stages", "1")  # nothing was trained
     assert "seed: 1 -> 0" in launcher.run(code=2)[1]

@@ -94,7 +94,7 @@ def test_a_growing_ensemble_trains_one_member_a_stage(launcher):
     assert [line.split()[2] for line in out.splitlines()[1:6]] == ["4", "4", "4@2", "4@3", "4@4"]
 
 
-@pytest.mark.parametrize("learner", ["sm", "gmoe", "gens"])
+@pytest.mark.parametrize("learner", ["gmoe", "gens"])
 def test_a_finished_run_resumes_on_a_longer_stream(launcher, learner, tmp_path):
     launcher.learner = learner
     launcher.run()
@@ -111,11 +111,7 @@ def test_a_finished_run_resumes_on_a_longer_stream(launcher, learner, tmp_path):
     assert Run.read(launcher.out).config == Run.read(at_once.out).config
     write_stream(launcher.folder / "stream", 4)
     assert "megabatch_sha256: 5 values -> 4; megabatches: 5 -> 4" in launcher.run(code=2)[1]
-
-
-def test_a_longer_stream_with_a_different_beginning_is_refused(launcher):
-    launcher.run()
-    write_stream(launcher.folder / "stream", 5)
+    write_stream(launcher.folder / "stream", 6)
     record = json.loads((launcher.folder / "stream/stream.json").read_text())
     record["megabatches"].reverse()
     (launcher.folder / "stream/stream.json").write_text(json.dumps(record))
@@ -128,9 +124,6 @@ def test_a_stage_cut_short_by_the_end_of_a_shorter_stream_is_refused(launcher):
     _, err = launcher.run("--waiting-time", "3", code=2)
     assert "stage 1 was trained when the stream ended with mega-batch 4" in err
     assert err.count("\n") == ESTIMATE + 1
-    launcher.run("--waiting-time", "2", "--out", "other")
-    write_stream(launcher.folder / "stream", 6)
-    launcher.run("--waiting-time", "2", "--out", "third")
 
 
 def test_a_run_of_fewer_stages_resumes_with_more(launcher, expected):
@@ -141,15 +134,12 @@ def test_a_run_of_fewer_stages_resumes_with_more(launcher, expected):
     assert launcher.rows == expected
 
 
-@pytest.mark.parametrize("options", [(), ("--jobs", "2")])
-def test_modules_in_the_current_folder_are_the_users(launcher, options):
+def test_modules_in_the_current_folder_are_the_users(launcher):
     """A user's slurm.py beside the stream; `alma` itself does not look there."""
     for name in ("slurm", "vision", "alma", "fairseq_alma"):
         (launcher.folder / f"{name}.py").write_text("raise SystemExit('not this one')")
-    words = ("stream", "--learner", "sm", "--out", "run", *options, "--", *SMALL, "--max-update", "2")
-    process = launcher.start_words(*words, program=("-P", "-m", "slurm.launch"))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    words = ("stream", "--learner", "sm", "--out", "run", "--", *SMALL, "--max-update", "2")
+    launcher.run_words(*words, program=("-P", "-m", "slurm.launch"))
     assert len(launcher.rows) == 5
 
 
@@ -159,9 +149,7 @@ def test_experiments_run_one_after_the_other(launcher):
     (launcher.folder / "set/sizes/tiny.yaml").write_text(size)
     for name, learner in (("fixed", "sm"), ("grow", "gmoe")):
         (launcher.folder / f"set/{name}_big.yaml").write_text(f"learner: {learner}\nsize: big")
-    process = launcher.start_words("set", "--size", "tiny", "max-update=2")
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    out, _ = launcher.run_words("set", "--size", "tiny", "max-update=2")
     assert out.count("perplexity") == 2
     for name in ("fixed_tiny", "grow_tiny"):
         run = Run.read(launcher.folder / "runs/set" / name)
@@ -174,7 +162,7 @@ def test_other_settings_are_refused_where_something_was_trained(launcher):
     """Even in the first stage, whose checkpoint would be resumed."""
     launcher.environment["FAKE_CRASH"] = "0:1:user"
     launcher.run(code=2)
-    for options in ((), ("--dry-run",), ("--jobs", "2")):
+    for options in ((), ("--jobs", "2", "--dry-run")):
         _, err = launcher.run("--seed", "3", *options, code=2, flags=("--max-update", "3", *SMALL))
         assert err.splitlines()[ESTIMATE:] == [
             "error: run holds a run with other settings (--max-update: 2 -> 3; seed: 0 -> 3): choose another "
@@ -187,19 +175,6 @@ def test_other_settings_are_refused_where_something_was_trained(launcher):
     write_stream(launcher.folder / "stream", 4)
     launcher.run(flags=("--max-update=2", *SMALL))  # the same flags in another spelling
     assert len(launcher.rows) == 5
-
-
-def test_flags_are_refused_before_anything_is_made(launcher):
-    for flags, message in (
-        (("--max-tokns", "1"), "error: unrecognized argument --max-tokns 1"),
-        (("--arch", "switch_gmo"), "error: --arch/-a: invalid choice: 'switch_gmo'"),
-    ):
-        for options in ((), ("--dry-run",), ("--cluster", "slurm", "--dry-run")):
-            _, err = launcher.run(*options, code=2, flags=flags)
-            first, last = err.splitlines()
-            assert first == "checking the flags of fairseq-train"
-            assert last.startswith(message)
-    assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
 
 
 def test_one_process_checks_all_flags(launcher):
@@ -228,53 +203,43 @@ def test_a_plan_needs_neither_a_stream_nor_room(launcher):
     """With a disk that is too small; hours by FLOPs, of the base size as in the paper: 58 exaFLOPs a run."""
     words = ["--megabatches", "4", "--tflops-per-gpu", "40", "--dry-run", "--cluster", "slurm"]
     row = str(ROOT / "experiments/table2/sm12_w1_base.yaml")
-    process = launcher.start_words(row, *words, "--mem-gb", "1", "stream=missing")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    _, err = launcher.run_words(row, *words, "--mem-gb", "1", "stream=missing")
     assert "assumed: 4 mega-batches, and a dictionary of 50,260 tokens" in err
     header, cells = (line.split() for line in err.splitlines()[2:4])
     flops, hours = (float(cells[header.index(name)].replace(",", "")) for name in ("TFLOPs", "GPU-hours"))
     assert hours == pytest.approx(flops / 40 / 3600, abs=1)
     assert hours > 10
     both = [str(ROOT / f"experiments/table2/{name}_w1_base.yaml") for name in ("sm4", "gmoe")]
-    process = launcher.start_words(*both, "--dry-run", "--megabatches", "6")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
+    _, err = launcher.run_words(*both, "--dry-run", "--megabatches", "6", code=2)
     assert "gmoe_w1_base: --grow-experts 2,2,4: 3 growths given, but 6 stages grow 5 times" in err
     assert "add --dry-run" in launcher.run("--megabatches", "4", code=2)[1]
 
 
-def test_options_of_a_cluster_are_refused_elsewhere(launcher):
-    for options in (("--partition", "learn"), ("--wait",), ("--mem-gb", "8", "--cluster", "debug")):
-        _, err = launcher.run(*options, code=2)
-        assert err.startswith(f"error: {options[0]}: only with --cluster slurm")
-        assert err.count("\n") == 1
+def test_bad_command_lines_are_one_line_before_anything_is_made(launcher):
+    checked = "checking the flags of fairseq-train\nerror: "
+    for words, flags, message in (
+        (("--partition", "learn"), (), "error: --partition: only with --cluster slurm"),
+        (("--mem-gb", "8", "--cluster", "debug"), (), "error: --mem-gb: only with --cluster slurm"),
+        (("--max-updates", "1"), (), "error: unrecognized arguments: --max-updates"),
+        (("--dry-run",), ("--max-tokns", "1"), checked + "unrecognized argument --max-tokns 1"),
+        (
+            ("--cluster", "slurm", "--dry-run"),
+            ("--arch", "switch_gmo"),
+            checked + "--arch/-a: invalid choice",
+        ),
+        (("--grow-experts", "2"), (), checked + "run: --grow-experts needs --learner gmoe"),
+    ):
+        _, err = launcher.run(*words, code=2, flags=flags)
+        assert err.startswith(message)
+        assert err.count("\n") == 1 + ("checking" in message)
     launcher.environment["PATH"] = str(launcher.folder)  # no sbatch
     assert "no SLURM here" in launcher.run("--cluster", "slurm", code=2)[1]
-    assert not launcher.out.exists()
-
-
-def test_bad_command_lines_are_one_line_and_exit_code_2(launcher):
-    for words, flags in ((("--seed", "x"), ()), ((), ("--save-dir", "x")), (("--max-updates", "1"), ())):
-        _, err = launcher.run(*words, code=2, flags=flags)
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
-    assert launcher.run("--grow-experts", "2", code=2)[1].count("\n") == 2
     launcher.data = "strem"
     assert launcher.run(code=2)[1] == "error: strem: no such directory; make a stream with `alma data`\n"
+    assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
     launcher.data = "stream"
-    assert not launcher.out.exists()
     launcher.out.touch()
     assert "is not a folder" in launcher.run(code=2)[1]
-
-
-def test_experiments_may_not_choose_the_machine(launcher):
-    experiment = launcher.folder / "one.yaml"
-    experiment.write_text("learner: sm\npartition: learn\nflags:\n  max-update: 2\n")
-    process = launcher.start_words(str(experiment), "--stream", "stream")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert "--partition says where to run" in err
 
 
 def test_local_refuses_a_run_with_queued_jobs(launcher):
@@ -293,7 +258,7 @@ def test_local_refuses_a_run_with_queued_jobs(launcher):
         squeue.chmod(0o755)
 
     answer("RUNNING")
-    for options in ((), ("--jobs", "2"), ("--cluster", "debug")):
+    for options in ((), ("--jobs", "2")):
         _, err = launcher.run(*options, code=2)
         assert err.splitlines()[ESTIMATE:] == [
             "error: run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
@@ -312,10 +277,8 @@ def test_cool_downs_are_evaluated_and_do_not_reach_the_next_stage(launcher):
     for name, words in ((plain, ()), (cooled, ("--cooldown", ".5"))):
         launcher.run_name = name
         out = ("--schedule", "continuous", "--stages", "2", *words)
-        process = launcher.start_words(
-            "stream", "--learner", "sm", "--out", name, *out, "--", *SMALL, "--max-update", "4"
-        )
-        assert process.wait(60) == 0, process.communicate()
+        flags = ("--", *SMALL, "--max-update", "4")
+        launcher.run_words("stream", "--learner", "sm", "--out", name, *out, *flags)
     folders = [launcher.folder / name for name in (plain, cooled)]
     trunks = [(each / "stage_01/checkpoint_last.pt").read_text() for each in folders]
     assert trunks[0] == trunks[1]

@@ -4,14 +4,12 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launcher import SMALL, read_requests
+from launcher import ROOT, SMALL, read_requests
 
 from alma.errors import UserError
 from alma.records import Run
-from slurm.lm.checks import check
 from slurm.lm.plan import make_plan
 
-ROOT = Path(__file__).parents[2]
 TUNED = """\
 learner: [sm, gmoe]
 waiting-time: [1, 2]
@@ -83,20 +81,14 @@ def test_which_commas_separate_values(folder):
     ("words", "message"),
     [
         (["lr=[]"], "key=value: lr: give a list of values"),
-        (["lr=[1e-3,]", "waiting-time=[[1]]"], "key=value: waiting-time: give a list of values"),
         (["lr=[1e-3,~]"], "key=value: lr: give a list of values"),
         (["stream=[a,b]"], "key=value: stream takes one value, not a list"),
-        (["out=[a,b]"], "out takes one value"),
-        (["size=[a,b]"], "size takes one value"),
         (["seed=[0,1]"], "seed takes one value, not a list; several seeds are `seeds: 0-2`"),
         (["grow-experts=[2,2,4]"], "have the folder grow-experts-2; a value with commas needs quotes"),
         (["jobs=1,2"], "--jobs says where to run"),
         (["learner=sm,gmo"], "set/tuned.yaml: argument --learner: .*did you mean gmoe"),
-        (["learnr=sm,ens"], "learnr=: neither an option nor a flag .* did you mean learner"),
         (["replay=off,maybe"], "argument --replay: ignored explicit argument 'maybe'"),
         (["lr=1e-3,2e-3", "--", "--lr", "1"], "lr is a list: give lr=VALUE in place of --lr"),
-        (["--learner", "ens"], "learner is a list: give learner=VALUE in place of --learner"),
-        (["lr=1e-3,[2"], "lr=1e-3,.2: the value is not YAML"),
     ],
 )
 def test_bad_lists_are_one_clear_line(folder, words, message):
@@ -112,20 +104,12 @@ def test_no_run_lies_in_another_one(folder):
         read_requests(["set/tuned.yaml", "--seeds", "0-1"])
     assert read_requests(["set/tuned.yaml", "--out", "runs/set"])
     single = ["stream", "--learner", "sm", "--out", "runs/set"]
-    with pytest.raises(
-        UserError, match="runs/set has runs in folders of their own: give --out runs/set/NAME"
-    ):
+    with pytest.raises(UserError, match="runs/set has runs in folders .*: give --out runs/set/NAME"):
         read_requests(single)
     assert [each.out.name for each in read_requests([*single, "--seeds", "0-1"])] == ["set_s0", "set_s1"]
 
 
-def test_a_setting_that_a_learner_does_not_take_is_refused(folder):
-    found = read_requests(["set/tuned.yaml", "grow-router=copy", "waiting-time=1"])
-    with pytest.raises(UserError, match="--grow-router needs --learner gmoe, not sm: leave it out"):
-        [check(each) for each in found]
-
-
-@pytest.mark.parametrize("size", ["base", "large", "small", "tiny"])
+@pytest.mark.parametrize("size", ["base", "tiny"])
 def test_the_experiments_that_tune(monkeypatch, size):
     monkeypatch.chdir(ROOT)
     found = read_requests(["experiments/tune", "--size", size, "learner=sm,gmoe"])
@@ -135,16 +119,15 @@ def test_the_experiments_that_tune(monkeypatch, size):
     assert (min(rates), max(rates), len(rates)) == (2e-4, 5e-3, 5)
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_combinations_are_checked_before_the_first_one_starts(launcher, jobs):
+def test_combinations_are_checked_before_the_first_one_starts(launcher):
     """Then they train; a second start trains nothing."""
     (launcher.folder / "tuned.yaml").write_text(TUNED)
 
     def start(*words):
-        process = launcher.start_words("tuned.yaml", "waiting-time=2", "out=runs", *words, "--jobs", jobs)
+        process = launcher.start_words("tuned.yaml", "waiting-time=2", "out=runs", *words, "--jobs", "2")
         return process.communicate(timeout=60)[1], process.returncode
 
-    for bad in ("max-update=2,fast", "learner=sm,moe,nobody", "members=2,3"):
+    for bad in ("max-update=2,fast", "members=2,3"):
         err, code = start(bad)
         assert (code, err.splitlines()[-1].partition(":")[0]) == (2, "error"), err
     assert start("--dry-run")[1] == 0
@@ -184,9 +167,7 @@ def test_a_recorded_command_repeats_the_run(launcher):
     first, rows = Run.read(launcher.out), launcher.rows
     words = shlex.split(first.info["command"])[2:]
     words[words.index("--out") + 1] = launcher.run_name = "again"
-    process = launcher.start_words(*words)
-    assert process.communicate(timeout=60) is not None
-    assert process.returncode == 0
+    launcher.run_words(*words)
     assert launcher.rows == rows
     assert Run.read(launcher.out).config == first.config
     assert shlex.split(Run.read(launcher.out).info["command"])[2:] == words

@@ -15,6 +15,9 @@ from slurm.lm.placement import place
 from slurm.lm.plan import make_plan
 from slurm.lm.stage import TrainJob, jobs_of
 
+START = "--distributed-init-method"
+SECOND_OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "20007"}
+
 
 def here(gpus: int) -> Machine:
     return Machine((10**10,) * gpus, None)
@@ -22,9 +25,7 @@ def here(gpus: int) -> Machine:
 
 def placed(machine: Machine, *flags: str, out="R"):
     """The plan on a machine: batch size 8 and --update-freq 3 if `flags` give none."""
-    (request,) = read_requests(
-        ["S", "--learner", "sm", "--out", str(out), *(["--", *flags] if flags else [])]
-    )
+    (request,) = read_requests(["S", "--learner", "sm", "--out", str(out), "--", *flags])
     return make_plan(place(request, machine), 4)
 
 
@@ -53,7 +54,6 @@ def words(plan) -> dict[str, str]:
             "2",
             128,
         ),
-        (Resources(nodes=2, gpus_per_node=1).machine(), "", 2, "3", 48),
         (Resources(nodes=2, gpus_per_node=1).machine(), "--cpu", 2, "3", 48),
         (Resources(gpus_per_node=0, tasks_per_node=4).machine(), "", 4, "3", 96),
     ],
@@ -119,32 +119,11 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("resources", "tasks", "arguments", "environment"),
     [
-        (
-            Resources(nodes=2),
-            2,
-            ["--expect-gpus", "8", "--distributed-init-method", "tcp://a:20007", "--distributed-rank", "8"],
-            {},
-        ),
-        (
-            Resources(nodes=2, gpus_per_node=1),
-            2,
-            ["--expect-gpus", "1"],
-            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "20007"},
-        ),
-        (
-            Resources(gpus_per_node=2),
-            1,
-            [
-                "--expect-gpus",
-                "2",
-                "--distributed-init-method",
-                "tcp://localhost:0",
-                "--distributed-rank",
-                "0",
-            ],
-            {},
-        ),
-        (Resources(gpus_per_node=1), 1, ["--expect-gpus", "1"], {}),
+        (Resources(nodes=2), 2, f"8 {START} tcp://a:20007 --distributed-rank 8", {}),
+        (Resources(nodes=2, gpus_per_node=1), 2, "1", SECOND_OF_TWO),
+        (Resources(tasks_per_node=2, gpus_per_node=2), 2, "1", SECOND_OF_TWO),
+        (Resources(gpus_per_node=2), 1, f"2 {START} tcp://localhost:0 --distributed-rank 0", {}),
+        (Resources(gpus_per_node=1), 1, "1", {}),
     ],
 )
 def test_processes_find_each_other(tmp_path, monkeypatch, resources, tasks, arguments, environment):
@@ -155,7 +134,7 @@ def test_processes_find_each_other(tmp_path, monkeypatch, resources, tasks, argu
     monkeypatch.setattr(TrainJob, "do", lambda self, *given: calls.append(given))
     made = placed(resources.machine(), out=tmp_path)
     next(job for job in jobs_of(made) if job.kind == "train").work()
-    assert calls[0][:2] == (environment, arguments)
+    assert calls[0][:2] == (environment, ["--expect-gpus", *arguments.split()])
 
 
 def test_one_machine_starts_its_processes_at_a_free_port(tmp_path, monkeypatch):

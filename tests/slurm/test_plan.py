@@ -1,4 +1,4 @@
-"""Commands of each stage, and settings that are refused."""
+"""Commands of each stage, and what run.json records."""
 
 import sys
 from pathlib import Path
@@ -11,12 +11,10 @@ from slurm.lm.checks import reshard_command
 from slurm.lm.plan import Plan, make_plan
 from slurm.lm.request import read_flags
 
-GMOE = ["--learner", "gmoe"]
 
-
-def plan(*words: str, megabatches: int = 4, learner: str = "sm") -> Plan:
-    words = words if "--learner" in words else ("--learner", learner, *words)
-    (request,) = read_requests(["S", "--out", "R", *words])
+def plan(words: str = "", megabatches: int = 4) -> Plan:
+    learner = "" if "--learner" in words else "--learner sm "
+    (request,) = read_requests(f"S --out R {learner}{words}".split())
     return make_plan(request, megabatches)
 
 
@@ -25,13 +23,16 @@ def value(command: tuple[str, ...], flag: str) -> str | None:
 
 
 def values(made: Plan, flag: str) -> list[str | None]:
-    return [value(spec.trainings[0].command, flag) for spec in made.stages]
+    return [value(spec.trainings[0].command, f"--{flag}") for spec in made.stages]
+
+
+def names(paths) -> list[str]:
+    """Paths relative to the run directory."""
+    return [str(path.relative_to("R")) for path in paths]
 
 
 def test_commands_of_a_plain_chain_word_for_word():
-    made = plan(
-        "--seed", "7", "--", "--max-update", "400", "--arch", "switch_gmoe_tiny", "--cpu", "--lr=1e-3"
-    )
+    made = plan("--seed 7 -- --max-update 400 --arch switch_gmoe_tiny --cpu --lr=1e-3")
     first, second, *_ = made.stages
     assert list(second.trainings[0].command) == [
         sys.executable, "-m", "fairseq_cli.train", "S", "--task", "alma_lm", "--arch", "switch_gmoe_tiny",
@@ -48,10 +49,7 @@ def test_commands_of_a_plain_chain_word_for_word():
     ]  # fmt: skip
     ours = ("fairseq_alma.evaluate", "--untrained", "--seeds", "7", "--valid", "--out", "R/untrained.json")
     assert made.untrained[2:] == (*ours, *first.trainings[0].arguments)
-    assert [training.previous for spec in (first, second) for training in spec.trainings] == [
-        None,
-        Path("R/stage_00"),
-    ]
+    assert [spec.trainings[0].previous for spec in (first, second)] == [None, Path("R/stage_00")]
     assert [second.models, second.directory] == [(Path("R/stage_01"),), Path("R/stage_01")]
     assert made.request.updates == 400
 
@@ -59,92 +57,89 @@ def test_commands_of_a_plain_chain_word_for_word():
 @pytest.mark.parametrize(
     ("words", "trained_on"),
     [
-        ([], [(1,), (2,), (3,), (4,), (5,)]),
-        (["--replay"], [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 4, 5)]),
-        (["--waiting-time", "2"], [(1, 2), (3, 4), (5,)]),
-        (["--waiting-time", "2", "--replay"], [(1, 2), (1, 2, 3, 4), (1, 2, 3, 4, 5)]),
+        ("", [(1,), (2,), (3,), (4,), (5,)]),
+        ("--replay", [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 4, 5)]),
+        ("--waiting-time 2 --replay", [(1, 2), (1, 2, 3, 4), (1, 2, 3, 4, 5)]),
+        ("--replay-share .5", [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), (1, 2, 3, 4, 5)]),
+        ("--replay-share .5 --replay-from recent", [(1,), (1, 2), (2, 3), (3, 4), (4, 5)]),
     ],
 )
 def test_stages_follow_waiting_time_and_replay(words, trained_on):
-    made = plan(*words, megabatches=5)
+    made = plan(words, megabatches=5)
     assert [spec.stage.train_on for spec in made.stages] == trained_on
-    assert values(made, "--stage") == [str(k) for k in range(len(trained_on))]
-    assert set(values(made, "--waiting-time")) == {"2" if "--waiting-time" in words else None}
-    assert all(("--replay" in spec.trainings[0].command) == ("--replay" in words) for spec in made.stages)
+    assert values(made, "stage") == [str(k) for k in range(len(trained_on))]
+    assert set(values(made, "waiting-time")) == {"2" if "--waiting-time" in words else None}
+    assert all(
+        ("--replay" in spec.trainings[0].command) == ("--replay" in words.split()) for spec in made.stages
+    )
+    share, source = ("0.5" if "share" in words else None), ("recent" if "recent" in words else None)
+    later = len(trained_on) - 1
+    assert values(made, "replay-share") == [None, *[share] * later]  # from the second stage on
+    assert values(made, "replay-from") == [None, *[source] * later]
+    assert made.config.get("replay_share") == (0.5 if share else None)
 
 
 @pytest.mark.parametrize(
     ("words", "experts", "growth"),
     [
-        ([], ["4", "6", "8", "10"], [None, "2", "2", "2"]),
-        (["--grow-experts", "2,2,4"], ["4", "6", "8", "12"], [None, "2", "2", "4"]),
-        (
-            ["--grow-experts", "1", "--", "--moe-expert-count", "1"],
-            ["1", "2", "3", "4"],
-            [None, "1", "1", "1"],
-        ),
-        (
-            ["--grow-experts", "8", "--", "--moe-expert-count=8"],
-            ["8", "16", "24", "32"],
-            [None, "8", "8", "8"],
-        ),
+        ("", "4 6 8 10", "2 2 2"),
+        ("--grow-experts 2,2,4", "4 6 8 12", "2 2 4"),
+        ("--grow-experts 8 -- --moe-expert-count=8", "8 16 24 32", "8 8 8"),
     ],
 )
 def test_gmoe_grows_before_each_later_stage(words, experts, growth):
-    made = plan(*GMOE, *words)
-    assert values(made, "--moe-expert-count") == experts
-    assert values(made, "--grow-experts") == growth
-    assert values(made, "--grow-router") == [None, "preserve", "preserve", "preserve"]
-    assert values(made, "--grow-optimizer") == [None, "reset", "reset", "reset"]
+    made = plan(f"--learner gmoe {words}")
+    assert values(made, "moe-expert-count") == experts.split()
+    assert values(made, "grow-experts") == [None, *growth.split()]
+    assert values(made, "grow-router") == [None, "preserve", "preserve", "preserve"]
+    assert values(made, "grow-optimizer") == [None, "reset", "reset", "reset"]
     assert all(spec.trainings[0].command.count("--moe-expert-count") == 1 for spec in made.stages)
-
-
-def names(paths) -> list[str]:
-    """Paths relative to the run directory."""
-    return [str(path.relative_to("R")) for path in paths]
+    assert [spec.settings["--moe-expert-count"] for spec in made.stages] == list(map(int, experts.split()))
+    copied = plan("--learner gmoe --grow-router copy --grow-optimizer copy")
+    assert values(copied, "grow-router")[1:] == ["copy"] * 3
+    assert (copied.config["grow_optimizer"], copied.config["grow_experts"]) == ("copy", [2, 2, 2])
 
 
 def test_members_of_ens_have_own_seeds_and_continue_their_own_models():
-    made = plan("--members", "3", "--seed", "5", learner="ens")
+    made = plan("--learner ens --members 3 --seed 5")
     second = made.stages[1]
     own = ["stage_01/member_0", "stage_01/member_1", "stage_01/member_2"]
     assert names(second.models) == names(training.directory for training in second.trainings) == own
-    assert names(training.previous for training in second.trainings) == [
-        name.replace("1/", "0/") for name in own
-    ]
+    before = [name.replace("1/", "0/") for name in own]
+    assert names(training.previous for training in second.trainings) == before
     assert [value(training.command, "--seed") for training in second.trainings] == ["5", "1005", "2005"]
     assert value(made.untrained, "--seeds") == "5,1005,2005"
     assert made.seeds == {"member_0": 5, "member_1": 1005, "member_2": 2005}
     assert made.config["members"] == 3
-    assert len(plan(learner="ens").stages[0].trainings) == 2
+    assert len(plan("--learner ens").stages[0].trainings) == 2
 
 
 def test_gens_trains_one_new_member_per_stage_and_evaluates_all():
-    made = plan("--seed", "5", learner="gens")
+    made = plan("--learner gens --seed 5")
     assert [names(spec.models) for spec in made.stages[:2]] == [["stage_00"], ["stage_00", "stage_01"]]
     trainings = [training for spec in made.stages for training in spec.trainings]
     assert names(training.directory for training in trainings) == [f"stage_0{k}" for k in range(4)]
     assert [training.previous for training in trainings] == [None] * 4
-    assert values(made, "--seed") == ["5", "1005", "2005", "3005"]
+    assert values(made, "seed") == ["5", "1005", "2005", "3005"]
     assert value(made.untrained, "--seeds") == "5"
 
 
 def test_umix_is_one_training_of_its_members():
-    made = plan("--members", "3", learner="umix")
-    assert values(made, "--members") == ["3"] * 4
-    assert [len(spec.trainings) for spec in made.stages] == [1] * 4
-    assert made.stages[1].trainings[0].previous == Path("R/stage_00")
-    assert made.config["members"] == 3
-    assert values(plan(learner="umix"), "--members") == ["2"] * 4
+    for words, members in (("", 2), ("--members 3", 3)):
+        made = plan(f"--learner umix {words}")
+        assert values(made, "members") == [str(members)] * 4
+        assert [len(spec.trainings) for spec in made.stages] == [1] * 4
+        assert made.stages[1].trainings[0].previous == Path("R/stage_00")
+        assert made.config["members"] == made.stages[0].settings["--members"] == members
 
 
 @pytest.mark.parametrize("learner", ["gens", "ens", "umix", "gmoe", "moe"])
 def test_one_stage_of_any_learner_is_that_of_sm(learner):
     """The same command up to the folder: ens and umix of one member, and gens with one stage, equal sm."""
-    members = ["--members", "1"] if learner in ("ens", "umix") else []
-    words = ["--waiting-time", "4", "--seed", "3", "--", "--max-update", "100"]
-    (ours,) = plan(*members, *words, learner=learner).stages
-    (theirs,) = plan(*words).stages
+    members = "--members 1" if learner in ("ens", "umix") else ""
+    words = "--waiting-time 4 --seed 3 -- --max-update 100"
+    (ours,) = plan(f"--learner {learner} {members} {words}").stages
+    (theirs,) = plan(words).stages
     one = [word for word in ours.trainings[0].command if word not in ("--members", "1")]
     assert [word.removesuffix("/member_0") for word in one] == list(theirs.trainings[0].command)
     assert len(ours.trainings) == len(ours.models) == 1
@@ -152,54 +147,43 @@ def test_one_stage_of_any_learner_is_that_of_sm(learner):
 
 def test_from_scratch_every_stage_starts_a_new_model():
     for learner in ("sm", "ens", "umix", "gmoe"):
-        made = plan("--from-scratch", learner=learner)
+        made = plan(f"--from-scratch --learner {learner}")
         assert all(training.previous is None for spec in made.stages for training in spec.trainings)
         assert made.config["from_scratch"] is True
-    assert values(made, "--moe-expert-count") == ["4", "6", "8", "10"]
-    assert values(made, "--grow-experts") == [None] * 4
+    assert values(made, "moe-expert-count") == ["4", "6", "8", "10"]
+    assert values(made, "grow-experts") == [None] * 4
 
 
 def test_the_update_multiplier_lengthens_every_stage_and_its_schedule():
-    flags = ["--max-update", "100", "--total-num-update=100", "--warmup-updates", "7"]
-    made = plan("--update-multiplier", "3", "--", *flags)
-    assert values(made, "--max-update") == values(made, "--total-num-update") == ["300"] * 4
-    assert values(made, "--warmup-updates") == ["7"] * 4
-    assert values(made, "--log-interval") == ["15"] * 4
-    assert made.request.updates == 300
-    assert made.config["update_multiplier"] == 3
-    assert made.config["fairseq_flags"] == flags
+    flags = "--max-update 100 --total-num-update=100 --warmup-updates 7"
+    made = plan(f"--update-multiplier 3 -- {flags}")
+    assert values(made, "max-update") == values(made, "total-num-update") == ["300"] * 4
+    assert values(made, "warmup-updates") == ["7"] * 4
+    assert values(made, "log-interval") == ["15"] * 4
+    assert made.request.updates == made.stages[0].settings["--max-update"] == 300
+    assert (made.config["update_multiplier"], made.config["fairseq_flags"]) == (3, flags.split())
+    default = plan("--update-multiplier 4")  # without --total-num-update: the length of the training
+    assert values(default, "max-update") == ["480000"] * 4
+    assert values(default, "total-num-update") == [None] * 4
 
 
-def test_the_update_multiplier_multiplies_the_default_too():
-    """Without --total-num-update the schedule has the length of the training."""
-    assert values(plan("--update-multiplier", "4"), "--max-update") == ["480000"] * 4
-    assert values(plan("--update-multiplier", "4"), "--total-num-update") == [None] * 4
-
-
-def test_a_continuous_schedule_counts_the_updates_of_all_stages():
-    made = plan(*GMOE, "--schedule", "continuous", "--", "--max-update", "100")
-    assert values(made, "--schedule") == ["continuous"] * 4
-    assert values(made, "--max-update") == ["100", "200", "300", "400"]
-    assert values(made, "--grow-optimizer") == [None, "copy", "copy", "copy"]
+@pytest.mark.parametrize("schedule", ["continuous", "rsqrt", "autoregressive"])
+def test_one_schedule_counts_the_updates_of_all_stages(schedule):
+    made = plan(f"--learner gmoe --schedule {schedule} -- --max-update 100")
+    assert values(made, "schedule") == [schedule] * 4
+    assert values(made, "max-update") == ["100", "200", "300", "400"]
+    assert values(made, "warmup-updates") == [str(made.stages[0].settings["--warmup-updates"])] * 4
+    assert values(made, "grow-optimizer") == [None, "copy", "copy", "copy"]
     assert [spec.trainings[0].earlier for spec in made.stages] == [0, 100, 200, 300]
     assert {spec.settings["--max-update"] for spec in made.stages} == {100}
-    assert made.stages[0].settings["--lr-scheduler"] == "fixed"
-    assert (made.request.updates, made.config["schedule"]) == (100, "continuous")
-    twice = plan("--schedule", "continuous", "--update-multiplier", "2", "--", "--max-update", "100")
-    assert values(twice, "--max-update") == ["200", "400", "600", "800"]
+    assert (made.request.updates, made.config["schedule"]) == (100, schedule)
+    twice = plan(f"--schedule {schedule} --update-multiplier 2 -- --max-update 100")
+    assert values(twice, "max-update") == ["200", "400", "600", "800"]
     assert "schedule" not in plan().config
 
 
-@pytest.mark.parametrize("schedule", ["rsqrt", "autoregressive"])
-def test_schedules_over_all_stages_have_one_warm_up(schedule):
-    made = plan("--schedule", schedule, "--", "--max-update", "100")
-    assert values(made, "--max-update") == ["100", "200", "300", "400"]
-    assert values(made, "--warmup-updates") == [str(made.stages[0].settings["--warmup-updates"])] * 4
-    assert made.config["schedule"] == schedule
-
-
 def test_a_cool_down_branches_from_the_end_of_each_stage():
-    made = plan("--schedule", "continuous", "--cooldown", ".1", "--", "--max-update", "100", "--lr", "2e-3")
+    made = plan("--schedule continuous --cooldown .1 -- --max-update 100 --lr 2e-3")
     for index, spec in enumerate(made.stages):
         trunk, cool = spec.trainings
         end = 100 * (index + 1)
@@ -212,87 +196,56 @@ def test_a_cool_down_branches_from_the_end_of_each_stage():
         assert trunk.previous == (Path(f"R/stage_0{index - 1}") if index else None)
     assert made.config["cooldown"] == 0.1
     assert (value(made.untrained, "--seeds"), made.seeds) == ("0", {})
-    grown = plan(*GMOE, "--schedule", "rsqrt", "--cooldown", ".5", "--", "--max-update", "100").stages[1]
-    trunk, cool = grown.trainings
+    grown = plan("--learner gmoe --schedule rsqrt --cooldown .5 -- --max-update 100").stages[1]
+    _, cool = grown.trainings
     assert (value(cool.command, "--moe-expert-count"), value(cool.command, "--grow-experts")) == ("6", None)
     warmup, rate = (grown.settings[name] for name in ("--warmup-updates", "--lr"))
     assert float(value(cool.command, "--lr")) == pytest.approx(rate[0] * (warmup / 200) ** 0.5)
-    members = plan("--learner", "ens", "--schedule", "continuous", "--cooldown", ".5").stages[0]
+    members = plan("--learner ens --schedule continuous --cooldown .5").stages[0]
     assert members.models == (Path("R/stage_00/member_0/cooldown"), Path("R/stage_00/member_1/cooldown"))
 
 
-def test_replay_by_share_starts_with_the_second_stage():
-    made = plan("--replay-share", ".5")
-    assert values(made, "--replay-share") == [None, "0.5", "0.5", "0.5"]
-    assert [spec.stage.train_on for spec in made.stages] == [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 4)]
-    recent = plan("--replay-share", ".5", "--replay-from", "recent")
-    assert values(recent, "--replay-from") == [None, "recent", "recent", "recent"]
-    assert [spec.stage.train_on for spec in recent.stages] == [(1,), (1, 2), (2, 3), (3, 4)]
-    assert (recent.config["replay_share"], recent.config["replay_from"]) == (0.5, "recent")
-    assert "replay_share" not in plan().config
-
-
-def test_averages_are_kept_in_training_and_evaluated():
-    made = plan("--average", ".99")
-    assert values(made, "--ema-decay") == ["0.99"] * 4
-    assert all("--store-ema" in spec.trainings[0].command for spec in made.stages)
-    assert {value(spec.evaluate, "--weights") for spec in made.stages} == {"average"}
-    assert made.config["average"] == 0.99
-    made = plan("--average", "poly:8")
-    assert values(made, "--ema-poly") == ["8"] * 4
-    assert all("--store-ema" in spec.trainings[0].command for spec in made.stages)
-    assert {value(spec.evaluate, "--weights") for spec in made.stages} == {"average"}
-    assert made.config["average"] == "poly:8"
-    interval = ("--", "--save-interval-updates", "10", "--max-update", "40")
-    made = plan("--average", "last:4", *interval)
-    assert values(made, "--keep-interval-updates") == ["4"] * 4
-    assert (
-        {value(spec.evaluate, "--weights") for spec in made.stages} == {made.config["average"]} == {"last:4"}
-    )
+@pytest.mark.parametrize(
+    ("average", "flag", "kept", "weights"),
+    [
+        (0.99, "ema-decay", "0.99", "average"),
+        ("poly:8", "ema-poly", "8", "average"),
+        ("last:4", "keep-interval-updates", "4", "last:4"),
+    ],
+)
+def test_averages_are_kept_in_training_and_evaluated(average, flag, kept, weights):
+    made = plan(f"--average {average} -- --save-interval-updates 10 --max-update 40")
+    assert values(made, flag) == [kept] * 4
+    assert all(("--store-ema" in spec.trainings[0].command) == ("ema" in flag) for spec in made.stages)
+    assert {value(spec.evaluate, "--weights") for spec in made.stages} == {weights}
     assert value(made.untrained, "--weights") is None
-
-
-def test_settings_of_a_stage_have_its_experts_members_and_updates():
-    made = plan(*GMOE, "--update-multiplier", "2", "--", "--max-update", "5", "--max-sentences", "4")
-    assert [spec.settings["--moe-expert-count"] for spec in made.stages] == [4, 6, 8, 10]
-    assert {spec.settings["--max-update"] for spec in made.stages} == {10}
-    assert {spec.settings["--batch-size"] for spec in made.stages} == {4}
-    assert plan(learner="umix").stages[0].settings["--members"] == 2
-    assert made.stages[0].settings["--distributed-world-size"] is None  # unknown here
+    assert made.config["average"] == average
 
 
 def test_context_is_for_evaluation_only():
-    made = plan("--context-window", "8")
-    assert {value(spec.evaluate, "--context-window") for spec in made.stages} == {"8"}
-    assert value(made.untrained, "--context-window") == "8"
-    assert values(made, "--context-window") == [None] * 4
+    made = plan("--context-window 8")
+    assert {value(command, "--context-window") for command in (made.untrained, made.stages[1].evaluate)} == {
+        "8"
+    }
+    assert values(made, "context-window") == [None] * 4
     assert made.config["context_window"] == 8
 
 
 def test_fewer_stages_are_the_same_run():
-    made = plan("--waiting-time", "3", "--stages", "1")
+    made = plan("--waiting-time 3 --stages 1")
     assert len(made.stages) == 1
-    assert made.config == plan("--waiting-time", "3").config
-    assert len(plan("--stages", "9").stages) == 4
+    assert made.config == plan("--waiting-time 3").config
+    assert len(plan("--stages 9").stages) == 4
 
 
-def test_growth_modes_are_passed_on_and_recorded():
-    made = plan(*GMOE, "--grow-router", "copy", "--grow-optimizer", "copy")
-    assert values(made, "--grow-router")[1:] == ["copy"] * 3
-    assert made.config["grow_optimizer"] == "copy"
-    assert made.config["grow_experts"] == [2, 2, 2]
-
-
-def test_sm_keeps_its_experts_and_a_dense_model_has_none():
-    assert values(plan(), "--moe-expert-count") == ["4"] * 4
-    assert values(plan("--", "--moe-expert-count", "8"), "--moe-expert-count") == ["8"] * 4
-    dense = plan("--", "-a", "transformer_lm")
-    assert values(dense, "--arch") == ["transformer_lm"] * 4
-    assert values(dense, "--moe-expert-count") == [None] * 4
+def test_a_dense_model_has_no_experts():
+    dense = plan("-- -a transformer_lm")
+    assert values(dense, "arch") == ["transformer_lm"] * 4
+    assert values(dense, "moe-expert-count") == [None] * 4
 
 
 def test_config_holds_all_that_changes_results_and_no_output_path():
-    made = plan("--name", "base", "--", "--lr", "1e-3", "--adam-betas", "(0.9, 0.98)")
+    made = plan("--name base -- --lr 1e-3 --adam-betas (0.9,0.98)")
     assert made.config == {
         "learner": "sm",
         "megabatches": 4,
@@ -301,58 +254,42 @@ def test_config_holds_all_that_changes_results_and_no_output_path():
         "seed": 0,
         "arch": "switch_gmoe",
         "moe_expert_count": 4,
-        "fairseq_flags": ["--lr", "1e-3", "--adam-betas", "(0.9, 0.98)"],
+        "fairseq_flags": ["--lr", "1e-3", "--adam-betas", "(0.9,0.98)"],
         "name": "base",
     }
 
 
-def test_logging_flags_of_the_user_are_kept():
-    spec = plan("--", "--log-format", "simple", "--log-interval", "7").stages[0]
-    assert [word for word in spec.trainings[0].command if word.startswith("--log")] == [
-        "--log-format",
-        "--log-interval",
-    ]
-
-
 def test_evaluation_inherits_the_flags_it_needs():
-    flags = [
-        "--max-tokens",
-        "4096",
-        "--lr",
-        "1",
-        "--tokens-per-sample",
-        "256",
-        "--fp16",
-        "--megabatch-words",
-        "9",
-    ]
-    aliased = plan("--", "--max-sentences", "4", "--max-sentences=2").stages[0].evaluate
+    aliased = plan("-- --max-sentences 4 --max-sentences=2").stages[0].evaluate
     assert value(aliased, "--batch-size") == "2"
-    evaluate = plan("--", *flags).stages[0].evaluate
-    assert (value(evaluate, "--max-tokens"), value(evaluate, "--tokens-per-sample")) == ("4096", "256")
-    assert value(evaluate, "--megabatch-words") == "9"
+    flags = "--max-tokens 4096 --lr 1 --tokens-per-sample 256 --fp16 --megabatch-words 9"
+    evaluate = plan(f"-- {flags} --log-interval 7 --gpt2-encoder-json E").stages[0].evaluate
+    inherited = ("--max-tokens", "--tokens-per-sample", "--megabatch-words", "--gpt2-encoder-json")
+    assert [value(evaluate, name) for name in inherited] == ["4096", "256", "9", "E"]
     assert "--fp16" in evaluate
     assert "--lr" not in evaluate
 
 
 def test_a_fairseq_preprocess_directory_is_cut_by_the_plug_in():
-    (request,) = read_requests(
-        ["D", "--learner", "sm", "--out", "R", "--", "--megabatch-tokens", "9", "--megabatch-seed=3", "--cpu"]
-    )
-    wanted = ["fairseq_alma.reshard", "D", "--megabatch-words", "0", "--megabatch-tokens", "9"]
-    wanted += ["--megabatch-seed", "3"]
-    assert reshard_command(request) == [sys.executable, "-m", *wanted]
-    words = ("--megabatch-words", "9", "--gpt2-encoder-json", "E")
-    (request,) = read_requests(["D", "--learner", "sm", "--out", "R", "--", *words])
-    assert reshard_command(request)[-2:] == ["--gpt2-encoder-json", "E"]
-    assert value(plan("--", *words).stages[0].evaluate, "--gpt2-encoder-json") == "E"
+    def command(flags: str = "") -> list[str]:
+        return reshard_command(*read_requests(["D", "--learner", "sm", "--out", "R", "--", *flags.split()]))
+
+    assert command("--megabatch-tokens 9 --megabatch-seed=3 --cpu") == [
+        *(sys.executable, "-m", "fairseq_alma.reshard", "D", "--megabatch-words", "0"),
+        *("--megabatch-tokens", "9", "--megabatch-seed", "3"),
+    ]
+    assert command("--megabatch-words 9 --gpt2-encoder-json E")[-2:] == ["--gpt2-encoder-json", "E"]
     with pytest.raises(UserError, match="--megabatch-words"):
-        reshard_command(*read_requests(["D", "--learner", "sm", "--out", "R"]))
+        command()
 
 
-def test_repeated_flags_and_negative_numbers_are_left_to_fairseq():
+def test_flags_of_the_user_are_left_to_fairseq():
+    """Repeated flags, negative numbers, and the log format."""
     assert read_flags(["--clip-norm", "-1", "--lr", "1", "--lr=2"]) == {
         "--clip-norm": ["--clip-norm", "-1"],
         "--lr": ["--lr", "1", "--lr=2"],
     }
-    assert plan("--", "--max-update", "9", "--max-update=5").request.updates == 5
+    made = plan("-- --max-update 9 --max-update=5 --log-format simple")
+    assert made.request.updates == 5
+    assert (values(made, "log-format"), values(made, "log-interval")) == (["simple"] * 4, ["1"] * 4)
+    assert made.stages[0].trainings[0].command.count("--log-format") == 1

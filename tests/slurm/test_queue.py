@@ -12,27 +12,6 @@ from alma.errors import UserError
 from slurm.engine import queue, squeue
 
 
-def test_states_of_a_running_chain(slurm, run):
-    finish(run, "untrained.json", "stage_00/member_0/trained.json")
-    slurm.has(
-        squeue="7_1|RUNNING|n3|0|None|\n8_0|PENDING||0|Priority|\n8_1|PENDING||0|Dependency|\n"
-        "20|PENDING||0|Dependency|\n21|PENDING||0|Dependency|\n999|FAILED|n1|0|None|\n"
-    )
-    seen = {each.job.name: each for each in queue.look([run])}
-    assert {name: each.state for name, each in seen.items()} == {
-        "untrained": "done",
-        "stage 0, member 1 of 2": "done",
-        "stage 0, member 2 of 2": "running",
-        "evaluation of stage 0": "waiting",
-        "stage 1, member 1 of 2": "queued",
-        "stage 1, member 2 of 2": "waiting",
-        "evaluation of stage 1": "waiting",
-    }
-    assert seen["stage 0, member 2 of 2"].node == "n3"
-    assert seen["stage 1, member 1 of 2"].why == "Priority"
-    assert seen["evaluation of stage 0"].why == "needs stage 0, member 2 of 2"
-
-
 def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path):
     write(tmp_path / "other", [entry("stage 0", 0, "stage_00", "stage_00/trained.json", "7_2", [])])
     finish(run, "untrained.json")
@@ -43,38 +22,22 @@ def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path
     assert slurm.calls("sacct") == []
 
 
-def test_slurm_is_not_asked_when_all_is_done(slurm, run):
-    finish_all(run)
-    assert set(states(run).values()) == {"done"}
-    assert slurm.calls("squeue") == []
-
-
 @pytest.mark.parametrize(
-    ("word", "state"),
+    ("words", "restarts", "state"),
     [
-        ("PENDING", "queued"),
-        ("REQUEUE_HOLD", "queued"),
-        ("CONFIGURING", "running"),
-        ("COMPLETING", "running"),
-        ("SUSPENDED", "running"),
-        ("CANCELLED", "cancelled"),
-        ("COMPLETED", "failed"),
-        ("FAILED", "failed"),
-        ("TIMEOUT", "failed"),
-        ("NODE_FAIL", "failed"),
-        ("OUT_OF_MEMORY", "failed"),
-        ("PREEMPTED", "failed"),
+        ("PENDING REQUEUE_HOLD", 0, "queued"),
+        ("PENDING", 1, "requeued"),
+        ("CONFIGURING COMPLETING SUSPENDED", 0, "running"),
+        ("CANCELLED", 0, "cancelled"),
+        ("COMPLETED FAILED TIMEOUT NODE_FAIL OUT_OF_MEMORY PREEMPTED", 0, "failed"),
     ],
 )
-def test_states_of_slurm(slurm, run, word, state):
-    slurm.has(squeue=f"5|{word}|n1|0|None|\n")
-    assert states(run)["untrained"] == state
-
-
-def test_a_job_that_ran_before_is_requeued(slurm, run):
-    slurm.has(squeue="7_0|PENDING||1|BeginTime|\n7_1|PENDING||0|Resources|\n")
-    seen = states(run)
-    assert (seen["stage 0, member 1 of 2"], seen["stage 0, member 2 of 2"]) == ("requeued", "queued")
+def test_states_of_slurm(slurm, run, words, restarts, state):
+    for word in words.split():
+        slurm.has(squeue=f"5|{word}|n1|{restarts}|Priority|\n")
+        seen = queue.look([run])[0]
+        assert seen.state == state
+        assert (seen.why == "Priority") == (state in ("queued", "requeued"))
 
 
 def test_a_marker_written_during_squeue_counts(slurm, run):
@@ -95,11 +58,8 @@ def test_dependents_of_a_failed_job_are_cancelled_and_say_so(slurm, run):
     for name in ("evaluation of stage 0", "stage 1, member 2 of 2", "evaluation of stage 1"):
         assert seen[name].state == "cancelled"
         assert seen[name].why == "needs stage 0, member 2 of 2, which failed"
-
-
-def test_failures_explain_more_than_cancellations(slurm, run):
-    finish(run, "untrained.json")
-    slurm.has(squeue="7_0|CANCELLED||0|x|\n7_1|FAILED|n1|0|x|\n")
+    (run / "stage_00/member_0/trained.json").unlink()
+    slurm.has(squeue="7_0|CANCELLED||0|x|\n7_1|FAILED|n1|0|x|\n")  # a failure explains more
     assert queue.look([run])[3].why == "needs stage 0, member 2 of 2, which failed"
 
 
@@ -161,9 +121,7 @@ def test_settings_of_the_user_do_not_filter_the_answer(slurm, run, monkeypatch):
 
 def test_errors_in_logs(slurm, run):
     slurm.has(squeue="5|FAILED|n1|0|x|\n7_0|FAILED|n1|0|x|\n7_1|COMPLETED|n1|0|x|\n")
-    Path("jobs/5.out").write_text(
-        "error: stage 0: no room\nsrun: error: n1: task 0: Exited with exit code 1\n"
-    )
+    Path("jobs/5.out").write_text("error: stage 0: no room\nsrun: error: n1: Exited with exit code 1\n")
     (run / "untrained.log").write_text("RuntimeError: mended long ago\n")
     (run / "stage_00/member_0/train.log").write_text("RuntimeError: CUDA error\n")
     untrained, first, second, *_ = queue.look([run])
@@ -177,7 +135,6 @@ def test_errors_in_logs(slurm, run):
     "change",
     [
         {"job": "--user=root"},  # would be an option of scancel
-        {"job": 7},
         {"needs": "none"},
         {"marker": None},
         {"updates": 1e9},
@@ -192,10 +149,19 @@ def test_a_job_whose_values_are_of_other_kinds_is_an_error(run, change):
         queue.read_jobs(run)
 
 
-def test_jobs_come_after_the_jobs_they_need(slurm, run):
-    write(run, [entry("untrained", None, ".", "untrained.json", "1", [0])])
-    with pytest.raises(UserError, match="run/jobs.json is damaged"):
-        queue.read_jobs(run)
+def test_a_damaged_jobs_file_is_an_error(run):
+    itself = entry("stage 0", 0, "stage_00", "stage_00/trained.json", "7_2", [0])  # needs a later job
+    of_another_version = '{"version": 2, "units": []}'
+    for content in (
+        "{",
+        "[]",
+        '{"version": 1}',
+        json.dumps({"version": 1, "units": [itself]}),
+        of_another_version,
+    ):
+        (run / "jobs.json").write_text(content)
+        with pytest.raises(UserError, match="run/jobs.json.*(is damaged|version 2, not 1)"):
+            queue.read_jobs(run)
 
 
 def test_a_first_look_that_fails_ends_watch(slurm, run, monkeypatch):
@@ -242,13 +208,8 @@ def test_wait_prints_changes_and_returns_failures(slurm, run, capsys):
     timer.start()
     failed = queue.wait([run], 0.1)
     timer.join()
-    assert {each.job.job_id: each.state for each in failed} == {
-        "7_1": "failed",
-        "20": "cancelled",
-        "8_0": "cancelled",
-        "8_1": "cancelled",
-        "21": "cancelled",
-    }
+    cancelled = dict.fromkeys(("20", "8_0", "8_1", "21"), "cancelled")
+    assert {each.job.job_id: each.state for each in failed} == {"7_1": "failed", **cancelled}
     said = capsys.readouterr().err
     assert "run: untrained (job id 5) done" in said
     assert "run: stage 0, member 2 of 2 (job id 7_1) failed: SLURM says OUT_OF_MEMORY; log: " in said

@@ -71,19 +71,6 @@ def test_a_stage_is_an_array_that_follows_the_previous_stage_by_element(tmp_path
     assert len(jobs) == 1 + 3 + 6
 
 
-def test_a_single_training_per_stage_is_no_array(tmp_path):
-    jobs = sent(plans(tmp_path, "sm"))
-    assert [(name, after) for name, _, after in jobs] == [
-        ("alma-untrained", None),
-        ("alma-stage0", None),
-        ("alma-stage1", "afterok:2"),
-        ("alma-stage2", "afterok:3"),
-        ("alma-evaluate0", "afterok:2"),
-        ("alma-evaluate1", "afterok:3"),
-        ("alma-evaluate2", "afterok:4"),
-    ]
-
-
 @pytest.mark.parametrize("words", ["gens --seeds 0-1", "sm --from-scratch --seeds 0-1"])
 def test_independent_trainings_have_no_dependency(tmp_path, words):
     made = plans(tmp_path, words)
@@ -101,35 +88,19 @@ def test_independent_trainings_have_no_dependency(tmp_path, words):
     ]
 
 
-def test_ensembles_from_scratch_have_no_dependency(tmp_path):
-    jobs = sent(plans(tmp_path, "ens --members 2 --from-scratch"))
-    assert [after for name, _, after in jobs if name.startswith("alma-stage")] == [None] * 3
-    evaluations = [after for name, _, after in jobs if name.startswith("alma-evaluate")]
-    assert evaluations == ["afterok:2_0:2_1", "afterok:3_0:3_1", "afterok:4_0:4_1"]
-
-
 def test_elements_of_a_chain_keep_their_index(tmp_path):
     """Also among runs with fewer stages, and gens."""
     jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "ens --members 2", "sm"))
     places = {name: (f"{number}_{place}", after) for number, (_, what, after) in enumerate(jobs, 1)
               for place, name in enumerate(what)}  # fmt: skip
     arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
-    of_ens = [f"ens--members2 stage {index}, member" for index in range(3)]
+    of_ens = [[f"ens--members2 stage {k}, member {m} of 2" for m in (1, 2)] for k in range(3)]
     assert arrays == [
-        (
-            [
-                "sm stage 0",
-                f"{of_ens[0]} 1 of 2",
-                f"{of_ens[0]} 2 of 2",
-                "sm--waiting-time3 stage 0",
-                "gens stage 0",
-            ],
-            None,
-        ),
+        (["sm stage 0", *of_ens[0], "sm--waiting-time3 stage 0", "gens stage 0"], None),
         (["gens stage 1"], None),
-        (["sm stage 1", f"{of_ens[1]} 1 of 2", f"{of_ens[1]} 2 of 2"], "aftercorr:2"),
+        (["sm stage 1", *of_ens[1]], "aftercorr:2"),
         (["gens stage 2"], None),
-        (["sm stage 2", f"{of_ens[2]} 1 of 2", f"{of_ens[2]} 2 of 2"], "aftercorr:4"),
+        (["sm stage 2", *of_ens[2]], "aftercorr:4"),
     ]
     for name, (_, after) in places.items():
         if "evaluation of" in name and "ens" not in name:
@@ -138,8 +109,9 @@ def test_elements_of_a_chain_keep_their_index(tmp_path):
 
 
 def test_a_relaunch_submits_missing_jobs(tmp_path):
-    made = plans(tmp_path, "sm", "ens --members 2")
+    made = plans(tmp_path, "sm", "ens --members 2", "gens")
     finish(made[0], "untrained", "stage 0", "evaluation of stage 0", "stage 1")
+    finish(made[2], *(job.name for job in jobs_of(made[2])))  # complete
     finish(made[1], "untrained", "stage 0, member 2 of 2")
     jobs = sent(made)
     arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
@@ -199,12 +171,6 @@ def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path)
     assert now["stage 1"].log == tmp_path / "old/14/14_0_log.out"
 
 
-def test_a_complete_run_submits_nothing(tmp_path):
-    (made,) = plans(tmp_path, "ens --members 2")
-    finish(made, *(job.name for job in jobs_of(made)))
-    assert sent([made]) == []
-
-
 def test_a_dry_run_has_the_papers_node_and_the_total_gpu_hours(tmp_path):
     wanted = Resources(partition="learn", account="alma", timeout_min=60, mem_gb=400, array_parallelism=2)
     jobs = all_jobs(plans(tmp_path, "sm", "ens --members 2"))
@@ -225,12 +191,3 @@ def test_a_dry_run_has_the_papers_node_and_the_total_gpu_hours(tmp_path):
 def test_resources_out_of_range_are_refused(name, value):
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}: at least"):
         Resources(**{name: value})
-
-
-def test_each_seed_is_a_run(tmp_path):
-    made = plans(tmp_path, "sm --seeds 0-1,5")
-    assert [(plan.out.name, plan.config["seed"]) for plan in made] == [
-        ("sm--seeds0-1,5_s0", 0),
-        ("sm--seeds0-1,5_s1", 1),
-        ("sm--seeds0-1,5_s5", 5),
-    ]

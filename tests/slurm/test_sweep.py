@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher import call
+from launcher import ROOT, call, finish
 
 from alma.records import MACHINE_FIELDS, Run
 from slurm import cancel, status, sweep
@@ -17,13 +17,12 @@ from slurm.engine import children, queue
 from slurm.vision import part
 from vision.run import main as vision
 
-ROOT = Path(__file__).parents[2]
 TINY = ("--hidden", "2", "--megabatches", "2", "--waiting-time", "2", "--epochs", "1")
 
 
-def start(folder: Path, environment: dict[str, str], *words: str) -> subprocess.Popen:
-    """Start `python -m slurm.sweep` outside the checkout."""
-    return subprocess.Popen(
+def launch(folder: Path, environment: dict[str, str], *words: str, code: int = 0) -> tuple[str, str]:
+    """Run `python -m slurm.sweep` outside the checkout; return stdout and stderr."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "slurm.sweep", *words],
         cwd=folder,
         env={**environment, "PYTHONPATH": str(ROOT)},
@@ -31,13 +30,7 @@ def start(folder: Path, environment: dict[str, str], *words: str) -> subprocess.
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def finish(process: subprocess.Popen, code: int = 0) -> tuple[str, str]:
-    """Wait and check the exit code; return stdout and stderr."""
-    out, err = process.communicate(timeout=1200)
-    assert process.returncode == code, err
-    return out, err
+    return finish(process, code, timeout=1200)
 
 
 def rows(run: Path) -> list[dict]:
@@ -69,7 +62,7 @@ def test_parts_cover_the_sweep_and_an_empty_part_does_nothing(tmp_path, monkeypa
     assert len(rows(tmp_path / "x/sm_w2_h2_s0")) == len(rows(tmp_path / "x/sm_w2_h2_s1")) == 3
 
 
-@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", "1.5/3"])
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/3/5"])
 def test_malformed_parts_are_refused(monkeypatch, capsys, text):
     assert call(vision, monkeypatch, f"--part={text}") == 2
     assert f"'{text}': K/N with K from 1 to N" in capsys.readouterr().err
@@ -77,6 +70,7 @@ def test_malformed_parts_are_refused(monkeypatch, capsys, text):
 
 def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no SLURM here
     words = ("--cluster", "slurm", "--dry-run", "--runs-per-job", "20", "--partition", "learn", "--")
     assert call(sweep.main, monkeypatch, *words, "--seeds", "0-40", "--out", "x") == 0
     said = capsys.readouterr().out
@@ -127,18 +121,18 @@ def test_an_experiment_is_split_and_a_change_of_it_undoes_its_parts(tmp_path, mo
         (["--", "--jobs", "2"], "--jobs: not with --cluster slurm"),
         (["--", "--part=1/2"], "--part=1/2: not with --cluster slurm"),
         (["--", "--learner", "nobody"], "'nobody': choose from sm"),
-        (["--cluster", "local", "--wait"], "--wait: only with --cluster slurm"),
-        (["--cluster", "local", "--partition", "learn"], "--partition: only with --cluster slurm"),
         (
             ["--cluster", "local", "--gpus-per-node", "0", "--runs-per-job", "20"],
             "--gpus-per-node, --runs-per-job: only with --cluster slurm",
         ),
+        (["--", "--seeds", "0-1"], "no SLURM here (no sbatch): run this on a machine of the cluster"),
         (["--seeds", "0-3"], "unrecognized arguments: --seeds"),
     ],
 )
 def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("slurm.engine.resources.shutil.which", lambda name: f"/bin/{name}")
+    found = None if "no sbatch" in message else "/bin/sbatch"
+    monkeypatch.setattr("slurm.engine.resources.shutil.which", lambda name: found)
     assert call(sweep.main, monkeypatch, "--cluster", "slurm", *words) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
@@ -147,53 +141,51 @@ def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, w
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_slurm_nothing_is_written(tmp_path, monkeypatch, capsys):
+def test_local_sweeps_call_vision_run(monkeypatch):
+    called = []
+    monkeypatch.setattr(os, "execv", lambda _, words: sys.exit(called.append(words)))
+    assert call(sweep.main, monkeypatch, "--", *TINY) == 0
+    assert called == [[sys.executable, str(ROOT / "vision/run.py"), *TINY]]
+
+
+def test_ten_runs_are_one_array_of_four_jobs(cluster, tmp_path, monkeypatch, capsys):
+    """A run that fails fails its part only, and a relaunch completes that one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert call(sweep.main, monkeypatch, "--cluster", "slurm", "--", *TINY, "--out", "x") == 2
-    said = capsys.readouterr().err
-    assert said == "error: no SLURM here (no sbatch): run this on a machine of the cluster\n"
-    assert call(sweep.main, monkeypatch, "--cluster", "slurm", "--dry-run", "--", *TINY, "--out", "x") == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_local_sweeps_call_vision_run(tmp_path):
-    process = start(tmp_path, dict(os.environ), "--", *TINY, "--out", "x")
-    out, _ = finish(process)
-    assert "Test error (%)" in out
-    assert len(rows(tmp_path / "x")) == 3
-
-
-def test_forty_runs_are_one_array_of_four_jobs(cluster, tmp_path, monkeypatch, capsys):
-    words = ("--cluster", "slurm", "--wait", "--runs-per-job", "10", "--timeout-min", "30", "--", *TINY)
-    words += ("--seeds", "0-39", "--out", "x")
-    out, err = finish(start(tmp_path, cluster.environment, *words))
-    assert "4 jobs submitted" in err
-    assert "alma report" in out
     place = tmp_path / "x"
-    names = [f"sm_w2_h2_s{seed}" for seed in range(40)]
+    foreign = place / "sm_w2_h2_s1"
+    assert call(vision, monkeypatch, *TINY, "--lr", "0.5", "--out", foreign) == 0
+    words = ("--cluster", "slurm", "--wait", "--runs-per-job", "3", "--timeout-min", "30", "--", *TINY)
+    words += ("--seeds", "0-9", "--out", "x")
+    _, err = launch(tmp_path, cluster.environment, *words, code=1)
+    assert "4 jobs submitted" in err
+    assert "part 2 of 4" in err.splitlines()[-1]
+    assert "1 of 3 runs failed: x/sm_w2_h2_s1 holds a run with other settings" in err.splitlines()[-1]
+    (array,) = {(job.job_id or "").partition("_")[0] for job in queue.read_jobs(place)}
+    cluster.until(lambda: sorted(cluster.states(array).values()) == ["COMPLETED"] * 3 + ["FAILED"])
+    shutil.rmtree(foreign)
+    out, err = launch(tmp_path, cluster.environment, *words)
+    assert "1 jobs submitted" in err
+    assert "alma report" in out
+    names = [f"sm_w2_h2_s{seed}" for seed in range(10)]
     assert sorted(path.name for path in place.iterdir()) == sorted(["jobs.json", "slurm_jobs", *names])
     assert {tuple(row["t"] for row in rows(place / name)) for name in names} == {(0, 1, 2)}
     markers = sorted(f"part_{number}_of_4.json" for number in range(1, 5))
     assert sorted(path.name for path in (place / "slurm_jobs").glob("*.json")) == markers
     marked = [json.loads((place / "slurm_jobs" / name).read_text())["runs"] for name in markers]
     assert sorted(run for each in marked for run in each) == sorted(f"x/{name}" for name in names)
-    (array,) = {(job.job_id or "").partition("_")[0] for job in queue.read_jobs(place)}
-    cluster.until(lambda: list(cluster.states(array).values()) == ["COMPLETED"] * 4)
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
+    capsys.readouterr()
     assert call(status.main, monkeypatch, place) == 0
     _, *lines, total = capsys.readouterr().out.splitlines()
     assert len(lines) == 4  # one for each part, none for the runs
     assert total == "4 done"
-    _, err = finish(start(tmp_path, cluster.environment, *words))
-    assert "0 jobs submitted" in err
 
 
 def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkeypatch):
     flags = "--hidden 2 --megabatches 4 --epochs 30 --save-interval 0 --seeds 0-2".split()
     words = ("--cluster", "slurm", "--runs-per-job", "4", "--timeout-min", "30", "--", *flags, "--out", "x")
-    finish(start(tmp_path, cluster.environment, *words))
+    launch(tmp_path, cluster.environment, *words)
     (part,) = queue.read_jobs(tmp_path / "x")
     assert part.job_id
     job_id, begun = part.job_id, tmp_path / "x/sm_w1_h2_s1/results.jsonl"
@@ -210,23 +202,6 @@ def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkey
     assert call(vision, monkeypatch, *flags, "--part", "2/3", "--out", "y") == 0
     assert rows(tmp_path / "x/sm_w1_h2_s1") == rows(tmp_path / "y/sm_w1_h2_s1")
     assert len(rows(tmp_path / "x/sm_w1_h2_s2")) == 5
-
-
-@pytest.mark.slow
-def test_a_failing_run_fails_its_part_only_and_a_relaunch_completes_it(cluster, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    foreign = tmp_path / "x/sm_w2_h2_s1"
-    assert call(vision, monkeypatch, *TINY, "--lr", "0.5", "--out", foreign) == 0
-    words = ("--cluster", "slurm", "--wait", "--runs-per-job", "2", "--timeout-min", "30", "--", *TINY)
-    words += ("--seeds", "0-3", "--out", "x")
-    _, err = finish(start(tmp_path, cluster.environment, *words), code=1)
-    assert "part 2 of 2" in err.splitlines()[-1]
-    assert "1 of 2 runs failed: x/sm_w2_h2_s1 holds a run with other settings" in err.splitlines()[-1]
-    assert {len(rows(tmp_path / f"x/sm_w2_h2_s{seed}")) for seed in (0, 2, 3)} == {3}
-    shutil.rmtree(foreign)
-    _, err = finish(start(tmp_path, cluster.environment, *words))
-    assert "1 jobs submitted" in err
-    assert len(rows(foreign)) == 3
 
 
 def test_running_parts_are_not_resubmitted_and_can_be_cancelled(cluster, tmp_path, monkeypatch, capsys):

@@ -13,12 +13,12 @@ from alma.report.advice.forecast import LEVELS, interval
 from alma.report.advice.questions import QUESTIONS
 from alma.report.advice.text import DocumentPart, expected, number
 from alma.report.compare import abbreviated
-from alma.report.results import matrix
+from alma.report.results import Display, matrix
 from alma.report.sections import Section, rounded
 from alma.report.tables import Table
 
-_MOST_TIMES = 4
-_MOST_LABELS = 6
+_MOST_TIMES = 4  # columns of forecasts
+_MOST_LABELS = 6  # of a remark
 DIFFERENCE = "Difference: the other configuration less the choice; positive values are worse."
 _CAVEATS = {
     "average": "This mean counts the past, and untrained models while a learner waits.",
@@ -54,11 +54,14 @@ class Advice(NamedTuple):
         return self.found[0].candidate.until
 
     @property
+    def display(self) -> Display:
+        return self.found[0].candidate.result.display
+
+    @property
     def measure(self) -> str:
         """Such as "mean error (%)" or "CER"."""
-        display = self.found[0].candidate.result.display
         kind = "mean" if self.by == "coming" else self.by
-        return display.total if self.by == "cer" else f"{kind} {display.name}"
+        return self.display.total if self.by == "cer" else f"{kind} {self.display.name}"
 
     @property
     def span(self) -> str:
@@ -69,8 +72,8 @@ class Advice(NamedTuple):
 
     @property
     def factor(self) -> int:
-        """Of shown values of the measure: errors are in percent, sums of errors are not."""
-        return 1 if self.by == "cer" else self.found[0].candidate.result.display.factor
+        """Multiplies shown values of the measure: errors are in percent, sums of errors are not."""
+        return 1 if self.by == "cer" else self.display.factor
 
     @property
     def parts(self) -> list[DocumentPart]:
@@ -82,15 +85,15 @@ class Advice(NamedTuple):
         read += f" within {' and '.join(limits)}." if limits else "."
         found = [DocumentPart(f"Advice: {self.title}", [read])]
         if self.choice:
+            command = self.choice.candidate.command
+            lines = [*self.summary, *([f"Command: {command}"] if command else [])]
             decisions = decision_table(self) if self.comparisons else None
-            lines = [*self.summary, *command_line(self.choice)]
             heading = f"Choice by {self.measure} over {self.span}"
             found.append(DocumentPart(heading, lines, decisions, self.unanswered))
         heading = f"Front: not beaten in {self.measure} over {self.span}, compute and parameters"
         found.append(DocumentPart(heading, (), front_table(self), [STEP]))
-        metric = self.found[0].candidate.result.display.name
-        found.append(DocumentPart(f"Forecast of the test {metric}", (), forecast_table(self), self.remarks))
-        return found
+        heading = f"Forecast of the test {self.display.name}"
+        return [*found, DocumentPart(heading, (), forecast_table(self), self.remarks)]
 
     @property
     def summary(self) -> list[str]:
@@ -182,12 +185,6 @@ def advise(section: Section, by: str, now: int | None = None, limits: Limits | N
     )
 
 
-def command_line(forecast: Forecast) -> list[str]:
-    """A line with the command of a candidate, if it is recorded."""
-    command = forecast.candidate.command
-    return [f"Command: {command}"] if command else []
-
-
 def _some(labels: Sequence[str]) -> str:
     """The first labels, and how many there are more."""
     more = len(labels) - _MOST_LABELS
@@ -208,22 +205,15 @@ def decision_table(advice: Advice) -> Table:
         low, high = advice.factor * each.low, advice.factor * each.high
         bounds = f"[{low:+.3g}, {high:+.3g}]" if np.isfinite(high) else "[?]"
         difference = f"{advice.factor * each.difference:+.3g} {bounds}"
-        table.append(
-            [
-                each.question,
-                each.advice,
-                each.other.candidate.label,
-                difference,
-                _ratio(each.other, each.choice),
-            ]
-        )
+        row = [each.question, each.advice, each.other.candidate.label]
+        table.append([*row, difference, _ratio(each.other, each.choice)])
     return table
 
 
 def front_table(advice: Advice) -> Table:
     """The candidates on the front, with the step to the next lower expected measure."""
-    metric = advice.found[0].candidate.result.display.name
-    present = f"{metric} at t={advice.now}" if advice.by == "coming" else f"{advice.measure} so far"
+    at_now = f"{advice.display.name} at t={advice.now}"
+    present = at_now if advice.by == "coming" else f"{advice.measure} so far"
     header = ["configuration", "seeds", present, f"{advice.measure} over {advice.span}, 90%"]
     table = [[*header, "Comp (TFLOPs)", "parameters", "within limits", "next step"]]
     for each in advice.front:
@@ -251,8 +241,7 @@ def _step(advice: Advice, each: Forecast) -> str:
 def forecast_table(advice: Advice) -> Table:
     """The metric at mega-batches to come, of the candidates on the front and in comparisons."""
     shown = [*advice.front, *(each.other for each in advice.comparisons)]
-    factor = advice.found[0].candidate.result.display.factor
-    span = advice.until - advice.now
+    factor, span = advice.display.factor, advice.until - advice.now
     steps = {1, *(max(1, round(span * i / (_MOST_TIMES - 1))) for i in range(1, _MOST_TIMES))}
     times = sorted(advice.now + step for step in steps)
     table = [["configuration", "law", f"t={advice.now}", *(f"t={t}, 90%" for t in times)]]

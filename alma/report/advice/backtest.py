@@ -1,7 +1,8 @@
 """Backtest: advice as it would have been at earlier mega-batches, against what came."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,10 +58,7 @@ class Backtest(NamedTuple):
 
 
 def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _rounded(value) if isinstance(value, dict) else rounded(value)
-        for name, value in numbers.items()
-    }
+    return {k: _rounded(each) if isinstance(each, dict) else rounded(each) for k, each in numbers.items()}
 
 
 def look_back(section: Section, by: str) -> Backtest:
@@ -69,7 +67,7 @@ def look_back(section: Section, by: str) -> Backtest:
     Origins are all t of a stream of up to 10 mega-batches, else its tenths. Configurations that have not
     finished are left out. UserError: none has finished, or only at the end of the stream.
     """
-    megabatches = section.results[0].config["megabatches"]
+    megabatches = section.results[0].megabatches
     whole = _seen(section, megabatches)
     started = [t for t in _times(megabatches) if any(not r.waiting(t) for r in whole.results)]
     if not started:
@@ -104,9 +102,8 @@ def regrets_so_far(section: Section, by: str, found: Sequence[Forecast]) -> dict
 
 def _seen(section: Section, until: int, labels: set[str] | None = None) -> Section:
     """The configurations with all rows up to `until`."""
-    pairs = zip(section.results, section.runs, strict=True)
-    kept = [pair for pair in pairs if pair[0].progress >= until and (not labels or pair[0].label in labels)]
-    return section._replace(results=[result for result, _ in kept], runs=[runs for _, runs in kept])
+    kept = [r for r in section.results if r.progress >= until and (not labels or r.label in labels)]
+    return section._replace(results=kept)
 
 
 def _times(megabatches: int) -> list[int]:
@@ -172,24 +169,20 @@ def _distinct(values: Sequence[float]) -> list[float]:
 def summarize(origins: Sequence[Origin]) -> dict[str, Any]:
     """Shares and means over some origins, in which each stage and limit counts once; NaN of nothing."""
 
-    def mean(values: Sequence[float]) -> float:
+    def mean(lists: Iterable[Sequence[float]]) -> float:
+        values = list(itertools.chain.from_iterable(lists))
         return float(np.mean(values)) if values else math.nan
 
-    def joined(name: str) -> list[float]:
-        return [value for origin in origins for value in getattr(origin, name)]
-
-    regrets = {rule: [each for origin in origins for each in origin.regrets[rule]] for rule in RULES}
-    held = {level: [inside for origin in origins for inside in origin.inside[level]] for level in LEVELS}
+    regrets = {rule: [origin.regrets[rule] for origin in origins] for rule in RULES}
+    small = {rule: [[each <= TOLERANCE for each in some] for some in regrets[rule]] for rule in RULES}
     return {
-        "stages": len(held[LEVELS[0]]),
-        **{f"coverage_{level:g}": mean(values) for level, values in held.items()},
-        "forecast_error": mean(joined("errors")),
-        "naive_error": mean(joined("naive")),
-        "limits": len(regrets["forecast"]),
+        "stages": sum(len(origin.inside[LEVELS[0]]) for origin in origins),
+        **{f"coverage_{level:g}": mean(origin.inside[level] for origin in origins) for level in LEVELS},
+        "forecast_error": mean(origin.errors for origin in origins),
+        "naive_error": mean(origin.naive for origin in origins),
+        "limits": sum(map(len, regrets["forecast"])),
         "mean_regret": {rule: mean(values) for rule, values in regrets.items()},
-        "small_regret": {
-            rule: mean([regret <= TOLERANCE for regret in values]) for rule, values in regrets.items()
-        },
+        "small_regret": {rule: mean(values) for rule, values in small.items()},
     }
 
 

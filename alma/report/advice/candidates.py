@@ -1,10 +1,11 @@
 """Candidates: configurations as they were after mega-batch `now`, and what they will cost."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from alma.errors import UserError
 from alma.records import Run
 from alma.report.advice.forecast import Array, Fit, LearningCurve, Scatter, estimate_scatter
 from alma.report.advice.questions import sides
-from alma.report.results import Measure, Result, compute, mean_and_deviation, trained, training_flops
+from alma.report.results import Result, compute, mean_and_deviation, trained, training_flops
 from alma.report.sections import Section, find_sections
 from alma.stages import stages
 
@@ -30,17 +31,23 @@ class Candidate:
     now: int  # the last t that was read
     start: int  # that of the run that is furthest: mega-batches after it are to come
     until: int  # the last t of the forecast
-    seeds: tuple[int, ...]
-    command: str | None = None  # that makes or resumes its first run, if it is recorded
 
-    @cached_property
+    @property
     def label(self) -> str:
-        """Learner, variant, settings, w and replay."""
         return self.result.label
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run.config["seed"] for run in self.result.runs]
+
+    @property
+    def command(self) -> str | None:
+        """The command that makes or resumes its first run, if it is recorded."""
+        return next((run.info["command"] for run in self.result.runs if "command" in run.info), None)
 
     @cached_property
     def sides(self) -> dict[str, str]:
-        """Of the questions."""
+        """The side of each question."""
         return sides(self.result)
 
     @cached_property
@@ -74,9 +81,6 @@ class Candidate:
         least = values[values > 0].min(initial=1.0) / 2
         return LearningCurve(np.array(self.ends, dtype=float), np.maximum(values, least))
 
-    def _mean(self, measure: Measure) -> float:
-        return fmean(map(measure, self.result.repeats))
-
     def measured(self, by: str, since: int = 0) -> float:
         """The measure over t = 1..now; "coming" over t = since + 1..now."""
         return _measure(by, self.values, since, self.now)
@@ -89,25 +93,32 @@ class Candidate:
     @cached_property
     def compute(self) -> float:
         """Comp over t = 0..now, in TFLOPs."""
-        return self._mean(lambda rows: compute(rows, self.now))
+        return self.result.over_seeds(lambda rows: compute(rows, self.now))[0]
 
     @cached_property
     def compute_until(self) -> float:
         """Comp over t = 0..until, in TFLOPs: costs of stages to come lie on a line through those so far."""
-        repeats = self.result.repeats
-        costs = [fmean(training_flops(rows[t]) for rows in repeats) / 1e12 for t in self.ends]
-        return self.compute + sum(max(0.0, cost) for cost in _extended(np.array(costs), len(self.to_come)))
+        to_come = self._extended(training_flops, 1e12)
+        return self.compute + sum(max(0.0, cost) for cost in to_come)
 
     @cached_property
     def parameters(self) -> float:
         """Parameters of the present model."""
-        return self._mean(lambda rows: rows[self.now]["parameters"])
+        return self.result.over_seeds(lambda rows: rows[self.now]["parameters"])[0]
 
     @cached_property
     def parameters_until(self) -> float:
         """Parameters of the model at `until`, on a line through those so far."""
-        counts = [fmean(rows[t]["parameters"] for rows in self.result.repeats) for t in self.ends]
-        return [self.parameters, *_extended(np.array(counts), len(self.to_come))][-1]
+        return [self.parameters, *self._extended(lambda row: row["parameters"])][-1]
+
+    def _extended(self, of_row: Callable[[dict[str, Any]], float], unit: float = 1) -> list[float]:
+        """Values at the stages to come, on the line of least squares through those of its stages."""
+        values = np.array([fmean(of_row(rows[t]) for rows in self.result.repeats) / unit for t in self.ends])
+        n, count = len(values), len(self.to_come)
+        if n < 2 or np.ptp(values) <= 1e-9 * abs(values).max():
+            return [float(values[-1])] * count
+        slope, start = np.polyfit(np.arange(n), values, 1)
+        return [float(start + slope * (n + i)) for i in range(count)]
 
     def totals(self, by: str, draws: Array, values: Mapping[int, float] | None = None) -> Array:
         """Draws of the measure up to `until` (n,), from draws of the metric at `to_come` (n, stages).
@@ -143,15 +154,6 @@ def _measure(by: str, values: Mapping[int, float], since: int, until: int) -> fl
     return function({t: value for t, value in values.items() if t <= until and (by != "coming" or t > since)})
 
 
-def _extended(values: Array, count: int) -> list[float]:
-    """The next values of a series, on the line of least squares through it."""
-    n = len(values)
-    if n < 2 or np.ptp(values) <= 1e-9 * abs(values).max():
-        return [float(values[-1])] * count if n else []
-    slope, start = np.polyfit(np.arange(n), values, 1)
-    return [float(start + slope * (n + i)) for i in range(count)]
-
-
 @dataclass(frozen=True)
 class Forecast:
     """What is expected of a candidate."""
@@ -173,19 +175,17 @@ class Forecast:
 
 
 def one_section(runs: Sequence[Run]) -> Section:
-    """The only stream and metric of the runs. UserError: there are several or none."""
+    """The only stream and metric of the runs. UserError: there are several, or no rows."""
     sections = find_sections(runs)
-    if not sections:
-        raise UserError("no rows yet in these runs: nothing has been evaluated so far")
     if len(sections) > 1:
         titles = "; ".join(section.title for section in sections)
         raise UserError(f"runs of different streams, metrics or B ({titles}): give the runs of one")
     return sections[0]
 
 
-def _check_values(candidate: Candidate, runs: Sequence[Run]) -> None:
+def _check_values(candidate: Candidate) -> None:
     """UserError: a value that is read is not a finite number >= 0."""
-    for values, run in zip(candidate.of_runs, runs, strict=True):
+    for values, run in zip(candidate.of_runs, candidate.result.runs, strict=True):
         bad = [t for t, value in values.items() if not math.isfinite(value) or value < 0]
         if bad:
             raise UserError(f"{run.results}: the value at t={bad[0]} is not a finite number >= 0")
@@ -197,7 +197,7 @@ def find_candidates(section: Section, now: int | None = None, until: int | None 
     `until` None: forecasts end with the stream, or after one more stage of all. UserError: no candidate, a
     value up to `now` is not a finite number, or `now` is not a mega-batch of the stream.
     """
-    megabatches = section.results[0].config["megabatches"]
+    megabatches = section.results[0].megabatches
     last = max(result.progress for result in section.results)
     now = last if now is None else now
     if not 1 <= now <= megabatches:
@@ -206,12 +206,11 @@ def find_candidates(section: Section, now: int | None = None, until: int | None 
     until = until or (megabatches if now < megabatches else now + longest)
     start = min(now, last)
     found = []
-    for result, runs in zip(section.results, section.runs, strict=True):
-        command = next((run.info["command"] for run in runs if "command" in run.info), None)
-        seeds = tuple(run.config["seed"] for run in runs)
-        candidate = Candidate(result, min(now, result.progress), start, until, seeds, command)
-        _check_values(candidate, runs)
-        found += [candidate] if candidate.ends else []
+    for result in section.results:
+        candidate = Candidate(result, min(now, result.progress), start, until)
+        _check_values(candidate)
+        if candidate.ends:
+            found.append(candidate)
     if not found:
         raise UserError(f"no stage is complete by t={now}: nothing to forecast from")
     return found

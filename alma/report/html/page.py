@@ -23,7 +23,7 @@ SCRIPTS = ("page.js", "table.js", "figures.js")
 
 
 def plotly() -> str:
-    """The JavaScript of Plotly, from the package `plotly`. UserError: the package is missing."""
+    """The JavaScript of Plotly. UserError: the package `plotly` is missing."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -53,9 +53,6 @@ def write_page(runs: Sequence[Run], path: Path, remarks: Sequence[str] = ()) -> 
 
 def page_data(runs: Sequence[Run], remarks: Sequence[str] = ()) -> dict[str, Any]:
     """All that the page shows, as JSON values. UserError: no run has rows."""
-    sections = find_sections(runs)
-    if not sections:
-        raise UserError("no rows yet in these runs: nothing has been evaluated so far")
     return {
         "about": [
             count(len({run.directory for run in runs}), "run"),
@@ -67,10 +64,10 @@ def page_data(runs: Sequence[Run], remarks: Sequence[str] = ()) -> dict[str, Any
             {
                 "title": section.title,
                 "summary": summarize(section),
-                "configurations": list(map(configuration, section.results, section.runs)),
+                "configurations": list(map(configuration, section.results)),
                 "panels": panels(section),
             }
-            for section in sections
+            for section in find_sections(runs)
         ],
     }
 

@@ -1,8 +1,8 @@
-"""Panels of the report page: each is a function of a section that returns data for the page, or None.
+"""Panels of the report page: each is a function of a section that returns data for page.js, or None.
 
-A panel is a dict with `kind`, `title`, `caption` and the data of that kind, which page.js draws:
-`points` (scatter), `lines` (curves over mega-batches), `grids` (matrices) and `table`. Configurations are
-indices into the section's results, so that the filters act on every panel. Add new panels to PANELS.
+A panel is a dict with `kind`, `title`, `caption` and the data of that kind: `points` (scatter), `lines`
+(curves over mega-batches), `grids` (matrices) and `table`. Configurations are indices into the section's
+results, so that the filters act on every panel. Add new panels to PANELS.
 """
 
 import itertools
@@ -27,6 +27,7 @@ POINTS = 16_000
 """Most points of the curves of a measure; more are decimated."""
 NUMBERS = 40_000
 """Most numbers of the experts' panel; further configurations are left out."""
+_PART = "held-out part of mega-batch j"
 
 
 def front(section: Section) -> Panel | None:
@@ -126,15 +127,10 @@ def _line(index: int, result: Result, measure: Values, factor: int, limit: int) 
         times.append(t)
         means.append(rounded(mean))
         deviations.append(rounded(deviation))
-    if not any(mean is not None for mean in means):
+    if all(mean is None for mean in means):
         return None
-    line = {
-        "c": index,
-        "t": times,
-        "y": means,
-        "until": result.times[-1],
-        "untrained": sum(result.waiting(t) for t in times),
-    }
+    line = {"c": index, "t": times, "y": means, "until": result.times[-1]}
+    line |= {"untrained": sum(result.waiting(t) for t in times)}
     line |= {"thinned": True} if len(steps) > limit else {}
     return line | ({"deviation": deviations} if any(deviations) else {})
 
@@ -182,27 +178,18 @@ def experts(section: Section) -> Panel | None:
             left_out += bool(names)
             continue
         for name in names:
-            known = [t for t in times if name in layers[t]]
-            columns = {t: layers[t][name] for t in known}
-            maps = {
-                "share of tokens (%)": [[100 * share for share in columns[t]["share"]] for t in known],
-                "loss per token (nats)": [columns[t]["loss"] for t in known],
-            }
-            shown = {each: _padded(values) for each, values in maps.items()}
-            numbers += sum(len(row) for rows in shown.values() for row in rows)
-            grids.append({"c": index, "name": f"{result.label}, layer {name}", "x": known, "maps": shown})
-    if not grids:
-        return None
-    return {
-        "kind": "grids",
-        "title": "Experts over the stages",
-        "caption": "Share of the test tokens that the router sends to each expert, and their mean loss, "
-        "after each stage (t = 0: untrained). First seed of the configuration." + _left_out(left_out),
-        "x": "mega-batch t",
-        "y": "expert",
-        "column": "t",
-        "grids": grids,
-    }
+            columns = {t: layers[t][name] for t in times if name in layers[t]}
+            shares = [[100 * share for share in column["share"]] for column in columns.values()]
+            losses = [column["loss"] for column in columns.values()]
+            maps = {"share of tokens (%)": _padded(shares), "loss per token (nats)": _padded(losses)}
+            numbers += sum(len(row) for rows in maps.values() for row in rows)
+            label = f"{result.label}, layer {name}"
+            grids.append({"c": index, "name": label, "x": list(columns), "maps": maps})
+    caption = (
+        "Share of the test tokens that the router sends to each expert, and their mean loss, "
+        "after each stage (t = 0: untrained). First seed of the configuration."
+    )
+    return _grids("Experts over the stages", caption + _left_out(left_out), "mega-batch t", "expert", grids)
 
 
 def matrices(section: Section) -> Panel | None:
@@ -216,23 +203,15 @@ def matrices(section: Section) -> Panel | None:
         if cells:
             grids.append(_by_part(index, result.label, name, cells))
             numbers += len(cells) * len(cells[0])
-    if not grids:
-        return None
     known = [value for grid in grids for row in grid["maps"][name] for value in row if value is not None]
-    return {
-        "kind": "grids",
-        "title": "Evaluation matrix",
-        "caption": "After each mega-batch t, the test on the held-out part of each mega-batch j: means over "
+    span = [min(known, default=0), max(known, default=1)]
+    caption = (
+        "After each mega-batch t, the test on the held-out part of each mega-batch j: means over "
         "seeds, in one colour scale for all configurations. Frames mark the diagonal (in-distribution); the "
         "past is to its left (backward transfer), the future to its right (forward transfer)."
-        + _left_out(left_out),
-        "x": "held-out part of mega-batch j",
-        "y": "after mega-batch",
-        "column": "j",
-        "diagonal": True,
-        "range": [min(known, default=0), max(known, default=1)],
-        "grids": grids,
-    }
+    )
+    caption += _left_out(left_out)
+    return _grids("Evaluation matrix", caption, _PART, "after mega-batch", grids, diagonal=True, range=span)
 
 
 def experts_by_part(section: Section) -> Panel | None:
@@ -242,18 +221,21 @@ def experts_by_part(section: Section) -> Panel | None:
         for i, result in enumerate(section.results)
         for layer, cells in drift.experts_by_part(result).items()
     ]
+    caption = (
+        "Share of the tokens of the held-out part of each mega-batch j that the router sends to "
+        "each expert, after the last mega-batch. First seed of the configuration."
+    )
+    return _grids("Experts by held-out part", caption, _PART, "expert", grids)
+
+
+def _grids(
+    title: str, caption: str, x: str, y: str, grids: Sequence[Mapping[str, Any]], **more: Any
+) -> Panel | None:
+    """Matrices; None without any. The name of a column is the last letter of `x`."""
     if not grids:
         return None
-    return {
-        "kind": "grids",
-        "title": "Experts by held-out part",
-        "caption": "Share of the tokens of the held-out part of each mega-batch j that the router sends to "
-        "each expert, after the last mega-batch. First seed of the configuration.",
-        "x": "held-out part of mega-batch j",
-        "y": "expert",
-        "column": "j",
-        "grids": grids,
-    }
+    found = {"kind": "grids", "title": title, "caption": caption, "x": x, "y": y, "column": x[-1]}
+    return found | more | {"grids": grids}
 
 
 def _by_part(index: int, name: str, measure: str, cells: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -280,22 +262,21 @@ def settings(section: Section) -> Panel | None:
         for result, config in zip(section.results, configs, strict=True)
     ]
     common = {name: as_setting(value) for name, value in configs[0].items() if name not in differing(configs)}
-    caption = "No settings differ but learner, waiting time and replay."
-    if names:
-        caption = (
-            "Settings that differ, beside learner, waiting time and replay; empty if a learner lacks it."
-        )
+    caption = "Settings that differ, beside learner, waiting time and replay; empty if a learner lacks it."
+    if not names:
+        caption = "No settings differ but learner, waiting time and replay."
     found = _table("Settings", caption, [["configuration", *names], *rows])
     return found | {"facts": common, "facts_title": "Settings that all configurations share"}
 
 
 def provenance(section: Section) -> Panel | None:
     """Where each run comes from: versions, machine, seeds, data; what all runs share as facts."""
-    pairs = zip(section.results, section.runs, strict=True)
     records = [
-        _origin(run, rows) for result, runs in pairs for run, rows in zip(runs, result.repeats, strict=True)
+        _origin(run, rows)
+        for result in section.results
+        for run, rows in zip(result.runs, result.repeats, strict=True)
     ]
-    of = [index for index, runs in enumerate(section.runs) for _ in runs]
+    of = [index for index, result in enumerate(section.results) for _ in result.runs]
     folder = os.path.commonpath([os.path.dirname(record["run"]) for record in records])
     for record in records:
         record |= {"folder": folder, "run": os.path.relpath(record["run"], folder)}
@@ -322,12 +303,11 @@ def _origin(run: Run, rows: Rows) -> dict[str, str]:
         **{name: run.config.get(name) for name in ("stream", "stream_sha256", "dataset", "data")},
     }
     given = {name: value for name, value in info.items() if value not in (None, {}, [])}
-    texts = {name.removeprefix("versions."): _text(value) for name, value in flatten(given).items()}
+    texts = {
+        name.removeprefix("versions."): " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        for name, value in flatten(given).items()
+    }
     return {name: text for name, text in texts.items() if text}
-
-
-def _text(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 PANELS: list[Callable[[Section], Panel | None]] = [

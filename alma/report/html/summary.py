@@ -5,27 +5,28 @@ from collections.abc import Sequence
 from alma.report.compare import AVERAGES, TOTALS, spread
 from alma.report.labels import listed, replay
 from alma.report.results import Measure, Result, compute, non_dominated, trained
-from alma.report.sections import Section, finished, model_size
+from alma.report.sections import Section, model_size
 
 _MOST = 12  # names in a list; the rest is counted
 
 
 def summarize(section: Section) -> list[str]:
     """Sentences about the runs of a section, the best configurations and the unfinished ones."""
-    ranked = [r for r in section.results if finished(r) and trained(r.repeats[0])]
+    ranked = [r for r in section.results if r.finished and trained(r.repeats[0])]
     rest = [r for r in section.results if r not in ranked]
-    lines = [_size(section)]
+    lines = [_size(section.results)]
     if ranked:
         name, total = ranked[0].display.name, ranked[0].display.total
         lines += _best(ranked, f"average {name}", AVERAGES["average"], f" ({total} {{total}})")
         lines += _best(ranked, f"final {name}", final)
-        front = pareto(ranked)
-        what = f"Not dominated in average {name} and training compute"
-        lines += [f"{what}: {_names([r.label for r in front])}"] if len(ranked) > 1 else []
+        points = [(r.over_seeds(compute)[0], r.over_seeds(AVERAGES["average"])[0]) for r in ranked]
+        front = _names([ranked[i].label for i in non_dominated(points)])
+        if len(ranked) > 1:
+            lines.append(f"Not dominated in average {name} and training compute: {front}")
     else:
         lines.append("No configuration has finished, so none is ranked")
     if rest and ranked:
-        names = _names([f"{r.label} (t={r.progress}/{r.config['megabatches']})" for r in rest])
+        names = _names([f"{r.label} (t={r.progress}/{r.megabatches})" for r in rest])
         lines.append(f"Not finished, so not ranked: {names}")
     return [f"{line}." for line in lines]
 
@@ -35,16 +36,10 @@ def final(rows: dict) -> float:
     return rows[max(rows)]["value"]
 
 
-def pareto(results: Sequence[Result]) -> list[Result]:
-    """The results that no other one matches in compute and beats in the average, ascending in compute."""
-    points = [(r.over_seeds(compute)[0], r.over_seeds(AVERAGES["average"])[0]) for r in results]
-    return [results[i] for i in non_dominated(points)]
-
-
-def _size(section: Section) -> str:
+def _size(results: Sequence[Result]) -> str:
     """How many runs, configurations, learners, seeds, waiting times and sizes."""
-    results, runs = section.results, len({run.directory for repeats in section.runs for run in repeats})
-    seeds = sorted({len(repeats) for repeats in section.runs})
+    runs = len({run.directory for result in results for run in result.runs})
+    seeds = sorted({len(result.runs) for result in results})
     waits = sorted({result.waiting_time for result in results})
     sizes = sorted(set(filter(None, map(model_size, results))), key=lambda size: (len(size), size))
     learners = list(dict.fromkeys(result.learner for result in results))

@@ -100,9 +100,9 @@ def find_entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str,
         groups = [[new for result in results if (new := _per_word(result))] for results in groups]
         if not any(groups):
             raise UserError("no row has perplexity_per_word: the streams of these runs do not count words")
-    found = {f"_B{results[0].config['megabatches']}": _named(results) for results in groups if results}
+    found = {f"_B{results[0].megabatches}": _named(results) for results in groups if results}
     for entry in itertools.chain(*found.values()):
-        done, total = entry.result.progress, entry.result.config["megabatches"]
+        done, total = entry.result.progress, entry.result.megabatches
         what = f"{entry.setting} of {entry.size}"
         if entry.result.unfinished:
             remarks.append(f"not finished (t={done}/{entry.result.end}): {what}")

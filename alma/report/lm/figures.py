@@ -1,7 +1,4 @@
-"""Figure 5 for language models: average perplexity against compute, parameters and experts.
-
-`python -m alma.report --figures lm` draws it, with the paper's runs of the same settings and sizes in grey.
-"""
+"""Figures of language models: Figure 5 of the paper, with its runs in grey, and the front."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -12,7 +9,8 @@ from alma.flops import ARCHS, Shape
 from alma.learners import colour_of
 from alma.report import style
 from alma.report.figures import curve
-from alma.report.labels import listed
+from alma.report.front import Point, draw_front
+from alma.report.labels import data_name, listed
 from alma.report.lm.entries import Entry, sizes
 from alma.report.lm.reference import Reference, reference
 from alma.report.results import average_trained, compute, trained
@@ -29,7 +27,6 @@ _TITLES = (
     "parameters",
     "experts of all members\n(learners shifted sideways, to keep them apart)",
 )
-_LEFT_OUT = "not in Figure 5 (one waiting time, usual updates, no replay, not from scratch)"
 CAPTION = (
     "Figure 5: average perplexity since the first stage against cumulative compute, parameters, and experts "
     "of all members. Each line is a run, with a point per mega-batch t. Red numbers are the experts per "
@@ -44,6 +41,13 @@ _PAPER = (
 )
 
 
+_FRONT = (
+    "Average {metric} over the stream against training compute. The grey line joins the configurations that "
+    "no other beats in both; labels are their experts, such as 4@2 for 2 members with 4 experts each. All "
+    "have one waiting time, so that their averages start at the same mega-batch."
+)
+
+
 class Trajectory(NamedTuple):
     """Points by t: costs (compute, parameters, experts), average perplexity, and its standard deviation."""
 
@@ -52,36 +56,78 @@ class Trajectory(NamedTuple):
     deviation: list[float]
 
 
-def write_figure5(
+def write_figures(
     found: Mapping[str, Sequence[Entry]], out: Path, per_word: bool
 ) -> tuple[list[Picture], list[str]]:
-    """Write Figure 5 for each B of `find_entries` to `out`; returns pictures and remarks."""
+    """Write Figure 5 and the front for each B of `find_entries` to `out`; returns pictures and remarks."""
     paper = [] if per_word else reference()
     metric = "perplexity per word" if per_word else "perplexity"
-    pictures, remarks = [], []
+    pictures: list[Picture] = []
+    remarks: list[str] = []
     with style.drawing():
         for suffix, entries in found.items():
             shown = comparable(entries)
-            left_out = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
-            if left_out:
-                remarks.append(f"{_LEFT_OUT}: {listed(left_out)}")
+            remarks += _left_out(
+                "Figure 5 (one waiting time, usual updates, no replay, not from scratch)", entries, shown
+            )
             if not shown:
                 continue
-            first = trained(shown[0].result.repeats[0])[0]
-            figure, matched = figure5(shown, paper, f"average {metric} over {first}..t")
-            path = out / f"figure5{suffix}.png"
-            style.save(figure, path)
-            pictures.append(Picture(path, CAPTION + (_PAPER if matched else "")))
+            figure, matched = figure5(shown, paper, f"average {metric} over {_first(shown)}..t")
+            pictures.append(Picture(out / f"figure5{suffix}.png", CAPTION + (_PAPER if matched else "")))
+            style.save(figure, pictures[-1].path)
             if paper:
                 remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
+        for suffix, entries in found.items():
+            shown = complete(entries)
+            remarks += _left_out("the front (one waiting time, whole stream)", entries, shown)
+            if len(shown) < 2:
+                remarks.append("front: only one configuration" if shown else "front: no configuration")
+                continue
+            name = f"{data_name(shown[0].result.config)}B = {shown[0].result.megabatches}"
+            label = f"average {metric} over t = {_first(shown)}..{shown[0].result.megabatches}"
+            figure = draw_front(list(map(front_point, shown)), f"{name}: {metric} against compute", label)
+            pictures.append(Picture(out / f"front{suffix}.png", _FRONT.format(metric=metric)))
+            style.save(figure, pictures[-1].path)
     return pictures, remarks
+
+
+def _left_out(figure: str, entries: Sequence[Entry], shown: Sequence[Entry]) -> list[str]:
+    names = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
+    return [f"not in {figure}: {listed(names)}"] if names else []
+
+
+def _first(shown: Sequence[Entry]) -> int:
+    """The t of the first stage of entries with one waiting time."""
+    return trained(shown[0].result.repeats[0])[0]
 
 
 def comparable(entries: Sequence[Entry]) -> list[Entry]:
     """Entries with the paper's protocol, usual updates and the smallest w: averages since the same t."""
-    usual = [e for e in entries if e.plain and e.multiplier == 1 and trained(e.result.repeats[0])]
-    least = min((entry.result.waiting_time for entry in usual), default=0)
-    return [entry for entry in usual if entry.result.waiting_time == least]
+    return _smallest_wait(
+        [e for e in entries if e.plain and e.multiplier == 1 and trained(e.result.repeats[0])]
+    )
+
+
+def complete(entries: Sequence[Entry]) -> list[Entry]:
+    """Entries of the whole stream with the smallest w, so that averages start at the same t.
+
+    The untrained perplexity, about the vocabulary size, does not count: it would hide all differences.
+    """
+    return _smallest_wait([entry for entry in entries if entry.result.finished])
+
+
+def _smallest_wait(entries: Sequence[Entry]) -> list[Entry]:
+    least = min((entry.result.waiting_time for entry in entries), default=0)
+    return [entry for entry in entries if entry.result.waiting_time == least]
+
+
+def front_point(entry: Entry) -> Point:
+    """Average perplexity against compute, with the experts as a note."""
+    result, end = entry.result, entry.result.times[-1]
+    structure = entry.structure(end)
+    experts = structure + " experts" * (structure != "dense")
+    mean, deviation = result.over_seeds(lambda rows: average_trained(rows, end))
+    return Point(result, result.over_seeds(compute)[0], mean, deviation, experts, entry.size)
 
 
 def trajectory(entry: Entry) -> Trajectory:
@@ -94,24 +140,23 @@ def trajectory(entry: Entry) -> Trajectory:
 
 def paper_trajectory(entry: Entry, paper: Sequence[Reference]) -> Trajectory | None:
     """The paper's line for the same setting and size, up to the first t that the paper lacks."""
-    costs: list[tuple[float, float, float]] = []
+    found = Trajectory(([], [], []), [], [])
+    spent, parameters, experts = found.x
     seen: list[float] = []
-    averages = []
     for t in trained(entry.result.repeats[0]):
         line = entry.match(t, paper)
         if line is None or t not in line.perplexity:
             break
         count, _, members = line.experts.partition("@")
-        seen.append(line.perplexity[t])
         stages = entry.result.repeats[0][t]["stage"] + 1
         training = int(members) if line.learner == "ens" else 1  # gens trains only its newest member
-        spent = paper_stage(line.size, int(count)) * stages * training
-        costs.append((spent, line.parameters, float(count) * int(members or 1)))
-        averages.append(sum(seen) / len(seen))
-    if not seen:
-        return None
-    spent_, size, experts = map(list, zip(*costs, strict=True))
-    return Trajectory((spent_, size, experts), averages, [0.0] * len(seen))
+        spent.append(paper_stage(line.size, int(count)) * stages * training)
+        parameters.append(line.parameters)
+        experts.append(float(count) * int(members or 1))
+        seen.append(line.perplexity[t])
+        found.y.append(sum(seen) / len(seen))
+        found.deviation.append(0.0)
+    return found if seen else None
 
 
 def paper_stage(size: str, experts: int) -> float:
@@ -179,11 +224,6 @@ def _annotate_experts(axes: Any, ours: Sequence[tuple[Entry, Trajectory]]) -> No
     for entry, line in ours:
         count = entry.experts(entry.result.times[-1])
         if entry.method == "SM" and count:
-            look = {
-                "textcoords": "offset points",
-                "ha": "right",
-                "va": "center",
-                "color": _RED,
-                "fontsize": 7,
-            }
-            axes.annotate(str(count), (line.x[0][0], line.y[0]), (-5, 0), annotation_clip=False, **look)
+            look = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 7}
+            look |= {"color": _RED, "annotation_clip": False}
+            axes.annotate(str(count), (line.x[0][0], line.y[0]), (-5, 0), **look)

@@ -1,7 +1,6 @@
 """The paper's Table 2 (perplexity of all runs) and Table 1 (i.i.d. against sequential training) from runs.
 
-`python -m alma.report --table lm` prints and writes them, with the paper's numbers beside ours for the same
-settings and sizes. The paper counts mega-batches from 0: its t_0..t_3 are t = 1..4 here.
+The paper's numbers stand beside ours for the same settings and sizes; its t_0..t_3 are t = 1..4 here.
 """
 
 import itertools
@@ -12,7 +11,7 @@ from alma.report.labels import distinguishing
 from alma.report.lm.entries import SHOWN, TOLERANCE, Entry, setting, sizes
 from alma.report.lm.reference import KS, Reference, reference, reference_iid
 from alma.report.results import Result
-from alma.report.tables import Cell, Line, PaperTable, Size, Value
+from alma.report.tables import Line, PaperTable, Size, Value
 
 
 def tables(found: Mapping[str, list[Entry]], per_word: bool) -> tuple[dict[str, PaperTable], list[str]]:
@@ -35,43 +34,37 @@ def tables(found: Mapping[str, list[Entry]], per_word: bool) -> tuple[dict[str, 
 
 def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "perplexity") -> PaperTable:
     """Perplexity after each mega-batch. A growing learner has a line per number of experts or members."""
-    times = range(1, entries[0].result.config["megabatches"] + 1)
+    times = range(1, entries[0].result.megabatches + 1)
     order = sizes(entries)
-    blank = [""] * (len(times) + 1)
-    lines: dict[tuple, tuple[Line, dict[str, list[Cell]]]] = {}
-    matched = 0
+    width = len(times) + 1  # |θ|, then a cell per t
+    lines: dict[tuple, Line] = {}
+    rows = matched = 0
     for entry in entries:
         result, start = entry.result, _natural(entry.structure(entry.result.times[0]))
-        for number, (structure, phase) in enumerate(_phases(entry)):
-            line = entry.match(phase[0], paper)
-            matched += line is not None
-            size = Size(entry.parameters(phase[0]), line and line.parameters)
-            cells = [size, *(_cell(result, t, phase, line) for t in times)]
+        at = width * order.index(entry.size)
+        phases = itertools.groupby((t for t in result.times if t >= 1), entry.structure)
+        for number, (structure, phase) in enumerate(phases):
+            made = Line(
+                [entry.setting, structure],
+                ["" for _ in range(width * len(order))],
+                result.learner,
+                number > 0,
+            )
             key = result.rank, result.waiting_time, entry.setting, start, number, _natural(structure)
-            made = Line([entry.setting, structure], [], result.learner, number > 0)
-            lines.setdefault(key, (made, {}))[1][entry.size] = cells
-    body = [
-        line._replace(cells=[cell for size in order for cell in cells.get(size, blank)])
-        for _, (line, cells) in sorted(lines.items(), key=lambda item: item[0])
-    ]
-    rows = sum(len(cells) for _, cells in lines.values())
+            cells = lines.setdefault(key, made).cells
+            since = next(phase)
+            line = entry.match(since, paper)
+            rows, matched = rows + 1, matched + (line is not None)
+            cells[at] = Size(entry.parameters(since), line and line.parameters)
+            for t in (since, *phase):
+                theirs = line.perplexity.get(t) if line else None
+                cells[at + t] = "*" if result.waiting(t) else _value(result, t, theirs)
+    body = [lines[key] for key in sorted(lines)]
     what = f" of {order[0]}" if len(order) == 1 else ""
     title = f"Table 2: test {metric}{what} after mega-batch t, B = {len(times)}"
     columns = ["|θ|", *(f"t={t}" for t in times)]
     notes = _notes(body, rows, matched, paper)
     return PaperTable(title, ["setting", "# experts"], order, columns, body, notes)
-
-
-def _phases(entry: Entry) -> list[tuple[str, list[int]]]:
-    """The structures in turn, each with its t >= 1."""
-    times = (t for t in entry.result.times if t >= 1)
-    return [(structure, list(phase)) for structure, phase in itertools.groupby(times, entry.structure)]
-
-
-def _cell(result: Result, t: int, phase: Sequence[int], line: Reference | None) -> Cell:
-    if t not in phase:
-        return ""
-    return "*" if result.waiting(t) else _value(result, t, line.perplexity.get(t) if line else None)
 
 
 def _value(result: Result, t: int, paper: float | None) -> Value:
@@ -111,6 +104,7 @@ def table1(
     Sequential training has w = 1, measured at t = k.
     """
     published = reference_iid() if paper else {}
+    order = sizes(entries)
     lines: dict[tuple, Line] = {}
     for column, k in enumerate(KS):
         for iid in [entry for entry in entries if _is_iid(entry, k)]:
@@ -121,15 +115,16 @@ def table1(
             line = sequential.match(k, paper)
             theirs = published.get((line.size, learner, structure, k)) if line else None
             extra = iid.setting.removeprefix(setting(iid))
-            key = iid.result.rank, iid.size, _natural(structure), iid.result.variant, extra
-            names = [f"{iid.size} {iid.method}{extra}", structure]
-            made = lines.setdefault(key, Line(names, ["" for _ in KS for _ in range(2)], learner))
+            place = order.index(iid.size), _natural(structure), iid.result.variant, extra
+            made = Line(
+                [f"{iid.size} {iid.method}{extra}", structure], ["" for _ in range(2 * len(KS))], learner
+            )
+            cells = lines.setdefault((iid.result.rank, *place), made).cells
             for i, entry in enumerate((iid, sequential)):
-                made.cells[2 * column + i] = _value(entry.result, k, theirs[i] if theirs else None)
+                cells[2 * column + i] = _value(entry.result, k, theirs[i] if theirs else None)
     if not lines:
         return _why_no_table1(entries)
-    order = sizes(entries)
-    body = [lines[key] for key in sorted(lines, key=lambda key: (key[0], order.index(key[1]), *key[2:]))]
+    body = [lines[key] for key in sorted(lines)]
     title = f"Table 1: test {metric} of i.i.d. against sequential training on k mega-batches, same updates"
     matched = sum(any(isinstance(c, Value) and c.paper is not None for c in line.cells) for line in body)
     notes = _notes(body, len(body), matched, paper)

@@ -1,4 +1,4 @@
-"""What figures of image runs share: titles, looks and legends."""
+"""Titles, looks and legends of the figures of image runs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from alma.report.vision.select import distinct, methods, size, wait
 
 def title(results: Sequence[Result]) -> str:
     """Data set and B."""
-    return f"{results[0].config['dataset']}, B = {results[0].config['megabatches']}"
+    return f"{results[0].config['dataset']}, B = {results[0].megabatches}"
 
 
 def units(result: Result) -> str:
-    """What `size` counts."""
+    """The unit of `size`."""
     return "channels" if result.config.get("arch") == "vgg" else "hidden units"
 
 
 def size_label(result: Result) -> str:
-    """The size with its unit."""
+    """The size with its unit, such as "8 hidden units"."""
     return f"{size(result)} {units(result)}"
 
 

@@ -110,7 +110,7 @@ def size(result: Result) -> int:
 
 def single_stage(result: Result) -> bool:
     """Whether it waits for the whole stream, without replay, which would change nothing."""
-    return wait(result) == result.config["megabatches"] and not result.config["replay"]
+    return wait(result) == result.megabatches and not result.config["replay"]
 
 
 def distinct(key: Callable[[Result], int], results: Iterable[Result]) -> list[int]:

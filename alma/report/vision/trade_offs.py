@@ -19,7 +19,7 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
     """Mean error over t = 1..B against training compute; a line joins those that no other beats in both."""
     if len(results) < 2:
         raise Missing("only one configuration")
-    share = 100 / results[0].config["megabatches"]
+    share = 100 / results[0].megabatches
     points = []
     for result in results:
         mean, deviation = result.over_seeds(cer)
@@ -143,7 +143,7 @@ def _marks_of_pairs(plain: Sequence[Result], markers: Mapping[int, str]) -> dict
 
 def _label_cer_axes(panels: Sequence[Any], values: Sequence[float], shown: Sequence[Result]) -> None:
     """Number the CER axes, and add an axis with the mean error (CER / B) to the right of the last panel."""
-    share = 100 / shown[0].config["megabatches"]
+    share = 100 / shown[0].megabatches
     for axes in panels:
         number_axis(axes, "y", values, log_from=2.5, dense_below=100)
     right = panels[-1].secondary_yaxis("right", functions=(lambda y: y * share, lambda y: y / share))

@@ -22,49 +22,19 @@ ON = (
     "checkpoint-activations moe-expert-parallel share-decoder-input-output-embed decoder-learned-pos "
     "store-ema no-save no-last-checkpoints decoder-normalize-before no-decoder-final-norm"
 ).split()
-NUMBERS = {
-    "max-update": 120_000,
-    "tokens-per-sample": 512,
-    "max-tokens": None,
-    "batch-size": None,
-    "required-batch-size-multiple": 8,
-    "decoder-layers": None,
-    "decoder-embed-dim": None,
-    "decoder-ffn-embed-dim": None,
-    "decoder-attention-heads": None,
-    "max-target-positions": None,
-    "distributed-world-size": 1,
-    "warmup-updates": 500,
-    "total-num-update": None,
-    "megabatch-words": 0,
-    "megabatch-tokens": 0,
-    "megabatch-seed": 1,
-    "num-workers": 0,
-    "log-interval": 100,
-    "save-interval-updates": 5000,
-    "keep-interval-updates": 1,
-}
-TEXTS = {
-    "optimizer": "adam",
-    "lr": "1e-3",
-    "lr-scheduler": None,
-    "schedule": "stage",
-    "gpt2-encoder-json": "https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/encoder.json",
-    "ema-decay": "0.9999",
-    "ema-poly": None,
-    "adam-betas": "(0.9,0.98)",
-    "adam-eps": "1e-8",
-    "clip-norm": "1.0",
-    "dropout": "0.1",
-    "attention-dropout": "0.0",
-    "criterion": "cross_entropy",
-    "sample-break-mode": "none",
-    "log-format": None,
-    "update-freq": None,
-    "tensorboard-logdir": None,
-    "weight-decay": "0.0",
-    "grow-noise": "0.1",
-}
+NUMBERS = """
+    max-update=120000 tokens-per-sample=512 max-tokens= batch-size= required-batch-size-multiple=8
+    decoder-layers= decoder-embed-dim= decoder-ffn-embed-dim= decoder-attention-heads= max-target-positions=
+    distributed-world-size=1 warmup-updates=500 total-num-update= megabatch-words=0 megabatch-tokens=0
+    megabatch-seed=1 num-workers=0 log-interval=100 save-interval-updates=5000 keep-interval-updates=1
+""".split()
+TEXTS = """
+    optimizer=adam lr=1e-3 lr-scheduler= schedule=stage ema-decay=0.9999 ema-poly= adam-betas=(0.9,0.98)
+    gpt2-encoder-json=https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/encoder.json adam-eps=1e-8 clip-norm=1.0
+    dropout=0.1 attention-dropout=0.0 criterion=cross_entropy sample-break-mode=none log-format= update-freq=
+    tensorboard-logdir= weight-decay=0.0 grow-noise=0.1
+""".split()
+"""NAME=DEFAULT; without a default: None."""
 
 
 class Refused(Exception):
@@ -87,10 +57,10 @@ def resolve(words: list[str]) -> dict:
     add("--arch", "-a", default="switch_gmoe", choices=ARCHS)
     for name in ON:
         add(f"--{name}", action="store_true")
-    for name, default in NUMBERS.items():
-        add(f"--{name}", *(["--max-sentences"] if name == "batch-size" else []), type=int, default=default)
-    for name, default in TEXTS.items():
-        add(f"--{name}", default=default)
+    for kind, options in ((int, NUMBERS), (str, TEXTS)):
+        for name, _, default in (option.partition("=") for option in options):
+            names = (f"--{name}", "--max-sentences") if name == "batch-size" else (f"--{name}",)
+            add(*names, type=kind, default=default or None)
     args, rest = parser.parse_known_args(words)
     own = _Parser(allow_abbrev=False)
     switch = args.arch.startswith("switch_")

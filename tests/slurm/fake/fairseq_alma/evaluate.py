@@ -11,13 +11,12 @@ import time
 from pathlib import Path
 
 parser = argparse.ArgumentParser(allow_abbrev=False)
-parser.add_argument("--untrained", action="store_true")
-parser.add_argument("--path", default="")
-parser.add_argument("--seeds", default="0")
+for name in ("--untrained", "--valid"):
+    parser.add_argument(name, action="store_true")
+for name, default in (("--path", ""), ("--seeds", "0"), ("--weights", "trained")):
+    parser.add_argument(name, default=default)
 parser.add_argument("--out", type=Path)
 parser.add_argument("--moe-expert-count", type=int)
-parser.add_argument("--valid", action="store_true")
-parser.add_argument("--weights", default="trained")
 args, _ = parser.parse_known_args()
 if args.untrained and (how := os.environ.get("FAKE_UNTRAINED")):
     if how == "user":

@@ -1,6 +1,6 @@
 """Stand-in for fairseq-train: a model is a number, an update hashes and saves it.
 
-FAKE_CRASH=stage:update:how: fail there; `how` is `user`, `flag`, `python` or `kill`, or `breakpoint`, which
+FAKE_CRASH=stage:update:how: fail there; `how` is `user`, `python` or `kill`, or `breakpoint`, which
 does not fail. FAKE_SLEEP: seconds per update. FAKE_PIDS: file for the process id. SIGUSR1 ends it after the
 current update, to be run again.
 """
@@ -37,8 +37,6 @@ def crash(how: str) -> None:
     if how == "user":
         print("error: stream/train.bin: truncated; copy it again", file=sys.stderr)
         sys.exit(2)
-    if how == "flag":
-        parser.error("unrecognized arguments: --nonsense")
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "breakpoint":
