@@ -4,6 +4,8 @@ They match torch.optim bit for bit (tests/vision/test_optim.py). On a small netw
 step is overhead, and torch.optim imports torch's compiler (LOG.md).
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -51,6 +53,11 @@ class SGD:
 
 Optimizer = Adadelta | SGD
 """`state` holds vectors that checkpoints save; `step` updates the parameters."""
+
+
+def decay(scheduler: str, done: float) -> float:
+    """Factor of the learning rate after the share `done` of a stage's epochs: 1 at first, towards 0."""
+    return {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[scheduler]
 
 
 def make(values: Tensor, settings: Settings) -> Optimizer:

@@ -32,16 +32,33 @@ class Settings:
     hidden: int = option(64, "units of a hidden layer, or channels of a convolution", at_least=1, metavar="H")
     optimizer: str = option("adadelta", "optimizer", choices=("adadelta", "sgd"))
     lr: float = option(1.0, "learning rate", above=0)
+    lr_scheduler: str = option(
+        "constant",
+        "learning rate within a stage, set every epoch: constant, or a decay towards 0",
+        choices=("constant", "linear", "cosine"),
+        record=CHANGED,
+    )
     momentum: float = option(0.0, "momentum of SGD")
     weight_decay: float = option(0.0, "weight decay")
     nesterov: bool = option(False, "Nesterov momentum")
     batch_size: int = option(128, "examples per minibatch", at_least=1)
     epochs: int = option(100, "epochs per stage", at_least=1)
     augment: bool = option(False, "random crops (padding 4) and flips")
-    select: str = option("loss", "validation metric that selects the best epoch", choices=("loss", "error"))
+    select: str = option(
+        "loss",
+        "validation metric that selects the best epoch; last: the last epoch, without selection",
+        choices=("loss", "error", "last"),
+    )
     patience: int = option(0, "end a stage after this many epochs without improvement (0: never)")
     patience_delta: float = option(0.0, "smallest decrease of the validation metric that is an improvement")
     from_scratch: bool = option(False, "draw new weights before every stage (gens has --gens-init)")
+    shrink: float = option(
+        1.0,
+        "shrink and perturb: before each stage but the first, the weights become S times the weights plus "
+        "1 - S times newly drawn ones",
+        metavar="S",
+        record=CHANGED,
+    )
     average: float | str = option(
         0.0,
         "average of the weights that is tested: a decay, over stages (0: off), or poly:ETA, over epochs",
@@ -54,6 +71,8 @@ class Settings:
         check_ranges(self)
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
+        if self.shrink > 1:
+            raise UserError(f"--shrink {self.shrink:g}: at most 1")
 
     @classmethod
     def names(cls) -> list[str]:
@@ -65,6 +84,10 @@ class Settings:
         """Why the setting `name` has no effect with the others in `chosen`; None if it has."""
         if name == "average" and chosen[name] and chosen.get("from_scratch"):
             return "--from-scratch draws new weights, and weights of unrelated models have no average"
+        if name == "shrink" and chosen[name] != 1 and chosen.get("from_scratch"):
+            return "--from-scratch draws new weights"
+        if name == "patience" and chosen[name] and chosen.get("select") == "last":
+            return "--select last does not ask which epoch is best"
         return None
 
     def config(self) -> dict[str, Any]:

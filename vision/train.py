@@ -100,11 +100,11 @@ def fit(
 ) -> dict[str, float]:
     """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
 
-    The best epoch has the lowest validation loss or error (`settings.select`), separately for each voter, and
-    includes its batch-normalisation statistics. `generators`, one for all members or one each, set order and
-    augmentation, which pads with `black` (channels,). `replay` draws the examples of each epoch, `average` is
-    updated after each, `progress` resumes an interrupted call. Returns FLOPs by purpose: forward, backward,
-    validation, and `progress.spent`. UserError if training diverges.
+    The best epoch has the lowest validation loss or error (`settings.select`; "last": it is the last epoch),
+    separately for each voter, and includes its batch-normalisation statistics. `generators`, one for all
+    members or one each, set order and augmentation, which pads with `black` (channels,). `replay` draws the
+    examples of each epoch, `average` is updated after each, `progress` resumes an interrupted call. Returns
+    FLOPs by purpose: forward, backward, validation, and `progress.spent`. UserError if training diverges.
     """
     train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
@@ -116,12 +116,13 @@ def fit(
     update_average = average.following(model) if average else lambda: None
     while at.epoch < settings.epochs and not (settings.patience and at.waited >= settings.patience):
         model.train()
+        optimizer.lr = settings.lr * optim.decay(settings.lr_scheduler, at.epoch / settings.epochs)
         for images, labels in minibatches(train, settings, generators, black, replay):
             write_gradients(images, labels)
             optimizer.step(flat.values, flat.gradients)
         update_average()
-        score = validate(model, valid, loss_of if settings.select == "loss" else error_of)
-        better = score < best - settings.patience_delta
+        score = validate(model, valid, error_of if settings.select == "error" else loss_of)
+        better = (score < best - settings.patience_delta) | (settings.select == "last")
         at.epoch, at.waited = at.epoch + 1, at.waited + 1
         if callback:
             callback.scored(at.epoch, score)

@@ -63,6 +63,24 @@ def test_sm_keeps_its_weights_unless_from_scratch():
         assert torch.allclose(before, weights(subject), atol=1e-3) != from_scratch
 
 
+@pytest.mark.parametrize("name", ["sm", "ens", "gmoe"])
+def test_shrink_and_perturb_moves_the_weights_towards_new_ones(name):
+    subject = learner(name, shrink=0.25)
+    subject.prepare(0, DATA)
+    old = weights(subject)
+    subject.reset(1)
+    new = weights(subject)
+    subject.reset(0)
+    assert torch.equal(weights(subject), old)  # the first stage starts from the weights as they are
+    subject.shrink_and_perturb(1)
+    torch.testing.assert_close(weights(subject), 0.25 * old + 0.75 * new)
+    trained = learner(name, shrink=0.0, epochs=1, lr=1e-6)
+    trained.train(0, DATA)
+    before = weights(trained)
+    trained.train(1, DATA)
+    assert not torch.allclose(before[: len(old)], weights(trained)[: len(old)], atol=1e-3)
+
+
 def test_ens_averages_probabilities_and_member_0_is_sm():
     ens, sm = learner("ens"), learner("sm")
     for subject in (ens, sm):
@@ -162,6 +180,20 @@ def test_gens_adds_a_member_and_keeps_the_others(start):
     assert near == [start == "copy"] * 2
 
 
+@pytest.mark.parametrize("experts", [1, 2])
+def test_gens_adds_several_members_a_stage(experts):
+    gens, single = learner("gens", members=3, experts=experts), learner("gens", experts=experts)
+    for index in range(2):
+        gens.train(index, DATA)
+    assert gens.details == {"members": 6}
+    assert gens.parameters == 6 * single.parameters
+    assert gens.eval_flops_per_example == 6 * single.eval_flops_per_example
+    votes = torch.cat([stack(TEST.images) for stack in gens.members])
+    assert len(votes) == 6
+    assert len({float(vote.detach().sum()) for vote in votes}) == 6  # no two are alike
+    assert torch.equal(gens.predict(TEST, {})[0], votes.softmax(1).sum(0).argmax(0))
+
+
 @pytest.mark.parametrize("average", ["probs", "logits"])
 def test_gens_evaluates_each_member_once(average):
     gens, kept = learner("gens", gens_average=average), {}
@@ -235,6 +267,17 @@ def test_growth_flops_are_those_of_a_pass_over_the_validation_data():
     with FlopCounterMode(display=False) as counter:
         gmoe.split_scores(DATA.valid(0))
     assert gmoe.grow(1, DATA) == {"growth": counter.get_total_flops()}
+
+
+def test_gmoe_splits_several_experts_and_keeps_its_function():
+    gmoe = learner("gmoe", experts=3, splits=2)
+    gmoe.train(0, DATA)
+    before, ranked = gmoe.model(TEST.images), gmoe.split_scores(DATA.valid(0))
+    old = [layer.experts.weight.detach().clone() for layer in gmoe.model.layers]
+    gmoe.grow(1, DATA)
+    torch.testing.assert_close(gmoe.model(TEST.images), before)
+    for layer, weight, scores in zip(gmoe.model.layers, old, ranked, strict=True):
+        assert torch.equal(layer.experts.weight, torch.cat([weight, weight[scores.topk(2).indices]]))
 
 
 @pytest.mark.parametrize("name", LEARNERS)

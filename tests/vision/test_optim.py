@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vision.optim import make
+from vision.optim import decay, make
 from vision.presets import Settings
 
 
@@ -30,3 +30,18 @@ def test_equal_to_torch(settings):
         ours.step(values, gradient)
         theirs.step()
     assert torch.equal(values, parameter.detach())
+
+
+@pytest.mark.parametrize("scheduler", ["linear", "cosine"])
+def test_the_learning_rate_decays_as_torchs(scheduler):
+    parameter = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedulers = torch.optim.lr_scheduler
+    peer = (
+        schedulers.CosineAnnealingLR(parameter, 8)
+        if scheduler == "cosine"
+        else schedulers.LinearLR(parameter, 1.0, 0.0, 8)
+    )
+    for epoch in range(8):
+        assert decay(scheduler, epoch / 8) == pytest.approx(peer.get_last_lr()[0])
+        parameter.step()
+        peer.step()

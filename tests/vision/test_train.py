@@ -94,6 +94,27 @@ def test_the_best_epoch_on_validation_is_kept_with_its_batch_statistics(make, se
     assert equal(model.state_dict(), watching.models[best])
 
 
+def test_the_last_epoch_is_kept_without_selection():
+    watching = Watching(model := mlp())
+    train(model, {"epochs": 9, "lr": 2.0, "batch_size": 8, "select": "last"}, n=100, watch=watching)
+    scores = [mlp() for _ in watching.models]
+    for peer, state in zip(scores, watching.models, strict=True):
+        peer.load_state_dict(state)
+    losses = [float(validate(peer, examples(20, 2), loss_of)) for peer in scores]
+    assert losses[-1] > min(losses)  # the last epoch is not the best
+    assert equal(model.state_dict(), watching.models[-1])
+
+
+def test_a_scheduler_sets_the_learning_rate_of_each_epoch():
+    """Two epochs with a linear decay are one at the learning rate and one at half of it."""
+    decaying, constant, generator = mlp(), mlp(), seeded(0)
+    chosen = {"optimizer": "sgd", "batch_size": 16, "select": "last"}
+    train(decaying, chosen | {"epochs": 2, "lr": 0.2, "lr_scheduler": "linear"})
+    for lr in (0.2, 0.1):
+        fit(constant, examples(50, 1), examples(20, 2), Settings(**chosen, epochs=1, lr=lr), [generator])
+    assert equal(decaying.state_dict(), constant.state_dict())
+
+
 @pytest.mark.parametrize("make", [mlp, partial(vgg, size=32)])
 def test_a_stack_trains_as_its_members_one_by_one(make):
     """Within 1e-5 after 20 updates; each member keeps its own best epoch.

@@ -105,7 +105,16 @@ class Learner:
         """Called before the training of stage `index`; returns FLOPs by purpose."""
         if self.settings.from_scratch:
             self.reset(index)
+        elif index and self.settings.shrink < 1:
+            self.shrink_and_perturb(index)
         return {}
+
+    def shrink_and_perturb(self, stage: int) -> None:
+        """Move the weights towards newly drawn ones (Ash and Adams 2020; the noise is new weights)."""
+        old = [values.detach().clone() for values in self.model.parameters()]
+        self.reset(stage)
+        for values, before in zip(self.model.parameters(), old, strict=True):
+            values.data.lerp_(before, self.settings.shrink)
 
     def finish(self) -> None:
         """Called after the training of a stage."""
@@ -208,6 +217,16 @@ class Learner:
         if chosen.arch == "vgg":
             return mixture_vgg(self.shape, chosen.hidden, self.classes, *options)
         return mixture_mlp(mlp_widths(self.shape, chosen.hidden, self.classes), *options)
+
+    def stack(self, members: int) -> Any:
+        """A stack of networks, or mixtures side by side; each member is a voter, and the learner has
+        `MixtureSettings`."""
+        from vision.mixture import Committee
+
+        experts = vars(self.settings)["experts"]
+        if experts > 1:
+            return Committee([self.mixture(experts) for _ in range(members)])
+        return self.backbone(members)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ class MemberSettings(Settings):
 
     authors: ClassVar = {"select": "error", "patience": 100, "members": 3}
 
-    members: int = option(5, "networks of the ensemble", at_least=1)
+    members: int = option(5, "networks of the ensemble; of gens: those that each stage adds", at_least=1)
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,8 @@ class Ens(Learner):
         return self.settings.members if self.settings.member_order == "own" else 1
 
     def build(self, structure: dict[str, Any]) -> Any:
-        """A stack of networks, or mixtures side by side; each member is a voter."""
-        from vision.mixture import Committee
-
-        members, experts = self.settings.members, self.settings.experts
-        if experts > 1:
-            return Committee([self.mixture(experts) for _ in range(members)])
-        return self.backbone(members)
+        """All members."""
+        return self.stack(self.settings.members)
 
     @property
     def details(self) -> dict[str, Any]:

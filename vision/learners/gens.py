@@ -1,10 +1,10 @@
-"""gEns: a growing ensemble; every stage adds and trains one network (section 4.2)."""
+"""gEns: a growing ensemble; every stage adds networks, one by default, and trains them (section 4.2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from alma.options import option
+from alma.options import CHANGED, option
 from vision.learners.base import Learner, MemberMixtureSettings
 from vision.presets import Settings
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 class GEnsSettings(MemberMixtureSettings):
     authors = Settings.authors | {"gens_init": "copy", "gens_average": "logits"}
 
+    members: int = option(1, "networks that each stage adds", at_least=1, record=CHANGED)
     gens_init: str = option(
         "new", "initial weights of a member: new, or the last one's", choices=("new", "copy")
     )
@@ -27,7 +28,7 @@ class GEnsSettings(MemberMixtureSettings):
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
         """`from_scratch` would reset a network that has never been trained, `average` would average one."""
-        if name == "from_scratch" and chosen[name]:
+        if (name == "from_scratch" and chosen[name]) or (name == "shrink" and chosen[name] != 1):
             return "every stage adds a new member; see --gens-init"
         if name == "average" and chosen[name]:
             return "each member is trained in one stage only"
@@ -37,7 +38,8 @@ class GEnsSettings(MemberMixtureSettings):
 class GEns(Learner):
     """An ensemble that gains one network per stage and trains that one only.
 
-    `model` is the newest member, `members` are copies of all trained ones.
+    With `settings.members` above 1, a stage adds a stack of so many networks, which train independently.
+    `model` is the newest stack, `members` are copies of all trained ones.
     """
 
     settings_class = GEnsSettings
@@ -47,9 +49,15 @@ class GEns(Learner):
         super().__init__(*arguments)
         self.members: list[Any] = []
 
+    @property
+    def orders(self) -> int:
+        """One per network of a stage."""
+        return self.settings.members
+
     def build(self, structure: dict[str, Any]) -> Any:
-        """A mixture, or a plain network."""
-        return self.mixture(self.settings.experts) if self.settings.experts > 1 else self.backbone()
+        """The networks of a stage; a single mixture is no stack."""
+        members, experts = self.settings.members, self.settings.experts
+        return self.mixture(experts) if experts > 1 and members == 1 else self.stack(members)
 
     def prepare(self, index: int, data: "StageData") -> dict[str, float]:
         """Initialise the new member, with new weights or those of the last member."""
@@ -86,9 +94,9 @@ class GEns(Learner):
             return super().predict(examples, {})
         new = self.members[cache.get("members", 0) :]
         for member in new:
-            logits = evaluate(member, examples)[0]
-            scores = logits.softmax(0) if self.settings.gens_average == "probs" else logits
-            cache["sum"] = cache.get("sum", 0) + scores
+            logits = evaluate(member, examples)
+            scores = logits.softmax(1) if self.settings.gens_average == "probs" else logits
+            cache["sum"] = cache.get("sum", 0) + scores.sum(0)
         cache["members"] = len(self.members)
         return cache["sum"].argmax(0), len(new) * len(examples.labels) * self.model.flops.inference
 
@@ -104,7 +112,7 @@ class GEns(Learner):
 
     @property
     def details(self) -> dict[str, Any]:
-        return {"members": self._count}
+        return {"members": self._count * self.settings.members}
 
     def state(self) -> dict[str, Any]:
         """With the weights of all members."""
