@@ -100,11 +100,10 @@ def fit(
 ) -> dict[str, float]:
     """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
 
-    The best epoch has the lowest validation loss or error (`settings.select`; "last": it is the last epoch),
-    separately for each voter, and includes its batch-normalisation statistics. `generators`, one for all
-    members or one each, set order and augmentation, which pads with `black` (channels,). `replay` draws the
-    examples of each epoch, `average` is updated after each, `progress` resumes an interrupted call. Returns
-    FLOPs by purpose: forward, backward, validation, and `progress.spent`. UserError if training diverges.
+    The best epoch of each voter has the lowest validation loss or error, or is the last (`settings.select`);
+    its batch-normalisation statistics are kept too. `generators`, one or one for each member, set order and
+    augmentation, which pads with `black` (channels,). `replay` draws the examples of each epoch, `average` is
+    updated after each, `progress` resumes a call. Returns FLOPs by purpose. UserError if training diverges.
     """
     train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
