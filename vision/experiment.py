@@ -18,6 +18,7 @@ from alma.options import flag_of
 from alma.records import Run
 from alma.schema import AMOUNT, require, whole
 from alma.stages import Stage, check_share, stages
+from vision import presets
 from vision.board import Board
 from vision.learners import LEARNERS, Learner, resolve
 from vision.presets import Settings
@@ -48,7 +49,7 @@ def run(
     *,
     waiting_time: int = 1,
     replay: bool = False,
-    replay_share: float = 0.0,
+    replay_share: float | None = None,
     replay_from: str = "all",
     seed: int = 0,
     preset: str | None = None,
@@ -62,19 +63,19 @@ def run(
     """Run Algorithm 1 with a learner of `vision.learners.LEARNERS`; returns the run, whose rows are in `out`.
 
     `replay_share` of every epoch comes from earlier mega-batches, "all" or "recent" ones. `settings` are the
-    learner's, such as hidden=64; defaults are those of `preset` ("paper", "draft" or "authors"). A checkpoint
-    is written every `save_interval` seconds, with `save_stages` the model of each stage, and curves to
-    `tensorboard_logdir`; run.json records `command`, the shell line of the run. An interrupted run resumes
-    bit for bit; a complete one is returned. UserError: a bad setting, or `out` holds another run.
+    learner's, such as hidden=64. `preset` sets the defaults of both. A checkpoint is written every
+    `save_interval` seconds, with `save_stages` the model of each stage, and curves to `tensorboard_logdir`;
+    run.json records `command`. An interrupted run resumes bit for bit; a complete one is returned. UserError:
+    a bad setting, or `out` holds another run.
     """
     from vision.data import StageData
 
-    chosen = resolve(stream.dataset.name, learner, preset, settings, waiting_time)
-    target = device_of(device)
-    check_share(replay_share, replay)
-    schedule = stages(len(stream), waiting_time, replay, replay_from if replay_share else None)
+    chosen, target = resolve(stream.dataset.name, learner, preset, settings, waiting_time), device_of(device)
+    share = presets.replay_share(preset, replay) if replay_share is None else replay_share
+    check_share(share, replay)
+    schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
-    config |= _data_config(stream, replay_share, replay_from, seed) | chosen.config()
+    config |= _data_config(stream, share, replay_from, seed) | chosen.config()
     make_directory(Path(out))
     with locked(Path(out)):
         record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
@@ -85,7 +86,7 @@ def run(
         if command:
             record.note(command=command)
         with _fitting(record.directory, chosen, of := stream.dataset):
-            data = StageData(stream, schedule, target, replay_share)
+            data = StageData(stream, schedule, target, share)
             subject = LEARNERS[learner](of.shape, of.classes, chosen, seed, target)
             logdir = Path(tensorboard_logdir) if tensorboard_logdir else None
             trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages, logdir)

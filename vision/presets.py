@@ -1,7 +1,8 @@
 """Settings of a vision run: ranges and help of each, defaults of each data set, presets.
 
 Each field of `Settings`, and of the subclass that belongs to a learner, is a flag of `vision/run.py` of the
-same name. The presets are those of the paper, of its first draft, and of the authors' released code.
+same name. The presets are those of the paper, of its first draft, of the authors' released code, and
+`anytime`, chosen on validation at a tenth of the paper's compute (docs/results.md).
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from alma.errors import UserError
 from alma.options import CHANGED, check_ranges, option, recorded
 
 DATASETS = ("digits", "mnist", "emnist", "cifar10", "cifar100", "folder")
-PRESETS = ("paper", "draft", "authors")
+PRESETS = ("paper", "draft", "authors", "anytime")
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,16 @@ OF_DATASET: dict[str, dict[str, Any]] = {
     "folder": _VGG,
 }
 """Settings of each data set that differ from the defaults (appendix B.1)."""
+
+
+ANYTIME: dict[str, Any] = {"epochs": 10, "average": "poly:8"}
+"""Settings of --preset anytime for learners that take them."""
+_ANYTIME_REPLAY_SHARE = 0.9
+
+
+def replay_share(preset: str | None, replay: bool) -> float:
+    """The share of replay under a preset, if none is given and without `replay` of everything."""
+    return _ANYTIME_REPLAY_SHARE if preset == "anytime" and not replay else 0.0
 
 
 def default_preset(dataset: str) -> str:

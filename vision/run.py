@@ -182,7 +182,10 @@ def _add_run_flags(group: Any) -> None:
     add_options(group, [all_settings()["hidden"]], several=True)
     seed = f"{SEEDS}; seeds the weights, the data order and the partition into mega-batches (default: 0)"
     add("--seed", "--seeds", type=number_list, default=[0], metavar="LIST", help=seed)
-    source = "of the paper, its first draft or the authors' code (default: paper; EMNIST, CIFAR-100: draft)"
+    source = (
+        "of the paper, its first draft or the authors' code, or anytime, for a tenth of the paper's compute "
+        "(default: paper; EMNIST, CIFAR-100: draft)"
+    )
     add("--preset", **names_of(presets.PRESETS), help=f"settings {source}")
 
 

@@ -112,10 +112,11 @@ def _megabatches(point: Point) -> int:
 
 def _resolved(point: Point) -> Settings:
     """All settings of the learner. UserError: one is out of range, or a replay that cannot be."""
-    share = point.get("replay_share")  # 0 may be the baseline of a sweep
-    check_share(share or 0, point["replay"], point.get("replay_from", "all") if share is None else "all")
+    preset, given = point.get("preset"), point.get("replay_share")  # 0 may be the baseline of a sweep
+    share = presets.replay_share(preset, point["replay"]) if given is None else given
+    check_share(share, point["replay"], point.get("replay_from", "all") if given is None else "all")
     chosen = {name: value for name, value in point.items() if name in all_settings()}
-    return resolve(point["dataset"], point["learner"], point.get("preset"), chosen, point["waiting_time"])
+    return resolve(point["dataset"], point["learner"], preset, chosen, point["waiting_time"])
 
 
 def _varying(learner: str, found: Iterable[tuple[Any, Point, Settings]]) -> list[str]:

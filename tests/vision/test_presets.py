@@ -3,6 +3,7 @@
 import pytest
 
 from alma.errors import UserError
+from vision import presets
 from vision.learners import LEARNERS, resolve
 from vision.presets import megabatches
 
@@ -51,6 +52,18 @@ def test_the_authors_preset_differs_in_these_settings_alone(learner, differences
     for name, value in differences.items():
         assert getattr(resolve("cifar10", learner, "paper", {name: value}), name) == value
         assert getattr(resolve("cifar10", learner, "authors", {name: paper[name]}), name) == paper[name]
+
+
+def test_the_anytime_preset_averages_what_can_be_averaged_and_replays():
+    paper = vars(resolve("mnist", "sm", "paper"))
+    sm = vars(resolve("mnist", "sm", "anytime"))
+    assert {name: value for name, value in sm.items() if value != paper[name]} == presets.ANYTIME
+    assert resolve("mnist", "gens", "anytime").epochs == presets.ANYTIME["epochs"]
+    anew = resolve("mnist", "sm", "anytime", {"from_scratch": True})
+    assert (anew.average, anew.epochs) == (0.0, presets.ANYTIME["epochs"])
+    assert resolve("mnist", "sm", "anytime", {"epochs": 3}).epochs == 3
+    assert presets.replay_share("anytime", False) > 0
+    assert presets.replay_share("anytime", True) == presets.replay_share("paper", False) == 0
 
 
 def test_the_drafts_settings():

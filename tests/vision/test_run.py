@@ -16,6 +16,7 @@ import torch
 from alma.records import Run
 from tests.vision.conftest import numbers
 from vision.learners import LEARNERS
+from vision.presets import PRESETS
 from vision.run import jobs_of, main, parser, run_all
 from vision.sweep import SweepRun
 
@@ -165,12 +166,14 @@ def test_settings_go_to_the_learners_that_take_them():
 
 def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["vision.run"], "summarise", lambda *_: None)  # figures: seconds each time
-    for preset in ("paper", "draft", "authors"):
+    for preset in PRESETS:
         for learner in LEARNERS:
             out = tmp_path / f"{preset}_{learner}"
             words = f"--learner {learner} --preset {preset} --megabatches 3 --epochs 2 --hidden 3 --out"
             command(monkeypatch, *words.split(), out)
-            assert len(Run.read(out).rows) == 4
+            run = Run.read(out)
+            assert len(run.rows) == 4
+            assert run.config.get("replay_share", 0) == (0.9 if preset == "anytime" else 0)
 
 
 @pytest.mark.parametrize(

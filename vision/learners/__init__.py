@@ -77,6 +77,9 @@ def resolve(
         given |= kind.authors
     if preset == "draft":
         given |= presets.draft(dataset, kind, waiting_time)
+    if preset == "anytime":
+        fitting = presets.ANYTIME.items()
+        given |= {name: value for name, value in fitting if not kind.conflict(name, {**chosen, name: value})}
     given |= chosen
     if given.get("optimizer", "adadelta") != "sgd" and "nesterov" not in chosen:
         given["nesterov"] = False  # the authors' preset has it for their CIFAR runs, which use SGD
