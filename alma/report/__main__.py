@@ -15,7 +15,7 @@ from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
 from alma.report.page import write_report
 from alma.report.results import find_runs, group
-from alma.report.selection import SELECTIONS, best_by_validation
+from alma.report.selection import CHOOSABLE, SELECTIONS, best_by_validation
 from alma.report.vision import figures as vision_figures
 from alma.report.vision.select import is_image
 
@@ -49,6 +49,11 @@ def parser() -> Parser:
         metavar="NAMES",
         help="with --select: settings to keep apart too, such as average,schedule,hidden (default: choose "
         "among all of them)",
+    )
+    made.add_argument(
+        "--choose",
+        metavar="NAMES",
+        help=f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}",
     )
     out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
     made.add_argument("--out", type=Path, metavar="DIR", help=out)
@@ -95,13 +100,16 @@ def main() -> None:
     for_lm = "lm" in (options.table, options.figures)
     if options.per_word and not for_lm:
         raise UserError("--per-word needs --table lm or --figures lm")
-    if options.hold and not options.select:
-        raise UserError("--hold needs --select valid or valid-first")
-    hold = options.hold.split(",") if options.hold else []
+    for flag in ("hold", "choose"):
+        if getattr(options, flag) and not options.select:
+            raise UserError(f"--{flag} needs --select valid or valid-first")
+    hold, choose = (names.split(",") if names else [] for names in (options.hold, options.choose))
     runs = find_runs(options.runs)
     if options.figures == "vision" and not any(map(is_image, runs)):
         raise UserError(f"no image run in {', '.join(options.runs)}, which --figures vision needs")
-    runs, choices = best_by_validation(runs, options.select, hold) if options.select else (runs, [])
+    choices: list[str] = []
+    if options.select:
+        runs, choices = best_by_validation(runs, options.select, hold, choose)
     groups = group(runs)
     if not groups:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")

@@ -16,7 +16,8 @@ ALWAYS_SHOWN = VARIANT | {"learner", "name", "waiting_time", "replay", "seed", "
 """Settings that every table and legend shows."""
 _OPTIONAL = {name for name, each in options_of(TextOptions).items() if each.metadata["record"] == CHANGED}
 """Settings that run.json lacks if they have their defaults."""
-_CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data")
+_CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data", "replay_validation")
+"""Checksums, and what follows from other settings unless the version differs."""
 
 
 def distinguishing(configs: Sequence[Mapping[str, Any]], shown: Collection[str] = ALWAYS_SHOWN) -> list[str]:

@@ -14,12 +14,13 @@ from alma.records import Run
 from alma.report import labels
 from alma.report.results import Result, group, labelled, trained, validation
 
-_PROTOCOL = (
-    *("learner", "waiting_time", "replay", "replay_share", "replay_from"),
-    *("from_scratch", "update_multiplier"),
-    *("dataset", "data", "scenario", "partition", "stream_sha256", "megabatch_sha256", "context_window"),
+CHOOSABLE = ("replay_share", "replay_from", "from_scratch", "update_multiplier")
+"""Settings that are chosen on request."""
+_FIXED = (
+    *("learner", "waiting_time", "replay", "dataset", "data", "scenario", "partition", "stream_sha256"),
+    *("megabatch_sha256", "context_window"),
 )
-"""Settings that define the experiment: learner, waiting, replay, budget, data. All others are chosen."""
+"""Settings that are never chosen: learner, waiting, data, evaluation."""
 
 
 SELECTIONS = {"valid": "", "valid-first": " after the first stage"}
@@ -27,9 +28,10 @@ SELECTIONS = {"valid": "", "valid-first": " after the first stage"}
 
 
 def best_by_validation(
-    runs: Sequence[Run], select: str, hold: Sequence[str] = ()
+    runs: Sequence[Run], select: str, hold: Sequence[str] = (), choose: Sequence[str] = ()
 ) -> tuple[list[Run], list[str]]:
     """Keep the best configuration for each learner, waiting time, replay, B and data, and value of `hold`.
+    Settings in `choose`, of CHOOSABLE, are chosen too.
 
     Returns the runs that are kept, and a line per choice, which names every configuration that is left out.
     Scores are means over seeds and over the t since the first stage that all candidates share; with
@@ -37,7 +39,9 @@ def best_by_validation(
     score, candidates share no t, or no run has a setting of `hold`.
     """
     tables = group(runs)
-    fixed = [*_PROTOCOL, *_held(hold, itertools.chain(*tables))]
+    chosen = _chosen(choose)
+    kept = [name for name in CHOOSABLE if name not in chosen]
+    fixed = [*_FIXED, *kept, *_held(hold, itertools.chain(*tables))]
     dropped: set[str] = set()
     lines = []
     for table in tables:
@@ -51,6 +55,15 @@ def best_by_validation(
             dropped |= {canonical(result.config, "seed") for result, _ in ranked[1:]}
             lines += [_choice(names[experiment], ranked, select, fixed)] if len(ranked) > 1 else []
     return [run for run in runs if canonical(run.config, "seed") not in dropped], lines
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    """The names as in CHOOSABLE. UserError: another one."""
+    found = [name.replace("-", "_") for name in names]
+    for name in found:
+        if name not in CHOOSABLE:
+            raise UserError(f"--choose {name}: {hint(name, CHOOSABLE)}; other settings are chosen without it")
+    return found
 
 
 def _held(names: Sequence[str], results: Iterable[Result]) -> list[str]:

@@ -104,3 +104,16 @@ def test_settings_that_are_held_are_not_chosen_among(averages):
     wrong = error_of(report(averages, "--select", "valid", "--hold", "averag"))
     assert wrong.strip().endswith("--hold averag: no run has this setting; did you mean average?")
     assert report(averages, "--hold", "average").returncode == 2
+
+
+def test_a_share_of_replay_is_chosen_on_request(tmp_path):
+    for share, score in (("", 30.0), (0.5, 20.0), (0.9, 25.0)):
+        config = {"replay_share": share} if share else {}
+        make_run(tmp_path / f"share{share}", [90.0, 50.0, 40.0], valid=[None, score, score], **config)
+    assert "best of" not in report(tmp_path, "--select", "valid").stdout
+    done = report(tmp_path, "--select", "valid", "--choose", "replay-share").stdout
+    (line,) = [line for line in done.splitlines() if line.startswith("best")]
+    assert line.startswith("best of 3 by validation perplexity: sm w=1: replay_share=0.5 (20.00); left out:")
+    wrong = error_of(report(tmp_path, "--select", "valid", "--choose", "lr"))
+    assert "--choose lr: choose from replay_share, replay_from" in wrong
+    assert report(tmp_path, "--choose", "replay").returncode == 2
