@@ -109,7 +109,7 @@ OF_DATASET: dict[str, dict[str, Any]] = {
 """Settings of each data set that differ from the defaults (appendix B.1)."""
 
 
-ANYTIME: dict[str, Any] = {"epochs": 10, "average": "poly:8"}
+ANYTIME: dict[str, Any] = {"epochs": 10, "select": "last", "average": "poly:8"}
 """Settings of --preset anytime for learners that take them."""
 _ANYTIME_REPLAY_SHARE = 0.9
 
