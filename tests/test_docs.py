@@ -193,10 +193,23 @@ def section(name: str, heading: str) -> str:
 def test_the_table_of_presets_names_every_difference():
     from vision.learners import LEARNERS
 
-    table = "\n".join(line for line in section("docs/images.md", "Three presets").splitlines() if "|" in line)
-    presets = [kind.settings_class.authors for kind in LEARNERS.values()]
-    differing = {name.replace("_", "-") for settings in presets for name in settings}
+    text = section("docs/images.md", "Three presets of the paper")
+    table = "\n".join(line for line in text.splitlines() if "|" in line)
+    authors = [kind.settings_class.authors for kind in LEARNERS.values()]
+    differing = {name.replace("_", "-") for settings in authors for name in settings}
     assert set(re.findall(r"`--([a-z-]+)`", table)) == differing
+
+
+def test_the_table_of_the_anytime_preset_has_its_values():
+    from vision import presets
+
+    rows = re.findall(
+        r"^\| `--([a-z-]+)` \| .* \| `?([\w:.]+)`? \| [^|]* \|$",
+        section("docs/images.md", "Preset anytime"),
+        re.MULTILINE,
+    )
+    wanted = {**presets.ANYTIME, "replay_share": presets.replay_share("anytime", False)}
+    assert dict(rows) == {name.replace("_", "-"): str(value) for name, value in wanted.items()}
 
 
 @pytest.mark.parametrize("name", ["docs/index.md", "docs/images.md", "docs/language.md"])
@@ -243,6 +256,7 @@ def test_documented_keys_of_image_runs(tmp_path):
     stream, options = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
     more = {"moe": {"average": 0.5}, "ens": {"experts": 2}, "gens": {"experts": 2}, "sm": {"seed": 1}}
     more["moe"]["command"] = "alma images"
+    more["gens"]["members"], more["gmoe"] = 2, {"splits": 2, "shrink": 0.5, "lr_scheduler": "linear"}
     more["umix"] = {"replay_share": 0.5, "replay_from": "recent"}
     for learner, settings in more.items():
         done = run(stream, learner, tmp_path / learner, **options, **settings)
