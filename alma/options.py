@@ -70,7 +70,7 @@ def recorded(options: Any) -> dict[str, Any]:
     differ, found = changed(options), {}
     for name, each in options_of(options).items():
         value, when = getattr(options, name), each.metadata["record"]
-        if (when == ALWAYS and value is not None) or (when == CHANGED and value and name in differ):
+        if value is not None and (when == ALWAYS or (when == CHANGED and name in differ)):
             found[name] = value
     return found
 

@@ -62,6 +62,7 @@ def test_the_anytime_preset_averages_what_can_be_averaged_and_replays():
     anew = resolve("mnist", "sm", "anytime", {"from_scratch": True})
     assert (anew.average, anew.epochs) == (0.0, presets.ANYTIME["epochs"])
     assert resolve("mnist", "sm", "anytime", {"epochs": 3}).epochs == 3
+    assert resolve("mnist", "sm", "anytime", {"patience": 5}).select == "loss"  # "last" would ignore it
     assert presets.replay_share("anytime", False) > 0
     assert presets.replay_share("anytime", True) == presets.replay_share("paper", False) == 0
 
@@ -118,3 +119,8 @@ def test_configs_equal_those_of_runs_older_than_a_setting():
 def test_values_out_of_range_are_refused(learner, values, message):
     with pytest.raises(UserError, match=message):
         settings_of(learner, **values)
+
+
+def test_a_setting_of_zero_that_is_not_the_default_is_recorded():
+    assert resolve("digits", "sm", chosen={"shrink": 0.0}).config()["shrink"] == 0
+    assert "shrink" not in resolve("digits", "sm", chosen={"shrink": 1.0}).config()

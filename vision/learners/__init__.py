@@ -77,9 +77,11 @@ def resolve(
         given |= kind.authors
     if preset == "draft":
         given |= presets.draft(dataset, kind, waiting_time)
-    if preset == "anytime":
-        fitting = presets.ANYTIME.items()
-        given |= {name: value for name, value in fitting if not kind.conflict(name, {**chosen, name: value})}
+    if preset == "anytime":  # without what conflicts with a chosen setting
+        for name, value in presets.ANYTIME.items():
+            together = {**chosen, name: value}
+            if not any(kind.conflict(each, together) for each in together):
+                given[name] = value
     given |= chosen
     if given.get("optimizer", "adadelta") != "sgd" and "nesterov" not in chosen:
         given["nesterov"] = False  # the authors' preset has it for their CIFAR runs, which use SGD
