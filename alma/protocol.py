@@ -5,12 +5,13 @@ the kinds of their values, labels of reports which of them tell two runs apart; 
 fairseq-train has those that are `passed`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from alma import averages
 from alma.errors import number_list
-from alma.learners import DEFAULT_GROWTH
+from alma.learners import DEFAULT_GROWTH, LEARNERS
 from alma.options import CHANGED, option
 
 REPLAY_FROM = ("all", "recent")
@@ -121,3 +122,27 @@ class TextOptions(StreamOptions):
         record=CHANGED,
     )
     name: str | None = option(None, "label of the run in reports", metavar="TEXT", record=CHANGED)
+
+
+TEXT_PRESETS = ("paper", "anytime")
+ANYTIME: dict[str, Any] = {"schedule": "continuous", "average": "poly:8", "replay_share": 0.5}
+"""Options of --preset anytime for language models, chosen on validation (docs/results.md)."""
+
+
+def of_preset(preset: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a preset beside the `chosen` ones: those that are not chosen and do not contradict them.
+
+    A learner that trains new models in every stage has no schedule and no average over the stages.
+    """
+    found = dict(ANYTIME) if preset == "anytime" else {}
+    if chosen.get("replay"):
+        found.pop("replay_share", None)
+    if (
+        chosen.get("from_scratch")
+        or LEARNERS[chosen["learner"]].fresh
+        or chosen.get("grow_optimizer") == "reset"
+    ):
+        found.pop("schedule", None)
+    if {**found, **chosen}.get("schedule", SCHEDULES[0]) == SCHEDULES[0]:
+        found.pop("average", None)
+    return found | dict(chosen)

@@ -8,7 +8,8 @@ from dataclasses import Field, dataclass
 from alma.errors import Parser, number_list
 from alma.help_texts import SEEDS, SIZE
 from alma.learners import text_learners
-from alma.options import add_options, check_ranges, option, options_of
+from alma.options import add_options, check_ranges, flag_of, option, options_of
+from alma.protocol import ANYTIME, TEXT_PRESETS
 from slurm.engine import resources
 from slurm.lm.settings import Request
 
@@ -25,6 +26,8 @@ examples:
   alma train stream --learner sm --out runs/tiny -- --arch switch_gmoe_tiny --max-update 400
   # one learning-rate schedule over all stages, and averages of the weights
   alma train stream --learner sm --schedule continuous --average .999 --out runs/average
+  # the settings that this project recommends: one schedule, averaged weights, old data in every stage
+  alma train stream --learner sm --preset anytime --out runs/anytime
   # two learners at three learning rates, each of the six runs in a folder of its own
   alma train experiments/tune/lr.yaml --stream stream learner=sm,gmoe lr=5e-4,1e-3,2e-3
   # a row of the paper's Table 2 with three seeds on SLURM: first the plan, then the jobs
@@ -111,6 +114,9 @@ def _add_learner_options(made: Parser, options: dict[str, Field]) -> None:
     learner = {"choices": specs, "metavar": None, "help": kinds}
     changes: dict[str, dict] = {"learner": learner, "members": {"help": members}}
     add_options(group, options.values(), Request, changes=changes)
+    words = " ".join(f"{flag_of(name)} {value}" for name, value in ANYTIME.items())
+    preset = f"options that are not given; anytime: {words}, as far as the learner has them (default: paper)"
+    group.add_argument("--preset", choices=TEXT_PRESETS, help=preset)
     group.add_argument("--seeds", type=number_list, metavar="LIST", help=f"{SEEDS}, in RUN_s0 and so on")
     group = made.add_argument_group("growth", f"How experts are added between stages; for {growing}.")
     add_options(group, growth)

@@ -19,6 +19,7 @@ from alma.experiments import (
     read_overrides,
 )
 from alma.options import flag_of, given, options_of
+from alma.protocol import of_preset
 from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
@@ -110,7 +111,8 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
             raise UserError(f"give --{name}; see `{parser().prog} --help`")
     flags = {name: words for name, words in flags.items() if words != [f"{name}=false"]}
     out = options.out / folder
-    request = Request(**{**given(Request, options), "stream": stream, "flags": flags, "out": out})
+    chosen = of_preset(options.preset, given(Request, options))
+    request = Request(**{**chosen, "stream": stream, "flags": flags, "out": out})
     found = [request]
     if options.seeds is not None:
         found = [

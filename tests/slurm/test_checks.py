@@ -4,6 +4,8 @@ import pytest
 from launcher import read_requests
 
 from alma.errors import UserError
+from alma.learners import text_learners
+from alma.options import changed
 from slurm.lm.checks import check
 from slurm.lm.plan import make_plan
 
@@ -67,3 +69,31 @@ def test_refused(words, message):
         check(request)
         make_plan(request, 4)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("learner", text_learners())
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--replay"],
+        ["--from-scratch"],
+        ["--replay-share", "0"],
+        ["--schedule", "stage"],
+        ["--schedule", "rsqrt", "--average", "0"],
+    ],
+)
+def test_the_anytime_preset_leaves_chosen_options_and_contradicts_none(learner, words):
+    (plain,) = _requests_of(["--learner", learner, *words])
+    if learner == "gens" and {"--from-scratch", "rsqrt"} & set(words):
+        return  # refused with and without the preset
+    (request,) = _requests_of(["--learner", learner, *words, "--preset", "anytime"])
+    check(request)
+    goes_on = "from_scratch" not in changed(plain) and learner != "gens"
+    assert request.replay_share == (0 if words[:1] in (["--replay"], ["--replay-share"]) else 0.5)
+    assert request.schedule == (plain.schedule if "--schedule" in words or not goes_on else "continuous")
+    assert request.average == ("poly:8" if goes_on and "--schedule" not in words else 0)
+
+
+def _requests_of(words):
+    return read_requests(["S", "--out", "R", *words, "--", "--arch", "switch_gmoe"])

@@ -78,7 +78,7 @@ def resolve(
     if preset == "draft":
         given |= presets.draft(dataset, kind, waiting_time)
     if preset == "anytime":  # without what conflicts with a chosen setting
-        for name, value in presets.ANYTIME.items():
+        for name, value in presets.anytime(dataset).items():
             together = {**chosen, name: value}
             if not any(kind.conflict(each, together) for each in together):
                 given[name] = value
