@@ -19,16 +19,23 @@ _OPTIONAL = {name for name, each in options_of(TextOptions).items() if each.meta
 _CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data", "replay_validation")
 """Checksums, and what follows from other settings unless the version differs."""
 
+_OF_VARIANT = ("select", "--lr-scheduler", "--total-num-update")
+"""Settings that a schedule or a preset usually sets together with the variant."""
+
 
 def distinguishing(configs: Sequence[Mapping[str, Any]], shown: Collection[str] = ALWAYS_SHOWN) -> list[str]:
     """The settings that a label needs to distinguish flat configs, beside those `shown` elsewhere.
 
     A setting of only some learners is needed if it differs among them, or if another run of one of them
-    lacks it; a checksum, if no other setting distinguishes two configs.
+    lacks it; one of _OF_VARIANT, if it differs within a variant; a checksum, if no other setting
+    distinguishes two configs.
     """
     empty = "fairseq_flags"  # `flatten` leaves this key in a run without flags
     names = [name for name in differing(configs) if name not in {*shown, empty}]
-    found = [name for name in names if name not in _CHECKSUMS and _needed(name, configs)]
+    follows = {
+        name for name in _OF_VARIANT if _kinds([*VARIANT, name], configs) == _kinds([*VARIANT], configs)
+    }
+    found = [name for name in names if name not in {*_CHECKSUMS, *follows} and _needed(name, configs)]
     told = [*found, *(name for name in shown if name != "seed")]
     for name in _CHECKSUMS:
         if _kinds([*told, name], configs) > _kinds(told, configs):

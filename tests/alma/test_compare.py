@@ -87,6 +87,14 @@ def test_settings_are_short():
     assert describe(shown, shown) == "a=2 b=2*50,4*49 c=2,2,4 lr=2e-3 fp16 d=0f0f0f0f"
 
 
+def test_what_a_preset_sets_with_the_average_is_shown_only_within_a_variant(tmp_path):
+    make_run(tmp_path / "a", [90.0, 20.0], select="loss")
+    make_run(tmp_path / "b", [90.0, 20.0], select="last", average="poly:8")
+    assert names(tmp_path) == ["sm", "sm, average poly:8"]
+    make_run(tmp_path / "c", [90.0, 20.0], learner="ens", select="last")
+    assert names(tmp_path) == ["ens select=last", "sm select=loss", "sm, average poly:8 select=last"]
+
+
 def test_checksums_are_shown_only_if_nothing_else_distinguishes_data(tmp_path):
     for digest in ("1", "2"):
         run = tmp_path / "wiki" / digest

@@ -16,16 +16,18 @@ from vision.run import parser as vision_parser
 def test_the_programs_accept_the_commands(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     lines = [line for step in demo.steps(Path("a b")) for line in step]
-    corpus, prepare, *launches, images, drift, report = map(shlex.split, lines)
+    corpus, prepare, *launches, images, preset, drift, report = map(shlex.split, lines)
     assert corpus[1:] == ["-m", "data_prep.pydoc_corpus", "a b/corpus"]
     stream = parser().parse_args(prepare[2:])
     assert stream.out == Path("a b/stream")
     plans = [make_plan(read_requests(launch[2:])[0], stream.mega_batches) for launch in launches]
-    assert [plan.config["learner"] for plan in plans] == ["sm", "gmoe"]
+    assert [plan.config["learner"] for plan in plans] == ["sm", "gmoe", "sm"]
+    assert plans[2].config["schedule"] == "continuous"
     assert plans[1].config["grow_experts"] == [2, 2, 4]
     assert all(plan.out.parent == Path("a b/runs") for plan in plans)
     sweep = vision_parser().parse_args(images[2:])
     assert len(jobs_of(sweep)) == 8
+    assert len(jobs_of(vision_parser().parse_args(preset[2:]))) == 2
     drifting = vision_parser().parse_args(drift[2:])
     assert len(jobs_of(drifting)) == 4
     assert sweep.out.parent == drifting.out.parent == Path("a b/runs")
@@ -59,7 +61,7 @@ def test_it_says_how_long_the_rest_takes_at_its_own_pace(monkeypatch, tmp_path, 
     demo.main()
     steps = [line for line in capsys.readouterr().out.splitlines() if line]
     total = sum(demo.STEPS.values())
-    assert steps[0] == f"[1/5] the corpus (about {total} s left on two idle cores)"
+    assert steps[0] == f"[1/5] the corpus (about {total / 60:.0f} min left on two idle cores)"
     rest = total - demo.STEPS["the corpus"]
     assert steps[1] == f"[2/5] the stream (about {3 * rest / 60:.0f} min left at this pace)"
     assert steps[-1].startswith(f"done in {3 * total} s")
