@@ -89,10 +89,10 @@ def test_settings_are_short():
 
 def test_what_a_preset_sets_with_the_average_is_shown_only_within_a_variant(tmp_path):
     make_run(tmp_path / "a", [90.0, 20.0], select="loss")
-    make_run(tmp_path / "b", [90.0, 20.0], select="last", average="poly:8")
-    assert names(tmp_path) == ["sm", "sm, average poly:8"]
+    make_run(tmp_path / "b", [90.0, 20.0], select="last", replay_share=0.5)
+    assert names(tmp_path) == ["sm", "sm, replay 0.5"]
     make_run(tmp_path / "c", [90.0, 20.0], learner="ens", select="last")
-    assert names(tmp_path) == ["ens select=last", "sm select=loss", "sm, average poly:8 select=last"]
+    assert names(tmp_path) == ["ens select=last", "sm select=loss", "sm, replay 0.5 select=last"]
 
 
 def test_checksums_are_shown_only_if_nothing_else_distinguishes_data(tmp_path):
