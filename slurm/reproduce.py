@@ -27,7 +27,9 @@ from slurm.engine import children
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 DATA = {"small": "digits", "medium": "mnist"}
 """The data set of all image figures, by size; at the paper's size each has its own."""
-SIZES = (*DATA, "paper")
+MODELS = {"small": "tiny", "saturated": "saturated"}
+"""The size of all language models, likewise; at the paper's there are two."""
+SIZES = ("small", "medium", "saturated", "paper")
 _LOAD = (
     "import sys; from alma.errors import command; from vision.data import load; "
     "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
@@ -110,17 +112,17 @@ def _language_models(
     place, out = place.resolve(), out.resolve()  # the launcher starts in `place`
     stream, sizes = options.stream and options.stream.resolve(), ["base", "large"]
     size: list[str] = []
-    if options.size == "small":
-        sizes, size = ["base"], ["--size", "tiny"]
-        if stream is None:
-            stream = place / "stream"
-            yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
+    if model := MODELS.get(options.size):
+        sizes, size = ["base"], ["--size", model]
+    if options.size == "small" and stream is None:
+        stream = place / "stream"
+        yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
     if stream is None:
-        recipe = EXPERIMENTS / "streams/paper.sh"
+        recipe = EXPERIMENTS / (f"table2/sizes/{model}.yaml" if model else "streams/paper.sh")
         raise UserError(f"{out.name} needs the stream of {recipe}: make it, and give it with --stream")
     files = [EXPERIMENTS / TABLE2 / f"{row}_{model}.yaml" for model in sizes for row in rows]
     yield tool("slurm.launch", *files, *size, "--stream", stream, "--jobs", options.jobs, folder=place)
-    models = ["tiny"] if size else sizes
+    models = [model] if model else sizes
     runs = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
     yield tool("alma.report", *runs, "--table", "lm", "--figures", "lm", "--out", out)
 
@@ -219,14 +221,20 @@ def parser() -> Parser:
     add = made.add_argument
     add("figures", nargs="*", metavar="FIGURE", help="such as figure7, table2, draft-figure3; or all")
     add("--list", action="store_true", help="print all figures and tables with data, runs and cost, and exit")
-    size = "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; paper: the paper's "
-    size += "settings (default: small)"
+    size = (
+        "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; saturated: language "
+    )
+    size += (
+        "models with the paper's tokens a parameter, on a CPU; paper: the paper's settings (default: small)"
+    )
     add("--size", choices=SIZES, default="small", help=size)
     out = "folder for runs, figures and tables (default: reproduced)"
     add("--out", type=Path, default=Path("reproduced"), metavar="DIR", help=out)
     add("--data-root", type=Path, metavar="DIR", help=f"with --size medium or paper: {DATA_ROOT}")
     add("--download", action="store_true", help="download missing image data sets with torchvision")
-    stream = "stream of the language models (with --size small one is made; see experiments/streams)"
+    stream = (
+        "stream of the language models (with --size small one is made; experiments/ says how to make others)"
+    )
     add("--stream", type=Path, metavar="STREAM", help=stream)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
     add("--dry-run", action="store_true", help="print the commands, run nothing")
@@ -252,11 +260,12 @@ def main() -> None:
             near = closest(name, same_number)
             raise UserError(f"{name}: no such figure; " + (f"did you mean {near}?" if near else "see --list"))
     names = list(records) if "all" in options.figures else list(dict.fromkeys(options.figures))
-    if options.size == "medium":
-        text = [name for name in names if TABLE2 in records[name]["experiments"]]
-        if named := [name for name in options.figures if name in text]:
-            raise UserError(f"{named[0]}: --size medium is of image figures; give --size small or paper")
-        names = [name for name in names if name not in text]
+    if options.size in ("medium", "saturated"):
+        kind = "image figures" if options.size == "medium" else "language models"
+        fitting = [n for n in names if (TABLE2 in records[n]["experiments"]) == (kind == "language models")]
+        if "all" not in options.figures and (other := [name for name in names if name not in fitting]):
+            raise UserError(f"{other[0]}: --size {options.size} is of {kind}; give --size small or paper")
+        names = fitting
     if not options.dry_run:
         check_data([records[name] for name in names], options)
     rows: list[Outcome] = []

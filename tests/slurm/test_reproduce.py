@@ -11,7 +11,7 @@ from launcher import call, read_requests
 from alma.report.vision.figures import FIGURES
 from data_prep.__main__ import parser as data_parser
 from slurm import reproduce
-from slurm.reproduce import EXPERIMENTS, index, main
+from slurm.reproduce import EXPERIMENTS, MODELS, index, main
 from vision.run import parser
 from vision.sweep import jobs_of, read_sections
 
@@ -43,12 +43,13 @@ def test_image_figures_have_the_runs_that_the_index_says(name, size):
     assert len(found) == record["runs"][size == "paper"]
 
 
-def test_tables_have_the_rows_that_the_index_says(monkeypatch):
+@pytest.mark.parametrize("size", MODELS.values())
+def test_tables_have_the_rows_that_the_index_says(size, monkeypatch):
     monkeypatch.chdir(EXPERIMENTS.parent)
-    tiny = read_requests(["experiments/table2", "--size", "tiny"])
-    assert {request.settings["--arch"] for request in tiny} == {"switch_gmoe_tiny"}
-    assert {request.stream for request in tiny} == {"stream_tiny"}
-    rows = {request.out.name.removesuffix("_tiny") for request in tiny}
+    requests = read_requests(["experiments/table2", "--size", size])
+    assert {request.settings["--arch"] for request in requests} == {"switch_gmoe_tiny"}
+    assert {request.stream for request in requests} == {f"stream_{size}"}
+    rows = {request.out.name.removesuffix(f"_{size}") for request in requests}
     for name in RECORDS.keys() - set(IMAGES):
         record = RECORDS[name]
         wanted = record["experiments"]["table2"].split()
@@ -101,6 +102,8 @@ def test_a_dry_run_prints_the_commands_and_makes_nothing(tmp_path, monkeypatch, 
         (["figure1", "--jobs", "0"], "--jobs 0"),
         (["table1", "--size", "paper"], "table1 needs the stream of"),
         (["figure1", "table1", "--size", "medium"], "table1: --size medium is of image figures"),
+        (["table1", "figure1", "--size", "saturated"], "figure1: --size saturated is of language models"),
+        (["table1", "--size", "saturated"], "table2/sizes/saturated.yaml: make it, and give it"),
     ],
 )
 def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):

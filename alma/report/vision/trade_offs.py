@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from alma.configs import canonical
 from alma.report import style
 from alma.report.front import TFLOPS, Point, draw_front
 from alma.report.results import Result, compute, memory
@@ -16,18 +17,30 @@ CER = "cumulative error rate, CER\n(untrained errors while waiting included)"
 
 
 def front(results: Sequence[Result]) -> dict[str, Any]:
-    """Mean error over t = 1..B against training compute; a line joins those that no other beats in both."""
+    """Mean error over t = 1..B against training compute; a line joins those that no other beats in both.
+
+    Raw weights are left out where the figure has their average, except those of the paper's learners.
+    """
     if len(results) < 2:
         raise Missing("only one configuration")
     share = 100 / results[0].megabatches
+    averaged = {_without_average(result) for result in results if "average" in result.config}
+    epochs = distinct(lambda result: result.config["epochs"], results)
     points = []
     for result in results:
+        if result.variant and "average" not in result.config and _without_average(result) in averaged:
+            continue
         mean, deviation = result.over_seeds(cer)
         spent, _ = result.over_seeds(compute)
         at = spent, share * mean, share * deviation
-        points.append(Point(result, *at, f"w = {wait(result)}", f"{size(result)} units"))
+        note = f"w = {wait(result)}" + f", {result.config['epochs']} epochs" * (len(epochs) > 1)
+        points.append(Point(result, *at, note, f"{size(result)} units"))
     label = "mean test error over the stream (%),\nuntrained errors while waiting included"
     return {"": draw_front(points, f"{parts.title(results)}: error against compute", label)}
+
+
+def _without_average(result: Result) -> str:
+    return canonical({name: value for name, value in result.config.items() if name != "average"}, "seed")
 
 
 def cost_trade_offs(results: Sequence[Result]) -> dict[str, Any]:
