@@ -4,6 +4,7 @@ import argparse
 import difflib
 import errno
 import functools
+import importlib.util
 import itertools
 import os
 import re
@@ -160,6 +161,12 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
             _interrupted()
 
     return run
+
+
+def require_package(name: str, flag: str) -> None:
+    """UserError: the optional package `name`, which `flag` uses, is not installed."""
+    if importlib.util.find_spec(name) is None:
+        raise UserError(f"{flag} needs the package {name}: pip install {name}")
 
 
 def _interrupted() -> NoReturn:

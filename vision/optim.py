@@ -1,18 +1,37 @@
-"""Adadelta and SGD on one vector of parameters.
+"""Optimizers of one vector of parameters: Adadelta, SGD, and Schedule-Free.
 
-They match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a torch.optim
-step is overhead, and torch.optim imports torch's compiler (LOG.md).
+The first two match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a
+torch.optim step is overhead, and torch.optim imports torch's compiler (LOG.md).
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from vision.presets import Settings
+from vision.presets import SCHEDULE_FREE, Settings
 
 
-class Adadelta:
+class Optimizer:
+    """Updates a vector of parameters. `lr` may change between steps."""
+
+    lr: float
+    state: dict[str, Tensor]
+    """Vectors that checkpoints save, complete after `eval`."""
+
+    def step(self, values: Tensor, gradients: Tensor) -> None:
+        """Update `values` in place; overwrites `gradients`."""
+        raise NotImplementedError
+
+    def train(self) -> None:
+        """Called before the steps of an epoch."""
+
+    def eval(self) -> None:
+        """Called after them; turns the weights that train into those that are tested, if they differ."""
+
+
+class Adadelta(Optimizer):
     """Adadelta (Zeiler, 2012) with torch's defaults of rho and eps."""
 
     RHO, EPS = 0.9, 1e-6
@@ -34,7 +53,7 @@ class Adadelta:
         values.add_(delta, alpha=-self.lr)
 
 
-class SGD:
+class SGD(Optimizer):
     """SGD with momentum, Nesterov momentum and weight decay as in torch."""
 
     def __init__(self, values: Tensor, lr: float, momentum: float, weight_decay: float, nesterov: bool):
@@ -51,8 +70,46 @@ class SGD:
         values.add_(gradients, alpha=-self.lr)
 
 
-Optimizer = Adadelta | SGD
-"""`state` holds vectors that checkpoints save; `step` updates the parameters."""
+class ScheduleFree(Optimizer):
+    """AdamW or SGD of the library schedulefree (Defazio et al. 2024).
+
+    Between `train` and `eval` the parameters are y, where gradients are computed; else x, a weighted mean of
+    all z, the points that the base optimizer reaches.
+    """
+
+    COUNTS = ("k", "weight_sum", "lr_max")  # the library's names
+
+    def __init__(self, values: Tensor, settings: Settings):
+        import schedulefree
+
+        self._values, self.lr, beta = torch.nn.Parameter(values), settings.lr, settings.momentum
+        options: Any = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+        vectors = {"z": values.clone()}
+        if settings.optimizer == "adamw_schedulefree":
+            vectors["exp_avg_sq"] = torch.zeros_like(values)
+            self._steps: Any = schedulefree.AdamWScheduleFree([self._values], betas=(beta, 0.999), **options)
+        else:
+            self._steps = schedulefree.SGDScheduleFree([self._values], momentum=beta, **options)
+        self._steps.state[self._values] = vectors
+        self._group = self._steps.param_groups[0]
+        counts = torch.tensor([float(self._group[name]) for name in self.COUNTS], dtype=torch.float64)
+        self.state = {**vectors, "counts": counts}
+
+    def train(self) -> None:
+        """x -> y."""
+        self._group.update(zip(self.COUNTS, self.state["counts"].tolist(), strict=True))
+        self._steps.train()
+
+    def eval(self) -> None:
+        """y -> x."""
+        self._steps.eval()
+        counts = [float(self._group[name]) for name in self.COUNTS]
+        self.state["counts"].copy_(torch.tensor(counts, dtype=torch.float64))
+
+    def step(self, values: Tensor, gradients: Tensor) -> None:
+        """Update `values`, those of `__init__`, in place; overwrites `gradients`."""
+        self._group["lr"], self._values.grad = self.lr, gradients
+        self._steps.step()
 
 
 def decay(scheduler: str, done: float) -> float:
@@ -62,6 +119,8 @@ def decay(scheduler: str, done: float) -> float:
 
 def make(values: Tensor, settings: Settings) -> Optimizer:
     """A new optimizer of `values`, as the settings choose it."""
+    if settings.optimizer in SCHEDULE_FREE:
+        return ScheduleFree(values, settings)
     if settings.optimizer == "adadelta":
         return Adadelta(values, settings.lr, settings.weight_decay)
     return SGD(values, settings.lr, settings.momentum, settings.weight_decay, settings.nesterov)

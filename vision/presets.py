@@ -15,6 +15,11 @@ from alma.options import CHANGED, check_ranges, option, recorded
 
 DATASETS = ("digits", "mnist", "emnist", "cifar10", "cifar100", "folder")
 PRESETS = ("paper", "draft", "authors", "anytime")
+SCHEDULE_FREE: dict[str, dict[str, Any]] = {
+    "adamw_schedulefree": {"lr": 0.0025, "momentum": 0.9},
+    "sgd_schedulefree": {"lr": 1.0, "momentum": 0.9},
+}
+"""The Schedule-Free optimizers (Defazio et al. 2024) and their library's defaults."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Settings:
 
     arch: str = option("mlp", "backbone", choices=("mlp", "vgg"))
     hidden: int = option(64, "units of a hidden layer, or channels of a convolution", at_least=1, metavar="H")
-    optimizer: str = option("adadelta", "optimizer", choices=("adadelta", "sgd"))
+    optimizer: str = option("adadelta", "optimizer", choices=("adadelta", "sgd", *SCHEDULE_FREE))
     lr: float = option(1.0, "learning rate", above=0)
     lr_scheduler: str = option(
         "constant",
@@ -39,7 +44,7 @@ class Settings:
         choices=("constant", "linear", "cosine"),
         record=CHANGED,
     )
-    momentum: float = option(0.0, "momentum of SGD")
+    momentum: float = option(0.0, "momentum of SGD; of Schedule-Free its beta, or beta 1")
     weight_decay: float = option(0.0, "weight decay")
     nesterov: bool = option(False, "Nesterov momentum")
     batch_size: int = option(128, "examples per minibatch", at_least=1)
@@ -72,8 +77,19 @@ class Settings:
         check_ranges(self)
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
+        if self.optimizer in SCHEDULE_FREE:
+            self._check_schedule_free()
         if self.shrink > 1:
             raise UserError(f"--shrink {self.shrink:g}: at most 1")
+
+    def _check_schedule_free(self) -> None:
+        if not 0 < self.momentum < 1:
+            raise UserError(f"--momentum {self.momentum:g}: --optimizer {self.optimizer} needs one in (0, 1)")
+        if self.arch == "vgg":
+            raise UserError(
+                f"--optimizer {self.optimizer} needs --arch mlp: vgg's batch statistics would be of the "
+                "weights that train, not of those that are tested"
+            )
 
     @classmethod
     def names(cls) -> list[str]:
@@ -89,6 +105,8 @@ class Settings:
             return "--from-scratch draws new weights"
         if name == "patience" and chosen[name] and chosen.get("select") == "last":
             return "--select last does not ask which epoch is best"
+        if name == "lr_scheduler" and chosen[name] != "constant" and chosen.get("optimizer") in SCHEDULE_FREE:
+            return f"--optimizer {chosen['optimizer']} has no schedule"
         return None
 
     def config(self) -> dict[str, Any]:

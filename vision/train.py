@@ -116,9 +116,8 @@ def fit(
     while at.epoch < settings.epochs and not (settings.patience and at.waited >= settings.patience):
         model.train()
         optimizer.lr = settings.lr * optim.decay(settings.lr_scheduler, at.epoch / settings.epochs)
-        for images, labels in minibatches(train, settings, generators, black, replay):
-            write_gradients(images, labels)
-            optimizer.step(flat.values, flat.gradients)
+        batches = minibatches(train, settings, generators, black, replay)
+        _train_epoch(batches, write_gradients, optimizer, flat)
         update_average()
         score = validate(model, valid, error_of if settings.select == "error" else loss_of)
         better = (score < best - settings.patience_delta) | (settings.select == "last")
@@ -151,6 +150,20 @@ def _start(
     for generator, state in zip(generators, at.generators, strict=True):
         generator.set_state(state.cpu())
     return at.best, at.kept
+
+
+def _train_epoch(
+    batches: Iterator[Examples],
+    write_gradients: Callable[[Tensor, Tensor], None],
+    optimizer: optim.Optimizer,
+    flat: Flat,
+) -> None:
+    """One update per minibatch; then the parameters are those to test."""
+    optimizer.train()
+    for images, labels in batches:
+        write_gradients(images, labels)
+        optimizer.step(flat.values, flat.gradients)
+    optimizer.eval()
 
 
 def _flops(model: Any, at: Progress, train: int, valid: int) -> dict[str, float]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any
 
-from alma.errors import UserError
+from alma.errors import UserError, require_package
 from alma.options import flag_of
 from vision import presets
 from vision.learners.base import Learner
@@ -58,10 +58,11 @@ def resolve(
     chosen: Mapping[str, Any] | None = None,
     waiting_time: int = 1,
 ) -> Settings:
-    """The settings of a run: the learner's defaults, then those of the data set, the preset, and `chosen`.
+    """The settings of a run: the learner's defaults, then those of the data set, the preset, a Schedule-Free
+    optimizer, and `chosen`.
 
-    `preset` None is that of `presets.default_preset`. UserError: an unknown name, a value out of range, or a
-    chosen setting that the learner does not take.
+    `preset` None is that of `presets.default_preset`. UserError: an unknown name, a value out of range, a
+    chosen setting that the learner does not take, or a missing package.
     """
     preset = preset or presets.default_preset(dataset)
     for name, known in ((dataset, presets.DATASETS), (learner, LEARNERS), (preset, presets.PRESETS)):
@@ -82,7 +83,10 @@ def resolve(
             together = {**chosen, name: value}
             if not any(kind.conflict(each, together) for each in together):
                 given[name] = value
-    given |= chosen
+    given |= presets.SCHEDULE_FREE.get(chosen.get("optimizer", ""), {}) | chosen
     if given.get("optimizer", "adadelta") != "sgd" and "nesterov" not in chosen:
         given["nesterov"] = False  # the authors' preset has it for their CIFAR runs, which use SGD
-    return kind(**given)
+    settings = kind(**given)
+    if settings.optimizer in presets.SCHEDULE_FREE:
+        require_package("schedulefree", f"--optimizer {settings.optimizer}")
+    return settings
