@@ -15,6 +15,7 @@ from fairseq.tasks import TASK_REGISTRY
 
 from alma.errors import UserError, closest, hint
 from fairseq_alma import defaults
+from fairseq_alma.training import schedule_free
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ def parse(
     training = "--max-update" in parser._option_string_actions
     asked = _value(words, "--schedule", "stage")
     schedule = asked if asked in defaults.SCHEDULES else "stage"  # the parser refuses another one
+    scheduler = defaults.scheduler(schedule, _value(words, "--optimizer", ""))
     given: set[str] = set()  # flags in `words`, each under the first of its names
     checked: set[argparse.Action] = set()
 
@@ -66,7 +68,7 @@ def parse(
         names = (word.partition("=")[0] for word in words)
         given.update(known[name].option_strings[0] for name in names if name in known)
         if training:
-            for flag, value in defaults.chosen(given, schedule).items():
+            for flag, value in defaults.chosen(given, scheduler).items():
                 if flag in known:
                     parser.set_defaults(**{known[flag].dest: value})
 
@@ -86,8 +88,10 @@ def parse(
     _refuse_unknown(parser, unknown)
     if training:
         _check_model(args)
-        _fill_schedule(args, given, schedule)
-        chosen = defaults.chosen(given, schedule).items()
+        if args.optimizer == defaults.SCHEDULE_FREE:
+            schedule_free.check(args)
+        _fill_schedule(args, given, scheduler)
+        chosen = defaults.chosen(given, scheduler).items()
         used = {flag: value for flag, value in chosen if hasattr(args, flag[2:].replace("-", "_"))}
         logger.info(f"defaults of --task {TASK}: {_shown(used)}")
     return args
@@ -125,8 +129,8 @@ def _check_model(args: argparse.Namespace) -> None:
         )
 
 
-def _fill_schedule(args: argparse.Namespace, given: set[str], schedule: str) -> None:
-    """Set the length of our schedule, and that of its warm-up, unless they are given.
+def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) -> None:
+    """Set the length of our schedule, `scheduler`, and that of its warm-up, unless they are given.
 
     UserError: inverse_sqrt without a warm-up, by whose length fairseq divides.
     """
@@ -134,7 +138,7 @@ def _fill_schedule(args: argparse.Namespace, given: set[str], schedule: str) -> 
         raise UserError(
             f"--warmup-updates {args.warmup_updates}: inverse_sqrt (--schedule rsqrt) needs 1 or more"
         )
-    if args.lr_scheduler != defaults.SCHEDULES[schedule]:
+    if args.lr_scheduler != scheduler:
         return
     total: Any = args.max_update or defaults.TRAINING["--max-update"]
     if args.lr_scheduler == "polynomial_decay":

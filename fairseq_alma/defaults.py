@@ -21,6 +21,7 @@ SCHEDULES = {
     "autoregressive": "polynomial_decay",
 }
 """--lr-scheduler of each --schedule. All but `stage` keep optimizer and update count over stages."""
+SCHEDULE_FREE = "adamw_schedulefree"
 WEIGHTS_HELP = (
     "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the mean of the "
     "last K checkpoints in the folder of the given one (default: trained)"
@@ -72,11 +73,17 @@ WARMUP = 500
 """Updates of linear warm-up, at most a tenth of all; then the learning rate decays linearly to 0."""
 
 
-def chosen(given: Collection[str], schedule: str) -> dict[str, object]:
-    """The defaults that apply to a command line with the flags `given` and a key of SCHEDULES."""
+def scheduler(schedule: str, optimizer: str) -> str:
+    """The default --lr-scheduler of a --schedule; Schedule-Free has a constant rate in each stage, too."""
+    constant = optimizer == SCHEDULE_FREE and schedule == "stage"
+    return SCHEDULES["continuous" if constant else schedule]
+
+
+def chosen(given: Collection[str], scheduler: str) -> dict[str, object]:
+    """The defaults that apply to a command line with the flags `given` and an --lr-scheduler by default."""
     return {
         flag: value
-        for flag, value in (TRAINING | {"--lr-scheduler": SCHEDULES[schedule]}).items()
+        for flag, value in (TRAINING | {"--lr-scheduler": scheduler}).items()
         if flag not in given and not set(given).intersection(UNLESS.get(flag, ()))
     }
 

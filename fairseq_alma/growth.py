@@ -127,6 +127,24 @@ def grow_optimizer_state(
     return {**optimizer, "state": grown}
 
 
+def _move_z(
+    optimizer: dict[str, Any],
+    shapes: dict[str, torch.Size],
+    parents: dict[str, list[int]],
+    before: dict[str, Tensor],
+    after: dict[str, Tensor],
+) -> None:
+    """Change Schedule-Free's z of the grown routers as growth has changed their weights, in place.
+
+    Else the weights, a mean of all z, would lose the noise again. `before`, `after`: the model's state dicts.
+    """
+    for prefix, split in parents.items():
+        name = f"{prefix}.router.weight"
+        state = optimizer["state"].get(list(shapes).index(name), {})
+        if "z" in state:
+            state["z"] += after[name] - torch.cat([before[name], before[name][split]])
+
+
 def prepare(cfg, trainer) -> None:
     """Check --moe-expert-count against the checkpoint to load, and grow it for --grow-experts.
 
@@ -252,10 +270,12 @@ def _grown_state(
         logger.info(f"growing {prefix}: splitting experts {split}, which have the largest validation loss")
     state = checkpoint_utils.load_checkpoint_to_cpu(path)
     seed = trainer.cfg.common.seed + args.stage
+    before = dict(state["model"])
     grow_model_state(state["model"], parents, args.grow_router, args.grow_noise, means, seed)
     if schedule.keeps_optimizer(args):
         schedule.check_optimizer(path, state)
         state["last_optimizer_state"] = grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
+        _move_z(state["last_optimizer_state"], shapes, parents, before, state["model"])
     else:
         state.pop("last_optimizer_state", None)
     if args.schedule == "stage":
