@@ -51,9 +51,7 @@ def parse(
     UserError: an unknown flag or choice, an invalid or missing value.
     """
     training = "--max-update" in parser._option_string_actions
-    asked = _value(words, "--schedule", "stage")
-    schedule = asked if asked in defaults.SCHEDULES else "stage"  # the parser refuses another one
-    scheduler = defaults.scheduler(schedule, _value(words, "--optimizer", ""))
+    scheduler = _scheduler(words)
     given: set[str] = set()  # flags in `words`, each under the first of its names
     checked: set[argparse.Action] = set()
 
@@ -95,6 +93,13 @@ def parse(
         used = {flag: value for flag, value in chosen if hasattr(args, flag[2:].replace("-", "_"))}
         logger.info(f"defaults of --task {TASK}: {_shown(used)}")
     return args
+
+
+def _scheduler(words: Sequence[str]) -> str:
+    """The default --lr-scheduler of a command line, by its --schedule and its --optimizer."""
+    asked = _value(words, "--schedule", "stage")
+    schedule = asked if asked in defaults.SCHEDULES else "stage"  # the parser refuses another one
+    return defaults.scheduler(schedule, _value(words, "--optimizer", ""))
 
 
 def _shown(values: dict[str, object]) -> str:

@@ -83,7 +83,7 @@ def resolve(
             together = {**chosen, name: value}
             if not any(kind.conflict(each, together) for each in together):
                 given[name] = value
-    given |= presets.SCHEDULE_FREE.get(chosen.get("optimizer", ""), {}) | chosen
+    given |= {**presets.SCHEDULE_FREE.get(chosen.get("optimizer", ""), {}), **chosen}
     if given.get("optimizer", "adadelta") != "sgd" and "nesterov" not in chosen:
         given["nesterov"] = False  # the authors' preset has it for their CIFAR runs, which use SGD
     settings = kind(**given)
