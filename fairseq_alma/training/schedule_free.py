@@ -2,7 +2,7 @@
 
 Gradients are computed at y; x, a weighted mean of all z, is validated and saved. The parameters are y during
 an update and x at all other times, so that validation, saving, --store-ema and growth need no change. To go
-to x only for them would round y, and a run stopped by a signal would end with other bits than one that is not.
+to x only for them would round y: a run stopped by a signal would end with other bits than one that is not.
 """
 
 import argparse
