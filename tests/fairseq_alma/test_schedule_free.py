@@ -61,6 +61,25 @@ def test_what_is_saved_is_x_the_mean_of_all_z(last_of, tmp_path):
             torch.testing.assert_close(last["model"][name].double(), mean, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_what_is_validated_is_what_is_saved(last_of, user_dir, tmp_path):
+    """x, by the test above; the weights at the start of the last validation."""
+    validated = tmp_path / "validated.pt"
+    code = f"""
+import torch
+from fairseq.trainer import Trainer
+begin = Trainer.begin_valid_epoch
+
+def save_and_begin(self, epoch):
+    torch.save(self.get_model().state_dict(), {str(validated)!r})
+    return begin(self, epoch)
+
+Trainer.begin_valid_epoch = save_and_begin
+"""
+    last = last_of(tmp_path / "run", *user_dir(code), "--max-update", "4")
+    for name, value in load(validated).items():
+        assert torch.equal(value, last["model"][name]), name
+
+
 @pytest.mark.parametrize("schedule", ["stage", "continuous"])
 def test_a_killed_stage_equals_an_uninterrupted_one(start, stream, tiny, last_of, tmp_path, schedule):
     first = tmp_path / "first" / "checkpoint_last.pt"
