@@ -61,12 +61,14 @@ class AlmaLMConfig(_SharedConfig):
     tokens_per_sample: int = flag(512, "input sequence length in tokens")
     stage: int = flag(0, "which stage to train, from 0")
     megabatch_words: int = flag(
-        0, "cut a fairseq-preprocess directory into mega-batches of this many words (0: one)"
+        0,
+        "cut a fairseq-preprocess directory into mega-batches of this many words (0: 440000000 with GPT-2's "
+        "ids and encoder.json, else one mega-batch)",
     )
     megabatch_tokens: int = flag(0, "as --megabatch-words, in tokens")
     gpt2_encoder_json: str = flag(  # also of --bpe gpt2, whose default it must not change
         DEFAULT_ENCODER_JSON,
-        "GPT-2's encoder.json; --megabatch-words needs it if dict.txt has ids, not tokens",
+        "GPT-2's encoder.json, to count words if dict.txt has ids, not tokens (also found beside dict.txt)",
     )
     megabatch_seed: int = flag(1, "seed of this cut; use the same in every stage")
     moe_gate_loss_wt: float = flag(0.01, "weight of the load-balancing loss")
@@ -109,6 +111,7 @@ class AlmaLMTask(LanguageModelingTask):
         self.seconds = 0.0  # in earlier processes
         self.started = time.monotonic()
         self.peak_memory = 0
+        self.note = ""  # about the cut of a fairseq-preprocess directory
         check_share(args.replay_share, args.replay)
         if args.replay_share and not args.stage:
             raise UserError("--replay-share: stage 0 has no earlier mega-batches; leave it out there")
@@ -139,7 +142,7 @@ class AlmaLMTask(LanguageModelingTask):
 
         UserError: no such stage, experts not divisible by the number of processes.
         """
-        if self._is_cut() and (self.args.stage or self.args.waiting_time != 1) and not from_checkpoint:
+        if self.is_cut() and (self.args.stage or self.args.waiting_time != 1) and not from_checkpoint:
             self._stage()  # as in __init__
         model = super().build_model(args, from_checkpoint)
         processes = distributed_utils.get_data_parallel_world_size()
@@ -214,11 +217,11 @@ class AlmaLMTask(LanguageModelingTask):
     def _preprocessed_items(self, split: str) -> tuple[list[str], NDArray[np.int64] | None]:
         if split != "train":
             return preprocessed.checked([f"{self.args.data.split(':')[0]}/{split}"]), None
-        if not self._is_cut():
+        if not self.is_cut():
             if self.args.stage or self.args.waiting_time != 1:
                 raise UserError(
                     f"{self.args.data} is not a stream (no stream.json), so it is one mega-batch: give "
-                    "--megabatch-words N or --megabatch-tokens N to cut it"
+                    "--megabatch-words N or --megabatch-tokens N to cut it, or GPT-2's --gpt2-encoder-json"
                 )
             return preprocessed.checked(self._train_prefixes()), None
         stage = self._stage()
@@ -229,20 +232,38 @@ class AlmaLMTask(LanguageModelingTask):
     def _train_prefixes(self) -> list[str]:
         return [f"{directory}/train" for directory in self.args.data.split(":")]
 
-    def _is_cut(self) -> bool:
+    def is_cut(self) -> bool:
         """Whether to cut DATA, a fairseq-preprocess directory, into mega-batches."""
-        return not self.stream and bool(self.args.megabatch_words or self.args.megabatch_tokens)
+        return not self.stream and bool(self.megabatch_words or self.args.megabatch_tokens)
+
+    @functools.cached_property
+    def encoder_json(self) -> str | None:
+        """GPT-2's encoder.json: --gpt2-encoder-json, else the one beside dict.txt."""
+        if self.args.gpt2_encoder_json not in ("", DEFAULT_ENCODER_JSON):
+            return self.args.gpt2_encoder_json
+        beside = Path(self.args.data.split(":")[0], "encoder.json")
+        return str(beside) if beside.is_file() else None
+
+    @functools.cached_property
+    def megabatch_words(self) -> int:
+        """--megabatch-words, or the paper's size for GPT-2's ids with a known encoder.json; 0: not given."""
+        if self.args.megabatch_words or self.args.megabatch_tokens or not self.encoder_json:
+            return self.args.megabatch_words
+        return preprocessed.MEGABATCH_WORDS if preprocessed.has_ids(self.dictionary) else 0
 
     @functools.cached_property
     def megabatches(self) -> list[NDArray[np.int64]]:
         """Numbers of the items in each mega-batch of a fairseq-preprocess directory."""
-        prefixes, words = preprocessed.checked(self._train_prefixes()), self.args.megabatch_words
+        prefixes, target = preprocessed.checked(self._train_prefixes()), self.megabatch_words
         sizes = np.concatenate([read_index(f"{prefix}.idx")[0] for prefix in prefixes])
-        encoder = self.args.gpt2_encoder_json
-        encoder = None if encoder == DEFAULT_ENCODER_JSON else encoder
-        weights = preprocessed.count_words(prefixes, self.dictionary, encoder) if words else sizes
-        target = words or self.args.megabatch_tokens
-        return preprocessed.assign(sizes, weights, target, self.args.megabatch_seed)
+        if not target:
+            return preprocessed.assign(sizes, sizes, self.args.megabatch_tokens, self.args.megabatch_seed)
+        words = preprocessed.count_words(prefixes, self.dictionary, self.encoder_json)
+        if not self.args.megabatch_words and (total := int(words.sum())) < target:
+            self.note = f"{total:,} words are one mega-batch: --megabatch-words N cuts smaller ones"
+            logger.info(self.note)
+            target = max(1, total)
+        return preprocessed.assign(sizes, words, target, self.args.megabatch_seed)
 
     def _blocks(self, split: str, length: int) -> MonolingualDataset:
         prefixes, items = self.sources[split]

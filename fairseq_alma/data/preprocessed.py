@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from fairseq.data import ConcatDataset, Dictionary
+from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from numpy.typing import NDArray
 
@@ -18,6 +19,8 @@ from alma.errors import UserError
 from alma.schema import parse_json
 from alma.stream import DTYPES, read_index
 
+MEGABATCH_WORDS = 440_000_000
+"""Words of a mega-batch in the paper (section 5)."""
 _CHUNK = 1 << 18  # items per pass of the word count
 
 
@@ -72,18 +75,19 @@ def count_words(
 ) -> NDArray[np.int64]:
     """Words per item of the .bin/.idx files, (items,), counted from the ids at the speed of the disk.
 
-    `encoder_json`: GPT-2's file, for a dictionary of its ids as numbers. UserError: no symbol has a word
-    mark, or the file is missing, damaged or of another vocabulary.
+    A word is what white space separates in the text, as for `alma data`. White space that GPT-2's BPE cut
+    within a character (a rare Unicode space) is not seen. `encoder_json`: GPT-2's file, for a dictionary of
+    its ids as numbers. UserError: no symbol has a word mark, or the file is missing, damaged or of another
+    vocabulary.
     """
     symbols = _spelled(dictionary, encoder_json)
-    starts = np.array([symbol.startswith(("▁", "Ġ")) for symbol in symbols])
-    if not starts.any():
+    gpt2 = any(symbol.startswith("Ġ") for symbol in symbols)
+    if not gpt2 and not any(symbol.startswith("▁") for symbol in symbols):
         raise UserError(
             "the dictionary has no SentencePiece or GPT-2 word marks, so words cannot be counted: "
             "give --megabatch-tokens instead of --megabatch-words"
         )
-    # GPT-2's mark stands for a space, so the first word of an item has none.
-    marked_first = not any(symbol.startswith("Ġ") for symbol in symbols)
+    starts, blank = _white_space(symbols, dictionary) if gpt2 else (_marked(symbols), None)
     counts = []
     for prefix in prefixes:
         sizes, code = read_index(f"{prefix}.idx")
@@ -91,29 +95,59 @@ def count_words(
         edges = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         for first in range(0, len(sizes), _CHUNK):
             inside = edges[first : first + _CHUNK + 1]
-            begins = starts[tokens[inside[0] : inside[-1]]]
-            heads = inside[:-1] - inside[0]
-            words = np.add.reduceat(begins, heads, dtype=np.int64)
-            counts.append(words if marked_first else words + (~begins[heads] & (np.diff(inside) > 1)))
+            ids, heads = tokens[inside[0] : inside[-1]], inside[:-1] - inside[0]
+            begins = starts[ids]
+            if blank is not None:  # GPT-2 marks no word at the start of an item or after a tab
+                gaps = blank[ids]
+                begins[1:] |= gaps[:-1]
+                begins[heads] = True
+                begins &= ~gaps
+            counts.append(np.add.reduceat(begins, heads, dtype=np.int64))
     return np.concatenate(counts)
 
 
+def _marked(symbols: Sequence[str]) -> NDArray[np.bool_]:
+    """Whether a word begins with each of SentencePiece's symbols, (V,)."""
+    return np.array([symbol.startswith("▁") for symbol in symbols])
+
+
+def _white_space(
+    symbols: Sequence[str], dictionary: Dictionary
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether each of GPT-2's symbols has text after white space, and whether it has no text, (V,) each."""
+    byte = {character: number for number, character in bytes_to_unicode().items()}
+    texts = [bytes(byte.get(each, 0) for each in symbol).decode("utf-8", "replace") for symbol in symbols]
+    blank = np.array([text.isspace() for text in texts])
+    blank[[dictionary.bos(), dictionary.pad(), dictionary.eos()]] = True
+    return np.array([text[:1].isspace() for text in texts]) & ~blank, blank
+
+
+def has_ids(dictionary: Dictionary) -> bool:
+    """Whether the symbols are GPT-2's ids as numbers, as for RoBERTa."""
+    own = _own(dictionary)
+    return bool(own) and all(symbol.isdecimal() for symbol in own)
+
+
+def _own(dictionary: Dictionary) -> list[str]:
+    """The symbols without those that fairseq adds: special ones, and the padding by madeupwords."""
+    return [symbol for symbol in dictionary.symbols[dictionary.nspecial :] if "madeupword" not in symbol]
+
+
 def _spelled(dictionary: Dictionary, encoder_json: str | None) -> list[str]:
-    """The symbols, those that are ids of GPT-2 as its tokens. fairseq pads dictionaries by madeupwords."""
-    own = [symbol for symbol in dictionary.symbols[dictionary.nspecial :] if "madeupword" not in symbol]
-    if not all(symbol.isdecimal() for symbol in own):
+    """The symbols, those that are ids of GPT-2 as its tokens."""
+    if not has_ids(dictionary):
         return dictionary.symbols
     if not encoder_json:
         raise UserError(
-            "the dictionary has GPT-2's ids, as for RoBERTa: to count words by --megabatch-words, give its "
-            "encoder.json by --gpt2-encoder-json FILE; else give --megabatch-tokens N instead"
+            "dict.txt has GPT-2's ids, as for RoBERTa: to count words by --megabatch-words, give its "
+            "encoder.json by --gpt2-encoder-json FILE or beside dict.txt; else give --megabatch-tokens N"
         )
     try:
         ids = parse_json(Path(encoder_json).read_text("utf-8"))
         tokens = {str(number): token for token, number in ids.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"--gpt2-encoder-json {encoder_json}: not GPT-2's encoder.json ({error})") from None
-    if missing := [symbol for symbol in own if symbol not in tokens]:
+    if missing := [symbol for symbol in _own(dictionary) if symbol not in tokens]:
         raise UserError(
             f"--gpt2-encoder-json {encoder_json}: of another vocabulary: it has no token {missing[0]}, which "
             "dict.txt has; give the file that encoded the text"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 from alma.errors import UserError
 from alma.learners import text_learners
@@ -94,15 +95,21 @@ def count_megabatches(request: Request) -> int:
     if is_stream(request.stream):
         return len(Stream.load(request.stream).megabatches)
     say(f"cutting {request.stream} into mega-batches")
-    return json.loads(children.ask(reshard_command(request), "cutting the data"))["megabatches"]
+    found = json.loads(children.ask(reshard_command(request), "cutting the data"))
+    if found["note"]:
+        say(f"{request.stream}: {found['note']}")
+    return found["megabatches"]
 
 
 def reshard_command(request: Request) -> list[str]:
     """Command that counts the mega-batches into which flags cut a fairseq-preprocess directory."""
-    if not (request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]):
+    sized = request.settings["--megabatch-words"] or request.settings["--megabatch-tokens"]
+    beside = Path(request.stream.split(":")[0], "encoder.json")
+    if not (sized or ENCODER in request.flags or beside.is_file()):
         raise UserError(
             f"{request.stream}: no finished stream here; make one with `alma data`, or cut a "
-            f"fairseq-preprocess directory with --megabatch-words N or --megabatch-tokens N after the `--`"
+            "fairseq-preprocess directory: after the `--`, give --megabatch-words N or --megabatch-tokens N; "
+            f"with GPT-2's ids, as for RoBERTa, {ENCODER} FILE is enough"
         )
     command = [sys.executable, "-m", "fairseq_alma.reshard", request.stream]
     return [*command, *request.chosen(CUT_FLAGS), *request.flags.get(ENCODER, ())]

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from fairseq import options
+from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.tasks import FairseqTask
 from fairseq_cli.preprocess import main as preprocess
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from alma.errors import UserError
@@ -112,6 +113,58 @@ def test_words_of_gpt2_ids_are_counted_by_its_encoder_json(build, numbered, gpt2
     assert len(build("--megabatch-tokens", "9000", data=data)[0].megabatches) > 1
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lines=st.lists(st.text("ab .,'1é中\t\v \x1c", max_size=20), min_size=1, max_size=8))
+@example(lines=["", " a  b", "\ta", "a\t\t b  ", "a b", "   ", "The  cat"])
+def test_words_of_gpt2_ids_are_those_of_the_raw_text(gpt2_files, tmp_path, lines):
+    """At the start and end of a line, blank lines, tabs and runs of white space; without a strip too."""
+    encoder = get_encoder(*map(str, gpt2_files))
+    items = [[i + 4 for i in encoder.encode(line)] + [2] for line in lines]
+    prefix = str(tmp_path / "train")
+    np.array([i for item in items for i in item], np.uint16).tofile(prefix + ".bin")
+    write_index(prefix + ".idx", np.array([len(item) for item in items], np.int32), dtype_code(8))
+    numbers = Dictionary()
+    for i in range(1000):
+        numbers.add_symbol(str(i))
+    found = count_words([prefix], numbers, str(gpt2_files[0])).tolist()
+    assert found == [len(line.split()) for line in lines]
+
+
+def test_words_of_gpt2_ids_are_those_that_alma_data_counts(gpt2_stream):
+    stream = Stream.load(gpt2_stream)
+    numbers = Dictionary.load(str(gpt2_stream / "dict.txt"))
+    found = [
+        count_words([stream.path(part)], numbers, str(gpt2_stream / "encoder.json")).sum()
+        for part in stream.parts
+    ]
+    assert found == [part.words for part in stream.parts]
+
+
+def test_gpt2_ids_with_their_encoder_json_are_cut_as_in_the_paper(build, numbered, gpt2_files, tmp_path):
+    data, words = numbered
+    small = build("--gpt2-encoder-json", gpt2_files[0], data=data)[0]
+    assert len(small.megabatches) == 1
+    assert small.note == f"{words:,} words are one mega-batch: --megabatch-words N cuts smaller ones"
+    assert build(data=data)[0].is_cut() is False
+    beside = tmp_path / "beside"
+    shutil.copytree(data, beside)
+    shutil.copy(gpt2_files[0], beside / "encoder.json")
+    assert len(build("--megabatch-words", "5000", data=beside)[0].megabatches) > 1
+    default = build(data=beside)[0]
+    assert (default.megabatch_words, len(default.megabatches)) == (440_000_000, 1)
+    assert len(np.unique(default.megabatches[0])) == len(whole(str(beside)))
+    assert build("--megabatch-tokens", "9000", data=beside)[0].megabatch_words == 0
+    with pytest.raises(UserError, match="1 mega-batches with --waiting-time 1 have stages 0 to 0"):
+        build("--stage", "1", data=beside)
+
+
+def test_a_corpus_of_gpt2_ids_above_the_papers_size_is_cut(build, numbered, gpt2_files, monkeypatch):
+    data, words = numbered
+    monkeypatch.setattr("fairseq_alma.data.preprocessed.MEGABATCH_WORDS", words // 3)
+    task, _ = build("--gpt2-encoder-json", gpt2_files[0], data=data)
+    assert (len(task.megabatches), task.note) == (3, "")
+
+
 def test_gpt2_ids_without_the_encoder_json_that_made_them(build, numbered, gpt2_files, tmp_path):
     data, _ = numbered
     for flags in ((), ("--bpe", "gpt2")):
@@ -193,8 +246,6 @@ def test_a_preprocessed_directory_without_a_size_is_one_megabatch(build, preproc
 
 
 def test_gpt2_marks_count_words_and_a_dictionary_without_marks_is_refused(tmp_path):
-    from fairseq.data import Dictionary
-
     dictionary = Dictionary()
     for symbol in ("The", "Ġcat", "Ġsat", "s"):
         dictionary.add_symbol(symbol)

@@ -63,6 +63,10 @@ def test_waiting_rows_carry_the_unchanged_model(launcher):
     rows = launcher.rows
     assert [(row["stage"], row["trained_on"]) for row in rows] == [(None, [])] * 2 + [(0, [1, 2]), (1, [3])]
     assert rows[1] == rows[0] | {"t": 1}
+    _, err = launcher.run(
+        "--out", "ids", "--dry-run", flags=("--max-update", "2", "--gpt2-encoder-json", "E")
+    )
+    assert "ordinary: few words\n" in err
     launcher.data = "missing"  # to fairseq
     _, err = launcher.run(code=2, flags=("--megabatch-words", "9"))
     assert err.splitlines()[-1] == "error: missing: no such directory"

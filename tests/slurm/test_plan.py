@@ -279,7 +279,8 @@ def test_a_fairseq_preprocess_directory_is_cut_by_the_plug_in():
         *("--megabatch-tokens", "9", "--megabatch-seed", "3"),
     ]
     assert command("--megabatch-words 9 --gpt2-encoder-json E")[-2:] == ["--gpt2-encoder-json", "E"]
-    with pytest.raises(UserError, match="--megabatch-words"):
+    assert command("--gpt2-encoder-json E")[-2:] == ["--gpt2-encoder-json", "E"]
+    with pytest.raises(UserError, match="--megabatch-words .*--gpt2-encoder-json FILE is enough"):
         command()
 
 

@@ -6,4 +6,5 @@ import sys
 if sys.argv[1] == "missing":
     print("error: missing: no such directory", file=sys.stderr)
     sys.exit(2)
-print(json.dumps({"megabatches": 3, "items": [1, 1, 1]}))
+note = "few words" if "--gpt2-encoder-json" in sys.argv else ""
+print(json.dumps({"megabatches": 3, "items": [1, 1, 1], "note": note}))
