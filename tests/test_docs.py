@@ -254,7 +254,12 @@ def test_documented_keys_of_image_runs(tmp_path):
     recorded = json.loads((ROOT / "tests/recorded/images.json").read_text())["runs"].values()
     made = [(each["run"], each["rows"]) for each in recorded]
     stream, options = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
-    more = {"moe": {"average": 0.5}, "ens": {"experts": 2}, "gens": {"experts": 2}, "sm": {"seed": 1}}
+    more = {
+        "moe": {"average": 0.5},
+        "ens": {"experts": 2, "combine": "vote", "bootstrap": True},
+        "gens": {"experts": 2},
+        "sm": {"seed": 1},
+    }
     more["moe"]["command"] = "alma images"
     more["gens"]["members"], more["gmoe"] = 2, {"splits": 2, "shrink": 0.5, "lr_scheduler": "linear"}
     more["umix"] = {"replay_share": 0.5, "replay_from": "recent"}

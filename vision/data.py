@@ -335,9 +335,12 @@ class StageData:
         stage = self._schedule[index]
         if not (self._replay_share and stage.earlier):
             return None
-        sizes = [len(self._stream.split(t)[part]) for t in stage.train_on]
-        count = len(stage.earlier)
+        sizes, count = [*self.sizes(index, part).values()], len(stage.earlier)
         return Replay(tuple(sizes[:count]), sum(sizes[count:]), self._replay_share)
+
+    def sizes(self, index: int, part: int = 0) -> dict[int, int]:
+        """Training (`part` 1: validation) examples of each mega-batch t of stage `index`, in their order."""
+        return {t: len(self._stream.split(t)[part]) for t in self._schedule[index].train_on}
 
     def _examples(self, index: int, part: int) -> AnyExamples:
         indices, dataset = self._stream.indices(self._schedule[index].train_on)[part], self._stream.dataset

@@ -97,13 +97,15 @@ def fit(
     black: Tensor | float = 0.0,
     replay: Replay | None = None,
     average: Average | None = None,
+    resamples: Tensor | None = None,
 ) -> dict[str, float]:
     """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
 
     The best epoch of each voter has the lowest validation loss or error, or is the last (`settings.select`);
     its batch-normalisation statistics are kept too. `generators`, one or one for each member, set order and
     augmentation, which pads with `black` (channels,). `replay` draws the examples of each epoch, `average` is
-    updated after each, `progress` resumes a call. Returns FLOPs by purpose. UserError if training diverges.
+    updated after each, `progress` resumes a call, `resamples` are as in `minibatches`. Returns FLOPs by
+    purpose. UserError if training diverges.
     """
     train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
@@ -116,7 +118,7 @@ def fit(
     while at.epoch < settings.epochs and not (settings.patience and at.waited >= settings.patience):
         model.train()
         optimizer.lr = settings.lr * optim.decay(settings.lr_scheduler, at.epoch / settings.epochs)
-        batches = minibatches(train, settings, generators, black, replay)
+        batches = minibatches(train, settings, generators, black, replay, resamples)
         _train_epoch(batches, write_gradients, optimizer, flat)
         update_average()
         score = validate(model, valid, error_of if settings.select == "error" else loss_of)
@@ -234,19 +236,24 @@ def minibatches(
     generators: Sequence[torch.Generator],
     black: Tensor | float = 0.0,
     replay: Replay | None = None,
+    resamples: Tensor | None = None,
 ) -> Iterator[Examples]:
     """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n). If
     one minibatch holds all examples, their order is kept, but not with `replay`. A last minibatch of one
-    example would have no batch statistics, so it joins the one before."""
+    example would have no batch statistics, so it joins the one before. `resamples` (M, all examples): what
+    each member has in place of each example."""
     n, size = replay.new if replay else len(examples.labels), settings.batch_size
-    if n <= size and not settings.augment and not replay:
+    if n <= size and not settings.augment and not replay and resamples is None:
         yield examples.part(0, n)
         return
     if replay:
         orders = [replay.draw(g) for g in generators]
     else:
         orders = [torch.arange(n) if n <= size else torch.randperm(n, generator=g) for g in generators]
-    pieces = list(torch.stack(orders).to(examples.labels.device).split(size, 1))
+    chosen = torch.stack(orders)
+    if resamples is not None:
+        chosen = resamples.gather(1, chosen)
+    pieces = list(chosen.to(examples.labels.device).split(size, 1))
     if n > size and pieces[-1].shape[1] == 1:
         pieces[-2:] = [torch.cat(pieces[-2:], 1)]
     for piece in pieces:

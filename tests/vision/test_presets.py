@@ -100,6 +100,20 @@ def test_only_members_that_are_mixtures_have_gates_and_gens_has_no_from_scratch(
     assert {"experts", "gate", "router"} <= settings_of("gmoe").config().keys()
 
 
+def test_bagging_and_vote_are_of_ens_and_bagging_has_separate_orders():
+    for name, value in (("combine", "vote"), ("bootstrap", True)):
+        for other in ("umix", "gens"):
+            with pytest.raises(
+                UserError, match=f"--{name} does not apply to {other}: it is a setting of ens"
+            ):
+                resolve("mnist", other, chosen={name: value})
+        assert settings_of("ens", **{name: value}).config()[name] == value
+        assert name not in settings_of("ens").config()
+    with pytest.raises(UserError, match="--bootstrap does not apply to ens: --member-order shared"):
+        resolve("mnist", "ens", chosen={"bootstrap": True, "member_order": "shared"})
+    assert resolve("mnist", "ens", chosen={"bootstrap": False, "member_order": "shared"})
+
+
 def test_configs_equal_those_of_runs_older_than_a_setting():
     """Older runs shared one order among members without recording it; gens recorded from_scratch."""
     assert "member_order" not in settings_of("ens", member_order="shared").config()

@@ -92,7 +92,7 @@ class Learner:
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
         every_epoch = self.average if self.average and self.average.every_epoch else None
-        options = callback, data.black, data.replay(index), every_epoch
+        options = callback, data.black, data.replay(index), every_epoch, self.resamples(index, data)
         flops = fit(self.model, train, valid, self.settings, self.generators, progress, *options)
         if self.average and not every_epoch:
             self.average.following(self.model)()
@@ -108,6 +108,10 @@ class Learner:
         elif index and self.settings.shrink < 1:
             self.shrink_and_perturb(index)
         return {}
+
+    def resamples(self, index: int, data: "StageData") -> "Tensor | None":
+        """Indices (M, n) of the training examples of stage `index` that each member sees; None: all once."""
+        return None
 
     def shrink_and_perturb(self, stage: int) -> None:
         """Move the weights towards newly drawn ones (Ash and Adams 2020; the noise is new weights)."""
@@ -133,15 +137,21 @@ class Learner:
     def assess(self, model: Any, examples: "AnyExamples") -> dict[str, float]:
         """Mean cross-entropy (nats) and error of `model`, the present one or its average. UserError if the
         loss is not finite."""
+        import torch
         from torch.nn import functional as F
 
         from vision.train import DIVERGED, evaluate
 
-        found = evaluate(model, examples, lambda images: self.log_probabilities(self.votes(model, images)))
-        loss = float(F.nll_loss(found.t(), examples.labels))
+        def judge(images: "Tensor") -> "Tensor":
+            logits = self.votes(model, images)
+            log_probabilities = self.log_probabilities(logits)
+            return torch.cat([log_probabilities, self.choice(logits, log_probabilities)[None]])
+
+        found = evaluate(model, examples, judge)  # (C + 1, n)
+        loss = float(F.nll_loss(found[:-1].t(), examples.labels))
         if not math.isfinite(loss):
             raise UserError(DIVERGED)
-        return {"loss": loss, "error": float((found.argmax(0) != examples.labels).double().mean())}
+        return {"loss": loss, "error": float((found[-1] != examples.labels).double().mean())}
 
     def votes(self, model: Any, images: "Tensor") -> "Tensor":
         """Logits (V, C, n) of all voters."""
@@ -154,6 +164,10 @@ class Learner:
     def log_probabilities(self, logits: "Tensor") -> "Tensor":
         """Voters' logits (V, C, n) -> logarithm of the mean of their probabilities (C, n)."""
         return logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
+
+    def choice(self, logits: "Tensor", log_probabilities: "Tensor") -> "Tensor":
+        """Predicted classes (n,) from voters' logits (V, C, n) and their `log_probabilities` (C, n)."""
+        return log_probabilities.argmax(0)
 
     @property
     def parameters(self) -> int:
