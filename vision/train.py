@@ -102,9 +102,8 @@ def fit(
     """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
 
     The best epoch of each voter has the lowest validation loss or error, or is the last (`settings.select`);
-    its batch-normalisation statistics are kept too. `generators`, one or one for each member, `black`, `replay`
-    and `resamples` are those of `minibatches`; `average` is updated after each epoch, `progress` resumes a
-    call. Returns FLOPs by purpose. UserError if training diverges.
+    its batch statistics are kept too. `generators`, `black`, `replay`, `resamples` are those of `minibatches`,
+    `progress` resumes a call. Returns FLOPs by purpose. UserError if training diverges.
     """
     train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
@@ -240,8 +239,8 @@ def minibatches(
     """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n). If
     one minibatch holds all examples, their order is kept, but not with `replay`. A last minibatch of one
     example would have no batch statistics, so it joins the one before. Augmentation pads with `black`
-    (channels,). `replay` draws the epoch. `resamples` (M, all examples): what each member has in place of each
-    example."""
+    (channels,). `replay` draws the epoch. `resamples` (M, all examples): what each member has in place of
+    each example."""
     n, size = replay.new if replay else len(examples.labels), settings.batch_size
     if n <= size and not settings.augment and not replay and resamples is None:
         yield examples.part(0, n)
