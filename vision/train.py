@@ -102,8 +102,8 @@ def fit(
     """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
 
     The best epoch of each voter has the lowest validation loss or error, or is the last (`settings.select`);
-    its batch statistics are kept too. `generators`, `black`, `replay`, `resamples` are those of `minibatches`,
-    `progress` resumes a call. Returns FLOPs by purpose. UserError if training diverges.
+    its batch statistics are kept too. `generators`, `black`, `replay`, `resamples`: see `minibatches`;
+    `average` is updated every epoch, `progress` resumes. Returns FLOPs by purpose. UserError: diverged.
     """
     train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
