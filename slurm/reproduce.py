@@ -83,22 +83,23 @@ def index() -> dict[str, dict[str, Any]]:
     return read_settings(EXPERIMENTS / "index.yaml")
 
 
-def commands(name: str, experiments: Mapping[str, str], options: argparse.Namespace) -> Iterator[Command]:
+def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Iterator[Command]:
     """The commands that run the experiments of a figure or table, and the one that draws it."""
-    place = options.out / options.size
+    place, experiments = options.out / options.size, record["experiments"]
+    own = record.get("flags", {}).get(options.size, "")
     if TABLE2 in experiments:
         yield from _language_models(experiments[TABLE2].split(), place, place / name, options)
         return
     root = ["--data-root", options.data_root] if options.data_root else []
     runs: list[str] = []
-    for folder, text in experiments.items():
-        file, *flags = text.split()
-        folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), folder)
+    for key, text in experiments.items():
+        file, *flags = f"{text} {own}".split()
+        folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), key) + re.sub("[- ]+", "-", own[1:])
         size = ["--size", options.size] if options.size in DATA else []
         words = [EXPERIMENTS / file, *size, *flags, "--out", place / "runs" / folder]
         found = children.ask(tool("vision.run", *words, "--list").words, file).splitlines()
         yield tool("vision.run", *words, *root, "--jobs", options.jobs, "--part", "1/1")
-        if folder.endswith("-stages"):
+        if key.endswith("-stages"):
             yield tool("vision.tsne", *found, *root, "--out", place / name / "tsne.png")
         else:
             runs += found
@@ -140,7 +141,7 @@ def check_data(records: Sequence[Mapping[str, Any]], options: argparse.Namespace
 def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Outcome:
     """Run and draw a figure or table, unless that is done; with --dry-run only print the commands."""
     out = options.out / options.size / name
-    *todo, report = commands(name, record["experiments"], options)
+    *todo, report = commands(name, record, options)
     todo.append(report._replace(drawn=tuple(record["drawn"])))
     if options.dry_run:
         print(f"\n{name}", *todo, sep="\n")
@@ -210,6 +211,15 @@ def summary(rows: Sequence[Outcome]) -> str:
     return as_text(lines)
 
 
+def findings(names: Sequence[str], records: Mapping[str, Mapping[str, Any]], size: str) -> str:
+    """A line for each figure and table: what the paper found, and at the small size what was found there."""
+    lines = []
+    for name in names:
+        seen = f"; at this size: {records[name]['small']}" if size == "small" else ""
+        lines.append(f"{name}: paper: {records[name]['finding']}{seen}")
+    return "\n".join(lines)
+
+
 def parser() -> Parser:
     made = Parser(
         prog="python -m slurm.reproduce",
@@ -274,7 +284,7 @@ def main() -> None:
         if rows[-1].code:
             break
     if not options.dry_run:
-        print(f"\n{summary(rows)}")
+        print(f"\n{summary(rows)}\n\n{findings([row.name for row in rows if not row.code], records, options.size)}")
     sys.exit(rows[-1].code)
 
 

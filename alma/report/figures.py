@@ -1,5 +1,6 @@
 """Figures of any runs: the metric over the stream, and its average against compute and memory (Figure 5)."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,29 +113,26 @@ def draw_over_time(axes: Any, result: Result, **look: Any) -> Curve:
     return draw_curve(axes, rest, steps=True, **look)
 
 
-def frame_over_time(figure: Any, rows: Sequence[tuple[Sequence[Any], Sequence[Curve]]], label: str) -> None:
+def frame_over_time(
+    figure: Any, rows: Sequence[tuple[Sequence[Any], Sequence[Curve]]], label: str, area: bool = False
+) -> None:
     """Scale and label the axes of `draw_over_time`; `rows` are panels that share a y axis, with their curves.
 
-    The y axis is limited to the trained part; the label states the untrained level.
+    The y axis has the untrained part too, which is most of the CER of a learner that waits. With `area` it is
+    linear from 0: the area below a line is its CER. Otherwise it is logarithmic if the values need it.
     """
-    curves = [curve for _, some in rows for curve in some]
+    times = [0, *(t for _, some in rows for curve in some for t in curve.result.times)]
     all_panels = [axes for panels, _ in rows for axes in panels]
     for panels, some in rows:
-        values = [y for curve in some for y in curve.y] or [1.0]
+        values = [y for curve in some for y in over_time(curve.result).y] or [1.0]
         for axes in panels:
-            number_axis(axes, "x", [0, *(x for curve in curves for x in curve.x)])
-            number_axis(axes, "y", values, log_from=3, dense_below=100)
+            number_axis(axes, "x", times)
+            number_axis(axes, "y", values, log_from=math.inf if area else 3, dense_below=100)
             style.frame(axes, values)
+            if area:
+                axes.set_ylim(bottom=0)
             if len(all_panels) > 1:
                 axes.xaxis.get_major_locator().set_params(nbins=4)
-    untrained = [
-        f"{result.display.factor * result.over_seeds(lambda rows: rows[0]['value'])[0]:.0f}"
-        for result in (curve.result for curve in curves)
-        if result.display.untrained and result.times[0] == 0
-    ]
-    if untrained:
-        low, high = min(untrained, key=int), max(untrained, key=int)
-        label += f"; untrained: {low}" + (f" to {high}" if high != low else "")
     style.name_axes(figure, all_panels, "mega-batch t", label)
 
 

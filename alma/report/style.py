@@ -20,7 +20,7 @@ LINE_STYLES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX"
 GREY = "0.25"
 """Colour of notes, and of legend entries that stand for any colour."""
-FAINT: Any = {"linestyle": ":", "linewidth": 0.7, "alpha": 0.55}
+FAINT: Any = {"linestyle": ":", "linewidth": 1.0, "alpha": 0.8}
 """The look of the untrained part of a line."""
 SETTINGS: Any = {
     "font.size": 8,

@@ -75,10 +75,55 @@ def test_error_over_time_is_dotted_while_untrained_and_has_a_band(tmp_path):
     band = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (band.min(), band.max()) == pytest.approx((25 - 50**0.5, 50))
     assert all(line.get_drawstyle() == "steps-post" for line in axes.lines)
-    assert axes.get_yscale() == "log"
-    assert 50 < axes.get_ylim()[1] < 60  # the untrained 90% do not widen the axis
+    assert axes.get_yscale() == "linear"
+    assert axes.get_ylim()[0] == 0  # the area below a line is its CER
+    assert 90 < axes.get_ylim()[1] < 100  # the untrained part is shown
     assert [text.get_text() for text in axes.texts] == ["w = 2", "w = 4"]
-    assert axes.get_ylabel() == "test error (%); untrained: 90"
+    assert axes.get_ylabel() == "test error (%)"
+
+
+def test_panels_over_time_show_the_untrained_error_on_a_log_axis(tmp_path):
+    image_run(tmp_path / "w1", [0.4, 0.2, 0.1, 0.05])
+    image_run(tmp_path / "w4", [0, 0, 0, 0.04], w=4)
+    for axes in panels(over_time.small_and_large(results_of(tmp_path))[""]):
+        assert axes.get_yscale() == "log"
+        assert 90 < axes.get_ylim()[1] < 120
+
+
+def test_two_learners_share_a_panel_that_marks_where_waiting_wins(tmp_path):
+    """Figure 3: at t = 2 w = 2 has the lowest error, at t = 4 w = 4; at t = 1 and 3 nothing beats w = 1."""
+    for size in (4, 16):
+        for learner in ("sm", "ens", "gens"):
+            for w, errors in ((1, [0.5, 0.4, 0.2, 0.3]), (2, [0, 0.3, 0.3, 0.3]), (4, [0, 0, 0, 0.2])):
+                image_run(tmp_path / f"{learner}{size}{w}", errors, w, size, learner=learner)
+    results = results_of(tmp_path)
+    members = [r for r in results if (r.learner, r.config["hidden"]) == ("sm", 4)]
+    assert select.waiting_wins(members) == {2: 2, 4: 4}
+    small, large = panels(over_time.two_learners(results)[""])
+    assert [axes.get_title() for axes in (small, large)] == ["4 hidden units", "16 hidden units"]
+    marks = [line for line in small.lines if line.get_ydata()[0] > 1 and line.get_linewidth() == 3]
+    orange, pink, purple = wait_colours((1, 2, 4)).values()
+    # One row of marks for each learner.
+    assert [(line.get_xdata()[0], line.get_color()) for line in marks] == [(2, pink), (4, purple)] * 2
+    assert len({line.get_ydata()[0] for line in marks}) == 2
+    assert [line.get_linestyle() for line in small.lines if line.get_color() == orange][-1] == "-"
+    assert {line.get_linestyle() for line in small.lines if line.get_color() == orange} == {"-", "--", ":"}
+    with pytest.raises(Missing, match="both sm and ens"):
+        over_time.two_learners([r for r in results if r.learner != "ens"])
+
+
+def test_the_first_figure_of_the_draft_has_four_curves(tmp_path):
+    for learner in ("sm", "gmoe"):
+        for w in (1, 2, 4, 10):
+            for size in (4, 16):
+                image_run(tmp_path / f"{learner}{w}{size}", [0.5] * 10, w, size, learner=learner)
+    results = results_of(tmp_path)
+    assert list(select.update_rates(results)) == ["sm, 4, w = 1", "sm, 4, w = 4", "gmoe, 4, w = 4", "sm, 16, w = 10"]
+    (axes,) = panels(over_time.update_rates(results)[""])
+    solid = [line for line in axes.lines if line.get_linestyle() == "-"]
+    assert [line.get_xdata()[0] for line in solid] == [1, 4, 4, 10]
+    with pytest.raises(Missing, match="no run of sm, 16, w = 10"):
+        select.update_rates([r for r in results if r.waiting_time < 10])
 
 
 def test_small_and_large_have_a_panel_per_learner(tmp_path):
@@ -196,7 +241,7 @@ def test_methods_show_unusual_settings(tmp_path):
 def test_command_draws_all_figures_and_names_them_in_the_report(grid, tmp_path):
     done = report(grid, "--figures", "vision", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    names = "front learning_curves trade_offs over_time replay replay_waits replay_over_time"
+    names = "front learning_curves trade_offs over_time two_learners replay replay_waits replay_over_time"
     names += " radar_h4 radar_h8 ablation"
     pictures = [f"digits_B4_{name}.png" for name in names.split()]
     expected = [str(tmp_path / "out" / name) for name in ("report.md", "report.csv", *pictures)]
@@ -227,7 +272,9 @@ def test_missing_figures_have_remarks_and_out_has_a_default(tmp_path):
         "digits_B2 front: only one configuration",
         "digits_B2 learning_curves: no learner with two waiting times of one size",
         "digits_B2 trade_offs: only one configuration without --replay",
+        "digits_B2 two_learners: no runs of both sm and ens",
         *(f"digits_B2 replay{name}: no run with --replay" for name in ("", "_waits", "_over_time")),
+        "digits_B2 update_rates: no run of sm, 8, w = 1",
         "digits_B2 radar: no two configurations of one size without --replay",
         "digits_B2 ablation: no two runs of gmoe that differ only in --router tree and flat",
         "report/report.md",

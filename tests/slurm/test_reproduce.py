@@ -30,6 +30,7 @@ def test_image_figures_have_the_runs_that_the_index_says(name, size):
     assert set(record["drawn"]) <= {*FIGURES, "tsne"}
     for folder, text in record["experiments"].items():
         file, *flags = text.split()
+        flags += record.get("flags", {}).get(size, "").split()
         words = [str(EXPERIMENTS / file), *flags, *(["--size", size] if size != "paper" else [])]
         sweep = jobs(words)
         at = {"small": "digits", "medium": "mnist"}.get(size, sweep[0].dataset["name"])
@@ -122,6 +123,7 @@ def small(tmp_path, monkeypatch):
     folder = tmp_path / "experiments"
     (folder / "sizes").mkdir(parents=True)
     record = {"shows": "s", "data": "d", "runs": [2, 2], "cost": ["", ""], "drawn": ["learning_curves"]}
+    record |= {"finding": "waiting helps", "small": "best w 2"}
     records = {
         "first": {**record, "experiments": {"mnist": "one.yaml --waiting-time 1,2"}},
         "second": {**record, "experiments": {"mnist": "one.yaml --waiting-time 1"}},
@@ -142,7 +144,8 @@ def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
     assert "no run with" not in said
     assert ": only one" not in said
     picture = Path("reproduced/small/first/digits_B2_learning_curves.png")
-    assert said.splitlines()[-1].endswith(str(picture))
+    assert said.splitlines()[-3].endswith(str(picture))
+    assert said.splitlines()[-1] == "first: paper: waiting helps; at this size: best w 2"
     assert picture.read_bytes().startswith(b"\x89PNG")
     names = sorted(path.name for path in Path("reproduced/small/runs/digits").iterdir())
     assert names == ["sm_w1_h2_s0", "sm_w2_h2_s0"]

@@ -1,4 +1,4 @@
-"""The paper's figures of image runs: 1 (right), 2, 3, 4, 7, 8, 9; the first draft's radar plots and ablation.
+"""The paper's figures of image runs: 1 (right), 2, 3, 4, 7, 8, 9; those of the first draft.
 
 `python -m alma.report --figures vision` draws them.
 """
@@ -44,6 +44,9 @@ _CER = (
     "CER is eq. 1, so at most B, and includes the untrained errors of a learner that waits. The paper's axes "
     "(to 3,500 at B = 100, to 1,200 at B = 500) have another scale, which the paper does not define."
 )
+_DOTTED = (
+    "The dotted line is the error of the untrained model: on linear axes, the area below both is the CER."
+)
 FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
     "front": (
         trade_offs.front,
@@ -53,7 +56,7 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
     ),
     "learning_curves": (
         over_time.learning_curves,
-        "Figure 1 right: test error over the stream, by waiting time.",
+        f"Figure 1 right: test error over the stream, by waiting time. {_DOTTED}",
     ),
     "trade_offs": (
         trade_offs.cost_trade_offs,
@@ -62,7 +65,13 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
     ),
     "over_time": (
         over_time.small_and_large,
-        "Figures 3 and 7 (bottom): error over time of small (top) and large models.",
+        f"Figure 7 (bottom): error over time of small (top) and large models. {_DOTTED}",
+    ),
+    "two_learners": (
+        over_time.two_learners,
+        "Figure 3: error over time of small (left) and large models, sm and ens. A bar above, one for each "
+        "learner, shows where a longer waiting time than the shortest has the lowest error, in the colour of "
+        f"that waiting time. {_DOTTED}",
     ),
     "replay": (
         trade_offs.replay_at_one_wait,
@@ -74,9 +83,15 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
     ),
     "replay_over_time": (
         over_time.replay_over_time,
-        "Figure 9: error over time without and with replay. Replay trains on (B / w + 1) / 2 times as many "
+        f"Figure 9: error over time without and with replay. {_DOTTED} Replay trains on (B / w + 1) / 2 times as many "
         "examples if w divides B: at B = 100, 5.5 times for w = 10 and 50.5 times for w = 1. The paper's "
         "4.5x and 122.5x (appendix E) are wrong.",
+    ),
+    "update_rates": (
+        over_time.update_rates,
+        "First draft, Figure 1: intermediate update rates, without growth (blue) and with (red), against an "
+        "update at every mega-batch (brown) and a large model trained at the end (purple). The draft's caption "
+        "calls the blue curve intermediate, its section 1 the brown one.",
     ),
     "radar": (
         trade_offs.radars,

@@ -1,6 +1,6 @@
-"""Figures of image runs over the stream: 1 (right), 3, 7 (bottom), 9, and the first draft's ablation."""
+"""Figures of image runs over the stream: 1 (right), 3, 7 (bottom), 9; the first draft's 1 and its ablation."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alma.learners import colour_of
@@ -9,9 +9,13 @@ from alma.report.figures import Curve, draw_over_time, frame_over_time
 from alma.report.results import Result
 from alma.report.style import GREY, End, LegendEntries
 from alma.report.vision import parts, select
-from alma.report.vision.select import Missing, size, wait
+from alma.report.vision.select import Missing, distinct, size, wait
 
 _ERROR = "test error (%)"
+_OVERLAID = {"sm": "--", "ens": "-"}
+"""Learners of Figure 3, with their line styles."""
+_DRAFT_COLOURS = ("#7A4A21", "#2F5FC4", "#C62828", "#7B2D9B")
+"""Brown, blue, red and purple, as in the first draft's Figure 1; see `select.update_rates`."""
 
 
 def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
@@ -20,7 +24,7 @@ def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
     figure, ((axes,),) = style.subplots(1, 1, (4.4, 2.9))
     curves = [draw_over_time(axes, result, color=colours[wait(result)]) for result in shown]
     axes.set_title(f"{parts.title(results)}: {shown[0].method}, {parts.size_label(shown[0])}")
-    frame_over_time(figure, [([axes], curves)], _ERROR)
+    frame_over_time(figure, [([axes], curves)], _ERROR, area=True)
     ends = [
         End(curve.x[-1], curve.y[-1], f"w = {wait(curve.result)}", {"color": colours[wait(curve.result)]})
         for curve in curves
@@ -30,15 +34,12 @@ def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
-    """Figures 3 and 7 (bottom): error over time of the smallest models (top) and the largest (bottom).
+    """Figure 7 (bottom): error over time of the smallest models (top) and the largest (bottom).
 
-    A panel per learner, where the paper has two learners in one; a colour per waiting time.
+    A panel per learner; a colour per waiting time.
     """
-    usual = [result for result in select.without_replay(results) if not result.settings]
-    if not usual:
-        raise Missing("no run without --replay and with a learner's usual settings")
-    sizes = sorted({min(map(size, usual)), max(map(size, usual))})
-    shown = [result for result in usual if size(result) in sizes]
+    shown = select.extreme_sizes(results)
+    sizes = distinct(size, shown)
     learners, colours = {r.method: r.learner for r in shown}, style.wait_colours(map(wait, results))
     inches = 1.6 + 1.6 * len(learners), 0.6 + 1.8 * len(sizes)
     figure, grid = style.subplots(len(sizes), len(learners), inches, sharex=True, sharey="row")
@@ -55,6 +56,46 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
     heading = f"{parts.title(results)}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
     style.add_legend(figure, {heading: [], "waiting time": parts.wait_entries(shown, results)})
     return {"": figure}
+
+
+def two_learners(results: Sequence[Result]) -> dict[str, Any]:
+    """Figure 3: error over time of sm and ens in one panel, smallest models (left) and largest (right).
+
+    A colour per waiting time, a line style per learner. Bars above show where waiting wins, and which waiting
+    time: where the lowest error is not that of the shortest one.
+    """
+    shown = [result for result in select.extreme_sizes(results) if result.learner in _OVERLAID]
+    if {result.learner for result in shown} != _OVERLAID.keys():
+        raise Missing("no runs of both sm and ens")
+    sizes, colours = distinct(size, shown), style.wait_colours(map(wait, results))
+    figure, (row,) = style.subplots(1, len(sizes), (1.8 + 2.7 * len(sizes), 2.8), sharex=True, sharey=True)
+    curves = []
+    for hidden, axes in zip(sizes, row, strict=True):
+        axes.set_title(parts.size_label(next(r for r in shown if size(r) == hidden)), pad=16)
+        for rank, (learner, line) in enumerate(_OVERLAID.items()):
+            members = [r for r in shown if (r.learner, size(r)) == (learner, hidden)]
+            curves += [draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members]
+            if members:
+                _mark_waiting(axes, members, colours, 1.09 - 0.05 * rank)
+    frame_over_time(figure, [(list(row), curves)], _ERROR)
+    lines: LegendEntries = [(name, {"color": GREY, "linestyle": line}) for name, line in _OVERLAID.items()]
+    waits = parts.wait_entries(shown, results)
+    note = {"bars: waiting has the lowest error": []}
+    style.add_legend(figure, {parts.title(results): [], "learner": lines, "waiting time": waits, **note})
+    return {"": figure}
+
+
+def _mark_waiting(axes: Any, members: Sequence[Result], colours: Mapping[int, str], height: float) -> None:
+    """Mark each t at which a waiting learner has a lower error than the one that waits least.
+
+    `members` are results of a learner and size. The marks have the colour of the waiting time with the lowest
+    error; `height` is their place in the panel, whose top is 1.
+    """
+    for t, best in select.waiting_wins(members).items():
+        at = {"transform": axes.get_xaxis_transform(), "solid_capstyle": "butt", "clip_on": False}
+        axes.plot([t, t + 1], [height, height], color=colours[best], linewidth=3, **at)
+    place = {"transform": axes.transAxes, "va": "center", "ha": "right"}
+    axes.text(-0.01, height, members[0].learner, fontsize=6, color=GREY, **place)
 
 
 def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
@@ -83,6 +124,20 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
     lines: LegendEntries = [("without", {"color": GREY}), ("with", {"color": GREY, "linestyle": "--"})]
     waits = parts.wait_entries(drawn, results)
     style.add_legend(figure, {parts.title(results): [], "waiting time": waits, "replay": lines})
+    return {"": figure}
+
+
+def update_rates(results: Sequence[Result]) -> dict[str, Any]:
+    """The first draft's Figure 1: four curves of tardy, greedy and intermediate updates, and growth."""
+    shown = select.update_rates(results)
+    figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
+    curves, ends = [], []
+    for (name, result), colour in zip(shown.items(), _DRAFT_COLOURS, strict=True):
+        curves.append(draw_over_time(axes, result, color=colour))
+        ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, {"color": colour}))
+    axes.set_title(parts.title(results))
+    frame_over_time(figure, [([axes], curves)], _ERROR, area=True)
+    style.label_ends(figure, {axes: ends})
     return {"": figure}
 
 

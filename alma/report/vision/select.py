@@ -171,6 +171,49 @@ def most_waits(results: Sequence[Result]) -> list[Result]:
     return chosen
 
 
+def extreme_sizes(results: Sequence[Result]) -> list[Result]:
+    """The smallest and the largest models, without replay and with their learner's usual settings."""
+    usual = [result for result in without_replay(results) if not result.settings]
+    if not usual:
+        raise Missing("no run without --replay and with a learner's usual settings")
+    return [r for r in usual if size(r) in (min(map(size, usual)), max(map(size, usual)))]
+
+
+def waiting_wins(members: Sequence[Result]) -> dict[int, int]:
+    """The waiting time with the lowest mean error by t = 1..B, where it is not the shortest one.
+
+    `members` are complete results of one learner and size, at least one.
+    """
+    found = {}
+    for t in range(1, members[0].megabatches + 1):
+        errors = {wait(r): r.over_seeds(lambda rows: rows[t]["value"])[0] for r in members}  # noqa: B023
+        best = min(errors, key=lambda w: (errors[w], w))
+        if best > min(errors):
+            found[t] = best
+    return found
+
+
+def update_rates(results: Sequence[Result]) -> dict[str, Result]:
+    """The four curves of the first draft's Figure 1, by label, from its caption and section 1.
+
+    Of the smallest size: sm that trains on each mega-batch, then sm and gmoe at an intermediate waiting time,
+    the one nearest to 5 (section 5.1). Of the largest: sm that waits for the whole stream. Missing: one of
+    them is missing.
+    """
+    usual = [r for r in without_replay(results) if not r.settings]
+    found = {(r.learner, size(r), wait(r)): r for r in usual}
+    small, large = min(map(size, usual), default=0), max(map(size, usual), default=0)
+    whole = results[0].megabatches
+    between = [w for learner, _, w in found if learner == "gmoe" and 1 < w < whole]
+    some = min(between, key=lambda w: (abs(w - 5), w), default=5)
+    wanted = [("sm", small, 1), ("sm", small, some), ("gmoe", small, some), ("sm", large, whole)]
+    names = [f"{learner}, {hidden}, w = {waited}" for learner, hidden, waited in wanted]
+    for name, key in zip(names, wanted, strict=True):
+        if key not in found:
+            raise Missing(f"no run of {name}")
+    return {name: found[key] for name, key in zip(names, wanted, strict=True)}
+
+
 def cer_against(results: Iterable[Result], cost: Measure) -> list[Curve]:
     """CER against a cost: a curve over ascending sizes for each method and waiting time (Figure 2)."""
     families: dict[tuple[str, int], list[Result]] = {}
