@@ -71,7 +71,7 @@ def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     figure, (row,) = style.subplots(1, len(sizes), (1.8 + 2.7 * len(sizes), 2.8), sharex=True, sharey=True)
     curves = []
     for hidden, axes in zip(sizes, row, strict=True):
-        axes.set_title(parts.size_label(next(r for r in shown if size(r) == hidden)), pad=16)
+        axes.set_title(parts.size_label(next(r for r in shown if size(r) == hidden)), pad=20)
         for rank, (learner, line) in enumerate(_OVERLAID.items()):
             members = [r for r in shown if (r.learner, size(r)) == (learner, hidden)]
             curves += [draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members]
@@ -80,8 +80,9 @@ def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     frame_over_time(figure, [(list(row), curves)], _ERROR)
     lines: LegendEntries = [(name, {"color": GREY, "linestyle": line}) for name, line in _OVERLAID.items()]
     waits = parts.wait_entries(shown, results)
-    note = {"bars: waiting has the lowest error": []}
-    style.add_legend(figure, {parts.title(results): [], "learner": lines, "waiting time": waits, **note})
+    bars: LegendEntries = [("where that waiting time has the lowest error", {"linestyle": ""})]
+    groups = {"learner": lines, "waiting time": waits, "bars": bars}
+    style.add_legend(figure, {parts.title(results): [], **groups})
     return {"": figure}
 
 
