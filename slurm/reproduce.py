@@ -284,7 +284,8 @@ def main() -> None:
         if rows[-1].code:
             break
     if not options.dry_run:
-        print(f"\n{summary(rows)}\n\n{findings([row.name for row in rows if not row.code], records, options.size)}")
+        done = [row.name for row in rows if not row.code]
+        print(f"\n{summary(rows)}\n\n{findings(done, records, options.size)}")
     sys.exit(rows[-1].code)
 
 

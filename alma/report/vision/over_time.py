@@ -1,4 +1,4 @@
-"""Figures of image runs over the stream: 1 (right), 3, 7 (bottom), 9; the first draft's 1 and its ablation."""
+"""Figures of image runs over the stream: 1 (right), 3, 7 (bottom), 9; the first draft's 1 and ablation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -205,7 +205,9 @@ def update_rates(results: Sequence[Result]) -> dict[str, Result]:
     small, large = min(map(size, usual), default=0), max(map(size, usual), default=0)
     whole = results[0].megabatches
     between = [w for learner, _, w in found if learner == "gmoe" and 1 < w < whole]
-    some = min(between, key=lambda w: (abs(w - 5), w), default=5)
+    if not between:
+        raise Missing("no run of gmoe that waits for more than one mega-batch, and not for all")
+    some = min(between, key=lambda w: (abs(w - 5), w))
     wanted = [("sm", small, 1), ("sm", small, some), ("gmoe", small, some), ("sm", large, whole)]
     names = [f"{learner}, {hidden}, w = {waited}" for learner, hidden, waited in wanted]
     for name, key in zip(names, wanted, strict=True):
