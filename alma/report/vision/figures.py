@@ -84,14 +84,14 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
     "replay_over_time": (
         over_time.replay_over_time,
         f"Figure 9: error over time without and with replay. {_DOTTED} Replay trains on (B / w + 1) / 2 "
-        "times as many examples if w divides B: at B = 100, 5.5 times for w = 10 and 50.5 times for w = 1. The "
-        "paper's 4.5x and 122.5x (appendix E) are wrong.",
+        "times as many examples if w divides B: at B = 100, 5.5 times for w = 10 and 50.5 times for w = 1. "
+        "The paper's 4.5x and 122.5x (appendix E) are wrong.",
     ),
     "update_rates": (
         over_time.update_rates,
         "First draft, Figure 1: intermediate update rates, without growth (blue) and with (red), against an "
-        "update at every mega-batch (brown) and a large model trained at the end (purple). The caption calls the "
-        "blue curve intermediate, section 1 the brown one.",
+        "update at every mega-batch (brown) and a large model trained at the end (purple). The caption calls "
+        "the blue curve intermediate, section 1 the brown one.",
     ),
     "radar": (
         trade_offs.radars,
