@@ -78,6 +78,14 @@ def test_the_list_names_everything_with_data_runs_and_cost(monkeypatch, capsys):
         assert all(str(part) in line for part in (*record["runs"], *record["cost"], record["data"]))
 
 
+def test_each_figure_ends_with_the_paper_s_finding_and_what_the_small_size_showed():
+    for name, record in RECORDS.items():
+        at_small = reproduce.findings([name], RECORDS, "small")
+        assert at_small == f"{name}: paper: {record['finding']}; at this size: {record['small']}"
+        assert at_small.count("\n") == 0
+        assert reproduce.findings([name], RECORDS, "paper") == f"{name}: paper: {record['finding']}"
+
+
 def test_a_dry_run_prints_the_commands_and_makes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert call(main, monkeypatch, "figure1", "table1", "--dry-run") == 0
