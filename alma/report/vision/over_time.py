@@ -80,7 +80,7 @@ def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     frame_over_time(figure, [(list(row), curves)], _ERROR)
     lines: LegendEntries = [(name, {"color": GREY, "linestyle": line}) for name, line in _OVERLAID.items()]
     waits = parts.wait_entries(shown, results)
-    bars: LegendEntries = [("where that waiting time has the lowest error", {"linestyle": ""})]
+    bars: LegendEntries = [("where waiting longer has the lowest error", {"linestyle": ""})]
     groups = {"learner": lines, "waiting time": waits, "bars": bars}
     style.add_legend(figure, {parts.title(results): [], **groups})
     return {"": figure}
