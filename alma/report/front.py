@@ -101,5 +101,5 @@ def _annotate(axes: Any, point: Point, best: Sequence[Point]) -> None:
     """Write the note of a non-dominated point, unless the one before has the same."""
     before = best.index(point) - 1
     if point.note and (before < 0 or best[before].note != point.note):
-        look = {"textcoords": "offset points", "ha": "right", "va": "top", "fontsize": 7, "color": "0.35"}
-        axes.annotate(point.note, (point.x, point.y), (-4, -4), **look)
+        look = {"textcoords": "offset points", "ha": "left", "va": "bottom", "fontsize": 7, "color": "0.35"}
+        axes.annotate(point.note, (point.x, point.y), (7, 3), **look)
