@@ -13,7 +13,7 @@ from alma.report.vision import over_time, parts, select, trade_offs
 from alma.report.vision.select import Missing
 from alma.stages import stages
 
-from .synthetic import error_of, image_run, legend_of, rename_metric, report, results_of
+from .synthetic import averaged, error_of, image_run, legend_of, rename_metric, report, results_of
 
 
 def panels(figure):
@@ -38,6 +38,15 @@ def test_the_front_joins_what_nothing_else_beats_in_both(tmp_path):
     assert list(line.get_ydata()) == pytest.approx([37.5, 20])
     assert [text.get_text() for text in axes.texts] == ["w = 1"]  # the same for both
     assert legend_of(figure)[:3] == ["learner", "sm", "ens"]
+
+
+def test_the_front_leaves_out_raw_weights_but_those_of_the_paper_s_learners(tmp_path):
+    averaged(image_run(tmp_path / "sm", [0.4] * 4, average="poly:8", epochs=100), 0.5)
+    averaged(image_run(tmp_path / "new", [0.2] * 4, average="poly:8", replay_share=0.9, epochs=10), 0.5)
+    (axes,) = panels(trade_offs.front(results_of(tmp_path))[""])
+    drawn_errors = sorted(y for bars in axes.containers for y in bars.lines[0].get_ydata())
+    assert drawn_errors == pytest.approx([10, 20, 40])  # without 20 of raw weights with replay
+    assert [text.get_text() for text in axes.texts] == ["w = 1, 10 epochs"]
 
 
 def test_non_dominated_points():
