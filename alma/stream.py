@@ -14,7 +14,7 @@ so a directory with one is complete.
 import dataclasses
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ _INSIDE = Kind(
 )
 _RECORD = {"seed": whole(-(2**63)), "vocab_size": whole(1, 2**31), "settings": PLAIN, "corpus": PLAIN}
 _RECORD |= {"appended": list_of(object_of(PLAIN))}
-_PART = {"name": TEXT, "prefix": _INSIDE, "sources": object_of(_AMOUNT)} | dict.fromkeys(_COUNTS, _COUNT)
+_PART = {"name": TEXT, "prefix": _INSIDE, "period": TEXT, "sources": object_of(_AMOUNT)} | dict.fromkeys(_COUNTS, _COUNT)
 _INFO = {"size": _AMOUNT, "sha256": TEXT}
 
 
@@ -91,6 +91,8 @@ class Part:
     """Words by source."""
     files: dict[str, FileInfo]
     """By path relative to the stream."""
+    period: str = ""
+    """Of a mega-batch and its held-out parts in a dated stream: `2023`, `2023-05`, `2023-W20`, `2020..2021`."""
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Part":
@@ -177,6 +179,9 @@ class Stream:
         del record["directory"]
         if not self.ordered:
             del record["held_out"], record["held_out_valid"]
+        for part in _parts(record):
+            if not part["period"]:
+                del part["period"]
         write_json_atomic(self.directory / FILE, record)
 
     def path(self, part: Part) -> str:
@@ -195,6 +200,13 @@ class Stream:
         for path, info in ((self.directory / name, info) for name, info in files.items()):
             if problem := info.problem(path):
                 raise UserError(f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}")
+
+
+def _parts(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The parts of a stream.json."""
+    yield from (record["valid"], record["test"])
+    for name in ("megabatches", "held_out", "held_out_valid"):
+        yield from record.get(name, ())
 
 
 def is_stream(directory: str | os.PathLike[str]) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from alma.errors import Parser, command, count, hint
 from alma.help_texts import WORKERS
+from data_prep.dates import span
 from data_prep.formats import KNOWN, MODES
 from slurm.engine import resources
 from slurm.engine.resources import Resources
@@ -22,6 +23,9 @@ examples:
   alma data web=crawl2.jsonl.gz --out stream --append
   # a mega-batch for each year; the one of 2024 has two sources
   alma data 2023=crawl23/ 2024=crawl24/ books24+=books24/ --out stream_by_year --ordered \\
+      --eval-words 50k --valid-words 50k --vocab-size 8000
+  # a mega-batch for each year, by the field `date` of each document
+  alma data news.jsonl.gz --out stream_by_date --by year \\
       --eval-words 50k --valid-words 50k --vocab-size 8000
   # on SLURM, 64 jobs for each step; start it in tmux or in a job, because it waits for them
   alma data 'web=cc/**/*.wet.gz' --out stream_cc --mega-batches 5 --words 440M \\
@@ -43,6 +47,7 @@ def parser() -> Parser:
         prog="python -m data_prep",
         usage="%(prog)s CORPUS... --out STREAM --mega-batches B --words N --valid-words N --vocab-size V\n"
         "       %(prog)s CORPUS... --out STREAM --ordered --eval-words N --valid-words N --vocab-size V\n"
+        "       %(prog)s CORPUS... --out STREAM --by PERIOD --eval-words N --valid-words N --vocab-size V\n"
         "       %(prog)s CORPUS... --out STREAM --append [options]",
         description="Turn raw text into a stream of deduplicated, i.i.d. mega-batches of tokens for fairseq. "
         "The result does not depend on the order or the compression of the files, nor on the number of "
@@ -61,6 +66,7 @@ def parser() -> Parser:
     )
     _add_text_flags(made)
     _add_stream_flags(made)
+    _add_date_flags(made)
     _add_tokenizer_flags(made)
     group = made.add_argument_group("where to run")
     workers = f"{WORKERS}; with --cluster slurm the jobs of each step"
@@ -148,6 +154,40 @@ def _add_stream_flags(made: Parser) -> None:
     valid = "source from which the validation set is taken (default: the last CORPUS)"
     add("--valid-source", metavar="NAME", help=valid)
     add("--seed", type=int, metavar="S", help="seed of the random order of documents (default: 0)")
+
+
+def _add_date_flags(made: Parser) -> None:
+    """The flags for streams by date."""
+    group = made.add_argument_group(
+        "dates",
+        "A mega-batch for each period. DATE is ISO 8601 in UTC, such as 2023, 2023-05 or 2023-05-17. All "
+        "but --by need --by, or --append to such a stream.",
+    )
+    add = group.add_argument
+    by = (
+        "make an ordered stream whose mega-batches are periods of the documents' dates: year, quarter, month, "
+        "week (ISO), day, or N-years such as 5-years, which begin at multiples of N; in UTC"
+    )
+    add("--by", type=span, metavar="PERIOD", help=by)
+    key = (
+        "field of .jsonl, .json and .parquet files that holds the date; in JSON, data.date is the field date "
+        "of the object data; .wet files have WARC-Date (default: date; with --append: as before)"
+    )
+    add("--date-key", metavar="FIELD", help=key)
+    add("--from", metavar="DATE", help="leave out documents before DATE, which is itself included")
+    until = "leave out documents after DATE, all of which is included: 2023 ends with its last second"
+    add("--until", metavar="DATE", help=until)
+    undated = (
+        "for documents without a date, with one that cannot be read, or with one that is not within one period "
+        "(2023 with --by month). error: exit; skip: leave them out and count them in stream.json "
+        "(default: error)"
+    )
+    add("--undated", choices=("error", "skip"), help=undated)
+    small = (
+        "merge a period that is too small for its test, validation and training part with the next ones, and "
+        "the last with the one before; counted before duplicates are dropped (default: exit with a list)"
+    )
+    add("--merge-small", action="store_true", help=small)
 
 
 def _add_tokenizer_flags(made: Parser) -> None:

@@ -106,9 +106,9 @@ def near_dropped(corpora: Sequence[Mapping[str, Any]]) -> str:
 def targets(stream: Stream) -> dict[str, int]:
     """Target size in words of each part that has one: mega-batches may be taken whole."""
     wanted = stream.settings
-    sizes = [wanted["words"]] * wanted["mega_batches"]
+    sizes = [wanted["words"]] * len(stream.megabatches)
     for each in stream.appended:
-        sizes += [each["words"]] * each["mega_batches"]
+        sizes[each["first"] :] = [each["words"]] * (len(sizes) - each["first"])
     names = [part.name for part in stream.megabatches]
     found = {name: size for name, size in zip(names, sizes, strict=True) if size}
     found |= dict.fromkeys(["valid", *(part.name for part in stream.held_out_valid)], wanted["valid_words"])

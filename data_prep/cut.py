@@ -5,8 +5,8 @@ pools. A pool is a list of documents in hash order: in an ordered stream those t
 else those of the validation set, or all others.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -62,6 +62,18 @@ class Wanted:
     def pool_count(self) -> int:
         """Number of pools; no split is of the last one of validation."""
         return _REST + 1 if self.valid_words else 1
+
+    def record(self) -> dict[str, Any]:
+        """The fields as stream.json keeps them, known before any text is read."""
+        return asdict(self)
+
+    def sources(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The sources of the corpus in the order of `rank`; `names`: those of its files."""
+        return tuple(sorted(set(names), key=self.rank))
+
+    def period(self, part: str) -> str:
+        """The period of a part of a dated stream; else empty."""
+        return ""
 
     def rank(self, source: str) -> tuple[int, str]:
         """Sorts the sources; a document found in several counts for the first."""

@@ -21,7 +21,7 @@ def require_space(out: Path, files: Iterable[str], wanted: Wanted, work: Path) -
     text = sum(os.path.getsize(path) * _RATIOS.get(Path(path).suffix, 1) for path in files)
     sizes = {"megabatch": wanted.words, "test": wanted.eval_words, "valid": wanted.valid_words}
     words = sum(sizes[name.partition("_")[0]] for name in wanted.names)
-    taken = min(text, _WORD_BYTES * words) if wanted.words else text
+    taken = min(text, _WORD_BYTES * words) if wanted.words and words else text  # 0: periods yet unknown
     need = _SCANNED * text + _TAKEN * taken
     held = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
     free = shutil.disk_usage(out).free

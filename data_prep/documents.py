@@ -12,12 +12,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from alma.errors import UserError
 from data_prep.blocks import Segment, Skipped
-from data_prep.formats import KNOWN, raw_documents, require_known, segment_starts
+from data_prep.dates import Dates, LeftOut
+from data_prep.formats import KNOWN, Dated, Keys, raw_documents, require_known, segment_starts
 
 SHARD_BYTES = 64 << 20
 """Target size of a shard in bytes of input; fixed, so that shards never depend on the number of workers."""
@@ -57,6 +59,18 @@ class Reader:
     strip_control: bool = False
     """Remove control characters (C0, C1, U+FEFF, U+FFFE, U+FFFF) that are not white space."""
 
+    dates: Dates | None = None
+    """The periods of a dated stream, whose sources are PERIOD/SOURCE; None: dates are not read."""
+
+    def record(self) -> dict[str, Any]:
+        """The fields as stream.json keeps them."""
+        record = asdict(self)
+        if self.dates:
+            del record["dates"]["after"]  # given by the stream
+        else:
+            del record["dates"]
+        return record
+
     def read(
         self, shard: Shard, skipped: Callable[[Skipped], None] | None = None
     ) -> Iterator[tuple[str, str, int]]:
@@ -64,15 +78,45 @@ class Reader:
 
         Bad input is passed to `skipped` with on_bad_input="skip", otherwise it is a UserError.
         """
+        for source, raw in self.raw(shard, skipped):
+            if text := self._normalise(raw):
+                yield source, text, count_words(text)
+
+    def raw(
+        self,
+        shard: Shard,
+        skipped: Callable[[Skipped], None] | None = None,
+        left_out: Callable[[LeftOut, str, Dated], None] | None = None,
+    ) -> Iterator[tuple[str, str]]:
+        """Yield source and text, not normalised, of each document.
+
+        `skipped`: see `read`. `left_out` gets what has no period: why, its file, and the document.
+        """
         for segment in shard:
-            for raw in raw_documents(segment, self.documents_in(segment.source), self.text_key):
-                if isinstance(raw, str):
-                    if text := self._normalise(raw):
-                        yield segment.source, text, count_words(text)
-                elif self.on_bad_input == "error":
-                    raise UserError(f"{raw}; {raw.remedy}")
-                elif skipped:
-                    skipped(raw)
+            keys = Keys(self.text_key, self.dates.key if self.dates else "")
+            for raw in raw_documents(segment, self.documents_in(segment.source), keys):
+                if isinstance(raw, Skipped):
+                    if self.on_bad_input == "error":
+                        raise UserError(f"{raw}; {raw.remedy}")
+                    if skipped:
+                        skipped(raw)
+                elif not self.dates:
+                    assert isinstance(raw, str)
+                    yield segment.source, raw
+                else:
+                    dated = raw if isinstance(raw, Dated) else Dated(raw, None, None)
+                    if not dated.text or dated.text.isspace():  # no document, so its date does not matter
+                        continue
+                    period = self.dates.period(dated.date)
+                    if isinstance(period, int):
+                        yield f"{period}/{segment.source}", dated.text
+                    elif left_out:
+                        left_out(period, segment.path, dated)
+
+    def words(self, raw: str) -> int:
+        """Words of a document of `raw`."""
+        text = self._normalise(raw)
+        return count_words(text) if text else 0
 
     def documents_in(self, source: str) -> str:
         """What a document of a .txt or .md file of the source is."""
@@ -216,6 +260,12 @@ def _segments(source: str, path: str, reader: Reader, shard_bytes: int) -> Itera
         starts = segment_starts(path, reader.documents_in(source), size, shard_bytes)
     for start, end in zip(starts, [*starts[1:], size], strict=True):
         yield Segment(source, path, start, end)
+
+
+def changed(shard: Shard) -> UserError:
+    """The error of a shard whose documents are not those of an earlier stage."""
+    files = " ".join(sorted({segment.path for segment in shard})[:3])
+    return UserError(f"{files}: changed since it was scanned; run again when the input is complete")
 
 
 def skipped_summary(skips: list[Skipped], shown: int = 3) -> str:

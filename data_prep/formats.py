@@ -2,7 +2,9 @@
 
 import functools
 import importlib.util
+import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -38,11 +40,32 @@ _HINT = "choose one of its fields by --text-key: "
 _SHOWN = 30  # fields in a message, and characters of a field's name
 
 
+class Keys(NamedTuple):
+    """Names of the fields of a record."""
+
+    text: str
+    date: str = ""
+    """Empty: dates are not read."""
+
+
+class Dated(NamedTuple):
+    """The text of a document, and its date as it is in the file; None: it has none."""
+
+    text: str
+    date: Any
+    offset: int | None
+    """See `Skipped`."""
+
+
+Raw = str | Dated | Skipped
+"""The text of a document, not normalised, dated only if dates are read; or what is wrong with it."""
+
+
 class Format(NamedTuple):
     """A kind of corpus file."""
 
-    documents: Callable[[Input, str], Iterator[str | Skipped]]
-    """Yields the text of each document, not normalised; arguments: the bytes of a segment, --text-key."""
+    documents: Callable[[Input, Keys], Iterator[Raw]]
+    """Yields each document; arguments: the bytes of a segment, the fields."""
     border: Border | None = None
     """Where a file that is not compressed may be cut into segments; None: nowhere."""
 
@@ -114,11 +137,11 @@ def segment_starts(path: str, mode: str, size: int, step: int) -> list[int]:
     return starts
 
 
-def raw_documents(segment: Segment, mode: str, text_key: str) -> Iterator[str | Skipped]:
-    """The text of each document of a segment, not normalised, or what is wrong with it."""
+def raw_documents(segment: Segment, mode: str, keys: Keys) -> Iterator[Raw]:
+    """Each document of a segment."""
     with closing(Input(segment)) as data:
         try:
-            yield from format_of(segment.path, mode).documents(data, text_key)
+            yield from format_of(segment.path, mode).documents(data, keys)
         except OSError as error:
             reason = f"unreadable ({error.strerror})" if error.errno else f"damaged or truncated ({error})"
             yield data.bad(data.position, reason)
@@ -149,7 +172,7 @@ def _spans(data: Input, border: Border) -> Iterator[_Span | Skipped]:
         yield _Span(start + at, text[at:], False)
 
 
-def _between(border: Border, data: Input, _key: str) -> Iterator[str | Skipped]:
+def _between(border: Border, data: Input, _keys: Keys) -> Iterator[str | Skipped]:
     """What is between borders."""
     for span in _spans(data, border):
         if not isinstance(span, Skipped):
@@ -162,7 +185,7 @@ def _between(border: Border, data: Input, _key: str) -> Iterator[str | Skipped]:
             yield span
 
 
-def _whole(data: Input, _key: str) -> Iterator[str | Skipped]:
+def _whole(data: Input, _keys: Keys) -> Iterator[str | Skipped]:
     """The file."""
     raw = data.read(blocks.MAX_DOCUMENT_BYTES + 1)
     if len(raw) > blocks.MAX_DOCUMENT_BYTES:
@@ -173,7 +196,7 @@ def _whole(data: Input, _key: str) -> Iterator[str | Skipped]:
     yield data.decode(raw[start:], start)
 
 
-def _doc_elements(data: Input, _key: str) -> Iterator[str | Skipped]:
+def _doc_elements(data: Input, _keys: Keys) -> Iterator[str | Skipped]:
     """What is between the lines <doc id=...> and </doc>."""
     for span in _spans(data, _DOC_END):
         if isinstance(span, Skipped):
@@ -193,8 +216,8 @@ def _doc_elements(data: Input, _key: str) -> Iterator[str | Skipped]:
             yield data.decode(text[starts[-1].end() :], offset + starts[-1].end())
 
 
-def _json(data: Input, key: str, hint: str = _HINT) -> Iterator[str | Skipped]:
-    """Field `key` of the object on each line; empty lines are none. Other fields need not be strict JSON."""
+def _json(data: Input, keys: Keys, hint: str = _HINT) -> Iterator[Raw]:
+    """The fields of the object on each line; empty lines are none. Other fields need not be strict JSON."""
     for span in _spans(data, _LINE):
         if isinstance(span, Skipped):
             yield span
@@ -206,14 +229,17 @@ def _json(data: Input, key: str, hint: str = _HINT) -> Iterator[str | Skipped]:
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            record = _lenient(line, key)
+            record = _lenient(line, keys.text)
             if record is None:
                 remedy = (f"write {_JSON_LINES}, or leave it out with --on-bad-input skip",)
                 plain = kind(data.segment.path) == ".json"
                 yield data.bad(offset, f"malformed JSON ({error})", *remedy[:plain])
                 continue
-        text = _field(record, key)
-        yield text if isinstance(text, str) else data.bad(offset, _no_text(key, _strings(record), hint))
+        text = _field(record, keys.text)
+        if not isinstance(text, str):
+            yield data.bad(offset, _no_text(keys.text, _strings(record), hint))
+        else:
+            yield Dated(text, _field(record, keys.date), offset) if keys.date else text
 
 
 def _lenient(line: bytes, key: str) -> Any:
@@ -253,8 +279,8 @@ def _no_text(key: str, fields: Iterable[str], hint: str = _HINT) -> str:
     return f"no field `{key}` that holds a string{shown}"
 
 
-def _wet(data: Input, _key: str) -> Iterator[str | Skipped]:
-    """The payload of each `conversion` record.
+def _wet(data: Input, keys: Keys) -> Iterator[Raw]:
+    """The payload and WARC-Date of each `conversion` record.
 
     fastwarc 2.0 and warcio 1.8 take truncated archives for whole ones, so neither is used.
     """
@@ -267,7 +293,7 @@ def _wet(data: Input, _key: str) -> Iterator[str | Skipped]:
         headers: dict[bytes, bytes] = {}
         while (line := data.readline()) and not line.isspace():
             name, _, value = line.partition(b":")
-            if name.lower() in (b"warc-type", b"content-length"):
+            if name.lower() in (b"warc-type", b"content-length", b"warc-date"):
                 headers[name.lower()] = value.strip()
         length = headers.get(b"content-length", b"")
         if not length.isdigit():
@@ -278,7 +304,9 @@ def _wet(data: Input, _key: str) -> Iterator[str | Skipped]:
             offset = data.position
             payload = data.read(int(length))
             if data.position == end:
-                yield data.decode(payload, offset)
+                text = data.decode(payload, offset)
+                date = headers.get(b"warc-date", b"").decode("ascii", "replace")
+                yield Dated(text, date, start) if keys.date and isinstance(text, str) else text
         elif is_text:
             yield data.too_long(start)
         while data.position < end:
@@ -286,12 +314,13 @@ def _wet(data: Input, _key: str) -> Iterator[str | Skipped]:
                 raise Damaged("the last record is incomplete")
 
 
-def _parquet(data: Input, key: str) -> Iterator[str | Skipped]:
-    """The strings of column `key` in the row groups that begin in the segment; offsets count rows."""
+def _parquet(data: Input, keys: Keys) -> Iterator[Raw]:
+    """The rows of the row groups that begin in the segment; offsets count rows."""
     import pyarrow
     import pyarrow.parquet
 
     path, start, end = data.segment.path, data.segment.start, data.segment.end
+    key = keys.text
     try:
         with pyarrow.parquet.ParquetFile(path, buffer_size=blocks.BLOCK, pre_buffer=False) as file:
             data.position = 0
@@ -299,6 +328,7 @@ def _parquet(data: Input, key: str) -> Iterator[str | Skipped]:
                 strings = [field.name for field in file.schema_arrow if _is_string(field.type)]
                 yield data.bad(0, _no_text(key, strings))
                 return
+            names = [key, keys.date] if keys.date in file.schema_arrow.names else [key]
             for number in range(file.num_row_groups):
                 group = file.metadata.row_group(number)
                 if not start <= _first_byte(group) < end:
@@ -307,9 +337,12 @@ def _parquet(data: Input, key: str) -> Iterator[str | Skipped]:
                 columns = map(group.column, range(group.num_columns))
                 size = next(c.total_uncompressed_size for c in columns if c.path_in_schema == key)
                 rows = min(max(blocks.BLOCK * group.num_rows // max(size, 1), 1), 4096)  # about a block
-                for batch in file.iter_batches(rows, row_groups=[number], columns=[key], use_threads=False):
-                    for value in batch.column(0):
-                        yield _parquet_text(value, key, data)
+                for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
+                    dates = _parquet_dates(batch.column(keys.date)) if len(names) > 1 else itertools.repeat(None)
+                    for value, date in zip(batch.column(key), dates):  # noqa: B905
+                        text = _parquet_text(value, key, data)
+                        dated = keys.date and isinstance(text, str)
+                        yield Dated(text, date, data.position) if dated else text
                         data.position += 1
     except pyarrow.ArrowException as error:
         raise Damaged(str(error)) from error
@@ -326,6 +359,20 @@ def _is_string(kind: Any) -> bool:
 def _first_byte(group: Any) -> int:
     column = group.column(0)
     return min(column.data_page_offset, column.dictionary_page_offset or column.data_page_offset)
+
+
+def _parquet_dates(column: Any) -> Iterator[Any]:
+    """The dates of a column; what Python cannot hold is NaN, which is no date."""
+    import pyarrow
+    import pyarrow.types as types
+
+    if types.is_timestamp(column.type):  # a nanosecond has no place in a datetime
+        column = column.cast(pyarrow.timestamp("us", column.type.tz), safe=False)
+    for value in column:
+        try:
+            yield value.as_py()
+        except (ValueError, OverflowError):
+            yield math.nan
 
 
 def _parquet_text(value: Any, key: str, data: Input) -> str | Skipped:
@@ -359,7 +406,7 @@ MODES = {
 }
 """Formats of .txt and .md files, by --documents."""
 
-_WIKI_JSON = Format(lambda data, _: _json(data, "text", hint=""), _LINE)  # its field is always `text`
+_WIKI_JSON = Format(lambda data, keys: _json(data, keys._replace(text="text"), hint=""), _LINE)  # its field is always `text`
 
 KNOWN = f"{' '.join([*_TEXT, *FORMATS])} and wiki_NN (all but .parquet also with {' '.join(PACKED)})"
 """The file names that can be read, for messages."""

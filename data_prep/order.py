@@ -15,6 +15,7 @@ that a new stream of all mega-batches would have.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,14 @@ _ROLES = ("megabatch", "test", "test", "valid", "valid")
 documents that `test` and `valid` have too, 2 and 4 the rest of the held-out parts."""
 _MIXED = {"test": 1, "valid": 3}
 """Roles of the mixed parts."""
+
+
+class TooSmall(UserError):
+    """Mega-batch `t` has fewer words than its parts need."""
+
+    def __init__(self, t: int, words: int, message: str) -> None:
+        super().__init__(message)
+        self.t, self.words = t, words
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,15 @@ class Ordered(Wanted):
 
     def rank(self, source: str) -> tuple[int, str]:
         """Sorts the sources by mega-batch, then by name."""
-        return next(t for t, names in enumerate(self.order) if source in names), source
+        return self._batches[source], source
+
+    @cached_property
+    def _batches(self) -> dict[str, int]:
+        return {name: t for t, names in enumerate(self.order) for name in names}
+
+    def title(self, t: int) -> str:
+        """What a message calls mega-batch t."""
+        return f"megabatch_{self.first + t:02d} ({', '.join(self.order[t])})"
 
     @property
     def pools(self) -> list[int]:
@@ -74,31 +91,37 @@ class Ordered(Wanted):
         """
         pools: list[Pool] = []
         spans: list[Span] = []
-        problems = []
+        problems: list[UserError] = []
         for t in range(self.mega_batches):
             pool = corpus.pool(t)
             pools.append(pool)
             try:
                 spans += self._spans(pool, t, corpus)
             except UserError as error:
-                problems.append(str(error))
+                problems.append(error)
                 continue
             corpus.taken[t] = pool.at(spans[-1].end).last
         if problems:
-            raise UserError("; ".join(problems))
+            raise self.refusal(problems)
         return pools, spans
+
+    def refusal(self, problems: list[UserError]) -> UserError:
+        """The error of several mega-batches; problems are `TooSmall` or others."""
+        return UserError("; ".join(map(str, problems)))
 
     def _spans(self, pool: Pool, t: int, corpus: SortedCorpus) -> list[Span]:
         """The splits of mega-batch t: roles 1, 2, 3, 4 and 0."""
         needed = self.eval_words + self.valid_words + (self.words or 1)
-        name = f"megabatch_{self.first + t:02d} ({', '.join(self.order[t])})"
+        name = self.title(t)
         if pool.words < needed:
             read = int(corpus.read[:, 0, corpus.arrivals == t].sum())
-            raise UserError(
+            raise TooSmall(
+                t,
+                pool.words,
                 f"{name} has {pool.words:,} words in {pool.documents:,} documents after dropping "
                 f"{read - pool.documents:,} duplicates, but {self.eval_words:,} test + {self.valid_words:,} "
                 f"validation + {self.words or 1:,} training = {needed:,} are needed: {needed - pool.words:,} "
-                "words are missing; add text or ask for fewer"
+                "words are missing; add text or ask for fewer",
             )
         sizes = [self.eval_words, self.valid_words, self.words or pool.words]
         held_out = [role * self.mega_batches + t for role in (2, 4)]

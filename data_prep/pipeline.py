@@ -1,12 +1,11 @@
 """The pipeline: runs the stages in STREAM/.work-DIGEST/ and installs the stream; a relaunch resumes."""
 
-import dataclasses
 import hashlib
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from data_prep import advice, cut, disk, documents, encode, install, plan, range
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
+from data_prep.periods import Dated, find_periods
 from data_prep.plan import CorpusPlan
 from data_prep.work import Task, Work, Workspace, damaged
 
@@ -49,7 +49,7 @@ class StreamSettings:
     @property
     def sources(self) -> tuple[str, ...]:
         """The names of the sources, sorted by `Wanted.rank`."""
-        return tuple(sorted({source for source, _ in self.files}, key=self.wanted.rank))
+        return self.wanted.sources(source for source, _ in self.files)
 
     def record(self) -> dict[str, Any]:
         """The settings as stream.json keeps them; `input` is a hash of the files' names, sizes and times."""
@@ -61,8 +61,8 @@ class StreamSettings:
             ) from error
         identity = sorted((source, path, stat.st_size, stat.st_mtime_ns) for source, path, stat in stats)
         return {
-            **asdict(self.wanted),
-            **asdict(self.reader),
+            **self.wanted.record(),
+            **self.reader.record(),
             "vocab_size": self.vocab_size,
             "tokenizer": {name: sha256_file(path) for name, path in self.tokenizer.items()} or None,
             "sources": list(self.sources),
@@ -163,7 +163,7 @@ def _make(
         for role in ("megabatch_", "test_", "valid_")
     )
     if before:
-        stream = dataclasses.replace(
+        stream = replace(
             before,
             directory=space.finished,
             megabatches=before.megabatches + megabatches,
@@ -211,11 +211,16 @@ def _run(
     space: Workspace, settings: StreamSettings, work: Work, before: Sequence[Part], out: Path
 ) -> tuple[dict[str, Any], list[Part]]:
     """Run the stages; totals of the corpus, and the splits. `before`: parts that `out` has."""
-    wanted, drop = settings.wanted, settings.near_duplicates
     shards = [
         (sum(segment.end - segment.start for segment in shard), shard)
         for shard in documents.make_shards(settings.files, settings.reader, documents.SHARD_BYTES)
     ]
+    dates = None
+    if isinstance(settings.wanted, Dated):
+        dated, dates = find_periods(space, settings.wanted, work, shards)
+        settings = replace(settings, wanted=dated)
+        space = replace(space, sources=settings.sources)
+    wanted, drop = settings.wanted, settings.near_duplicates
     arrivals = wanted.first + wanted.arrivals(space.sources) if drop else None
     work.each("scan", scan.scan_shard, space, "scan.bin", shards, "B", arrivals)
     near = None
@@ -239,13 +244,14 @@ def _run(
     work.each("encode", encode.encode_bucket, space, "bucket.npz", buckets, "word", len(shards))
     encode.check_encode(space, planned)
     parts = _finalise(space, wanted, planned, work, count if drop else 0)
-    return _corpus_record(space, settings, planned, len(shards), warnings), parts
+    corpus = _corpus_record(space, settings, planned, len(shards), warnings)
+    return corpus | ({"dates": dates} if dates else {}), parts
 
 
 def _warnings(space: Workspace, settings: StreamSettings, count: int) -> list[str]:
     """Warnings about the documents of `count` sorted ranges, also printed: encoding may take hours."""
     sums = ranges.load_sums(space, count)
-    totals = dict(zip(space.sources, sums["read"][:, :2].sum(0).T, strict=True))
+    totals = space.by_name(sums["read"][:, :2].sum(0).T)
     warnings = advice.books(settings.files, settings.reader, totals)
     if settings.reader.max_document_words:
         warnings += advice.long_documents(int(sums["whole"].max()), settings.wanted)
@@ -306,10 +312,11 @@ def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work,
         words = planned.source_words[numbers].sum(0).tolist()
         buckets = [bucket for number in numbers for bucket in planned.buckets(number)]
         entries = (near, wanted.first + batch) if near and batch in batches else None
-        arguments = (space, name, buckets, dict(zip(space.sources, words, strict=True)), code, entries)
+        arguments = (space, name, buckets, space.by_name(words), code, entries)
         tasks.append(Task(space.directory / f"{name}.json", sum(words), arguments))
     work.run("finalise", encode.finalise_part, tasks, "word")
-    return [_finished_part(space, task.done) for task in tasks]
+    made = (_finished_part(space, task.done) for task in tasks)
+    return [replace(part, period=wanted.period(part.name)) for part in made]
 
 
 def _finished_part(space: Workspace, path: Path) -> Part:

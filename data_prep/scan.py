@@ -18,7 +18,7 @@ import numpy as np
 
 from alma.files import write_json_atomic
 from alma.stream import KEY_BYTES
-from data_prep.documents import Shard, Skipped
+from data_prep.documents import Shard, Skipped, changed
 from data_prep.near_duplicates import writing_entries
 from data_prep.work import DOCUMENT_BYTES, Workspace, changes, damaged, mapped, open_items
 
@@ -78,9 +78,13 @@ def keyed_texts(
 ) -> Iterator[tuple[bytes, str, bytes, int]]:
     """Yield hashes (see `content_key`), source, text and words of each document of a shard or its pieces.
 
-    `whole` is called with hashes, source and text of each document before its pieces.
+    `whole` is called with hashes, source and text of each document before its pieces. UserError: the input
+    has other periods than before.
     """
+    sources = set(space.sources)
     for source, text, words in space.reader.read(shard, skipped):
+        if source not in sources:  # a new period
+            raise changed(shard)
         data = text.encode()
         hashes = content_key(data, space.seed)
         if whole:

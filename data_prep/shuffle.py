@@ -13,7 +13,7 @@ from alma.errors import UserError
 from alma.files import atomic_write
 from alma.stream import KEY_BYTES
 from data_prep.cut import Wanted
-from data_prep.documents import Shard
+from data_prep.documents import Shard, changed
 from data_prep.plan import CorpusPlan, dropped, load_plan
 from data_prep.pools import LEFT_OUT
 from data_prep.scan import content_keys, keyed_texts, repeats, runs
@@ -42,14 +42,14 @@ def shuffle_shard(space: Workspace, number: int, shard: Shard, wanted: Wanted, r
             key = hashes[:KEY_BYTES]
             scanned, bucket = next(expected, (None, LEFT_OUT))
             if scanned != key:
-                raise _changed(shard)
+                raise changed(shard)
             if bucket != LEFT_OUT:
                 run.add(bucket, key, data)
             if run.size >= RUN_BYTES:
                 tables.append(run.write())
         tables.append(run.write())
     if next(expected, None):
-        raise _changed(shard)
+        raise changed(shard)
     with atomic_write(space.file("spill", number, "npy"), "wb") as file:
         np.save(file, np.stack(tables))
 
@@ -166,8 +166,3 @@ def check_shuffle(space: Workspace, plan: CorpusPlan, shards: int) -> None:
         raise UserError(
             f"{space.directory}: damaged (documents lost in the shuffle); remove it and run again"
         )
-
-
-def _changed(shard: Shard) -> UserError:
-    files = " ".join(sorted({segment.path for segment in shard})[:3])
-    return UserError(f"{files}: changed since it was scanned; run again when the input is complete")

@@ -7,7 +7,7 @@ import bisect
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,14 @@ class Workspace:
     def finished(self) -> Path:
         """The folder for finished files."""
         return self.directory / FINISHED
+
+    def by_name(self, values: Iterable[Any]) -> dict[str, Any]:
+        """Values of `sources` by their names, summed over the periods of a dated stream."""
+        found: dict[str, Any] = {}
+        for source, value in zip(self.sources, values, strict=True):
+            name = source.rpartition("/")[2]
+            found[name] = found[name] + value if name in found else value
+        return found
 
     def file(self, name: str, number: int, suffix: str) -> Path:
         """An intermediate file of a shard or bucket."""

@@ -1,0 +1,208 @@
+"""Dated streams: ordered streams whose mega-batches are periods, found by the stage dates before the scan.
+
+The sources of a period are named NUMBER/SOURCE, with the number of the period, and are those of its
+mega-batch; so all later stages are those of an ordered stream.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from alma.errors import UserError
+from alma.files import write_json_atomic
+from alma.schema import shown
+from data_prep.blocks import Skipped
+from data_prep.dates import Dates, LeftOut, label
+from data_prep.documents import Shard
+from data_prep.formats import Dated as DatedText
+from data_prep.order import Ordered, TooSmall
+from data_prep.work import Work, Workspace, damaged
+
+MOST = 1000
+"""Mega-batches of a stream; each has three parts, and a row in tables."""
+_SHOWN = 20  # periods in a message
+_UNUSABLE = {
+    LeftOut.UNDATED: "without a date",
+    LeftOut.UNREADABLE: "with an unreadable date",
+    LeftOut.IMPRECISE: "whose date is not within one period",
+}
+
+
+@dataclass(frozen=True)
+class Dated(Ordered):
+    """Sizes of each period in words. `order` and `periods` are empty until the dates are read."""
+
+    merge_small: bool = False
+    """Merge a period that is too small with the next one, and the last with the one before."""
+    periods: list[str] = field(default_factory=list)
+    """The period of each mega-batch; merged ones as FIRST..LAST."""
+
+    def record(self) -> dict[str, Any]:
+        """The fields that are known before any text is read."""
+        record = super().record()
+        for name in ("mega_batches", "valid_source", "order", "periods"):
+            del record[name]
+        return record
+
+    def sources(self, names: Any) -> tuple[str, ...]:
+        """The sources of all periods; before the dates are read those of the files."""
+        if not self.order:
+            return tuple(sorted(set(names)))
+        return super().sources(name for own in self.order for name in own)
+
+    def period(self, part: str) -> str:
+        """The period of a part; that of mixed parts is empty."""
+        number = part.rpartition("_")[2]
+        return self.periods[int(number) - self.first] if number.isdecimal() else ""
+
+    def title(self, t: int) -> str:
+        """What a message calls mega-batch t."""
+        return f"megabatch_{self.first + t:02d} ({self.periods[t]})"
+
+    def refusal(self, problems: list[UserError]) -> UserError:
+        """The error that lists all periods that are too small, and other problems."""
+        small = [error for error in problems if isinstance(error, TooSmall)]
+        found = [str(error) for error in problems if not isinstance(error, TooSmall)]
+        if small:
+            listed = [f"{self.periods[error.t]} ({error.words:,} words)" for error in small]
+            remedy = (
+                "--merge-small counts words before duplicates are dropped, so choose longer periods"
+                if self.merge_small
+                else "merge them with --merge-small, choose longer periods"
+            )
+            found.insert(
+                0,
+                f"{len(small):,} of {len(self.periods):,} periods have fewer than the {self.needed:,} words of "
+                f"their parts ({self.eval_words:,} test + {self.valid_words:,} validation + "
+                f"{self.words or 1:,} training): {abridged(listed)}; {remedy} or ask for fewer words",
+            )
+        return UserError("; ".join(found))
+
+    @property
+    def needed(self) -> int:
+        """Words that a period must have."""
+        return self.eval_words + self.valid_words + (self.words or 1)
+
+
+def abridged(names: Sequence[str]) -> str:
+    """The first of many names."""
+    return ", ".join(names[:_SHOWN]) + (f", ... ({len(names):,} in all)" if len(names) > _SHOWN else "")
+
+
+def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> None:
+    """Write dates-NNNNN.json: the sources of all periods in a shard, with their words, and what has no period.
+
+    Memory: a number for each period. Without `words` they are 0.
+    """
+    found: Counter[str] = Counter()
+    left_out: dict[LeftOut, list[Any]] = {}  # documents, and the first of them
+
+    def leave(why: LeftOut, path: str, document: DatedText) -> None:
+        if why not in left_out:
+            where = str(Skipped(path, document.offset, "first")) if document.offset is not None else path
+            date = "" if document.date is None else f", {shown(document.date)}"
+            left_out[why] = [0, f"{where}{date}"]
+        left_out[why][0] += 1
+
+    for source, text in space.reader.raw(shard, None, leave):
+        found[source] += space.reader.words(text) if words else 0
+    record = {"words": found, "left_out": left_out}
+    write_json_atomic(space.file("dates", number, "json"), record)
+
+
+def find_periods(
+    space: Workspace, wanted: Dated, work: Work, shards: Sequence[tuple[int, Shard]]
+) -> tuple[Dated, dict[str, Any]]:
+    """Run the stage dates; the mega-batches, and for stream.json what has no period and empty periods.
+
+    UserError: documents without a usable date, or no document, or too many periods.
+    """
+    dates = space.reader.dates
+    assert dates
+    work.each("dates", count_dates, space, "dates.json", shards, "B", wanted.merge_small)
+    words: Counter[str] = Counter()
+    left_out: dict[str, list[Any]] = {}
+    for number in range(len(shards)):
+        record = _read(space.file("dates", number, "json"))
+        words.update(record["words"])
+        for why, (count, first) in record["left_out"].items():
+            left_out.setdefault(why, [0, first])[0] += count
+    _require_dated(dates, left_out, len(words))
+    sources: dict[int, list[str]] = {}
+    for source in sorted(words):
+        sources.setdefault(int(source.partition("/")[0]), []).append(source)
+    sizes = {number: sum(words[source] for source in sources[number]) for number in sorted(sources)}
+    groups = merged(sizes, wanted.needed) if wanted.merge_small else [[number] for number in sizes]
+    if len(groups) > MOST:
+        raise UserError(
+            f"--by {dates.by}: {len(groups):,} periods, of which a stream has at most {MOST:,}; choose longer "
+            "ones, or fewer by --from and --until"
+        )
+    names = [[label(dates.by, number) for number in group] for group in groups]
+    made = replace(
+        wanted,
+        mega_batches=len(groups),
+        order=[[source for number in group for source in sources[number]] for group in groups],
+        periods=[own[0] if len(own) == 1 else f"{own[0]}..{own[-1]}" for own in names],
+    )
+    return made, {
+        "left_out": {why: left_out[why][0] for why in LeftOut if why in left_out},
+        "empty": empty_periods(dates, list(sizes)),
+    }
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        raise damaged(path) from None
+
+
+def _require_dated(dates: Dates, left_out: Mapping[str, Sequence[Any]], found: int) -> None:
+    """UserError: documents without a usable date, or no document with one."""
+    unusable = [
+        f"{left_out[why][0]:,} documents {what} (first: {left_out[why][1]})"
+        for why, what in _UNUSABLE.items()
+        if why in left_out
+    ]
+    if unusable and dates.undated == "error":
+        raise UserError(
+            f"--by {dates.by}, --date-key {dates.key}: {'; '.join(unusable)}; fix them, name another field, or "
+            "leave them out with --undated skip"
+        )
+    if not found:
+        counts = [f"{count:,} {why}" for why, (count, _) in left_out.items()]
+        raise UserError(f"no document is in a period of the stream: left out {', '.join(counts) or 'none'}")
+
+
+def merged(sizes: Mapping[int, int], needed: int) -> list[list[int]]:
+    """Periods in runs of `needed` words or more; what is left at the end joins the last run.
+
+    `sizes`: words by period, in their order.
+    """
+    groups: list[list[int]] = []
+    own: list[int] = []
+    for number, words in sizes.items():
+        own.append(number)
+        if sum(sizes[each] for each in own) >= needed:
+            groups.append(own)
+            own = []
+    if own and groups:
+        groups[-1] += own
+    elif own:
+        groups = [own]
+    return groups
+
+
+def empty_periods(dates: Dates, numbers: list[int]) -> list[str]:
+    """Names of the periods without documents between others, as FIRST..LAST where they follow each other."""
+    before = numbers[:1] if dates.after is None else [dates.after]
+    found = []
+    for one, other in zip(before + numbers, numbers, strict=False):
+        if other - one > 1:
+            ends = [label(dates.by, number) for number in (one + 1, other - 1)]
+            found.append("..".join(dict.fromkeys(ends)))
+    return found
