@@ -10,6 +10,7 @@ from data_prep import blocks
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.formats import kind
+from data_prep.periods import abridged
 
 _FILES = 3  # fewer files are not taken for a collection of books
 _PARAGRAPH = 100  # words: documents that average fewer may be paragraphs
@@ -67,12 +68,14 @@ def summary(stream: Stream) -> str:
     """The stream as a table, one row per part, and what was read, dropped and skipped."""
     wanted = targets(stream)
     sources = sorted({name for part in stream.parts for name in part.sources})
-    rows = [["", "words", "off target", "documents", "items", "tokens", "MB", *sources]]
+    dated = any(part.period for part in stream.parts)
+    header = ["", *["period"] * dated, "words", "off target", "documents", "items", "tokens", "MB"]
+    rows = [[*header, *sources]]
     for part in stream.parts:
         numbers = [part.documents, part.items, part.tokens]
         shares = [f"{part.sources.get(name, 0) / part.words:.1%}" for name in sources]
         rows.append(
-            [part.name, f"{part.words:,}"]
+            [part.name, *[part.period] * dated, f"{part.words:,}"]
             + [f"{part.words / wanted[part.name] - 1:+.3%}" if part.name in wanted else "-"]
             + [f"{number:,}" for number in numbers]
             + [f"{part.bytes / 1e6:.1f}", *shares]
@@ -87,11 +90,21 @@ def summary(stream: Stream) -> str:
         f"{corpus['surplus_words']:,} surplus words"
         + (f"; spread of the mega-batches {corpus['spread']:.3%}" if "spread" in corpus else "")
     )
+    if "dates" in corpus:
+        lines += by_date(corpus["dates"])
     if "skipped" in corpus:
         lines.append(corpus["skipped"]["summary"])
     lines += corpus.get("warnings", [])
     lines += off_target(stream, wanted)
     return "\n".join(lines)
+
+
+def by_date(record: Mapping[str, Any]) -> Iterator[str]:
+    """Lines on the documents that a dated stream left out, and on its empty periods."""
+    if counts := [f"{count:,} {why}" for why, count in record["left_out"].items()]:
+        yield f"left out by date, documents: {', '.join(counts)}"
+    if record["empty"]:
+        yield f"periods without documents: {abridged(record['empty'])}"
 
 
 def near_dropped(corpora: Sequence[Mapping[str, Any]]) -> str:

@@ -123,7 +123,7 @@ def _calendar(
     """First and last day of years, a month, a quarter or an ISO week."""
     if week:
         monday = date.fromisocalendar(int(year), int(week), 1)
-        return monday, monday + timedelta(days=6)
+        return monday, min(monday, date.max - timedelta(days=6)) + timedelta(days=6)
     end = 12
     start = 1
     if month:

@@ -82,13 +82,15 @@ def part_table(
     single = [SPECIALS + i for i, token in enumerate(tokens) if re.fullmatch("<0x[0-9A-F]{2}>", token)]
     has_bytes = len(single) == 256  # as every model with byte fallback
     sources = sorted({name for part in parts for name in part.sources})
-    header = ["", "words", "tokens", "tokens/word", "documents", "median", "95%", "longest", "types/token"]
+    dated = any(part.period for part in parts)
+    header = ["", *["period"] * dated, "words", "tokens", "tokens/word", "documents", "median", "95%", "longest", "types/token"]
     rows = [[*header, "unknown", "bytes", *sources]]
     for part, found in zip(parts, counts, strict=True):
         middle, high = np.percentile(found.lengths, [50, 95])
         total = found.total
         rows.append(
-            [part.name, f"{part.words:,}", f"{part.tokens:,}", f"{part.tokens / part.words:.3f}"]
+            [part.name, *[part.period] * dated]
+            + [f"{part.words:,}", f"{part.tokens:,}", f"{part.tokens / part.words:.3f}"]
             + [f"{len(found.lengths):,}", f"{middle:,.0f}", f"{high:,.0f}", f"{found.lengths.max():,}"]
             + [f"{found.types / prefix:.4f}", f"{total[UNKNOWN] / part.tokens:.3%}"]
             + [f"{total[single].sum() / part.tokens:.3%}" if has_bytes else "-"]
@@ -218,9 +220,11 @@ def drift(stream: Stream, counts: Sequence[Counts], ratios: Ratios, workers: Wor
         new_tokens.append(total[~seen].sum() / total.sum())
         seen |= total > 0
     new_words = words.new_shares(stream, workers)
-    rows = [["", "new tokens", "new words", *(part.name.removeprefix("megabatch_") for part in parts)]]
+    dated = any(part.period for part in parts)
+    header = ["", *["period"] * dated, "new tokens", "new words"]
+    rows = [[*header, *(part.name.removeprefix("megabatch_") for part in parts)]]
     for t, part in enumerate(parts):
         shares = [f"{new_tokens[t]:.2%}", f"{new_words[t]:.2%}" if new_words else "-"] if t else ["", ""]
         pairs = [(min(t, other), max(t, other)) for other in range(len(parts))]
-        rows.append([part.name, *shares, *(_cell(ratios[pair]) if pair in ratios else "" for pair in pairs)])
+        rows.append([part.name, *[part.period] * dated, *shares, *(_cell(ratios[pair]) if pair in ratios else "" for pair in pairs)])
     return "\n".join([DRIFT, *(line.rstrip() for line in as_text(rows).splitlines())])

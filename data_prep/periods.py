@@ -102,9 +102,9 @@ def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> Non
 
     def leave(why: LeftOut, path: str, document: DatedText) -> None:
         if why not in left_out:
-            where = str(Skipped(path, document.offset, "first")) if document.offset is not None else path
-            date = "" if document.date is None else f", {shown(document.date)}"
-            left_out[why] = [0, f"{where}{date}"]
+            date = "no date" if document.date is None else shown(document.date)
+            first = Skipped(path, document.offset, date) if document.offset is not None else path
+            left_out[why] = [0, str(first)]
         left_out[why][0] += 1
 
     for source, text in space.reader.raw(shard, None, leave):

@@ -1,0 +1,311 @@
+"""`--by`: periods of the documents' dates are the mega-batches."""
+
+import gzip
+import json
+import random
+from datetime import date, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from alma.stream import Stream
+from data_prep import documents, plan
+from data_prep.dates import Dates, label, number_of
+from data_prep.periods import empty_periods, merged
+
+from .conftest import LETTERS, edited, make_documents
+from .corpus_files import warc
+from .test_ordered import APPEND, SIZES, past
+from .test_pipeline import digests, relaunch, texts
+
+YEARS = ("2020", "2021", "2023", "2024")
+
+
+def write_dated(path: Path, dated: list[tuple[object, str]], **more: object) -> Path:
+    """JSON lines of (date, text); no date: None."""
+    lines = [json.dumps({"text": text} | ({} if day is None else {"date": day}) | more) for day, text in dated]
+    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    return path
+
+
+def days_of(year: str, number: int) -> list[str]:
+    """Days of a year in some order, with times and zones."""
+    rng = random.Random(int(year))
+    zones = ["", "T03:00:00+02:00", "T22:00Z", " 12:00:00.5"]
+    days = [date(int(year), 1, 2) + timedelta(days=rng.randrange(363)) for _ in range(number)]
+    return [f"{day}{rng.choice(zones)}" for day in days]
+
+
+@pytest.fixture
+def news() -> list[tuple[str, str]]:
+    """Documents of four years, in no order; later years repeat documents of earlier ones."""
+    found: list[tuple[str, str]] = []
+    old: list[str] = []
+    for number, year in enumerate(YEARS):
+        new = [text.translate(LETTERS) for text in make_documents(60 + number, 90)]
+        found += zip(days_of(year, 200), [*new, *old[:20], *new[:5]], strict=False)
+        old = new + old[:20]
+    random.Random(0).shuffle(found)
+    return found
+
+
+@pytest.fixture
+def dated(prepare):
+    """Run the command with --by."""
+
+    def call(*arguments, out, by="year", **flags):
+        return prepare(*arguments, "--by", by, out=out, **SIZES | flags)
+
+    return call
+
+
+def years_of(news: list[tuple[str, str]]) -> dict[str, str]:
+    """The first year of each text."""
+    found: dict[str, str] = {}
+    for day, text in news:
+        found[text] = min(day[:4], found.get(text, "9999"))
+    return found
+
+
+def test_the_parts_and_what_is_in_them(news, dated, tmp_path):
+    out = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "out", words=None)
+    stream = Stream.load(out)
+    assert [part.period for part in stream.megabatches] == list(YEARS)
+    assert [part.period for part in stream.held_out] == list(YEARS)
+    assert [part.period for part in stream.held_out_valid] == list(YEARS)
+    first = years_of(news)
+    found = {}
+    for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
+        own = texts(out, part.prefix)
+        assert {first[text] for text in own} == {part.period}
+        assert list(part.sources) == ["news"]
+        found |= dict.fromkeys(own, part.name)
+    assert found.keys() == first.keys(), "each text once, in the first year that has it"
+    record = json.loads((out / "stream.json").read_bytes())
+    assert record["megabatches"][2]["period"] == "2023"
+    assert "period" not in record["test"]
+    assert record["corpus"]["dates"] == {"left_out": {}, "empty": ["2022"]}
+    assert record["settings"]["dates"]["by"] == "year"
+
+
+def test_neither_files_nor_names_nor_workers_matter(news, dated, tmp_path, monkeypatch):
+    whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
+    monkeypatch.setattr(documents, "SHARD_BYTES", 5000)
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for number, name in enumerate("zya"):
+        path = write_dated(folder / f"{name}.jsonl", news[number::3][::-1], other=1)
+        if name == "y":
+            (folder / "y.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+    out = dated(f"news={folder}", out=tmp_path / "out", workers=2)
+    assert digests(out) == digests(whole)
+    assert Stream.load(out).parts == Stream.load(whole).parts
+
+
+def test_an_ordered_stream_of_the_same_years_is_the_same(news, dated, prepare, tmp_path):
+    """The text of each year as a source of its own gives the same files."""
+    out = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "out")
+    for year in YEARS:
+        write_dated(tmp_path / f"{year}.jsonl", [each for each in news if each[0].startswith(year)])
+    corpus = [tmp_path / f"{year}.jsonl" for year in YEARS]
+    assert digests(prepare(*corpus, "--ordered", out=tmp_path / "ordered", **SIZES)) == digests(out)
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from(["month", "quarter", "2-years"]))
+@settings(
+    max_examples=4,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory, rng, by):
+    folder = tmp_path_factory.mktemp("dated")
+    docs = [text.translate(LETTERS) for text in make_documents(rng.randrange(99), 240, 4)]
+    start = date(2023, 11, 1)
+    news = [(str(start + timedelta(days=rng.randrange(120))), text) for text in docs]
+    news += [(str(start + timedelta(days=rng.randrange(120))), text) for text in rng.sample(docs, 40)]
+    sizes = {"words": None, "eval_words": 60, "valid_words": 50, "max_document_words": 12}
+    out = dated(write_dated(folder / "a.jsonl", news), "--merge-small", out=folder / "out", by=by, **sizes)
+    stream = Stream.load(out)
+    days: dict[str, date] = {}
+    for day, text in news:
+        days[text] = min(date.fromisoformat(day), days.get(text, date.max))
+    lines = {line: text for text in docs for line in text.split("\n")}  # pieces are lines
+    where: dict[str, str] = {}
+    for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
+        ends = part.period.split("..")
+        names = {lines[line] for piece in texts(out, part.prefix) for line in piece.split("\n") if line in lines}
+        for text in names:
+            assert where.setdefault(text, part.name) == part.name
+            period = label(by, number_of(by, days[text]))
+            assert ends[0] <= period <= ends[-1]
+
+
+@pytest.mark.parametrize("near", [None, "drop"])
+def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_path, near):
+    if near:
+        news += [(day, edited(text, 2, 1).translate(LETTERS)) for day, text in news[:60]]
+        random.Random(1).shuffle(news)
+    whole = dated(write_dated(tmp_path / "all.jsonl", news), out=tmp_path / "whole", near_duplicates=near)
+    early = [each for each in news if each[0] < "2023"]
+    out = dated(write_dated(tmp_path / "early.jsonl", early), out=tmp_path / "out", near_duplicates=near)
+    before = Stream.load(out)
+    rest = write_dated(tmp_path / "rest.jsonl", [*news[::-1], ("2019", "too late")])
+    prepare(rest, "--append", out=out, **APPEND)
+    stream = Stream.load(out)
+    assert past(out) == past(whole)
+    assert [part.period for part in stream.megabatches] == list(YEARS)
+    assert stream.megabatches[:2] == before.megabatches
+    late = len(early) + 1
+    assert stream.appended[0]["corpus"]["dates"] == {"left_out": {"late": late}, "empty": ["2022"]}
+    longest = digests(out)
+    prepare(rest, "--append", out=out, **APPEND)
+    assert digests(out) == longest, "the same again changes nothing"
+
+
+def test_killed_anywhere_and_run_again(news, dated, prepare, tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
+    early = write_dated(tmp_path / "early.jsonl", [each for each in news if each[0] < "2023"])
+    late = write_dated(tmp_path / "late.jsonl", [each for each in news if each[0] > "2023"])
+    whole = dated(early, out=tmp_path / "whole")
+    two = digests(whole)
+    prepare(late, "--append", out=whole, **APPEND)
+    out = tmp_path / "out"
+    new = "--by year --words 700 --eval-words 200 --valid-words 100 --vocab-size 80".split()
+    relaunch(str(early), *new, "--workers", "1", "--out", str(out))
+    assert digests(out) == two
+    relaunch(str(late), "--append", "--workers", "1", "--out", str(out), between=lambda: Stream.load(out))
+    assert digests(out) == digests(whole)
+
+
+def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
+    lines = [{"meta": {"day": day}, "text": text} for day, text in news]
+    lines += [{"meta": {"day": "soon"}, "text": "a"}, {"meta": 3, "text": "b"}, {"text": " ", "meta": {}}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    (tmp_path / "b.txt").write_text("no date\n\nnone here", "utf-8")
+    flags = {"date_key": "meta.day", "from": "2021", "until": "2023-12-31", "undated": "skip"}
+    out = dated(path, tmp_path / "b.txt", out=tmp_path / "out", **flags)
+    stream = Stream.load(out)
+    assert [part.period for part in stream.megabatches] == ["2021", "2023"]
+    before, after = (sum(day.startswith(year) for day, _ in news) for year in ("2020", "2024"))
+    counts = {"undated": 3, "unreadable": 1, "before": before, "after": after}
+    assert stream.corpus["dates"]["left_out"] == counts
+    text = capsys.readouterr().out
+    assert f"left out by date, documents: 3 undated, 1 unreadable, {before} before, {after} after" in text
+    assert "periods without documents: 2022" in text
+
+
+def test_small_periods_are_merged(news, dated, tmp_path, inspected):
+    """The next joins a small one; the last joins the one before."""
+    news = [each for each in news if not each[0].startswith("2023")]
+    news += [("2019-05-05", "one small document"), ("2025", "and another")]
+    path = write_dated(tmp_path / "a.jsonl", news)
+    out = dated(path, "--merge-small", out=tmp_path / "out", words=None)
+    assert [part.period for part in Stream.load(out).megabatches] == ["2019..2020", "2021", "2024..2025"]
+    code, text, _ = inspected(out)
+    assert code == 0
+    table = [line.split() for line in text.splitlines()]
+    assert ["megabatch_02", "2024..2025"] in [row[:2] for row in table]
+    assert next(row for row in table if row[:1] == ["new"] or row[1:3] == ["new", "tokens"])[0] == "period"
+    assert inspected(out, "--verify")[0] == 0
+
+
+def test_the_rule_of_merging():
+    sizes = {1: 3, 2: 3, 4: 9, 5: 1, 6: 5, 7: 2}
+    assert merged(sizes, 6) == [[1, 2], [4], [5, 6, 7]]
+    assert merged({1: 3, 2: 1}, 6) == [[1, 2]]
+    assert merged({1: 6, 2: 6}, 6) == [[1], [2]]
+
+
+def test_empty_periods_are_named():
+    month = Dates("month")
+    numbers = [number_of("month", date(2020, each, 1)) for each in (1, 2, 4, 9)]
+    assert empty_periods(month, numbers) == ["2020-03", "2020-05..2020-08"]
+    assert empty_periods(Dates("month", after=numbers[1]), numbers[3:]) == ["2020-03..2020-08"]
+
+
+def test_dates_of_wet_and_parquet(news, dated, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow.parquet
+
+    whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
+    records = []
+    for day, text in news:
+        header, _, rest = warc("conversion", text.encode()).partition(b"\r\n")
+        records.append(header + b"\r\nWARC-Date: " + day.encode() + b"\r\n" + rest)
+    (tmp_path / "news.wet").write_bytes(b"".join(records))
+    assert digests(dated(tmp_path / "news.wet", out=tmp_path / "wet")) == digests(whole)
+    days = pyarrow.array([datetime.fromisoformat(day[:10]) for day, _ in news])
+    when = days.cast(pyarrow.timestamp("ns", "Etc/GMT+2"))
+    columns = {"when": when, "text": [text for _, text in news]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "news.parquet", row_group_size=50)
+    out = dated(tmp_path / "news.parquet", out=tmp_path / "parquet", date_key="when")
+    assert digests(out) == digests(whole)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"by": "month"}, "documents whose date is not within one period (first: "),
+        ({"by": "decade"}, "argument --by: invalid choice: 'decade'"),
+        ({"by": "day", "from": "2020-02-30"}, "--from '2020-02-30': no date; write it as 2023"),
+        ({"until": "2019", "from": "2020"}, "--from 2020 is after --until 2019"),
+        ({"until": "2019"}, "no document is in a period of the stream: left out "),
+        ({"date_key": "day"}, "441 documents without a date (first: "),
+        ({"words": 5000}, "periods have fewer than the 5,300 words of their parts (200 test + 100 validation"),
+        ({"mega_batches": 3}, "--mega-batches: not of an ordered stream, whose mega-batches are the periods"),
+        ({"order": "x.yaml"}, "--by: not with --ordered or --order"),
+        ({"eval_words": None, "words": None}, "give --eval-words"),
+    ],
+)
+def test_errors(news, dated, tmp_path, capsys, flags, message):
+    path = write_dated(tmp_path / "a.jsonl", [*news, ("2021", "only a year")])
+    with pytest.raises(SystemExit) as error:
+        dated(path, out=tmp_path / "out", **flags)
+    assert error.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert not (tmp_path / "out" / "stream.json").exists()
+
+
+def test_unreadable_dates_are_counted_with_an_example(news, dated, tmp_path, capsys):
+    path = write_dated(tmp_path / "a.jsonl", [("2020-02-30", "x"), *news, ("\ud800\n", "y"), ("44 BC", "z")])
+    with pytest.raises(SystemExit) as error:
+        dated(path, out=tmp_path / "out")
+    assert error.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    example = f"3 documents with an unreadable date (first: {path}: '2020-02-30' at byte 0)"
+    assert example in line
+    assert "--undated skip" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"by": "year"}, "--by: not with --append to a stream by year"),
+        ({"from": "2023"}, "--from: not with --append to a stream by year"),
+        ({"mega_batches": 1}, "--mega-batches: not of an ordered stream"),
+        ({}, "no document is in a period of the stream: left out "),
+    ],
+)
+def test_errors_of_append(news, dated, prepare, tmp_path, capsys, flags, message):
+    path = write_dated(tmp_path / "a.jsonl", news)
+    out = dated(path, out=tmp_path / "out")
+    with pytest.raises(SystemExit):
+        prepare(path, "--append", out=out, **APPEND | flags)
+    assert message in capsys.readouterr().err
+
+
+def test_dates_need_by(corpus, prepare, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        prepare(corpus, "--merge-small", out=tmp_path / "out", date_key="day")
+    assert "--date-key, --merge-small: only with --by" in capsys.readouterr().err
