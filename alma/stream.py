@@ -44,7 +44,9 @@ _INSIDE = Kind(
 )
 _RECORD = {"seed": whole(-(2**63)), "vocab_size": whole(1, 2**31), "settings": PLAIN, "corpus": PLAIN}
 _RECORD |= {"appended": list_of(object_of(PLAIN))}
-_PART = {"name": TEXT, "prefix": _INSIDE, "period": TEXT, "sources": object_of(_AMOUNT)} | dict.fromkeys(_COUNTS, _COUNT)
+_PART = {"name": TEXT, "prefix": _INSIDE, "period": TEXT, "sources": object_of(_AMOUNT)} | dict.fromkeys(
+    _COUNTS, _COUNT
+)
 _INFO = {"size": _AMOUNT, "sha256": TEXT}
 
 
@@ -92,7 +94,7 @@ class Part:
     files: dict[str, FileInfo]
     """By path relative to the stream."""
     period: str = ""
-    """Of a mega-batch and its held-out parts in a dated stream: `2023`, `2023-05`, `2023-W20`, `2020..2021`."""
+    """In a dated stream, that of a mega-batch and its held-out parts: `2023`, `2023-W20`, `2020..2021`."""
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Part":

@@ -165,8 +165,8 @@ def _add_date_flags(made: Parser) -> None:
     )
     add = group.add_argument
     by = (
-        "make an ordered stream whose mega-batches are periods of the documents' dates: year, quarter, month, "
-        "week (ISO), day, or N-years such as 5-years, which begin at multiples of N; in UTC"
+        "make an ordered stream whose mega-batches are periods of the documents' dates: year, quarter, "
+        "month, week (ISO), day, or N-years such as 5-years, which begin at multiples of N; in UTC"
     )
     add("--by", type=span, metavar="PERIOD", help=by)
     key = (
@@ -178,8 +178,8 @@ def _add_date_flags(made: Parser) -> None:
     until = "leave out documents after DATE, all of which is included: 2023 ends with its last second"
     add("--until", metavar="DATE", help=until)
     undated = (
-        "for documents without a date, with one that cannot be read, or with one that is not within one period "
-        "(2023 with --by month). error: exit; skip: leave them out and count them in stream.json "
+        "for documents without a date, with one that cannot be read, or with one that is not within one "
+        "period (2023 with --by month). error: exit; skip: leave them out and count them in stream.json "
         "(default: error)"
     )
     add("--undated", choices=("error", "skip"), help=undated)

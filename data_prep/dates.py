@@ -152,7 +152,9 @@ def span(text: str) -> str:
 
         from alma.errors import hint
 
-        raise ArgumentTypeError(f"invalid choice: {text!r} (give N-years, such as 5-years; {hint(text, UNITS)})")
+        raise ArgumentTypeError(
+            f"invalid choice: {text!r} (give N-years, such as 5-years; {hint(text, UNITS)})"
+        )
     return text
 
 

@@ -83,7 +83,18 @@ def part_table(
     has_bytes = len(single) == 256  # as every model with byte fallback
     sources = sorted({name for part in parts for name in part.sources})
     dated = any(part.period for part in parts)
-    header = ["", *["period"] * dated, "words", "tokens", "tokens/word", "documents", "median", "95%", "longest", "types/token"]
+    header = [
+        "",
+        *["period"] * dated,
+        "words",
+        "tokens",
+        "tokens/word",
+        "documents",
+        "median",
+        "95%",
+        "longest",
+        "types/token",
+    ]
     rows = [[*header, "unknown", "bytes", *sources]]
     for part, found in zip(parts, counts, strict=True):
         middle, high = np.percentile(found.lengths, [50, 95])
@@ -226,5 +237,12 @@ def drift(stream: Stream, counts: Sequence[Counts], ratios: Ratios, workers: Wor
     for t, part in enumerate(parts):
         shares = [f"{new_tokens[t]:.2%}", f"{new_words[t]:.2%}" if new_words else "-"] if t else ["", ""]
         pairs = [(min(t, other), max(t, other)) for other in range(len(parts))]
-        rows.append([part.name, *[part.period] * dated, *shares, *(_cell(ratios[pair]) if pair in ratios else "" for pair in pairs)])
+        rows.append(
+            [
+                part.name,
+                *[part.period] * dated,
+                *shares,
+                *(_cell(ratios[pair]) if pair in ratios else "" for pair in pairs),
+            ]
+        )
     return "\n".join([DRIFT, *(line.rstrip() for line in as_text(rows).splitlines())])

@@ -19,7 +19,8 @@ from typing import Any
 from alma.errors import UserError
 from data_prep.blocks import Segment, Skipped
 from data_prep.dates import Dates, LeftOut
-from data_prep.formats import KNOWN, Dated, Keys, raw_documents, require_known, segment_starts
+from data_prep.fields import DatedText, Keys
+from data_prep.formats import KNOWN, raw_documents, require_known, segment_starts
 
 SHARD_BYTES = 64 << 20
 """Target size of a shard in bytes of input; fixed, so that shards never depend on the number of workers."""
@@ -86,7 +87,7 @@ class Reader:
         self,
         shard: Shard,
         skipped: Callable[[Skipped], None] | None = None,
-        left_out: Callable[[LeftOut, str, Dated], None] | None = None,
+        left_out: Callable[[LeftOut, str, DatedText], None] | None = None,
     ) -> Iterator[tuple[str, str]]:
         """Yield source and text, not normalised, of each document.
 
@@ -104,7 +105,7 @@ class Reader:
                     assert isinstance(raw, str)
                     yield segment.source, raw
                 else:
-                    dated = raw if isinstance(raw, Dated) else Dated(raw, None, None)
+                    dated = raw if isinstance(raw, DatedText) else DatedText(raw, None, None)
                     if not dated.text or dated.text.isspace():  # no document, so its date does not matter
                         continue
                     period = self.dates.period(dated.date)

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from data_prep.blocks import (
     open_file,
     packing,
 )
+from data_prep.fields import HINT, DatedText, Keys, Raw, field, no_text, strings
 
 _LINE = Border((b"\n",), re.compile(rb"\n"))
 _BLANK_LINE = Border((b"\n\n", b"\n\r\n"), re.compile(rb"\n[ \t\r\v\f]*\n"))
@@ -36,29 +37,6 @@ _DOC_END = Border((b"</doc>\n",), re.compile(rb"</doc>[ \t\r]{0,8}\n"))
 _DOC_START = re.compile(rb"<doc id=(?<![^\n]<doc id=)[^\n]*>[ \t\r]*$", re.MULTILINE)
 
 _JSON_LINES = "a JSON object on each line"
-_HINT = "choose one of its fields by --text-key: "
-_SHOWN = 30  # fields in a message, and characters of a field's name
-
-
-class Keys(NamedTuple):
-    """Names of the fields of a record."""
-
-    text: str
-    date: str = ""
-    """Empty: dates are not read."""
-
-
-class Dated(NamedTuple):
-    """The text of a document, and its date as it is in the file; None: it has none."""
-
-    text: str
-    date: Any
-    offset: int | None
-    """See `Skipped`."""
-
-
-Raw = str | Dated | Skipped
-"""The text of a document, not normalised, dated only if dates are read; or what is wrong with it."""
 
 
 class Format(NamedTuple):
@@ -216,7 +194,7 @@ def _doc_elements(data: Input, _keys: Keys) -> Iterator[str | Skipped]:
             yield data.decode(text[starts[-1].end() :], offset + starts[-1].end())
 
 
-def _json(data: Input, keys: Keys, hint: str = _HINT) -> Iterator[Raw]:
+def _json(data: Input, keys: Keys, hint: str = HINT) -> Iterator[Raw]:
     """The fields of the object on each line; empty lines are none. Other fields need not be strict JSON."""
     for span in _spans(data, _LINE):
         if isinstance(span, Skipped):
@@ -235,48 +213,21 @@ def _json(data: Input, keys: Keys, hint: str = _HINT) -> Iterator[Raw]:
                 plain = kind(data.segment.path) == ".json"
                 yield data.bad(offset, f"malformed JSON ({error})", *remedy[:plain])
                 continue
-        text = _field(record, keys.text)
+        text = field(record, keys.text)
         if not isinstance(text, str):
-            yield data.bad(offset, _no_text(keys.text, _strings(record), hint))
+            yield data.bad(offset, no_text(keys.text, strings(record), hint))
         else:
-            yield Dated(text, _field(record, keys.date), offset) if keys.date else text
+            yield DatedText(text, field(record, keys.date), offset) if keys.date else text
 
 
 def _lenient(line: bytes, key: str) -> Any:
     """A record that orjson refuses for NaN, or for half a surrogate pair outside its text. None: no JSON."""
     try:
         record = json.loads(line.decode())
-        str(_field(record, key)).encode()
+        str(field(record, key)).encode()
     except (ValueError, RecursionError):
         return None
     return record
-
-
-def _field(record: Any, key: str) -> Any:
-    """A field of a record; a key with dots that is no field leads into objects. None: it is missing."""
-    if not isinstance(record, dict):
-        return None
-    if key in record or "." not in key:
-        return record.get(key)
-    name, _, rest = key.partition(".")
-    return _field(record.get(name), rest)
-
-
-def _strings(record: Any) -> list[str]:
-    """The keys of all strings in a record, those of objects in it with dots."""
-    found, objects = [], [("", record)] if isinstance(record, dict) else []
-    for prefix, fields in objects:  # grows as it is read
-        found += [prefix + name for name, value in fields.items() if isinstance(value, str)]
-        objects += [(f"{prefix}{name}.", value) for name, value in fields.items() if isinstance(value, dict)]
-    return found
-
-
-def _no_text(key: str, fields: Iterable[str], hint: str = _HINT) -> str:
-    """Why a record has no text; `fields`: those that may hold it instead."""
-    names = [f"`{name[:_SHOWN]}`".encode(errors="replace").decode() for name in fields]
-    more = ", ..." if len(names) > _SHOWN else ""
-    shown = f" ({hint}{', '.join(names[:_SHOWN])}{more})" if names and hint else ""
-    return f"no field `{key}` that holds a string{shown}"
 
 
 def _wet(data: Input, keys: Keys) -> Iterator[Raw]:
@@ -306,7 +257,7 @@ def _wet(data: Input, keys: Keys) -> Iterator[Raw]:
             if data.position == end:
                 text = data.decode(payload, offset)
                 date = headers.get(b"warc-date", b"").decode("ascii", "replace")
-                yield Dated(text, date, start) if keys.date and isinstance(text, str) else text
+                yield DatedText(text, date, start) if keys.date and isinstance(text, str) else text
         elif is_text:
             yield data.too_long(start)
         while data.position < end:
@@ -325,8 +276,8 @@ def _parquet(data: Input, keys: Keys) -> Iterator[Raw]:
         with pyarrow.parquet.ParquetFile(path, buffer_size=blocks.BLOCK, pre_buffer=False) as file:
             data.position = 0
             if key not in file.schema_arrow.names or not _is_string(file.schema_arrow.field(key).type):
-                strings = [field.name for field in file.schema_arrow if _is_string(field.type)]
-                yield data.bad(0, _no_text(key, strings))
+                named = [column.name for column in file.schema_arrow if _is_string(column.type)]
+                yield data.bad(0, no_text(key, named))
                 return
             names = [key, keys.date] if keys.date in file.schema_arrow.names else [key]
             for number in range(file.num_row_groups):
@@ -338,11 +289,13 @@ def _parquet(data: Input, keys: Keys) -> Iterator[Raw]:
                 size = next(c.total_uncompressed_size for c in columns if c.path_in_schema == key)
                 rows = min(max(blocks.BLOCK * group.num_rows // max(size, 1), 1), 4096)  # about a block
                 for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
-                    dates = _parquet_dates(batch.column(keys.date)) if len(names) > 1 else itertools.repeat(None)
+                    dates = (
+                        _parquet_dates(batch.column(keys.date)) if len(names) > 1 else itertools.repeat(None)
+                    )
                     for value, date in zip(batch.column(key), dates):  # noqa: B905
                         text = _parquet_text(value, key, data)
                         dated = keys.date and isinstance(text, str)
-                        yield Dated(text, date, data.position) if dated else text
+                        yield DatedText(text, date, data.position) if dated else text
                         data.position += 1
     except pyarrow.ArrowException as error:
         raise Damaged(str(error)) from error
@@ -381,7 +334,7 @@ def _parquet_text(value: Any, key: str, data: Input) -> str | Skipped:
     except UnicodeDecodeError:
         return data.bad(data.position, "not UTF-8")
     if text is None:
-        return data.bad(data.position, _no_text(key, ()))
+        return data.bad(data.position, no_text(key, ()))
     # A character has at most 4 bytes: only long strings need to be encoded to be measured.
     if 4 * len(text) > blocks.MAX_DOCUMENT_BYTES and len(text.encode()) > blocks.MAX_DOCUMENT_BYTES:
         return data.too_long(data.position)
@@ -406,7 +359,9 @@ MODES = {
 }
 """Formats of .txt and .md files, by --documents."""
 
-_WIKI_JSON = Format(lambda data, keys: _json(data, keys._replace(text="text"), hint=""), _LINE)  # its field is always `text`
+_WIKI_JSON = Format(
+    lambda data, keys: _json(data, keys._replace(text="text"), hint=""), _LINE
+)  # its field is always `text`
 
 KNOWN = f"{' '.join([*_TEXT, *FORMATS])} and wiki_NN (all but .parquet also with {' '.join(PACKED)})"
 """The file names that can be read, for messages."""

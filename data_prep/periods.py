@@ -17,7 +17,7 @@ from alma.schema import shown
 from data_prep.blocks import Skipped
 from data_prep.dates import Dates, LeftOut, label
 from data_prep.documents import Shard
-from data_prep.formats import Dated as DatedText
+from data_prep.fields import DatedText
 from data_prep.order import Ordered, TooSmall
 from data_prep.work import Work, Workspace, damaged
 
@@ -75,8 +75,8 @@ class Dated(Ordered):
             )
             found.insert(
                 0,
-                f"{len(small):,} of {len(self.periods):,} periods have fewer than the {self.needed:,} words of "
-                f"their parts ({self.eval_words:,} test + {self.valid_words:,} validation + "
+                f"{len(small):,} of {len(self.periods):,} periods have fewer than the {self.needed:,} words "
+                f"of their parts ({self.eval_words:,} test + {self.valid_words:,} validation + "
                 f"{self.words or 1:,} training): {abridged(listed)}; {remedy} or ask for fewer words",
             )
         return UserError("; ".join(found))
@@ -93,7 +93,7 @@ def abridged(names: Sequence[str]) -> str:
 
 
 def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> None:
-    """Write dates-NNNNN.json: the sources of all periods in a shard, with their words, and what has no period.
+    """Write dates-NNNNN.json: sources of all periods in a shard, with their words; what has no period.
 
     Memory: a number for each period. Without `words` they are 0.
     """
@@ -138,8 +138,8 @@ def find_periods(
     groups = merged(sizes, wanted.needed) if wanted.merge_small else [[number] for number in sizes]
     if len(groups) > MOST:
         raise UserError(
-            f"--by {dates.by}: {len(groups):,} periods, of which a stream has at most {MOST:,}; choose longer "
-            "ones, or fewer by --from and --until"
+            f"--by {dates.by}: {len(groups):,} periods, of which a stream has at most {MOST:,}; choose "
+            "longer ones, or fewer by --from and --until"
         )
     names = [[label(dates.by, number) for number in group] for group in groups]
     made = replace(
@@ -170,8 +170,8 @@ def _require_dated(dates: Dates, left_out: Mapping[str, Sequence[Any]], found: i
     ]
     if unusable and dates.undated == "error":
         raise UserError(
-            f"--by {dates.by}, --date-key {dates.key}: {'; '.join(unusable)}; fix them, name another field, or "
-            "leave them out with --undated skip"
+            f"--by {dates.by}, --date-key {dates.key}: {'; '.join(unusable)}; fix them, name another field, "
+            "or leave them out with --undated skip"
         )
     if not found:
         counts = [f"{count:,} {why}" for why, (count, _) in left_out.items()]
@@ -185,7 +185,7 @@ def merged(sizes: Mapping[int, int], needed: int) -> list[list[int]]:
     """
     groups: list[list[int]] = []
     own: list[int] = []
-    for number, words in sizes.items():
+    for number in sizes:
         own.append(number)
         if sum(sizes[each] for each in own) >= needed:
             groups.append(own)

@@ -25,7 +25,9 @@ YEARS = ("2020", "2021", "2023", "2024")
 
 def write_dated(path: Path, dated: list[tuple[object, str]], **more: object) -> Path:
     """JSON lines of (date, text); no date: None."""
-    lines = [json.dumps({"text": text} | ({} if day is None else {"date": day}) | more) for day, text in dated]
+    lines = [
+        json.dumps({"text": text} | ({} if day is None else {"date": day}) | more) for day, text in dated
+    ]
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return path
 
@@ -137,7 +139,9 @@ def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory
     where: dict[str, str] = {}
     for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
         ends = part.period.split("..")
-        names = {lines[line] for piece in texts(out, part.prefix) for line in piece.split("\n") if line in lines}
+        names = {
+            lines[line] for piece in texts(out, part.prefix) for line in piece.split("\n") if line in lines
+        }
         for text in names:
             assert where.setdefault(text, part.name) == part.name
             period = label(by, number_of(by, days[text]))
@@ -230,9 +234,7 @@ def test_empty_periods_are_named():
 
 
 def test_dates_of_wet_and_parquet(news, dated, tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    import pyarrow.parquet
-
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     whole = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "whole")
     records = []
     for day, text in news:
@@ -243,7 +245,7 @@ def test_dates_of_wet_and_parquet(news, dated, tmp_path):
     days = pyarrow.array([datetime.fromisoformat(day[:10]) for day, _ in news])
     when = days.cast(pyarrow.timestamp("ns", "Etc/GMT+2"))
     columns = {"when": when, "text": [text for _, text in news]}
-    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "news.parquet", row_group_size=50)
+    parquet.write_table(pyarrow.table(columns), tmp_path / "news.parquet", row_group_size=50)
     out = dated(tmp_path / "news.parquet", out=tmp_path / "parquet", date_key="when")
     assert digests(out) == digests(whole)
 
@@ -260,7 +262,10 @@ def test_dates_of_wet_and_parquet(news, dated, tmp_path):
         ({"until": "2019", "from": "2020"}, "--from 2020 is after --until 2019"),
         ({"until": "2019"}, "no document is in a period of the stream: left out "),
         ({"date_key": "day"}, "441 documents without a date (first: "),
-        ({"words": 5000}, "periods have fewer than the 5,300 words of their parts (200 test + 100 validation"),
+        (
+            {"words": 5000},
+            "periods have fewer than the 5,300 words of their parts (200 test + 100 validation",
+        ),
         ({"mega_batches": 3}, "--mega-batches: not of an ordered stream, whose mega-batches are the periods"),
         ({"order": "x.yaml"}, "--by: not with --ordered or --order"),
         ({"eval_words": None, "words": None}, "give --eval-words"),
