@@ -72,6 +72,7 @@ _EXTRA |= dict.fromkeys(("members", "experts"), optional(whole(0)))
 _MEASURES = ("words", "tokens", "bytes", "perplexity_per_word", "bits_per_byte")
 _EXTRA |= dict.fromkeys(_MEASURES, optional(AMOUNT))
 _EXTRA |= {"expert_layers": object_of(object_of(_ERRORS)), "matrix_experts": list_of(object_of(_ERRORS))}
+_EXTRA |= {"matrix_periods": list_of(TEXT)}
 
 
 @dataclass

@@ -3,6 +3,7 @@
 `pipeline` runs the stages, each a module; finalise is in `encode`. Their intermediate files lie in a work
 directory (`work`); of several files of a task the last one marks it as finished:
 
+    dates       corpus            -> dates-NNNNN.json         the periods of a shard, in a dated stream
     scan        corpus            -> entries-NNNNN.bin        an ENTRY for each document, with near duplicates
                                      skipped-NNNNN.json       the bad input that was skipped, if any
                                      scan-NNNNN.bin           a RECORD for each document of a shard, in runs

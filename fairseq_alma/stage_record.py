@@ -161,16 +161,19 @@ def _score(split: str, loaded: Loaded, context_window: int) -> dict[str, float]:
 
 def drift(loaded: Loaded, context_window: int) -> dict[str, Any]:
     """On an ordered stream, `matrix`: the perplexity on the held-out part of each mega-batch, and
-    `matrix_experts`: each expert's share of its tokens, by Switch layer. {} on other streams."""
+    `matrix_experts`: each expert's share of its tokens, by Switch layer; on a dated stream
+    `matrix_periods`: their periods. {} on other streams."""
     if not (loaded.task.stream and loaded.task.stream.ordered):
         return {}
     model, found = deployed(loaded), []
     for part in loaded.task.stream.held_out:
         found.append(describe(loaded.task, evaluate_on(part.name, loaded, model, context_window), part.name))
+    periods = [part.period for part in loaded.task.stream.held_out]
     shares = [{layer: each["share"] for layer, each in one["experts"].items()} for one in found]
     return {
         "matrix": [one["perplexity"] for one in found],
         **({"matrix_experts": shares} if shares[0] else {}),
+        **({"matrix_periods": periods} if periods[0] else {}),
     }
 
 

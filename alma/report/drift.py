@@ -71,6 +71,11 @@ def experts_by_part(result: Result) -> dict[str, list[list[float]]]:
     return {layer: [[100 * share for share in row] for row in rows] for layer, rows in found.items()}
 
 
+def periods(result: Result) -> list[str]:
+    """The periods of the held-out parts of a dated stream; else []."""
+    return result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", [])
+
+
 def _matrices(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
     """A panel per result."""
     display = shown[0][0].display
@@ -101,6 +106,7 @@ def _heat_maps(
     panels = list(found.values())
     for axes, (result, title, cells) in zip(panels, shown, strict=True):
         image = style.heat_map(axes, cells, scale)
+        style.name_columns(axes, periods(result))
         axes.set_ylim(most + 0.5, 0.5)
         look = {"color": colour_of(result.learner), "fontweight": "bold"}
         axes.set_title(textwrap.fill(title, round(13 * inches[0])), **look)

@@ -225,6 +225,13 @@ def heat_map(axes: Any, cells: Sequence[Sequence[float]], scale: Any) -> Any:
     return image
 
 
+def name_columns(axes: Any, names: Sequence[str]) -> None:
+    """Write names in place of the numbers of a heat map's columns, if there are any."""
+    if names:
+        axes.xaxis.set_major_formatter(lambda x, _: dict(enumerate(names, 1)).get(x, ""))
+        axes.tick_params(axis="x", labelrotation=90)
+
+
 def frame_diagonal(axes: Any, size: int) -> None:
     """Frame the first `size` cells of the diagonal of a heat map."""
     from matplotlib.patches import Rectangle

@@ -114,6 +114,7 @@ def _corpus(sound: Sound, folder: Path) -> None:
     parts = [documents[k::8][:40] for k in range(8)]
     blocks = ["\n\n".join(part).encode() for part in parts]
     lines = ["".join(json.dumps({"text": each}) + "\n" for each in part).encode() for part in parts]
+    years = [[{"text": each, "date": f"20{20 + k}-05-17"} for each in parts[k]] for k in range(3)]
     wiki = "".join(f'<doc id="{k}">\n{each}\n</doc>\n' for k, each in enumerate(parts[5]))
     head = "WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length:"
     crawl = "".join(f"{head} {len(each.encode())}\r\n\r\n{each}\r\n\r\n" for each in parts[4])
@@ -124,6 +125,7 @@ def _corpus(sound: Sound, folder: Path) -> None:
         "books.txt.zst": zstandard.ZstdCompressor(write_checksum=True).compress(blocks[2]),
         "web.jsonl": lines[3],
         "web2.jsonl.gz": gzip.compress(lines[7]),
+        "dated.jsonl": "".join(json.dumps(line) + "\n" for year in years for line in year).encode(),
         "crawl.warc.wet": crawl.encode(),
         "AA/wiki_00.bz2": bz2.compress(wiki.encode()),
     }.items():
