@@ -15,6 +15,7 @@ from .synthetic import (
     averaged,
     by_learner,
     drifting,
+    edited,
     entries_of,
     image_run,
     legend_of,
@@ -122,6 +123,17 @@ def test_heat_maps_have_the_mean_over_seeds(drifts):
     assert [axes.images[0].get_clim() for axes in panels] == [pytest.approx((10, 90))] * 3
     assert panels[0].get_ylim() == (3.5, 0.5)
     assert bar.get_ylabel() == "test error (%)"
+
+
+def test_periods_name_the_held_out_parts(tmp_path):
+    names = ["2020", "2021..2022", "2023"]
+    run = drifting(image_run(tmp_path, [0.5, 0.4, 0.3]), cells, shares)
+    edited(run, lambda row: row["extra"].update(matrix_periods=names))
+    result = result_of(tmp_path)
+    layer = next(iter(drift.experts_by_part(result).items()))
+    for figure in (drift._matrices([(result, drift.mean_matrix(result))]), drift._experts([(result, *layer)])):
+        figure.canvas.draw()
+        assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == names
 
 
 def test_large_matrices_have_no_numbers_and_untrained_perplexities_no_cells(tmp_path):

@@ -1,5 +1,7 @@
 """Ordered streams: evaluation on every held-out part, validation and replay of a stage."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,13 +11,16 @@ from data_prep.__main__ import main as data_prep
 
 @pytest.fixture(scope="module")
 def ordered(text, tmp_path_factory):
-    """A stream of two mega-batches: help, then reference."""
+    """A stream of two mega-batches: help, then reference; with the periods of a dated stream."""
     out = tmp_path_factory.mktemp("ordered") / "stream"
     sizes = "--words 3000 --eval-words 800 --valid-words 800 --vocab-size 400 --max-document-words 40"
     sources = (f"{name}={text}/{name}.txt" for name in ("help", "reference"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["data", *sources, "--ordered", "--out", str(out), *sizes.split()])
         data_prep()
+    stream = Stream.load(out)
+    held_out = (dataclasses.replace(part, period=f"202{t}") for t, part in enumerate(stream.held_out))
+    dataclasses.replace(stream, held_out=tuple(held_out)).write()
     return out
 
 
@@ -23,6 +28,7 @@ def test_a_model_is_evaluated_on_the_held_out_part_of_every_megabatch(evaluate, 
     names = ("test", "test_00", "test_01")
     found, *parts = (evaluate("--untrained", *tiny, "--gen-subset", name, data=ordered) for name in names)
     assert found["matrix"] == [part["perplexity"] for part in parts]
+    assert found["matrix_periods"] == ["2020", "2021"]
     shares = [np.array(list(part.values())) for part in found["matrix_experts"]]
     assert len(shares) == 2
     assert all(np.allclose(share.sum(-1), 1) for share in shares)
