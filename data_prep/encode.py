@@ -132,7 +132,9 @@ def finalise_part(
         items=len(lengths),
         sources=sources,
         files={f"{prefix}{suffix}": FileInfo.of(f"{path}{suffix}") for suffix in suffixes},
-        **sums,
+        words=sums["words"],
+        documents=sums["documents"],
+        bytes=sums["bytes"],
     )
     write_json_atomic(space.directory / f"{name}.json", dataclasses.asdict(part))
 

@@ -30,6 +30,11 @@ Raw = str | DatedText | Skipped
 """The text of a document, not normalised, dated only if dates are read; or what is wrong with it."""
 
 
+def dated(text: str | Skipped, date: Any, offset: int, keys: Keys) -> Raw:
+    """A document with its date, if dates are read."""
+    return DatedText(text, date, offset) if keys.date and isinstance(text, str) else text
+
+
 def field(record: Any, key: str) -> Any:
     """A field of a record; a key with dots that is no field leads into objects. None: it is missing."""
     if not isinstance(record, dict):

@@ -29,7 +29,7 @@ from data_prep.blocks import (
     open_file,
     packing,
 )
-from data_prep.fields import HINT, DatedText, Keys, Raw, field, no_text, strings
+from data_prep.fields import HINT, Keys, Raw, dated, field, no_text, strings
 
 _LINE = Border((b"\n",), re.compile(rb"\n"))
 _BLANK_LINE = Border((b"\n\n", b"\n\r\n"), re.compile(rb"\n[ \t\r\v\f]*\n"))
@@ -217,7 +217,7 @@ def _json(data: Input, keys: Keys, hint: str = HINT) -> Iterator[Raw]:
         if not isinstance(text, str):
             yield data.bad(offset, no_text(keys.text, strings(record), hint))
         else:
-            yield DatedText(text, field(record, keys.date), offset) if keys.date else text
+            yield dated(text, field(record, keys.date), offset, keys)
 
 
 def _lenient(line: bytes, key: str) -> Any:
@@ -257,7 +257,7 @@ def _wet(data: Input, keys: Keys) -> Iterator[Raw]:
             if data.position == end:
                 text = data.decode(payload, offset)
                 date = headers.get(b"warc-date", b"").decode("ascii", "replace")
-                yield DatedText(text, date, start) if keys.date and isinstance(text, str) else text
+                yield dated(text, date, start, keys)
         elif is_text:
             yield data.too_long(start)
         while data.position < end:
@@ -279,7 +279,7 @@ def _parquet(data: Input, keys: Keys) -> Iterator[Raw]:
                 named = [column.name for column in file.schema_arrow if _is_string(column.type)]
                 yield data.bad(0, no_text(key, named))
                 return
-            names = [key, keys.date] if keys.date in file.schema_arrow.names else [key]
+            names = [name for name in dict.fromkeys([key, keys.date]) if name in file.schema_arrow.names]
             for number in range(file.num_row_groups):
                 group = file.metadata.row_group(number)
                 if not start <= _first_byte(group) < end:
@@ -289,13 +289,10 @@ def _parquet(data: Input, keys: Keys) -> Iterator[Raw]:
                 size = next(c.total_uncompressed_size for c in columns if c.path_in_schema == key)
                 rows = min(max(blocks.BLOCK * group.num_rows // max(size, 1), 1), 4096)  # about a block
                 for batch in file.iter_batches(rows, row_groups=[number], columns=names, use_threads=False):
-                    dates = (
-                        _parquet_dates(batch.column(keys.date)) if len(names) > 1 else itertools.repeat(None)
-                    )
-                    for value, date in zip(batch.column(key), dates):  # noqa: B905
-                        text = _parquet_text(value, key, data)
-                        dated = keys.date and isinstance(text, str)
-                        yield DatedText(text, date, data.position) if dated else text
+                    found = batch.column(keys.date) if keys.date in names else ()
+                    dates = itertools.chain(_parquet_dates(found), itertools.repeat(None))
+                    for value, date in zip(batch.column(key), dates, strict=False):
+                        yield dated(_parquet_text(value, key, data), date, data.position, keys)
                         data.position += 1
     except pyarrow.ArrowException as error:
         raise Damaged(str(error)) from error
@@ -319,7 +316,7 @@ def _parquet_dates(column: Any) -> Iterator[Any]:
     import pyarrow
     import pyarrow.types as types
 
-    if types.is_timestamp(column.type):  # a nanosecond has no place in a datetime
+    if column and types.is_timestamp(column.type):  # a nanosecond has no place in a datetime
         column = column.cast(pyarrow.timestamp("us", column.type.tz), safe=False)
     for value in column:
         try:

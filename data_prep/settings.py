@@ -168,7 +168,8 @@ def dates_to_append(arguments: argparse.Namespace, stream: Stream, problems: lis
     _refuse_sizes(arguments, "periods", problems)
     _, until = _bounds(arguments, problems)
     last = interval(stream.megabatches[-1].period.split("..")[-1])
-    assert last
+    if not last:
+        raise UserError(f"{stream.directory}: its last mega-batch has no period; make the stream anew")
     return Dates(
         record["by"],
         arguments.date_key or record["key"],

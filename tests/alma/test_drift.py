@@ -131,7 +131,10 @@ def test_periods_name_the_held_out_parts(tmp_path):
     edited(run, lambda row: row["extra"].update(matrix_periods=names))
     result = result_of(tmp_path)
     layer = next(iter(drift.experts_by_part(result).items()))
-    for figure in (drift._matrices([(result, drift.mean_matrix(result))]), drift._experts([(result, *layer)])):
+    for figure in (
+        drift._matrices([(result, drift.mean_matrix(result))]),
+        drift._experts([(result, *layer)]),
+    ):
         figure.canvas.draw()
         assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == names
 
