@@ -137,6 +137,10 @@ def test_periods_name_the_held_out_parts(tmp_path):
     ):
         figure.canvas.draw()
         assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == names
+    (section,) = page.page_data(find_runs([tmp_path]))["sections"]
+    grids = {panel["title"]: panel.get("grids") for panel in section["panels"]}
+    for title in ("Evaluation matrix", "Experts by held-out part"):
+        assert grids[title][0]["x"] == names
 
 
 def test_large_matrices_have_no_numbers_and_untrained_perplexities_no_cells(tmp_path):

@@ -201,7 +201,7 @@ def matrices(section: Section) -> Panel | None:
         cells = drift.mean_matrix(result) if numbers <= NUMBERS else []
         left_out += numbers > NUMBERS
         if cells:
-            grids.append(_by_part(index, result.label, name, cells))
+            grids.append(_by_part(index, result, result.label, name, cells))
             numbers += len(cells) * len(cells[0])
     known = [value for grid in grids for row in grid["maps"][name] for value in row if value is not None]
     span = [min(known, default=0), max(known, default=1)]
@@ -217,7 +217,7 @@ def matrices(section: Section) -> Panel | None:
 def experts_by_part(section: Section) -> Panel | None:
     """Share of the tokens of each held-out part that each expert gets, after the last mega-batch."""
     grids = [
-        _by_part(i, f"{result.label}, layer {layer}", "share of tokens (%)", cells)
+        _by_part(i, result, f"{result.label}, layer {layer}", "share of tokens (%)", cells)
         for i, result in enumerate(section.results)
         for layer, cells in drift.experts_by_part(result).items()
     ]
@@ -238,10 +238,13 @@ def _grids(
     return found | more | {"grids": grids}
 
 
-def _by_part(index: int, name: str, measure: str, cells: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """A grid whose columns are held-out parts."""
+def _by_part(
+    index: int, result: Result, name: str, measure: str, cells: Sequence[Sequence[float]]
+) -> dict[str, Any]:
+    """A grid whose columns are held-out parts, by their periods or numbers."""
     maps = {measure: [[rounded(value) for value in row] for row in cells]}
-    return {"c": index, "name": name, "x": list(range(1, len(cells[0]) + 1)), "maps": maps}
+    columns = drift.periods(result) or list(range(1, len(cells[0]) + 1))
+    return {"c": index, "name": name, "x": columns, "maps": maps}
 
 
 def _left_out(count: int) -> str:
