@@ -6,7 +6,7 @@ mega-batch; so all later stages are those of an ordered stream.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Dated(Ordered):
             del record[name]
         return record
 
-    def sources(self, names: Any) -> tuple[str, ...]:
+    def sources(self, names: Iterable[str]) -> tuple[str, ...]:
         """The sources of all periods; before the dates are read those of the files."""
         if not self.order:
             return tuple(sorted(set(names)))

@@ -29,7 +29,7 @@ _NEEDED = ("--mega-batches", "--words", "--valid-words")
 _NOT_ORDERED = ("--mega-batches", "--valid-source")
 """Flags that an ordered stream refuses: its sources or periods determine them."""
 _DATED = ("--date-key", "--from", "--until", "--undated", "--merge-small")
-"""Flags that need --by; a stream determines the first, the second and the last of an addition."""
+"""Flags that need --by, or --append to a stream made with it."""
 _TOKENIZERS = ("--vocab-size", "--tokenizer", "--bpe")
 _GPT2_FILES = ("--gpt2-encoder-json", "--gpt2-vocab-bpe")
 _FIXED = ("--valid-words", "--eval-words", "--valid-source", "--seed", *_TOKENIZERS, *_GPT2_FILES)

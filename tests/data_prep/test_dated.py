@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alma.errors import UserError
 from alma.stream import Stream
 from data_prep import documents, plan
 from data_prep.dates import Dates, label, number_of
+from data_prep.documents import Reader
 from data_prep.periods import empty_periods, merged
+from data_prep.scan import scan_shard
+from data_prep.work import Workspace
 
 from .conftest import FEW, LETTERS, edited, make_documents
 from .corpus_files import warc
@@ -283,6 +287,14 @@ def test_unreadable_dates_are_counted_with_an_example(news, dated, tmp_path, cap
     example = f"3 documents with an unreadable date (first: {path}: '2020-02-30' at byte 0)"
     assert example in line
     assert "--undated skip" in line
+
+
+def test_a_file_that_changes_between_the_dates_and_the_scan(tmp_path):
+    path = write_dated(tmp_path / "a.jsonl", [("2021", "text")])
+    space = Workspace(tmp_path, 0, Reader(dates=Dates("year")), ("2020/a",))
+    (shard,) = documents.make_shards([("a", str(path))], space.reader)
+    with pytest.raises(UserError, match=r"a.jsonl: changed since it was scanned"):
+        scan_shard(space, 0, shard)
 
 
 @pytest.mark.parametrize(
