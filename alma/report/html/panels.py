@@ -243,7 +243,7 @@ def _by_part(
 ) -> dict[str, Any]:
     """A grid whose columns are held-out parts, by their periods or numbers."""
     maps = {measure: [[rounded(value) for value in row] for row in cells]}
-    columns = drift.periods(result) or list(range(1, len(cells[0]) + 1))
+    columns: list[Any] = drift.periods(result) or [*range(1, len(cells[0]) + 1)]
     return {"c": index, "name": name, "x": columns, "maps": maps}
 
 
