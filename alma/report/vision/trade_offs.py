@@ -25,7 +25,6 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
         raise Missing("only one configuration")
     share = 100 / results[0].megabatches
     averaged = {_without_average(result) for result in results if "average" in result.config}
-    epochs = {result.config.get("epochs") for result in results}
     points = []
     for result in results:
         if result.variant and "average" not in result.config and _without_average(result) in averaged:
@@ -33,8 +32,7 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
         mean, deviation = result.over_seeds(cer)
         spent, _ = result.over_seeds(compute)
         at = spent, share * mean, share * deviation
-        note = f"w = {wait(result)}" + f", {result.config.get('epochs')} epochs" * (len(epochs) > 1)
-        points.append(Point(result, *at, note, f"{size(result)} units"))
+        points.append(Point(result, *at, f"w = {wait(result)}", f"{size(result)} units"))
     label = "mean test error over the stream (%),\nuntrained errors while waiting included"
     return {"": draw_front(points, f"{parts.title(results)}: error against compute", label)}
 
