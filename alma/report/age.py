@@ -1,0 +1,155 @@
+"""Loss against age: how fast a model falls behind a stream that drifts, and how far it is from the best one.
+
+A `Losses` is an evaluation matrix with two axes of time: a row is a model, at the newest period that it was
+trained on; a column is the held-out part of a period. The age of a cell is the period of the column minus
+that of the row: 0 on data as new as the newest training data, negative on older data.
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from alma.report.results import Result, Rows, matrix
+from alma.stages import stages
+
+Cells = tuple[tuple[float, ...], ...]
+"""Losses by row and column; NaN where there is none."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The evaluation matrices of one configuration, one for each seed."""
+
+    label: str
+    until: tuple[float, ...]  # per row: the newest period that the model was trained on, ascending
+    periods: tuple[float, ...]  # per column, ascending, on the same axis
+    seeds: tuple[Cells, ...]
+
+    def by_age(self) -> dict[float, list[tuple[int, int]]]:
+        """The (row, column) of the cells of each age that all seeds have, ages ascending."""
+        found: dict[float, list[tuple[int, int]]] = {}
+        for i, until in enumerate(self.until):
+            for j, period in enumerate(self.periods):
+                if all(math.isfinite(seed[i][j]) for seed in self.seeds):
+                    found.setdefault(period - until, []).append((i, j))
+        return dict(sorted(found.items()))
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds with its t-interval; without an interval (NaN) for one seed."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def losses_of(result: Result) -> Losses | None:
+    """The losses of a run's configuration: nats a token, or errors in %; None without an evaluation matrix.
+
+    Rows are the models that have been trained, each once: a model that is held over several mega-batches has
+    the matrix row of its first one.
+    """
+    if not all(matrix(rows) for rows in result.repeats):
+        return None
+    config = result.config
+    plan = [stage.last for stage in stages(result.megabatches, result.waiting_time, config["replay"])]
+    until = tuple(t for t in plan if t <= result.progress)
+    loss = math.log if result.metric == "perplexity" else lambda value: result.display.factor * value
+    seeds = tuple(_cells(rows, until, loss) for rows in result.repeats)
+    return Losses(result.label, until, tuple(range(1, result.megabatches + 1)), seeds) if until else None
+
+
+def _cells(rows: Rows, until: Sequence[int], loss: Callable[[float], float]) -> Cells:
+    found = matrix(rows)
+    return tuple(tuple(loss(value) for value in found[t]) for t in until)
+
+
+def staleness_curve(losses: Losses) -> dict[float, list[float]]:
+    """Extra loss by age, one value per seed: the mean over periods of R[age] - R[0] on the same period.
+
+    R[a] is the loss on a period of the model that is a periods old, and R[0] that of the model whose newest
+    training data are of this period. Periods without both do not count, nor do ages without any period.
+    Comparing models on one period takes out how difficult the period is. What remains holds two things: the
+    stream has moved on, and an older model has trained less (see `age_effect`).
+    """
+    ages = losses.by_age()
+    fresh = {j: i for i, j in ages.get(0, [])}
+    curve = {}
+    for age, cells in ages.items():
+        pairs = [(i, j) for i, j in cells if j in fresh]
+        if pairs:
+            curve[age] = [_mean([seed[i][j] - seed[fresh[j]][j] for i, j in pairs]) for seed in losses.seeds]
+    return curve
+
+
+def staleness(losses: Losses) -> list[float]:
+    """Extra loss a period of age, one value per seed: the slope of the staleness curve for ages above 0.
+
+    The line goes through 0 at age 0, by least squares. NaN without an age above 0.
+    """
+    return _slopes({age: values for age, values in staleness_curve(losses).items() if age > 0})
+
+
+def age_effect(losses: Losses) -> list[float]:
+    """The part of the staleness that is not due to less training, one value per seed.
+
+    On a stream that does not drift a model that is a periods older is worse because it has trained less, and
+    one that is a periods younger is better by as much, if the loss falls on a line. The slope of the mean of
+    both, (S(a) + S(-a)) / 2, is then 0. Where the loss falls ever more slowly, the slope is too large. NaN
+    without both.
+    """
+    curve = staleness_curve(losses)
+    both = {
+        age: zip(values, curve[-age], strict=True)
+        for age, values in curve.items()
+        if age > 0 and -age in curve
+    }
+    return _slopes({age: [(ahead + behind) / 2 for ahead, behind in pairs] for age, pairs in both.items()})
+
+
+def _slopes(curve: dict[float, list[float]]) -> list[float]:
+    """Least-squares slope through the origin, for each seed."""
+    if not curve:
+        return [math.nan]
+    total = math.fsum(age * age for age in curve)
+    per_seed = zip(*([age * value for value in values] for age, values in curve.items()), strict=True)
+    return [math.fsum(terms) / total for terms in per_seed]
+
+
+def best_by_period(group: Iterable[Losses]) -> dict[float, float]:
+    """The lowest loss on each period that any model of any configuration has, by its mean over seeds."""
+    best: dict[float, float] = {}
+    for losses in group:
+        for i, j in itertools.chain(*losses.by_age().values()):
+            mean = _mean([seed[i][j] for seed in losses.seeds])
+            best[losses.periods[j]] = min(mean, best.get(losses.periods[j], math.inf))
+    return best
+
+
+def regret(losses: Losses, best: dict[float, float], ages: Callable[[float], bool]) -> list[float]:
+    """Mean of R - best over the cells whose age passes, one value per seed; NaN without such cells.
+
+    As the oracle-relative regret of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), whose oracle is trained
+    anew on all data up to the period. Here `best` is the best model at hand.
+    """
+    cells = [cell for age, found in losses.by_age().items() if ages(age) for cell in found]
+    return [_mean([seed[i][j] - best[losses.periods[j]] for i, j in cells]) for seed in losses.seeds]
+
+
+def estimate(values: Sequence[float], level: float = 0.9) -> Estimate:
+    """Mean and t-interval over seeds."""
+    mean = _mean(values)
+    if len(values) < 2 or not math.isfinite(mean):
+        return Estimate(mean, math.nan, math.nan)
+    from scipy.stats import t
+
+    half = t.ppf((1 + level) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """NaN of none."""
+    return math.fsum(values) / len(values) if values else math.nan

@@ -1,0 +1,74 @@
+"""Staleness and regret on made-up evaluation matrices with known laws."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alma.report import age
+from alma.report.age import Losses
+
+B = 6
+
+
+def losses(law, seeds=1, until=range(1, B + 1)):
+    """law(t, j, seed) is the loss of the model of t on period j."""
+    periods = tuple(range(1, B + 1))
+    cells = tuple(tuple(tuple(law(t, j, s) for j in periods) for t in until) for s in range(seeds))
+    return Losses("made up", tuple(until), periods, cells)
+
+
+difficulty = st.lists(st.floats(1, 5), min_size=B, max_size=B)
+
+
+@given(difficulty, st.floats(0.01, 0.5))
+def test_staleness_is_the_loss_that_a_period_adds(hard, slope):
+    """How difficult the periods are does not matter."""
+    made = losses(lambda t, j, _: hard[j - 1] + slope * abs(j - t))
+    assert age.staleness(made) == pytest.approx([slope])
+    assert age.age_effect(made) == pytest.approx([slope])
+    curve = age.staleness_curve(made)
+    assert list(curve) == list(range(1 - B, B))
+    assert curve[-3] == pytest.approx([3 * slope])
+    assert curve[0] == [0]
+
+
+@given(difficulty, st.floats(0.01, 0.3), st.floats(0, 0.3))
+def test_less_training_counts_as_staleness_but_not_as_effect_of_age(hard, fall, slope):
+    made = losses(lambda t, j, _: hard[j - 1] - fall * t + slope * abs(j - t))
+    assert age.staleness(made) == pytest.approx([fall + slope])
+    assert age.age_effect(made) == pytest.approx([slope], abs=1e-9)
+
+
+def test_a_learner_that_waits_has_ages_with_a_model_of_that_period_only():
+    made = losses(lambda t, j, _: abs(j - t), until=(2, 4, 6))
+    assert list(age.staleness_curve(made)) == [-4, -2, 0, 2, 4]
+
+
+def test_a_missing_cell_does_not_count():
+    made = losses(lambda t, j, _: math.nan if (t, j) == (1, 4) else 0.1 * abs(j - t))
+    assert age.staleness(made) == pytest.approx([0.1])
+    assert age.best_by_period([made])[4] == 0
+
+
+def test_regret_is_the_distance_from_the_best_model_of_any_configuration():
+    old = losses(lambda t, j, _: j + 0.5 * abs(j - t))
+    new = losses(lambda t, j, _: j + 0.25 + 0.1 * abs(j - t))
+    best = age.best_by_period([old, new])
+    assert best == pytest.approx({j: j for j in range(1, B + 1)})
+    assert age.regret(old, best, lambda age: age == 1) == pytest.approx([0.5])
+    assert age.regret(new, best, lambda age: age == 0) == pytest.approx([0.25])
+    assert math.isnan(age.regret(new, best, lambda age: age > B)[0])
+
+
+def test_the_best_model_is_chosen_by_its_mean_over_seeds():
+    noisy = losses(lambda t, j, seed: 1 + (t == 1) * (-1 if seed else 2), seeds=2)
+    assert age.best_by_period([noisy])[3] == 1
+
+
+def test_intervals_over_seeds():
+    mean, low, high = age.estimate([1.0, 2.0, 3.0])
+    assert (mean, mean - low) == (2, high - mean)
+    assert high - mean == pytest.approx(2.92 / math.sqrt(3), rel=1e-3)
+    assert all(map(math.isnan, age.estimate([1.0])[1:]))
