@@ -38,7 +38,7 @@ class Losses:
         return dict(sorted(found.items()))
 
 
-class Estimate(NamedTuple):
+class MeanOverSeeds(NamedTuple):
     """A mean over seeds with its t-interval; without an interval (NaN) for one seed."""
 
     mean: float
@@ -139,15 +139,15 @@ def regret(losses: Losses, best: dict[float, float], ages: Callable[[float], boo
     return [_mean([seed[i][j] - best[losses.periods[j]] for i, j in cells]) for seed in losses.seeds]
 
 
-def estimate(values: Sequence[float], level: float = 0.9) -> Estimate:
+def over_seeds(values: Sequence[float], level: float = 0.9) -> MeanOverSeeds:
     """Mean and t-interval over seeds."""
     mean = _mean(values)
     if len(values) < 2 or not math.isfinite(mean):
-        return Estimate(mean, math.nan, math.nan)
+        return MeanOverSeeds(mean, math.nan, math.nan)
     from scipy.stats import t
 
     half = t.ppf((1 + level) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Estimate(mean, mean - half, mean + half)
+    return MeanOverSeeds(mean, mean - half, mean + half)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -68,7 +68,7 @@ def test_the_best_model_is_chosen_by_its_mean_over_seeds():
 
 
 def test_intervals_over_seeds():
-    mean, low, high = age.estimate([1.0, 2.0, 3.0])
+    mean, low, high = age.over_seeds([1.0, 2.0, 3.0])
     assert (mean, mean - low) == (2, high - mean)
     assert high - mean == pytest.approx(2.92 / math.sqrt(3), rel=1e-3)
-    assert all(map(math.isnan, age.estimate([1.0])[1:]))
+    assert all(map(math.isnan, age.over_seeds([1.0])[1:]))
