@@ -27,8 +27,8 @@ from slurm.engine import children
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 DATA = {"small": "digits", "medium": "mnist"}
 """The data set of all image figures, by size; at the paper's size each has its own."""
-MODELS = {"small": "tiny", "saturated": "saturated"}
-"""The size of all language models, likewise; at the paper's there are two."""
+MODELS = {"small": ("tiny",), "saturated": ("saturated_small", "saturated")}
+"""The sizes of all language models, likewise, in experiments/table2/sizes/."""
 SIZES = ("small", "medium", "saturated", "paper")
 _LOAD = (
     "import sys; from alma.errors import command; from vision.data import load; "
@@ -111,19 +111,19 @@ def _language_models(
 ) -> Iterator[Command]:
     """The commands for rows of Table 2. UserError: there is no stream."""
     place, out = place.resolve(), out.resolve()  # the launcher starts in `place`
-    stream, sizes = options.stream and options.stream.resolve(), ["base", "large"]
-    size: list[str] = []
-    if model := MODELS.get(options.size):
-        sizes, size = ["base"], ["--size", model]
+    stream = options.stream and options.stream.resolve()
+    small = MODELS.get(options.size, ())
     if options.size == "small" and stream is None:
         stream = place / "stream"
         yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
     if stream is None:
-        recipe = EXPERIMENTS / (f"table2/sizes/{model}.yaml" if model else "streams/paper.sh")
+        recipe = EXPERIMENTS / (f"table2/sizes/{small[-1]}.yaml" if small else "streams/paper.sh")
         raise UserError(f"{out.name} needs the stream of {recipe}: make it, and give it with --stream")
-    files = [EXPERIMENTS / TABLE2 / f"{row}_{model}.yaml" for model in sizes for row in rows]
-    yield tool("slurm.launch", *files, *size, "--stream", stream, "--jobs", options.jobs, folder=place)
-    models = [model] if model else sizes
+    models = small or ("base", "large")
+    for model in models:
+        files = [EXPERIMENTS / TABLE2 / f"{row}_{'base' if small else model}.yaml" for row in rows]
+        words = [*files, "--size", model, "--stream", stream, "--jobs", options.jobs]
+        yield tool("slurm.launch", *words, folder=place)
     runs = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
     yield tool("alma.report", *runs, "--table", "lm", "--figures", "lm", "--out", out)
 
