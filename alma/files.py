@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import filecmp
 import functools
 import hashlib
 import json
@@ -27,12 +28,15 @@ _CANNOT_GROW = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
-def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -> Iterator[IO[Any]]:
+def atomic_write(
+    path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w", keep_same: bool = False
+) -> Iterator[IO[Any]]:
     """Open a file for writing (text is UTF-8) that appears at `path` only if the block succeeds.
 
     The bytes go to a temporary file beside `path`, which is fsynced and renamed over it. If the block
     raises, `path` is unchanged and the temporary file is removed. The next write of `path` takes over the
     file that a killed process left. The directory must exist. The OSError of a full disk names `path`.
+    `keep_same`: a file that has the same bytes already stays as it is, with its time.
     """
     path = Path(path)
     descriptor, temporary = _open_temporary(path)
@@ -42,7 +46,10 @@ def atomic_write(path: str | os.PathLike[str], mode: Literal["w", "wb"] = "w") -
                 yield file
                 file.flush()
                 os.fsync(descriptor)
-                os.replace(temporary, path)
+                if keep_same and path.is_file() and filecmp.cmp(temporary, path, shallow=False):
+                    temporary.unlink()
+                else:
+                    os.replace(temporary, path)
             except BaseException:
                 temporary.unlink(missing_ok=True)
                 raise

@@ -26,9 +26,9 @@ from tqdm import tqdm
 from alma.errors import UserError
 from alma.stream import Stream
 from benchmarks.timing import Rows, Table, spread
+from data_prep.corpus.recipes import make
 from data_prep.dictionary import DICTIONARY, EOS, UNKNOWN
 from data_prep.documents import SHARD_BYTES, Reader, make_shards
-from data_prep.pydoc_corpus import write_corpus
 from data_prep.scan import content_key
 from data_prep.settings import named_files
 from data_prep.tokenizer import MODEL, SentencePiece
@@ -336,8 +336,8 @@ def measure(repeats: int, corpus: Sequence[str] = ()) -> Iterator[Table]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         if not corpus:
-            write_corpus(directory / "text")
-            corpus = [str(directory / "text")]
+            corpus = [str(directory / "pydoc.jsonl")]
+            make("pydoc", "", corpus[0])
         text = CorpusText(corpus)
         survey = text.survey()
         half = max(LEAST_RUNS, repeats // 2)

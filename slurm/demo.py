@@ -3,11 +3,13 @@
 Corpus, stream, three language models, image learners, report; minutes on a CPU.
 """
 
+import json
 import os
 import shlex
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,20 +22,53 @@ TRAINING = (
     "--lr 4e-3 --warmup-updates 10 --clip-norm 1 --no-epoch-checkpoints --cpu"
 )
 DECAY = "--lr-scheduler polynomial_decay --total-num-update 40"
+CHANGELOGS = Path("/usr/share/doc")
+PERIODS = 4
+PERIOD = "--words 20k --eval-words 5k --valid-words 5k --vocab-size 2000"
+LEAST_WORDS = 36_000
+"""Words of a year of the demo: a fifth more than PERIOD takes, because duplicates are dropped."""
 STEPS = {"the corpus": 4, "the stream": 6, "language models": 80, "image learners": 11, "the report": 8}
-"""Seconds of each of `steps` on two idle cores, from which the demo tells how long the rest takes."""
+"""Seconds of each step on two idle cores, from which the demo tells how long the rest takes."""
 
 
-def steps(out: Path) -> list[list[str]]:
-    """The command lines of each step; those of one step run at the same time."""
-    corpus, stream, runs = (shlex.quote(str(out / name)) for name in ("corpus", "stream", "runs"))
-    sources = " ".join(f"{name}={corpus}/{name}.txt" for name in ("topics", "stdlib", "packages"))
+def corpus(out: Path) -> tuple[str, tuple[int, int] | None]:
+    """Write the text of the demo; its file, and its first and last year: None if it has no dates.
+
+    Dated text are the changelogs of Debian's packages, if the machine has enough of them.
+    """
+    changelogs, documentation = (out / f"corpus/{name}.jsonl" for name in ("changelogs", "pydoc"))
+    if any(CHANGELOGS.glob("*/changelog*.gz")):
+        run([f"alma corpus debian-changelogs {CHANGELOGS} --out {shlex.quote(str(changelogs))}"])
+        if span := years(changelogs):
+            return str(changelogs), span
+        print(f"no {PERIODS} years of {LEAST_WORDS:,} words follow each other: the demo takes text without dates")
+    run([f"alma corpus pydoc --out {shlex.quote(str(documentation))}"])
+    return str(documentation), None
+
+
+def years(path: Path) -> tuple[int, int] | None:
+    """The last PERIODS years, in a row, that have LEAST_WORDS or more each; None: there are none."""
+    words: Counter[int] = Counter()
+    with open(path, encoding="utf-8") as file:
+        for record in map(json.loads, file):
+            words[int(record["date"][:4])] += len(record["text"].split())
+    for last in sorted(words, reverse=True):
+        if all(words[last - back] >= LEAST_WORDS for back in range(PERIODS)):
+            return last - PERIODS + 1, last
+    return None
+
+
+def steps(out: Path, text: str, span: tuple[int, int] | None) -> list[list[str]]:
+    """The command lines of each step but the first; those of one step run at the same time.
+
+    `text` and `span`: see `corpus`.
+    """
+    stream, runs = (shlex.quote(str(out / name)) for name in ("stream", "runs"))
+    sizes = "--mega-batches 4 --words 100k --eval-words 10k --valid-words 10k --vocab-size 4000"
+    if span:
+        sizes = f"--by year --from {span[0]} --until {span[1]} {PERIOD}"
     return [
-        [f"python -m data_prep.pydoc_corpus {corpus}"],
-        [
-            f"alma data {sources} --out {stream} --mega-batches 4 --words 100k --eval-words 10k "
-            "--valid-words 10k --vocab-size 4000 --seed 1 --max-document-words 1k"
-        ],
+        [f"alma data {shlex.quote(text)} --out {stream} {sizes} --seed 1 --max-document-words 1k"],
         [
             f"alma train {stream} --learner sm --cluster local --out {runs}/sm -- {TRAINING} {DECAY}",
             f"alma train {stream} --learner gmoe --cluster local --out {runs}/gmoe --grow-experts 2,2,4 "
@@ -107,10 +142,16 @@ def parser() -> Parser:
 def main() -> None:
     started = time.monotonic()
     out = parser().parse_args().out
-    for place, (name, lines) in enumerate(zip(STEPS, steps(out), strict=True)):
+
+    def announce(place: int, name: str) -> None:
         told = "on two idle cores" if not place else "at this pace"
         left = remaining(place, time.monotonic() - started)
         print(f"\n[{place + 1}/{len(STEPS)}] {name} ({left} {told})", flush=True)
+
+    first, *others = STEPS
+    announce(0, first)
+    for place, (name, lines) in enumerate(zip(others, steps(out, *corpus(out)), strict=True), start=1):
+        announce(place, name)
         run(lines)
     print(f"\ndone in {time.monotonic() - started:.0f} s: {out / 'report/report.md'}")
 

@@ -5,7 +5,9 @@
 set -e
 stream=${1:-stream_tiny}
 corpus=$stream.corpus
-python -m data_prep.pydoc_corpus "$corpus"
-python -m data_prep "topics=$corpus/topics.txt" "stdlib=$corpus/stdlib.txt" "packages=$corpus/packages.txt" \
+for part in topics stdlib packages; do
+	python -m data_prep.corpus pydoc $part --out "$corpus/$part.jsonl"
+done
+python -m data_prep "$corpus/topics.jsonl" "$corpus/stdlib.jsonl" "$corpus/packages.jsonl" \
 	--out "$stream" --mega-batches 4 --words 100k --eval-words 10k --valid-words 10k --vocab-size 4000 \
 	--max-document-words 1k --seed 1

@@ -1,0 +1,74 @@
+"""Write text that every machine has as JSON lines: `alma corpus`."""
+
+import sys
+from pathlib import Path
+
+from alma.errors import Parser, UserError, command, count
+from data_prep.corpus import debian_changelogs, pydoc
+from data_prep.corpus.recipes import RECIPES, STDOUT, make
+from data_prep.corpus.writer import next_command, summary
+from data_prep.formats import kind
+
+_EXAMPLES = """\
+examples:
+  # the history of a project, a mega-batch for each year
+  alma corpus git ~/linux --out commits.jsonl
+  alma data git=commits.jsonl --by year --from 2006 --out stream \\
+      --eval-words 50k --valid-words 50k --vocab-size 8000
+  # the changelogs of the installed packages of Debian and Ubuntu
+  alma corpus debian-changelogs --out changelogs.jsonl
+  # documentation of Python, without dates, up to 0.5M words
+  alma corpus pydoc stdlib --max-words 0.5M --out stdlib.jsonl
+"""
+
+
+def parser() -> Parser:
+    """The command line."""
+    made = Parser(
+        prog="python -m data_prep.corpus",
+        usage="%(prog)s git REPOSITORY [--out FILE.jsonl] [--max-words N]\n"
+        "       %(prog)s debian-changelogs [FOLDER] [--out FILE.jsonl] [--max-words N]\n"
+        "       %(prog)s pydoc [topics|stdlib|packages] [--out FILE.jsonl] [--max-words N]",
+        description="Write text that every machine has as JSON lines for `alma data`, without a download. "
+        "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts. Prints documents, "
+        "words and years, and the command that makes a stream.",
+        epilog=_EXAMPLES,
+    )
+    recipe = (
+        "git: the message of each commit before HEAD, without merges and trailers, with the author's date; "
+        "debian-changelogs: each entry of the packages' changelogs, with its date; pydoc: the documentation "
+        "of Python and of installed packages, without dates"
+    )
+    made.add_argument("recipe", choices=RECIPES, metavar="RECIPE", help=recipe)
+    source = (
+        f"git: a repository; debian-changelogs: a folder (default: {debian_changelogs.FOLDER}); pydoc: "
+        f"{', '.join(pydoc.PARTS[:-1])} or {pydoc.PARTS[-1]} (default: all)"
+    )
+    made.add_argument("source", nargs="?", metavar="SOURCE", help=source)
+    out = "file to write (default: -, standard output; the summary then goes to standard error)"
+    made.add_argument("--out", default=STDOUT, metavar="FILE.jsonl", help=out)
+    words = "stop before the document that would exceed N words (default: write all)"
+    made.add_argument("--max-words", type=count, metavar="N", help=words)
+    return made
+
+
+@command
+def main() -> None:
+    """Write the file and print what is in it."""
+    arguments = parser().parse_args()
+    recipe = RECIPES[arguments.recipe]
+    source = recipe.default if arguments.source is None else arguments.source
+    if source is None:
+        raise UserError(f"{arguments.recipe}: give the repository, such as `alma corpus {arguments.recipe} .`")
+    out = arguments.out
+    if out != STDOUT and kind(out) not in (".jsonl", ".json"):
+        raise UserError(f"--out {out}: name it {out}.jsonl, because `alma data` tells formats by suffix")
+    written, left_out = make(arguments.recipe, source, out, arguments.max_words)
+    report = sys.stderr if out == STDOUT else sys.stdout
+    print(summary(written, left_out), file=report)
+    if out != STDOUT:
+        print(f"\nmake a stream of it:\n  {next_command(recipe.name, Path(out), written)}")
+
+
+if __name__ == "__main__":
+    main()
