@@ -24,9 +24,9 @@ TRAINING = (
 DECAY = "--lr-scheduler polynomial_decay --total-num-update 40"
 CHANGELOGS = Path("/usr/share/doc")
 PERIODS = 4
-PERIOD = "--words 20k --eval-words 5k --valid-words 5k --vocab-size 2000"
-LEAST_WORDS = 36_000
-"""Words of a year of the demo: a fifth more than PERIOD takes, because duplicates are dropped."""
+PERIOD = "--words 20k --eval-words 2k --valid-words 2k --vocab-size 2000"
+LEAST_WORDS = 30_000
+"""Words of a year of the demo: a quarter more than PERIOD takes, because duplicates are dropped."""
 STEPS = {"the corpus": 4, "the stream": 6, "language models": 80, "image learners": 11, "the report": 8}
 """Seconds of each step on two idle cores, from which the demo tells how long the rest takes."""
 
@@ -41,21 +41,29 @@ def corpus(out: Path) -> tuple[str, tuple[int, int] | None]:
         run([f"alma corpus debian-changelogs {CHANGELOGS} --out {shlex.quote(str(changelogs))}"])
         if span := years(changelogs):
             return str(changelogs), span
-        print(f"no {PERIODS} years of {LEAST_WORDS:,} words follow each other: the demo takes text without dates")
+        print(f"no {PERIODS} years in a row have {LEAST_WORDS:,} words each: the demo takes undated text")
     run([f"alma corpus pydoc --out {shlex.quote(str(documentation))}"])
     return str(documentation), None
 
 
 def years(path: Path) -> tuple[int, int] | None:
-    """The last PERIODS years, in a row, that have LEAST_WORDS or more each; None: there are none."""
+    """The PERIODS years in a row with most documents, each with LEAST_WORDS or more; None: there are none.
+
+    Changelogs of a release have small entries up to its year, and a few very long ones of later fixes.
+    """
     words: Counter[int] = Counter()
+    documents: Counter[int] = Counter()
     with open(path, encoding="utf-8") as file:
         for record in map(json.loads, file):
-            words[int(record["date"][:4])] += len(record["text"].split())
-    for last in sorted(words, reverse=True):
-        if all(words[last - back] >= LEAST_WORDS for back in range(PERIODS)):
-            return last - PERIODS + 1, last
-    return None
+            year = int(record["date"][:4])
+            documents[year] += 1
+            words[year] += len(record["text"].split())
+    spans = [range(year, year + PERIODS) for year in sorted(words)]
+    enough = [span for span in spans if all(words[year] >= LEAST_WORDS for year in span)]
+    if not enough:
+        return None
+    best = max(enough, key=lambda span: sum(documents[year] for year in span))
+    return best[0], best[-1]
 
 
 def steps(out: Path, text: str, span: tuple[int, int] | None) -> list[list[str]]:

@@ -30,8 +30,8 @@ def parser() -> Parser:
         "       %(prog)s debian-changelogs [FOLDER] [--out FILE.jsonl] [--max-words N]\n"
         "       %(prog)s pydoc [topics|stdlib|packages] [--out FILE.jsonl] [--max-words N]",
         description="Write text that every machine has as JSON lines for `alma data`, without a download. "
-        "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts. Prints documents, "
-        "words and years, and the command that makes a stream.",
+        "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts. Prints "
+        "documents, words and years, and the command that makes a stream.",
         epilog=_EXAMPLES,
     )
     recipe = (
@@ -55,11 +55,13 @@ def parser() -> Parser:
 @command
 def main() -> None:
     """Write the file and print what is in it."""
-    arguments = parser().parse_args()
+    arguments = parser().parse_intermixed_args()  # `git --out FILE REPOSITORY`, too
     recipe = RECIPES[arguments.recipe]
     source = recipe.default if arguments.source is None else arguments.source
     if source is None:
-        raise UserError(f"{arguments.recipe}: give the repository, such as `alma corpus {arguments.recipe} .`")
+        raise UserError(
+            f"{arguments.recipe}: give the repository, such as `alma corpus {arguments.recipe} .`"
+        )
     out = arguments.out
     if out != STDOUT and kind(out) not in (".jsonl", ".json"):
         raise UserError(f"--out {out}: name it {out}.jsonl, because `alma data` tells formats by suffix")

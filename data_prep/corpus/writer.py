@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import orjson
 
@@ -69,7 +69,9 @@ def summary(written: Written, left_out: Mapping[str, int]) -> str:
     if counts := omissions(left_out):
         lines.append(f"left out: {counts}")
     if written.years:
-        rows = [[str(year), f"{n['documents']:,}", f"{n['words']:,}"] for year, n in sorted(written.years.items())]
+        rows = [
+            [str(year), f"{n['documents']:,}", f"{n['words']:,}"] for year, n in sorted(written.years.items())
+        ]
         lines.append(as_text([["year", "documents", "words"], *rows]))
     return "\n".join(lines)
 
@@ -83,7 +85,9 @@ def next_command(name: str, path: Path, written: Written) -> str:
     """The line that makes a stream of a file, with sizes that it has enough words for."""
     line = f"alma data {shlex.quote(f'{name}={path}')} --out stream"
     if not written.years:
-        words = _rounded(written.words / 6)  # four mega-batches, the test set as large, and the validation set
+        words = _rounded(
+            written.words / 6
+        )  # four mega-batches, the test set as large, and the validation set
         sizes = f"--mega-batches 4 --words {_short(words)} --valid-words {_short(_rounded(words / 10))}"
         return f"{line} {sizes} --vocab-size {_vocabulary(words)}"
     largest = max(count["words"] for count in written.years.values())

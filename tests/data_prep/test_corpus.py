@@ -1,0 +1,351 @@
+"""`alma corpus git` and `alma corpus debian-changelogs`: what is written, and that `alma data` reads it."""
+
+import gzip
+import json
+import os
+import random
+import shlex
+import subprocess
+import sys
+import textwrap
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alma.stream import Stream
+from data_prep.corpus import __main__ as cli
+
+from .conftest import FEW, LETTERS, make_documents
+from .test_dated import SIZES
+from .test_pipeline import texts
+
+PLAIN = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": os.devnull}
+
+
+@pytest.fixture
+def corpus(monkeypatch, capfd):
+    """Run the command; returns exit code, stdout, stderr."""
+
+    def call(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["alma corpus", *map(str, words)])
+        capfd.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        return code, *capfd.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def refused(corpus):
+    """Run the command, which must refuse; returns its one line."""
+
+    def call(*words: object) -> str:
+        code, out, err = corpus(*words)
+        (line,) = err.splitlines()
+        assert (code, out) == (2, "")
+        return line.removeprefix("error: ")
+
+    return call
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The records of a file of JSON lines."""
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n")[:-1]]
+
+
+class Repository:
+    """A git repository made commit by commit."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self.git("init", "-q", "-b", "main")
+
+    def git(self, *words: str, data: bytes = b"", **variables: str) -> str:
+        """Run git here, without the user's settings; returns its output."""
+        done = subprocess.run(
+            ["git", *words],
+            cwd=self.folder,
+            input=data,
+            capture_output=True,
+            env=os.environ | PLAIN | variables,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.decode().strip()
+
+    def raw(self, message: bytes, date: str, parent: str = "") -> None:
+        """Make a commit that git itself would refuse, or mend; HEAD is then at it."""
+        after = f"parent {parent}\n" * bool(parent)
+        head = (
+            f"tree {self.git('mktree')}\n{after}author A <a@x> {date}\ncommitter A <a@x> 1500000000 +0000\n\n"
+        )
+        words = ("hash-object", "--literally", "-t", "commit", "-w", "--stdin")
+        self.git("update-ref", "HEAD", self.git(*words, data=head.encode() + message))
+
+    def commit(self, message: str, date: str, author: str = "Ann <ann@x.org>") -> None:
+        """Commit nothing with a message; `date`: the author's, the committer's is 2030."""
+        name, _, address = author.rstrip(">").partition(" <")
+        self.git(
+            *("commit", "-q", "--allow-empty", "--allow-empty-message", "--cleanup=verbatim", "-F", "-"),
+            data=message.encode(),
+            GIT_AUTHOR_NAME=name,
+            GIT_AUTHOR_EMAIL=address,
+            GIT_AUTHOR_DATE=date,
+            GIT_COMMITTER_NAME="Com",
+            GIT_COMMITTER_EMAIL="com@x.org",
+            GIT_COMMITTER_DATE="2030-01-01T00:00:00+00:00",
+        )
+
+
+@pytest.fixture
+def repository(tmp_path) -> Repository:
+    """In a folder whose name git could take for an option."""
+    return Repository(tmp_path / "a b" / "--upload-pack=touch pwned")
+
+
+def test_commits_are_messages_with_the_authors_dates(repository, corpus, tmp_path):
+    commit = repository.commit
+    commit(
+        "First\n\nThe body: of it.\n\nSigned-off-by: Ann <ann@x.org>\nFixes: 1234\n",
+        "2019-12-31T23:30:00-02:00",
+    )
+    commit("Zweite Größe", "2020-06-01T12:00:00+05:30", "Bob <bob@y.org>")
+    commit("Third\n\nReviewed-by: Bob <bob@y.org>\n\nText after it, by: hand.\n", "2021-01-01T00:00:00+00:00")
+    commit("", "2021-01-02T00:00:00+00:00")
+    commit("\n\nSigned-off-by: Ann <ann@x.org>\n", "2021-01-02T00:00:00+00:00")
+    repository.raw(b"Broken \xff byte", "1640995200 +0000", repository.git("rev-parse", "HEAD"))
+    repository.git("checkout", "-q", "-b", "side", "HEAD~2")
+    commit("On the side\n\nCo-authored-by: Zoë <zoe@z.org>", "2023-01-01T00:00:00+00:00")
+    repository.git("checkout", "-q", "main")
+    named = {f"GIT_{who}_{what}": "m@x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    repository.git("merge", "-q", "-m", "Merge branch side", "side", **named)
+    repository.git("config", "log.showSignature", "true")
+    repository.git("config", "gpg.program", "/nowhere/gpg")
+    repository.git("config", "color.ui", "always")
+    code, out, err = corpus("git", repository.folder, "--out", tmp_path / "new/commits.jsonl")
+    assert (code, err) == (0, "")
+    found = {record["text"]: record["date"] for record in read(tmp_path / "new/commits.jsonl")}
+    assert {text: datetime.fromisoformat(date) for text, date in found.items()} == {
+        "First\n\nThe body: of it.": datetime(2020, 1, 1, 1, 30, tzinfo=UTC),
+        "Zweite Größe": datetime(2020, 6, 1, 6, 30, tzinfo=UTC),
+        "Third\n\n\nText after it, by: hand.": datetime(2021, 1, 1, tzinfo=UTC),
+        "Broken \ufffd byte": datetime(2022, 1, 1, tzinfo=UTC),
+        "On the side": datetime(2023, 1, 1, tzinfo=UTC),
+    }
+    assert found["Zweite Größe"] == "2020-06-01T12:00:00+05:30"
+    lines = out.splitlines()
+    assert lines[0] == "5 documents, 19 words, 2020-01-01 to 2023-01-01"
+    assert lines[1] == "left out: 2 empty messages"
+    assert lines[3].split() == ["2020", "2", "7"]
+    assert "alma data 'git=" not in out
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_time_zone_that_does_not_exist_and_a_date_that_does_not(repository, corpus, tmp_path):
+    """As broken programs wrote them."""
+    out = tmp_path / "out.jsonl"
+    repository.raw(b"zone", "1000000000 +51800")
+    assert corpus("git", repository.folder, "--out", out)[0] == 0
+    assert read(out) == [{"date": "2001-09-09T01:46:40+00:00", "text": "zone"}]
+    out.unlink()
+    for date in ("99999999999999 +0000", "gone"):
+        repository.raw(b"date", date)
+        code, _, err = corpus("git", repository.folder, "--out", out)
+        assert (code, out.exists()) == (2, False)
+        assert "no document to write (left out: 1 with an unreadable date)" in err
+
+
+def test_standard_output_has_documents_only(repository, corpus, monkeypatch):
+    repository.commit("One two", "2020-01-01T00:00:00+00:00")
+    repository.commit("Three four five", "2021-01-01T00:00:00+00:00")
+    monkeypatch.chdir(repository.folder.parent)
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of git
+    for flags in ((), ("--out", "-")):
+        code, out, err = corpus("git", *flags, "--", repository.folder.name)
+        assert code == 0
+        assert [json.loads(line)["text"] for line in out.splitlines()] == ["Three four five", "One two"]
+        assert err.startswith("2 documents, 5 words")
+    assert len(corpus("git", repository.folder, "--max-words", 4)[1].splitlines()) == 1
+
+
+def test_what_git_cannot_read_is_one_line(repository, refused, corpus, tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    assert "a repository without commits" in refused("git", repository.folder, "--out", out)
+    (tmp_path / "plain").mkdir()
+    assert "not a git repository" in refused("git", tmp_path / "plain", "--out", out)
+    assert "no such folder" in refused("git", "--out", out, "--", "--help")
+    assert "git clone" in refused("git", "https://example.org/x.git", "--out", out)
+    assert "give the repository" in refused("git", "--out", out)
+    assert "name it commits.txt.jsonl" in refused("git", repository.folder, "--out", "commits.txt")
+    assert "did you mean git?" in refused("gitt", repository.folder)
+    repository.commit("One", "2020-01-01T00:00:00+00:00")
+    repository.commit("Two", "2020-01-01T00:00:00+00:00")
+    repository.git("clone", "-q", "--depth", "1", f"file://{repository.folder}", str(tmp_path / "shallow"))
+    code, _, err = corpus("git", tmp_path / "shallow", "--out", out)
+    assert (code, len(read(out))) == (0, 1)
+    assert err.startswith(f"warning: {tmp_path}/shallow: a shallow clone")
+    (object_file,) = (repository.folder / ".git/objects").glob(
+        f"{repository.git('rev-parse', 'HEAD~')[:2]}/*"
+    )
+    object_file.chmod(0o600)
+    object_file.write_bytes(b"damaged")
+    before = out.read_bytes()
+    assert "git failed (" in refused("git", repository.folder, "--out", out).splitlines()[-1]
+    assert out.read_bytes() == before
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "git is not installed" in refused("git", repository.folder, "--out", out)
+
+
+def test_the_same_again_leaves_the_file_untouched(repository, corpus, tmp_path):
+    repository.commit("One", "2020-01-01T00:00:00+00:00")
+    out = tmp_path / "out.jsonl"
+    for same in (False, True, False):
+        before = out.stat().st_mtime_ns if out.exists() else None
+        assert corpus("git", repository.folder, "--out", out)[0] == 0
+        assert (out.stat().st_mtime_ns == before) == same
+        if same:
+            repository.commit("Two", "2020-01-01T00:00:00+00:00")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a b", "out.jsonl"]
+
+
+def entry(changes: str, date: str, package: str = "bash", version: str = "1:2.0-1") -> str:
+    """An entry of a changelog in Debian's format."""
+    return f"{package} ({version}) unstable; urgency=low\n\n{changes}\n -- Ann B. <ann@x.org>  {date}\n\n"
+
+
+FIRST = entry(
+    "  [ Zoë ]\n  * Fix it, thanks to Bob <bob@y.org>\n    - and more (Closes: #12)\n\n"
+    "  [ Ann ]\n  * Ask c@d.org.\n",
+    "Tue, 31 Dec 2019 23:30:00 -0200",
+)
+SECOND = entry("  * Größe.\n", "Mon, 01 Jun 2020 12:00:00 +0530", version="1")
+
+
+def write_package(folder: Path, name: str, text: str | bytes, file: str = "changelog.Debian.gz") -> Path:
+    """A changelog of a package."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    data = text.encode() if isinstance(text, str) else text
+    path = folder / name / file
+    path.write_bytes(gzip.compress(data) if file.endswith(".gz") else data)
+    return path
+
+
+def test_entries_of_changelogs(corpus, tmp_path):
+    docs, out = tmp_path / "doc", tmp_path / "out.jsonl"
+    first = write_package(docs, "bash", FIRST + SECOND)
+    os.link(first, docs / "bash/changelog.gz")
+    (docs / "bash-link").symlink_to("bash")
+    write_package(
+        docs, "libbash", "# Older entries have been removed.\n" + FIRST
+    )  # trimmed, of the same source
+    write_package(docs, "plain", entry("  * Not packed.\n", "Wed, 1 Jan 2020 00:00:00 +0000"), "changelog")
+    write_package(docs, "gnu", "2020-01-01  Ann  <ann@x.org>\n\n\t* file.c: Changed.\n", "changelog.gz")
+    write_package(docs, "other", FIRST, "copyright")
+    latin = entry("  * Gr\N{LATIN SMALL LETTER O WITH DIAERESIS}\n", "Wed, 1 Jan 2020 00:00:00 +0000").encode(
+        "latin-1"
+    )
+    broken = (
+        f"{entry('  * No day.', 'yesterday')}{entry('  * No zone.', 'Wed, 1 Jan 2020 00:00:00 +9999')}"
+        f"{entry('', 'Wed, 1 Jan 2020 00:00:00 +0000')}zsh (1) unstable; urgency=low\n\n  * No end.\n\n"
+    )
+    write_package(docs, "zsh", latin + broken.encode() + SECOND.replace("bash", "zsh").encode())
+    cut = write_package(
+        docs, "cut", entry(" ".join(make_documents(0, 900)), "Wed, 1 Jan 2020 00:00:00 +0000")
+    )
+    cut.write_bytes(cut.read_bytes()[:-20])
+    write_package(docs, "no-archive", "", "changelog.gz").write_bytes(b"no archive")
+    code, printed, err = corpus("debian-changelogs", docs, "--out", out)
+    assert (code, err) == (0, "")
+    found = {record["text"]: record["date"] for record in read(out)}
+    changes = "* Fix it, thanks to Bob\n  - and more (Closes: #12)\n\n* Ask ."
+    assert found == {
+        f"bash 1:2.0-1\n{changes}": "2019-12-31T23:30:00-02:00",
+        "bash 1\n* Größe.": "2020-06-01T12:00:00+05:30",
+        "bash 1:2.0-1\n* Not packed.": "2020-01-01T00:00:00+00:00",
+        "zsh 1\n* Größe.": "2020-06-01T12:00:00+05:30",
+    }
+    lines = printed.splitlines()
+    assert lines[0] == "4 documents, 29 words, 2020-01-01 to 2020-06-01"
+    assert sorted(lines[1].removeprefix("left out: ").split(", ")) == [
+        "1 entries without changes",
+        "1 files of other formats",
+        "2 damaged files",
+        "4 broken entries",
+        "7 repeated entries",
+    ]
+
+
+def test_without_changelogs_it_is_one_line(refused, tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert "no such folder" in refused("debian-changelogs", tmp_path / "doc", "--out", out)
+    (tmp_path / "doc").mkdir()
+    assert "Docker images" in refused("debian-changelogs", tmp_path / "doc", "--out", out)
+    write_package(tmp_path / "doc", "gnu", "Version 2\n", "changelog.gz")
+    assert "(left out: 1 files of other formats)" in refused(
+        "debian-changelogs", tmp_path / "doc", "--out", out
+    )
+    assert not out.exists()
+
+
+@given(st.integers(0, 999), st.sampled_from(["git", "debian-changelogs"]))
+@settings(FEW, max_examples=4)
+def test_alma_data_reads_what_is_written(corpus, prepare, tmp_path_factory, seed, recipe):
+    """Every document once, in the period of its date in UTC."""
+    folder, rng = tmp_path_factory.mktemp(recipe), random.Random(seed)
+    written = {}
+    for text in make_documents(seed, 130, 4):
+        zone = timezone(timedelta(minutes=rng.randrange(-14 * 60, 14 * 60)))
+        moment = datetime(2020, 1, 1, tzinfo=UTC) + timedelta(seconds=rng.randrange(4 * 365 * 86400))
+        written[text.translate(LETTERS)] = moment.astimezone(zone)
+    title = ""
+    if recipe == "git":
+        commits = "".join(
+            f"commit refs/heads/main\nauthor A <a@x> {moment.timestamp():.0f} {moment:%z}\n"
+            f"committer A <a@x> 1900000000 +0000\ndata {len(text)}\n{text}\n"
+            for text, moment in written.items()
+        )
+        Repository(folder / "source").git("fast-import", "--quiet", data=commits.encode())
+    else:
+        title = "bab baba\n"
+        listed = [
+            entry(textwrap.indent(text, "  "), f"{moment:%a, %d %b %Y %H:%M:%S %z}", *title.split())
+            for text, moment in written.items()
+        ]
+        for number in range(3):
+            own = listed[number:] + listed[: number + 9]
+            write_package(folder / "source", f"p{number}", "".join(own))
+    expected = {title + text: moment.astimezone(UTC).year for text, moment in written.items()}
+    assert corpus(recipe, folder / "source", "--out", folder / "text.jsonl")[0] == 0
+    made = prepare(folder / "text.jsonl", "--by", "year", out=folder / "out", **SIZES | {"words": None})
+    stream = Stream.load(made)
+    found = {}
+    for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
+        found |= dict.fromkeys(texts(made, part.prefix), int(part.period))
+    assert found == expected
+
+
+def test_the_advised_command_makes_a_stream(corpus, prepare, tmp_path):
+    """Years with few documents before the others, and a last one with few."""
+    years = [1999] + 300 * [2020] + 400 * [2021, 2022] + [2023]
+    listed = [
+        entry(textwrap.indent(text, "  "), f"Wed, 1 Jan {year} 00:00:00 +0000")
+        for text, year in zip(make_documents(0, len(years), 30), years, strict=True)
+    ]
+    write_package(tmp_path / "doc", "p", "".join(listed))
+    code, out, _ = corpus("debian-changelogs", tmp_path / "doc", "--out", tmp_path / "a b.jsonl")
+    assert code == 0
+    alma, data, *words = shlex.split(out.splitlines()[-1])
+    assert (alma, data, words[0]) == ("alma", "data", f"changelogs={tmp_path}/a b.jsonl")
+    words[words.index("--out") + 1] = str(tmp_path / "stream")
+    vocabulary = words.index("--vocab-size")
+    words[vocabulary : vocabulary + 2] = []  # made-up words have few parts
+    sizes = dict.fromkeys(("mega_batches", "words", "valid_words"))
+    made = prepare(*words, out=tmp_path / "stream", vocab_size=100, **sizes)
+    assert [part.period for part in Stream.load(made).megabatches] == ["2020", "2021", "2022..2023"]
