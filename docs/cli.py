@@ -21,7 +21,7 @@ ABOUT = """\
 `alma COMMAND` is short for `python -m MODULE`; the modules are in brackets. `python docs/cli.py` writes this
 page from the `--help` of all commands.
 """
-OTHERS = ("fairseq_alma.evaluate", "fairseq_alma.reshard", "data_prep.pydoc_corpus")
+OTHERS = ("fairseq_alma.evaluate", "fairseq_alma.reshard")
 """Modules with a command line that have no subcommand."""
 
 

@@ -37,7 +37,7 @@ def corpus(out: Path) -> tuple[str, tuple[int, int] | None]:
     Dated text are the changelogs of Debian's packages, if the machine has enough of them.
     """
     changelogs, documentation = (out / f"corpus/{name}.jsonl" for name in ("changelogs", "pydoc"))
-    if any(CHANGELOGS.glob("*/changelog*.gz")):
+    if any(CHANGELOGS.glob("*/changelog.Debian.gz")):
         run([f"alma corpus debian-changelogs {CHANGELOGS} --out {shlex.quote(str(changelogs))}"])
         if span := years(changelogs):
             return str(changelogs), span

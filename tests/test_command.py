@@ -29,7 +29,7 @@ for module, *words in json.load(sys.stdin):
 print(json.dumps(found))
 """
 """Runs command lines of modules as `python -m` does, all in one process."""
-MODULES = ("data_prep", "data_prep.inspect", "slurm.launch", "slurm.sweep", "slurm.demo", "slurm.status")
+MODULES = ("data_prep", "data_prep.corpus", "data_prep.inspect", "slurm.launch", "slurm.sweep", "slurm.demo", "slurm.status")
 MODULES += ("slurm.cancel", "alma.report", "vision.tsne")
 
 
@@ -88,7 +88,7 @@ def test_help_comes_before_heavy_imports_and_names_its_program(tmp_path):
 
 
 def test_what_parsing_refuses_comes_before_heavy_imports(tmp_path):
-    required = {"data": "c --out s", "inspect": "s", "train": "s", "combine": "c --out f"}
+    required = {"corpus": "git r", "data": "c --out s", "inspect": "s", "train": "s", "combine": "c --out f"}
     required |= {"export": "c --out d", "generate": "c text"}
     required |= dict.fromkeys(("status", "cancel", "report", "advise", "tsne", "reproduce"), "r")
     lines = [f"alma {name} {required.get(name, '')} --nonsense" for name in alma.TOOLS]
@@ -119,7 +119,7 @@ def test_the_version_is_that_of_the_package(monkeypatch, capsys):
     ("line", "hint"),
     [
         ("tran", "did you mean train?"),
-        ("nothing-like-it", "choose from data, inspect, train,"),
+        ("nothing-like-it", "choose from corpus, data, inspect,"),
         ("--verison", "did you mean --version?"),
         ("train s --learner gmo", "did you mean gmoe?"),
         ("train s --arch x", "--arch is a flag of fairseq-train: put it after `--`"),

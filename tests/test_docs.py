@@ -91,7 +91,7 @@ def arguments_of(*modules: str) -> Iterator[Words]:
             yield arguments
 
 
-SPECIAL = {"data_prep.pydoc_corpus", "slurm.launch", "slurm.sweep", "vision.run", "data_prep.__main__"}
+SPECIAL = {"slurm.launch", "slurm.sweep", "vision.run", "data_prep.__main__"}
 """Modules with a test of their own below."""
 
 

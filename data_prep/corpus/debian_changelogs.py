@@ -22,7 +22,7 @@ FOLDER = "/usr/share/doc"
 _HEADING = re.compile(rb"(\w[\w.+-]*) \(([^() \t]+)\)(?:\s+[\w.+-]+)*\s*;")  # none: before 1997
 _LAST = re.compile(rb" --.*> *([^<>]*\S)\s*")
 _PERSON = re.compile(r"^[ \t]*\[ .* \][ \t]*\n?", re.MULTILINE)  # whose changes follow
-_ADDRESS = re.compile(r"[ \t]*<[^<>\s]+@[^<>\s]+>|[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_ADDRESS = re.compile(r" ?<[^<>\s]+@[^<>\s]+>|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 
 
 def documents(source: str, left_out: Counter[str]) -> Iterator[DatedText]:
