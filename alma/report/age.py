@@ -5,6 +5,7 @@ trained on; a column is the held-out part of a period. The age of a cell is the 
 that of the row: 0 on data as new as the newest training data, negative on older data.
 """
 
+import functools
 import itertools
 import math
 import statistics
@@ -29,7 +30,11 @@ class Losses:
     seeds: tuple[Cells, ...]
 
     def by_age(self) -> dict[float, list[tuple[int, int]]]:
-        """The (row, column) of the cells of each age that all seeds have, ages ascending."""
+        """The (row, column) of the cells of each age that all seeds have, ages ascending. Not to be changed."""
+        return self._by_age
+
+    @functools.cached_property
+    def _by_age(self) -> dict[float, list[tuple[int, int]]]:
         found: dict[float, list[tuple[int, int]]] = {}
         for i, until in enumerate(self.until):
             for j, period in enumerate(self.periods):
@@ -94,12 +99,13 @@ def staleness(losses: Losses) -> list[float]:
 
 
 def age_effect(losses: Losses) -> list[float]:
-    """The part of the staleness that is not due to less training, one value per seed.
+    """Extra loss a period of distance, the amount of training taken out; one value per seed.
 
-    On a stream that does not drift a model that is a periods older is worse because it has trained less, and
-    one that is a periods younger is better by as much, if the loss falls on a line. The slope of the mean of
-    both, (S(a) + S(-a)) / 2, is then 0. Where the loss falls ever more slowly, the slope is too large. NaN
-    without both.
+    The slope of the mean of both sides of the staleness curve, (S(a) + S(-a)) / 2. On a full matrix it is the
+    mean over pairs of periods s < t of (R[s, t] + R[t, s] - R[s, s] - R[t, t]) / 2, in which whatever depends
+    on the period alone cancels, and whatever depends on the model alone: how much it has trained. It is 0 on
+    a stream that does not drift, however the loss falls. But it is the mean of growing old (ages above 0) and
+    of forgetting (below 0): a model that keeps the past has half its staleness here. NaN without both sides.
     """
     curve = staleness_curve(losses)
     both = {
@@ -144,10 +150,29 @@ def over_seeds(values: Sequence[float], level: float = 0.9) -> MeanOverSeeds:
     mean = _mean(values)
     if len(values) < 2 or not math.isfinite(mean):
         return MeanOverSeeds(mean, math.nan, math.nan)
-    from scipy.stats import t
-
-    half = t.ppf((1 + level) / 2, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    half = _t(level, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
     return MeanOverSeeds(mean, mean - half, mean + half)
+
+
+@functools.cache
+def _t(level: float, freedom: int) -> float:
+    """The bound that holds |t| with probability `level`. Not by SciPy, whose import outlasts a report."""
+    low, high = 0.0, math.pi / 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
+
+
+def _within(angle: float, freedom: int) -> float:
+    """P(|t| < sqrt(freedom) tan(angle)); Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    odd = freedom % 2
+    total, term = 0.0, math.cos(angle) if odd else 1.0
+    for k in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= math.cos(angle) ** 2 * (k - 1) / k
+    total *= math.sin(angle)
+    return 2 / math.pi * (angle + total) if odd else total
 
 
 def _mean(values: Sequence[float]) -> float:

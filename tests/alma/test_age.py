@@ -1,6 +1,7 @@
 """Staleness and regret on made-up evaluation matrices with known laws."""
 
 import math
+import statistics
 
 import pytest
 from hypothesis import given
@@ -34,11 +35,19 @@ def test_staleness_is_the_loss_that_a_period_adds(hard, slope):
     assert curve[0] == [0]
 
 
-@given(difficulty, st.floats(0.01, 0.3), st.floats(0, 0.3))
-def test_less_training_counts_as_staleness_but_not_as_effect_of_age(hard, fall, slope):
-    made = losses(lambda t, j, _: hard[j - 1] - fall * t + slope * abs(j - t))
-    assert age.staleness(made) == pytest.approx([fall + slope])
+@given(difficulty, difficulty, st.floats(0, 0.3))
+def test_less_training_counts_as_staleness_but_not_as_effect_of_age(hard, trained, slope):
+    """However the loss falls with training."""
+    made = losses(lambda t, j, _: hard[j - 1] + trained[t - 1] + slope * abs(j - t))
     assert age.age_effect(made) == pytest.approx([slope], abs=1e-9)
+    falls = losses(lambda t, j, _: hard[j - 1] - 0.3 * t + slope * abs(j - t))
+    assert age.staleness(falls) == pytest.approx([0.3 + slope])
+
+
+def test_a_model_that_keeps_the_past_has_half_the_effect():
+    made = losses(lambda t, j, _: 0.2 * max(0, j - t))
+    assert age.staleness(made) == pytest.approx([0.2])
+    assert age.age_effect(made) == pytest.approx([0.1])
 
 
 def test_a_learner_that_waits_has_ages_with_a_model_of_that_period_only():
@@ -72,3 +81,13 @@ def test_intervals_over_seeds():
     assert (mean, mean - low) == (2, high - mean)
     assert high - mean == pytest.approx(2.92 / math.sqrt(3), rel=1e-3)
     assert all(map(math.isnan, age.over_seeds([1.0])[1:]))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 10, 31])
+def test_intervals_are_those_of_student(count):
+    from scipy.stats import t
+
+    values = [float(i) for i in range(count)]
+    half = t.ppf(0.95, count - 1) * statistics.stdev(values) / count**0.5
+    mean, low, high = age.over_seeds(values)
+    assert (high - mean, mean - low) == pytest.approx((half, half))
