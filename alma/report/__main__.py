@@ -1,6 +1,6 @@
 """Compare runs: a table, and on request an interactive page, Markdown, CSV and figures: `alma report`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from alma.configs import canonical
@@ -8,13 +8,13 @@ from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import RUNS
 from alma.records import Run
-from alma.report import compare
+from alma.report import age_table, compare
 from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
 from alma.report.page import write_report
-from alma.report.results import find_runs, group
+from alma.report.results import Result, find_runs, group
 from alma.report.selection import CHOOSABLE, SELECTIONS, best_by_validation
 from alma.report.vision import figures as vision_figures
 from alma.report.vision.select import is_image
@@ -93,6 +93,12 @@ def _remarks(runs: Sequence[Run]) -> list[str]:
     ]
 
 
+def _general(groups: Sequence[Sequence[Result]]) -> Iterator[str]:
+    """The general table of each group, and that of its losses against age."""
+    for results in groups:
+        yield from (compare.as_section(results), *age_table.as_section(results))
+
+
 @command
 def main() -> None:
     """Entry point of `python -m alma.report`."""
@@ -115,7 +121,7 @@ def main() -> None:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
     entries, remarks = find_entries(runs, options.per_word) if for_lm else ({}, [])
     tables, missing = lm_tables.tables(entries, options.per_word) if options.table else ({}, [])
-    for text in [table.as_text() for table in tables.values()] or map(compare.as_section, groups):
+    for text in [table.as_text() for table in tables.values()] or _general(groups):
         print(text, end="\n\n")
     for remark in [*choices, *_remarks(runs), *remarks, *missing]:
         print(remark)

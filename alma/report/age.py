@@ -95,7 +95,8 @@ def staleness(losses: Losses) -> list[float]:
 
     The line goes through 0 at age 0, by least squares. NaN without an age above 0.
     """
-    return _slopes({age: values for age, values in staleness_curve(losses).items() if age > 0})
+    curve = staleness_curve(losses)
+    return _slopes({age: values for age, values in curve.items() if age > 0}, len(losses.seeds))
 
 
 def age_effect(losses: Losses) -> list[float]:
@@ -113,13 +114,14 @@ def age_effect(losses: Losses) -> list[float]:
         for age, values in curve.items()
         if age > 0 and -age in curve
     }
-    return _slopes({age: [(ahead + behind) / 2 for ahead, behind in pairs] for age, pairs in both.items()})
+    means = {age: [(ahead + behind) / 2 for ahead, behind in pairs] for age, pairs in both.items()}
+    return _slopes(means, len(losses.seeds))
 
 
-def _slopes(curve: dict[float, list[float]]) -> list[float]:
+def _slopes(curve: dict[float, list[float]], seeds: int) -> list[float]:
     """Least-squares slope through the origin, for each seed."""
     if not curve:
-        return [math.nan]
+        return [math.nan] * seeds
     total = math.fsum(age * age for age in curve)
     per_seed = zip(*([age * value for value in values] for age, values in curve.items()), strict=True)
     return [math.fsum(terms) / total for terms in per_seed]

@@ -79,7 +79,7 @@ def table(results: Sequence[Result]) -> Table:
     """The table of results of one metric and one B."""
     total = results[0].display.total
     columns: dict[str, Callable[[Result], str]] = {
-        "learner": _method,
+        "learner": method,
         "w": lambda result: str(result.waiting_time),
         "replay": lambda result: replay(result.config),
         "n": lambda result: str(len(result.repeats)),
@@ -130,7 +130,8 @@ def _times(megabatches: int) -> list[int]:
     return sorted({1, *(round(megabatches * quarter / 4) for quarter in (1, 2, 3)), megabatches})
 
 
-def _method(result: Result) -> str:
+def method(result: Result) -> str:
+    """The method, and how far it is if it is not finished."""
     done, total = result.progress, result.megabatches
     if done == total:
         return result.method

@@ -1,14 +1,15 @@
-"""Figures of streams that drift: evaluation matrices, and the experts that each held-out part uses."""
+"""Figures of streams that drift: evaluation matrices, experts by held-out part, loss against age."""
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from alma.learners import colour_of
-from alma.report import style
-from alma.report.results import Result, matrix
+from alma.report import age_table, figures, style
+from alma.report.age_table import Aged
+from alma.report.results import Result, matrix, mean_and_deviation
 from alma.report.style import Picture
 
 _MATRIX = (
@@ -20,6 +21,12 @@ _WAITING = " Rows in which a learner waits for its first stage are empty."
 _EXPERTS = (
     "Share of the tokens of each held-out part that the router sends to each expert, by Switch layer, after "
     "the last mega-batch; first seed."
+)
+_STALENESS = (
+    "Loss against age, in {unit}: mean over seeds, with a band of ±1 standard deviation. The age of a cell of "
+    "the evaluation matrix is the mega-batch of the held-out part minus the newest one that the model was "
+    "trained on. Left: loss beyond that of the model whose newest training data are of that part. Models of a "
+    "higher age have trained less. Right: loss above the best model of these configurations on that part."
 )
 
 
@@ -41,6 +48,17 @@ def write_drift(results: Sequence[Result], out: Path) -> list[Picture]:
             pictures.append(Picture(out / f"{stem}_matrix_experts.png", _EXPERTS))
             style.save(_experts(parts), pictures[-1].path)
     return pictures
+
+
+def write_staleness(found: Sequence[Aged], out: Path) -> list[Picture]:
+    """Write the figure of losses against age, of results of one metric and one B, to `out`; [] without any."""
+    if not found:
+        return []
+    first = found[0].result
+    path = out / f"{first.metric}_B{first.megabatches}_staleness.png"
+    with style.drawing():
+        style.save(_staleness(found), path)
+    return [Picture(path, _STALENESS.format(unit=age_table.unit(first)))]
 
 
 def mean_matrix(result: Result) -> list[list[float]]:
@@ -113,3 +131,40 @@ def _heat_maps(
     style.name_axes(figure, panels, "held-out part of mega-batch", rows)
     style.colour_bar(figure, panels, image, bar)
     return figure, panels
+
+
+def _staleness(found: Sequence[Aged]) -> Any:
+    """Extra loss (left) and regret (right) against age; of many results, a row per learner and replay."""
+    found = sorted(found, key=lambda each: each.result.rank)
+    unit = age_table.unit(found[0].result)
+    members = figures.by_kind([each.result for each in found])
+    inches = (8.6, 0.6 + 2.4 * len(members))
+    figure, panels = style.subplots(len(members), 2, inches, sharex=True, sharey="col")
+    legend: dict[str, style.LegendEntries] = {}
+    for row, (name, results) in zip(panels, members.items(), strict=True):
+        for axes, title in zip(row, ("extra loss", "regret"), strict=True):
+            axes.set_title(", ".join(filter(None, (name, title))), fontweight="bold")
+        for result, look in zip(results, figures.looks(results), strict=True):
+            each = next(each for each in found if each.result is result)
+            look |= {"marker": "o", "markersize": 3, "markevery": None}
+            for axes, by_age in zip(row, (each.extra, each.regret), strict=True):
+                _against_age(axes, result, by_age, look)
+            legend.setdefault(name, []).append((figures.short_label(result, name), look))
+    ages = [at for each in found for at in each.regret]
+    for axes in panels.flat:
+        axes.axhline(0, color="0.4", linewidth=0.8, zorder=1)
+        axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
+        style.number_axis(axes, "x", ages)
+    figure.supxlabel("age (mega-batches)", fontsize="medium")
+    figure.supylabel(unit, fontsize="medium")
+    style.add_legend(figure, legend)
+    return figure
+
+
+def _against_age(
+    axes: Any, result: Result, by_age: Mapping[float, Sequence[float]], look: Mapping[str, Any]
+) -> None:
+    """Draw the mean and standard deviation of values per seed against age."""
+    points = [mean_and_deviation(values) for values in by_age.values()]
+    means, deviations = [mean for mean, _ in points], [deviation for _, deviation in points]
+    figures.draw_curve(axes, figures.Curve(result, list(by_age), means, deviations), **look)

@@ -154,14 +154,28 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
     return found
 
 
-def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str, y_label: str) -> Any:
-    """A figure of the lines of `draw` (axes, result, **look); if many, in panels by learner and replay."""
-    config = results[0].config
+def by_kind(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each panel by its name: all in one, or by learner and replay if there are many."""
     crowded = len(results) > MOST_LINES
     members: dict[str, list[Result]] = {}
     for result in sorted(results, key=lambda each: each.rank):
         name = result.learner + (", replay" if result.config["replay"] else "")
         members.setdefault(name if crowded else "", []).append(result)
+    return members
+
+
+def short_label(result: Result, panel: str) -> str:
+    """The label of a result, without what the name of its panel says."""
+    text = result.label
+    for start in (f"{result.learner} ", f"{result.learner}, ") if panel else ():
+        text = text.removeprefix(start)
+    return text.removesuffix(" replay") if panel else text
+
+
+def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str, y_label: str) -> Any:
+    """A figure of the lines of `draw` (axes, result, **look); if many, in panels by learner and replay."""
+    config = results[0].config
+    members = by_kind(results)
     inches = (4.4, 3.4) if len(members) == 1 else (2.9, 2.3)
     figure, panels = style.named_panels(list(members), inches, sharex=True, sharey=True)
     figure.suptitle(f"{data_name(config)}B = {config['megabatches']}")
@@ -172,11 +186,7 @@ def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str,
         for result, look in zip(members[name], looks(members[name]), strict=True):
             curves.append(found := draw(axes, result, **look))
             if found.x:
-                text = result.label
-                for start in (f"{result.learner} ", f"{result.learner}, ") if name else ():
-                    text = text.removeprefix(start)
-                text = text.removesuffix(" replay") if name else text
-                ends.setdefault(axes, []).append(End(found.x[-1], found.y[-1], text, look))
+                ends.setdefault(axes, []).append(End(found.x[-1], found.y[-1], short_label(result, name), look))
     if draw is draw_over_time:
         frame_over_time(figure, [(list(panels.values()), curves)], y_label)
     else:

@@ -1,4 +1,4 @@
-"""The files of a report: report.md, report.csv, figures, and the paper's tables."""
+"""The files of a report: report.md, report.csv, age.csv, figures, and the paper's tables."""
 
 import csv
 import io
@@ -9,8 +9,9 @@ from typing import Any
 from alma.configs import flatten
 from alma.files import atomic_write
 from alma.records import Run
-from alma.report import compare
-from alma.report.drift import write_drift
+from alma.report import age_table, compare
+from alma.report.age_table import Aged, aged
+from alma.report.drift import write_drift, write_staleness
 from alma.report.figures import write_figures
 from alma.report.results import Result, matrix
 from alma.report.style import Picture
@@ -27,20 +28,26 @@ def write_report(
 ) -> list[Path]:
     """Write report.md, report.csv and figures to the directory `out`; returns their paths.
 
-    `groups` are lists of results for a general table each. `pictures` are the paper's figures, in place of
+    Of streams that drift also age.csv. `groups` are lists of results for a general table each. `pictures` are the paper's figures, in place of
     the general ones (None). `tables` are the paper's tables by file name without suffix, `choices` the lines
     of `alma.report.selection`.
     """
     tables = tables or {}
-    written = [out / "report.md", out / "report.csv", *_write_tables(tables, out)]
+    found = [aged(results) for results in groups]
+    records = [record for each in found for record in age_table.records(each)]
+    written = [out / "report.md", out / "report.csv", *([out / "age.csv"] if records else [])]
+    written += _write_tables(tables, out)
     parts = ["# ALMA report", *choices, *(table.as_markdown() for table in tables.values())]
-    for results in groups:
+    for results, ages in zip(groups, found, strict=True):
         drawn = write_figures(results, out) if pictures is None else []
         parts += [f"## {compare.heading(results)}", as_markdown(compare.table(results))]
         parts += [compare.note(results).replace("*", "\\*")]
         parts += [f"![{path.stem}]({path.name})" for path in drawn]
         written += drawn
-        for path, caption in write_drift(results, out):
+        if ages:
+            parts += [f"### {age_table.heading(ages)}", as_markdown(age_table.table(ages))]
+            parts += [age_table.note(ages)]
+        for path, caption in [*write_drift(results, out), *write_staleness(ages, out)]:
             parts += [f"![{path.stem}]({path.name})", caption]
             written.append(path)
     if pictures:
@@ -50,7 +57,9 @@ def write_report(
         parts += [f"![{path.stem}]({path.name})", caption]
         written.append(path)
     parts += ["## Runs", as_markdown(_provenance(runs))]
-    write_csv(runs, out / "report.csv")
+    write_csv(runs, out / "report.csv", found)
+    if records:
+        _write_records(records, out / "age.csv")
     with atomic_write(out / "report.md") as file:
         file.write("\n\n".join(parts) + "\n")
     return written
@@ -68,19 +77,25 @@ def _write_tables(tables: Mapping[str, PaperTable], out: Path) -> list[Path]:
     return written
 
 
-def write_csv(runs: Sequence[Run], path: Path) -> None:
+def write_csv(runs: Sequence[Run], path: Path, ages: Sequence[Sequence[Aged]] = ()) -> None:
     """Write all rows in long format: a line per run and t, with all settings and all fields.
 
     A run with an average has a second line per t, without `config.average`, for its raw weights. The means
-    over an evaluation matrix are on each line of the run.
+    over an evaluation matrix are on each line of the run, and so is its loss against age.
     """
+    of_age = {run: record for found in ages for run, record in age_table.per_run(found).items()}
     records: list[dict[str, Any]] = []
     for run in runs:
         config = {f"config.{key}": value for key, value in flatten(run.config).items()}
-        same = {"run": str(run.directory), **config, **_transfers(run)}
+        same = {"run": str(run.directory), **config, **_transfers(run), **of_age.get(id(run), {})}
         for row in run.rows:
             trained_on = " ".join(map(str, row["trained_on"]))
             records.append({**same, **flatten(_by_part(row)), "trained_on": trained_on})
+    _write_records(records, path)
+
+
+def _write_records(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write CSV, with the fields of all records as columns."""
     fields = dict.fromkeys(key for record in records for key in record)
     text = io.StringIO()
     writer = csv.DictWriter(text, fields, lineterminator="\n")

@@ -25,7 +25,7 @@ def find_sections(runs: Sequence[Run]) -> list[Section]:
     """A section per data set, metric and B. UserError: no run has rows, or repeats share no t."""
     found: dict[tuple[str, str, int, str], list[Result]] = {}
     for result in (result for results in group(runs) for result in results):
-        data, checksum = _data_of(result.config)
+        data, checksum = data_of(result.config)
         name = f"test {result.display.name}"
         found.setdefault((data, name, result.megabatches, checksum), []).append(result)
     if not found:
@@ -40,7 +40,7 @@ def find_sections(runs: Sequence[Run]) -> list[Section]:
     return sections
 
 
-def _data_of(config: dict[str, Any]) -> tuple[str, str]:
+def data_of(config: dict[str, Any]) -> tuple[str, str]:
     """Name and checksum of the data: an image data set, or the stream of a language model; "" if unknown."""
     name = config.get("dataset") or config.get("stream") or ""
     return str(name), str(config.get("data") or config.get("stream_sha256") or "")

@@ -1,0 +1,162 @@
+"""Loss against age in reports: staleness and regret of each configuration, as a table and as CSV records."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from alma.report import age
+from alma.report.age import Losses
+from alma.report.compare import method
+from alma.report.labels import replay
+from alma.report.results import Result
+from alma.report.sections import data_of
+from alma.report.tables import Table, for_terminal
+
+NOTE = """\
+Age: from the newest mega-batch that a model was trained on to that of the held-out part. Staleness: {loss} that \
+a mega-batch of age adds, against the model whose newest training data are of that part; it includes what less \
+training costs. Effect of age: the mean of the slopes to data to come and to the past, in which the amount of \
+training cancels; where the past is kept, up to half the effect on data to come. Regret: {loss} above the best \
+model of these configurations on that part: newest (age 0), next (age 1), past (ages below 0)."""
+SEVERAL = " In brackets: 90% intervals over seeds."
+
+_REGRETS: dict[str, Callable[[float], bool]] = {
+    "newest": lambda age: age == 0,
+    "next": lambda age: age == 1,
+    "past": lambda age: age < 0,
+}
+
+
+class Aged(NamedTuple):
+    """The loss against age of a configuration; values per seed, in the unit of `Losses`."""
+
+    result: Result
+    staleness: list[float]
+    age_effect: list[float]
+    regrets: dict[str, list[float]]  # by the name of _REGRETS
+    extra: dict[float, list[float]]  # the staleness curve
+    regret: dict[float, list[float]]  # by age
+
+    @property
+    def columns(self) -> dict[str, list[float]]:
+        """The numbers of the table by name, one value per seed."""
+        regrets = {f"regret, {name}": values for name, values in self.regrets.items()}
+        return {"staleness": self.staleness, "effect of age": self.age_effect, **regrets}
+
+
+def aged(results: Sequence[Result]) -> list[Aged]:
+    """Loss against age of the results of one metric and B that have an evaluation matrix and are trained.
+
+    Regret is against the best model on the same data. [] of a stream of one mega-batch, which has no ages.
+    """
+    known = [(result, losses) for result in results if (losses := _losses(result))]
+    groups: dict[tuple[Any, ...], list[Losses]] = {}
+    for result, losses in known:
+        groups.setdefault(_data(result), []).append(losses)
+    best = {data: age.best_by_period(group) for data, group in groups.items()}
+    return [_aged(result, losses, best[_data(result)]) for result, losses in known]
+
+
+def _losses(result: Result) -> Losses | None:
+    losses = age.losses_of(result) if result.megabatches > 1 else None
+    return losses if losses and losses.by_age() else None
+
+
+def _data(result: Result) -> tuple[Any, ...]:
+    """What results must share for their losses on a held-out part to be comparable."""
+    return *data_of(result.config), result.config.get("scenario")
+
+
+def _aged(result: Result, losses: Losses, best: dict[float, float]) -> Aged:
+    return Aged(
+        result,
+        age.staleness(losses),
+        age.age_effect(losses),
+        {name: age.regret(losses, best, ages) for name, ages in _REGRETS.items()},
+        age.staleness_curve(losses),
+        {at: age.regret(losses, best, lambda found: found == at) for at in losses.by_age()},
+    )
+
+
+def unit(result: Result) -> str:
+    """The unit of extra loss and regret."""
+    return "nats a token" if result.metric == "perplexity" else "percentage points"
+
+
+def heading(found: Sequence[Aged]) -> str:
+    """Title of the table."""
+    result = found[0].result
+    return f"Loss against age ({unit(result)}), B = {result.megabatches}"
+
+
+def note(found: Sequence[Aged]) -> str:
+    """What the columns mean, in a line."""
+    loss = "loss (nats a token)" if found[0].result.metric == "perplexity" else "error (percentage points)"
+    return NOTE.format(loss=loss) + SEVERAL * any(len(each.result.repeats) > 1 for each in found)
+
+
+def table(found: Sequence[Aged]) -> Table:
+    """A row per configuration; columns without any number are left out."""
+    columns = {
+        "learner": [method(each.result) for each in found],
+        "w": [str(each.result.waiting_time) for each in found],
+        "replay": [replay(each.result.config) for each in found],
+        "n": [str(len(each.result.repeats)) for each in found],
+    }
+    least = 3 if found[0].result.metric == "perplexity" else 2
+    for name in found[0].columns:
+        cells = [_cell(each.columns[name], least) for each in found]
+        columns |= {name: cells} if any(cells) else {}
+    return [list(columns), *map(list, zip(*columns.values(), strict=True))]
+
+
+def as_section(results: Sequence[Result]) -> list[str]:
+    """Heading, table and note for the terminal; [] without losses against age."""
+    found = aged(results)
+    return ["\n".join([heading(found), for_terminal(table(found)), note(found)])] if found else []
+
+
+def _cell(values: Sequence[float], least: int) -> str:
+    """Mean and interval over seeds, such as "0.051 [0.043, 0.060]"; "" for NaN.
+
+    At least two digits of the mean, and `least` digits after the point.
+    """
+    mean, low, high = age.over_seeds(values)
+    if math.isnan(mean):
+        return ""
+    digits = max(least, min(6, 1 - math.floor(math.log10(abs(mean))))) if mean else least
+    return f"{mean:.{digits}f}" + (f" [{low:.{digits}f}, {high:.{digits}f}]" if low <= high else "")
+
+
+def per_run(found: Sequence[Aged]) -> dict[int, dict[str, float | None]]:
+    """The numbers of the table of each run, by its id; errors are fractions, None is NaN."""
+    records: dict[int, dict[str, float | None]] = {}
+    for each in found:
+        names = ("staleness", "age_effect", *(f"regret_{name}" for name in each.regrets))
+        for i, run in enumerate(each.result.runs):
+            values = (_plain(each.result, per_seed[i]) for per_seed in each.columns.values())
+            records[id(run)] = dict(zip(names, values, strict=True))
+    return records
+
+
+def records(found: Sequence[Aged]) -> list[dict[str, Any]]:
+    """The lines of age.csv: extra loss and regret of each run at each age; errors are fractions."""
+    return [
+        {
+            "run": str(run.directory),
+            "configuration": each.result.label,
+            "metric": each.result.metric,
+            "megabatches": each.result.megabatches,
+            "seed": run.config["seed"],
+            "age": at,
+            "extra_loss": _plain(each.result, each.extra[at][i]) if at in each.extra else None,
+            "regret": _plain(each.result, regrets[i]),
+        }
+        for each in found
+        for i, run in enumerate(each.result.runs)
+        for at, regrets in each.regret.items()
+    ]
+
+
+def _plain(result: Result, value: float) -> float | None:
+    return None if math.isnan(value) else value / result.display.factor
