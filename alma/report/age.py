@@ -37,8 +37,9 @@ class Losses:
     def _by_age(self) -> dict[float, list[tuple[int, int]]]:
         found: dict[float, list[tuple[int, int]]] = {}
         for i, until in enumerate(self.until):
-            for j, period in enumerate(self.periods):
-                if all(math.isfinite(seed[i][j]) for seed in self.seeds):
+            of_row = zip(*(seed[i] for seed in self.seeds), strict=True)
+            for j, (period, values) in enumerate(zip(self.periods, of_row, strict=True)):
+                if all(map(math.isfinite, values)):
                     found.setdefault(period - until, []).append((i, j))
         return dict(sorted(found.items()))
 

@@ -1,8 +1,10 @@
 """Loss against age in reports: staleness and regret of each configuration, as a table and as CSV records."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from alma.report import age
 from alma.report.age import Losses
@@ -21,27 +23,35 @@ model of these configurations on that part: newest (age 0), next (age 1), past (
 SEVERAL = " In brackets: 90% intervals over seeds."
 
 _REGRETS: dict[str, Callable[[float], bool]] = {
-    "newest": lambda age: age == 0,
-    "next": lambda age: age == 1,
-    "past": lambda age: age < 0,
+    "regret, newest": lambda age: age == 0,
+    "regret, next": lambda age: age == 1,
+    "regret, past": lambda age: age < 0,
 }
 
+_FIELDS = {"effect of age": "age_effect", **{name: name.replace(", ", "_") for name in _REGRETS}}
+"""Columns of report.csv that are not called as those of the table."""
 
-class Aged(NamedTuple):
+
+@dataclass(frozen=True)
+class Aged:
     """The loss against age of a configuration; values per seed, in the unit of `Losses`."""
 
     result: Result
-    staleness: list[float]
-    age_effect: list[float]
-    regrets: dict[str, list[float]]  # by the name of _REGRETS
-    extra: dict[float, list[float]]  # the staleness curve
-    regret: dict[float, list[float]]  # by age
+    losses: Losses
+    best: dict[float, float]  # by period, of all configurations on the same data
 
-    @property
+    @functools.cached_property
     def columns(self) -> dict[str, list[float]]:
         """The numbers of the table by name, one value per seed."""
-        regrets = {f"regret, {name}": values for name, values in self.regrets.items()}
-        return {"staleness": self.staleness, "effect of age": self.age_effect, **regrets}
+        slopes = {"staleness": age.staleness(self.losses), "effect of age": age.age_effect(self.losses)}
+        return slopes | {name: age.regret(self.losses, self.best, ages) for name, ages in _REGRETS.items()}
+
+    @functools.cached_property
+    def curves(self) -> dict[str, dict[float, list[float]]]:
+        """Extra loss and regret by age, one value per seed."""
+        ages = self.losses.by_age()
+        regret = {at: age.regret(self.losses, self.best, lambda found: found == at) for at in ages}
+        return {"extra loss": age.staleness_curve(self.losses), "regret": regret}
 
 
 def aged(results: Sequence[Result]) -> list[Aged]:
@@ -54,7 +64,7 @@ def aged(results: Sequence[Result]) -> list[Aged]:
     for result, losses in known:
         groups.setdefault(_data(result), []).append(losses)
     best = {data: age.best_by_period(group) for data, group in groups.items()}
-    return [_aged(result, losses, best[_data(result)]) for result, losses in known]
+    return [Aged(result, losses, best[_data(result)]) for result, losses in known]
 
 
 def _losses(result: Result) -> Losses | None:
@@ -65,17 +75,6 @@ def _losses(result: Result) -> Losses | None:
 def _data(result: Result) -> tuple[Any, ...]:
     """What results must share for their losses on a held-out part to be comparable."""
     return *data_of(result.config), result.config.get("scenario")
-
-
-def _aged(result: Result, losses: Losses, best: dict[float, float]) -> Aged:
-    return Aged(
-        result,
-        age.staleness(losses),
-        age.age_effect(losses),
-        {name: age.regret(losses, best, ages) for name, ages in _REGRETS.items()},
-        age.staleness_curve(losses),
-        {at: age.regret(losses, best, lambda found: found == at) for at in losses.by_age()},
-    )
 
 
 def unit(result: Result) -> str:
@@ -130,13 +129,13 @@ def _cell(values: Sequence[float], least: int) -> str:
 
 def per_run(found: Sequence[Aged]) -> dict[int, dict[str, float | None]]:
     """The numbers of the table of each run, by its id; errors are fractions, None is NaN."""
-    records: dict[int, dict[str, float | None]] = {}
-    for each in found:
-        names = ("staleness", "age_effect", *(f"regret_{name}" for name in each.regrets))
-        for i, run in enumerate(each.result.runs):
-            values = (_plain(each.result, per_seed[i]) for per_seed in each.columns.values())
-            records[id(run)] = dict(zip(names, values, strict=True))
-    return records
+    return {
+        id(run): {
+            _FIELDS.get(name, name): _plain(each.result, values[i]) for name, values in each.columns.items()
+        }
+        for each in found
+        for i, run in enumerate(each.result.runs)
+    }
 
 
 def records(found: Sequence[Aged]) -> list[dict[str, Any]]:
@@ -149,12 +148,14 @@ def records(found: Sequence[Aged]) -> list[dict[str, Any]]:
             "megabatches": each.result.megabatches,
             "seed": run.config["seed"],
             "age": at,
-            "extra_loss": _plain(each.result, each.extra[at][i]) if at in each.extra else None,
-            "regret": _plain(each.result, regrets[i]),
+            **{
+                name.replace(" ", "_"): _plain(each.result, curve[at][i]) if at in curve else None
+                for name, curve in each.curves.items()
+            },
         }
         for each in found
         for i, run in enumerate(each.result.runs)
-        for at, regrets in each.regret.items()
+        for at in each.losses.by_age()
     ]
 
 

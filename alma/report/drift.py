@@ -142,15 +142,15 @@ def _staleness(found: Sequence[Aged]) -> Any:
     figure, panels = style.subplots(len(members), 2, inches, sharex=True, sharey="col")
     legend: dict[str, style.LegendEntries] = {}
     for row, (name, results) in zip(panels, members.items(), strict=True):
-        for axes, title in zip(row, ("extra loss", "regret"), strict=True):
+        for axes, title in zip(row, found[0].curves, strict=True):
             axes.set_title(", ".join(filter(None, (name, title))), fontweight="bold")
         for result, look in zip(results, figures.looks(results), strict=True):
             each = next(each for each in found if each.result is result)
             look |= {"marker": "o", "markersize": 3, "markevery": None}
-            for axes, by_age in zip(row, (each.extra, each.regret), strict=True):
+            for axes, by_age in zip(row, each.curves.values(), strict=True):
                 _against_age(axes, result, by_age, look)
             legend.setdefault(name, []).append((figures.short_label(result, name), look))
-    ages = [at for each in found for at in each.regret]
+    ages = [at for each in found for at in each.losses.by_age()]
     for axes in panels.flat:
         axes.axhline(0, color="0.4", linewidth=0.8, zorder=1)
         axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)

@@ -175,7 +175,7 @@ function nonDominated(shown, x, y) {
   return [...shown].sort((a, b) => x[a] - x[b] || y[a] - y[b]).filter((i) => y[i] < least && (least = y[i], true));
 }
 
-// Curves over mega-batches, held between stages.
+// Curves over mega-batches, held between stages; with `panel.points` curves through points, around the axes' zeros.
 function drawLines(panel, section) {
   let visible = section.configurations.map(() => true);
   const measures = choice("show", panel.measures.map((each) => each.name), () => changed(true));
@@ -183,25 +183,28 @@ function drawLines(panel, section) {
   const split = choice("figures", ["one for all", ...facets.map(([, name]) => `by ${name.toLowerCase()}`)], () => changed());
   const log = toggle("log axis", false, () => changed()), bands = toggle("spread over seeds", true, () => changed());
   const untrained = toggle("untrained model", false, () => changed());
+  log.hidden = untrained.hidden = panel.points;
   bands.hidden = !panel.measures.some((each) => each.lines.some((line) => line.deviation));
   const measure = () => panel.measures[measures.select.value];
   const lines = () => measure().lines.filter((line) => visible[line.c]);
   const values = () => lines().flatMap((line) => line.y.slice(untrained.box.checked ? 0 : line.untrained));
-  const changed = (other = false) => { if (other) log.box.checked = spans(values()); redraw(plot); table.refresh(); };
+  const scale = () => { log.box.checked = !panel.points && spans(values()); };
+  const changed = (other = false) => { if (other) scale(); redraw(plot); table.refresh(); };
   const plot = plotBox(`${panel.title}: a curve per configuration. Its data follow as a table.`, () => {
     const y = axisOf(measure().name, values(), log.box.checked, 0.05);
-    const last = section.configurations[0].megabatches;
-    const x = { ...axisOf(panel.x, [0, last], false, 0), range: [0, last + tailOf(section)], ...(last <= 10 && { dtick: 1 }) };
-    const traces = (some) => some.flatMap((line) => lineTraces(section, measure(), line, bands.box.checked));
+    const x = panel.points ? pointsAxis(panel, y) : streamAxis(panel, section);
+    const draw = panel.points ? pointedTraces : lineTraces;
+    const traces = (some) => some.flatMap((line) => draw(section, measure(), line, bands.box.checked));
     if (+split.select.value) return smallMultiples(plot, groupsOf(section, facets[split.select.value - 1], lines()), traces, x, y);
     plot.element.style.height = "";
     const named = lines().length <= LABELLED && plot.element.clientWidth > 620;
     const layout = layoutOf(x, y, named ? Math.min(230, 20 + 7 * Math.max(0, ...lines().map((line) => cut(section, line.c).length))) : 16);
-    if (named) layout.annotations = endLabels(section, lines(), y, plot.element.clientHeight - 80);
+    const end = (line) => (panel.points ? x.range[1] : line.until + tailOf(section));
+    if (named) layout.annotations = endLabels(section, lines(), y, plot.element.clientHeight - 80, end);
     react(plot, traces(lines()), layout);
   });
-  const table = dataTable(panel.title, () => linesTable(section, lines()));
-  log.box.checked = spans(values());
+  const table = dataTable(panel.title, () => (panel.points ? pointsTable : linesTable)(section, lines()));
+  scale();
   if (lines().length > LABELLED && facets.length && facets[0][0] === "learner") split.select.value = 1;
   const update = (now) => { if (now) visible = now; changed(); };
   return { elements: figureOf(panel, controlsOf(measures, split, log, bands, untrained), [plot.element], table), update };
@@ -235,6 +238,33 @@ function smallMultiples(plot, groups, traces, x, y) {
   react(plot, all, layout);
 }
 
+function streamAxis(panel, section) {
+  const last = section.configurations[0].megabatches;
+  return { ...axisOf(panel.x, [0, last], false, 0), range: [0, last + tailOf(section)], ...(last <= 10 && { dtick: 1 }) };
+}
+
+// The x axis of `panel.points`; both axes show their zeros.
+function pointsAxis(panel, y) {
+  const zeros = { zeroline: true, zerolinecolor: css("--soft"), zerolinewidth: 1 };
+  const values = panel.measures.flatMap((each) => each.lines.flatMap((line) => line.t));
+  Object.assign(y, zeros);
+  return { ...axisOf(panel.x, values, false), ...zeros, ...(values.every((value) => Math.abs(value) < 8) && { dtick: 1 }) };
+}
+
+function pointedTraces(section, { name }, line, bands) {
+  const look = lookOf(section, line.c);
+  const hovers = line.t.map((x, i) => `${about(section, line.c)}<br>age ${x}<br>${plain(name)}: ${spread(line.y[i], line.deviation?.[i])}`);
+  const traces = [{ x: line.t, y: line.y, mode: "lines+markers", hoverinfo: "text", hovertext: hovers, meta: line.c,
+    name: section.configurations[line.c].label, line: { color: look.colour, width: look.width, dash: look.dash },
+    marker: { symbol: look.symbol, size: 6, color: look.colour } }];
+  if (bands && line.deviation) traces.unshift(...[1, -1].map((sign) => ({
+    x: line.t, y: line.y.map((y, i) => y + sign * line.deviation[i]), mode: "lines", hoverinfo: "skip",
+    line: { width: 0, color: look.colour }, ...(sign < 0 && { fill: "tonexty", fillcolor: faint(look.colour) }) })));
+  return traces;
+}
+
+const faint = (colour) => colour.replace("rgb", "rgba").replace(")", ",.16)");
+
 function lineTraces(section, measure, line, bands) {
   const { name, lines } = measure, count = lines.length;
   const look = lookOf(section, line.c);
@@ -262,7 +292,7 @@ function lineTraces(section, measure, line, bands) {
       y: part(line.y.map((y, i) => Math.max(y + sign * line.deviation[i], 0.05 * y)), k, line.t.length,
         Math.max(line.y.at(-1) + sign * line.deviation.at(-1), 0.05 * line.y.at(-1))),
       mode: "lines", hoverinfo: "skip", line: { shape: "hv", width: 0, color: look.colour }, ...extra });
-    traces.unshift(edge(1, {}), edge(-1, { fill: "tonexty", fillcolor: look.colour.replace("rgb", "rgba").replace(")", ",.16)") }));
+    traces.unshift(edge(1, {}), edge(-1, { fill: "tonexty", fillcolor: faint(look.colour) }));
   }
   return traces.filter((trace) => trace.x.length);
 }
@@ -275,18 +305,18 @@ const cut = (section, index, most = 30) => {
   return label.length > most ? `${label.slice(0, most - 1)}…` : label;
 };
 
-// Labels at the ends of the curves, pushed apart; `height` is that of the axis in pixels.
-function endLabels(section, lines, axis, height) {
+// Labels at the ends of the curves, pushed apart; `height` is that of the axis in pixels, `end` gives the x of a line.
+function endLabels(section, lines, axis, height, end) {
   const at = (value) => (axis.type === "log" ? Math.log10(value) : value);
   const [low, high] = axis.range;
-  const labels = lines.filter((line) => line.y.at(-1) !== null && line.untrained < line.t.length)
+  const labels = lines.filter((line) => line.y.length && line.y.at(-1) !== null && line.untrained < line.t.length)
     .map((line) => ({ line, y: at(line.y.at(-1)), place: ((at(line.y.at(-1)) - low) / (high - low)) * height }))
     .sort((a, b) => a.place - b.place);
   let floor = -Infinity;
   for (const label of labels) { label.moved = Math.max(label.place, floor + 15); floor = label.moved; }
   const over = Math.max(0, floor - height);
   return labels.map(({ line, y, place, moved }) => ({
-    text: plain(cut(section, line.c), 99), x: line.until + tailOf(section), y, yshift: moved - over - place, xanchor: "left", xshift: 5, showarrow: false, bgcolor: css("--paper"), borderpad: 0,
+    text: plain(cut(section, line.c), 99), x: end(line), y, yshift: moved - over - place, xanchor: "left", xshift: 5, showarrow: false, bgcolor: css("--paper"), borderpad: 0,
     font: { color: readable(data.colours[section.configurations[line.c].learner], 4.5), size: 12 },
   }));
 }
@@ -299,6 +329,15 @@ function linesTable(section, lines) {
     return at < 0 || t > line.until ? "" : spread(line.y[at], line.deviation?.[at]);
   })]);
   return { header: ["configuration", ...times.map((t) => `t=${t}`)], rows };
+}
+
+function pointsTable(section, lines) {
+  const places = [...new Set(lines.flatMap((line) => line.t))].sort((a, b) => a - b);
+  const rows = lines.map((line) => [section.configurations[line.c].label, ...places.map((x) => {
+    const at = line.t.indexOf(x);
+    return at < 0 ? "" : spread(line.y[at], line.deviation?.[at]);
+  })]);
+  return { header: ["configuration", ...places.map((x) => `age=${x}`)], rows };
 }
 
 // Matrices, two or more maps side by side; a list chooses the configuration.

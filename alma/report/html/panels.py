@@ -1,7 +1,7 @@
 """Panels of the report page: each is a function of a section that returns data for page.js, or None.
 
 A panel is a dict with `kind`, `title`, `caption` and the data of that kind: `points` (scatter), `lines`
-(curves over mega-batches), `grids` (matrices) and `table`. Configurations are indices into the section's
+(curves over mega-batches; with `points` over any numbers, not held), `grids` (matrices) and `table`. Configurations are indices into the section's
 results, so that the filters act on every panel. Add new panels to PANELS.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 from alma.configs import differing, flatten
 from alma.errors import UserError
 from alma.records import Run
-from alma.report import compare, drift
+from alma.report import age_table, compare, drift
 from alma.report.html.summary import final
 from alma.report.labels import ALWAYS_SHOWN, VARIANT, as_setting
 from alma.report.results import Measure, Result, Rows, column, compute, mean_and_deviation, memory, validation
@@ -214,6 +214,47 @@ def matrices(section: Section) -> Panel | None:
     return _grids("Evaluation matrix", caption, _PART, "after mega-batch", grids, diagonal=True, range=span)
 
 
+def ages(section: Section) -> Panel | None:
+    """Extra loss and regret of each configuration against its age; None without losses against age."""
+    found = {id(each.result): each for each in age_table.aged(section.results)}
+    if not found:
+        return None
+    known = [(i, found[id(r)]) for i, r in enumerate(section.results) if id(r) in found]
+    unit = age_table.unit(known[0][1].result)
+    measures = [
+        {"name": f"{name} ({unit})", "lines": [_against_age(i, each.curves[name]) for i, each in known]}
+        for name in known[0][1].curves
+    ]
+    return {
+        "kind": "lines",
+        "title": "Age",
+        "caption": "Loss against the age of the model, the mega-batch of the held-out part minus the newest "
+        "one that the model was trained on: the mean over seeds, with a band of ±1 standard deviation. Extra "
+        "loss is beyond that of the model whose newest training data are of that part; models of a higher age "
+        "have trained less. Regret is the loss above the best model of all configurations on that part.",
+        "x": "age (mega-batches)",
+        "points": True,
+        "measures": measures,
+    }
+
+
+def _against_age(index: int, by_age: Mapping[float, Sequence[float]]) -> dict[str, Any]:
+    """The points of a result."""
+    means, deviations = zip(*map(mean_and_deviation, by_age.values()), strict=True) if by_age else ((), ())
+    line = {"c": index, "t": list(by_age), "y": list(map(rounded, means)), "untrained": 0}
+    return line | ({"deviation": list(map(rounded, deviations))} if any(deviations) else {})
+
+
+def staleness(section: Section) -> Panel | None:
+    """The table of losses against age."""
+    found = age_table.aged(section.results)
+    if not found:
+        return None
+    of = [i for i, r in enumerate(section.results) if any(each.result is r for each in found)]
+    title = f"Staleness and regret ({age_table.unit(found[0].result)})"
+    return _table(title, age_table.note(found), age_table.table(found), of)
+
+
 def experts_by_part(section: Section) -> Panel | None:
     """Share of the tokens of each held-out part that each expert gets, after the last mega-batch."""
     grids = [
@@ -314,7 +355,8 @@ def _origin(run: Run, rows: Rows) -> dict[str, str]:
 
 
 PANELS: list[Callable[[Section], Panel | None]] = [
-    *(front, curves, matrices, table, advice, experts, experts_by_part, settings, provenance)
+    *(front, curves, matrices, ages, staleness, table),
+    *(advice, experts, experts_by_part, settings, provenance),
 ]
 """The panels of each section, in the order of the page."""
 

@@ -1,0 +1,172 @@
+"""Staleness and regret in everything that `alma report` writes, from records with known laws."""
+
+import csv
+import math
+
+import pytest
+
+from alma.report import age_table, drift
+from alma.report.html import page
+from alma.report.results import find_runs, group
+
+from .synthetic import averaged, drifting, image_run, legend_of, lm_run, report
+
+STEPS = {"age.csv", *(f"error_B4_staleness.{suffix}" for suffix in ("png", "svg", "pdf"))}
+
+
+def law(future, past=0.0, fall=0.0, offset=0.0):
+    """Errors that grow with the distance from the newest training data, and fall with training."""
+    return lambda t, j: 0.9 if not t else 0.2 + offset + future * max(j - t, 0) + past * max(t - j, 0) - fall * t
+
+
+def rows_of(place):
+    """The rows of the table of each group, by learner."""
+    tables = [age_table.table(found) for results in group(find_runs([place])) if (found := age_table.aged(results))]
+    return {row[0]: dict(zip(header, row, strict=True)) for header, *rows in tables for row in rows}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Sm with two seeds, ens that forgets and falls with training, gmoe that waits."""
+    for seed in (0, 1):
+        run = image_run(tmp_path / f"sm{seed}", [0.5, 0.4, 0.3, 0.2], seed=seed)
+        drifting(run, law(0.04 + seed / 50, offset=seed / 10))
+    drifting(image_run(tmp_path / "ens", [0.5, 0.4, 0.3, 0.2], learner="ens"), law(0.05, 0.05, 0.02))
+    drifting(image_run(tmp_path / "gmoe", [0.5, 0.4, 0.3, 0.2], 2, learner="gmoe"), law(0.03))
+    return tmp_path
+
+
+def test_the_table_has_slopes_and_regrets_with_intervals_over_seeds(runs):
+    rows = rows_of(runs)
+    # Two seeds, 4 and 6 points a mega-batch: 6.314 times their standard error of 1 is the half width.
+    assert rows["sm"]["staleness"] == "5.00 [-1.31, 11.31]"
+    assert rows["sm"]["effect of age"] == "2.50 [-0.66, 5.66]"  # the past is kept: half
+    assert [rows["ens"][name] for name in ("staleness", "effect of age")] == ["7.00", "5.00"]
+    assert rows["gmoe"]["staleness"] == "3.00"
+    # The best on parts 1 to 4 has 18, 16, 14 and 12%: ens, fresh. Its loss falls by 2 points a mega-batch.
+    regrets = [[rows[name][f"regret, {age}"] for age in ("newest", "next", "past")] for name in ("ens", "gmoe")]
+    assert regrets == [["0.00", "7.00", "5.00"], ["6.00", "9.00", "3.50"]]
+    assert rows["sm"]["regret, newest"] == "10.00 [-21.57, 41.57]"
+
+
+def test_nothing_appears_without_drift_or_before_training(tmp_path):
+    image_run(tmp_path / "a", [0.5, 0.4, 0.3, 0.2])
+    waits = image_run(tmp_path / "b", [0.5, 0.4, 0.3, 0.2], 3, learner="ens", rows=3)
+    drifting(waits, law(0.04))  # has waited until t = 2
+    drifting(image_run(tmp_path / "one", [0.5]), law(0.04))
+    done = report(tmp_path, "--out", tmp_path / "out", "--html", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+    assert "taleness" not in done.stdout + (tmp_path / "out/report.md").read_text()
+    assert "staleness" not in (tmp_path / "out/report.csv").read_text()
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name in STEPS or "stale" in path.name]
+    sections = page.page_data(find_runs([tmp_path]))["sections"]
+    assert not {"Age"} & {panel["title"] for section in sections for panel in section["panels"]}
+
+
+def test_text_is_in_nats_a_token(tmp_path):
+    run = lm_run(tmp_path, [30, 20])
+    drifting(run, lambda t, j: math.exp(3 + 0.25 * (j > t) + 0.125 * (j < t) - 0.0625 * t) if t else 5e4)
+    done = report(tmp_path)
+    assert "Loss against age (nats a token), B = 2" in done.stdout
+    assert "90% intervals" not in done.stdout  # of one seed
+    assert [rows_of(tmp_path)["sm"][name] for name in ("staleness", "effect of age", "regret, next")] == [
+        *("0.312", "0.188", "0.312"),
+    ]
+
+
+def test_an_infinite_perplexity_does_not_count(tmp_path):
+    run = lm_run(tmp_path, [30, 20, 10])
+    drifting(run, lambda t, j: (math.inf if t < j == 3 else math.exp(0.5 * abs(j - t))) if t else 5e4)
+    (row,) = rows_of(tmp_path).values()
+    assert (row["staleness"], row["regret, next"]) == ("0.500", "0.500")
+    done = report(tmp_path, "--out", tmp_path / "out", "--html", tmp_path / "page.html")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_run_is_compared_on_its_own_data_only(tmp_path):
+    for name, offset in (("easy", 0.0), ("hard", 0.3)):
+        run = image_run(tmp_path / name, [0.5, 0.4, 0.3, 0.2], dataset=name, data=name)
+        drifting(run, law(0.04, offset=offset))
+    for name, offset in (("rotated", 0.1), ("permuted", 0.2)):
+        run = image_run(tmp_path / name, [0.5, 0.4, 0.3, 0.2], learner="ens", scenario=name)
+        drifting(run, law(0.04, offset=offset))
+    assert {row["regret, newest"] for row in rows_of(tmp_path).values()} == {"0.00"}
+
+
+def test_an_unfinished_run_has_the_ages_of_its_models(tmp_path):
+    drifting(image_run(tmp_path / "a", [0.5, 0.4, 0.3, 0.2], rows=3), law(0.04))
+    (found,) = [age_table.aged(results) for results in group(find_runs([tmp_path]))]
+    assert list(found[0].curves["extra loss"]) == [-1, 0, 1]
+    assert list(found[0].curves["regret"]) == [-1, 0, 1, 2, 3]
+    assert found[0].columns["staleness"] == pytest.approx([4])
+    assert rows_of(tmp_path)["sm (not finished, t=2/4)"]["staleness"] == "4.00"
+
+
+def test_one_stage_over_the_whole_stream_has_regret_alone(tmp_path):
+    drifting(image_run(tmp_path / "a", [0.5, 0.4, 0.3, 0.2], 4), law(0.04, 0.01))
+    (row,) = rows_of(tmp_path).values()
+    assert row["regret, past"] == "0.00"
+    assert not {"staleness", "regret, next"} & row.keys()
+    assert report(tmp_path, "--out", tmp_path / "out").returncode == 0
+
+
+def test_raw_and_averaged_weights_are_two_configurations(tmp_path):
+    run = averaged(image_run(tmp_path, [0.5, 0.4, 0.3, 0.2], average=0.9), 0.5)
+    drifting(run, law(0.02))
+    text = run.results.read_text().replace('"raw": {', '"raw": {"matrix": [0.3, 0.4, 0.5, 0.6], ')
+    run.results.write_text(text)
+    rows = rows_of(tmp_path)
+    assert [rows[name]["staleness"] for name in ("sm, average", "sm")] == ["2.00", "0.00"]
+    assert rows["sm"]["regret, newest"] == "25.00"
+
+
+def test_csv_files_have_fractions_for_each_run(runs):
+    done = report(runs, "--out", runs / "out")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (runs / "out").iterdir()} >= STEPS
+    assert str(runs / "out/age.csv") in done.stdout
+    with open(runs / "out/report.csv") as file:
+        lines = [line for line in csv.DictReader(file) if line["config.learner"] == "sm"]
+    assert {(line["config.seed"], round(float(line["staleness"]), 9)) for line in lines} == {("0", 0.04), ("1", 0.06)}
+    assert {round(float(line["age_effect"]), 9) for line in lines} == {0.02, 0.03}
+    newest = {(line["config.seed"], round(float(line["regret_newest"]), 9)) for line in lines}
+    assert newest == {("0", 0.05), ("1", 0.15)}
+    with open(runs / "out/age.csv") as file:
+        found = {(line["configuration"], line["seed"], line["age"]): line for line in csv.DictReader(file)}
+    assert float(found["sm w=1", "1", "3"]["extra_loss"]) == pytest.approx(0.18)
+    assert float(found["gmoe w=2", "0", "1"]["regret"]) == pytest.approx(0.09)
+    assert found["gmoe w=2", "0", "1"]["extra_loss"] == ""  # no model ends at an odd t
+    assert found["ens w=1", "0", "-3"].keys() >= {"run", "metric", "megabatches", "extra_loss", "regret"}
+
+
+@pytest.mark.parametrize("copies", [1, 3])
+def test_the_figure_has_a_line_per_configuration(runs, copies):
+    for i in range(1, copies):
+        for learner in ("sm", "ens", "gmoe"):
+            run = image_run(runs / f"{learner}-{i}", [0.5, 0.4, 0.3, 0.2], size=8 << i, learner=learner)
+            drifting(run, law(0.04))
+    (results,) = group(find_runs([runs]))
+    figure = drift._staleness(age_table.aged(results))
+    panels = figure.axes
+    assert len(panels) == (2 if copies == 1 else 6)
+    drawn = [line for line in panels[0].lines if line.get_marker() == "o"]
+    assert len(drawn) == 3
+    assert {tuple(line.get_xdata()) for line in drawn} >= {(-3, -2, -1, 0, 1, 2, 3)}
+    assert 15 in [pytest.approx(line.get_ydata()[-1]) for line in drawn]  # sm at age 3
+    assert [len(axes.collections) for axes in panels[:2]] == [1, 1]  # the band of sm, which has two seeds
+    assert len([text for text in legend_of(figure) if "w=" in text]) == 3 * copies
+
+
+def test_the_page_has_the_curves_and_the_table(runs):
+    (section,) = page.page_data(find_runs([runs]))["sections"]
+    panels = {panel["title"]: panel for panel in section["panels"]}
+    extra, regret = panels["Age"]["measures"]
+    assert (extra["name"], regret["name"]) == ("extra loss (percentage points)", "regret (percentage points)")
+    of = {section["configurations"][line["c"]]["label"]: line for line in extra["lines"]}
+    assert of["sm w=1"]["t"] == [-3, -2, -1, 0, 1, 2, 3]
+    assert of["sm w=1"]["y"] == [0, 0, 0, 0, 5, 10, 15]
+    assert of["sm w=1"]["deviation"][-1] == pytest.approx(3 * 2**0.5, rel=1e-5)
+    assert "deviation" not in of["ens w=1"]
+    assert (of["gmoe w=2"]["t"], of["gmoe w=2"]["y"]) == ([-2, 0, 2], [0, 0, 6])
+    table = panels["Staleness and regret (percentage points)"]
+    assert [row[0] for row in table["rows"]] == [section["configurations"][c]["learner"] for c in table["of"]]
