@@ -30,7 +30,7 @@ class Losses:
     seeds: tuple[Cells, ...]
 
     def by_age(self) -> dict[float, list[tuple[int, int]]]:
-        """The (row, column) of the cells of each age that all seeds have, ages ascending. Not to be changed."""
+        """The (row, column) of the cells of each age that all seeds have, ages ascending; read-only."""
         return self._by_age
 
     @functools.cached_property

@@ -1,9 +1,10 @@
 """Loss against age in reports: staleness and regret of each configuration, as a table and as CSV records."""
 
-import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 from alma.report import age
@@ -15,11 +16,12 @@ from alma.report.sections import data_of
 from alma.report.tables import Table, for_terminal
 
 NOTE = """\
-Age: from the newest mega-batch that a model was trained on to that of the held-out part. Staleness: {loss} that \
-a mega-batch of age adds, against the model whose newest training data are of that part; it includes what less \
-training costs. Effect of age: the mean of the slopes to data to come and to the past, in which the amount of \
-training cancels; where the past is kept, up to half the effect on data to come. Regret: {loss} above the best \
-model of these configurations on that part: newest (age 0), next (age 1), past (ages below 0)."""
+Age: from the newest mega-batch that a model was trained on to that of the held-out part. Staleness: {loss} \
+that a mega-batch of age adds, against the model whose newest training data are of that part; it includes \
+what less training costs. Effect of age: the mean of the slopes to data to come and to the past, in which the \
+amount of training cancels; where the past is kept, as little as half the effect on data to come. Regret: \
+{loss} above the best model of these configurations on that part: newest (age 0), next (age 1), past (ages \
+below 0)."""
 SEVERAL = " In brackets: 90% intervals over seeds."
 
 _REGRETS: dict[str, Callable[[float], bool]] = {
@@ -40,17 +42,17 @@ class Aged:
     losses: Losses
     best: dict[float, float]  # by period, of all configurations on the same data
 
-    @functools.cached_property
+    @cached_property
     def columns(self) -> dict[str, list[float]]:
         """The numbers of the table by name, one value per seed."""
         slopes = {"staleness": age.staleness(self.losses), "effect of age": age.age_effect(self.losses)}
         return slopes | {name: age.regret(self.losses, self.best, ages) for name, ages in _REGRETS.items()}
 
-    @functools.cached_property
+    @cached_property
     def curves(self) -> dict[str, dict[float, list[float]]]:
         """Extra loss and regret by age, one value per seed."""
         ages = self.losses.by_age()
-        regret = {at: age.regret(self.losses, self.best, lambda found: found == at) for at in ages}
+        regret = {at: age.regret(self.losses, self.best, partial(operator.eq, at)) for at in ages}
         return {"extra loss": age.staleness_curve(self.losses), "regret": regret}
 
 

@@ -23,10 +23,10 @@ _EXPERTS = (
     "the last mega-batch; first seed."
 )
 _STALENESS = (
-    "Loss against age, in {unit}: mean over seeds, with a band of ±1 standard deviation. The age of a cell of "
-    "the evaluation matrix is the mega-batch of the held-out part minus the newest one that the model was "
-    "trained on. Left: loss beyond that of the model whose newest training data are of that part. Models of a "
-    "higher age have trained less. Right: loss above the best model of these configurations on that part."
+    "Loss against age, in {unit}: mean over seeds, with a band of ±1 standard deviation. The age of a cell "
+    "of the evaluation matrix is its mega-batch minus the newest one that the model was trained on. Left: loss "
+    "beyond that of the model whose newest training data are of that mega-batch. Models of a higher age have "
+    "trained less. Right: loss above the best model of these configurations on that mega-batch."
 )
 
 
@@ -51,7 +51,7 @@ def write_drift(results: Sequence[Result], out: Path) -> list[Picture]:
 
 
 def write_staleness(found: Sequence[Aged], out: Path) -> list[Picture]:
-    """Write the figure of losses against age, of results of one metric and one B, to `out`; [] without any."""
+    """Write the figure of losses against age of one metric and one B to `out`; [] without any."""
     if not found:
         return []
     first = found[0].result

@@ -186,7 +186,9 @@ def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str,
         for result, look in zip(members[name], looks(members[name]), strict=True):
             curves.append(found := draw(axes, result, **look))
             if found.x:
-                ends.setdefault(axes, []).append(End(found.x[-1], found.y[-1], short_label(result, name), look))
+                ends.setdefault(axes, []).append(
+                    End(found.x[-1], found.y[-1], short_label(result, name), look)
+                )
     if draw is draw_over_time:
         frame_over_time(figure, [(list(panels.values()), curves)], y_label)
     else:

@@ -26,11 +26,11 @@ def write_report(
     tables: Mapping[str, PaperTable] | None = None,
     choices: Sequence[str] = (),
 ) -> list[Path]:
-    """Write report.md, report.csv and figures to the directory `out`; returns their paths.
+    """Write report.md, report.csv, figures and, of streams that drift, age.csv to the directory `out`.
 
-    Of streams that drift also age.csv. `groups` are lists of results for a general table each. `pictures` are the paper's figures, in place of
-    the general ones (None). `tables` are the paper's tables by file name without suffix, `choices` the lines
-    of `alma.report.selection`.
+    Returns their paths. `groups` are lists of results for a general table each. `pictures` are the paper's
+    figures, in place of the general ones (None). `tables` are the paper's tables by file name without suffix,
+    `choices` the lines of `alma.report.selection`.
     """
     tables = tables or {}
     found = [aged(results) for results in groups]

@@ -16,12 +16,16 @@ STEPS = {"age.csv", *(f"error_B4_staleness.{suffix}" for suffix in ("png", "svg"
 
 def law(future, past=0.0, fall=0.0, offset=0.0):
     """Errors that grow with the distance from the newest training data, and fall with training."""
-    return lambda t, j: 0.9 if not t else 0.2 + offset + future * max(j - t, 0) + past * max(t - j, 0) - fall * t
+    return lambda t, j: (
+        0.9 if not t else 0.2 + offset + future * max(j - t, 0) + past * max(t - j, 0) - fall * t
+    )
 
 
 def rows_of(place):
     """The rows of the table of each group, by learner."""
-    tables = [age_table.table(found) for results in group(find_runs([place])) if (found := age_table.aged(results))]
+    tables = [
+        age_table.table(found) for results in group(find_runs([place])) if (found := age_table.aged(results))
+    ]
     return {row[0]: dict(zip(header, row, strict=True)) for header, *rows in tables for row in rows}
 
 
@@ -44,7 +48,9 @@ def test_the_table_has_slopes_and_regrets_with_intervals_over_seeds(runs):
     assert [rows["ens"][name] for name in ("staleness", "effect of age")] == ["7.00", "5.00"]
     assert rows["gmoe"]["staleness"] == "3.00"
     # The best on parts 1 to 4 has 18, 16, 14 and 12%: ens, fresh. Its loss falls by 2 points a mega-batch.
-    regrets = [[rows[name][f"regret, {age}"] for age in ("newest", "next", "past")] for name in ("ens", "gmoe")]
+    regrets = [
+        [rows[name][f"regret, {age}"] for age in ("newest", "next", "past")] for name in ("ens", "gmoe")
+    ]
     assert regrets == [["0.00", "7.00", "5.00"], ["6.00", "9.00", "3.50"]]
     assert rows["sm"]["regret, newest"] == "10.00 [-21.57, 41.57]"
 
@@ -127,7 +133,10 @@ def test_csv_files_have_fractions_for_each_run(runs):
     assert str(runs / "out/age.csv") in done.stdout
     with open(runs / "out/report.csv") as file:
         lines = [line for line in csv.DictReader(file) if line["config.learner"] == "sm"]
-    assert {(line["config.seed"], round(float(line["staleness"]), 9)) for line in lines} == {("0", 0.04), ("1", 0.06)}
+    assert {(line["config.seed"], round(float(line["staleness"]), 9)) for line in lines} == {
+        ("0", 0.04),
+        ("1", 0.06),
+    }
     assert {round(float(line["age_effect"]), 9) for line in lines} == {0.02, 0.03}
     newest = {(line["config.seed"], round(float(line["regret_newest"]), 9)) for line in lines}
     assert newest == {("0", 0.05), ("1", 0.15)}

@@ -89,7 +89,8 @@ def test_other_columns_and_files_are_those_without_a_matrix(tmp_path):
     assert {name: row[name] for name in plain} == plain
     assert len(row) == len(plain) + 4
     new = {p.name for p in (tmp_path / "two").iterdir()} - {p.name for p in (tmp_path / "one").iterdir()}
-    assert new == {"error_B3_matrix.png", "error_B3_matrix.svg", "error_B3_matrix.pdf"}
+    stems = ("error_B3_matrix", "error_B3_staleness")
+    assert new == {"age.csv", *(f"{stem}.{suffix}" for stem in stems for suffix in ("png", "svg", "pdf"))}
     for path in (tmp_path / "one").glob("*.png"):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
     assert before.returncode == after.returncode == 0

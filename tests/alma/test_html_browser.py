@@ -1,5 +1,6 @@
 """The report page in Debian's Chromium: what it shows, and what its controls change."""
 
+import math
 import shutil
 
 import pytest
@@ -228,6 +229,34 @@ def test_a_matrix_has_a_framed_diagonal_and_one_scale(browser):
     cells, low, high, hover, frames = browser.execute_script(code)
     assert (cells, low, high, frames) == ([[11, 12], [21, 22]], 11, 22, [-0.5, 0.5])
     assert "j = 1, after mega-batch 2<br>test perplexity: 21.00" in hover
+
+
+def test_age_has_points_over_a_linear_axis_whatever_is_shown(browser):
+    code = """const panel = [...document.querySelectorAll("#section1 article")]
+        .find((each) => each.querySelector("h3").textContent === "Age"), plot = panel.querySelector(".plot");
+        const select = panel.querySelector("select"), found = [];
+        for (const i of [0, 1]) {
+            select.value = i;
+            select.dispatchEvent(new Event("change"));
+            const { xaxis, yaxis } = plot.layout, [trace] = plot.data;
+            found.push([trace.x, trace.y, trace.line.shape, yaxis.type, xaxis.zeroline, yaxis.zeroline]);
+        }
+        const labels = [...panel.querySelectorAll(".chip span")].map((each) => each.textContent);
+        const table = panel.querySelector("details");
+        table.open = true;
+        return [found, labels, plot.data[0].hovertext[2]];"""
+    found, chips, hover = browser.execute_script(code)
+    # Perplexities [[11, 12], [21, 22]]: the model of t = 1 is the best on both parts.
+    rise, old = math.log(21 / 11), math.log(12 / 22)
+    assert found[0] == [[-1, 0, 1], pytest.approx([rise, 0, old], rel=1e-5), None, "linear", True, True]
+    assert found[1][:2] == [[-1, 0, 1], pytest.approx([rise, -old / 2, 0], rel=1e-5)]
+    assert found[1][3] == "linear"
+    assert chips == []  # one seed, no logarithm, no untrained model
+    assert "age 1<br>regret (nats a token): 0.00" in hover
+    article = "#section1 article:has(details[open])"
+    WebDriverWait(browser, 5).until(lambda _: texts(browser, f"{article} tbody th"))
+    assert "age=-1" in texts(browser, f"{article} thead button")
+    browser.execute_script("document.querySelector(arguments[0]).open = false", f"{article} details")
 
 
 FIT = """const [width] = arguments, problems = [];

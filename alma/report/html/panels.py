@@ -1,8 +1,9 @@
 """Panels of the report page: each is a function of a section that returns data for page.js, or None.
 
 A panel is a dict with `kind`, `title`, `caption` and the data of that kind: `points` (scatter), `lines`
-(curves over mega-batches; with `points` over any numbers, not held), `grids` (matrices) and `table`. Configurations are indices into the section's
-results, so that the filters act on every panel. Add new panels to PANELS.
+(curves over mega-batches; with `points`, curves through points over any axis), `grids` (matrices) and
+`table`. Configurations are indices into the section's results, so that the filters act on every panel. Add
+new panels to PANELS.
 """
 
 import itertools
@@ -230,8 +231,8 @@ def ages(section: Section) -> Panel | None:
         "title": "Age",
         "caption": "Loss against the age of the model, the mega-batch of the held-out part minus the newest "
         "one that the model was trained on: the mean over seeds, with a band of ±1 standard deviation. Extra "
-        "loss is beyond that of the model whose newest training data are of that part; models of a higher age "
-        "have trained less. Regret is the loss above the best model of all configurations on that part.",
+        "loss is beyond that of the model whose newest training data are of that part; models of a higher "
+        "age have trained less. Regret is the loss above the best model of all configurations on that part.",
         "x": "age (mega-batches)",
         "points": True,
         "measures": measures,
