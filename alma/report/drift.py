@@ -24,9 +24,9 @@ _EXPERTS = (
 )
 _STALENESS = (
     "Loss against age, in {unit}: mean over seeds, with a band of ±1 standard deviation. The age of a cell "
-    "of the evaluation matrix is its mega-batch minus the newest one that the model was trained on. Left: loss "
-    "beyond that of the model whose newest training data are of that mega-batch. Models of a higher age have "
-    "trained less. Right: loss above the best model of these configurations on that mega-batch."
+    "of the evaluation matrix is its mega-batch minus the newest one that the model was trained on. Left: "
+    "loss beyond that of the model whose newest training data are of that mega-batch. Models of a higher age "
+    "have trained less. Right: loss above the best model of these configurations on that mega-batch."
 )
 
 
