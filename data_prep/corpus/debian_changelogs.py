@@ -9,7 +9,7 @@ import itertools
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ _PERSON = re.compile(r"^[ \t]*\[ .* \][ \t]*\n?", re.MULTILINE)  # whose changes
 _ADDRESS = re.compile(r" ?<[^<>\s]+@[^<>\s]+>|(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
 
 
-def documents(source: str, left_out: Counter[str]) -> Iterator[DatedText]:
+def documents(source: str, left_out: Counter[str]) -> Generator[DatedText, None, None]:
     """Each entry of the changelogs below a folder once: package, version and changes, without addresses.
 
     The files are FOLDER/changelog* and FOLDER/*/changelog*. Binary packages of one source have the same
@@ -64,7 +64,8 @@ def entries(lines: Iterable[bytes], seen: set[bytes], left_out: Counter[str]) ->
 
     Left out: entries without a heading or a date, not UTF-8, or without changes.
     """
-    title, changes = b"", []
+    title = b""
+    changes: list[bytes] = []
     for line in lines:
         if heading := _HEADING.match(line):
             left_out["broken entries"] += bool(title)  # it had no last line

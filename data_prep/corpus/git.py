@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -29,7 +29,7 @@ _ELSEWHERE = ("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_OBJECT_DIRECTOR
 """Variables that lead git to another repository than that of its directory; hooks of git have them."""
 
 
-def documents(source: str, left_out: Counter[str]) -> Iterator[DatedText]:
+def documents(source: str, left_out: Counter[str]) -> Generator[DatedText, None, None]:
     """The messages of the commits before HEAD, merges left out, newest first; memory: that of one message.
 
     Trailers, as `git interpret-trailers` finds them, and lines `...-by: NAME <ADDRESS>` are removed. What is

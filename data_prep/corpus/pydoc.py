@@ -13,7 +13,7 @@ import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -76,7 +76,7 @@ def modules(folder: Path) -> Iterator[Path]:
                 yield Path(parent, name)
 
 
-def documents(source: str, left_out: Counter[str]) -> Iterator[DatedText]:
+def documents(source: str, left_out: Counter[str]) -> Generator[DatedText, None, None]:
     """The documents of a part, one of PARTS, or of all (""), without dates and without repeated paragraphs.
 
     Those that have fewer than LEAST_WORDS words left are none. UserError: no such part.

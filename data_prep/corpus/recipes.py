@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -19,7 +19,7 @@ STDOUT = "-"
 class Recipe(NamedTuple):
     """A kind of text."""
 
-    documents: Callable[[str, Counter[str]], Iterator[DatedText]]
+    documents: Callable[[str, Counter[str]], Generator[DatedText, None, None]]
     """Yields each document; arguments: SOURCE, and the counts of what is left out."""
     name: str
     """Of the source in `alma data`."""

@@ -42,7 +42,8 @@ def test_the_programs_accept_the_commands(monkeypatch, tmp_path, span):
     stream = parser().parse_args(prepare[2:])
     assert (stream.corpus, stream.out) == (["a b/text.jsonl"], Path("a b/stream"))
     assert stream.mega_batches == (None if span else 4)
-    assert (stream.by, getattr(stream, "from"), stream.until) == (("year", "2016", "2019") if span else (None,) * 3)
+    dates = ("year", "2016", "2019") if span else (None,) * 3
+    assert (stream.by, getattr(stream, "from"), stream.until) == dates
     plans = [make_plan(read_requests(launch[2:])[0], demo.PERIODS) for launch in launches]
     assert [plan.config["learner"] for plan in plans] == ["sm", "gmoe", "sm"]
     assert plans[2].config["schedule"] == "continuous"
