@@ -63,7 +63,7 @@ def test_tables_have_the_rows_that_the_index_says(size, monkeypatch):
 @pytest.mark.parametrize("name", ["small", "paper"])
 def test_streams_are_recipes_that_data_prep_accepts(name):
     text = (EXPERIMENTS / f"streams/{name}.sh").read_text().replace("\\\n\t", "")
-    (line,) = [line for line in text.splitlines() if " --out " in line]
+    (line,) = [line for line in text.splitlines() if " --mega-batches " in line]
     words = shlex.split(line)
     options = data_parser().parse_args(words[words.index("--out") - 3 :])
     assert (options.mega_batches, options.seed or 0) == ((4, 1) if name == "small" else (4, 0))
