@@ -137,7 +137,7 @@ def parser() -> Parser:
         usage="%(prog)s [--out DIR]",
         description="Run all of ALMA on small data, without a download: text becomes a stream, three "
         "language models train on it, image learners train on digits, and a report compares the runs. Takes "
-        "2 to 3 minutes on two idle cores, longer beside other work. Prints each command before it "
+        "about 2 minutes on two idle cores, longer beside other work. Prints each command before it "
         "runs, and how long the rest takes. Rerun the demo to resume after an interruption.",
         epilog="examples:\n  alma demo\n  alma demo --out /tmp/demo",
     )

@@ -85,9 +85,8 @@ def next_command(name: str, path: Path, written: Written) -> str:
     """The line that makes a stream of a file, with sizes that it has enough words for."""
     line = f"alma data {shlex.quote(f'{name}={path}')} --out stream"
     if not written.years:
-        words = _rounded(
-            written.words / 6
-        )  # four mega-batches, the test set as large, and the validation set
+        # Four mega-batches, a test set of that size, and the validation set.
+        words = _rounded(written.words / 6)
         sizes = f"--mega-batches 4 --words {_short(words)} --valid-words {_short(_rounded(words / 10))}"
         return f"{line} {sizes} --vocab-size {_vocabulary(words)}"
     largest = max(count["words"] for count in written.years.values())

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fairseq.data import Dictionary
@@ -125,22 +126,25 @@ def prepare(monkeypatch: pytest.MonkeyPatch):
     return call
 
 
+def outcome(main: Callable[[], None], captured: Any) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command; `captured`: capsys or capfd."""
+    captured.readouterr()
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    return code, *captured.readouterr()
+
+
 @pytest.fixture
 def inspected(monkeypatch, capsys):
     """Run the command; returns exit code, stdout, stderr."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
-        line = [str(argument) for argument in arguments]
-        monkeypatch.setattr(
-            sys, "argv", ["inspect", *line, *([] if "--workers" in line else ["--workers", "1"])]
-        )
-        capsys.readouterr()
-        try:
-            inspect.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        return code, *capsys.readouterr()
+        words = arguments if "--workers" in arguments else (*arguments, "--workers", 1)
+        monkeypatch.setattr(sys, "argv", ["inspect", *map(str, words)])
+        return outcome(inspect.main, capsys)
 
     return call
 

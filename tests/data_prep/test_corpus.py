@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from alma.stream import Stream
 from data_prep.corpus import __main__ as cli
 
-from .conftest import FEW, LETTERS, make_documents
+from .conftest import FEW, LETTERS, make_documents, outcome
 from .test_dated import SIZES
 from .test_pipeline import texts
 
@@ -31,13 +31,7 @@ def corpus(monkeypatch, capfd):
 
     def call(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["alma corpus", *map(str, words)])
-        capfd.readouterr()
-        try:
-            cli.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        return code, *capfd.readouterr()
+        return outcome(cli.main, capfd)
 
     return call
 

@@ -1,5 +1,6 @@
 """The commands behind each figure and table of the paper, and what a second start does."""
 
+import argparse
 import itertools
 import shlex
 import sys
@@ -100,6 +101,22 @@ def test_a_dry_run_prints_the_commands_and_makes_nothing(tmp_path, monkeypatch, 
     )
     assert all(part in said for part in parts)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "models"), [("saturated", MODELS["saturated"]), ("paper", ("base", "large"))]
+)
+def test_language_models_of_both_sizes_run_and_are_reported(tmp_path, size, models):
+    options = argparse.Namespace(out=tmp_path, size=size, stream=tmp_path / "stream", jobs=1)
+    *launches, report = reproduce.commands("table1", RECORDS["table1"], options)
+    rows = RECORDS["table1"]["experiments"]["table2"].split()
+    runs = {model: [f"{row}_{model}" for row in rows] for model in models}
+    for model, one in zip(models, launches, strict=True):
+        until = one.words.index("--size") + 2
+        assert one.words[until - 1] == model
+        assert [request.out.name for request in read_requests(one.words[3:until])] == runs[model]
+    reported = [Path(word).name for word in report.words if "/runs/table2/" in word]
+    assert reported == [*itertools.chain(*runs.values())]
 
 
 @pytest.mark.parametrize(
