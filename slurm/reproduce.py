@@ -1,4 +1,4 @@
-"""Run and draw the figures and tables of both versions of the paper: `alma reproduce`.
+"""Run and draw the figures and tables of both versions of the paper, and of dated streams: `alma reproduce`.
 
 experiments/index.yaml says which experiments each is drawn from. This command starts the tools that run them
 and draw the result. Rerun it to resume after an interruption: it runs only what is missing.
@@ -35,8 +35,8 @@ _LOAD = (
     "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
 )
 _DATA_SET = re.compile("cifar100?|e?mnist")
-TABLE2 = "table2"
-"""Folder of the experiments of language models, below EXPERIMENTS, and of their runs."""
+TABLE2, TIME = TEXT = ("table2", "time")
+"""Folders of the experiments of language models, below EXPERIMENTS, and of their runs."""
 _DRAWINGS = ("figure6", "draft-figure2")
 _PRINTED = 12  # words of a command
 _EXAMPLES = """\
@@ -45,6 +45,7 @@ examples:
   alma reproduce figure7 --size small
   alma reproduce all --size small --jobs 2
   alma reproduce figure7 --size medium --download
+  alma reproduce time --stream stream_git
 """
 
 
@@ -88,7 +89,10 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
     place, experiments = options.out / options.size, record["experiments"]
     own = record.get("flags", {}).get(options.size, "")
     if TABLE2 in experiments:
-        yield from _language_models(experiments[TABLE2].split(), place, place / name, options)
+        yield from _table2(experiments[TABLE2].split(), place, place / name, options)
+        return
+    if TIME in experiments:
+        yield from _time(experiments[TIME].split(), place, place / name, options)
         return
     root = ["--data-root", options.data_root] if options.data_root else []
     runs: list[str] = []
@@ -106,9 +110,7 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
     yield tool("alma.report", *dict.fromkeys(runs), "--figures", "vision", "--out", place / name)
 
 
-def _language_models(
-    rows: Sequence[str], place: Path, out: Path, options: argparse.Namespace
-) -> Iterator[Command]:
+def _table2(rows: Sequence[str], place: Path, out: Path, options: argparse.Namespace) -> Iterator[Command]:
     """The commands for rows of Table 2. UserError: there is no stream."""
     place, out = place.resolve(), out.resolve()  # the launcher starts in `place`
     stream = options.stream and options.stream.resolve()
@@ -128,9 +130,20 @@ def _language_models(
     yield tool("alma.report", *runs, "--table", "lm", "--figures", "lm", "--out", out)
 
 
+def _time(names: Sequence[str], place: Path, out: Path, options: argparse.Namespace) -> Iterator[Command]:
+    """The commands for the experiments of dated streams, three seeds each. UserError: there is no stream."""
+    recipe = EXPERIMENTS / TIME / "sizes/small.yaml"
+    if options.stream is None:
+        raise UserError(f"{out.name} needs the stream of {recipe}: make it, and give it with --stream")
+    files = [EXPERIMENTS / TIME / f"{name}.yaml" for name in names]
+    words = [*files, "--stream", options.stream.resolve(), "--seeds", "0-2", "--jobs", options.jobs]
+    yield tool("slurm.launch", *words, folder=place.resolve())
+    yield tool("alma.report", place.resolve() / "runs" / TIME, "--figures", "lm", "--out", out.resolve())
+
+
 def check_data(records: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
     """Read, with --download fetch, each image data set that the figures need; exit if one is missing."""
-    texts = [folder for record in records for folder in record["experiments"] if folder != TABLE2]
+    texts = [folder for record in records for folder in record["experiments"] if folder not in TEXT]
     found = (DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts)  # type: ignore[index]
     for name in sorted(set(found) - {"digits"}):
         words = [sys.executable, "-c", _LOAD, name, str(options.data_root or "data")]
@@ -215,21 +228,46 @@ def findings(names: Sequence[str], records: Mapping[str, Mapping[str, Any]], siz
     """A line for each figure and table: what the paper found, and at the small size what was found there."""
     lines = []
     for name in names:
-        seen = f"; at this size: {records[name]['small']}" if size == "small" else ""
-        lines.append(f"{name}: paper: {records[name]['finding']}{seen}")
+        record = records[name]
+        seen = f"; at this size: {record['small']}" if size == "small" else ""
+        lines.append(f"{name}: {record.get('beyond', 'paper')}: {record['finding']}{seen}")
     return "\n".join(lines)
+
+
+def _chosen(options: argparse.Namespace, records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names to reproduce; all: those of the paper at this size. UserError: one has no such size."""
+    every = "all" in options.figures
+    names = [name for name in records if "beyond" not in records[name]] if every else options.figures
+    fitting = [name for name in dict.fromkeys(names) if options.size in _sizes(records[name])]
+    for name in names if not every else []:
+        if name not in fitting:
+            sizes = " or ".join(_sizes(records[name]))
+            raise UserError(f"{name} has no --size {options.size}: give --size {sizes}")
+    return fitting
+
+
+def _sizes(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """The sizes at which a figure or table can be reproduced."""
+    if "beyond" in record:
+        return ("small",)
+    return ("small", "saturated" if TABLE2 in record["experiments"] else "medium", "paper")
 
 
 def parser() -> Parser:
     made = Parser(
         prog="python -m slurm.reproduce",
         usage="%(prog)s FIGURE... [options]",
-        description="Run and draw the figures and tables of both versions of the paper. Rerun the command to "
-        "resume after an interruption; what is complete is skipped.",
+        description="Run and draw the figures and tables of both versions of the paper, and the benchmark of "
+        "streams with dates. Rerun the command to resume after an interruption; what is complete is skipped.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
-    add("figures", nargs="*", metavar="FIGURE", help="such as figure7, table2, draft-figure3; or all")
+    add(
+        "figures",
+        nargs="*",
+        metavar="FIGURE",
+        help="such as figure7, table2, draft-figure3; all: those of the paper; or time",
+    )
     add("--list", action="store_true", help="print all figures and tables with data, runs and cost, and exit")
     size = (
         "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; saturated: language "
@@ -243,8 +281,9 @@ def parser() -> Parser:
     add("--data-root", type=Path, metavar="DIR", help=f"with --size medium or paper: {DATA_ROOT}")
     add("--download", action="store_true", help="download missing image data sets with torchvision")
     stream = (
-        "stream of the language models (with --size small one is made; experiments/ says how to make others)"
+        "stream of the language models (for the paper's with --size small one is made; experiments/ says "
     )
+    stream += "how to make others)"
     add("--stream", type=Path, metavar="STREAM", help=stream)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
     add("--dry-run", action="store_true", help="print the commands, run nothing")
@@ -269,13 +308,7 @@ def main() -> None:
             same_number = [each for each in records if re.findall(r"\d+", each) == re.findall(r"\d+", name)]
             near = closest(name, same_number)
             raise UserError(f"{name}: no such figure; " + (f"did you mean {near}?" if near else "see --list"))
-    names = list(records) if "all" in options.figures else list(dict.fromkeys(options.figures))
-    if options.size in ("medium", "saturated"):
-        kind = "image figures" if options.size == "medium" else "language models"
-        fitting = [n for n in names if (TABLE2 in records[n]["experiments"]) == (kind == "language models")]
-        if "all" not in options.figures and (other := [name for name in names if name not in fitting]):
-            raise UserError(f"{other[0]}: --size {options.size} is of {kind}; give --size small or paper")
-        names = fitting
+    names = _chosen(options, records)
     if not options.dry_run:
         check_data([records[name] for name in names], options)
     rows: list[Outcome] = []

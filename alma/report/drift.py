@@ -1,6 +1,7 @@
 """Figures of streams that drift: evaluation matrices, experts by held-out part, loss against age."""
 
 import math
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,9 @@ _STALENESS = (
     "loss beyond that of the model whose newest training data are of that mega-batch. Models of a higher age "
     "have trained less. Right: loss above the best model of these configurations on that mega-batch."
 )
+_MERGED = re.compile(
+    r"^(\d{4})-\d{4}\.\.\d{4}-(\d{4})$"
+)  # as data_prep.dates names merged periods of N years
 
 
 def write_drift(results: Sequence[Result], out: Path) -> list[Picture]:
@@ -90,8 +94,9 @@ def experts_by_part(result: Result) -> dict[str, list[list[float]]]:
 
 
 def periods(result: Result) -> list[str]:
-    """The periods of the held-out parts of a dated stream; else []."""
-    return result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", [])
+    """The periods of the held-out parts of a dated stream; else []. 2004-2005..2006-2007 is 2004-2007."""
+    found = result.repeats[0][result.times[-1]]["extra"].get("matrix_periods", [])
+    return [_MERGED.sub(r"\1-\2", period) for period in found]
 
 
 def _matrices(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
@@ -124,10 +129,10 @@ def _heat_maps(
     panels = list(found.values())
     for axes, (result, title, cells) in zip(panels, shown, strict=True):
         image = style.heat_map(axes, cells, scale)
-        style.name_columns(axes, periods(result))
         axes.set_ylim(most + 0.5, 0.5)
         look = {"color": colour_of(result.learner), "fontweight": "bold"}
         axes.set_title(textwrap.fill(title, round(13 * inches[0])), **look)
+    style.name_columns(figure, panels, [periods(result) for result, _, _ in shown])
     style.name_axes(figure, panels, "held-out part of mega-batch", rows)
     style.colour_bar(figure, panels, image, bar)
     return figure, panels

@@ -15,6 +15,7 @@ WAIT_RAMP = ("#E08A00", "#EE7B51", "#DC5E66", "#BC3A85", "#960FA3", "#6600A7", "
 HEAT = "Blues"
 """matplotlib's colours of a heat map: dark is large."""
 WRITTEN = 12
+_INCHES_A_LETTER = 0.065  # of tick labels
 """Most rows and columns of a heat map with its values in the cells."""
 LINE_STYLES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX"
@@ -225,11 +226,21 @@ def heat_map(axes: Any, cells: Sequence[Sequence[float]], scale: Any) -> Any:
     return image
 
 
-def name_columns(axes: Any, names: Sequence[str]) -> None:
-    """Write names in place of the numbers of a heat map's columns, if there are any."""
-    if names:
-        axes.xaxis.set_major_formatter(lambda x, _: dict(enumerate(names, 1)).get(x, ""))
-        axes.tick_params(axis="x", labelrotation=90)
+def name_columns(figure: Any, panels: Sequence[Any], names: Sequence[Sequence[str]]) -> None:
+    """Write names, those of each panel, in place of the numbers of heat maps' columns, if there are any.
+
+    Panels with the same names share those below the lowest panel of each column.
+    """
+    if not any(names):
+        return
+    shared = len({tuple(each) for each in names}) == 1
+    lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}.values()
+    longest = max(len(name) for each in names for name in each)
+    rows = 1 if shared else figure.axes[0].get_gridspec().nrows
+    figure.set_figheight(figure.get_figheight() + rows * _INCHES_A_LETTER * longest)
+    for axes, own in zip(panels, names, strict=True):
+        axes.xaxis.set_major_formatter(lambda x, _, own=own: dict(enumerate(own, 1)).get(x, ""))
+        axes.tick_params(axis="x", labelrotation=90, labelbottom=not shared or axes in lowest)
 
 
 def frame_diagonal(axes: Any, size: int) -> None:

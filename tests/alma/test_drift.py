@@ -127,9 +127,10 @@ def test_heat_maps_have_the_mean_over_seeds(drifts):
 
 
 def test_periods_name_the_held_out_parts(tmp_path):
-    names = ["2020", "2021..2022", "2023"]
+    names = ["2018-2021", "2022..2023", "2024"]
     run = drifting(image_run(tmp_path, [0.5, 0.4, 0.3]), cells, shares)
-    edited(run, lambda row: row["extra"].update(matrix_periods=names))
+    merged = ["2018-2019..2020-2021", *names[1:]]
+    edited(run, lambda row: row["extra"].update(matrix_periods=merged))
     result = result_of(tmp_path)
     layer = next(iter(drift.experts_by_part(result).items()))
     for figure in (
@@ -142,6 +143,16 @@ def test_periods_name_the_held_out_parts(tmp_path):
     grids = {panel["title"]: panel.get("grids") for panel in section["panels"]}
     for title in ("Evaluation matrix", "Experts by held-out part"):
         assert grids[title][0]["x"] == names
+
+
+def test_panels_share_the_periods_below_the_lowest_of_each_column(tmp_path):
+    run = drifting(image_run(tmp_path, [0.5, 0.4, 0.3]), cells, shares)
+    edited(run, lambda row: row["extra"].update(matrix_periods=["2020", "2021", "2022"]))
+    result = result_of(tmp_path)
+    figure = drift._matrices([(result, drift.mean_matrix(result))] * 5)
+    figure.canvas.draw()
+    shown = [axes.xaxis.get_tick_params()["labelbottom"] for axes in figure.axes[:5]]
+    assert shown == [False, False, True, True, True]
 
 
 def test_large_matrices_have_no_numbers_and_untrained_perplexities_no_cells(tmp_path):

@@ -18,7 +18,7 @@ from vision.run import parser
 from vision.sweep import jobs_of, read_sections
 
 RECORDS = index()
-IMAGES = [name for name, one in RECORDS.items() if "table2" not in one["experiments"]]
+IMAGES = [name for name, one in RECORDS.items() if not {"table2", "time"} & one["experiments"].keys()]
 
 
 def jobs(words):
@@ -53,7 +53,7 @@ def test_tables_have_the_rows_that_the_index_says(size, monkeypatch):
     assert {request.settings["--arch"] for request in requests} == {"switch_gmoe_tiny"}
     assert {request.stream for request in requests} == {f"stream_{size.removesuffix('_small')}"}
     rows = {request.out.name.removesuffix(f"_{size}") for request in requests}
-    for name in RECORDS.keys() - set(IMAGES):
+    for name in RECORDS.keys() - {*IMAGES, "time"}:
         record = RECORDS[name]
         wanted = record["experiments"]["table2"].split()
         assert set(wanted) <= rows
@@ -83,9 +83,25 @@ def test_the_list_names_everything_with_data_runs_and_cost(monkeypatch, capsys):
 def test_each_figure_ends_with_the_paper_s_finding_and_what_the_small_size_showed():
     for name, record in RECORDS.items():
         at_small = reproduce.findings([name], RECORDS, "small")
-        assert at_small == f"{name}: paper: {record['finding']}; at this size: {record['small']}"
+        who = record.get("beyond", "paper")
+        assert at_small == f"{name}: {who}: {record['finding']}; at this size: {record['small']}"
         assert at_small.count("\n") == 0
-        assert reproduce.findings([name], RECORDS, "paper") == f"{name}: paper: {record['finding']}"
+        assert reproduce.findings([name], RECORDS, "paper") == f"{name}: {who}: {record['finding']}"
+
+
+def test_streams_with_dates_have_the_runs_that_the_index_says(tmp_path, monkeypatch):
+    """With the real parser of experiments; they are no part of all."""
+    options = argparse.Namespace(out=tmp_path, size="small", stream=tmp_path / "stream", jobs=1)
+    launch, report = reproduce.commands("time", RECORDS["time"], options)
+    words = launch.words[3:]
+    requests = read_requests([word for word in words if word not in ("--jobs", "1")])
+    assert len(requests) == RECORDS["time"]["runs"][0]
+    files = {path.stem for path in (EXPERIMENTS / "time").glob("*.yaml")}
+    assert files == set(RECORDS["time"]["experiments"]["time"].split())
+    assert launch.folder / "runs/time" == Path(report.words[3])
+    assert all(request.out.is_relative_to("runs/time") for request in requests)
+    every = reproduce._chosen(argparse.Namespace(figures=["all"], size="small"), RECORDS)
+    assert every == [name for name in RECORDS if name != "time"]
 
 
 def test_a_dry_run_prints_the_commands_and_makes_nothing(tmp_path, monkeypatch, capsys):
@@ -128,8 +144,16 @@ def test_language_models_of_both_sizes_run_and_are_reported(tmp_path, size, mode
         ([], "give a figure or table"),
         (["figure1", "--jobs", "0"], "--jobs 0"),
         (["table1", "--size", "paper"], "table1 needs the stream of"),
-        (["figure1", "table1", "--size", "medium"], "table1: --size medium is of image figures"),
-        (["table1", "figure1", "--size", "saturated"], "figure1: --size saturated is of language models"),
+        (
+            ["figure1", "table1", "--size", "medium"],
+            "table1 has no --size medium: give --size small or",
+        ),
+        (
+            ["table1", "figure1", "--size", "saturated"],
+            "figure1 has no --size saturated: give --size small",
+        ),
+        (["time", "--size", "paper"], "time has no --size paper: give --size small"),
+        (["time"], "time/sizes/small.yaml: make it, and give it with --stream"),
         (["table1", "--size", "saturated"], "table2/sizes/saturated.yaml: make it, and give it"),
     ],
 )
