@@ -1,0 +1,126 @@
+"""Losses from a CSV file of elsewhere: models trained until some time, tested on others."""
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from alma.errors import UserError, hint
+from alma.report.age import Losses
+
+_NEEDED = ("trained_until", "tested_on", "loss")
+_GROUP = ("model", "domain")
+
+
+class LossGroup(NamedTuple):
+    """The losses of one model and domain."""
+
+    losses: Losses
+    unit: str  # of time, such as "months"; "" of plain numbers
+
+
+class _Loss(NamedTuple):
+    """A line of the file."""
+
+    place: str  # file and line, for errors
+    group: str
+    seed: str
+    until: float
+    tested: float
+    loss: float
+
+
+def read_groups(paths: Sequence[Path], wanted: Sequence[str] = ()) -> list[LossGroup]:
+    """The losses of each model and domain of the files, in their order; of names that fit a pattern of
+    `wanted`, if there are any.
+
+    UserError: a file cannot be read, lacks a column, has a bad or a repeated value; labels of time are of
+    several kinds; a pattern fits no name; a group has fewer than two models or periods.
+    """
+    kinds: dict[str, str] = {}
+    lines = [line for path in paths for line in _lines(path, kinds)]
+    groups = list(dict.fromkeys(line.group for line in lines))
+    for pattern in wanted:
+        if not any(fnmatchcase(group, pattern) for group in groups):
+            raise UserError(f"--groups {pattern}: no such group in the file; {hint(pattern, groups)}")
+    chosen = [g for g in groups if not wanted or any(fnmatchcase(g, pattern) for pattern in wanted)]
+    (unit,) = kinds
+    return [LossGroup(_losses(g, [line for line in lines if line.group == g]), unit) for g in chosen]
+
+
+def _lines(path: Path, kinds: dict[str, str]) -> Iterator[_Loss]:
+    """The lines of a file; `kinds` gets the kind of its labels of time, with the place of the first one."""
+    try:
+        text = path.read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UserError(f"cannot read {path}: {reason}") from error
+    table = csv.DictReader(text.splitlines())
+    missing = [name for name in _NEEDED if name not in (table.fieldnames or [])]
+    if missing:
+        raise UserError(f"{path}: no column {', '.join(missing)}: line 1 names {', '.join(_NEEDED)}")
+    empty = True
+    for row in table:
+        place, empty = f"{path}, line {table.line_num}", False
+        if None in row or None in row.values():
+            raise UserError(f"{place}: as many values as line 1 has names")
+        names = [row[name].strip() for name in _GROUP if row.get(name)]
+        times = [_time(row[name], f"{place}, {name}", kinds) for name in ("trained_until", "tested_on")]
+        loss = _number(row["loss"], f"{place}, loss")
+        yield _Loss(place, "/".join(names) or path.stem, row.get("seed", "").strip(), *times, loss)
+    if empty:
+        raise UserError(f"{path}: no losses below the names of the columns")
+
+
+def _time(text: str, place: str, kinds: dict[str, str]) -> float:
+    """A label of time as a number of years, months or days, or as it is."""
+    kind, value = "", 0.0
+    try:
+        if re.fullmatch(r"\d{4}-\d{2}(-\d{2})?", text := text.strip()):
+            day = date.fromisoformat(text if len(text) > 7 else f"{text}-01")
+            kind = "days" if len(text) > 7 else "months"
+            value = float(day.toordinal() if len(text) > 7 else 12 * day.year + day.month)
+    except ValueError as error:
+        raise UserError(f"{place}: no such date: {text}") from error
+    value = value if kind else _number(text, place, ": a number, or a date such as 2013, 2013-05, 2013-05-31")
+    first = kinds.setdefault(kind, place)
+    if len(kinds) > 1:
+        other = next(each for each in kinds.values() if each != first)
+        raise UserError(f"{place}: {text} is of another kind than the labels of {other}: use one kind of date")
+    return value
+
+
+def _number(text: str, place: str, form: str = ": a finite number") -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{place}: {text.strip() or 'empty'}{form}")
+    return value
+
+
+def _losses(label: str, lines: Sequence[_Loss]) -> Losses:
+    """The matrix of each seed."""
+    cells: dict[tuple[str, float, float], _Loss] = {}
+    for line in lines:
+        first = cells.setdefault((line.seed, line.until, line.tested), line)
+        if first is not line:
+            again = f"{line.place}: {label}: the same model, period and seed as {first.place}"
+            raise UserError(f"{again}: leave out one, or number the seeds in a column `seed`")
+    ascending: Callable[[str], tuple[float, ...]] = lambda name: tuple(
+        sorted({getattr(line, name) for line in lines})
+    )
+    until, tested = ascending("until"), ascending("tested")
+    for count, what in ((len(until), "trained_until"), (len(tested), "tested_on")):
+        if count < 2:
+            raise UserError(f"{label}: a single value of {what}: staleness needs two or more")
+    seeds = tuple(
+        tuple(tuple(cells[s, u, p].loss if (s, u, p) in cells else math.nan for p in tested) for u in until)
+        for s in dict.fromkeys(line.seed for line in lines)
+    )
+    return Losses(label, until, tested, seeds)

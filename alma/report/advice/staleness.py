@@ -1,0 +1,220 @@
+"""Forecasts of staleness: the extra loss of a model by its age, with intervals.
+
+The loss of the model that was trained until period u on the held-out part of a period p >= u is, as a mean
+over seeds,
+
+    R(u, p) = d(p) + b (a / A)^c + m(u) + W(u) + e(u, p),     a = p - u
+
+    d   the difficulty of the period: free, so only models on one period are compared
+    b   extra loss at the age A; any number. c: 0 (`level`) to 1 (`linear`). The law is 0 at age 0
+    m   how models differ by chance: model * noise
+    W   a walk, by which a stream drifts more in one period than in another: walk * noise in each period
+    e   noise of a cell
+
+Exponent c and the ratios `model` and `walk` have a grid of values, b a flat prior and the noise that of
+Jeffreys. The marginal likelihood of each point of the grid is then exact, and draws mix all of them. A slope
+over age that differs between seeds widens the law by its standard error.
+
+An older model has also trained less, which the law includes; `age_effect` tells whether the stream drifts.
+"""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.linalg import block_diag, helmert, solve_triangular
+
+from alma.errors import UserError
+from alma.report import age
+from alma.report.advice.forecast import Array
+from alma.report.age import Losses, MeanOverSeeds
+
+DRAWS = 1000
+_EXPONENTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_MODEL_RATIOS = (0.0, 1.0, 3.0)
+_WALK_RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
+_MOST_PERIODS = 30  # the newest that are read: older ones say little, and cost time
+_LEAST_NOISE = 1e-5  # records round losses
+_LEAST_CONTRASTS = 3  # of models on one period: a slope and two for its error
+
+
+def period_of(losses: Losses) -> float:
+    """The length of a period: the median distance of the held-out parts."""
+    return statistics.median(b - a for a, b in itertools.pairwise(losses.periods))
+
+
+def until(losses: Losses, last: float) -> Losses:
+    """What was known at period `last`: no later model, no later held-out part."""
+    columns = sum(period <= last for period in losses.periods)
+    rows = sum(u <= last for u in losses.until)
+    seeds = tuple(tuple(row[:columns] for row in seed[:rows]) for seed in losses.seeds)
+    return Losses(losses.label, losses.until[:rows], losses.periods[:columns], seeds)
+
+
+def effect_of_age(losses: Losses) -> MeanOverSeeds:
+    """Extra loss a period of distance, the amount of training taken out (`age_effect`), with its 90% interval.
+
+    The interval is that of a jackknife over periods, whose variance is added to that over seeds. NaN of fewer
+    than three periods that have both a model and a held-out part.
+    """
+    values = age.age_effect(losses)
+    mean = statistics.fmean(values)
+    left_out = [age.age_effect(_without(losses, p)) for p in losses.until if p in losses.periods]
+    means = np.array([statistics.fmean(each) for each in left_out])
+    count = len(means)
+    if count < 3 or not np.isfinite([mean, *means]).all():
+        return MeanOverSeeds(mean, np.nan, np.nan)
+    variance = (count - 1) * means.var() + (statistics.variance(values) / len(values) if values[1:] else 0.0)
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(count - 1, 0.95) * np.sqrt(variance))
+    return MeanOverSeeds(mean, mean - half, mean + half)
+
+
+def _without(losses: Losses, period: float) -> Losses:
+    """Without the model and the held-out part of a period."""
+    rows = [i for i, u in enumerate(losses.until) if u != period]
+    columns = [j for j, p in enumerate(losses.periods) if p != period]
+    seeds = tuple(tuple(tuple(seed[i][j] for j in columns) for i in rows) for seed in losses.seeds)
+    kept = tuple(losses.until[i] for i in rows), tuple(losses.periods[j] for j in columns)
+    return Losses(losses.label, *kept, seeds)
+
+
+class StalenessFit:
+    """The posterior of a law of staleness, as DRAWS draws."""
+
+    def __init__(self, losses: Losses):
+        """UserError: too few models were tested on one period."""
+        self.losses, self.period = losses, period_of(losses)
+        self.mean = np.mean(losses.seeds, axis=0)  # (rows, columns); NaN where a seed has none
+        first = losses.periods[-_MOST_PERIODS:][0]
+        cells = [cell for a, found in losses.by_age().items() if a >= 0 for cell in found]
+        cells = sorted((j, i) for i, j in cells if losses.periods[j] >= first)
+        sizes = [len(list(same)) for _, same in itertools.groupby(cells, lambda cell: cell[0])]
+        if len(cells) - len(sizes) < _LEAST_CONTRASTS:
+            raise UserError(
+                f"{losses.label}: no forecast of staleness from fewer than {_LEAST_CONTRASTS} comparisons of "
+                "models of different ages on one period: test more models on the periods after them"
+            )
+        columns, rows = np.array(cells).T
+        self._until = np.array(losses.until)[rows]
+        ages = np.array(losses.periods)[columns] - self._until
+        self._unit = float(np.median(ages[ages > 0]))  # A
+        self._contrasts = block_diag(*(helmert(size) if size > 1 else np.zeros((0, 1)) for size in sizes))
+        self._values = self._contrasts @ self.mean[rows, columns]
+        self._shapes = self._contrasts @ self._shape(ages)  # (contrasts, laws)
+        self._weigh()
+        self._draw(np.random.default_rng(0))
+
+    def _shape(self, ages: Array) -> Array:
+        """The laws with b = 1, (ages, laws)."""
+        relative = np.maximum(ages, 0)[:, None] / self._unit
+        return np.where(relative > 0, relative ** np.array(_EXPONENTS), 0.0)
+
+    def _model_covariance(self, left: Array, right: Array, model: float, walk: float) -> Array:
+        """Covariance of m + W between models, in multiples of the noise's variance, (left, right)."""
+        first = self._until.min()
+        shared = np.minimum.outer(left - first, right - first) / self.period
+        return np.asarray(model**2 * (left[:, None] == right) + walk**2 * shared)
+
+    def _weigh(self) -> None:
+        """Likelihood, slope and scale of each point of the grid: arrays (ratios, laws)."""
+        self._ratios = list(itertools.product(_MODEL_RATIOS, _WALK_RATIOS))
+        self.freedom = len(self._values) - 1
+        parts = [self._model_covariance(self._until, self._until, *each) for each in ((1, 0), (0, 1))]
+        one, walks = (self._contrasts @ part @ self._contrasts.T for part in parts)
+        weights, self._slopes, self._scales, self._errors, self._roots = [], [], [], [], []
+        for model, walk in self._ratios:
+            root = np.linalg.cholesky(np.eye(len(one)) + model**2 * one + walk**2 * walks)
+            y, x = (solve_triangular(root, each, lower=True) for each in (self._values, self._shapes))
+            precision = (x**2).sum(0)
+            slope = y @ x / precision
+            squares = np.maximum(y @ y - slope**2 * precision, 0.0) + self.freedom * _LEAST_NOISE**2
+            volume = np.log(np.diag(root)).sum() + 0.5 * np.log(precision)
+            weights.append(-volume - 0.5 * self.freedom * np.log(squares))
+            self._slopes.append(slope)
+            self._scales.append(squares / self.freedom)
+            self._errors.append(1 / precision)
+            self._roots.append(root)
+        weight = np.exp(np.array(weights) - np.max(weights))
+        self._probability = weight / weight.sum()
+
+    def _draw(self, random: np.random.Generator) -> None:
+        """Draws of the grid, the noise, b, and how slopes differ between seeds: arrays (DRAWS,)."""
+        point = random.choice(self._probability.size, DRAWS, p=self._probability.ravel())
+        self._at, self._law = np.unravel_index(point, self._probability.shape)
+        scale, slope, error = (
+            np.array(each)[self._at, self._law] for each in (self._scales, self._slopes, self._errors)
+        )
+        self._noise = np.sqrt(self.freedom * scale / random.chisquare(self.freedom, DRAWS))
+        self._b = slope + self._noise * np.sqrt(error) * random.standard_normal(DRAWS)
+        slopes = age.staleness(self.losses)
+        self._of_seeds = np.zeros(DRAWS)
+        if len(slopes) > 1 and np.isfinite(slopes).all():
+            spread = statistics.stdev(slopes) / np.sqrt(len(slopes))
+            self._of_seeds = spread * random.standard_t(len(slopes) - 1, DRAWS)
+        self._random = random
+
+    @property
+    def law(self) -> tuple[float, float]:
+        """The most probable exponent c, and its probability."""
+        shares = self._probability.sum(0)
+        return _EXPONENTS[int(shares.argmax())], float(shares.max())
+
+    def extra(self, ages: Sequence[float]) -> Array:
+        """Draws of the extra loss that the laws expect at these ages, (DRAWS, ages)."""
+        at = np.asarray(ages, dtype=float)
+        return self._b[:, None] * self._shape(at)[:, self._law].T + np.outer(self._of_seeds, at)
+
+    def extra_losses(self, row: int, periods: Sequence[float]) -> Array:
+        """Draws of R(u, p) - R(p, p) for the model u of a row and periods after all of `losses`,
+        (DRAWS, periods). The model p is yet to be trained."""
+        trained = self.losses.until[row]
+        expected, variance = np.zeros(DRAWS), np.zeros((DRAWS, len(periods)))
+        for g, (model, walk) in enumerate(self._ratios):
+            drawn = self._at == g
+            if not drawn.any():
+                continue
+            own = self._model_covariance(np.array([trained]), self._until, model, walk)[0]
+            newest = self._model_covariance(np.array([periods[0]]), self._until, model, walk)[0]
+            known = solve_triangular(self._roots[g], self._contrasts @ (own - newest), lower=True)
+            rest = self._values[:, None] - self._shapes[:, self._law[drawn]] * self._b[drawn]
+            expected[drawn] = known @ solve_triangular(self._roots[g], rest, lower=True)
+            distance = (np.array(periods) - trained) / self.period
+            variance[drawn] = 2 + 2 * model**2 + walk**2 * distance - known @ known
+        scatter = self._noise[:, None] * np.sqrt(variance) * self._random.standard_normal(variance.shape)
+        return self.extra(np.array(periods) - trained) + expected[:, None] + scatter
+
+    def coming_losses(self, row: int, periods: Sequence[float]) -> Array | None:
+        """Draws of R(u, p) for the model u of a row and periods after all of `losses`, (DRAWS, periods).
+
+        From its loss on the last period on, the law adds what age costs, and difficulty walks on with the
+        mean and the variance of its steps so far. None: fewer than two steps, or no loss on the last period.
+        """
+        at, trained = np.array(self.losses.periods), self.losses.until[row]
+        steps, adds, gaps = [], [], []
+        for j in range(len(at) - 1):
+            both = [i for i, u in enumerate(self.losses.until) if u <= at[j]]
+            change = {i: self.mean[i, j + 1] - self.mean[i, j] for i in both}
+            kept = [i for i in both if np.isfinite(change[i])]
+            if kept:
+                ages = at[[j + 1, j]][:, None] - np.array(self.losses.until)[kept]
+                later, earlier = (self._shape(each) for each in ages)
+                steps.append(np.mean([change[i] for i in kept]))
+                adds.append((later - earlier).mean(0))
+                gaps.append(at[j + 1] - at[j])
+        last, gap = self.mean[row, -1], np.array(gaps)
+        if len(steps) < 2 or not np.isfinite(last):
+            return None
+        harder = np.array(steps) - self._b[:, None] * np.array(adds).T[self._law]  # (DRAWS, steps)
+        rate = harder.sum(1) / gap.sum()
+        squares = ((harder - np.outer(rate, gap)) ** 2 / gap).sum(1)
+        deviation = np.sqrt(squares / self._random.chisquare(len(gap) - 1, DRAWS))
+        ahead = np.array(periods) - at[-1]
+        spread = np.sqrt(ahead + ahead**2 / gap.sum()) * self._random.standard_normal((DRAWS, len(ahead)))
+        noise = np.sqrt(2) * self._noise[:, None] * self._random.standard_normal((DRAWS, len(ahead)))
+        ages = np.array([*periods, at[-1]]) - trained
+        older = self._b[:, None] * self._shape(ages)[:, self._law].T
+        aged = older[:, :-1] - older[:, -1:]
+        return np.asarray(last + aged + np.outer(rate, ahead) + deviation[:, None] * spread + noise)
