@@ -36,12 +36,8 @@ _MODEL_RATIOS = (0.0, 1.0, 3.0)
 _WALK_RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _MOST_PERIODS = 30  # the newest that are read: older ones say little, and cost time
 _LEAST_NOISE = 1e-5  # records round losses
+_DAMPING = 0.8  # of a trend of losses, in each period ahead
 _LEAST_CONTRASTS = 3  # of models on one period: a slope and two for its error
-
-
-def period_of(losses: Losses) -> float:
-    """The length of a period: the median distance of the held-out parts."""
-    return statistics.median(b - a for a, b in itertools.pairwise(losses.periods))
 
 
 def until(losses: Losses, last: float) -> Losses:
@@ -86,9 +82,9 @@ class StalenessFit:
 
     def __init__(self, losses: Losses):
         """UserError: too few models were tested on one period."""
-        self.losses, self.period = losses, period_of(losses)
+        self.losses = losses
         self.mean = np.mean(losses.seeds, axis=0)  # (rows, columns); NaN where a seed has none
-        first = losses.periods[-_MOST_PERIODS:][0]
+        first = min(losses.periods[-_MOST_PERIODS:], default=0.0)
         cells = [cell for a, found in losses.by_age().items() if a >= 0 for cell in found]
         cells = sorted((j, i) for i, j in cells if losses.periods[j] >= first)
         sizes = [len(list(same)) for _, same in itertools.groupby(cells, lambda cell: cell[0])]
@@ -97,6 +93,8 @@ class StalenessFit:
                 f"{losses.label}: no forecast of staleness from fewer than {_LEAST_CONTRASTS} comparisons of "
                 "models of different ages on one period: test more models on the periods after them"
             )
+        gaps = [later - earlier for earlier, later in itertools.pairwise(losses.periods)]
+        self.period = statistics.median(gaps)  # distance of the held-out parts
         columns, rows = np.array(cells).T
         self._until = np.array(losses.until)[rows]
         ages = np.array(losses.periods)[columns] - self._until
@@ -190,7 +188,8 @@ class StalenessFit:
         """Draws of R(u, p) for the model u of a row and periods after all of `losses`, (DRAWS, periods).
 
         From its loss on the last period on, the law adds what age costs, and difficulty walks on with the
-        mean and the variance of its steps so far. None: fewer than two steps, or no loss on the last period.
+        mean and the variance of its steps so far. Both trends are damped, as trends seldom go on (Gardner and
+        McKenzie, 1985). None: fewer than two steps, or no loss on the last period.
         """
         at, trained = np.array(self.losses.periods), self.losses.until[row]
         steps, adds, gaps = [], [], []
@@ -214,7 +213,7 @@ class StalenessFit:
         ahead = np.array(periods) - at[-1]
         spread = np.sqrt(ahead + ahead**2 / gap.sum()) * self._random.standard_normal((DRAWS, len(ahead)))
         noise = np.sqrt(2) * self._noise[:, None] * self._random.standard_normal((DRAWS, len(ahead)))
-        ages = np.array([*periods, at[-1]]) - trained
-        older = self._b[:, None] * self._shape(ages)[:, self._law].T
-        aged = older[:, :-1] - older[:, -1:]
-        return np.asarray(last + aged + np.outer(rate, ahead) + deviation[:, None] * spread + noise)
+        damped = self.period * _DAMPING * (1 - _DAMPING ** (ahead / self.period)) / (1 - _DAMPING)
+        older = self._b[:, None] * self._shape(at[-1] - trained + np.array([0.0, *damped]))[:, self._law].T
+        aged = older[:, 1:] - older[:, :1]
+        return np.asarray(last + aged + np.outer(rate, damped) + deviation[:, None] * spread + noise)
