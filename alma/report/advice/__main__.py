@@ -1,5 +1,6 @@
 """Advice from the records of runs: wait or train, grow or not, one model or several: `alma advise`."""
 
+import argparse
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ examples:
   alma advise runs/mnist --budget 2TFLOPs --parameters 60k
   alma advise runs/mnist --from 100 --out advice
   alma advise runs/mnist --backtest
+  alma advise --matrix losses.csv --groups '1b/*'
 """
 
 
@@ -22,15 +24,21 @@ def parser() -> Parser:
     """The command line."""
     made = Parser(
         prog="python -m alma.report.advice",
-        usage="%(prog)s RUN... [options]",
+        usage="%(prog)s [RUN...] [options]",
         description="Advice for the mega-batches to come, from runs on one stream: the front of error, "
-        "compute and parameters, forecasts with 90% intervals, and what each decision is worth.",
+        "compute and parameters, forecasts with 90% intervals, and what each decision is worth. On a stream that "
+        "drifts, also how often to retrain.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
-    add("runs", nargs="+", metavar="RUN", help=RUNS)
+    add("runs", nargs="*", metavar="RUN", help=RUNS)
+    matrix = "in place of runs, losses from elsewhere: a CSV file with the columns trained_until, tested_on, loss "
+    matrix += "and, if there are several, model, domain and seed; repeatable"
+    add("--matrix", type=Path, action="append", metavar="FILE", help=matrix)
+    groups = "with --matrix: models and domains as MODEL/DOMAIN, such as 1b/news,'3b/*' (default: all, in turn)"
+    add("--groups", type=lambda text: text.split(","), metavar="LIST", help=groups)
     by = "; ".join(f"{name}: {what}" for name, what in MEASURES.items())
-    add("--by", choices=list(MEASURES), default="coming", help=f"what is compared (default: coming). {by}")
+    add("--by", choices=list(MEASURES), help=f"what is compared (default: coming). {by}")
     budget = "most training compute of a run up to the last mega-batch, such as 50TFLOPs (default: no limit)"
     add("--budget", type=_flops, metavar="FLOPS", help=budget)
     parameters = "most parameters of the model, such as 20M (default: no limit)"
@@ -52,25 +60,40 @@ def _flops(text: str) -> float:
     return count(re.sub(r"flops?$", "", text, flags=re.IGNORECASE)) / 1e12
 
 
+def _check(options: argparse.Namespace) -> None:
+    """UserError: options that contradict each other."""
+    given = [value is not None for value in (options.now, options.budget, options.parameters)]
+    if bool(options.runs) == bool(options.matrix):
+        raise UserError("give run directories, or --matrix FILE with losses from elsewhere")
+    if options.groups and not options.matrix:
+        raise UserError("--groups chooses among the losses of --matrix")
+    if options.matrix and any([*given, options.by]):
+        raise UserError("--by, --from, --budget and --parameters need runs: leave them out with --matrix")
+    if options.backtest and any(given):
+        raise UserError("--backtest tries all t and limits: leave out --from, --budget and --parameters")
+
+
 @command
 def main() -> None:
     """Entry point of `alma advise`."""
     options = parser().parse_args()
-    given = (options.now, options.budget, options.parameters)
-    if options.backtest and any(value is not None for value in given):
-        raise UserError("--backtest tries all t and limits: leave out --from, --budget and --parameters")
+    _check(options)
     from alma.report.advice.advice import Advice, advise  # loads NumPy and SciPy, so the options come first
     from alma.report.advice.backtest import Backtest, look_back
     from alma.report.advice.candidates import one_section
     from alma.report.advice.choice import Limits
+    from alma.report.advice.matrix import MatrixReport, read_groups, report_on
     from alma.report.advice.text import as_markdown, as_text
 
-    section = one_section(find_runs(options.runs))
-    report: Advice | Backtest
-    if options.backtest:
-        report = look_back(section, options.by)
+    by = options.by or "coming"
+    report: Advice | Backtest | MatrixReport
+    if options.matrix:
+        report = report_on(read_groups(options.matrix, options.groups or ()), options.backtest)
+    elif options.backtest:
+        report = look_back(one_section(find_runs(options.runs)), by)
     else:
-        report = advise(section, options.by, options.now, Limits(options.budget, options.parameters))
+        section = one_section(find_runs(options.runs))
+        report = advise(section, by, options.now, Limits(options.budget, options.parameters))
     print(as_text(report.parts))
     if options.out:
         stem = "backtest" if options.backtest else "advice"

@@ -5,15 +5,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from alma.errors import UserError
 from alma.report.advice.backtest import regrets_so_far
+from alma.report.advice.cadence import Compute, Retraining, retraining
 from alma.report.advice.candidates import Forecast, find_candidates, forecasts
 from alma.report.advice.choice import Limits, choose, front
 from alma.report.advice.decisions import Comparison, compare
 from alma.report.advice.forecast import LEVELS, interval
 from alma.report.advice.questions import QUESTIONS
+from alma.report.advice.staleness import until
 from alma.report.advice.text import DocumentPart, expected, number
+from alma.report.age import losses_of
+from alma.report.age_table import unit
 from alma.report.compare import abbreviated
-from alma.report.results import Display, matrix
+from alma.report.results import Display, matrix, training_flops
 from alma.report.sections import Section, rounded
 from alma.report.tables import Table
 
@@ -25,6 +30,8 @@ _CAVEATS = {
     "cer": "This sum counts the past, and untrained models while a learner waits.",
     "final": "This ignores what the models before the last one served.",
 }
+_DRIFTS = "Mega-batches have held-out parts of their own, but these forecasts assume an i.i.d. stream."
+_FEW = "How often to retrain takes more models, each tested on the mega-batches after it."
 STEP = "Next step: the cheapest configuration with a lower expected value, for so many times the compute."
 
 
@@ -42,6 +49,7 @@ class Advice(NamedTuple):
     comparisons: list[Comparison]
     waiting: list[str]  # configurations without a complete stage
     drifts: bool  # whether each mega-batch has a test set of its own
+    retraining: Retraining | None  # how often to retrain the choice; None: no evaluation matrix, or a small one
 
     @property
     def now(self) -> int:
@@ -90,6 +98,7 @@ class Advice(NamedTuple):
             decisions = decision_table(self) if self.comparisons else None
             heading = f"Choice by {self.measure} over {self.span}"
             found.append(DocumentPart(heading, lines, decisions, self.unanswered))
+        found += self.retraining.parts if self.retraining else []
         heading = f"Front: not beaten in {self.measure} over {self.span}, compute and parameters"
         found.append(DocumentPart(heading, (), front_table(self), [STEP]))
         heading = f"Forecast of the test {self.display.name}"
@@ -123,7 +132,7 @@ class Advice(NamedTuple):
         if all(len(each.candidate.seeds) == 1 for each in self.found):
             lines.append("One seed: how much runs differ is unknown, so no difference is evidence.")
         if self.drifts:
-            lines.append("This stream drifts, but the laws of the forecasts assume an i.i.d. stream.")
+            lines.append(f"{_DRIFTS} {_FEW}" if self.choice and not self.retraining else _DRIFTS)
         few = [each.candidate.label for each in self.found if len(each.candidate.ends) < 3]
         if few:
             lines.append(f"Fewer than 3 stages, so that the law is mostly assumed: {_some(few)}.")
@@ -161,6 +170,7 @@ class Advice(NamedTuple):
                 {"front": id(each) in best, "within_limits": self.limits.allow(each)} | _record(each, self.by)
                 for each in self.found
             ],
+            "retraining": self.retraining.record() if self.retraining else None,
             "remarks": self.remarks,
         }
 
@@ -180,9 +190,25 @@ def advise(section: Section, by: str, now: int | None = None, limits: Limits | N
     ready = {candidate.label for candidate in candidates}
     waiting = [result.label for result in section.results if result.label not in ready]
     drifts = any(matrix(rows) for result in section.results for rows in result.repeats)
-    return Advice(
-        section.title, by, limits, found, front(found), choice, rule, regrets, comparisons, waiting, drifts
-    )
+    often = _retraining(choice, limits) if choice else None
+    answers = comparisons, waiting, drifts, often
+    return Advice(section.title, by, limits, found, front(found), choice, rule, regrets, *answers)
+
+
+def _retraining(choice: Forecast, limits: Limits) -> Retraining | None:
+    """How often to retrain the choice, from the held-out parts up to the last t that was read."""
+    candidate = choice.candidate
+    losses = losses_of(candidate.result)
+    if not losses:
+        return None
+    last = candidate.ends[-1]
+    training = candidate.result.over_seeds(lambda rows: training_flops(rows[last]))[0] / 1e12
+    compute = Compute(candidate.compute, training, candidate.until - candidate.now)
+    try:
+        known = until(losses, candidate.now)
+        return retraining(known, unit(candidate.result), "a mega-batch", compute, limits.compute)
+    except UserError:  # too few models
+        return None
 
 
 def _some(labels: Sequence[str]) -> str:
@@ -200,13 +226,15 @@ def _ratio(one: Forecast, other: Forecast) -> str:
 def decision_table(advice: Advice) -> Table:
     """A row for each answered question."""
     what = f"difference in {advice.measure} over {advice.span}, 90%"
-    table = [["question", "advice", "compared with", what, "its Comp"]]
+    header = ["question", "advice", "compared with", what, "its Comp"]
+    table = [[*header, *(["lower now"] if advice.drifts else [])]]
     for each in advice.comparisons:
         low, high = advice.factor * each.low, advice.factor * each.high
         bounds = f"[{low:+.3g}, {high:+.3g}]" if np.isfinite(high) else "[?]"
         difference = f"{advice.factor * each.difference:+.3g} {bounds}"
         row = [each.question, each.advice, each.other.candidate.label]
-        table.append([*row, difference, _ratio(each.other, each.choice)])
+        naive = [each.lower_now] if advice.drifts else []
+        table.append([*row, difference, _ratio(each.other, each.choice), *naive])
     return table
 
 

@@ -11,7 +11,10 @@ from alma.errors import UserError
 from alma.report.advice.candidates import Candidate, Forecast, find_candidates, forecasts
 from alma.report.advice.choice import RULES, Limits, choose
 from alma.report.advice.forecast import LEVELS, interval
+from alma.report.advice.staleness_backtest import StalenessBacktest, look_back_on
 from alma.report.advice.text import DocumentPart
+from alma.report.age import losses_of
+from alma.report.age_table import unit
 from alma.report.sections import Section, rounded
 from alma.report.tables import Table
 
@@ -45,16 +48,20 @@ class Backtest(NamedTuple):
     title: str
     by: str
     origins: list[Origin]
+    staleness: StalenessBacktest | None  # of a stream that drifts
 
     @property
     def parts(self) -> list[DocumentPart]:
         """The document."""
-        return [DocumentPart(f"Backtest by {self.by}: {self.title}", (), _table(self.origins), [NOTE])]
+        part = DocumentPart(f"Backtest by {self.by}: {self.title}", (), _table(self.origins), [NOTE])
+        return [part, *(self.staleness.parts if self.staleness else [])]
 
     def record(self) -> dict[str, Any]:
         """For JSON: shares and means over all origins, and of each."""
         each = [{"t": origin.now} | _rounded(summarize([origin])) for origin in self.origins]
-        return {"by": self.by, "all": _rounded(summarize(self.origins)), "origins": each}
+        staleness = self.staleness.record() if self.staleness else None
+        found = {"by": self.by, "all": _rounded(summarize(self.origins)), "origins": each}
+        return found | {"staleness": staleness}
 
 
 def _rounded(numbers: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +83,16 @@ def look_back(section: Section, by: str) -> Backtest:
         )
     actual = {each.label: each for each in find_candidates(whole, megabatches)}
     origins = [_origin(now, forecasts(find_candidates(whole, now), by), actual, by) for now in started]
-    return Backtest(section.title, by, origins)
+    return Backtest(section.title, by, origins, _of_staleness(whole))
+
+
+def _of_staleness(section: Section) -> StalenessBacktest | None:
+    """The backtest of staleness of all configurations; None without evaluation matrices, or of few periods."""
+    group = [losses for result in section.results if (losses := losses_of(result))]
+    try:
+        return look_back_on(section.title, unit(section.results[0]), group, "t={:g}".format)
+    except UserError:
+        return None
 
 
 def regrets_so_far(section: Section, by: str, found: Sequence[Forecast]) -> dict[str, float]:

@@ -49,6 +49,12 @@ class Comparison(NamedTuple):
         better = self.choice if self.difference >= 0 else self.other
         return better.candidate.sides[self.question] if self.evidence else "no evidence either way"
 
+    @property
+    def lower_now(self) -> str:
+        """The side with the lower present value, as a naive rule has it."""
+        best = min((self.choice, self.other), key=lambda each: each.candidate.values[each.candidate.now])
+        return best.candidate.sides[self.question]
+
 
 def compare(choice: Forecast, found: Sequence[Forecast], limits: Limits) -> list[Comparison]:
     """A comparison for each question that some candidate within the limits decides otherwise, all else

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from alma.errors import UserError, hint
+from alma.report.advice.cadence import Retraining, retraining
+from alma.report.advice.staleness_backtest import StalenessBacktest, look_back_on
+from alma.report.advice.text import DocumentPart
 from alma.report.age import Losses
 
 _NEEDED = ("trained_until", "tested_on", "loss")
@@ -20,7 +23,41 @@ class LossGroup(NamedTuple):
     """The losses of one model and domain."""
 
     losses: Losses
-    unit: str  # of time, such as "months"; "" of plain numbers
+    unit: str  # of time: "months", "days", or "" of plain numbers
+
+    def name(self, time: float) -> str:
+        """A time as the file writes it."""
+        if self.unit == "days":
+            return date.fromordinal(int(time)).isoformat()
+        if self.unit == "months":
+            return f"{int(time - 1) // 12}-{int(time - 1) % 12 + 1:02}"
+        return f"{time:g}"
+
+
+class MatrixReport(NamedTuple):
+    """The answers, or the backtests, of several groups."""
+
+    found: Sequence[Retraining | StalenessBacktest]
+
+    @property
+    def parts(self) -> list[DocumentPart]:
+        """The document; only the last part has the note."""
+        *parts, last = (part for each in self.found for part in each.parts)
+        return [*(part._replace(below=()) for part in parts), last]
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"groups": [each.record() for each in self.found]}
+
+
+def report_on(groups: Sequence[LossGroup], backtest: bool) -> MatrixReport:
+    """How often to retrain, or the backtest of staleness, of each group. UserError: a group is too small."""
+    if backtest:
+        return MatrixReport([look_back_on(g.losses.label, "", [g.losses], g.name) for g in groups])
+    period = "{} (median distance of the held-out parts)"
+    return MatrixReport(
+        [retraining(g.losses, "", period.format(f"{{:g}} {g.unit}".rstrip())) for g in groups]
+    )
 
 
 class _Loss(NamedTuple):

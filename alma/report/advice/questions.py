@@ -28,6 +28,7 @@ QUESTIONS = {
     "one model or several?": lambda result: "several" if max(_members(result)) > 1 else "one",
     "average the weights?": lambda result: "average" if "average" in result.config else "raw weights",
     "replay?": lambda result: f"replay: {replay(result.config)}",
+    "last weights or anew?": lambda result: "anew" if result.config.get("from_scratch") else "last weights",
     "one schedule?": lambda result: f"schedule: {result.config.get('schedule', 'each stage')}",
     "which size?": lambda result: f"size {model_size(result)}",
 }

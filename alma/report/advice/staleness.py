@@ -36,7 +36,7 @@ _MODEL_RATIOS = (0.0, 1.0, 3.0)
 _WALK_RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _MOST_PERIODS = 30  # the newest that are read: older ones say little, and cost time
 _LEAST_NOISE = 1e-5  # records round losses
-_DAMPING = 0.8  # of a trend of losses, in each period ahead
+_DAMPING = (0.6, 0.8, 0.9999)  # of a trend of losses in each period ahead, equally likely; the last: none
 _LEAST_CONTRASTS = 3  # of models on one period: a slope and two for its error
 
 
@@ -188,8 +188,8 @@ class StalenessFit:
         """Draws of R(u, p) for the model u of a row and periods after all of `losses`, (DRAWS, periods).
 
         From its loss on the last period on, the law adds what age costs, and difficulty walks on with the
-        mean and the variance of its steps so far. Both trends are damped, as trends seldom go on (Gardner and
-        McKenzie, 1985). None: fewer than two steps, or no loss on the last period.
+        mean and the variance of its steps so far. Both trends may fade, as trends often do (Gardner and McKenzie,
+        1985). None: fewer than two steps, or no loss on the last period.
         """
         at, trained = np.array(self.losses.periods), self.losses.until[row]
         steps, adds, gaps = [], [], []
@@ -213,7 +213,10 @@ class StalenessFit:
         ahead = np.array(periods) - at[-1]
         spread = np.sqrt(ahead + ahead**2 / gap.sum()) * self._random.standard_normal((DRAWS, len(ahead)))
         noise = np.sqrt(2) * self._noise[:, None] * self._random.standard_normal((DRAWS, len(ahead)))
-        damped = self.period * _DAMPING * (1 - _DAMPING ** (ahead / self.period)) / (1 - _DAMPING)
-        older = self._b[:, None] * self._shape(at[-1] - trained + np.array([0.0, *damped]))[:, self._law].T
-        aged = older[:, 1:] - older[:, :1]
-        return np.asarray(last + aged + np.outer(rate, damped) + deviation[:, None] * spread + noise)
+        share = self._random.choice(_DAMPING, (DRAWS, 1))
+        faded = self.period * share * (1 - share ** (ahead / self.period)) / (1 - share)  # (DRAWS, periods)
+        exponent = np.array(_EXPONENTS)[self._law, None]
+        now, later = ((at[-1] - trained + each) / self._unit for each in (np.zeros_like(faded), faded))
+        start = np.where(now > 0, now**exponent, 0.0)
+        aged = self._b[:, None] * (later**exponent - start)
+        return np.asarray(last + aged + rate[:, None] * faded + deviation[:, None] * spread + noise)

@@ -38,14 +38,14 @@ class StalenessBacktest(NamedTuple):
     """All periods of one stream or group."""
 
     title: str
-    unit: str  # of losses
+    unit: str  # of losses; "": that of the file
     origins: list[StalenessOrigin]
     name: Callable[[float], str]  # of a period
 
     @property
     def parts(self) -> list[DocumentPart]:
         """The document."""
-        heading = f"Backtest of staleness ({self.unit}): {self.title}"
+        heading = f"Backtest of staleness{self.unit and f' ({self.unit})'}: {self.title}"
         return [DocumentPart(heading, (), self._table(), [NOTE])]
 
     def _table(self) -> Table:
