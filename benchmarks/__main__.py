@@ -3,7 +3,7 @@
 `python -m benchmarks data_prep_scale` measures data_prep on many gigabytes of synthetic text; it only runs
 by name. So do `python -m benchmarks near_duplicates`, which compares near duplicates with exact similarities,
 and `python -m benchmarks advice_calibration`, which counts how often `alma advise` sees a difference between
-equal learners.
+equal learners, and `python -m benchmarks cadence_calibration`, how often it says to retrain more often.
 """
 
 import importlib
@@ -26,7 +26,7 @@ BENCHMARKS = {
     "train_speed": "Training by fairseq-train, whole processes",
     "data_prep_speed": "Text to mega-batches",
 }
-ALONE = ("data_prep_scale", "near_duplicates", "advice_calibration")
+ALONE = ("data_prep_scale", "near_duplicates", "advice_calibration", "cadence_calibration")
 """Run only by name, with flags of their own."""
 
 

@@ -6,7 +6,7 @@ over seeds,
     R(u, p) = d(p) + b (a / A)^c + m(u) + W(u) + e(u, p),     a = p - u
 
     d   the difficulty of the period: free, so only models on one period are compared
-    b   extra loss at the age A; any number. c: 0 (`level`) to 1 (`linear`). The law is 0 at age 0
+    b   extra loss at the age A; any number. c: 0 (a level), 1 (linear), up to 1.5. The law is 0 at age 0
     m   how models differ by chance: model * noise
     W   a walk, by which a stream drifts more in one period than in another: walk * noise in each period
     e   noise of a cell
@@ -31,7 +31,7 @@ from alma.report.advice.forecast import Array
 from alma.report.age import Losses, MeanOverSeeds
 
 DRAWS = 1000
-_EXPONENTS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_EXPONENTS = tuple(i / 20 for i in range(31))
 _MODEL_RATIOS = (0.0, 1.0, 3.0)
 _WALK_RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _MOST_PERIODS = 30  # the newest that are read: older ones say little, and cost time
