@@ -6,7 +6,8 @@
 The log error of a run is a power law with an offset, plus a run effect, plus the noise of each stage. Pairs
 are two configurations of one law (the share with evidence should be near the nominal 10%), or with errors 5%
 or 10% apart. A third configuration, of another size and with 3 seeds, is in the same records, except in the
-row "nothing to pool", where all have one seed. The last table is of forecasts: how many stages to come were
+row "nothing to pool", where all have one seed. Where the stream drifts, the errors of all configurations walk
+together. The last table is of forecasts: how many stages to come were
 in the intervals.
 """
 
@@ -44,17 +45,19 @@ class Cell(NamedTuple):
     noise: float = 0.015  # of a stage
     third: int = 3  # seeds of the third configuration
     gap: float = 0.0  # log ratio of the two errors
+    drift: float = 0.0  # deviation of the steps of a walk that all log errors share
 
 
 def make_section(cell: Cell, random: np.random.Generator) -> Section:
     """Records of sm, of ens (exp(gap) times the errors) and of a third configuration."""
     exponent, offset = random.uniform(0.2, 0.7), random.choice([0.0, 0.02, 0.05])
     kinds = [("sm", 8, cell.seeds, 0.0), ("ens", 8, cell.seeds, cell.gap), ("sm", 16, cell.third, -0.3)]
+    path = cell.drift * random.standard_normal(B).cumsum() if cell.drift else np.zeros(B)
     results = []
     for learner, size, seeds, gap in kinds:
         config = {"learner": learner, "waiting_time": cell.waiting_time, "megabatches": B, "replay": False}
         config |= {"seed": 0, "hidden": size, "members": 5 if learner == "ens" else 1}
-        law = np.log(0.5 * np.arange(1.0, B + 1) ** -exponent + offset) + gap
+        law = np.log(0.5 * np.arange(1.0, B + 1) ** -exponent + offset) + gap + path
         repeats = [_rows(law, cell, random) for _ in range(seeds)]
         runs = tuple(Run(None, {"config": config | {"seed": seed}}) for seed in range(seeds))  # type: ignore
         results.append(Result(config, tuple(repeats), settings=f"hidden={size}", runs=runs))
@@ -105,6 +108,10 @@ def equal_learners(pairs: int, seed: int) -> Iterator[list[str]]:
         yield [str(waiting_time), str(now), f"{noise:.1%}", *shares]
     alone = [f"{sum(outcome(Cell(90, 1, sd, third=1), pairs, seed=seed)):.1%}" for sd in RUN_SDS]
     yield ["1", "90, nothing to pool", "1.5%", alone[0], "", alone[1], "", alone[2], ""]
+    for now in (20, 90):
+        cells = [Cell(now, seeds, sd, drift=0.05) for sd in RUN_SDS for seeds in (1, 3)]
+        shares = [f"{sum(outcome(cell, pairs, seed=seed)):.1%}" for cell in cells]
+        yield ["1", f"{now}, stream drifts by 5%", "1.5%", *shares]
 
 
 def different_learners(pairs: int, seed: int) -> Iterator[list[str]]:

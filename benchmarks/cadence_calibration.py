@@ -1,6 +1,6 @@
 """How often `alma advise` says to retrain more often: made-up evaluation matrices with and without drift.
 
-    python -m benchmarks cadence_calibration              100 matrices of each kind, about a minute of one core
+    python -m benchmarks cadence_calibration              100 matrices of each kind, half a minute of one core
     python -m benchmarks cadence_calibration --count 20   the same, coarser
 
 The loss of a model is the difficulty of the period, less what its training gains, plus drift: a loss in each
@@ -86,7 +86,7 @@ def table(count: int, seed: int) -> Iterator[list[str]]:
 def main(arguments: Sequence[str]) -> None:
     """Print the table."""
     parser = Parser(prog="python -m benchmarks cadence_calibration", description=__doc__)
-    parser.add_argument("--count", type=int, default=100, metavar="N", help="matrices of a kind (default: 100)")
+    parser.add_argument("--count", type=int, default=100, metavar="N", help="of a kind (default: 100)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the matrices (default: 0)")
     options = parser.parse_args(arguments)
     print(f"How often to retrain? {options.count} matrices of each kind")

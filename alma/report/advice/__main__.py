@@ -26,16 +26,16 @@ def parser() -> Parser:
         prog="python -m alma.report.advice",
         usage="%(prog)s [RUN...] [options]",
         description="Advice for the mega-batches to come, from runs on one stream: the front of error, "
-        "compute and parameters, forecasts with 90% intervals, and what each decision is worth. On a stream that "
-        "drifts, also how often to retrain.",
+        "compute and parameters, forecasts with 90% intervals, and what each decision is worth. On a stream "
+        "that drifts, also how often to retrain.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
     add("runs", nargs="*", metavar="RUN", help=RUNS)
-    matrix = "in place of runs, losses from elsewhere: a CSV file with the columns trained_until, tested_on, loss "
-    matrix += "and, if there are several, model, domain and seed; repeatable"
+    matrix = "in place of runs, losses from elsewhere: a CSV file with the columns trained_until, tested_on, "
+    matrix += "loss and, if there are several, model, domain and seed; repeatable"
     add("--matrix", type=Path, action="append", metavar="FILE", help=matrix)
-    groups = "with --matrix: models and domains as MODEL/DOMAIN, such as 1b/news,'3b/*' (default: all, in turn)"
+    groups = "with --matrix: MODEL/DOMAIN, or patterns, such as 1b/news,'3b/*' (default: all, in turn)"
     add("--groups", type=lambda text: text.split(","), metavar="LIST", help=groups)
     by = "; ".join(f"{name}: {what}" for name, what in MEASURES.items())
     add("--by", choices=list(MEASURES), help=f"what is compared (default: coming). {by}")

@@ -49,7 +49,7 @@ class Advice(NamedTuple):
     comparisons: list[Comparison]
     waiting: list[str]  # configurations without a complete stage
     drifts: bool  # whether each mega-batch has a test set of its own
-    retraining: Retraining | None  # how often to retrain the choice; None: no evaluation matrix, or a small one
+    retraining: Retraining | None  # how often to train the choice; None: no evaluation matrix, or a small one
 
     @property
     def now(self) -> int:

@@ -87,7 +87,7 @@ def look_back(section: Section, by: str) -> Backtest:
 
 
 def _of_staleness(section: Section) -> StalenessBacktest | None:
-    """The backtest of staleness of all configurations; None without evaluation matrices, or of few periods."""
+    """The backtest of staleness of all configurations; None: no evaluation matrices, or few periods."""
     group = [losses for result in section.results if (losses := losses_of(result))]
     try:
         return look_back_on(section.title, unit(section.results[0]), group, "t={:g}".format)

@@ -18,8 +18,8 @@ NO_EVIDENCE = "no evidence either way"
 _EVERY = (1, 2, 4, 8)
 NOTE = """\
 Extra loss: above a model trained until the period that is served, mean over the periods up to the next \
-training; it includes what less training costs. Naive rules: "as last time" takes the extra losses on the last \
-period, interpolated in age; "no staleness" expects none, so that the rarest training is the best."""
+training; it includes what less training costs. Naive rules: "as last time" takes the extra losses on the \
+last period, interpolated in age; "no staleness" expects none, so that the rarest training is the best."""
 
 
 class Cadence(NamedTuple):
@@ -88,7 +88,8 @@ class Retraining(NamedTuple):
         if math.isnan(mean):
             effect = "Effect of age: unknown without losses on periods before a model was trained."
         else:
-            effect = f"Effect of age, amount of training taken out: {shown}{self.unit and f' {self.unit}'} a period: {found}."
+            shown += self.unit and f" {self.unit}"
+            effect = f"Effect of age, amount of training taken out: {shown} a period: {found}."
         exponent, probability = self.law
         law = f"The law of extra loss is age^{exponent:g} ({probability:.0%}). A period is {self.period}."
         return [f"{QUESTION.capitalize()} {self.answer}.", effect, law]
@@ -100,10 +101,10 @@ class Retraining(NamedTuple):
             return NO_EVIDENCE.capitalize()
         first, second = self.cadences[:2]
         mean, low, high = self.against_first(second)
-        gain = f"the loss is {abs(mean):.3g} [{min(map(abs, (low, high))):.3g}, {max(map(abs, (low, high))):.3g}]"
-        other = second if self.advice == first.name else first
-        times = f"{other.every / (first if other is second else second).every:g} times the trainings"
-        return f"{self.advice.capitalize()}: {gain} lower than {other.name}, for {times}"
+        better, other = (first, second) if low > 0 else (second, first)
+        least, most = sorted(map(abs, (low, high)))
+        gain = f"the loss is {abs(mean):.3g} [{least:.3g}, {most:.3g}] lower than {other.name}"
+        return f"{better.name.capitalize()}: {gain}"
 
     @property
     def parts(self) -> list[DocumentPart]:
@@ -164,14 +165,14 @@ def retraining(
     within = [k for k in every if budget is None or (cost[k] or 0.0) <= 1.01 * budget] or every[-1:]
     cadences = []
     for k in within:
-        ages = fit.period * np.arange(1, k + 1)
+        ages = [fit.period * i for i in range(1, k + 1)]
         last_time = _on_the_last_period(losses, fit.mean, ages)
         cadences.append(Cadence(k, fit.extra(ages).mean(1), last_time, cost[k]))
     drift = MeanOverSeeds(*(fit.period * value for value in effect_of_age(losses)))
     return Retraining(losses.label, unit, period.format(fit.period), drift, cadences, fit.law)
 
 
-def _on_the_last_period(losses: Losses, mean: Array, ages: Sequence[float] | Array) -> float:
+def _on_the_last_period(losses: Losses, mean: Array, ages: Sequence[float]) -> float:
     """Mean extra loss at these ages on the last period that has a model of its own; NaN if none has."""
     for j in reversed(range(len(losses.periods))):
         period = losses.periods[j]

@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import date
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -106,9 +106,9 @@ def _lines(path: Path, kinds: dict[str, str]) -> Iterator[_Loss]:
         if None in row or None in row.values():
             raise UserError(f"{place}: as many values as line 1 has names")
         names = [row[name].strip() for name in _GROUP if row.get(name)]
-        times = [_time(row[name], f"{place}, {name}", kinds) for name in ("trained_until", "tested_on")]
+        until, tested = (_time(row[name], f"{place}, {name}", kinds) for name in _NEEDED[:2])
         loss = _number(row["loss"], f"{place}, loss")
-        yield _Loss(place, "/".join(names) or path.stem, row.get("seed", "").strip(), *times, loss)
+        yield _Loss(place, "/".join(names) or path.stem, row.get("seed", "").strip(), until, tested, loss)
     if empty:
         raise UserError(f"{path}: no losses below the names of the columns")
 
@@ -127,7 +127,7 @@ def _time(text: str, place: str, kinds: dict[str, str]) -> float:
     first = kinds.setdefault(kind, place)
     if len(kinds) > 1:
         other = next(each for each in kinds.values() if each != first)
-        raise UserError(f"{place}: {text} is of another kind than the labels of {other}: use one kind of date")
+        raise UserError(f"{place}: {text} is another kind of time than in {other}: use one kind")
     return value
 
 
@@ -149,10 +149,7 @@ def _losses(label: str, lines: Sequence[_Loss]) -> Losses:
         if first is not line:
             again = f"{line.place}: {label}: the same model, period and seed as {first.place}"
             raise UserError(f"{again}: leave out one, or number the seeds in a column `seed`")
-    ascending: Callable[[str], tuple[float, ...]] = lambda name: tuple(
-        sorted({getattr(line, name) for line in lines})
-    )
-    until, tested = ascending("until"), ascending("tested")
+    until, tested = sorted({line.until for line in lines}), sorted({line.tested for line in lines})
     for count, what in ((len(until), "trained_until"), (len(tested), "tested_on")):
         if count < 2:
             raise UserError(f"{label}: a single value of {what}: staleness needs two or more")
@@ -160,4 +157,4 @@ def _losses(label: str, lines: Sequence[_Loss]) -> Losses:
         tuple(tuple(cells[s, u, p].loss if (s, u, p) in cells else math.nan for p in tested) for u in until)
         for s in dict.fromkeys(line.seed for line in lines)
     )
-    return Losses(label, until, tested, seeds)
+    return Losses(label, tuple(until), tuple(tested), seeds)

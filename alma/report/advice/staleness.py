@@ -18,6 +18,7 @@ over age that differs between seeds widens the law by its standard error.
 An older model has also trained less, which the law includes; `age_effect` tells whether the stream drifts.
 """
 
+import functools
 import itertools
 import statistics
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ DRAWS = 1000
 _EXPONENTS = tuple(i / 20 for i in range(31))
 _MODEL_RATIOS = (0.0, 1.0, 3.0)
 _WALK_RATIOS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)
-_MOST_PERIODS = 30  # the newest that are read: older ones say little, and cost time
+_MOST = 30  # of the newest models and periods are read: older ones say little, and cost time
 _LEAST_NOISE = 1e-5  # records round losses
 _DAMPING = (0.6, 0.8, 0.9999)  # of a trend of losses in each period ahead, equally likely; the last: none
 _LEAST_CONTRASTS = 3  # of models on one period: a slope and two for its error
@@ -49,7 +50,7 @@ def until(losses: Losses, last: float) -> Losses:
 
 
 def effect_of_age(losses: Losses) -> MeanOverSeeds:
-    """Extra loss a period of distance, the amount of training taken out (`age_effect`), with its 90% interval.
+    """`age_effect`, extra loss a period of distance without the amount of training, with its 90% interval.
 
     The interval is that of a jackknife over periods, whose variance is added to that over seeds. NaN of fewer
     than three periods that have both a model and a held-out part.
@@ -84,9 +85,9 @@ class StalenessFit:
         """UserError: too few models were tested on one period."""
         self.losses = losses
         self.mean = np.mean(losses.seeds, axis=0)  # (rows, columns); NaN where a seed has none
-        first = min(losses.periods[-_MOST_PERIODS:], default=0.0)
+        first_row, first = (len(each) - _MOST for each in (losses.until, losses.periods))
         cells = [cell for a, found in losses.by_age().items() if a >= 0 for cell in found]
-        cells = sorted((j, i) for i, j in cells if losses.periods[j] >= first)
+        cells = sorted((j, i) for i, j in cells if i >= first_row and j >= first)
         sizes = [len(list(same)) for _, same in itertools.groupby(cells, lambda cell: cell[0])]
         if len(cells) - len(sizes) < _LEAST_CONTRASTS:
             raise UserError(
@@ -177,46 +178,52 @@ class StalenessFit:
             own = self._model_covariance(np.array([trained]), self._until, model, walk)[0]
             newest = self._model_covariance(np.array([periods[0]]), self._until, model, walk)[0]
             known = solve_triangular(self._roots[g], self._contrasts @ (own - newest), lower=True)
-            rest = self._values[:, None] - self._shapes[:, self._law[drawn]] * self._b[drawn]
-            expected[drawn] = known @ solve_triangular(self._roots[g], rest, lower=True)
+            weights = solve_triangular(self._roots[g], known, lower=True, trans="T")
+            law = (weights @ self._shapes)[self._law[drawn]]
+            expected[drawn] = weights @ self._values - law * self._b[drawn]
             distance = (np.array(periods) - trained) / self.period
             variance[drawn] = 2 + 2 * model**2 + walk**2 * distance - known @ known
         scatter = self._noise[:, None] * np.sqrt(variance) * self._random.standard_normal(variance.shape)
-        return self.extra(np.array(periods) - trained) + expected[:, None] + scatter
+        return self.extra([p - trained for p in periods]) + expected[:, None] + scatter
 
     def coming_losses(self, row: int, periods: Sequence[float]) -> Array | None:
         """Draws of R(u, p) for the model u of a row and periods after all of `losses`, (DRAWS, periods).
 
         From its loss on the last period on, the law adds what age costs, and difficulty walks on with the
-        mean and the variance of its steps so far. Both trends may fade, as trends often do (Gardner and McKenzie,
-        1985). None: fewer than two steps, or no loss on the last period.
+        mean and the variance of its steps so far. Both trends may fade, as trends often do (Gardner and
+        McKenzie, 1985). None: fewer than two steps, or no loss on the last period.
         """
-        at, trained = np.array(self.losses.periods), self.losses.until[row]
-        steps, adds, gaps = [], [], []
-        for j in range(len(at) - 1):
-            both = [i for i, u in enumerate(self.losses.until) if u <= at[j]]
-            change = {i: self.mean[i, j + 1] - self.mean[i, j] for i in both}
-            kept = [i for i in both if np.isfinite(change[i])]
-            if kept:
-                ages = at[[j + 1, j]][:, None] - np.array(self.losses.until)[kept]
-                later, earlier = (self._shape(each) for each in ages)
-                steps.append(np.mean([change[i] for i in kept]))
-                adds.append((later - earlier).mean(0))
-                gaps.append(at[j + 1] - at[j])
-        last, gap = self.mean[row, -1], np.array(gaps)
-        if len(steps) < 2 or not np.isfinite(last):
+        (steps, adds, gap), last = self._steps, self.mean[row, -1]
+        if len(gap) < 2 or not np.isfinite(last):
             return None
-        harder = np.array(steps) - self._b[:, None] * np.array(adds).T[self._law]  # (DRAWS, steps)
+        trained, newest = self.losses.until[row], self.losses.periods[-1]
+        harder = steps - self._b[:, None] * adds.T[self._law]  # (DRAWS, steps)
         rate = harder.sum(1) / gap.sum()
         squares = ((harder - np.outer(rate, gap)) ** 2 / gap).sum(1)
         deviation = np.sqrt(squares / self._random.chisquare(len(gap) - 1, DRAWS))
-        ahead = np.array(periods) - at[-1]
+        ahead = np.array(periods) - newest
         spread = np.sqrt(ahead + ahead**2 / gap.sum()) * self._random.standard_normal((DRAWS, len(ahead)))
         noise = np.sqrt(2) * self._noise[:, None] * self._random.standard_normal((DRAWS, len(ahead)))
         share = self._random.choice(_DAMPING, (DRAWS, 1))
         faded = self.period * share * (1 - share ** (ahead / self.period)) / (1 - share)  # (DRAWS, periods)
         exponent = np.array(_EXPONENTS)[self._law, None]
-        now, later = ((at[-1] - trained + each) / self._unit for each in (np.zeros_like(faded), faded))
+        now, later = ((newest - trained + each) / self._unit for each in (np.zeros_like(faded), faded))
         start = np.where(now > 0, now**exponent, 0.0)
         aged = self._b[:, None] * (later**exponent - start)
         return np.asarray(last + aged + rate[:, None] * faded + deviation[:, None] * spread + noise)
+
+    @functools.cached_property
+    def _steps(self) -> tuple[Array, Array, Array]:
+        """From each period to the next, over the models trained by then: mean change of the loss, (steps,),
+        that of the laws with b = 1, (steps, laws), and the distance, (steps,)."""
+        at, trained = np.array(self.losses.periods), np.array(self.losses.until)
+        steps, adds, gaps = [], [], []
+        for j in range(len(at) - 1):
+            change = self.mean[:, j + 1] - self.mean[:, j]
+            kept = (trained <= at[j]) & np.isfinite(change)
+            if kept.any():
+                later, earlier = (self._shape(each - trained[kept]) for each in at[[j + 1, j]])
+                steps.append(change[kept].mean())
+                adds.append((later - earlier).mean(0))
+                gaps.append(at[j + 1] - at[j])
+        return np.array(steps), np.array(adds), np.array(gaps)

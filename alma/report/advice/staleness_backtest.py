@@ -91,18 +91,19 @@ def _key(level: float) -> str:
 def look_back_on(
     title: str, unit: str, group: Sequence[Losses], name: Callable[[float], str]
 ) -> StalenessBacktest:
-    """Forecasts at each period at which a model of `group` was trained, against what came.
-
-    UserError: no model is old enough at a period before the last one.
+    """Forecasts at each period at which a model of `group` was trained (tenths, of more than ten), against
+    what came. UserError: no model is old enough at a period before the last one.
     """
     origins: dict[float, StalenessOrigin] = {}
     for losses in group:
-        for now in losses.until:
+        count = len(losses.until)
+        tenths = sorted({round(count * tenth / 10) for tenth in range(1, 11)} - {0})
+        for now in (losses.until[i - 1] for i in tenths):
             origin = origins.setdefault(now, StalenessOrigin(now, _no_scores(), _no_scores()))
             _look_back(losses, origin)
     found = [origin for _, origin in sorted(origins.items()) if origin.losses["forecast"]]
     if not found:
-        raise UserError(f"--backtest: {title}: too few periods to forecast losses at an earlier one")
+        raise UserError(f"--backtest: {title}: too few models with a loss on their own period")
     return StalenessBacktest(title, unit, found, name)
 
 
@@ -120,12 +121,12 @@ def _look_back(losses: Losses, origin: StalenessOrigin) -> None:
     mean = np.mean(losses.seeds, axis=0)
     now = len(known.periods)  # index of the first column to come
     newest = {p: (i, j) for i, u in enumerate(losses.until) for j, p in enumerate(losses.periods) if u == p}
-    fresh = {p: mean[cell] for p, cell in newest.items()}
+    fresh = {p: float(mean[cell]) for p, cell in newest.items()}
     for row, trained in enumerate(known.until):
-        came = {p: mean[row, j] for j, p in enumerate(losses.periods) if j >= now}
+        came = {p: float(mean[row, j]) for j, p in enumerate(losses.periods) if j >= now}
         came = {p: value for p, value in came.items() if np.isfinite(value)}
         draws = fit.coming_losses(row, list(came)) if came else None
-        last = mean[row, now - 1]
+        last = float(mean[row, now - 1])
         if draws is not None and trained in fresh:
             _score(origin.losses, draws, np.array(list(came.values())), (fresh[trained], last))
         later = {p: value - fresh[p] for p, value in came.items() if np.isfinite(fresh.get(p, np.nan))}
