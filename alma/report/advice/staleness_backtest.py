@@ -141,5 +141,6 @@ def _score(scores: Scores, draws: Array, came: Array, rules: Sequence[float]) ->
     for level in LEVELS:
         low, high = interval(draws, level)
         scores[_key(level)] += ((low <= came) & (came <= high)).tolist()
-    for key, forecast in zip(_OFF, (np.median(draws, 0), *rules), strict=True):
+    forecasts: list[Array] = [np.median(draws, 0), *(np.full(len(came), rule) for rule in rules)]
+    for key, forecast in zip(_OFF, forecasts, strict=True):
         scores[key] += abs(forecast - came).tolist()
