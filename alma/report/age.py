@@ -63,7 +63,12 @@ def losses_of(result: Result) -> Losses | None:
     config = result.config
     plan = [stage.last for stage in stages(result.megabatches, result.waiting_time, config["replay"])]
     until = tuple(t for t in plan if t <= result.progress)
-    loss = math.log if result.metric == "perplexity" else lambda value: result.display.factor * value
+
+    def loss(value: float) -> float:
+        if result.metric == "perplexity":
+            return math.log(value) if value > 0 else math.nan
+        return result.display.factor * value
+
     seeds = tuple(_cells(rows, until, loss) for rows in result.repeats)
     return Losses(result.label, until, tuple(range(1, result.megabatches + 1)), seeds) if until else None
 

@@ -357,6 +357,16 @@ def test_text_is_in_nats_and_a_stream_without_drift_is_no_evidence(tmp_path):
     assert "Backtest of staleness (nats a token)" in call(tmp_path, "--backtest").stdout
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("make", [image_run, lm_run])
+def test_a_bad_value_in_the_matrix_does_not_count(tmp_path, make, value):
+    run = make(tmp_path / "run", [0.3] * 6)
+    drifting(run, lambda t, j: value if (t, j) == (2, 4) else 0.3 + 0.02 * abs(j - t) + 0.001 * (t * j % 3))
+    for arguments in ((), ("--backtest",)):
+        done = call(tmp_path, *arguments)
+        assert (done.returncode, done.stderr, "ow often to retrain" in done.stdout) == (0, "", not arguments)
+
+
 def test_a_stream_of_two_mega_batches_has_no_answer(tmp_path):
     drifting(image_run(tmp_path / "run", [0.5, 0.4]), lambda t, j: 0.5)
     done = call(tmp_path)

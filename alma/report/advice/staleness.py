@@ -84,7 +84,8 @@ class StalenessFit:
     def __init__(self, losses: Losses):
         """UserError: too few models were tested on one period."""
         self.losses = losses
-        self.mean = np.mean(losses.seeds, axis=0)  # (rows, columns); NaN where a seed has none
+        mean = np.mean(losses.seeds, axis=0)
+        self.mean = np.where(np.isfinite(mean), mean, np.nan)  # (rows, columns); NaN where a seed has none
         first_row, first = (len(each) - _MOST for each in (losses.until, losses.periods))
         cells = [cell for a, found in losses.by_age().items() if a >= 0 for cell in found]
         cells = sorted((j, i) for i, j in cells if i >= first_row and j >= first)
