@@ -9,7 +9,7 @@ import pytest
 from alma.report.advice import matrix
 from alma.report.advice.__main__ import main
 from alma.report.advice.cadence import NO_EVIDENCE, Compute, retraining
-from alma.report.advice.staleness import StalenessFit, effect_of_age, until
+from alma.report.advice.staleness import StalenessFit, effect_of_age, known_at
 from alma.report.advice.staleness_backtest import look_back_on, summarize
 from alma.report.age import Losses
 from benchmarks import cadence_calibration as calibration
@@ -186,7 +186,7 @@ def test_a_known_law_is_found(exponent):
     """However hard the periods are; what came after the last read period does not matter."""
     hard = [3.0, 2.0, 4.0, 1.0, 2.5, 3.5, 2.0, 1.5, 9.0, 5.0]
     made = noisy(lambda u, p, _: hard[p - 1] + 0.1 * abs(p - u) ** exponent, count=10)
-    fit = StalenessFit(until(made, 8))
+    fit = StalenessFit(known_at(made, 8))
     extra = fit.extra([0, 1, 2, 4])
     assert np.ptp(extra[:, 0]) == 0
     true = 0.1 * np.array([1, 2, 4]) ** exponent
@@ -268,7 +268,7 @@ def test_the_backtest_reads_only_what_was_known():
     one, two = (look_back_on("made up", "", [each], str).origins for each in (calm, broken))
     assert summarize(one[:1])["extra"]["coverage_0.9"] > 0.8
     assert summarize(two[:1])["losses"]["coverage_0.9"] < 1
-    fits = [StalenessFit(until(each, 6)).extra([1, 2]) for each in (calm, broken)]
+    fits = [StalenessFit(known_at(each, 6)).extra([1, 2]) for each in (calm, broken)]
     assert np.array_equal(*fits)
 
 

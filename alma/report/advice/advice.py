@@ -13,7 +13,7 @@ from alma.report.advice.choice import Limits, choose, front
 from alma.report.advice.decisions import Comparison, compare
 from alma.report.advice.forecast import LEVELS, interval
 from alma.report.advice.questions import QUESTIONS
-from alma.report.advice.staleness import until
+from alma.report.advice.staleness import known_at
 from alma.report.advice.text import DocumentPart, expected, number
 from alma.report.age import losses_of
 from alma.report.age_table import unit
@@ -205,7 +205,7 @@ def _retraining(choice: Forecast, limits: Limits) -> Retraining | None:
     training = candidate.result.over_seeds(lambda rows: training_flops(rows[last]))[0] / 1e12
     compute = Compute(candidate.compute, training, candidate.until - candidate.now)
     try:
-        known = until(losses, candidate.now)
+        known = known_at(losses, candidate.now)
         return retraining(known, unit(candidate.result), "a mega-batch", compute, limits.compute)
     except UserError:  # too few models
         return None

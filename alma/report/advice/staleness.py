@@ -41,7 +41,7 @@ _DAMPING = (0.6, 0.8, 0.9999)  # of a trend of losses in each period ahead, equa
 _LEAST_CONTRASTS = 3  # of models on one period: a slope and two for its error
 
 
-def until(losses: Losses, last: float) -> Losses:
+def known_at(losses: Losses, last: float) -> Losses:
     """What was known at period `last`: no later model, no later held-out part."""
     columns = sum(period <= last for period in losses.periods)
     rows = sum(u <= last for u in losses.until)
@@ -165,7 +165,13 @@ class StalenessFit:
     def extra(self, ages: Sequence[float]) -> Array:
         """Draws of the extra loss that the laws expect at these ages, (DRAWS, ages)."""
         at = np.asarray(ages, dtype=float)
-        return self._b[:, None] * self._shape(at)[:, self._law].T + np.outer(self._of_seeds, at)
+        return self._drawn_law(at) + np.outer(self._of_seeds, at)
+
+    def _drawn_law(self, ages: Array) -> Array:
+        """Draws of the law at ages (n,) or (DRAWS, n): (DRAWS, n)."""
+        relative = np.maximum(ages, 0) / self._unit
+        exponents = np.array(_EXPONENTS)[self._law, None]
+        return self._b[:, None] * np.where(relative > 0, relative**exponents, 0.0)
 
     def extra_losses(self, row: int, periods: Sequence[float]) -> Array:
         """Draws of R(u, p) - R(p, p) for the model u of a row and periods after all of `losses`,
@@ -207,10 +213,7 @@ class StalenessFit:
         noise = np.sqrt(2) * self._noise[:, None] * self._random.standard_normal((DRAWS, len(ahead)))
         share = self._random.choice(_DAMPING, (DRAWS, 1))
         faded = self.period * share * (1 - share ** (ahead / self.period)) / (1 - share)  # (DRAWS, periods)
-        exponent = np.array(_EXPONENTS)[self._law, None]
-        now, later = ((newest - trained + each) / self._unit for each in (np.zeros_like(faded), faded))
-        start = np.where(now > 0, now**exponent, 0.0)
-        aged = self._b[:, None] * (later**exponent - start)
+        aged = self._drawn_law(newest - trained + faded) - self._drawn_law(np.array([newest - trained]))
         return np.asarray(last + aged + rate[:, None] * faded + deviation[:, None] * spread + noise)
 
     @functools.cached_property

@@ -8,7 +8,7 @@ import numpy as np
 
 from alma.errors import UserError
 from alma.report.advice.forecast import LEVELS, Array, interval
-from alma.report.advice.staleness import StalenessFit, until
+from alma.report.advice.staleness import StalenessFit, known_at
 from alma.report.advice.text import DocumentPart, number
 from alma.report.age import Losses
 from alma.report.sections import rounded
@@ -113,7 +113,7 @@ def _no_scores() -> Scores:
 
 def _look_back(losses: Losses, origin: StalenessOrigin) -> None:
     """Add the scores of the models of one configuration, from what was known at the origin."""
-    known = until(losses, origin.now)
+    known = known_at(losses, origin.now)
     try:
         fit = StalenessFit(known)
     except UserError:
