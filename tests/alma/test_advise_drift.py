@@ -89,6 +89,7 @@ def test_each_group_is_answered_in_turn(table, tmp_path):
     gain, low, high = groups[0]["cadences"][1]["against_first"]
     assert low < 0.006 < high  # half a year more at 0.001 a month
     assert gain == pytest.approx(0.006, abs=0.002)
+    assert groups[0]["effect_of_age"][0] == pytest.approx(0.012, abs=0.002)  # of a period, 12 months
     one = call("--matrix", table, "--groups", "3b/*").stdout
     assert ("3b/news" in one, "3b/wiki" in one, "1b/news" in one) == (True, True, False)
 
@@ -265,11 +266,11 @@ def test_the_backtest_reads_only_what_was_known():
     """A drift that begins at period 7 is no part of the forecasts before."""
     calm = noisy(lambda u, p, _: 2.0, 0.001)
     broken = noisy(lambda u, p, _: 2.0 + (p > 6) * (p - u), 0.001)
-    one, two = (look_back_on("made up", "", [each], str).origins for each in (calm, broken))
-    assert summarize(one[:1])["extra"]["coverage_0.9"] > 0.8
-    assert summarize(two[:1])["losses"]["coverage_0.9"] < 1
-    fits = [StalenessFit(known_at(each, 6)).extra([1, 2]) for each in (calm, broken)]
-    assert np.array_equal(*fits)
+    origins = [look_back_on("made up", "", [each], str).origins for each in (calm, broken)]
+    assert summarize(origins[0][:1])["extra"]["coverage_0.9"] > 0.8
+    assert summarize(origins[1][:1])["losses"]["coverage_0.9"] < 1
+    one, two = (StalenessFit(known_at(each, 6)).extra([1, 2]) for each in (calm, broken))
+    assert np.array_equal(one, two)
 
 
 def test_the_backtest_of_an_even_drift_beats_the_naive_rules():
@@ -285,6 +286,27 @@ def test_the_backtest_of_an_even_drift_beats_the_naive_rules():
     assert (last["losses"]["cells"], last["extra"]["cells"]) == (9, 9)
     assert last["losses"]["no staleness"] == pytest.approx(np.mean([0.1 * a for a in range(1, 10)]), abs=0.01)
     assert last["extra"]["as last time"] == pytest.approx(0.1, abs=0.01)
+
+
+def test_a_trend_of_all_losses_is_forecast_though_no_age_explains_it():
+    made = noisy(lambda u, p, _: 2 + 0.1 * p)
+    draws = StalenessFit(known_at(made, 6)).coming_losses(0, [7, 8])
+    assert np.median(draws, 0) == pytest.approx([2.7, 2.8], abs=0.1)
+    low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+    assert np.all((low < [2.7, 2.8]) & ([2.7, 2.8] < high))
+
+
+def test_a_model_that_is_worse_stays_worse():
+    made = noisy(lambda u, p, _: 2 + 0.5 * (u == 3))
+    fit = StalenessFit(known_at(made, 6))
+    worse, other = (float(np.median(fit.extra_losses(row, [7]))) for row in (2, 1))
+    assert worse - other == pytest.approx(0.5, abs=0.15)
+
+
+@pytest.mark.parametrize("kind", [calibration.Drift("even", 0.03), calibration.Drift("", 0.03, uneven=0.03)])
+def test_the_true_gain_is_in_nine_of_ten_intervals(kind):
+    """Of 40 matrices 32 or more, with a probability of 99%, of an uneven drift too."""
+    assert calibration.outcome(kind, 12, 1, 40)[2] >= 32 / 40
 
 
 def test_the_backtest_of_a_file(table, tmp_path):
@@ -325,6 +347,8 @@ def test_three_questions_on_runs(tmp_path):
     assert often["cadences"][1]["against_first"][0] == pytest.approx(1, abs=0.3)
     # 6 TFLOPs so far, and 1 for a training: in both mega-batches to come, or in one
     assert [each["compute"] for each in often["cadences"]][:2] == [8, 7]
+    decisions = [line for line in done.stdout.splitlines() if line.startswith(("replay?", "last weights or"))]
+    assert [line.rsplit("  ", 1)[1].strip() for line in decisions] == ["replay: 0.5", "last weights"]
     assert "lower now" in done.stdout
     assert "How often to retrain? sm, replay 0.5 w=1" in done.stdout
     limited = call(tmp_path / "runs", "--from", 6, "--budget", "8TFLOPs").stdout
