@@ -256,10 +256,9 @@ def test_streams_that_do_not_drift_are_no_evidence(kind, periods, seeds):
 
 
 def test_drift_is_found():
-    every, rarely, held = calibration.outcome(calibration.Drift("drifts", 0.03), 10, 3, 20)
-    assert every > 0.8
+    every, rarely, _ = calibration.outcome(calibration.Drift("even", 0.03), 12, 1, 40)
+    assert every > 0.9
     assert rarely == 0
-    assert held >= 0.7
 
 
 def test_the_backtest_reads_only_what_was_known():
@@ -293,7 +292,7 @@ def test_a_trend_of_all_losses_is_forecast_though_no_age_explains_it():
     draws = StalenessFit(known_at(made, 6)).coming_losses(0, [7, 8])
     assert np.median(draws, 0) == pytest.approx([2.7, 2.8], abs=0.1)
     low, high = np.quantile(draws, [0.05, 0.95], axis=0)
-    assert np.all((low < [2.7, 2.8]) & ([2.7, 2.8] < high))
+    assert np.all((low < [2.7, 2.8]) & (high > [2.7, 2.8]))
 
 
 def test_a_model_that_is_worse_stays_worse():
