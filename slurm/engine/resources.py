@@ -1,6 +1,7 @@
 """What a job asks of SLURM: command-line flags, and their names in submitit."""
 
 import argparse
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -11,12 +12,33 @@ from alma.errors import UserError
 from alma.options import add_options, check_ranges, flag_of, given, option, options_of
 from slurm.engine.machine import Machine
 
+_FLAG_OF = {  # options of sbatch that have a flag here
+    **{name: name for name in ("partition", "account", "qos", "constraint", "exclude", "comment", "nodes")},
+    **{name: name for name in ("gres", "gpus-per-node", "cpus-per-task", "tasks-per-node")},
+    **dict.fromkeys(("gpus", "gpus-per-task", "gpus-per-socket"), "gpus-per-node"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu"), "tasks-per-node"),
+    **{"mem": "mem-gb", "time": "timeout-min", "signal": "signal-delay-s", "array": "array-parallelism"},
+}
+_OURS: tuple[str, ...] = (
+    "job-name",
+    "output",
+    "error",
+    "input",
+    "open-mode",
+    "chdir",
+    "dependency",
+    "requeue",
+)
+_OURS += ("no-requeue", "kill-on-invalid-dep", "wrap", "wait", "test-only", "parsable")
+_INSTEAD = {"mem-per-cpu": "mem_gb", "mem-per-gpu": "mem_gb", "cpus-per-gpu": "cpus_per_task"}
+"""Options of sbatch that say the same as an option here in another way."""
+
 
 @dataclass(frozen=True)
 class Resources:
     """Resources of one training; the defaults are the paper's node of 8 GPUs.
 
-    Raises UserError for a number that is too small.
+    Raises UserError for a number that is too small, and for --sbatch with what another flag sets.
     """
 
     partition: str | None = option(None, "partition to submit to", metavar="NAME")
@@ -29,11 +51,16 @@ class Resources:
     comment: str | None = option(None, "comment of the jobs; some clusters require one")
     nodes: int = option(1, "nodes; their GPUs train together", at_least=1)
     gpus_per_node: int = option(8, "GPUs per node; 0: none")
+    gres: str | None = option(
+        None,
+        "ask for the GPUs as --gres=NAME:N, such as gpu or gpu:a100, and not as --gpus-per-node",
+        metavar="NAME",
+    )
     tasks_per_node: int = option(
         1, "processes that SLURM starts per node; 1: fairseq starts one for each GPU", at_least=1
     )
-    cpus_per_task: int | None = option(None, "CPU cores per task", at_least=1)
-    mem_gb: int | None = option(None, "memory per node in GB", at_least=1)
+    cpus_per_task: int | None = option(None, "CPU cores per task; 0: the cluster's default")
+    mem_gb: int | None = option(None, "memory per node in GB; 0: the cluster's default")
     timeout_min: int = option(
         1440,
         "time limit in minutes, at least 20; a job that reaches it is requeued and resumes",
@@ -46,30 +73,78 @@ class Resources:
     )
     array_parallelism: int = option(256, "jobs of an array that may run at the same time", at_least=1)
     max_requeues: int = option(10, "times that a job may be requeued after its time limit")
+    sbatch: Sequence[str] | None = option(
+        None,
+        "another option of sbatch by its long name, such as reservation=nlp or exclusive; may repeat",
+        metavar="KEY[=VALUE]",
+    )
+    mem_gb_alone: int | None = None
+    """Memory in GB of a job of one process; None: its share of `mem_gb`."""
 
     def __post_init__(self):
         check_ranges(self)
+        for key, value in self.passed.items():
+            self._check_passed(key, value)
+        if self.gres and (self.gres.rpartition(":")[2].isdecimal() or not self.gpus_per_node):
+            raise UserError(
+                f"--gres {self.gres}: give the name of the GPUs only, such as gpu, and their number by "
+                "--gpus-per-node"
+            )
         if self.gpus_per_node and self.tasks_per_node not in (1, self.gpus_per_node):
             raise UserError(
                 f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}: give as "
                 "many tasks as GPUs, or one, or --gpus-per-node 0"
             )
 
+    def _check_passed(self, key: str, value: str | bool) -> None:
+        given = f"--sbatch {key}" if value is True else f"--sbatch {key}={value}"
+        if not re.fullmatch(r"[a-z][a-z-]+", key) or "\n" in str(value):
+            raise UserError(f"{given}: give the long name of an option of sbatch, such as reservation=NAME")
+        if key in _FLAG_OF:
+            raise UserError(f"{given}: give --{_FLAG_OF[key]} instead")
+        if key in _OURS:
+            raise UserError(f"{given}: alma sets it for each job; leave it out")
+        if key in _INSTEAD and getattr(self, _INSTEAD[key]):
+            raise UserError(f"{given}: contradicts {flag_of(_INSTEAD[key])}; leave one of them out")
+
+    @property
+    def passed(self) -> dict[str, str | bool]:
+        """The options of --sbatch; True for one without a value."""
+        pairs = (words.removeprefix("--").partition("=") for words in self.sbatch or ())
+        return {key: value if equals else True for key, equals, value in pairs}
+
+    def leaves_open(self, name: str) -> bool:
+        """Whether the user says nothing about an option, such as mem_gb, nor by --sbatch."""
+        return getattr(self, name) is None and all(_INSTEAD.get(key) != name for key in self.passed)
+
     def parameters(self) -> dict[str, Any]:
-        """Arguments of submitit's SlurmExecutor.update_parameters."""
-        gpus = {"gpus_per_node": self.gpus_per_node} if self.gpus_per_node else {}
+        """Arguments of submitit's SlurmExecutor.update_parameters.
+
+        Unless told so, srun does not take over --cpus-per-task (since SLURM 22.05), nor end a job whose
+        process has died.
+        """
+        gpus: dict[str, Any] = {}
+        if self.gpus_per_node and self.gres:
+            gpus = {"gres": f"{self.gres}:{self.gpus_per_node}"}
+        elif self.gpus_per_node:
+            gpus = {"gpus_per_node": self.gpus_per_node}
+        cores = {"cpus_per_task": self.cpus_per_task} if self.cpus_per_task else {}
         memory = {"mem": f"{self.mem_gb}GB"} if self.mem_gb else {}
-        named = ("partition", "account", "qos", "constraint", "exclude", "comment", "cpus_per_task")
+        named = ("partition", "account", "qos", "constraint", "exclude", "comment")
         return {
             **{name: getattr(self, name) for name in named if getattr(self, name) is not None},
             **gpus,
+            **cores,
             **memory,
+            "srun_args": ["--kill-on-bad-exit=1", *(f"--cpus-per-task={n}" for n in cores.values())],
+            "wckey": None,  # else submitit's, which a cluster may not know
             "nodes": self.nodes,
             "ntasks_per_node": self.tasks_per_node,
             "time": self.timeout_min,
             "signal_delay_s": self.signal_delay_s,
             "array_parallelism": self.array_parallelism,
             "stderr_to_stdout": True,
+            "additional_parameters": {**self.passed, "requeue": True, "kill-on-invalid-dep": "yes"},
         }
 
     def machine(self) -> Machine:
@@ -81,9 +156,23 @@ class Resources:
     def alone(self) -> "Resources":
         """For a job of one process on at most one GPU, such as an evaluation."""
         few: dict[str, Any] = {"nodes": 1, "tasks_per_node": 1, "gpus_per_node": min(1, self.gpus_per_node)}
-        if self.mem_gb:  # the share of one GPU's process
-            few["mem_gb"] = max(1, self.mem_gb // max(1, self.gpus_per_node))
+        gpus = max(1, self.gpus_per_node)  # shares of one GPU's process
+        if self.mem_gb:
+            few["mem_gb"] = self.mem_gb_alone or max(1, self.mem_gb // gpus)
+        if self.cpus_per_task and self.gpus_per_node:
+            few["cpus_per_task"] = max(1, self.cpus_per_task * self.tasks_per_node // gpus)
         return replace(self, **few)
+
+    def __str__(self) -> str:
+        """Such as "2 nodes, each with 8 GPUs, 16 cores, 60 GB"; without what is left to the cluster."""
+        numbers = {
+            "GPU": self.gpus_per_node,
+            "core": (self.cpus_per_task or 0) * self.tasks_per_node,
+            "GB": self.mem_gb or 0,
+        }
+        each = [f"{n} {name}{'s' * (n > 1 and name != 'GB')}" for name, n in numbers.items() if n]
+        nodes = f"{self.nodes} nodes, each" if self.nodes > 1 else "1 node"
+        return f"{nodes} with {', '.join(each) or 'the defaults of the cluster'}"
 
 
 _PAPER = Resources()
@@ -111,7 +200,8 @@ def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: 
         "SLURM",
         f"Resources of each {what}, for --cluster slurm. Flags without a default use the cluster's.",
     )
-    add_options(group, options_of(Resources).values(), usual)
+    repeated = {"sbatch": {"action": "append", "type": str}}
+    add_options(group, options_of(Resources).values(), usual, changes=repeated)
 
 
 def check_cluster(
@@ -139,4 +229,7 @@ def check_cluster(
 
 def read(options: argparse.Namespace, usual: Resources = _PAPER) -> Resources:
     """The resources of parsed options; `usual` where an option is missing."""
-    return replace(usual, **given(Resources, options))
+    values = given(Resources, options)
+    passed = Resources(gpus_per_node=1, sbatch=values.get("sbatch")).passed
+    unset = {name: None for key, name in _INSTEAD.items() if key in passed}
+    return replace(usual, **unset | values)

@@ -1,4 +1,4 @@
-"""SLURM's programs: states of jobs from squeue and sacct, and scancel."""
+"""SLURM's programs: states of jobs from squeue and sacct, scancel, and the nodes from sinfo."""
 
 import contextlib
 import os
@@ -57,6 +57,20 @@ def scancel(ids: Sequence[str]) -> None:
         raise UserError(f"scancel: {answer.stderr.strip() or f'exit code {answer.returncode}'}")
 
 
+def largest_node(partition: str | None) -> tuple[int, int] | None:
+    """The most cores and the most memory, in MiB, of a node; of any partition without `partition`.
+
+    None: SLURM does not tell.
+    """
+    chosen = ["--partition", partition] if partition else []
+    try:
+        answer = _call("sinfo", "--noheader", "--exact", "--format=%c %m", *chosen)
+    except UserError:
+        return None
+    found = [tuple(map(int, each)) for each in re.findall(r"^(\d+) (\d+)$", answer.stdout, re.MULTILINE)]
+    return (max(cores for cores, _ in found), max(memory for _, memory in found)) if found else None
+
+
 def _squeue(ids: Collection[str]) -> dict[str, JobState]:
     """Jobs that slurmctld knows, those that ended some minutes ago included."""
     fields = ("JobArrayID", "State", "NodeList", "RestartCnt", "Reason")
@@ -107,8 +121,9 @@ def _array_ids(ids: Iterable[str]) -> str:
 
 def _call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program of SLURM. Raises UserError if it is missing, NoAnswer after a timeout."""
-    # The user's own SQUEUE_ and SACCT_ variables would filter or truncate the answer.
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("SQUEUE_", "SACCT_"))}
+    # The user's own SQUEUE_, SACCT_ and SINFO_ variables would filter or truncate the answer.
+    users = ("SQUEUE_", "SACCT_", "SINFO_")
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(users)}
     ours["SLURM_BITSTR_LEN"] = "0"
     command = [program, *arguments]
     try:

@@ -175,9 +175,8 @@ def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[li
 
 def parameters(name: str, resources: Resources, dependency: str | None) -> dict[str, Any]:
     """Arguments of submitit's SlurmExecutor.update_parameters."""
-    more = {"requeue": True, "kill-on-invalid-dep": "yes"}
     after = {"dependency": dependency} if dependency else {}
-    return {**resources.parameters(), **after, "job_name": name, "additional_parameters": more}
+    return {**resources.parameters(), **after, "job_name": name}
 
 
 def record(

@@ -25,8 +25,8 @@ _GB = 1e9
 _OFF: tuple[Any, ...] = (None, False, 0, "", [])
 
 
-def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> None:
-    """Print the cost and the settings of all runs; write nothing.
+def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> list[Estimate]:
+    """Print the cost and the settings of all runs, and return the cost; write nothing.
 
     Raises UserError if a run does not fit `machine` (with --dry-run it only says so), or its directory was
     trained with other settings.
@@ -58,6 +58,7 @@ def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> None:
         say(f"warning: {error}")
     for plan in [] if options.megabatches else plans:
         Run.check(plan.out, *run_config(plan))
+    return estimates
 
 
 def describe(plans: Sequence[Plan]) -> str:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from alma.flops import Shape
 from alma.stream import Stream, is_stream
 from slurm.engine.machine import Machine
-from slurm.lm.memory import Memory, Precision
+from slurm.lm.memory import HOST_PROCESS, Memory, Precision
 from slurm.lm.plan import Plan
 from slurm.lm.settings import FlagValues, tokens_of_batch
 
@@ -83,11 +83,9 @@ class Cost:
 
     @property
     def checkpoints(self) -> int:
-        """Bytes on disk: fp32 weights (twice with FP16Optimizer), optimizer state, average; 0 if unknown."""
-        kept = Precision(self.settings)
-        numbers = 1 + kept.has_master + kept.moments + kept.has_average
+        """Bytes on disk; 0 if unknown."""
         files = CHECKPOINTS + max(1, self.settings["--keep-interval-updates"])
-        return files * 4 * numbers * (self.parameters or 0)
+        return files * Precision(self.settings).saved * (self.parameters or 0)
 
     @property
     def memory(self) -> int | None:
@@ -97,6 +95,19 @@ class Cost:
         return Memory(
             self.settings, self.shape, self.parameters, self.batch, self.processes, self.on_gpu
         ).total
+
+    def host_memory(self, processes: int) -> int | None:
+        """Bytes of the memory of a node with so many of its processes; None if unknown.
+
+        On GPUs each builds its model in fp32 on the CPU, then all map the same checkpoint, and the first
+        copies its state to the CPU to save it.
+        """
+        if not self.on_gpu:
+            return self.memory and processes * self.memory
+        if self.parameters is None:
+            return None
+        checkpoint = Precision(self.settings).saved * self.parameters
+        return processes * (int(HOST_PROCESS) + 4 * self.parameters) + 2 * checkpoint
 
 
 @dataclass(frozen=True)
@@ -119,6 +130,11 @@ class Estimate:
     def memory(self) -> int | None:
         """Bytes of one process of the largest training."""
         return max((cost.memory or 0 for cost in self.costs), default=0) or None
+
+    @property
+    def evaluation_host_memory(self) -> int | None:
+        """Bytes of host memory of the evaluation of all deployed models on a GPU: built, and mapped."""
+        return None if self.parameters is None else int(HOST_PROCESS) + 2 * 4 * self.parameters
 
     @property
     def experts(self) -> str:

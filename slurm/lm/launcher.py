@@ -11,9 +11,11 @@ from alma.errors import UserError
 from alma.options import given
 from slurm.engine import children, resources, submission, terminal
 from slurm.engine.machine import Machine
+from slurm.engine.terminal import say
 from slurm.lm.announce import announce
 from slurm.lm.checks import check, count_megabatches
 from slurm.lm.cluster import launch_on_slurm, show_jobs
+from slurm.lm.hosts import with_hosts
 from slurm.lm.local import launch_here
 from slurm.lm.options import Launch
 from slurm.lm.placement import place
@@ -58,7 +60,10 @@ def _launch(words: Sequence[str], parsed: argparse.Namespace, options: Launch) -
             except UserError as error:
                 raise UserError(f"{request.out}: {error}") from error
         plans = share(plans)
-        announce(plans, machine, options)
+        estimates = announce(plans, machine, options)
+        if on_slurm:
+            wanted = with_hosts(wanted, estimates)
+            say(f"each training: {wanted}; each evaluation: {wanted.alone()}")
         if on_slurm and options.dry_run:
             show_jobs(plans, wanted, options.verbose)
         elif on_slurm:

@@ -7,6 +7,9 @@ from alma.flops import Shape
 from slurm.lm.settings import FlagValues
 
 PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
+HOST_PROCESS = 4.0e9
+"""Bytes of host memory of a process on a GPU without a model: torch, CUDA and the buffers of NCCL. A guess on
+the safe side, not measured."""
 MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}  # fp32 numbers per parameter; others: 2, as Adam
 _EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
 _FP16 = ("--fp16", "--memory-efficient-fp16")
@@ -38,6 +41,11 @@ class Precision:
     def has_average(self) -> bool:
         """Whether fairseq keeps a moving average of the weights, in fp32."""
         return self.any(["--store-ema"])
+
+    @property
+    def saved(self) -> int:
+        """Bytes of a parameter in a checkpoint: fp32 weights (twice with FP16Optimizer), state, average."""
+        return 4 * (1 + self.has_master + self.moments + self.has_average)
 
     @property
     def fused(self) -> bool:
