@@ -26,6 +26,7 @@ from omegaconf import open_dict
 from alma.errors import UserError
 from alma.files import checkpoint_file
 from alma.schema import require, whole
+from fairseq_alma import rendezvous
 
 
 @functools.cache
@@ -71,20 +72,18 @@ def _bf16_without_tpu(original, *args, **kwargs):
 
 
 def _several_processes(original, cfg, main, **kwargs) -> None:
-    """Train with several processes on a CPU, spawned (--distributed-world-size) or started by torchrun; find
-    a free port for `--distributed-init-method tcp://localhost:0`.
+    """Train with several processes on a CPU, spawned (--distributed-world-size) or started by torchrun.
 
     fairseq derives the number of processes from the number of GPUs. Without one, torchrun's processes each
     train alone, or divide by zero devices.
     https://github.com/facebookresearch/fairseq/issues/2879; unnecessary once fairseq supports this.
-    Its port is a function of SLURM_JOB_ID, so that two trainings in one allocation meet. No upstream issue
-    known; unnecessary once it asks for a free one.
     """
     distributed = cfg.distributed_training
-    if distributed.distributed_init_method == "tcp://localhost:0":
-        distributed.distributed_init_method = f"tcp://localhost:{_free_port()}"
     processes = _processes_to_spawn(cfg)
     if not processes:
+        if distributed.distributed_no_spawn and rendezvous.is_ours(distributed.distributed_init_method):
+            # One process of each GPU: as fairseq does for torchrun's.
+            distributed.device_id = distributed.distributed_rank % max(1, torch.cuda.device_count())
         original(cfg, main, **kwargs)
         return
     start_rank = distributed.distributed_rank

@@ -4,11 +4,14 @@ untrained.json, trained.json and result.json are written whole and last. Before 
 resumes from its last checkpoint.
 """
 
+import os
+import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from alma.files import make_directory, patiently_locked, write_json_atomic
 from alma.options import flag_words
@@ -20,6 +23,8 @@ from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect
 from slurm.lm.sharing import take_over
 
 Environment = Mapping[str, str]
+RENDEZVOUS = ".rendezvous.json"
+"""File in the folder of a training by which its processes find each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +90,7 @@ class TrainJob(RunJob):
             return
         make_directory(self.directory)
         if arguments is None:
-            arguments, _ = self._joined(1, 0, "localhost", 0)
+            arguments = self._joined(1, 0, secrets.token_hex(8), "localhost")
         command = [*self.training.command, *arguments]
         if self.training.previous:
             command += ["--finetune-from-model", str(self.model_of(self.training.previous))]
@@ -98,33 +103,32 @@ class TrainJob(RunJob):
         from submitit import JobEnvironment
 
         job = JobEnvironment()
-        host, port = "localhost", 0
-        if job.num_tasks > 1:  # all need the same; below the ports that Linux gives to connections
-            host, port = job.hostnames[0], 20_000 + int(job.raw_job_id) % 12_000
-        arguments, environment = self._joined(job.num_tasks, job.global_rank, host, port)
+        attempt = f"{job.raw_job_id}.{os.environ.get('SLURM_RESTART_COUNT', 0)}"
+        host = "localhost" if job.num_nodes == 1 else None
+        arguments = self._joined(job.num_tasks, job.global_rank, attempt, host)
         if job.global_rank:
-            self.do(environment, arguments, f"train.rank{job.global_rank}.log")
+            self.do(arguments=arguments, log=f"train.rank{job.global_rank}.log")
             return
         make_directory(self.directory)
         with patiently_locked(self.directory):  # a job that SLURM declared dead may still be running
-            self.do(environment, arguments)
+            self.do(arguments=arguments)
 
-    def _joined(self, tasks: int, task: int, host: str, port: int) -> tuple[list[str], Environment]:
-        """Flags and environment variables with which the processes of all `tasks` find each other.
+    def _joined(self, tasks: int, task: int, attempt: str, host: str | None) -> list[str]:
+        """Flags with which the processes of all `tasks` find each other; see fairseq_alma.rendezvous.
 
-        Port 0: a free one.
+        `attempt` tells this start from earlier ones; `host` is that of the first process, None: its node.
         """
         if not (placement := self.plan.request.placement):
-            return [], {}
+            return []
         here = placement.processes // tasks
         arguments = flag_words("--expect-gpus", here if placement.gpus else None)
-        if here > 1:  # fairseq starts them
-            arguments += ["--distributed-init-method", f"tcp://{host}:{port}"]
-            arguments += ["--distributed-rank", str(task * here)]
-        elif tasks > 1:
-            shared = {"RANK": task, "WORLD_SIZE": tasks, "MASTER_ADDR": host, "MASTER_PORT": port}
-            return arguments, {name: str(value) for name, value in shared.items()}
-        return arguments, {}
+        if placement.processes > 1:
+            words = f"attempt={attempt}" + (f"&host={host}" if host else "")
+            meeting = f"alma://{quote(str((self.directory / RENDEZVOUS).resolve()))}?{words}"
+            arguments += ["--distributed-init-method", meeting, "--distributed-rank", str(task * here)]
+            if here == 1:  # fairseq starts no processes
+                arguments.append("--distributed-no-spawn")
+        return arguments
 
 
 @dataclass(frozen=True, kw_only=True)

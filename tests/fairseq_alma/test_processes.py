@@ -126,11 +126,11 @@ def test_side_by_side_in_one_allocation(start, stream, tiny, tmp_path):
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b", "SLURM_NNODES": "2", "SLURM_NODEID": "0"}
     slurm |= {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1"}
     flags = ("--max-update", "2", "--distributed-world-size", "2", "--expect-tokens", 2 * 512)
-    flags += ("--distributed-init-method", "tcp://localhost:0", "--distributed-rank", "0")
-    both = [
-        start("train", stream, *tiny, "--save-dir", tmp_path / name, *flags, environment=slurm)
-        for name in "ab"
-    ]
+    both = []
+    for name in "ab":
+        meet = ("--distributed-init-method", f"alma://{tmp_path}/{name}.json?attempt=7.0&host=localhost")
+        words = (stream, *tiny, "--save-dir", tmp_path / name, *flags, *meet, "--distributed-rank", "0")
+        both.append(start("train", *words, environment=slurm))
     for each in both:
         done = each.wait()
         assert done.code == 0, done.output

@@ -16,7 +16,6 @@ from slurm.lm.plan import make_plan
 from slurm.lm.stage import TrainJob, jobs_of
 
 START = "--distributed-init-method"
-SECOND_OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "20007"}
 
 
 def here(gpus: int) -> Machine:
@@ -117,32 +116,47 @@ def test_a_run_of_an_older_version_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("resources", "tasks", "arguments", "environment"),
+    ("resources", "tasks", "rank"),
     [
-        (Resources(nodes=2), 2, f"8 {START} tcp://a:20007 --distributed-rank 8", {}),
-        (Resources(nodes=2, gpus_per_node=1), 2, "1", SECOND_OF_TWO),
-        (Resources(tasks_per_node=2, gpus_per_node=2), 2, "1", SECOND_OF_TWO),
-        (Resources(gpus_per_node=2), 1, f"2 {START} tcp://localhost:0 --distributed-rank 0", {}),
-        (Resources(gpus_per_node=1), 1, "1", {}),
+        (Resources(nodes=2), 2, "8"),
+        (Resources(nodes=2, gpus_per_node=1), 2, "1"),
+        (Resources(tasks_per_node=2, gpus_per_node=2), 2, "1"),
+        (Resources(gpus_per_node=2), 1, "0"),
+        (Resources(gpus_per_node=1), 1, None),
     ],
 )
-def test_processes_find_each_other(tmp_path, monkeypatch, resources, tasks, arguments, environment):
-    """Also on N nodes of one GPU, where fairseq would train N times alone; a free port on one node."""
-    job = SimpleNamespace(num_tasks=tasks, global_rank=tasks - 1, raw_job_id="7", hostnames=["a", "b"])
+def test_processes_find_each_other(tmp_path, monkeypatch, resources, tasks, rank):
+    """Also on N nodes of one GPU, where fairseq would train N times alone.
+
+    They meet by a file of this start of the job; on one node at localhost.
+    """
+    job = SimpleNamespace(num_tasks=tasks, global_rank=tasks - 1, raw_job_id="7", num_nodes=resources.nodes)
     monkeypatch.setattr(submitit, "JobEnvironment", lambda: job)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
     calls: list = []
-    monkeypatch.setattr(TrainJob, "do", lambda self, *given: calls.append(given))
-    made = placed(resources.machine(), out=tmp_path)
+    monkeypatch.setattr(TrainJob, "do", lambda self, **given: calls.append(given["arguments"]))
+    made = placed(resources.machine(), out=tmp_path / "a run")
     next(job for job in jobs_of(made) if job.kind == "train").work()
-    assert calls[0][:2] == (environment, ["--expect-gpus", *arguments.split()])
+    here = resources.gpus_per_node // resources.tasks_per_node
+    assert calls[0][:2] == ["--expect-gpus", str(here)]
+    file = f"{tmp_path}/a%20run/stage_00/.rendezvous.json"
+    host = "&host=localhost" if resources.nodes == 1 else ""
+    meeting = [START, f"alma://{file}?attempt=7.3{host}", "--distributed-rank", rank]
+    alone = ["--distributed-no-spawn"] if here == 1 else []
+    assert calls[0][2:] == ([*meeting, *alone] if rank else [])
 
 
-def test_one_machine_starts_its_processes_at_a_free_port(tmp_path, monkeypatch):
+def test_each_start_on_one_machine_meets_anew(tmp_path, monkeypatch):
     """Also inside an allocation, where fairseq would count its nodes' GPUs and compute the port."""
     commands: list = []
     monkeypatch.setattr("slurm.engine.children.run", lambda command, *rest: commands.append(command))
     made = placed(here(2), out=tmp_path)
-    next(job for job in jobs_of(made) if job.kind == "train").do()
-    text = " ".join(commands[0])
-    assert "--distributed-world-size 2" in text
-    assert "--expect-gpus 2 --distributed-init-method tcp://localhost:0" in text
+    job = next(job for job in jobs_of(made) if job.kind == "train")
+    for _ in range(2):
+        job.do()
+        job.marker.unlink()
+    texts = [" ".join(command) for command in commands]
+    assert "--distributed-world-size 2" in texts[0]
+    assert f"--expect-gpus 2 --distributed-init-method alma://{tmp_path}/stage_00/" in texts[0]
+    assert "&host=localhost" in texts[0]
+    assert texts[0] != texts[1]

@@ -1,0 +1,116 @@
+"""How the processes of a training find each other: `--distributed-init-method alma:///FILE?attempt=ID`.
+
+The first process opens a free port and writes it to FILE, which all nodes see; the others wait for the FILE
+of the same attempt, so that one that an earlier attempt left does no harm. Unlike fairseq's port, a function
+of SLURM_JOB_ID, no other process can have this one; and no node needs scontrol.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlparse
+
+from torch.distributed import TCPStore, register_rendezvous_handler
+
+from alma.errors import UserError, fail
+from alma.files import write_json_atomic
+
+SCHEME = "alma"
+WAIT_SECONDS = 600
+"""For all processes to start: nodes may import torch from a slow disk."""
+_CONNECT_SECONDS = 120
+_POLL_SECONDS = 0.2
+
+
+def is_ours(init_method: str | None) -> bool:
+    return str(init_method).startswith(f"{SCHEME}:")
+
+
+def _meet(url: str, timeout: timedelta, **_: Any) -> Iterator[tuple[TCPStore, int, int]]:
+    """A handler of torch.distributed's rendezvous; it exits with one line and code 2 if others are missing.
+
+    The query of `url` may have a `host`, by which the others reach the first process; else it is its node.
+    """
+    place = urlparse(url)
+    query = {name: values[-1] for name, values in parse_qs(place.query).items()}
+    file, rank, processes = Path(unquote(place.path)), int(query["rank"]), int(query["world_size"])
+    try:
+        if rank:
+            store = _join(file, query["attempt"], rank, processes)
+        else:
+            store = _open(file, query["attempt"], query.get("host") or _node(), processes)
+    except UserError as error:
+        fail(str(error))
+    store.set_timeout(timeout)
+    yield store, rank, processes
+    raise RuntimeError("the processes of a training meet once")
+
+
+def _open(file: Path, attempt: str, host: str, processes: int) -> TCPStore:
+    """Open a port, write it to the file, and wait for the others; UserError: some are missing."""
+    store = TCPStore(host, 0, processes, is_master=True, wait_for_workers=False)
+    write_json_atomic(file, {"attempt": attempt, "host": host, "port": store.port})
+    others = [f"joined {rank}" for rank in range(1, processes)]
+    try:
+        store.wait(others, timedelta(seconds=WAIT_SECONDS))
+    except RuntimeError:
+        missing = [key.split()[1] for key in others if not store.check([key])]
+        raise UserError(
+            f"{len(missing)} of {processes} processes, such as number {missing[0]}, have not joined at "
+            f"{host}:{store.port} in {WAIT_SECONDS} s: see their logs, train.rank*.log, and whether all "
+            f"nodes see {file}"
+        ) from None
+    file.unlink(missing_ok=True)
+    return store
+
+
+def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
+    """Wait for the file and connect. UserError: it does not appear, or its port does not answer."""
+    who = f"process {rank} on {socket.gethostname()}"
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (found := _read(file, attempt)):
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{who}: no {file} of this start in {WAIT_SECONDS} s: every node must see this folder, and "
+                "the first process must run, see its log"
+            )
+        time.sleep(_POLL_SECONDS)
+    host, port = found
+    try:
+        store = TCPStore(host, port, processes, timeout=timedelta(seconds=_CONNECT_SECONDS))
+    except RuntimeError as error:
+        raise UserError(
+            f"{who}: cannot reach the first process at {host}:{port}: nodes of a training must reach each "
+            f"other by their names ({str(error).splitlines()[0]})"
+        ) from error
+    store.set(f"joined {rank}", "")
+    return store
+
+
+def _read(file: Path, attempt: str) -> tuple[str, int] | None:
+    """Host and port; None: the file of this attempt is not there yet."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(file.read_bytes())
+        if found["attempt"] == attempt:
+            return found["host"], found["port"]
+    return None
+
+
+def _node() -> str:
+    """A name of this node that resolves. UserError: none does."""
+    names = [name for name in (os.environ.get("SLURMD_NODENAME"), socket.gethostname()) if name]
+    for name in names:
+        with contextlib.suppress(OSError):
+            socket.getaddrinfo(name, None)
+            return name
+    raise UserError(f"no name of this node has an address: {', '.join(names)}")
+
+
+with contextlib.suppress(RuntimeError):  # registered by another copy of this module, as of --user-dir
+    register_rendezvous_handler(SCHEME, _meet)

@@ -1,0 +1,66 @@
+"""Processes of a training find each other by a file, or end with one line."""
+
+import json
+import socket
+
+import pytest
+
+from fairseq_alma import rendezvous
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "a folder" / "meet.json"
+
+
+@pytest.fixture
+def process(start, stream, tiny, tmp_path, file, monkeypatch):
+    """`process(rank)`: one of two, at the second start of job 7; it may not wait long."""
+    file.parent.mkdir()
+    meet = ("--distributed-init-method", f"alma://{tmp_path}/a%20folder/meet.json?attempt=7.1")
+    words = (stream, *tiny, "--max-update", "2", "--distributed-world-size", "2", "--distributed-no-spawn")
+    words += ("--expect-tokens", 2 * 512, "--save-dir", tmp_path / "run", *meet)
+    return lambda rank: start("train", *words, "--distributed-rank", rank)
+
+
+def leave(file, attempt: str) -> None:
+    """A file whose port is closed, as an earlier start leaves it when it is killed."""
+    with socket.socket() as server:
+        server.bind(("localhost", 0))
+        port = server.getsockname()[1]
+    file.write_text(json.dumps({"attempt": attempt, "host": "localhost", "port": port}))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_two_commands_meet_despite_the_file_of_an_earlier_start(process, file, order):
+    leave(file, "7.0")
+    both = [process(rank) for rank in order]
+    for each in both:
+        done = each.wait()
+        assert done.code == 0, done.output
+        if each is both[order.index(0)]:
+            assert "training on 2 devices" in done.output
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("rank", "left", "problem"),
+    [
+        (0, None, "1 of 2 processes, such as number 1, have not joined at "),
+        (1, "7.0", "no {file} of this start in 2 s: every node must see this folder"),
+        (1, "7.1", "cannot reach the first process at localhost:"),
+    ],
+)
+def test_a_process_that_cannot_join_ends_with_one_line(
+    process, file, monkeypatch, tmp_path, rank, left, problem
+):
+    """And does not train alone."""
+    monkeypatch.setattr(rendezvous, "WAIT_SECONDS", 2)
+    monkeypatch.setattr(rendezvous, "_CONNECT_SECONDS", 1)
+    if left:
+        leave(file, left)
+    done = process(rank).wait()
+    assert (done.code, "Traceback" in done.output) == (2, False), done.output
+    (error,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    assert problem.format(file=file) in error
+    assert not list(tmp_path.glob("run/*.pt"))
