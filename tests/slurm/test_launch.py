@@ -196,7 +196,7 @@ def test_a_dry_run_shows_a_short_plan_and_makes_nothing(launcher):
         out, err = launcher.run("--dry-run", *options)
         lines = ESTIMATE + bool(options)  # what each job asks of SLURM
         assert (len(err.splitlines()), len(out.splitlines())) == (lines, printed)
-        assert "--lr 0.001 --lr-scheduler polynomial_decay" in err.splitlines()[-1]
+        assert "--lr 0.001 --lr-scheduler polynomial_decay" in err.splitlines()[ESTIMATE - 1]
         more, longer = launcher.run("--dry-run", "--verbose", *options)
         assert "\n  --adam-betas (0.9,0.98)\n" in longer
         assert "-m fairseq_alma.evaluate stream" in longer
