@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import types
+import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -34,7 +35,8 @@ def install() -> None:
     """Replace these functions of fairseq, in this order; a second call does nothing."""
     replace(options, "parse_args_and_arch", _bf16_without_tpu)
     replace(distributed_utils, "call_main", _several_processes)
-    replace(distributed_utils, "_broadcast_object_slow", _broadcast_object)
+    replace(Trainer, "load_checkpoint", _read_by_each_process)
+    replace(checkpoint_utils, "load_checkpoint_to_cpu", _mapped)
     replace(distributed_fairseq_model, "DistributedDataParallel", _data_parallel_on_cpu)
     replace(checkpoint_utils, "load_model_ensemble_and_task", _split_paths)
     replace(checkpoint_utils, "torch_persistent_save", _save_atomically)
@@ -124,15 +126,38 @@ def _processes_to_spawn(cfg) -> int:
     return distributed.distributed_world_size
 
 
-def _broadcast_object(original, obj, src_rank: int, group, dist_device):
-    """Broadcast the checkpoint that rank 0 has read, so that several processes can resume.
+def _read_by_each_process(original, trainer, *args, **kwargs):
+    """Let every process read a checkpoint; see `_mapped`.
 
-    fairseq sends it as a torch file; torch >= 2.6 refuses to load the classes in it.
-    https://github.com/facebookresearch/fairseq/issues/5603; unnecessary once fairseq supports torch 2.6.
+    In fairseq the first process reads it and sends it through the GPUs as a torch file, which each process
+    holds twice in memory, and whose classes torch >= 2.6 refuses to load.
+    https://github.com/facebookresearch/fairseq/issues/5603; unnecessary once fairseq maps checkpoints.
     """
-    holder = [obj]
-    torch.distributed.broadcast_object_list(holder, src=src_rank, group=group, device=dist_device)
-    return holder[0]
+    given = trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks
+    trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = True
+    try:
+        return original(trainer, *args, **kwargs)
+    finally:
+        trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks = given
+
+
+def _mapped(original, path, *args, **kwargs):
+    """Map a checkpoint into memory, so that all processes of a node share its pages.
+
+    No upstream issue known; unnecessary once fairseq passes mmap=True to torch.load.
+    """
+    load = torch.load
+
+    def load_mapped(file, **options):
+        zipped = zipfile.is_zipfile(file)  # else of torch < 1.6
+        file.seek(0)
+        return load(file.name if zipped else file, mmap=zipped, **options)
+
+    torch.load = load_mapped
+    try:
+        return original(path, *args, **kwargs)
+    finally:
+        torch.load = load
 
 
 def _data_parallel_on_cpu(original, module, device_ids=None, output_device=None, **kwargs):

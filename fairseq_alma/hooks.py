@@ -122,6 +122,8 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     """
     if not isinstance(trainer.task, AlmaLMTask):
         return original(cfg, trainer, **kwargs)
+    wanted = (f"{cfg.save_dir}/checkpoint_last.pt", cfg.restore_file, cfg.finetune_from_model)
+    planned.check_same_files([path for path in wanted if path])
     if distributed_utils.get_global_rank() == 0:
         for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt*.tmp"):
             left_by_a_kill.unlink()

@@ -1,11 +1,15 @@
 """Several processes train as one does: the end of an epoch, a resume with another number, the plan."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from fairseq import checkpoint_utils
+from fairseq.distributed import utils as distributed_utils
 
 from alma.files import locked
+from fairseq_alma import hooks
 from tests.fairseq_alma.shared import load, logged
 
 STEPS = ("--dropout", "0", "--log-interval", "1", "--clip-norm", "0.1", "--required-batch-size-multiple", "1")
@@ -80,6 +84,21 @@ def test_another_number_of_processes_goes_on_with_the_same_data(train, before, a
     train(before, "run", "--update-freq", 4 // before, "--max-update", "2")
     rest = train(after, "run", "--update-freq", 4 // after, "--max-update", "4")
     assert rest == [pytest.approx(step, rel=2e-2) for step in whole[2:]]
+
+
+def test_every_process_maps_the_checkpoint_itself(train, state, tmp_path, monkeypatch):
+    """None sends it; its pages are those of the file. torch's format before 1.6 is read."""
+    monkeypatch.setattr(distributed_utils, "broadcast_object", None)
+    hooks.install()
+    train(2, "run", "--max-update", "1")
+    path = tmp_path / "run/checkpoint_last.pt"
+    read = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    assert str(path) in Path("/proc/self/maps").read_text()
+    train(2, "run", "--max-update", "2")
+    torch.save(state("run"), path, _use_new_zipfile_serialization=False)
+    older = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+    assert read["model"].keys() == older["model"].keys()
+    train(2, "run", "--max-update", "3")
 
 
 @pytest.mark.parametrize("older", [False, True])

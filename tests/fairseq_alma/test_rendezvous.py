@@ -1,6 +1,7 @@
 """Processes of a training find each other by a file, or end with one line."""
 
 import json
+import re
 import socket
 
 import pytest
@@ -20,7 +21,7 @@ def process(start, stream, tiny, tmp_path, file, monkeypatch):
     meet = ("--distributed-init-method", f"alma://{tmp_path}/a%20folder/meet.json?attempt=7.1")
     words = (stream, *tiny, "--max-update", "2", "--distributed-world-size", "2", "--distributed-no-spawn")
     words += ("--expect-tokens", 2 * 512, "--save-dir", tmp_path / "run", *meet)
-    return lambda rank: start("train", *words, "--distributed-rank", rank)
+    return lambda rank, *more: start("train", *words, "--distributed-rank", rank, *more)
 
 
 def leave(file, attempt: str) -> None:
@@ -32,7 +33,9 @@ def leave(file, attempt: str) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_two_commands_meet_despite_the_file_of_an_earlier_start(process, file, order):
+def test_two_commands_meet_despite_the_file_of_an_earlier_start(process, file, monkeypatch, order):
+    monkeypatch.setattr(rendezvous, "WAIT_SECONDS", 60)
+    monkeypatch.setattr(rendezvous, "_CONNECT_SECONDS", 5)
     leave(file, "7.0")
     both = [process(rank) for rank in order]
     for each in both:
@@ -63,4 +66,25 @@ def test_a_process_that_cannot_join_ends_with_one_line(
     assert (done.code, "Traceback" in done.output) == (2, False), done.output
     (error,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
     assert problem.format(file=file) in error
+    assert not list(tmp_path.glob("run/*.pt"))
+
+
+@pytest.mark.parametrize("which", ["last", "previous"])
+def test_a_node_that_sees_another_checkpoint_ends_the_training(process, start, stream, tiny, tmp_path, which):
+    """As with a folder on each node's own disk: no process trains, each says why."""
+    for folder in "ab":
+        words = (stream, *tiny, "--max-update", "1", "--seed", ord(folder), "--save-dir", tmp_path / folder)
+        assert start("train", *words).wait().code == 0
+    if which == "last":
+        problem = "on .* does not see .*/checkpoint_last.pt, as the first process on "
+        flags = [("--save-dir", tmp_path / folder) for folder in ("a", "run")]
+    else:
+        problem = "on .* sees another .*/checkpoint_last.pt than the first process on "
+        flags = [("--finetune-from-model", tmp_path / folder / "checkpoint_last.pt") for folder in "ab"]
+    both = [process(rank, *more) for rank, more in enumerate(flags)]
+    for each in both:
+        done = each.wait()
+        assert (done.code, "Traceback" in done.output) == (2, False), done.output
+        (error,) = [line for line in done.output.splitlines() if line.startswith("error: process 1 on ")]
+        assert re.search(problem, error)
     assert not list(tmp_path.glob("run/*.pt"))
