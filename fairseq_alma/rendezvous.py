@@ -96,6 +96,7 @@ def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
 def _read(file: Path, attempt: str) -> tuple[str, int] | None:
     """Host and port; None: the file of this attempt is not there yet."""
     with contextlib.suppress(OSError, ValueError):
+        os.listdir(file.parent)  # else NFS remembers for up to a minute that there is no such file
         found = json.loads(file.read_bytes())
         if found["attempt"] == attempt:
             return found["host"], found["port"]

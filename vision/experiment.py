@@ -65,8 +65,8 @@ def run(
     `replay_share` of every epoch comes from earlier mega-batches, "all" or "recent" ones. `settings` are the
     learner's, such as hidden=64. `preset` sets the defaults of both. A checkpoint is written every
     `save_interval` seconds, with `save_stages` the model of each stage, and curves to `tensorboard_logdir`;
-    run.json records `command`. An interrupted run resumes bit for bit; a complete one is returned. UserError:
-    a bad setting, or `out` holds another run.
+    run.json records `command`. An interrupted run resumes, on a CPU bit for bit; a complete one is returned.
+    UserError: a bad setting, or `out` holds another run.
     """
     from vision.data import StageData
 

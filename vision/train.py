@@ -61,7 +61,7 @@ class Replay:
 
 @dataclass
 class Progress:
-    """State of training within a stage, complete enough for `fit` to resume bit for bit."""
+    """State of training within a stage, complete enough for `fit` to resume, on a CPU bit for bit."""
 
     spent: dict[str, float] = field(default_factory=dict)  # FLOPs before training, by purpose
     epoch: int = 0  # completed epochs

@@ -3,7 +3,8 @@
 * --amp runs on a CPU too, and skips an update on all processes or on none. It unscales each gradient once;
   fairseq does so twice (no upstream issue known). The scale grows every --amp-scale-window updates; fairseq
   mistakes --amp-init-scale for this window (https://github.com/facebookresearch/fairseq/issues/5342).
-* Checkpoints include the fp32 weights and the loss scaler's state, so that training resumes bit for bit.
+* Checkpoints include the fp32 weights and the loss scaler's state, so that training resumes, on a CPU bit
+  for bit.
 * The states of --fp16 load from either layout: flat (fairseq's on a GPU) or one per parameter.
 
 Unnecessary once fairseq's own do the same; for the last two points no upstream issue is known.

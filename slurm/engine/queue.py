@@ -273,8 +273,10 @@ def _failure(job: SubmittedJob, word: str) -> tuple[str, Path | None]:
 
 def _problem(job: SubmittedJob) -> tuple[str, Path | None]:
     """The last error in a job's logs, and its log."""
-    # `log` first: `own_log` also has errors of earlier attempts.
-    for log in filter(None, (job.log, job.own_log)):
+    # `log` first: `own_log` also has errors of earlier attempts. Last those of the job's other processes:
+    # SLURM ends the first one when another one fails.
+    others = sorted(job.log.parent.glob(f"{job.job_id}_*_log.out")) if job.log else []
+    for log in filter(None, (job.log, job.own_log, *others)):
         lines = [line for line in tail(log).splitlines() if not line.startswith(_BY_SLURM)]
         if found := last_problem("\n".join(lines)):
             return found[1], log

@@ -70,6 +70,19 @@ def test_jobs_of_data_prep_have_only_the_log_of_slurm(slurm, run, monkeypatch, c
     assert capsys.readouterr().out.splitlines()[1].endswith("  jobs/7_0.out")
 
 
+def test_the_error_of_a_process_other_than_the_first_is_found(slurm, run, monkeypatch, capsys):
+    """SLURM ended the first one, which says nothing."""
+    slurm.has(squeue="5|COMPLETED|n1|0|x|\n7_0|FAILED|n1|0|x|\n")
+    entries = [entry("stage 0", 0, "stage_00", "stage_00/trained.json", "7_0", [])]
+    entries[0]["log"] = f"{Path.cwd()}/jobs/7_0/7_0_0_log.out"
+    write(run, entries)
+    Path("jobs/7_0").mkdir()
+    Path("jobs/7_0/7_0_0_log.out").write_text("srun: error: n2: task 1: Exited with exit code 1\n")
+    Path("jobs/7_0/7_0_1_log.out").write_text("error: process 8 on n2: no file of this start\n")
+    assert call(status.main, monkeypatch, run) == 1
+    assert "7_0_1_log.out: process 8 on n2: no file of this start" in capsys.readouterr().out
+
+
 @pytest.fixture
 def local(slurm, tmp_path, monkeypatch) -> Run:
     """A run of 4 stages, with the row of the untrained model."""
