@@ -129,8 +129,8 @@ def _processes_to_spawn(cfg) -> int:
 def _read_by_each_process(original, trainer, *args, **kwargs):
     """Let every process read a checkpoint; see `_mapped`.
 
-    In fairseq the first process reads it and sends it through the GPUs as a torch file, which each process
-    holds twice in memory, and whose classes torch >= 2.6 refuses to load.
+    In fairseq the first process reads it and sends it through the GPUs as a torch file, of which each
+    process holds several copies for a time, and whose classes torch >= 2.6 refuses to load.
     https://github.com/facebookresearch/fairseq/issues/5603; unnecessary once fairseq maps checkpoints.
     """
     given = trainer.cfg.checkpoint.load_checkpoint_on_all_dp_ranks
