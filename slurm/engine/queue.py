@@ -31,7 +31,7 @@ _JOB_ID = Kind(
 )
 _JOB = {"name": TEXT, "kind": TEXT, "directory": TEXT, "marker": TEXT, "updates": optional(whole(0))}
 _JOB |= {"job": optional(_JOB_ID), "log": optional(TEXT), "needs": list_of(whole(0))}
-_BY_SLURM = ("srun: ", "slurmstepd: ")  # lines that report the failure of a task but not its cause
+_BY_SLURM = ("srun: ", "slurmstepd")  # lines that report the failure of a task but not its cause
 
 
 @dataclass(frozen=True, eq=False)
@@ -273,10 +273,10 @@ def _failure(job: SubmittedJob, word: str) -> tuple[str, Path | None]:
 
 def _problem(job: SubmittedJob) -> tuple[str, Path | None]:
     """The last error in a job's logs, and its log."""
-    # `log` first: `own_log` also has errors of earlier attempts. Last those of the job's other processes:
-    # SLURM ends the first one when another one fails.
+    # Those of its processes first: `own_log` also has errors of earlier attempts. SLURM ends the first
+    # process when another one fails, which alone says why.
     others = sorted(job.log.parent.glob(f"{job.job_id}_*_log.out")) if job.log else []
-    for log in filter(None, (job.log, job.own_log, *others)):
+    for log in filter(None, (job.log, *others, job.own_log)):
         lines = [line for line in tail(log).splitlines() if not line.startswith(_BY_SLURM)]
         if found := last_problem("\n".join(lines)):
             return found[1], log

@@ -77,8 +77,11 @@ def test_the_error_of_a_process_other_than_the_first_is_found(slurm, run, monkey
     entries[0]["log"] = f"{Path.cwd()}/jobs/7_0/7_0_0_log.out"
     write(run, entries)
     Path("jobs/7_0").mkdir()
-    Path("jobs/7_0/7_0_0_log.out").write_text("srun: error: n2: task 1: Exited with exit code 1\n")
+    Path("jobs/7_0/7_0_0_log.out").write_text(
+        "srun: error: n2: task 1: Exited with exit code 1\nslurmstepd-n1: error: *** STEP\n"
+    )
     Path("jobs/7_0/7_0_1_log.out").write_text("error: process 8 on n2: no file of this start\n")
+    (run / "stage_00/train.log").write_text("error: training of stage 0: signal 15 (Terminated)\n")
     assert call(status.main, monkeypatch, run) == 1
     assert "7_0_1_log.out: process 8 on n2: no file of this start" in capsys.readouterr().out
 
