@@ -153,7 +153,7 @@ def _mapped(original, path, *args, **kwargs):
         file.seek(0)
         return load(file.name if zipped else file, mmap=zipped, **options)
 
-    torch.load = load_mapped
+    torch.load = load_mapped  # type: ignore[assignment]
     try:
         return original(path, *args, **kwargs)
     finally:
