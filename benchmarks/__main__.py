@@ -26,7 +26,7 @@ BENCHMARKS = {
     "train_speed": "Training by fairseq-train, whole processes",
     "data_prep_speed": "Text to mega-batches",
 }
-ALONE = ("data_prep_scale", "near_duplicates", "advice_calibration", "cadence_calibration")
+ALONE = ("data_prep_scale", "near_duplicates", "advice_calibration", "cadence_calibration", "gpu")
 """Run only by name, with flags of their own."""
 
 

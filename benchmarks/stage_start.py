@@ -32,12 +32,12 @@ SETTINGS |= {"tokens_per_sample": 512, "seed": 1}
 REPLAY: dict[str, Any] = {"stage": 1, "replay_share": 0.5}
 
 
-def write_stream(directory: Path, tokens: int, item: int) -> int:
+def write_stream(directory: Path, tokens: int, item: int, vocabulary: int = VOCABULARY) -> int:
     """A stream of two equal mega-batches of random `tokens`, in items of `item` on average; returns how many
     items one has."""
     rng = np.random.default_rng(0)
     sizes = rng.integers(1, 2 * item, tokens // item).astype(np.int32)
-    ids = rng.integers(4, VOCABULARY + 4, sizes.sum(), dtype=np.uint16)
+    ids = rng.integers(4, vocabulary + 4, sizes.sum(), dtype=np.uint16)
     ids[np.cumsum(sizes) - 1] = 2  # eos
 
     def part(name: str, prefix: str) -> Part:
@@ -50,7 +50,7 @@ def write_stream(directory: Path, tokens: int, item: int) -> int:
     train = tuple(part(name, f"{name}/train") for name in ("megabatch_00", "megabatch_01"))
     items, ids, sizes = len(sizes), np.array([2], np.uint16), np.ones(1, np.int32)
     valid, test = part("valid", "valid"), part("test", "test")
-    Stream(directory, VERSION, 1, VOCABULARY, train, valid, test, {}, {}).write()
+    Stream(directory, VERSION, 1, vocabulary, train, valid, test, {}, {}).write()
     for suffix in (".bin", ".idx"):  # where fairseq's task looks for it
         os.link(directory / f"megabatch_00/train{suffix}", directory / f"train{suffix}")
     return items

@@ -31,9 +31,9 @@ class OneHotFFN(SwitchFFN):
         routing = self.router(x_SD)
         chosen_SE = F.one_hot(routing.expert_S, self.experts)
         slot_SE = chosen_SE.cumsum(0) * chosen_SE - 1
-        slots_C = torch.arange(self.capacity(len(x_SD)) or len(x_SD))
+        slots_C = torch.arange(self.capacity(len(x_SD)) or len(x_SD), device=x_TBD.device)
         dispatch_SEC = (slot_SE[:, :, None] == slots_C).to(x_SD.dtype)
-        combine_SEC = dispatch_SEC * routing.gate_S[:, None, None]
+        combine_SEC = dispatch_SEC * routing.gate_S[:, None, None].to(x_SD.dtype)
         x_ECD = torch.einsum("sec,sd->ecd", dispatch_SEC, x_SD)
         h_ECF = self.activation(torch.baddbmm(self.b1[:, None], x_ECD, self.w1.transpose(1, 2)))
         y_ECD = torch.baddbmm(self.b2[:, None], h_ECF, self.w2.transpose(1, 2))

@@ -26,23 +26,30 @@ from statistics import median
 from tqdm import tqdm
 
 from alma.errors import UserError
-from alma.flops import ARCHS, Shape
+from alma.flops import ARCHS, Arch, Shape
 from alma.processes import resident_memory
 from benchmarks.stage_start import write_stream
 from benchmarks.timing import Rows, spread
 
 WARM_UP = 1  # updates; it allocates Adam's state
-LAYERS, DIM, HEADS = ARCHS["switch_gmoe_base"]
+LAYERS, DIM, _ = ARCHS["switch_gmoe_base"]
 SWITCH = Shape(LAYERS, DIM, 4 * DIM, vocabulary=50_264, positions=512, experts=8, moe_freq=2)
 DENSE = replace(SWITCH, experts=0)
-DENSE_FLAGS = (
-    f"--task language_modeling --arch transformer_lm --decoder-layers {LAYERS} --decoder-embed-dim {DIM} "
-    f"--decoder-ffn-embed-dim {4 * DIM} --decoder-attention-heads {HEADS} --activation-fn gelu "
-    "--decoder-normalize-before --decoder-learned-pos --share-decoder-input-output-embed"
-)
+
+
+def dense_flags(arch: Arch) -> str:
+    """transformer_lm with as many active parameters as the plug-in's `arch`."""
+    layers, dim, heads = arch
+    return (
+        f"--task language_modeling --arch transformer_lm --decoder-layers {layers} --decoder-embed-dim {dim} "
+        f"--decoder-ffn-embed-dim {4 * dim} --decoder-attention-heads {heads} --activation-fn gelu "
+        "--decoder-normalize-before --decoder-learned-pos --share-decoder-input-output-embed"
+    )
+
+
 SWITCH_FLAGS = f"--task alma_lm --arch switch_gmoe_base --moe-expert-count {SWITCH.experts}"
 MODELS = (  # --arch, its flags, what it is, --criterion
-    ("transformer_lm", DENSE_FLAGS, DENSE, "cross_entropy"),
+    ("transformer_lm", dense_flags(ARCHS["switch_gmoe_base"]), DENSE, "cross_entropy"),
     ("switch_gmoe_base", SWITCH_FLAGS, SWITCH, "cross_entropy"),
     ("switch_gmoe_base", SWITCH_FLAGS, SWITCH, "chunked_cross_entropy"),
 )

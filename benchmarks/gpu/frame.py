@@ -1,0 +1,217 @@
+"""The frame of all steps: cases one after another, a time limit, a JSON file and a table."""
+
+import contextlib
+import importlib
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from alma.files import write_json_atomic
+from alma.provenance import commit, machine, versions
+from alma.tables import as_text
+from slurm.engine.children import OWN_MODULES
+from slurm.engine.parents import dies_with_parent
+
+STEPS = {
+    "setup": "an environment from carried wheels, with the machine's torch",
+    "tests": "pytest -m gpu",
+    "switch": "Switch and dense FFN, forward and backward, by dispatcher",
+    "train": "training of the paper's models by fairseq-train, whole processes",
+    "profile": "where the time of training goes",
+    "images": "a stage of image learners against plain PyTorch",
+    "resume": "training after signals against training without one",
+    "stream": "a stream of a base-size model: raw and averaged weights",
+}
+Row = dict[str, Any]
+"""Labels and figures; a list of floats is repeated measurements."""
+Case = tuple[Row, Callable[[], Row]]
+"""The labels of a row, and what measures the rest of it."""
+GRACE = 10
+"""Seconds between SIGTERM and SIGKILL for a child process."""
+
+
+class TimeUp(BaseException):
+    """The time of the step is over. No Exception: libraries must not catch it."""
+
+
+@dataclass
+class Run:
+    """A step as it was asked for."""
+
+    step: str
+    out: Path
+    seconds: int
+    repeats: int
+    tiny: bool
+    """Sizes that a CPU computes in seconds."""
+    wheels: Path | None = None
+    environment: Path | None = None
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time limit."""
+        return self.seconds - (time.monotonic() - self.started)
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise TimeUp in the block after `seconds`, or at SIGTERM."""
+
+    def stop(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise TimeUp
+
+    earlier = {number: signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGTERM)}
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def run(asked: Run) -> bool:
+    """Run a step: print each row when it is done, then the table; returns whether a case failed."""
+    rows: list[Row] = []
+    complete = False
+
+    def write() -> None:
+        write_json_atomic(asked.out / f"{asked.step}.json", _record(asked, rows, complete))
+
+    print(f"{asked.step}: {STEPS[asked.step]}{'; tiny sizes' if asked.tiny else ''}", flush=True)
+    try:
+        with limited(asked.left), contextlib.closing(_cases(asked)) as cases:
+            for labels, work in cases:
+                rows.append(labels | _attempt(work))
+                print("  ".join(f"{name} {shown(value)}" for name, value in rows[-1].items()), flush=True)
+                write()
+        complete = True
+    except TimeUp:
+        print(f"stopped at the limit of {asked.seconds} s: what follows is not all", flush=True)
+    write()
+    if rows:
+        header = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[shown(row.get(name, "")) for name in header] for row in rows]
+        print(f"\n{STEPS[asked.step]}; medians and quartiles\n{as_text([header, *cells])}")
+    return any("error" in row for row in rows)
+
+
+def _cases(asked: Run) -> Iterator[Case]:
+    yield from importlib.import_module(f"benchmarks.gpu.{asked.step}").cases(asked)
+
+
+def _attempt(work: Callable[[], Row]) -> Row:
+    """The figures of a case, or its error: others go on."""
+    try:
+        return work()
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"[:300]}
+
+
+def _record(asked: Run, rows: Sequence[Row], complete: bool) -> dict[str, Any]:
+    return {
+        "step": asked.step,
+        "title": STEPS[asked.step],
+        "command": shlex.join([sys.executable, *sys.argv]),
+        "complete": complete,
+        "tiny": asked.tiny,
+        "seconds": round(time.monotonic() - asked.started, 1),
+        "limit": asked.seconds,
+        "repeats": asked.repeats,
+        "machine": machine(),
+        "versions": versions(),
+        "commit": commit(),
+        "rows": [{name: _with_spread(value) for name, value in row.items()} for row in rows],
+    }
+
+
+def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Of one measurement, or of several."""
+    first, middle, third = statistics.quantiles(samples, n=4) if len(samples) > 1 else list(samples) * 3
+    return first, middle, third
+
+
+def _with_spread(value: Any) -> Any:
+    if not isinstance(value, list) or not value:
+        return value
+    first, middle, third = quartiles(value)
+    return {"median": middle, "quartiles": [first, third], "samples": value}
+
+
+def shown(value: Any) -> str:
+    """A figure as text: four digits; of several their median and quartiles."""
+    if isinstance(value, list):
+        if not value:
+            return "-"
+        first, middle, third = map(_digits, quartiles(value))
+        return f"{middle} [{first}-{third}]"
+    return _digits(value) if isinstance(value, float) else str(value)
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def child(
+    words: Sequence[str],
+    log: Path,
+    signals: Mapping[str, int] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
+    """Run `python -m` with `words` to its end and append its output to `log`; returns the exit code.
+
+    `signals`: sent once, when the text is in the log. The end of this process, or TimeUp, ends the child.
+    """
+    waiting = dict(signals or {})
+    with open(log, "ab") as output, start(words, output, environment) as process:
+        try:
+            while waiting and process.poll() is None:
+                text = log.read_text(errors="replace")
+                for found in [each for each in waiting if each in text]:
+                    process.send_signal(waiting.pop(found))
+                time.sleep(0.02)
+            return process.wait()
+        finally:
+            end(process)
+
+
+def start(words: Sequence[str], output: Any, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
+    """Start `python -m` with `words`, in a process group of its own; it dies with this process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+        preexec_fn=dies_with_parent(),
+        env={**_environment(), **(environment or {})},
+    )
+
+
+def end(process: subprocess.Popen) -> None:
+    """End a process, if it runs: SIGTERM, then SIGKILL."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _environment() -> dict[str, str]:
+    """Of children: they import this checkout, whatever is installed."""
+    import os
+
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **OWN_MODULES, "PYTHONPATH": path}
