@@ -7,13 +7,14 @@ and torch.optim.Adadelta. Members of an ensemble have separate orders of minibat
 """
 
 import copy
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm import tqdm
@@ -27,6 +28,8 @@ from vision.train import Examples, fit
 SIZES = ((4, 1), (8, 1), (32, 1), (64, 1), (4, 25), (64, 25))
 """Hidden units and waiting times."""
 TRAIN, VALID, MEMBERS = 108, 12, 5
+Batches = Iterable[Sequence[Tensor]]
+"""Images and labels."""
 
 
 def examples(n: int, generator: torch.Generator) -> Examples:
@@ -34,27 +37,44 @@ def examples(n: int, generator: torch.Generator) -> Examples:
     return Examples(torch.randn(n, 1, 28, 28, generator=generator), torch.arange(n) % 10)
 
 
-def plain(hidden: int, train: Examples, valid: Examples, settings: Settings) -> None:
-    """One stage in plain PyTorch."""
-    sizes = mlp_widths((1, 28, 28), hidden, 10)
+def plain_mlp(hidden: int) -> nn.Sequential:
+    """The network in plain PyTorch."""
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise(sizes):
+    for before, after in pairwise(mlp_widths((1, 28, 28), hidden, 10)):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    model = nn.Sequential(*layers[:-1])
-    optimizer = torch.optim.Adadelta(model.parameters(), lr=settings.lr)
+    return nn.Sequential(*layers[:-1])
+
+
+def loader(examples: Examples, settings: Settings, shuffle: bool = True) -> DataLoader:
+    """Minibatches in plain PyTorch."""
+    return DataLoader(TensorDataset(*examples), settings.batch_size, shuffle)
+
+
+def plain_stage(model: nn.Module, train: Batches, valid: Batches, settings: Settings) -> None:
+    """One stage in plain PyTorch, on the device of the model."""
+    device = next(model.parameters()).device
+    optimizer: torch.optim.Optimizer = torch.optim.Adadelta(model.parameters(), lr=settings.lr)
+    if settings.optimizer == "sgd":
+        momentum, decay = settings.momentum, settings.weight_decay
+        optimizer = torch.optim.SGD(model.parameters(), settings.lr, momentum, weight_decay=decay)
     best, kept = torch.inf, copy.deepcopy(model.state_dict())
-    loader = DataLoader(TensorDataset(*train), settings.batch_size, shuffle=True)
-    validation = DataLoader(TensorDataset(*valid), settings.batch_size)
     for _ in range(settings.epochs):
-        for images, labels in loader:
+        model.train()
+        for images, labels in train:
             optimizer.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
+            F.cross_entropy(model(images.to(device)), labels.to(device)).backward()
             optimizer.step()
+        model.eval()
         with torch.no_grad():
-            loss = sum(float(F.cross_entropy(model(images), labels)) for images, labels in validation)
-        if loss < best:
+            losses = [F.cross_entropy(model(x.to(device)), y.to(device)) for x, y in valid]
+        if (loss := sum(map(float, losses))) < best:
             best, kept = loss, copy.deepcopy(model.state_dict())
     model.load_state_dict(kept)
+
+
+def plain(hidden: int, train: Examples, valid: Examples, settings: Settings) -> None:
+    """One stage in plain PyTorch on the CPU."""
+    plain_stage(plain_mlp(hidden), loader(train, settings), loader(valid, settings, shuffle=False), settings)
 
 
 def ours(

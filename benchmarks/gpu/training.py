@@ -1,0 +1,96 @@
+"""fairseq-train on random tokens: what the steps `train`, `profile` and `resume` run."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from alma.errors import UserError
+from alma.flops import ARCHS, Arch, Shape
+from benchmarks.gpu import frame
+from benchmarks.stage_start import write_stream
+from benchmarks.train_speed import dense_flags
+
+OPTIMIZER = "--optimizer adam --adam-betas (0.9,0.98) --lr 2e-4 --clip-norm 1 --num-workers 0"
+"""The same for both tasks, whose defaults differ."""
+TINY = Arch(layers=2, dim=32, heads=2)
+
+
+class Model(NamedTuple):
+    """A Switch model of the paper, or with 0 experts fairseq's transformer_lm of equal active size."""
+
+    size: str
+    experts: int
+    tiny: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.size}, {self.experts} experts" if self.experts else f"{self.size}, transformer_lm"
+
+    @property
+    def arch(self) -> Arch:
+        return TINY if self.tiny else ARCHS[f"switch_gmoe_{self.size}"]
+
+    @property
+    def flags(self) -> str:
+        """Task, architecture and size."""
+        if not self.experts:
+            return dense_flags(self.arch)
+        layers, dim, heads = self.arch
+        own = f"--decoder-layers {layers} --decoder-embed-dim {dim} --decoder-attention-heads {heads}"
+        return f"--task alma_lm --arch switch_gmoe_{self.size} --moe-expert-count {self.experts} {own}"
+
+    def shape(self, vocabulary: int, length: int) -> Shape:
+        """For FLOPs."""
+        layers, dim, _ = self.arch
+        return Shape(layers, dim, 4 * dim, vocabulary, length, self.experts, moe_freq=2)
+
+
+class Data(NamedTuple):
+    """A stream of random tokens, and the size of a batch on it."""
+
+    folder: Path
+    vocabulary: int
+    """Of the model, special tokens included."""
+    length: int
+    """Tokens of a sequence."""
+    batch: int
+    """Sequences, for each forward pass."""
+
+    @property
+    def flags(self) -> str:
+        return f"--tokens-per-sample {self.length} --batch-size {self.batch}"
+
+
+def make_data(folder: Path, tiny: bool) -> Data:
+    """The paper's sequences of 512 tokens and its vocabulary; 64 sequences, 3 times for the paper's update."""
+    data = Data(folder, 104, 32, 2) if tiny else Data(folder, 50_264, 512, 64)
+    folder.mkdir(exist_ok=True)
+    write_stream(folder, 40_000 if tiny else 40_000_000, item=70, vocabulary=data.vocabulary - 4)
+    (folder / "dict.txt").write_text("".join(f"token{i} 1\n" for i in range(data.vocabulary - 4)))
+    return data
+
+
+def command(data: Data, model: Model, flags: str, updates: int, interval: int = 1) -> list[str]:
+    """The words after `fairseq-train`, which ends after so many `updates` and logs each `interval`-th."""
+    log = f"--log-format json --log-interval {interval} --max-update {updates}"
+    words = f"{model.flags} {data.flags} {OPTIMIZER} {log} {flags}"
+    return [str(data.folder), *words.split()]
+
+
+def train(
+    words: Sequence[str], log: Path, signals: Mapping[str, int] | None = None, codes: Sequence[int] = (0,)
+) -> int:
+    """Run fairseq-train; returns its exit code. UserError: it is none of `codes`."""
+    code = frame.child(["fairseq_cli.train", *words], log, signals)
+    if code not in codes:
+        tail = " ".join(line[-150:] for line in log.read_text(errors="replace").splitlines()[-2:])
+        raise UserError(f"exit code {code}: {tail}")
+    return code
+
+
+def updates_of(log: Path) -> list[dict[str, Any]]:
+    """What fairseq-train has logged, a record each time, as numbers."""
+    lines = log.read_text(errors="replace").splitlines()
+    records = [json.loads(line.split("train_inner | ")[1]) for line in lines if "train_inner | " in line]
+    return [{name: float(value) for name, value in record.items()} for record in records]
