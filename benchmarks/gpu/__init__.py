@@ -12,7 +12,7 @@ from pathlib import Path
 from alma.errors import Parser, UserError
 from alma.files import make_directory
 from alma.provenance import machine
-from benchmarks.gpu.frame import STEPS, Run, run
+from benchmarks.gpu.frame import STEPS, Asked, run
 
 LIMIT = 530
 """Seconds of a step. A call to the machine has 600."""
@@ -37,5 +37,5 @@ def main(words: list[str]) -> None:
         raise UserError("setup needs --wheels FOLDER and --environment FOLDER")
     make_directory(args.out)
     tiny = args.dry_run or not machine()["gpus"]
-    if run(Run(args.step, args.out, args.seconds, args.repeats, tiny, args.wheels, args.environment)):
+    if run(Asked(args.step, args.out, args.seconds, args.repeats, tiny, args.wheels, args.environment)):
         sys.exit(1)

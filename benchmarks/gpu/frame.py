@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import os
 import shlex
 import signal
 import statistics
@@ -12,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from alma.files import write_json_atomic
 from alma.provenance import commit, machine, versions
@@ -30,6 +31,7 @@ STEPS = {
     "resume": "training after signals against training without one",
     "stream": "a stream of a base-size model: raw and averaged weights",
 }
+ROOT = Path(__file__).parents[2]
 Row = dict[str, Any]
 """Labels and figures; a list of floats is repeated measurements."""
 Case = tuple[Row, Callable[[], Row]]
@@ -43,7 +45,7 @@ class TimeUp(BaseException):
 
 
 @dataclass
-class Run:
+class Asked:
     """A step as it was asked for."""
 
     step: str
@@ -80,8 +82,8 @@ def limited(seconds: float) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run(asked: Run) -> bool:
-    """Run a step: print each row when it is done, then the table; returns whether a case failed."""
+def run(asked: Asked) -> bool:
+    """Asked a step: print each row when it is done, then the table; returns whether a case failed."""
     rows: list[Row] = []
     complete = False
 
@@ -106,7 +108,7 @@ def run(asked: Run) -> bool:
     return any("error" in row for row in rows)
 
 
-def _cases(asked: Run) -> Iterator[Case]:
+def _cases(asked: Asked) -> Iterator[Case]:
     yield from importlib.import_module(f"benchmarks.gpu.{asked.step}").cases(asked)
 
 
@@ -119,7 +121,7 @@ def _attempt(work: Callable[[], Row]) -> Row:
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
-def _record(asked: Run, rows: Sequence[Row], complete: bool) -> dict[str, Any]:
+def _record(asked: Asked, rows: Sequence[Row], complete: bool) -> dict[str, Any]:
     return {
         "step": asked.step,
         "title": STEPS[asked.step],
@@ -163,31 +165,41 @@ def _digits(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def child(
-    words: Sequence[str],
-    log: Path,
-    signals: Mapping[str, int] | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> int:
-    """Run `python -m` with `words` to its end and append its output to `log`; returns the exit code.
+def child(words: Sequence[str], log: Path, signals: Mapping[str, int] | None = None) -> int:
+    """Asked `python -m` with `words` to its end and append its output to `log`; returns the exit code.
 
-    `signals`: sent once, when the text is in the log. The end of this process, or TimeUp, ends the child.
+    `signals`: each is sent once, when its text is in the log.
     """
     waiting = dict(signals or {})
-    with open(log, "ab") as output, start(words, output, environment) as process:
-        try:
-            while waiting and process.poll() is None:
-                text = log.read_text(errors="replace")
-                for found in [each for each in waiting if each in text]:
-                    process.send_signal(waiting.pop(found))
-                time.sleep(0.02)
-            return process.wait()
-        finally:
-            end(process)
+    with started(words, log) as process:
+        while waiting and process.poll() is None:
+            text = log.read_text(errors="replace")
+            for found in [each for each in waiting if each in text]:
+                process.send_signal(waiting.pop(found))
+            time.sleep(0.02)
+        return process.wait()
 
 
-def start(words: Sequence[str], output: Any, environment: Mapping[str, str] | None = None) -> subprocess.Popen:
-    """Start `python -m` with `words`, in a process group of its own; it dies with this process."""
+@contextlib.contextmanager
+def started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen]:
+    """Asked `python -m` with `words`; the end of the block, or of this process, ends it."""
+    root = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    with open(log, "ab") as output:
+        process = start(words, output, {**os.environ, **OWN_MODULES, "PYTHONPATH": root})
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+
+
+def start(words: Sequence[str], output: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen:
+    """`python -m` with `words`, in a process group of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", *words],
         stdin=subprocess.DEVNULL,
@@ -195,23 +207,5 @@ def start(words: Sequence[str], output: Any, environment: Mapping[str, str] | No
         stderr=subprocess.STDOUT,
         process_group=0,
         preexec_fn=dies_with_parent(),
-        env={**_environment(), **(environment or {})},
+        env=environment,
     )
-
-
-def end(process: subprocess.Popen) -> None:
-    """End a process, if it runs: SIGTERM, then SIGKILL."""
-    if process.poll() is None:
-        process.terminate()
-        try:
-            process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _environment() -> dict[str, str]:
-    """Of children: they import this checkout, whatever is installed."""
-    import os
-
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, **OWN_MODULES, "PYTHONPATH": path}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.frame import Case, Row, Run
+from benchmarks.gpu.frame import Asked, Case, Row
 from benchmarks.gpu.switch import device, finished
 from benchmarks.timing import turns
 from benchmarks.vision_stage import MEMBERS, Batches, loader, plain_mlp, plain_stage
@@ -58,11 +58,16 @@ class OnDevice:
             yield images[chosen], labels[chosen]
 
 
-def cases(run: Run) -> Iterator[Case]:
+def cases(asked: Asked) -> Iterator[Case]:
     """A row for each stage."""
-    for stage in TINY if run.tiny else STAGES:
-        labels = {"data": stage.dataset, "hidden": stage.hidden, "images": stage.images, "epochs": stage.epochs}
-        yield labels, partial(measure, stage, run.repeats)
+    for stage in TINY if asked.tiny else STAGES:
+        labels = {
+            "data": stage.dataset,
+            "hidden": stage.hidden,
+            "images": stage.images,
+            "epochs": stage.epochs,
+        }
+        yield labels, partial(measure, stage, asked.repeats)
 
 
 def measure(stage: Stage, repeats: int) -> Row:
@@ -100,9 +105,7 @@ def moved(examples: Examples) -> Examples:
     return Examples(images, examples.labels.to(device()))
 
 
-def ours(
-    name: str, times: int, stage: Stage, settings: Settings, train: Examples, valid: Examples
-) -> None:
+def ours(name: str, times: int, stage: Stage, settings: Settings, train: Examples, valid: Examples) -> None:
     """A stage of a learner, `times` times."""
     for seed in range(times):
         learner = LEARNERS[name](stage.shape, 10, settings, seed, device())

@@ -21,7 +21,7 @@ from unittest import mock
 from alma.errors import UserError
 from alma.files import write_json_atomic
 from benchmarks.gpu import frame
-from benchmarks.gpu.frame import Case, Row, Run
+from benchmarks.gpu.frame import Asked, Case, Row
 from benchmarks.gpu.training import Data, Model, command, make_data
 
 WARM_UP, UPDATES = 10, 20
@@ -30,15 +30,15 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 KERNELS = 4
 
 
-def cases(run: Run) -> Iterator[Case]:
+def cases(asked: Asked) -> Iterator[Case]:
     """A process each."""
-    base, peer = Model("base", 8, run.tiny), Model("base", 0, run.tiny)
+    base, peer = Model("base", 8, asked.tiny), Model("base", 0, asked.tiny)
     settings = [(base, "--bf16"), (peer, "--bf16"), (base, "--fp16"), (base, "--bf16 --compile")]
     settings += [(base, ""), (base, "--bf16 --batch-size 8"), (Model("large", 12), "--bf16")]
     with tempfile.TemporaryDirectory() as folder:
-        data = make_data(Path(folder, "stream"), run.tiny)
-        for number, (model, flags) in enumerate(settings[:1] if run.tiny else settings):
-            log = run.out / f"profile_{number}.log"
+        data = make_data(Path(folder, "stream"), asked.tiny)
+        for number, (model, flags) in enumerate(settings[:1] if asked.tiny else settings):
+            log = asked.out / f"profile_{number}.log"
             labels = {"model": model.name, "flags": flags or "fp32"}
             yield labels, partial(measure, data, model, flags, log, Path(folder, f"{number}.json"))
 
@@ -113,7 +113,7 @@ def union(intervals: list[tuple[float, float]]) -> float:
 
 
 def main() -> None:
-    """Run fairseq-train with a profiled trainer."""
+    """Asked fairseq-train with a profiled trainer."""
     out, *words = sys.argv[1:]
     from fairseq.trainer import Trainer
     from fairseq_cli.train import cli_main

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from alma.errors import UserError
-from benchmarks.gpu.frame import Case, Row, Run
+from benchmarks.gpu.frame import Asked, Case, Row
 from benchmarks.gpu.training import Data, Model, command, make_data, train, updates_of
 
 UPDATES, SAVED, STOP_AT = 30, 8, 20
@@ -25,14 +25,14 @@ SIGNALS = {"none": 0, "SIGTERM": signal.SIGTERM, "SIGUSR1": signal.SIGUSR1}
 CODES = {"none": 0, "SIGTERM": -signal.SIGTERM, "SIGUSR1": os.EX_TEMPFAIL}
 
 
-def cases(run: Run) -> Iterator[Case]:
+def cases(asked: Asked) -> Iterator[Case]:
     """Precisions, and signals in each."""
-    model = Model("base", 8, run.tiny)
+    model = Model("base", 8, asked.tiny)
     with tempfile.TemporaryDirectory() as folder:
-        data = make_data(Path(folder, "stream"), run.tiny)._replace(batch=2 if run.tiny else 16)
-        for flags in ("",) if run.tiny else ("--bf16", "--fp16", ""):
+        data = make_data(Path(folder, "stream"), asked.tiny)._replace(batch=2 if asked.tiny else 16)
+        for flags in ("",) if asked.tiny else ("--bf16", "--fp16", ""):
             through: list[float] = []
-            for name in ("SIGTERM",) if run.tiny else SIGNALS:
+            for name in ("SIGTERM",) if asked.tiny else SIGNALS:
                 base = Path(folder, f"{flags}{name}")
                 labels = {"model": model.name, "flags": flags or "fp32", "signal": name}
                 yield labels, partial(measure, data, model, flags, name, base, through)

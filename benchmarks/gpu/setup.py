@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from alma.errors import UserError
-from benchmarks.gpu.frame import Case, Row, Run
+from benchmarks.gpu.frame import ROOT, Asked, Case, Row
 from benchmarks.gpu.wheels import wheels_of
 
-ROOT = Path(__file__).parents[2]
 LOOK = """
 import json, torch, fairseq_cli.train, fairseq.data.data_utils_fast, fairseq.data.token_block_utils_fast
 from fairseq.models import ARCH_MODEL_REGISTRY
@@ -27,14 +26,17 @@ print(json.dumps({"torch": torch.__version__, "CUDA": str(torch.version.cuda), "
 """
 
 
-def cases(run: Run) -> Iterator[Case]:
+def cases(asked: Asked) -> Iterator[Case]:
     """Make the environment, install into it, import."""
-    assert run.wheels and run.environment
-    found, python = wheels_of(run.wheels), run.environment / "bin/python"
-    yield {"what": "environment"}, lambda: make(run.environment)
+    assert asked.wheels and asked.environment
+    found, python = wheels_of(asked.wheels), asked.environment / "bin/python"
+    yield {"what": "environment"}, lambda: make(asked.environment)
     yield {"what": f"{len(found)} wheels"}, lambda: install(python, *map(str, found))
     yield {"what": "ALMA"}, lambda: install(python, "--no-build-isolation", "--editable", str(ROOT))
-    yield {"what": "pip check"}, lambda: done([sys.executable, "-m", "pip", "--python", str(python), "check"])[0]
+    yield (
+        {"what": "pip check"},
+        lambda: done([sys.executable, "-m", "pip", "--python", str(python), "check"])[0],
+    )
     yield {"what": "import"}, lambda: imported(python)
 
 
@@ -50,7 +52,17 @@ def make(environment: Path) -> Row:
 
 def install(python: Path, *what: str) -> Row:
     """By the machine's pip, offline; what the machine has stays as it is."""
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-index", "--no-deps"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-index",
+        "--no-deps",
+    ]
     return done([*pip, *what])[0]
 
 

@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from benchmarks.gpu.frame import Case, Row, Run
+from benchmarks.gpu.frame import Asked, Case, Row
 from benchmarks.switch_ffn import OneHotFFN, dense, step, switch
 from benchmarks.timing import turns
 from benchmarks.training_memory import LAYOUTS
@@ -24,7 +24,10 @@ from fairseq_alma.moe import layer
 from fairseq_alma.moe.dispatchers import LoopDispatcher
 from fairseq_alma.moe.layer import SwitchFFN
 
-DISPATCHERS: dict[str, Callable] = {**LAYOUTS, "loop": lambda x_SD, routing, capacity: LoopDispatcher(routing)}
+DISPATCHERS: dict[str, Callable] = {
+    **LAYOUTS,
+    "loop": lambda x_SD, routing, capacity: LoopDispatcher(routing),
+}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 ONE_HOT_TOKENS = 16_384
 """Its two tensors of S^2 numbers take gigabytes with more."""
@@ -45,17 +48,17 @@ def finished(work: Callable[[], Any], times: int) -> None:
         torch.cuda.synchronize()
 
 
-def cases(run: Run) -> Iterator[Case]:
+def cases(asked: Asked) -> Iterator[Case]:
     """Widths, token counts, numbers of experts and dtypes; the paper's base model first."""
     widths, tokens, experts = ((512, 768), (4_096, 16_384, 65_536), (4, 8, 16, 32))
-    if run.tiny:
+    if asked.tiny:
         widths, tokens, experts = (16,), (64,), (4,)
     for dim in widths:
         for count in tokens:
             for number in experts:
                 for name in DTYPES:
                     labels = {"D": dim, "S": count, "E": number, "dtype": name}
-                    yield labels, partial(measure, dim, count, number, DTYPES[name], run.repeats)
+                    yield labels, partial(measure, dim, count, number, DTYPES[name], asked.repeats)
 
 
 def measure(dim: int, tokens: int, experts: int, dtype: torch.dtype, repeats: int) -> Row:

@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from benchmarks.gpu.frame import Case, Row, Run
+from benchmarks.gpu.frame import Asked, Case, Row
 from benchmarks.gpu.switch import DTYPES, device, finished
 from benchmarks.gpu.training import Data, Model, command, make_data, train, updates_of
 from benchmarks.timing import seconds
@@ -33,7 +33,10 @@ def settings(tiny: bool) -> list[tuple[Model, str]]:
     large, large_peer = Model("large", 12), Model("large", 0)
     return [
         *((model, flags) for flags in PRECISIONS for model in (peer, base)),
-        *((base, f"--bf16 {more}") for more in ("--compile", CHUNKED, f"{CHUNKED} --compile", "--update-freq 3")),
+        *(
+            (base, f"--bf16 {more}")
+            for more in ("--compile", CHUNKED, f"{CHUNKED} --compile", "--update-freq 3")
+        ),
         *((model, flags) for flags in ("--bf16", "--fp16") for model in (large_peer, large)),
         *((large, f"--bf16 {more}") for more in ("--compile", "--checkpoint-activations")),
         (base, "--bf16 --batch-size 8"),
@@ -42,19 +45,19 @@ def settings(tiny: bool) -> list[tuple[Model, str]]:
     ]
 
 
-def cases(run: Run) -> Iterator[Case]:
+def cases(asked: Asked) -> Iterator[Case]:
     """A process each."""
     with tempfile.TemporaryDirectory() as folder:
-        data = make_data(Path(folder, "stream"), run.tiny)
-        peak = {name: product(dtype, 64 if run.tiny else 8192) for name, dtype in DTYPES.items()}
+        data = make_data(Path(folder, "stream"), asked.tiny)
+        peak = {name: product(dtype, 64 if asked.tiny else 8192) for name, dtype in DTYPES.items()}
         for name, rate in peak.items():
             yield {"model": "matrix product", "flags": name}, partial(dict, [("TFLOP/s", rate / 1e12)])
         speeds: dict[tuple[str, str], float] = {}
-        for number, (model, flags) in enumerate(settings(run.tiny)):
-            log = run.out / f"train_{number:02}.log"
+        for number, (model, flags) in enumerate(settings(asked.tiny)):
+            log = asked.out / f"train_{number:02}.log"
             log.unlink(missing_ok=True)
             labels = {"model": model.name, "flags": flags or "fp32"}
-            yield labels, partial(measure, data, model, flags, run.repeats, log, peak, speeds)
+            yield labels, partial(measure, data, model, flags, asked.repeats, log, peak, speeds)
 
 
 def product(dtype: torch.dtype, size: int) -> float:

@@ -81,7 +81,7 @@ def command(data: Data, model: Model, flags: str, updates: int, interval: int = 
 def train(
     words: Sequence[str], log: Path, signals: Mapping[str, int] | None = None, codes: Sequence[int] = (0,)
 ) -> int:
-    """Run fairseq-train; returns its exit code. UserError: it is none of `codes`."""
+    """Asked fairseq-train; returns its exit code. UserError: it is none of `codes`."""
     code = frame.child(["fairseq_cli.train", *words], log, signals)
     if code not in codes:
         tail = " ".join(line[-150:] for line in log.read_text(errors="replace").splitlines()[-2:])

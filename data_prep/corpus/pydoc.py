@@ -6,6 +6,7 @@ installation always gives the same bytes.
 """
 
 import ast
+import importlib.util
 import inspect
 import itertools
 import os
@@ -93,6 +94,12 @@ def documents(source: str, left_out: Counter[str]) -> Generator[DatedText, None,
             left_out["modules and topics with little text"] += 1
 
 
+def _folder(package: str) -> Path:
+    """Where a package is installed: an environment may see those of another. Its name, if it is not."""
+    found = importlib.util.find_spec(package)
+    return Path(*(found.submodule_search_locations or ())[:1]) if found else Path(package)
+
+
 def _part(name: str) -> Iterator[list[str]]:
     """The paragraphs of each document of a part."""
     if name == "topics":
@@ -101,8 +108,7 @@ def _part(name: str) -> Iterator[list[str]]:
     folder = Path(sysconfig.get_path("stdlib"))
     paths = modules(folder)
     if name == "packages":
-        installed = Path(sysconfig.get_path("purelib"))
-        paths = (path for package in PACKAGES for path in modules(installed / package))
+        paths = (path for package in PACKAGES for path in modules(_folder(package)))
     with Workers(len(os.sched_getaffinity(0))) as workers:
         for _, result in workers.run(docstrings, [(path,) for path in paths], in_order=True):
             yield result()
