@@ -51,12 +51,13 @@ def switch(kind: type[SwitchFFN], dim: int, experts: int) -> SwitchFFN:
     return kind(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity())
 
 
-def step(layer: nn.Module, x: Tensor) -> None:
-    """A forward and backward pass."""
+def step(layer: nn.Module, x: Tensor) -> Tensor:
+    """A forward and backward pass; returns the output."""
     layer.zero_grad()
-    output = layer(x)
-    loss = output.sum() if torch.is_tensor(output) else output[0].sum() + output[1].balance_loss
-    loss.backward()
+    found = layer(x)
+    output = found if torch.is_tensor(found) else found[0]
+    (output.sum() if torch.is_tensor(found) else output.sum() + found[1].balance_loss).backward()
+    return output
 
 
 @one_thread()

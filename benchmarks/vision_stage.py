@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from benchmarks.timing import Rows, one_thread, ratios, spread, turns
 from vision.learners import resolve
-from vision.models import MLP, mlp_widths
+from vision.models import MLP, mlp_widths, vgg_widths
 from vision.presets import Settings
 from vision.train import Examples, fit
 
@@ -43,6 +43,18 @@ def plain_mlp(hidden: int) -> nn.Sequential:
     for before, after in pairwise(mlp_widths((1, 28, 28), hidden, 10)):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
+
+
+def plain_vgg(channels: int) -> nn.Sequential:
+    """The paper's reduced VGG19 in plain PyTorch, for images with 3 channels."""
+    layers: list[nn.Module] = []
+    before = 3
+    for block in vgg_widths(channels):
+        for inputs, outputs in pairwise([before, *block]):
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+        before = block[-1]
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, 10))
 
 
 def loader(examples: Examples, settings: Settings, shuffle: bool = True) -> DataLoader:

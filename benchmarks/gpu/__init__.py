@@ -9,7 +9,7 @@ has. Without a GPU, or with --dry-run, all sizes are tiny. docs/install.md says 
 import sys
 from pathlib import Path
 
-from alma.errors import Parser, UserError
+from alma.errors import Parser
 from alma.files import make_directory
 from alma.provenance import machine
 from benchmarks.gpu.frame import STEPS, Asked, run
@@ -33,8 +33,6 @@ def main(words: list[str]) -> None:
     args = parser.parse_args(words)
     if args.repeats < 2 or args.seconds < 1:
         parser.error("--repeats is 2 or more, for quartiles, and --seconds 1 or more")
-    if args.step == "setup" and not (args.wheels and args.environment):
-        raise UserError("setup needs --wheels FOLDER and --environment FOLDER")
     make_directory(args.out)
     tiny = args.dry_run or not machine()["gpus"]
     if run(Asked(args.step, args.out, args.seconds, args.repeats, tiny, args.wheels, args.environment)):

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import os
 import shlex
 import signal
@@ -10,10 +11,9 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from alma.files import write_json_atomic
 from alma.provenance import commit, machine, versions
@@ -22,6 +22,7 @@ from slurm.engine.children import OWN_MODULES
 from slurm.engine.parents import dies_with_parent
 
 STEPS = {
+    "wheels": "packages for a machine without a network",
     "setup": "an environment from carried wheels, with the machine's torch",
     "tests": "pytest -m gpu",
     "switch": "Switch and dense FFN, forward and backward, by dispatcher",
@@ -32,20 +33,19 @@ STEPS = {
     "stream": "a stream of a base-size model: raw and averaged weights",
 }
 ROOT = Path(__file__).parents[2]
-Row = dict[str, Any]
-"""Labels and figures; a list of floats is repeated measurements."""
-Case = tuple[Row, Callable[[], Row]]
-"""The labels of a row, and what measures the rest of it."""
 GRACE = 10
 """Seconds between SIGTERM and SIGKILL for a child process."""
+Row = dict[str, Any]
+"""Labels and figures; a list of numbers is repeated measurements."""
+Case = tuple[Row, Callable[[], Row]]
+"""The labels of a row, and what measures the rest of it."""
 
 
 class TimeUp(BaseException):
     """The time of the step is over. No Exception: libraries must not catch it."""
 
 
-@dataclass
-class Asked:
+class Asked(NamedTuple):
     """A step as it was asked for."""
 
     step: str
@@ -56,12 +56,6 @@ class Asked:
     """Sizes that a CPU computes in seconds."""
     wheels: Path | None = None
     environment: Path | None = None
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def left(self) -> float:
-        """Seconds until the time limit."""
-        return self.seconds - (time.monotonic() - self.started)
 
 
 @contextlib.contextmanager
@@ -73,7 +67,7 @@ def limited(seconds: float) -> Iterator[None]:
         raise TimeUp
 
     earlier = {number: signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGTERM)}
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
@@ -83,90 +77,66 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def run(asked: Asked) -> bool:
-    """Asked a step: print each row when it is done, then the table; returns whether a case failed."""
+    """Run a step: print each row when it is done, then the table; returns whether a case failed."""
     rows: list[Row] = []
+    title, began = STEPS[asked.step], time.monotonic()
+
+    def write(complete: bool) -> list[list[str]]:
+        header = list(dict.fromkeys(name for row in rows for name in row))
+        table = [header, *([shown(row.get(name, "")) for name in header] for row in rows)]
+        record = {"command": shlex.join([sys.executable, *sys.argv]), "title": title, "complete": complete}
+        record |= {"tiny": asked.tiny, "limit": asked.seconds, "repeats": asked.repeats, "commit": commit()}
+        record |= {"seconds": time.monotonic() - began, "machine": machine(), "versions": versions()}
+        record |= {"rows": rows, "table of medians and quartiles": table}
+        write_json_atomic(asked.out / f"{asked.step}.json", record)
+        return table
+
+    for log in asked.out.glob(f"{asked.step}*.log"):
+        log.unlink()
+    print(f"{asked.step}: {title}{'; tiny sizes' if asked.tiny else ''}", flush=True)
     complete = False
-
-    def write() -> None:
-        write_json_atomic(asked.out / f"{asked.step}.json", _record(asked, rows, complete))
-
-    print(f"{asked.step}: {STEPS[asked.step]}{'; tiny sizes' if asked.tiny else ''}", flush=True)
     try:
-        with limited(asked.left), contextlib.closing(_cases(asked)) as cases:
+        with limited(asked.seconds), contextlib.closing(_cases(asked)) as cases:
             for labels, work in cases:
                 rows.append(labels | _attempt(work))
                 print("  ".join(f"{name} {shown(value)}" for name, value in rows[-1].items()), flush=True)
-                write()
+                write(complete)
         complete = True
     except TimeUp:
-        print(f"stopped at the limit of {asked.seconds} s: what follows is not all", flush=True)
-    write()
-    if rows:
-        header = list(dict.fromkeys(name for row in rows for name in row))
-        cells = [[shown(row.get(name, "")) for name in header] for row in rows]
-        print(f"\n{STEPS[asked.step]}; medians and quartiles\n{as_text([header, *cells])}")
+        print(f"stopped at the limit of {asked.seconds} s; rows are missing", flush=True)
+    table = write(complete)
+    print(f"\n{title}; medians and quartiles\n{as_text(table)}" if rows else "no row")
     return any("error" in row for row in rows)
 
 
-def _cases(asked: Asked) -> Iterator[Case]:
+def _cases(asked: Asked) -> Generator[Case, None, None]:
     yield from importlib.import_module(f"benchmarks.gpu.{asked.step}").cases(asked)
 
 
 def _attempt(work: Callable[[], Row]) -> Row:
-    """The figures of a case, or its error: others go on."""
+    """The figures of a case, or its error: the other cases go on."""
     try:
-        return work()
+        row = work()
+        json.dumps(row, allow_nan=False)
+        return row
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
-def _record(asked: Asked, rows: Sequence[Row], complete: bool) -> dict[str, Any]:
-    return {
-        "step": asked.step,
-        "title": STEPS[asked.step],
-        "command": shlex.join([sys.executable, *sys.argv]),
-        "complete": complete,
-        "tiny": asked.tiny,
-        "seconds": round(time.monotonic() - asked.started, 1),
-        "limit": asked.seconds,
-        "repeats": asked.repeats,
-        "machine": machine(),
-        "versions": versions(),
-        "commit": commit(),
-        "rows": [{name: _with_spread(value) for name, value in row.items()} for row in rows],
-    }
-
-
-def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Of one measurement, or of several."""
-    first, middle, third = statistics.quantiles(samples, n=4) if len(samples) > 1 else list(samples) * 3
-    return first, middle, third
-
-
-def _with_spread(value: Any) -> Any:
-    if not isinstance(value, list) or not value:
-        return value
-    first, middle, third = quartiles(value)
-    return {"median": middle, "quartiles": [first, third], "samples": value}
-
-
 def shown(value: Any) -> str:
     """A figure as text: four digits; of several their median and quartiles."""
     if isinstance(value, list):
-        if not value:
-            return "-"
-        first, middle, third = map(_digits, quartiles(value))
+        several = statistics.quantiles(value, n=4, method="inclusive") if len(value) > 1 else [*value] * 3
+        first, middle, third = map(shown, several)
         return f"{middle} [{first}-{third}]"
-    return _digits(value) if isinstance(value, float) else str(value)
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
 
 
 def child(words: Sequence[str], log: Path, signals: Mapping[str, int] | None = None) -> int:
-    """Asked `python -m` with `words` to its end and append its output to `log`; returns the exit code.
+    """Run `python -m` with `words` to its end and append its output to `log`; returns the exit code.
 
     `signals`: each is sent once, when its text is in the log.
     """
@@ -182,7 +152,7 @@ def child(words: Sequence[str], log: Path, signals: Mapping[str, int] | None = N
 
 @contextlib.contextmanager
 def started(words: Sequence[str], log: Path) -> Iterator[subprocess.Popen]:
-    """Asked `python -m` with `words`; the end of the block, or of this process, ends it."""
+    """Run `python -m` with `words`; the end of the block, or of this process, ends it."""
     root = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with open(log, "ab") as output:
         process = start(words, output, {**os.environ, **OWN_MODULES, "PYTHONPATH": root})

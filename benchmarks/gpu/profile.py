@@ -1,15 +1,14 @@
 """Step `profile`: where the time of an update goes, by torch.profiler.
 
 Shares of the wall-clock time of UPDATES updates of fairseq-train: `outside updates` is data loading, logging
-and the rest of fairseq's loop; `host waits` is the time in calls that wait for the GPU; `GPU idle` is the time
-without a kernel or copy. The profiler itself takes time on the host, so idle and waits are upper bounds.
+and the rest of fairseq's loop; `host waits` are calls that wait for the GPU; `GPU idle` is the time without a
+kernel or copy. The profiler itself takes time on the host, so idle and waits are upper bounds.
 
     python -m benchmarks.gpu.profile OUT.json WORDS OF fairseq-train
 """
 
 import json
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ from alma.errors import UserError
 from alma.files import write_json_atomic
 from benchmarks.gpu import frame
 from benchmarks.gpu.frame import Asked, Case, Row
-from benchmarks.gpu.training import Data, Model, command, make_data
+from benchmarks.gpu.training import Model, random_data
 
 WARM_UP, UPDATES = 10, 20
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
@@ -33,22 +32,21 @@ KERNELS = 4
 def cases(asked: Asked) -> Iterator[Case]:
     """A process each."""
     base, peer = Model("base", 8, asked.tiny), Model("base", 0, asked.tiny)
-    settings = [(base, "--bf16"), (peer, "--bf16"), (base, "--fp16"), (base, "--bf16 --compile")]
-    settings += [(base, ""), (base, "--bf16 --batch-size 8"), (Model("large", 12), "--bf16")]
-    with tempfile.TemporaryDirectory() as folder:
-        data = make_data(Path(folder, "stream"), asked.tiny)
+    settings = [(base, "--bf16"), (peer, "--bf16"), (base, "--fp16"), (base, "--bf16 --compile"), (base, "")]
+    settings += [(base, "--bf16 --batch-size 8"), (Model("large", 12), "--bf16")]
+    with random_data(asked.tiny) as data:
         for number, (model, flags) in enumerate(settings[:1] if asked.tiny else settings):
-            log = asked.out / f"profile_{number}.log"
+            words = data.words(model, f"{flags} --no-save", WARM_UP + UPDATES + 1, 1000)
             labels = {"model": model.name, "flags": flags or "fp32"}
-            yield labels, partial(measure, data, model, flags, log, Path(folder, f"{number}.json"))
+            yield (
+                labels,
+                partial(measure, words, asked.out / f"profile_{number}.log", data.folder / f"{number}"),
+            )
 
 
-def measure(data: Data, model: Model, flags: str, log: Path, out: Path) -> Row:
+def measure(words: list[str], log: Path, out: Path) -> Row:
     """Shares of a profiled process."""
-    log.unlink(missing_ok=True)
-    words = command(data, model, f"{flags} --no-save --disable-validation", WARM_UP + UPDATES + 1, 1000)
-    code = frame.child(["benchmarks.gpu.profile", str(out), *words], log)
-    if code or not out.exists():
+    if (code := frame.child(["benchmarks.gpu.profile", str(out), *words], log)) or not out.exists():
         raise UserError(f"exit code {code}: see {log}")
     return json.loads(out.read_text())
 
@@ -66,10 +64,10 @@ def profiled(out: Path) -> Any:
         nonlocal called, inside, started
         if called == WARM_UP:
             profiler.start()
-            finished(train_step, 0)  # waits for the GPU
+            finished(dict, 0)  # waits for the GPU
             started, inside = time.perf_counter(), 0.0
         if called == WARM_UP + UPDATES:
-            finished(train_step, 0)
+            finished(dict, 0)
             wall = time.perf_counter() - started
             profiler.stop()
             write_json_atomic(out, shares(profiler.events(), wall, inside))
@@ -113,7 +111,7 @@ def union(intervals: list[tuple[float, float]]) -> float:
 
 
 def main() -> None:
-    """Asked fairseq-train with a profiled trainer."""
+    """Run fairseq-train with a profiled trainer."""
     out, *words = sys.argv[1:]
     from fairseq.trainer import Trainer
     from fairseq_cli.train import cli_main

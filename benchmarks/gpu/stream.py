@@ -1,7 +1,7 @@
-"""Step `stream`: `alma train` on documentation of Python, a base-size model, as many stages as the time gives.
+"""Step `stream`: `alma train` of a base-size model on documentation of Python, as many stages as time allows.
 
 The vocabulary is padded to 50,000, so that the output layer costs what the paper's does. A row appears when
-`alma train` has written it: perplexity of the averaged and of the raw weights, seconds and memory of the stage.
+`alma train` has written it: perplexity of averaged and of raw weights, seconds and memory of the stage.
 """
 
 import json
@@ -35,7 +35,6 @@ def cases(asked: Asked) -> Iterator[Case]:
     """A row for each mega-batch, and one before them."""
     with TemporaryDirectory() as folder:
         base, log = Path(folder), asked.out / "stream.log"
-        log.unlink(missing_ok=True)
         count = 1 if asked.tiny else 12
         yield {"t": "stream"}, partial(make_stream, base, log, count, asked.tiny)
         words = f"alma train {base}/stream {LEARNER} --out {base}/run -- {TINY if asked.tiny else BASE}"

@@ -1,7 +1,7 @@
 """Step `switch`: the Switch layer by dispatcher, beside fairseq's dense FFN and a one-hot dispatch.
 
 Forward and backward, load-balancing loss included, capacity factor 1. A column is a time, or a ratio of times
-in the same turn. `error` is that of the worst dispatcher's output, against the loop in fp32 with the same
+in the same turn. `difference` is the worst dispatcher's output against that of the loop in fp32 with the same
 weights and inputs: the norm of the difference over the norm.
 
 Shapes: S tokens, D model, E experts.
@@ -10,6 +10,7 @@ Shapes: S tokens, D model, E experts.
 import copy
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -29,6 +30,7 @@ DISPATCHERS: dict[str, Callable] = {
     "loop": lambda x_SD, routing, capacity: LoopDispatcher(routing),
 }
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+SIZES = ((512, 768), (4_096, 16_384, 65_536), (4, 8, 16, 32))  # D, S, E
 ONE_HOT_TOKENS = 16_384
 """Its two tensors of S^2 numbers take gigabytes with more."""
 STEPS = 5
@@ -50,62 +52,43 @@ def finished(work: Callable[[], Any], times: int) -> None:
 
 def cases(asked: Asked) -> Iterator[Case]:
     """Widths, token counts, numbers of experts and dtypes; the paper's base model first."""
-    widths, tokens, experts = ((512, 768), (4_096, 16_384, 65_536), (4, 8, 16, 32))
-    if asked.tiny:
-        widths, tokens, experts = (16,), (64,), (4,)
-    for dim in widths:
-        for count in tokens:
-            for number in experts:
-                for name in DTYPES:
-                    labels = {"D": dim, "S": count, "E": number, "dtype": name}
-                    yield labels, partial(measure, dim, count, number, DTYPES[name], asked.repeats)
+    for dim, tokens, experts in product(*(((16,), (64,), (4,)) if asked.tiny else SIZES)):
+        for name, dtype in DTYPES.items():
+            labels = {"D": dim, "S": tokens, "E": experts, "dtype": name}
+            yield labels, partial(measure, dim, tokens, experts, dtype, asked.repeats)
 
 
 def measure(dim: int, tokens: int, experts: int, dtype: torch.dtype, repeats: int) -> Row:
     """Times of the dense layer, and of the others relative to it."""
     torch.manual_seed(0)
-    to = {"device": device(), "dtype": dtype}
+    to: dict[str, Any] = {"device": device(), "dtype": dtype}
     x = torch.randn(min(512, tokens), max(1, tokens // 512), dim, requires_grad=True, **to)
     ours, one_hot = (switch(kind, dim, experts).to(**to) for kind in (SwitchFFN, OneHotFFN))
     one_hot.load_state_dict(ours.state_dict())
-    kinds = {name: partial(dispatched, name, ours, x) for name in DISPATCHERS}
-    row, works = errors_of(kinds, ours, x)
-    works["dense"] = partial(step, dense(dim).to(**to), x)
+    works = {"dense": partial(step, dense(dim).to(**to), x)}
+    row: Row = {}
+    differences = [0.0]
+    expected = dispatched("loop", copy.deepcopy(ours).float(), x.float())
+    for name in DISPATCHERS:
+        work = partial(dispatched, name, ours, x)
+        try:
+            differences.append(((work().float() - expected).norm() / expected.norm()).item())
+            works[name] = work
+        except RuntimeError as failed:  # there are no grouped products of this dtype
+            row[f"{name} / dense"] = f"none: {str(failed)[:40]}"
     if tokens <= ONE_HOT_TOKENS:
         works["one-hot"] = partial(step, one_hot, x)
     finished(lambda: [work() for work in works.values()], 3)  # compiles kernels, fills the allocator
     measured = turns({name: partial(finished, work, STEPS) for name, work in works.items()}, repeats)
-    row["dense, ms"] = [1000 * turn["dense"] / STEPS for turn in measured]
     flops = 3 * 2 * 2 * tokens * dim * 4 * dim
-    row["dense, TFLOP/s"] = [flops * STEPS / turn["dense"] / 1e12 for turn in measured]
-    for name in (*DISPATCHERS, "one-hot"):
-        if name in works:
-            row[f"{name} / dense"] = [turn[name] / turn["dense"] for turn in measured]
-    return row
+    times = [turn["dense"] / STEPS for turn in measured]
+    row |= {"difference": f"{max(differences):.1e}", "dense, ms": [1000 * each for each in times]}
+    row["dense, TFLOP/s"] = [flops / each / 1e12 for each in times]
+    del works["dense"]
+    return row | {f"{name} / dense": [turn[name] / turn["dense"] for turn in measured] for name in works}
 
 
-def dispatched(name: str, ffn: nn.Module, x: Tensor) -> None:
-    """A pass with a dispatcher of DISPATCHERS."""
+def dispatched(name: str, ffn: nn.Module, x: Tensor) -> Tensor:
+    """The output of a pass with a dispatcher of DISPATCHERS."""
     with mock.patch.object(layer, "fastest_dispatcher", DISPATCHERS[name]):
-        step(ffn, x)
-
-
-def errors_of(
-    kinds: dict[str, Callable[[], None]], ffn: SwitchFFN, x: Tensor
-) -> tuple[Row, dict[str, Callable[[], None]]]:
-    """The worst error, and those of the `kinds` that this device and dtype can run."""
-    works, error = {}, 0.0
-    row: Row = {}
-    with torch.no_grad(), mock.patch.object(layer, "fastest_dispatcher", DISPATCHERS["loop"]):
-        expected = copy.deepcopy(ffn).float()(x.float())[0]
-    for name, work in kinds.items():
-        try:
-            work()
-        except (RuntimeError, NotImplementedError) as failed:  # grouped products of this dtype
-            row[f"{name} / dense"] = f"none: {failed}"[:40].splitlines()[0]
-            continue
-        works[name] = work
-        with torch.no_grad(), mock.patch.object(layer, "fastest_dispatcher", DISPATCHERS[name]):
-            found = ffn(x)[0].float()
-        error = max(error, ((found - expected).norm() / expected.norm()).item())
-    return {"error": f"{error:.1e}"} | row, works
+        return step(ffn, x)

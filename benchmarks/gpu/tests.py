@@ -15,7 +15,6 @@ def cases(asked: Asked) -> Iterator[Case]:
     for path in files():
         name = str(path.relative_to(ROOT))
         log = asked.out / f"tests_{path.stem}.log"
-        log.unlink(missing_ok=True)
         yield {"file": name}, partial(measure, name, log, asked.tiny)
 
 

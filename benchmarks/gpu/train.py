@@ -1,11 +1,10 @@
 """Step `train`: tokens per second, model FLOPs and peak memory of fairseq-train at the paper's sizes.
 
-Every row is a process of its own, one after another. MFU is the model's FLOPs, attention scores left out as in the
-paper, over those of a large matrix product in the same dtype in this step. Peak memory is torch's, in an
+Every row is a process of its own, one after another. MFU is the model's FLOPs, without attention scores as in
+the paper, over those of a large matrix product in the same dtype in this step. Peak memory is torch's, in an
 update; the estimate is that of `alma train --dry-run`, without the context of CUDA.
 """
 
-import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,31 +14,29 @@ import torch
 
 from benchmarks.gpu.frame import Asked, Case, Row
 from benchmarks.gpu.switch import DTYPES, device, finished
-from benchmarks.gpu.training import Data, Model, command, make_data, train, updates_of
+from benchmarks.gpu.training import Data, Model, random_data, train, updates_of
 from benchmarks.timing import seconds
 from benchmarks.training_memory import estimated
 
 CHUNKED = "--criterion chunked_cross_entropy"
-PRECISIONS = ("--bf16", "--fp16", "--amp", "")
+PRECISIONS = {"--bf16": "bf16", "--fp16": "fp16", "--amp": "fp16", "": "fp32"}
+"""Flags, and the dtype of the matrix products."""
+MORE = ("--compile", CHUNKED, f"{CHUNKED} --compile", "--update-freq 3", "--batch-size 8")
 INTERVAL, WARM_UP = 5, 2
 """Updates of a measurement; measurements before the first that counts."""
 
 
 def settings(tiny: bool) -> list[tuple[Model, str]]:
-    """Models and flags; what matters most comes first."""
+    """Models and flags; what matters most comes first, and transformer_lm before its peers."""
     base, peer = Model("base", 8, tiny), Model("base", 0, tiny)
     if tiny:
         return [(peer, ""), (base, "")]
     large, large_peer = Model("large", 12), Model("large", 0)
     return [
         *((model, flags) for flags in PRECISIONS for model in (peer, base)),
-        *(
-            (base, f"--bf16 {more}")
-            for more in ("--compile", CHUNKED, f"{CHUNKED} --compile", "--update-freq 3")
-        ),
+        *((base, f"--bf16 {more}") for more in MORE),
         *((model, flags) for flags in ("--bf16", "--fp16") for model in (large_peer, large)),
         *((large, f"--bf16 {more}") for more in ("--compile", "--checkpoint-activations")),
-        (base, "--bf16 --batch-size 8"),
         (base, "--fp16 --batch-size 8 --update-freq 3"),
         (large, ""),
     ]
@@ -47,15 +44,13 @@ def settings(tiny: bool) -> list[tuple[Model, str]]:
 
 def cases(asked: Asked) -> Iterator[Case]:
     """A process each."""
-    with tempfile.TemporaryDirectory() as folder:
-        data = make_data(Path(folder, "stream"), asked.tiny)
+    with random_data(asked.tiny) as data:
         peak = {name: product(dtype, 64 if asked.tiny else 8192) for name, dtype in DTYPES.items()}
-        for name, rate in peak.items():
-            yield {"model": "matrix product", "flags": name}, partial(dict, [("TFLOP/s", rate / 1e12)])
+        rates = {f"{name}, TFLOP/s": rate / 1e12 for name, rate in peak.items()}
+        yield {"model": "matrix product"}, partial(dict, rates)
         speeds: dict[tuple[str, str], float] = {}
         for number, (model, flags) in enumerate(settings(asked.tiny)):
             log = asked.out / f"train_{number:02}.log"
-            log.unlink(missing_ok=True)
             labels = {"model": model.name, "flags": flags or "fp32"}
             yield labels, partial(measure, data, model, flags, asked.repeats, log, peak, speeds)
 
@@ -77,23 +72,18 @@ def measure(
     speeds: dict[tuple[str, str], float],
 ) -> Row:
     """Train; compare with transformer_lm, if that has run with the same flags."""
-    updates = INTERVAL * (WARM_UP + repeats)
-    words = command(data, model, f"{flags} --no-save --disable-validation", updates, INTERVAL)
+    words = data.words(model, f"{flags} --no-save", INTERVAL * (WARM_UP + repeats), INTERVAL)
     train(words, log)
     records = updates_of(log)[WARM_UP:]
-    speed = [record["wps"] for record in records]
-    name = next((name for name in ("bf16", "fp16") if name in flags), "fp16" if "amp" in flags else "fp32")
-    flops = model.shape(data.vocabulary, data.length).training_flops(1)
-    row: Row = {"tokens/s": speed, "TFLOP/s": median(speed) * flops / 1e12}
-    row["MFU"] = median(speed) * flops / peak[name]
-    speeds[model.name, flags] = median(speed)
+    row: Row = {"tokens/s": [record["wps"] for record in records]}
+    speed = speeds[model.name, flags] = median(row["tokens/s"])
+    row["TFLOP/s"] = speed * data.flops(model) / 1e12
+    row["MFU"] = speed * data.flops(model) / peak[PRECISIONS[flags.split(" ")[0]]]
     if model.experts and (other := speeds.get((Model(model.size, 0).name, flags))):
-        row["speed / transformer_lm"] = median(speed) / other
-    if "gb_free" in records[-1]:
-        total = torch.cuda.get_device_properties(0).total_memory
-        row["peak GB"] = (total - records[-1]["gb_free"] * 2**30) / 1e9
+        row["speed / transformer_lm"] = speed / other
     if model.experts:
         row["estimate GB"] = estimated(words, data.vocabulary - 4) / 1e9
-        if "peak GB" in row:
-            row["estimate / peak"] = row["estimate GB"] / row["peak GB"]
+    if "gb_free" in records[-1]:  # on a GPU
+        total = torch.cuda.get_device_properties(0).total_memory
+        row["peak GB"] = (total - records[-1]["gb_free"] * 2**30) / 1e9
     return row

@@ -1,8 +1,10 @@
 """fairseq-train on random tokens: what the steps `train`, `profile` and `resume` run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from alma.errors import UserError
@@ -40,11 +42,6 @@ class Model(NamedTuple):
         own = f"--decoder-layers {layers} --decoder-embed-dim {dim} --decoder-attention-heads {heads}"
         return f"--task alma_lm --arch switch_gmoe_{self.size} --moe-expert-count {self.experts} {own}"
 
-    def shape(self, vocabulary: int, length: int) -> Shape:
-        """For FLOPs."""
-        layers, dim, _ = self.arch
-        return Shape(layers, dim, 4 * dim, vocabulary, length, self.experts, moe_freq=2)
-
 
 class Data(NamedTuple):
     """A stream of random tokens, and the size of a batch on it."""
@@ -55,38 +52,36 @@ class Data(NamedTuple):
     length: int
     """Tokens of a sequence."""
     batch: int
-    """Sequences, for each forward pass."""
+    """Sequences of a forward pass."""
 
-    @property
-    def flags(self) -> str:
-        return f"--tokens-per-sample {self.length} --batch-size {self.batch}"
+    def flops(self, model: Model) -> int:
+        """Of training on a token, attention scores left out."""
+        layers, dim, _ = model.arch
+        return Shape(layers, dim, 4 * dim, self.vocabulary, self.length, model.experts, 2).training_flops(1)
 
-
-def make_data(folder: Path, tiny: bool) -> Data:
-    """The paper's sequences of 512 tokens and its vocabulary; 64 sequences, 3 times for the paper's update."""
-    data = Data(folder, 104, 32, 2) if tiny else Data(folder, 50_264, 512, 64)
-    folder.mkdir(exist_ok=True)
-    write_stream(folder, 40_000 if tiny else 40_000_000, item=70, vocabulary=data.vocabulary - 4)
-    (folder / "dict.txt").write_text("".join(f"token{i} 1\n" for i in range(data.vocabulary - 4)))
-    return data
+    def words(self, model: Model, flags: str, updates: int, interval: int = 1) -> list[str]:
+        """What follows `fairseq-train`, which ends after so many `updates` and logs each `interval`-th."""
+        log = f"--log-format json --log-interval {interval} --max-update {updates} --disable-validation"
+        batch = f"--tokens-per-sample {self.length} --batch-size {self.batch}"
+        return [str(self.folder), *f"{model.flags} {batch} {OPTIMIZER} {log} {flags}".split()]
 
 
-def command(data: Data, model: Model, flags: str, updates: int, interval: int = 1) -> list[str]:
-    """The words after `fairseq-train`, which ends after so many `updates` and logs each `interval`-th."""
-    log = f"--log-format json --log-interval {interval} --max-update {updates}"
-    words = f"{model.flags} {data.flags} {OPTIMIZER} {log} {flags}"
-    return [str(data.folder), *words.split()]
+@contextmanager
+def random_data(tiny: bool) -> Iterator[Data]:
+    """The paper's length and vocabulary; 64 sequences, a third of the paper's update."""
+    with TemporaryDirectory() as folder:
+        data = Data(Path(folder), 104, 32, 2) if tiny else Data(Path(folder), 50_264, 512, 64)
+        write_stream(data.folder, 40_000 if tiny else 40_000_000, item=70, vocabulary=data.vocabulary - 4)
+        tokens = "".join(f"token{i} 1\n" for i in range(data.vocabulary - 4))
+        (data.folder / "dict.txt").write_text(tokens)
+        yield data
 
 
-def train(
-    words: Sequence[str], log: Path, signals: Mapping[str, int] | None = None, codes: Sequence[int] = (0,)
-) -> int:
-    """Asked fairseq-train; returns its exit code. UserError: it is none of `codes`."""
-    code = frame.child(["fairseq_cli.train", *words], log, signals)
-    if code not in codes:
+def train(words: Sequence[str], log: Path, signals: Mapping[str, int] | None = None, code: int = 0) -> None:
+    """Run fairseq-train. UserError: its exit code is not `code`."""
+    if (found := frame.child(["fairseq_cli.train", *words], log, signals)) != code:
         tail = " ".join(line[-150:] for line in log.read_text(errors="replace").splitlines()[-2:])
-        raise UserError(f"exit code {code}: {tail}")
-    return code
+        raise UserError(f"exit code {found}: {tail}")
 
 
 def updates_of(log: Path) -> list[dict[str, Any]]:

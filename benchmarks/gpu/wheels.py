@@ -1,16 +1,20 @@
-"""Make a folder of wheels for a GPU machine without a network: `python -m benchmarks.gpu.wheels FOLDER`.
+"""Step `wheels`, here: a folder of wheels for a GPU machine without a network.
 
 The machine has Linux on x86-64, Python 3.12, torch and the usual packages of machine learning; the folder has
 what ALMA needs besides. fairscale and antlr4 come as sources without extensions and are built here.
 """
 
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from alma.errors import Parser, UserError, command
+from alma.errors import UserError
 from alma.files import make_directory
+from benchmarks.gpu.frame import ROOT, Asked, Case, Row
 
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 TARGET = ["--python-version=3.12", "--implementation=cp", *(f"--platform={name}" for name in PLATFORMS)]
@@ -23,11 +27,25 @@ MISSING = (
     *("argcomplete", "orjson", "zstandard", "tensorboardx", "schedulefree", "rensa"),
 )
 """Packages that the machine lacks; tests compare them with what ALMA requires."""
-REQUIREMENTS = Path(__file__).parents[2] / "requirements.txt"
+
+
+def cases(asked: Asked) -> Iterator[Case]:
+    """Build, download, look. UserError: no folder is given."""
+    if not (folder := asked.wheels):
+        raise UserError("wheels needs --wheels FOLDER, where they go")
+    make_directory(folder)
+    pinned = pins((ROOT / "requirements.txt").read_text())
+    sources = [pin for pin in pinned if pin.startswith(SOURCES)]
+    others = [pin for pin in pinned if pin not in sources]
+    build = ["wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={folder}", *sources]
+    download = ["download", "--no-deps", "--only-binary=:all:", *TARGET, f"--dest={folder}", *others]
+    for words in (build, download):
+        yield {"what": f"pip {words[0]}"}, partial(do, [sys.executable, "-m", "pip", *words])
+    yield {"what": "folder"}, lambda: {"MB": sum(path.stat().st_size for path in wheels_of(folder)) / 1e6}
 
 
 def pins(text: str) -> list[str]:
-    """`name==version` of each package in MISSING. UserError: requirements.txt pins another set of packages."""
+    """`name==version` of each package in MISSING, from requirements.txt. UserError: one has no pin."""
     pinned = dict(line.split(";")[0].strip().split("==") for line in text.splitlines() if "==" in line)
     if absent := [name for name in MISSING if name not in pinned]:
         raise UserError(f"requirements.txt has no {', '.join(absent)}: `make pin` renews it")
@@ -35,41 +53,21 @@ def pins(text: str) -> list[str]:
 
 
 def wheels_of(folder: Path) -> list[Path]:
-    """The wheels in a folder. UserError: one of MISSING is not there, or they take more than LARGEST bytes."""
+    """One wheel of each in MISSING. UserError: a folder with others, or with more than LARGEST bytes."""
     found = sorted(folder.glob("*.whl"))
-    names = {path.name.split("-")[0].lower().replace("_", "-") for path in found}
-    if absent := sorted(set(MISSING) - names):
-        raise UserError(f"{folder} has no wheel of {', '.join(absent)}: make it with benchmarks.gpu.wheels")
+    names = [path.name.split("-")[0].lower().replace("_", "-") for path in found]
+    if wrong := sorted({name for name in (*MISSING, *names) if names.count(name) != 1}):
+        raise UserError(f"{folder} has no wheel, or several, of {', '.join(wrong)}: make the folder anew")
     if (size := sum(path.stat().st_size for path in found)) > LARGEST:
         raise UserError(f"{folder}: {size / 1e6:.0f} MB of wheels; {LARGEST / 1e6:.0f} MB can be carried")
     return found
 
 
-def pip(*words: str) -> None:
-    """UserError: pip failed."""
-    if subprocess.run([sys.executable, "-m", "pip", *words]).returncode:
-        raise UserError(f"pip {words[0]} failed; its messages are above")
-
-
-def make(folder: Path, pinned: Sequence[str]) -> None:
-    """Download or build a wheel of each `name==version`."""
-    sources = [pin for pin in pinned if pin.startswith(SOURCES)]
-    pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={folder}", *sources)
-    others = [pin for pin in pinned if pin not in sources]
-    pip("download", "--no-deps", "--only-binary=:all:", *TARGET, f"--dest={folder}", *others)
-
-
-@command
-def main() -> None:
-    """Make the folder."""
-    parser = Parser(prog="python -m benchmarks.gpu.wheels", description=__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where the wheels go, such as .wheels")
-    folder = parser.parse_args().folder
-    make_directory(folder)
-    make(folder, pins(REQUIREMENTS.read_text()))
-    found = wheels_of(folder)
-    print(f"{folder}: {len(found)} wheels, {sum(path.stat().st_size for path in found) / 1e6:.1f} MB")
-
-
-if __name__ == "__main__":
-    main()
+def do(words: list[str]) -> Row:
+    """The seconds of a command, and the last line that it printed. UserError: it failed."""
+    began = time.monotonic()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(words, capture_output=True, text=True, env=environment)
+    if ended.returncode:
+        raise UserError(f"{' '.join(words[:6])}: {(ended.stderr or ended.stdout).strip()[-250:]}")
+    return {"seconds": time.monotonic() - began, "said": (ended.stdout.splitlines() or [""])[-1]}
