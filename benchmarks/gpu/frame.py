@@ -57,6 +57,11 @@ class Asked(NamedTuple):
     wheels: Path | None = None
     environment: Path | None = None
 
+    @property
+    def log(self) -> Path:
+        """What child processes print; one file, because few come back from the machine."""
+        return self.out / f"{self.step}.log"
+
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
@@ -91,8 +96,7 @@ def run(asked: Asked) -> bool:
         write_json_atomic(asked.out / f"{asked.step}.json", record)
         return table
 
-    for log in asked.out.glob(f"{asked.step}*.log"):
-        log.unlink()
+    asked.log.unlink(missing_ok=True)
     print(f"{asked.step}: {title}{'; tiny sizes' if asked.tiny else ''}", flush=True)
     complete = False
     try:
@@ -135,19 +139,18 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def child(words: Sequence[str], log: Path, signals: Mapping[str, int] | None = None) -> int:
-    """Run `python -m` with `words` to its end and append its output to `log`; returns the exit code.
-
-    `signals`: each is sent once, when its text is in the log.
-    """
-    waiting = dict(signals or {})
+def child(words: Sequence[str], log: Path, number: int = 0, after: str = "") -> tuple[int, str]:
+    """Run `python -m` with `words` to its end; returns its exit code and what it printed, and adds that to
+    `log`. Sends the signal `number`, if it is not 0, when the text `after` is printed."""
+    began = log.stat().st_size if log.exists() else 0
     with started(words, log) as process:
-        while waiting and process.poll() is None:
-            text = log.read_text(errors="replace")
-            for found in [each for each in waiting if each in text]:
-                process.send_signal(waiting.pop(found))
+        while number and process.poll() is None:
+            if after in log.read_bytes()[began:].decode(errors="replace"):
+                process.send_signal(number)
+                break
             time.sleep(0.02)
-        return process.wait()
+        code = process.wait()
+    return code, log.read_bytes()[began:].decode(errors="replace")
 
 
 @contextlib.contextmanager

@@ -40,14 +40,15 @@ def cases(asked: Asked) -> Iterator[Case]:
             labels = {"model": model.name, "flags": flags or "fp32"}
             yield (
                 labels,
-                partial(measure, words, asked.out / f"profile_{number}.log", data.folder / f"{number}"),
+                partial(measure, words, asked.log, data.folder / f"{number}"),
             )
 
 
 def measure(words: list[str], log: Path, out: Path) -> Row:
     """Shares of a profiled process."""
-    if (code := frame.child(["benchmarks.gpu.profile", str(out), *words], log)) or not out.exists():
-        raise UserError(f"exit code {code}: see {log}")
+    code, text = frame.child(["benchmarks.gpu.profile", str(out), *words], log)
+    if code or not out.exists():
+        raise UserError(f"exit code {code}: {text[-200:]}")
     return json.loads(out.read_text())
 
 

@@ -6,6 +6,7 @@ are equal within TOLERANCE; a second training without a signal shows how much of
 `worst loss` and `weights` are relative differences.
 """
 
+import shutil
 import signal
 from collections.abc import Iterator
 from functools import partial
@@ -15,9 +16,9 @@ import torch
 
 from alma.errors import UserError
 from benchmarks.gpu.frame import Asked, Case, Row
-from benchmarks.gpu.training import Model, random_data, train, updates_of
+from benchmarks.gpu.training import Model, random_data, train
 
-UPDATES, SAVED, STOP_AT = 30, 8, 20
+UPDATES, SAVED, STOP_AT = 100, 16, 40
 """Of a training; between two checkpoints; the update after which the signal comes."""
 TOLERANCE = 0.01
 SIGNALS = {"none": (0, 0), "SIGTERM": (signal.SIGTERM, -signal.SIGTERM), "SIGUSR1": (signal.SIGUSR1, 75)}
@@ -33,25 +34,21 @@ def cases(asked: Asked) -> Iterator[Case]:
             for name in ("SIGTERM",) if asked.tiny else SIGNALS:
                 labels = {"model": model.name, "flags": flags or "fp32", "signal": name}
                 words = data.words(model, f"{flags} --save-interval-updates {SAVED}", UPDATES)
-                yield labels, partial(measure, words, name, data.folder / f"run{flags}", through)
+                yield labels, partial(measure, words, name, data.folder / f"run{flags}", through, asked.log)
 
 
-def measure(words: list[str], name: str, base: Path, through: list[float]) -> Row:
+def measure(words: list[str], name: str, base: Path, through: list[float], log: Path) -> Row:
     """Losses with a signal against those `through`, which the first call of a precision makes.
 
     UserError: an update is missing, or the losses differ by more than TOLERANCE.
     """
     number, code = SIGNALS[name]
     if not through:
-        train([*words, "--save-dir", f"{base}_through"], Path(f"{base}_through.log"))
-        through += [record["loss"] for record in updates_of(Path(f"{base}_through.log"))]
-    save, log = Path(f"{base}_{name}"), Path(f"{base}_{name}.log")
-    words = [*words, "--save-dir", str(save)]
-    train(words, log, {f'"num_updates": "{STOP_AT}"': number} if number else None, code)
-    before = updates_of(log)
-    if number:
-        train(words, log)
-    after = updates_of(log)[len(before) :] or before
+        through += [update["loss"] for update in train([*words, "--save-dir", f"{base}_through"], log)]
+    save = f"{base}_{name}"
+    words = [*words, "--save-dir", save]
+    before = train(words, log, number, f'"num_updates": "{STOP_AT}"', code)
+    after = train(words, log) if number else before
     losses = {int(record["num_updates"]): record["loss"] for record in (*before, *after)}
     if sorted(losses) != list(range(1, UPDATES + 1)):
         raise UserError(f"logged are the updates {sorted(losses)}, not 1 to {UPDATES}")
@@ -63,5 +60,6 @@ def measure(words: list[str], name: str, base: Path, through: list[float]) -> Ro
     states = [torch.load(f"{each}/checkpoint_last.pt", "cpu") for each in (save, f"{base}_through")]
     ours, theirs = (torch.cat([x.flatten().float() for x in state["model"].values()]) for state in states)
     weights = ((ours - theirs).norm() / theirs.norm()).item()
+    shutil.rmtree(save)  # gigabytes
     row: Row = {"exit code": code, "updates before": done, "repeated": repeated}
     return row | {"worst loss": f"{worst:.1e}", "weights": f"{weights:.1e}"}

@@ -34,7 +34,7 @@ TINY = (
 def cases(asked: Asked) -> Iterator[Case]:
     """A row for each mega-batch, and one before them."""
     with TemporaryDirectory() as folder:
-        base, log = Path(folder), asked.out / "stream.log"
+        base, log = Path(folder), asked.log
         count = 1 if asked.tiny else 12
         yield {"t": "stream"}, partial(make_stream, base, log, count, asked.tiny)
         words = f"alma train {base}/stream {LEARNER} --out {base}/run -- {TINY if asked.tiny else BASE}"
@@ -71,8 +71,9 @@ def pad(stream: Stream, vocabulary: int) -> None:
 
 def do(words: str, log: Path) -> None:
     """Asked a command. UserError: it failed."""
-    if code := frame.child(words.split(), log):
-        raise UserError(f"{words.split(' -')[0]}: exit code {code}; see {log}")
+    code, text = frame.child(words.split(), log)
+    if code:
+        raise UserError(f"{words.split(' -')[0]}: exit code {code}: {text[-200:]}")
 
 
 def row_of(folder: Path, t: int, process: Popen, log: Path) -> Row:

@@ -14,8 +14,7 @@ def cases(asked: Asked) -> Iterator[Case]:
     """The files with tests marked gpu."""
     for path in files():
         name = str(path.relative_to(ROOT))
-        log = asked.out / f"tests_{path.stem}.log"
-        yield {"file": name}, partial(measure, name, log, asked.tiny)
+        yield {"file": name}, partial(measure, name, asked.log, asked.tiny)
 
 
 def files() -> list[Path]:
@@ -28,11 +27,10 @@ def files() -> list[Path]:
 def measure(name: str, log: Path, collect: bool) -> Row:
     """Numbers of tests by outcome. UserError: one failed, or there was none."""
     words = ["pytest", "-m", "gpu", "-p", "no:cacheprovider", "--rootdir", str(ROOT), str(ROOT / name)]
-    code = frame.child([*words, *(["--collect-only"] if collect else ["--durations=0"])], log)
-    text = log.read_text(errors="replace")
+    code, text = frame.child([*words, *(["--collect-only"] if collect else ["--durations=0"])], log)
     if code:
         failed = re.findall(r"^(?:FAILED|ERROR) .*", text, re.MULTILINE)
-        raise UserError(f"exit code {code}: {'; '.join(failed)[:200]}; see {log}")
+        raise UserError(f"exit code {code}: {'; '.join(failed)[:200]}")
     last = text.splitlines()[-1]
     counts = {what: int(number) for number, what in re.findall(r"(\d+)(?:/\d+)? (\w+)", last)}
     return {"outcome": ", ".join(f"{number} {what}" for what, number in counts.items() if what != "in")}

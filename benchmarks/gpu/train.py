@@ -7,14 +7,13 @@ update; the estimate is that of `alma train --dry-run`, without the context of C
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 import torch
 
 from benchmarks.gpu.frame import Asked, Case, Row
 from benchmarks.gpu.switch import DTYPES, device, finished
-from benchmarks.gpu.training import Data, Model, random_data, train, updates_of
+from benchmarks.gpu.training import Data, Model, random_data, train
 from benchmarks.timing import seconds
 from benchmarks.training_memory import estimated
 
@@ -49,10 +48,9 @@ def cases(asked: Asked) -> Iterator[Case]:
         rates = {f"{name}, TFLOP/s": rate / 1e12 for name, rate in peak.items()}
         yield {"model": "matrix product"}, partial(dict, rates)
         speeds: dict[tuple[str, str], float] = {}
-        for number, (model, flags) in enumerate(settings(asked.tiny)):
-            log = asked.out / f"train_{number:02}.log"
+        for model, flags in settings(asked.tiny):
             labels = {"model": model.name, "flags": flags or "fp32"}
-            yield labels, partial(measure, data, model, flags, asked.repeats, log, peak, speeds)
+            yield labels, partial(measure, data, model, flags, asked, peak, speeds)
 
 
 def product(dtype: torch.dtype, size: int) -> float:
@@ -66,15 +64,13 @@ def measure(
     data: Data,
     model: Model,
     flags: str,
-    repeats: int,
-    log: Path,
+    asked: Asked,
     peak: dict[str, float],
     speeds: dict[tuple[str, str], float],
 ) -> Row:
     """Train; compare with transformer_lm, if that has run with the same flags."""
-    words = data.words(model, f"{flags} --no-save", INTERVAL * (WARM_UP + repeats), INTERVAL)
-    train(words, log)
-    records = updates_of(log)[WARM_UP:]
+    words = data.words(model, f"{flags} --no-save", INTERVAL * (WARM_UP + asked.repeats), INTERVAL)
+    records = train(words, asked.log)[WARM_UP:]
     row: Row = {"tokens/s": [record["wps"] for record in records]}
     speed = speeds[model.name, flags] = median(row["tokens/s"])
     row["TFLOP/s"] = speed * data.flops(model) / 1e12

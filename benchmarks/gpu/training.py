@@ -1,11 +1,11 @@
 """fairseq-train on random tokens: what the steps `train`, `profile` and `resume` run."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from alma.errors import UserError
 from alma.flops import ARCHS, Arch, Shape
@@ -15,6 +15,7 @@ from benchmarks.train_speed import dense_flags
 
 OPTIMIZER = "--optimizer adam --adam-betas (0.9,0.98) --lr 2e-4 --clip-norm 1 --num-workers 0"
 """The same for both tasks, whose defaults differ."""
+Update = dict[str, float]
 TINY = Arch(layers=2, dim=32, heads=2)
 
 
@@ -63,7 +64,8 @@ class Data(NamedTuple):
         """What follows `fairseq-train`, which ends after so many `updates` and logs each `interval`-th."""
         log = f"--log-format json --log-interval {interval} --max-update {updates} --disable-validation"
         batch = f"--tokens-per-sample {self.length} --batch-size {self.batch}"
-        return [str(self.folder), *f"{model.flags} {batch} {OPTIMIZER} {log} {flags}".split()]
+        words = f"{model.flags} {batch} {OPTIMIZER} {log} --save-dir {self.folder}/none {flags}"
+        return [str(self.folder), *words.split()]
 
 
 @contextmanager
@@ -77,15 +79,14 @@ def random_data(tiny: bool) -> Iterator[Data]:
         yield data
 
 
-def train(words: Sequence[str], log: Path, signals: Mapping[str, int] | None = None, code: int = 0) -> None:
-    """Run fairseq-train. UserError: its exit code is not `code`."""
-    if (found := frame.child(["fairseq_cli.train", *words], log, signals)) != code:
-        tail = " ".join(line[-150:] for line in log.read_text(errors="replace").splitlines()[-2:])
-        raise UserError(f"exit code {found}: {tail}")
+def train(words: Sequence[str], log: Path, signal: int = 0, after: str = "", code: int = 0) -> list[Update]:
+    """Run fairseq-train; returns what it logged of its updates. UserError: its exit code is not `code`.
 
-
-def updates_of(log: Path) -> list[dict[str, Any]]:
-    """What fairseq-train has logged, a record each time, as numbers."""
-    lines = log.read_text(errors="replace").splitlines()
+    `signal`, `after`: see `frame.child`.
+    """
+    found, text = frame.child(["fairseq_cli.train", *words], log, signal, after)
+    lines = text.splitlines()
+    if found != code:
+        raise UserError(f"exit code {found}: {' '.join(line[-150:] for line in lines[-2:])}")
     records = [json.loads(line.split("train_inner | ")[1]) for line in lines if "train_inner | " in line]
     return [{name: float(value) for name, value in record.items()} for record in records]

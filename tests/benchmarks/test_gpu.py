@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from alma.errors import UserError
 from slurm.engine.forks import ForkServer
 
+ROOT = Path(__file__).parents[2]
 MACHINE = set(
     "cloudpickle colorama contourpy cycler cython filelock fonttools fsspec hf-xet httpx huggingface-hub "
     "jinja2  joblib kiwisolver lxml markupsafe matplotlib mpmath narwhals networkx numpy packaging pillow "
@@ -27,7 +29,9 @@ MACHINE = set(
 @pytest.fixture(scope="module")
 def server():
     """Forks the processes of the steps: one import of fairseq for all."""
-    made = ForkServer(["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.profile"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # an installed package is called `benchmarks`, too
+        made = ForkServer(["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.profile"])
     yield made
     made.stop()
 
@@ -137,27 +141,26 @@ def test_image_learners_are_measured_beside_plain_pytorch(dry_run):
 
 def test_a_killed_training_resumes_with_the_same_numbers(dry_run):
     (row,) = dry_run("resume")["rows"]
-    assert (row["exit code"], row["repeated"]) == (-15, 4)
+    assert (row["exit code"], row["updates before"] - row["repeated"]) in [(-15, 32), (-15, 48), (-15, 64)]
     assert (float(row["worst loss"]), float(row["weights"])) == (0, 0)
 
 
 @pytest.mark.parametrize(
-    ("loss", "last", "message"), [("5.5", 30, "differs by 10.0%"), ("5", 29, "not 1 to 30")]
+    ("loss", "last", "message"), [(5.5, 100, "differs by 10.0%"), (5, 99, "not 1 to 100")]
 )
 def test_a_resumed_training_with_other_numbers_is_an_error(
     benchmark, tmp_path, monkeypatch, loss, last, message
 ):
     resume = benchmark("gpu.resume")
 
-    def train(words, log, signals=None, code=0):
-        first = log.name == "run_through.log"
+    def train(words, *_):
+        first = words[-1].endswith("through")
         updates = range(1, (resume.UPDATES if first else last) + 1)
-        line = f'train_inner | {{"loss": "{5 if first else loss}", "num_updates": "%d"}}'
-        log.write_text("\n".join(line % number for number in updates))
+        return [{"loss": 5 if first else loss, "num_updates": number} for number in updates]
 
     monkeypatch.setattr(resume, "train", train)
     with pytest.raises(UserError, match=message):
-        resume.measure([], "none", tmp_path / "run", [])
+        resume.measure([], "none", tmp_path / "run", [], tmp_path / "log")
 
 
 def test_a_stream_has_a_row_for_each_stage(dry_run):
@@ -202,8 +205,10 @@ def test_a_step_ends_at_its_limit_with_what_it_has(frame, tmp_path, monkeypatch,
 def test_a_child_is_a_process_of_this_checkout(benchmark, tmp_path):
     """Without forks: its output goes to the log, and its exit code comes back."""
     frame = benchmark("gpu.frame")
-    assert frame.child(["benchmarks", "gpu", "nothing"], tmp_path / "log") == 2
-    assert "nothing" in (tmp_path / "log").read_text()
+    (tmp_path / "log").write_text("earlier\n")
+    code, text = frame.child(["benchmarks", "gpu", "nothing"], tmp_path / "log")
+    assert (code, text.count("'nothing'"), text.count("earlier")) == (2, 1, 0)
+    assert (tmp_path / "log").read_text() == f"earlier\n{text}"
 
 
 def test_what_alma_requires_is_carried_or_on_the_machine(benchmark):
@@ -235,7 +240,7 @@ def installed(name):
 
 def test_pins_and_folders_of_wheels(benchmark, tmp_path):
     wheels = benchmark("gpu.wheels")
-    pinned = wheels.pins((wheels.ROOT / "requirements.txt").read_text())
+    pinned = wheels.pins((ROOT / "requirements.txt").read_text())
     assert [pin.split("==")[0] for pin in pinned] == list(wheels.MISSING)
     with pytest.raises(UserError, match="no antlr4-python3-runtime, fairseq-fixed, "):
         wheels.pins("fairscale==1 ; sys_platform == 'linux'\n")
@@ -247,7 +252,8 @@ def test_pins_and_folders_of_wheels(benchmark, tmp_path):
     second.touch()
     with pytest.raises(UserError, match="several, of plotly:"):
         wheels.wheels_of(tmp_path)
-    os.truncate(second.rename(next(tmp_path.glob("plotly-*"))), wheels.LARGEST)
+    second.unlink()
+    os.truncate(next(tmp_path.glob("plotly-*")), wheels.LARGEST)
     with pytest.raises(UserError, match="60 MB of wheels"):
         wheels.wheels_of(tmp_path)
 
