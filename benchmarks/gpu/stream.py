@@ -23,11 +23,11 @@ VOCABULARY = 50_000
 LEARNER = "--learner moe --schedule continuous --average poly:8"
 BASE = (
     "--arch switch_gmoe_base --moe-expert-count 8 --bf16 --criterion chunked_cross_entropy --batch-size 32 "
-    "--max-update 60 --lr 1e-3 --warmup-updates 30"
+    "--max-update 60 --lr 1e-3 --warmup-updates 30 --validate-interval 100 --save-interval 100"
 )
 TINY = (
     "--arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --tokens-per-sample 32 --batch-size 2 "
-    "--max-update 2"
+    "--max-update 2 --validate-interval 100 --save-interval 100"
 )
 
 
@@ -70,7 +70,7 @@ def pad(stream: Stream, vocabulary: int) -> None:
 
 
 def do(words: str, log: Path) -> None:
-    """Asked a command. UserError: it failed."""
+    """Run a command. UserError: it failed."""
     code, text = frame.child(words.split(), log)
     if code:
         raise UserError(f"{words.split(' -')[0]}: exit code {code}: {text[-200:]}")

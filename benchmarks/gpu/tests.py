@@ -27,7 +27,7 @@ def files() -> list[Path]:
 def measure(name: str, log: Path, collect: bool) -> Row:
     """Numbers of tests by outcome. UserError: one failed, or there was none."""
     words = ["pytest", "-m", "gpu", "-p", "no:cacheprovider", "--rootdir", str(ROOT), str(ROOT / name)]
-    code, text = frame.child([*words, *(["--collect-only"] if collect else ["--durations=0"])], log)
+    code, text = frame.child([*words, *(["--collect-only"] if collect else ["-n", "4"])], log)
     if code:
         failed = re.findall(r"^(?:FAILED|ERROR) .*", text, re.MULTILINE)
         raise UserError(f"exit code {code}: {'; '.join(failed)[:200]}")

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from fairseq_alma.moe.dispatchers import GroupedDispatcher, LoopDispatcher, PaddedDispatcher
 from fairseq_alma.moe.layer import SwitchFFN
 
 pytestmark = pytest.mark.gpu
@@ -23,20 +24,52 @@ def on_both(dtype: torch.dtype, factor: float) -> tuple[SwitchFFN, SwitchFFN]:
     return copy.deepcopy(layer).float(), layer.cuda()
 
 
+def passed(layer: SwitchFFN, x: torch.Tensor) -> list[torch.Tensor]:
+    """The output, and the gradients of all parameters: as large as fp16 needs them."""
+    y, routing = layer(x)
+    (y.float().square().sum() + 100 * routing.balance_loss).backward()
+    return [y, *(p.grad for p in layer.parameters())]
+
+
+def compare(found: list[torch.Tensor], expected: list[torch.Tensor], tolerance: float) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        scale = theirs.abs().max().item()
+        torch.testing.assert_close(ours.float().cpu(), theirs, atol=tolerance * scale, rtol=tolerance)
+
+
 @pytest.mark.parametrize("factor", [1.0, 0.0])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)]
 )
 def test_the_layer_computes_the_same_as_on_the_cpu(dtype, tolerance, factor):
     x = torch.randn(64, 4, DIM).to(dtype)
-    results = []
-    for layer, given in zip(on_both(dtype, factor), (x.float(), x.cuda()), strict=True):
-        y, routing = layer(given)
-        (y.float().square().mean() + routing.balance_loss).backward()
-        results.append([y, *(p.grad for p in layer.parameters())])
-    for ours, expected in zip(*reversed(results), strict=True):
-        scale = expected.abs().max().item()
-        torch.testing.assert_close(ours.float().cpu(), expected, atol=tolerance * scale, rtol=tolerance)
+    here, there = on_both(dtype, factor)
+    compare(passed(there, x.cuda()), passed(here, x.float()), tolerance)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.0])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tolerance"),
+    [
+        *((kind, torch.float32, 1e-4) for kind in ("padded", "loop")),
+        *((kind, torch.float16, 5e-3) for kind in ("padded", "loop")),
+        *((kind, torch.bfloat16, 4e-2) for kind in ("padded", "loop", "grouped")),
+    ],
+)
+def test_each_dispatcher_computes_the_same_as_on_the_cpu(monkeypatch, kind, dtype, tolerance, factor):
+    """Grouped products need an H100 or a newer card."""
+    if kind == "grouped" and torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("no grouped products here")
+    x = torch.randn(64, 4, DIM).to(dtype)
+    here, there = on_both(dtype, factor)
+    expected = passed(here, x.float())
+    made = {
+        "padded": lambda x_SD, routing, capacity: PaddedDispatcher(routing, capacity or len(x_SD)),
+        "grouped": lambda x_SD, routing, capacity: GroupedDispatcher(routing),
+        "loop": lambda x_SD, routing, capacity: LoopDispatcher(routing),
+    }
+    monkeypatch.setattr("fairseq_alma.moe.layer.fastest_dispatcher", made[kind])
+    compare(passed(there, x.cuda()), expected, tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -83,6 +116,17 @@ def test_training_has_the_losses_of_the_cpu(stream, tiny, tmp_path, flags):
         command = [stream, *tiny, "--save-dir", tmp_path / save, "--distributed-world-size", "1", *more]
         losses.append(train(command))
     assert losses[1] == pytest.approx(losses[0], rel=1e-2)
+
+
+@pytest.mark.parametrize("flags", ["", "--fp16", "--bf16", "--amp", "--bf16 --checkpoint-activations"])
+def test_a_training_resumes_with_the_losses_of_one_that_ran_through(stream, tiny, tmp_path, flags):
+    """In the middle of an epoch, with the state of the optimizer and the scale of the loss."""
+    command = [stream, *tiny, "--distributed-world-size", "1", *flags.split(), "--save-dir"]
+    expected = train([*command, tmp_path / "through"])
+    assert len(expected) == 4
+    losses = train([*command, tmp_path / "resumed", "--max-update", "10"])
+    losses += train([*command, tmp_path / "resumed"])
+    assert losses == pytest.approx(expected, rel=5e-3)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs: NCCL")
