@@ -91,7 +91,7 @@ def arguments_of(*modules: str) -> Iterator[Words]:
             yield arguments
 
 
-SPECIAL = {"slurm.launch", "slurm.sweep", "vision.run", "data_prep.__main__"}
+SPECIAL = {"slurm.launch", "slurm.sweep", "vision.run", "data_prep.__main__", "benchmarks.__main__"}
 """Modules with a test of their own below."""
 
 
@@ -130,6 +130,13 @@ def test_data_accepts_its_commands(tmp_path, monkeypatch):
                 settings_of(options)
             for problem in str(refused.value).split("; "):
                 assert re.search("no such file|no file|expected", problem), problem
+
+
+def test_steps_for_a_gpu_accept_their_commands():
+    from benchmarks.gpu import parser
+
+    for name, *words in arguments_of("benchmarks.__main__"):
+        assert name != "gpu" or parser().parse_args(words)
 
 
 def test_launch_accepts_its_commands(monkeypatch):

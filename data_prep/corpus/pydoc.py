@@ -14,7 +14,7 @@ import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -94,10 +94,10 @@ def documents(source: str, left_out: Counter[str]) -> Generator[DatedText, None,
             left_out["modules and topics with little text"] += 1
 
 
-def _folder(package: str) -> Path:
-    """Where a package is installed: an environment may see those of another. Its name, if it is not."""
+def _folders(package: str) -> Sequence[str]:
+    """Where a package is installed, if it is: an environment may see the packages of another."""
     found = importlib.util.find_spec(package)
-    return Path(*(found.submodule_search_locations or ())[:1]) if found else Path(package)
+    return found.submodule_search_locations or () if found else ()
 
 
 def _part(name: str) -> Iterator[list[str]]:
@@ -108,7 +108,8 @@ def _part(name: str) -> Iterator[list[str]]:
     folder = Path(sysconfig.get_path("stdlib"))
     paths = modules(folder)
     if name == "packages":
-        paths = (path for package in PACKAGES for path in modules(_folder(package)))
+        folders = (folder for package in PACKAGES for folder in _folders(package))
+        paths = itertools.chain.from_iterable(modules(Path(folder)) for folder in folders)
     with Workers(len(os.sched_getaffinity(0))) as workers:
         for _, result in workers.run(docstrings, [(path,) for path in paths], in_order=True):
             yield result()

@@ -1,6 +1,7 @@
 """The corpus of installed documentation: the same bytes every time, prose only."""
 
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -88,3 +89,18 @@ def test_same_bytes_every_time(corpus: Path, tmp_path: Path, monkeypatch) -> Non
 def test_an_unknown_part_gets_a_hint() -> None:
     with pytest.raises(UserError, match="did you mean stdlib"):
         next(pydoc.documents("stdlibs", Counter()))
+
+
+def test_packages_are_found_where_an_import_finds_them(tmp_path: Path, monkeypatch) -> None:
+    """Also those of another environment; a folder of that name that no import finds is not one."""
+    folders = tmp_path / "seen/flowers", tmp_path / "unseen/trees"
+    for folder in folders:
+        folder.mkdir(parents=True)
+        text = " ".join(f"A sentence about {folder.name} in a park." for _ in range(5))
+        (folder / "__init__.py").write_text(f'"""{text}"""')
+    monkeypatch.syspath_prepend(tmp_path / "seen")
+    monkeypatch.chdir(tmp_path / "unseen")
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    monkeypatch.setattr(pydoc, "PACKAGES", ("flowers", "trees"))
+    (document,) = pydoc.documents("packages", Counter())
+    assert document.text.startswith("A sentence about flowers")
