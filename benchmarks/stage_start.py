@@ -47,6 +47,7 @@ def write_stream(directory: Path, tokens: int, item: int, vocabulary: int = VOCA
         files = {file: FileInfo.of(directory / file) for file in (f"{prefix}.bin", f"{prefix}.idx")}
         return Part(name, prefix, len(ids), len(ids), 1, len(sizes), len(ids), {"random": len(ids)}, files)
 
+    (directory / "dict.txt").write_text("".join(f"token{i} 1\n" for i in range(vocabulary)))
     train = tuple(part(name, f"{name}/train") for name in ("megabatch_00", "megabatch_01"))
     items, ids, sizes = len(sizes), np.array([2], np.uint16), np.ones(1, np.int32)
     valid, test = part("valid", "valid"), part("test", "test")

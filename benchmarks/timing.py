@@ -6,9 +6,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from alma.tables import as_text
+
+if TYPE_CHECKING:
+    import torch
 
 Rows = list[dict[str, Any]]
 Turn = dict[Any, float]
@@ -32,6 +35,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def device() -> "torch.device":
+    """The GPU, if there is one."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def finished(work: Callable[[], Any], times: int) -> None:
+    """Do `work` some times and wait for the GPU, if there is one."""
+    import torch
+
+    for _ in range(times):
+        work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def seconds(work: Callable[[], Any]) -> float:

@@ -130,9 +130,7 @@ def measure(repeats: int) -> Rows:
     """A row per model."""
     pool = ThreadPoolExecutor(len(MODELS))
     with tempfile.TemporaryDirectory() as directory, pool, ExitStack() as stack:
-        write_stream(Path(directory), tokens=10**6, item=70)  # more than is read
-        tokens = "".join(f"token{i} 1\n" for i in range(SWITCH.vocabulary - 4))  # not all of them occur
-        (Path(directory) / "dict.txt").write_text(tokens)
+        write_stream(Path(directory), 10**6, item=70, vocabulary=SWITCH.vocabulary - 4)  # more than is read
         common = f"{COMMON} --save-dir {directory}/none --max-update {repeats + WARM_UP + 1}".split()
         program = [sys.executable, "-m", "fairseq_cli.train", directory]
         trainings = [

@@ -12,8 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from benchmarks.gpu.frame import Asked, Case, Row
-from benchmarks.gpu.switch import device, finished
-from benchmarks.timing import turns
+from benchmarks.timing import device, finished, turns
 from benchmarks.vision_stage import MEMBERS, Batches, loader, plain_mlp, plain_stage, plain_vgg
 from vision.examples import Examples
 from vision.learners import LEARNERS, resolve

@@ -22,6 +22,7 @@ from alma.files import write_json_atomic
 from benchmarks.gpu import frame
 from benchmarks.gpu.frame import Asked, Case, Row
 from benchmarks.gpu.training import Model, random_data
+from benchmarks.timing import finished
 
 WARM_UP, UPDATES = 10, 20
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
@@ -56,8 +57,6 @@ def profiled(out: Path) -> Any:
     """A Trainer.train_step that profiles updates WARM_UP to WARM_UP + UPDATES and writes their shares."""
     from fairseq.trainer import Trainer
     from torch.profiler import profile
-
-    from benchmarks.gpu.switch import finished
 
     original, profiler, called, inside, started = Trainer.train_step, profile(), 0, 0.0, 0.0
 

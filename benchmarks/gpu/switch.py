@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.frame import Asked, Case, Row
 from benchmarks.switch_ffn import OneHotFFN, dense, step, switch
-from benchmarks.timing import turns
+from benchmarks.timing import device, finished, turns
 from benchmarks.training_memory import LAYOUTS
 from fairseq_alma.moe import layer
 from fairseq_alma.moe.dispatchers import LoopDispatcher
@@ -35,19 +35,6 @@ ONE_HOT_TOKENS = 16_384
 """Its two tensors of S^2 numbers take gigabytes with more."""
 STEPS = 5
 """Passes between two looks at the clock, for which the host waits for the GPU."""
-
-
-def device() -> torch.device:
-    """The GPU, if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def finished(work: Callable[[], Any], times: int) -> None:
-    """Do `work` some times and wait for the GPU."""
-    for _ in range(times):
-        work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def cases(asked: Asked) -> Iterator[Case]:

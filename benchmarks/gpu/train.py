@@ -12,9 +12,9 @@ from statistics import median
 import torch
 
 from benchmarks.gpu.frame import Asked, Case, Row
-from benchmarks.gpu.switch import DTYPES, device, finished
+from benchmarks.gpu.switch import DTYPES
 from benchmarks.gpu.training import Data, Model, random_data, train
-from benchmarks.timing import seconds
+from benchmarks.timing import device, finished, seconds
 from benchmarks.training_memory import estimated
 
 CHUNKED = "--criterion chunked_cross_entropy"

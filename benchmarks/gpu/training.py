@@ -74,8 +74,6 @@ def random_data(tiny: bool) -> Iterator[Data]:
     with TemporaryDirectory() as folder:
         data = Data(Path(folder), 104, 32, 2) if tiny else Data(Path(folder), 50_264, 512, 64)
         write_stream(data.folder, 40_000 if tiny else 40_000_000, item=70, vocabulary=data.vocabulary - 4)
-        tokens = "".join(f"token{i} 1\n" for i in range(data.vocabulary - 4))
-        (data.folder / "dict.txt").write_text(tokens)
         yield data
 
 
