@@ -85,15 +85,16 @@ def run(asked: Asked) -> bool:
     """Run a step: print each row when it is done, then the table; returns whether a case failed."""
     rows: list[Row] = []
     title, began = STEPS[asked.step], time.monotonic()
+    known = {"command": shlex.join([sys.executable, *sys.argv]), "title": title, "tiny": asked.tiny}
+    known |= {"limit": asked.seconds, "repeats": asked.repeats, "commit": commit()}
+    known |= {"machine": machine(), "versions": versions()}
 
     def write(complete: bool) -> list[list[str]]:
         header = list(dict.fromkeys(name for row in rows for name in row))
         table = [header, *([shown(row.get(name, "")) for name in header] for row in rows)]
-        record = {"command": shlex.join([sys.executable, *sys.argv]), "title": title, "complete": complete}
-        record |= {"tiny": asked.tiny, "limit": asked.seconds, "repeats": asked.repeats, "commit": commit()}
-        record |= {"seconds": time.monotonic() - began, "machine": machine(), "versions": versions()}
-        record |= {"rows": rows, "table of medians and quartiles": table}
-        write_json_atomic(asked.out / f"{asked.step}.json", record)
+        record = {"complete": complete, "seconds": time.monotonic() - began, "rows": rows}
+        record |= {"table of medians and quartiles": table}
+        write_json_atomic(asked.out / f"{asked.step}.json", known | record)
         return table
 
     asked.log.unlink(missing_ok=True)

@@ -178,8 +178,9 @@ def test_tests_are_collected(benchmark, dry_run):
     assert all(int(row["outcome"].split()[0]) > 0 for row in rows)
 
 
-def test_a_step_ends_at_its_limit_with_what_it_has(frame, tmp_path, monkeypatch, capsys):
+def test_a_step_ends_at_its_limit_with_what_it_has(benchmark, tmp_path, monkeypatch, capsys):
     """An error in a case does not end the step; no child process outlives it."""
+    frame = benchmark("gpu.frame")
 
     def cases(asked):
         yield {"case": 1}, lambda: {"ms": 2.0}
@@ -191,14 +192,14 @@ def test_a_step_ends_at_its_limit_with_what_it_has(frame, tmp_path, monkeypatch,
 
     children = []
     monkeypatch.setattr(frame, "_cases", cases)
-    assert frame.run(frame.Asked("switch", tmp_path, 1, 2, True))
+    assert frame.run(frame.Asked("switch", tmp_path, 2, 2, True))
     found = json.loads((tmp_path / "switch.json").read_text())
     assert found["complete"] is False
     assert [row["case"] for row in found["rows"]] == [1, 2, 3]
     assert found["rows"][0] == {"case": 1, "ms": 2.0}
     assert "ZeroDivisionError" in found["rows"][1]["error"]
     assert "error" in found["rows"][2]
-    assert "stopped at the limit of 1 s" in capsys.readouterr().out
+    assert "stopped at the limit of 2 s" in capsys.readouterr().out
     assert children[0].poll() == -signal.SIGTERM
     assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
 
