@@ -96,6 +96,22 @@ def test_active_sizes_are_equal_and_flops_are_those_of_the_model(benchmark):
     assert peer == pytest.approx(45.7e9 * 3 / 512, rel=0.01)  # the paper's base model
 
 
+def test_fairseq_train_accepts_all_flags_of_full_size(benchmark, tmp_path):
+    """Each fits a GPU with 80 GB, by the estimate that the step compares with the peak."""
+    from fairseq_alma.check import resolve
+
+    train, training = benchmark("gpu.train"), benchmark("gpu.training")
+    data = training.Data(tmp_path, 50_264, 512, 64)
+    for model, flags in train.settings(tiny=False):
+        words = data.words(model, flags, 45)
+        if model.experts:
+            assert 3e9 < train.estimated(words, data.vocabulary - 4) < 78e9
+        else:
+            assert resolve(words)["arch"] == "transformer_lm"
+    stream = [str(tmp_path), "--task", "alma_lm", *benchmark("gpu.stream").BASE.split()]
+    assert resolve(stream)["settings"]["--moe-expert-count"] == 8
+
+
 def test_a_training_is_profiled(dry_run):
     (row,) = dry_run("profile")["rows"]
     assert row["update, ms"] > 0
