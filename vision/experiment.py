@@ -3,9 +3,7 @@
 As in `vision.learners.base`, torch is imported inside the functions that use it.
 """
 
-import pickle
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from alma import environment, processes
 from alma.errors import UserError
-from alma.files import checkpoint_file, damage, locked, make_directory, temporary_of
+from alma.files import checkpoint_file, locked, make_directory, temporary_of
 from alma.options import flag_of
 from alma.records import Run
 from alma.schema import AMOUNT, require, whole
@@ -35,11 +33,6 @@ CHECKPOINT = "checkpoint.pt"
 _OUT_OF_MEMORY = ("out of memory", "allocate memory", "bad_alloc", "ALLOC_FAILED", "create a memory")
 """In the messages of torch, C++, cuDNN and oneDNN."""
 _STATE = {"done": whole(0), "seconds": AMOUNT, "peak_memory": AMOUNT}
-_FOREIGN = (
-    *(RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
-    *(AssertionError, pickle.UnpicklingError),
-)
-"""What torch and learners raise for a file with other content than theirs."""
 
 
 def run(
@@ -74,6 +67,10 @@ def run(
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
     check_share(share, replay)
     schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
+    if chosen.torchvision:
+        from vision import classifiers
+
+        classifiers.check(chosen, stream.dataset.shape, stream.dataset.classes)
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
     config |= _data_config(stream, share, replay_from, seed) | chosen.config()
     make_directory(Path(out))
@@ -123,11 +120,13 @@ def _fitting(directory: Path, chosen: Settings, dataset: "Dataset") -> Iterator[
         reason = str(error).partition("\n")[0] or type(error).__name__
         if isinstance(error, RuntimeError) and not any(text in reason for text in _OUT_OF_MEMORY):
             raise
-        more = [flag_of(name) for name in ("members", "experts") if getattr(chosen, name, 1) > 1]
+        sizes = [] if chosen.torchvision else ["hidden"]
+        sizes += [name for name in ("members", "experts") if getattr(chosen, name, 1) > 1]
+        more = [*map(flag_of, sizes)]
         more += ["--image-size"] if dataset.name == "folder" else []
         raise UserError(
             f"{directory}: out of memory ({reason}): lower --batch-size, now {chosen.batch_size}, "
-            f"{', '.join(['--hidden', *more])}, or the number of --jobs"
+            f"{', '.join(more)}, or the number of --jobs"
         ) from None
 
 
@@ -318,6 +317,7 @@ class _Trainer:
             torch.save(state, file)
 
     def _load(self) -> None:
+        from vision.checkpoints import read_checkpoint, reading
         from vision.train import Progress
 
         path = self.directory / CHECKPOINT
@@ -333,31 +333,3 @@ class _Trainer:
             self.seconds, self._peak = state["seconds"], state["peak_memory"]
             if state["progress"]:
                 self._interrupted = Progress(**state["progress"])
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn the errors of a damaged or foreign checkpoint, or one of another model, into a UserError."""
-    import torch
-
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error that follows says more
-            yield
-    except (MemoryError, torch.OutOfMemoryError):
-        raise UserError(f"{path} needs more memory than there is, or is damaged") from None
-    except _FOREIGN as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UserError(f"{path} is damaged ({reason}): delete it, and the run starts again") from None
-
-
-def read_checkpoint(path: Path, device: "torch.device | str" = "cpu") -> dict[str, Any]:
-    """Tensors and plain values that `torch.save` wrote. UserError for a truncated or foreign file."""
-    import torch
-
-    with reading(path):
-        if damaged := damage(path):
-            raise ValueError(damaged)
-        state = torch.load(path, map_location=device, weights_only=True)
-        require(state, {})
-        return state

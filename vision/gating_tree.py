@@ -20,8 +20,8 @@ from alma.report import style
 from alma.schema import require, whole
 from alma.stages import stages
 from vision import data
+from vision.checkpoints import read_checkpoint, reading
 from vision.examples import AnyExamples
-from vision.experiment import read_checkpoint, reading
 from vision.learners import LEARNERS, resolve
 from vision.learners.gmoe import MoE
 from vision.mixture import Mixture

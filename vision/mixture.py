@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from vision.models import Conv, ConvBlock, Dense, Flops, footprint_of, pooled, uniform, vgg_widths
+from vision.models import Conv, ConvBlock, Dense, Flops, combined, footprint_of, pooled, uniform, vgg_widths
 
 POOLED = 4  # height and width to which images are averaged before gating, as in the authors' code
 
@@ -248,32 +248,40 @@ def mixture_vgg(
 
 
 class Committee(nn.Module):
-    """M independent mixtures, each a voter, computed one after the other."""
+    """M networks with one voter each, mixtures or models of torchvision, computed one after the other.
 
-    def __init__(self, networks: Sequence[Mixture]):
+    `joint`, "mean" or "sum", combines their logits into one voter.
+    """
+
+    def __init__(self, networks: Sequence[Any], joint: str | None = None):
         super().__init__()
-        self.networks: Sequence[Mixture] = nn.ModuleList(networks)  # type: ignore[assignment]
+        self.networks: Sequence[Any] = nn.ModuleList(networks)  # type: ignore[assignment]
+        self.joint = joint
 
     @property
     def members(self) -> int:
-        """Number of mixtures, M."""
+        """Number of networks, M."""
         return len(self.networks)
 
-    voters = members
+    @property
+    def voters(self) -> int:
+        """Number of outputs with a loss of their own, V."""
+        return 1 if self.joint else self.members
 
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
         """Initialise one member."""
         self.networks[member].reset(generator)
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:
-        """Sample hard gates with one generator per member, or with a single one for all."""
+        """Sample gates and dropout with one generator per member, or with a single one for all."""
         for network, generator in zip(self.networks, cycle(generators), strict=False):
             network.draw_from([generator])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (n, ...), the same for all members, or (M, n, ...) -> logits (M, C, n)."""
-        images = x if x.dim() == 5 else [x] * self.voters
-        return torch.cat([network(part) for network, part in zip(self.networks, images, strict=True)])
+        """Images (n, ...), the same for all members, or (M, n, ...) -> logits (V, C, n)."""
+        images = x if x.dim() == 5 else [x] * self.members
+        logits = [network(part) for network, part in zip(self.networks, images, strict=True)]
+        return combined(torch.cat(logits), self.joint)
 
     @property
     def flops(self) -> Flops:
@@ -282,5 +290,5 @@ class Committee(nn.Module):
 
     @property
     def footprint(self) -> int:
-        """Floats per example that evaluation holds at a time; mixtures are computed one after the other."""
+        """Floats per example that evaluation holds at a time; networks are computed one after the other."""
         return max(network.footprint for network in self.networks)

@@ -113,9 +113,14 @@ class Backbone(nn.Module):
 
     def vote(self, logits: Tensor) -> Tensor:
         """Logits of the members (M, C, n) -> those of the voters (V, C, n)."""
-        if self.joint is None:
-            return logits
-        return logits.mean(0, True) if self.joint == "mean" else logits.sum(0, True)
+        return combined(logits, self.joint)
+
+
+def combined(logits: Tensor, joint: str | None) -> Tensor:
+    """Logits of the members (M, C, n), each a voter, or their mean or sum as the only one (1, C, n)."""
+    if joint is None:
+        return logits
+    return logits.mean(0, True) if joint == "mean" else logits.sum(0, True)
 
 
 class MLP(Backbone):

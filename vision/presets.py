@@ -7,11 +7,13 @@ same name. The presets are those of the paper, of its first draft, of the author
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from alma import averages
-from alma.errors import UserError
-from alma.options import CHANGED, check_ranges, option, recorded
+from alma.errors import UserError, closest
+from alma.files import sha256_file
+from alma.options import CHANGED, NEVER, check_ranges, option, recorded
 
 DATASETS = ("digits", "mnist", "emnist", "cifar10", "cifar100", "folder")
 PRESETS = ("paper", "draft", "authors", "anytime")
@@ -20,6 +22,34 @@ SCHEDULE_FREE: dict[str, dict[str, Any]] = {
     "sgd_schedulefree": {"lr": 1.0, "momentum": 0.9},
 }
 """The Schedule-Free optimizers (Defazio et al. 2024) and their library's defaults."""
+TORCHVISION = "torchvision:"
+_DIGITS = 16
+
+
+def _arch(value: str) -> str:
+    """A value of --arch. ValueError: it is none."""
+    if value in ("mlp", "vgg"):
+        return value
+    name, meant = value.removeprefix(TORCHVISION), ""
+    if name != value:
+        from torchvision import models
+
+        known = models.list_models(module=models)
+        if name in known:
+            return value
+        near = closest(name, known)
+        meant = f" (did you mean {TORCHVISION}{near}?)" if near else ""
+    raise ValueError(
+        f"{value}: choose from mlp, vgg, or {TORCHVISION}NAME with a classifier of torchvision, such as "
+        f"{TORCHVISION}resnet18{meant}"
+    )
+
+
+def _file(value: str) -> str:
+    """The path of a file. ValueError: it is none."""
+    if not Path(value).is_file():
+        raise ValueError(f"{value}: there is no such file")
+    return value
 
 
 @dataclass(frozen=True)
@@ -34,8 +64,21 @@ class Settings:
     draft: ClassVar[dict[str, Any]] = {}
     """Where the first draft differs for this learner; the function `draft` adds the general differences."""
 
-    arch: str = option("mlp", "backbone", choices=("mlp", "vgg"))
+    arch: str = option(
+        "mlp",
+        f"backbone: mlp, vgg, or a classifier of torchvision by its name, such as {TORCHVISION}resnet18",
+        read=_arch,
+        metavar="ARCH",
+    )
     hidden: int = option(64, "units of a hidden layer, or channels of a convolution", at_least=1, metavar="H")
+    weights: str | None = option(
+        None,
+        f"with --arch {TORCHVISION}NAME: initial weights, a state_dict in a file; the layer of the classes "
+        "starts at random if their numbers differ",
+        read=_file,
+        metavar="FILE",
+        record=NEVER,
+    )
     optimizer: str = option("adadelta", "optimizer", choices=("adadelta", "sgd", *SCHEDULE_FREE))
     lr: float = option(1.0, "learning rate", above=0)
     lr_scheduler: str = option(
@@ -81,14 +124,29 @@ class Settings:
             self._check_schedule_free()
         if self.shrink > 1:
             raise UserError(f"--shrink {self.shrink:g}: at most 1")
+        if self.torchvision and self.own_layers:
+            raise UserError(
+                f"--arch {self.arch}: a model of torchvision neither grows nor has experts; choose --arch "
+                "mlp or vgg, or another learner"
+            )
+
+    @property
+    def torchvision(self) -> str:
+        """The name of a classifier of torchvision; "" for ALMA's own backbones."""
+        return self.arch.removeprefix(TORCHVISION) if self.arch.startswith(TORCHVISION) else ""
+
+    @property
+    def own_layers(self) -> bool:
+        """Whether the model needs layers of ALMA's own, which grow or have gates."""
+        return False
 
     def _check_schedule_free(self) -> None:
         if not 0 < self.momentum < 1:
             raise UserError(f"--momentum {self.momentum:g}: --optimizer {self.optimizer} needs one in (0, 1)")
-        if self.arch == "vgg":
+        if self.arch != "mlp":
             raise UserError(
-                f"--optimizer {self.optimizer} needs --arch mlp: vgg's batch statistics would be of the "
-                "weights that train, not of those that are tested"
+                f"--optimizer {self.optimizer} needs --arch mlp: batch statistics of {self.arch} would be of "
+                "the weights that train, not of those that are tested"
             )
 
     @classmethod
@@ -107,11 +165,23 @@ class Settings:
             return "--select last does not ask which epoch is best"
         if name == "lr_scheduler" and chosen[name] != "constant" and chosen.get("optimizer") in SCHEDULE_FREE:
             return f"--optimizer {chosen['optimizer']} has no schedule"
+        if name == "shrink" and chosen[name] != 1 and chosen.get("weights"):
+            return "the new weights would be those of --weights"
+        library = chosen.get("arch", "").startswith(TORCHVISION)
+        if name == "hidden" and library:
+            return f"{chosen['arch']} has sizes of its own"
+        if name == "weights" and not library:
+            return f"it needs --arch {TORCHVISION}NAME"
         return None
 
     def config(self) -> dict[str, Any]:
-        """The settings that affect results, as run.json records them."""
-        return recorded(self)
+        """The settings that affect results, as run.json records them; of `weights`, a hash of the file."""
+        written = recorded(self)
+        if self.torchvision:
+            del written["hidden"]
+        if self.weights:
+            written["weights"] = sha256_file(self.weights)[:_DIGITS]
+        return written
 
 
 _VGG = {"arch": "vgg", "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "augment": True}

@@ -100,9 +100,10 @@ def _points(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]
             del point["hidden"]
         if point["waiting_time"] == "all":
             point["waiting_time"] = _megabatches(point)
-        reasons = {name: refusal(point["learner"], name, settings) for name in settings}
+        sized = settings | {name: point[name] for name in ("hidden",) if name in point}
+        reasons = {name: refusal(point["learner"], name, sized) for name in sized}
         refused = {name: reason for name, reason in reasons.items() if reason}
-        yield point | {name: settings[name] for name in settings if name not in refused}, refused
+        yield {name: (point | settings)[name] for name in point | settings if name not in refused}, refused
 
 
 def _megabatches(point: Point) -> int:
@@ -129,8 +130,9 @@ def _varying(learner: str, found: Iterable[tuple[Any, Point, Settings]]) -> list
 def _name(point: Point, resolved: Settings, varying: Sequence[str]) -> str:
     """Such as gmoe_w1_h32_router-flat_replay_s0: learner, waiting time, size, what else varies, seed."""
     values = vars(resolved) | point
-    words = [point["learner"], f"w{point['waiting_time']}", f"h{resolved.hidden}"]
-    words += [folder_part(name, values[name]) for name in varying if name in values]
+    words = [point["learner"], f"w{point['waiting_time']}"]
+    words += [] if resolved.torchvision else [f"h{resolved.hidden}"]
+    words += [folder_part(name, values[name]) for name in varying if values.get(name) is not None]
     words += ["replay"] * point["replay"] + [f"s{point['seed']}"]
     return "_".join(words)
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.vision.conftest import numbers
-from vision import MegaBatchStream, experiment, run, train
+from vision import MegaBatchStream, checkpoints, experiment, run, train
 from vision.data import StageData, make_dataset
 from vision.examples import Examples, StoredExamples
 from vision.experiment import CHECKPOINT, _Trainer
@@ -23,6 +23,10 @@ from vision.learners import LEARNERS, Learner, resolve
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "convolution_backward")
 BACKBONES = {"mlp": {"arch": "mlp", "hidden": 5}, "vgg": {"arch": "vgg", "hidden": 2}}
+LIBRARY = {
+    "batches": {"arch": "torchvision:shufflenet_v2_x0_5"},
+    "dropout": {"arch": "torchvision:mnasnet0_5"},
+}
 OPTIMIZERS = {
     "adadelta": {"optimizer": "adadelta", "weight_decay": 1e-3},
     "sgd": {"optimizer": "sgd", "lr": 0.05},
@@ -185,13 +189,13 @@ def tensors_of(path):
 def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epochs):
     """Check that a run killed `kills` times, its tensors at other addresses, equals an uninterrupted run."""
     name, options = (KINDS | REPLAYS)[kind]
-    options = {"epochs": epochs, "batch_size": 64} | options | BACKBONES[backbone]
+    options = {"epochs": epochs, "batch_size": 64} | options | (BACKBONES | LIBRARY)[backbone]
     options |= (OPTIMIZERS | OF_MLPS)[optimizer]
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
     killer = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
     save, load, evaluate, examples = _Trainer.save, Learner.load, train.evaluate, StageData._examples
-    read = experiment.read_checkpoint
+    read = checkpoints.read_checkpoint
 
     def offset():
         return killer.random.randrange(1, 16)
@@ -222,7 +226,7 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
             patch.setattr(Learner, "load", load_elsewhere)
             patch.setattr(train, "evaluate", evaluate_elsewhere)
             patch.setattr(StageData, "_examples", examples_elsewhere)
-            patch.setattr(experiment, "read_checkpoint", read_elsewhere)
+            patch.setattr(checkpoints, "read_checkpoint", read_elsewhere)
             part = None
             while part is None:
                 killer.next_life()
@@ -247,6 +251,9 @@ FEW = [  # every kind, optimizers in turn, some VGGs
 ] + [
     ("ens, shared order", "mlp", "schedule-free", None),
     ("gmoe, average of epochs", "mlp", "schedule-free SGD", None),
+    ("ens, replay", "batches", "momentum", None),
+    ("umix", "dropout", "adadelta", None),
+    ("gens", "dropout", "sgd", None),
 ]
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from vision.data import StageData
     from vision.examples import AnyExamples
     from vision.mixture import Mixture
-    from vision.models import MLP, VGG
     from vision.train import Callback, Progress
 
 
@@ -213,10 +212,16 @@ class Learner:
         number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest())
         return torch.Generator().manual_seed(number)
 
-    def backbone(self, members: int = 1, joint: str | None = None) -> "MLP | VGG":
+    def backbone(self, members: int = 1, joint: str | None = None) -> Any:
         """A stack of `members` networks of the chosen architecture."""
         from vision.models import MLP, VGG, mlp_widths, vgg_widths
 
+        if self.settings.torchvision:
+            from vision.classifiers import TorchvisionModel
+            from vision.mixture import Committee
+
+            networks = [TorchvisionModel(self.shape, self.classes, self.settings) for _ in range(members)]
+            return Committee(networks, joint)
         if self.settings.arch == "vgg":
             return VGG(self.shape, vgg_widths(self.settings.hidden), self.classes, members, joint)
         return MLP(mlp_widths(self.shape, self.settings.hidden, self.classes), members, joint)
@@ -249,6 +254,11 @@ class GrowthSettings(Settings):
 
     grow_every: int = option(1, "grow before every K-th stage", at_least=1)
 
+    @property
+    def own_layers(self) -> bool:
+        """The layers that grow."""
+        return True
+
 
 class GrowingLearner(Learner):
     """A learner whose model grows before every `grow_every`-th stage, except the first."""
@@ -275,10 +285,20 @@ class MixtureSettings(Settings):
     router: str = option("tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"))
     experts: int = option(1, "initial experts per layer; ens, gens: per layer of each member", at_least=1)
 
+    @property
+    def own_layers(self) -> bool:
+        """The layers of experts."""
+        return True
+
 
 @dataclass(frozen=True)
 class MemberMixtureSettings(MixtureSettings):
     """Settings of ensembles, whose members are mixtures if `experts` > 1 and plain networks otherwise."""
+
+    @property
+    def own_layers(self) -> bool:
+        """Those of members with several experts."""
+        return self.experts > 1
 
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:

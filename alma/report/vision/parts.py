@@ -21,8 +21,8 @@ def units(result: Result) -> str:
 
 
 def size_label(result: Result) -> str:
-    """The size with its unit, such as "8 hidden units"."""
-    return f"{size(result)} {units(result)}"
+    """The size with its unit, such as "8 hidden units"; of a model of torchvision, its name."""
+    return f"{size(result)} {units(result)}" if size(result) else result.config["arch"]
 
 
 def look(result: Result, results: Sequence[Result]) -> dict[str, Any]:

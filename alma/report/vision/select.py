@@ -32,8 +32,8 @@ class Missing(Exception):
 
 
 def is_image(run: Run) -> bool:
-    """Whether this is an image run: with a data set, a size and errors."""
-    return {"dataset", "hidden"} <= run.config.keys() and all(row["metric"] == "error" for row in run.rows)
+    """Whether this is an image run: with a data set, a backbone and errors."""
+    return {"dataset", "arch"} <= run.config.keys() and all(row["metric"] == "error" for row in run.rows)
 
 
 def finished(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -104,8 +104,8 @@ def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[in
 
 
 def size(result: Result) -> int:
-    """Size of the backbone: units of a hidden layer, or channels."""
-    return result.config["hidden"]
+    """Size of the backbone: units of a hidden layer, or channels; 0 for a model of torchvision."""
+    return result.config.get("hidden", 0)
 
 
 def single_stage(result: Result) -> bool:

@@ -1,0 +1,48 @@
+"""Reading files that `torch.save` wrote."""
+
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from alma.errors import UserError
+from alma.files import damage
+from alma.schema import require
+
+_FOREIGN = (
+    *(RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(AssertionError, pickle.UnpicklingError),
+)
+"""What torch and learners raise for a file with other content than theirs."""
+_ANEW = "delete it, and the run starts again"
+
+
+@contextmanager
+def reading(path: str | Path, advice: str = _ANEW) -> Iterator[None]:
+    """Turn the errors of a damaged or foreign checkpoint, or one of another model, into a UserError."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error that follows says more
+            yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise UserError(f"{path} needs more memory than there is, or is damaged") from None
+    except _FOREIGN as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{path} is damaged ({reason}): {advice}") from None
+
+
+def read_checkpoint(
+    path: str | Path, device: torch.device | str = "cpu", advice: str = _ANEW
+) -> dict[str, Any]:
+    """Tensors and plain values that `torch.save` wrote. UserError, with `advice`, for a truncated or foreign
+    file."""
+    with reading(path, advice):
+        if damaged := damage(path):
+            raise ValueError(damaged)
+        state = torch.load(path, map_location=device, weights_only=True)
+        require(state, {})
+        return state
