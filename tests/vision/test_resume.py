@@ -23,10 +23,7 @@ from vision.learners import LEARNERS, Learner, resolve
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "mv", "convolution", "convolution_backward")
 BACKBONES = {"mlp": {"arch": "mlp", "hidden": 5}, "vgg": {"arch": "vgg", "hidden": 2}}
-LIBRARY = {
-    "batches": {"arch": "torchvision:shufflenet_v2_x0_5"},
-    "dropout": {"arch": "torchvision:mnasnet0_5"},
-}
+LIBRARY = {name: {"arch": f"torchvision:{name}"} for name in ("shufflenet_v2_x0_5", "mobilenet_v3_small")}
 OPTIMIZERS = {
     "adadelta": {"optimizer": "adadelta", "weight_decay": 1e-3},
     "sgd": {"optimizer": "sgd", "lr": 0.05},
@@ -251,15 +248,24 @@ FEW = [  # every kind, optimizers in turn, some VGGs
 ] + [
     ("ens, shared order", "mlp", "schedule-free", None),
     ("gmoe, average of epochs", "mlp", "schedule-free SGD", None),
-    ("ens, replay", "batches", "momentum", None),
-    ("umix", "dropout", "adadelta", None),
-    ("gens", "dropout", "sgd", None),
 ]
 
 
 @pytest.mark.parametrize("which", FEW, ids=str)
 def test_runs_killed_several_times_equal_the_uninterrupted_one(tmp_path, monkeypatch, which):
     resumes(tmp_path, monkeypatch, *which, kills=7, epochs=3)
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        ("ens, replay", "shufflenet_v2_x0_5", "momentum", None),
+        ("sm, average of epochs", "mobilenet_v3_small", "adadelta", None),  # with dropout
+    ],
+    ids=str,
+)
+def test_runs_of_torchvision_killed_twice_equal_the_uninterrupted_one(tmp_path, monkeypatch, which):
+    resumes(tmp_path, monkeypatch, *which, kills=2, epochs=2)
 
 
 @pytest.mark.slow
