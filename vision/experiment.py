@@ -64,13 +64,10 @@ def run(
     from vision.data import StageData
 
     chosen, target = resolve(stream.dataset.name, learner, preset, settings, waiting_time), device_of(device)
+    _check_model(chosen, stream.dataset)
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
     check_share(share, replay)
     schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
-    if chosen.torchvision:
-        from vision import classifiers
-
-        classifiers.check(chosen, stream.dataset.shape, stream.dataset.classes)
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
     config |= _data_config(stream, share, replay_from, seed) | chosen.config()
     make_directory(Path(out))
@@ -100,6 +97,14 @@ def _data_config(stream: "MegaBatchStream", share: float, source: str, seed: int
     config |= {"seed": seed, "dataset": stream.dataset.name, "data": stream.dataset.fingerprint}
     config |= {"scenario": stream.scenario} if stream.scenario else {}
     return config | ({"partition": stream.partition} if stream.partition != seed else {})
+
+
+def _check_model(chosen: Settings, dataset: "Dataset") -> None:
+    """UserError: a model of torchvision does not take the images, or its file of weights does not fit."""
+    if chosen.torchvision:
+        from vision import classifiers
+
+        classifiers.check(chosen, dataset.shape, dataset.classes)
 
 
 def _check_version(record: Run) -> None:

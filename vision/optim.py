@@ -5,7 +5,7 @@ torch.optim step is overhead, and torch.optim imports torch's compiler (LOG.md).
 """
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,10 +19,16 @@ class Optimizer:
     lr: float
     state: dict[str, Tensor]
     """Vectors that checkpoints save, complete after `eval`."""
+    param_groups: list[dict[str, Any]]
+    """What torch's GradScaler reads, see `Scaled`."""
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
         """Update `values` in place; overwrites `gradients`."""
         raise NotImplementedError
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss whose gradients `step` takes."""
+        return loss
 
     def train(self) -> None:
         """Called before the steps of an epoch."""
@@ -112,6 +118,55 @@ class ScheduleFree(Optimizer):
         self._steps.step()
 
 
+class Scaled(Optimizer):
+    """Another optimizer behind torch's GradScaler: its loss is scaled up, so that gradients do not vanish in
+    half precision. A step whose gradients overflow is left out, and the scale halved."""
+
+    NAMES = ("scale", "_growth_tracker")  # of GradScaler.state_dict
+
+    def __init__(self, inner: Optimizer, values: Tensor):
+        self._inner, self._values = inner, torch.nn.Parameter(values)
+        self._scaler = torch.amp.GradScaler(values.device.type)
+        inner.param_groups = [{"params": [self._values]}]
+        self.state = {**inner.state, "scale": torch.zeros(len(self.NAMES), dtype=torch.float64)}
+        self._note()
+
+    def _note(self) -> None:
+        found = self._scaler.state_dict()
+        self.state["scale"].copy_(torch.tensor([float(found[name]) for name in self.NAMES]))
+
+    @property
+    def lr(self) -> float:  # type: ignore[override]
+        """That of the other optimizer."""
+        return self._inner.lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._inner.lr = value
+
+    def train(self) -> None:
+        """With the saved scale."""
+        scale, steps = self.state["scale"].tolist()
+        saved = dict(zip(self.NAMES, (scale, int(steps)), strict=True))
+        self._scaler.load_state_dict(self._scaler.state_dict() | saved)
+        self._inner.train()
+
+    def eval(self) -> None:
+        """Saves the scale."""
+        self._inner.eval()
+        self._note()
+
+    def step(self, values: Tensor, gradients: Tensor) -> None:
+        """Update `values`, those of `__init__`, in place unless a gradient is infinite."""
+        self._values.grad = gradients
+        self._scaler.step(cast(Any, self._inner), values, gradients)
+        self._scaler.update()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss times the scale."""
+        return self._scaler.scale(loss)
+
+
 def decay(scheduler: str, done: float) -> float:
     """Factor of the learning rate after the share `done` of a stage's epochs: 1 at first, towards 0."""
     return {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[scheduler]
@@ -119,6 +174,11 @@ def decay(scheduler: str, done: float) -> float:
 
 def make(values: Tensor, settings: Settings) -> Optimizer:
     """A new optimizer of `values`, as the settings choose it."""
+    found = _chosen(values, settings)
+    return Scaled(found, values) if settings.amp == "fp16" else found
+
+
+def _chosen(values: Tensor, settings: Settings) -> Optimizer:
     if settings.optimizer in SCHEDULE_FREE:
         return ScheduleFree(values, settings)
     if settings.optimizer == "adadelta":

@@ -91,6 +91,12 @@ class Settings:
     weight_decay: float = option(0.0, "weight decay")
     nesterov: bool = option(False, "Nesterov momentum")
     batch_size: int = option(128, "examples per minibatch", at_least=1)
+    amp: str = option(
+        "off",
+        "automatic mixed precision of training: bf16, or fp16 with a scaled loss; weights and tests are fp32",
+        choices=("off", "bf16", "fp16"),
+        record=CHANGED,
+    )
     epochs: int = option(100, "epochs per stage", at_least=1)
     augment: bool = option(False, "random crops (padding 4) and flips")
     select: str = option(

@@ -1,6 +1,7 @@
 """The training loop, the only one: all learners train here."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -111,7 +112,7 @@ def fit(
         model.draw_from(generators)
     optimizer = optim.make(flat.values, settings)
     best, kept = _start(at, flat, optimizer, generators, model.voters)
-    write_gradients = gradient_writer(model, flat)
+    write_gradients = gradient_writer(model, flat, optimizer, settings.amp)
     update_average = average.following(model) if average else lambda: None
     while at.epoch < settings.epochs and not (settings.patience and at.waited >= settings.patience):
         model.train()
@@ -176,13 +177,20 @@ def _flops(model: Any, at: Progress, train: int, valid: int) -> dict[str, float]
     }
 
 
-def gradient_writer(model: nn.Module, flat: Flat) -> Callable[[Tensor, Tensor], None]:
-    """A function of images and labels that writes the gradient of the sum of the voters' losses to `flat`."""
-    if isinstance(model, MLP):
+def gradient_writer(
+    model: nn.Module, flat: Flat, optimizer: optim.Optimizer, amp: str
+) -> Callable[[Tensor, Tensor], None]:
+    """A function of images and labels that writes the gradient of the sum of the voters' losses, scaled by
+    `optimizer`, to `flat`. With `amp`, matrix products and convolutions compute in half precision."""
+    if isinstance(model, MLP) and amp == "off":
         return model.gradient_writer()
+    kind = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}[amp]
 
     def write(images: Tensor, labels: Tensor) -> None:
-        flat.write(torch.autograd.grad(loss_of(model(images), labels).sum(), flat.parameters))
+        with torch.autocast(images.device.type, kind) if kind else nullcontext():
+            logits = model(images)
+        loss = optimizer.scaled(loss_of(logits.float(), labels).sum())
+        flat.write(torch.autograd.grad(loss, flat.parameters))
 
     return write
 
