@@ -37,7 +37,8 @@ class TorchvisionModel(nn.Module):
     def __init__(self, shape: Sequence[int], classes: int, settings: Settings):
         super().__init__()
         self.shape, self.classes, self.settings = tuple(shape), classes, settings
-        self.network = _built(settings.torchvision, classes)
+        layout = torch.channels_last if settings.channels_last else torch.preserve_format
+        self.network = _built(settings.torchvision, classes).to(memory_format=layout)
         self.generator: torch.Generator | None = None
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:

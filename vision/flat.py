@@ -90,6 +90,7 @@ def _flatten(tensors: Sequence[Tensor]) -> Tensor:
 def _views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     found, start = [], 0
     for tensor in like:
-        found.append(vector[start : start + tensor.numel()].view(tensor.shape))
+        place = vector[start : start + tensor.numel()]
+        found.append(place.as_strided(tensor.shape, tensor.stride()))  # perhaps channels last
         start += _padded_size(tensor)
     return found

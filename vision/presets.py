@@ -98,6 +98,11 @@ class Settings:
         record=CHANGED,
     )
     epochs: int = option(100, "epochs per stage", at_least=1)
+    channels_last: bool = option(
+        False,
+        f"with --arch {TORCHVISION}NAME: weights of convolutions with channels last in memory, as images are",
+        record=CHANGED,
+    )
     augment: bool = option(False, "random crops (padding 4) and flips")
     select: str = option(
         "loss",
@@ -176,7 +181,7 @@ class Settings:
         library = chosen.get("arch", "").startswith(TORCHVISION)
         if name == "hidden" and library:
             return f"{chosen['arch']} has sizes of its own"
-        if name == "weights" and not library:
+        if name in ("weights", "channels_last") and chosen[name] and not library:
             return f"it needs --arch {TORCHVISION}NAME"
         return None
 

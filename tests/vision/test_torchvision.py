@@ -201,6 +201,27 @@ def test_the_average_has_averaged_statistics_as_swa_utils_with_buffers():
             torch.testing.assert_close(found, expected[name], msg=name)
 
 
+def test_channels_last_is_a_layout_of_weights_gradients_and_averages():
+    data = pictures(channels=1).dataset
+    examples, found = data.examples(data.train), []
+    for given in ({}, {"channels_last": True}):
+        subject = learner("sm", shape=(1, 8, 8), average="poly:2", augment=False, **given)
+        fit(subject.model, examples, examples, subject.settings, subject.generators, average=subject.average)
+        again = learner("sm", shape=(1, 8, 8), average="poly:2", augment=False, **given)
+        again.load(subject.state())
+        assert same(tensors(again.model), tensors(subject.model))
+        kernels = [p for p in subject.model.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
+        kernels += [p for p in subject.average.model.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
+        assert kernels
+        for kernel in kernels:
+            assert kernel.is_contiguous(memory_format=torch.channels_last) == bool(given)
+            assert kernel.is_contiguous() == (not given)
+        assert subject.settings.config().get("channels_last") == given.get("channels_last")
+        found.append(subject)
+    one, other = (subject.model.eval()(examples.images) for subject in found)
+    torch.testing.assert_close(one, other, rtol=0.1, atol=0.05)
+
+
 # Weights of a file
 
 
@@ -332,6 +353,7 @@ def test_growth_and_experts_are_refused(tmp_path, monkeypatch, capsys, words):
             "--arch torchvision:resnet18 --hidden 8",
             "--hidden does not apply to sm: torchvision:resnet18 has sizes",
         ),
+        ("--channels-last", "--channels-last does not apply to sm: it needs --arch torchvision:NAME"),
         ("--weights README.md", "--weights does not apply to sm: it needs --arch torchvision:NAME"),
         ("--arch torchvision:resnet18 --optimizer adamw_schedulefree", "needs --arch mlp"),
     ],
