@@ -68,10 +68,11 @@ def temporary_of(path: Path) -> Path:
 
 
 def _open_temporary(path: Path) -> tuple[int, Path]:
-    """An empty file beside `path` that no other process writes: `temporary_of`, if it can be locked."""
+    """An empty file beside `path` that no other process writes: `temporary_of`, if it can be locked. It may
+    be mapped into memory, which needs the right to read."""
     temporary = temporary_of(path)
     while True:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
@@ -82,7 +83,7 @@ def _open_temporary(path: Path) -> tuple[int, Path]:
         except OSError:  # another process writes it, or a file system without locks
             os.close(descriptor)
             other = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
-            return os.open(other, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), other
+            return os.open(other, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), other
 
 
 def write_json_atomic(path: str | os.PathLike[str], obj: Any) -> None:

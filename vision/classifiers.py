@@ -38,7 +38,8 @@ class TorchvisionModel(nn.Module):
         super().__init__()
         self.shape, self.classes, self.settings = tuple(shape), classes, settings
         layout = torch.channels_last if settings.channels_last else torch.preserve_format
-        self.network = _built(settings.torchvision, classes).to(memory_format=layout)
+        self.network = _built(settings.torchvision, classes)
+        self.network.to(memory_format=layout)  # type: ignore[call-overload]
         self.generator: torch.Generator | None = None
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:

@@ -118,25 +118,32 @@ class Dataset:
 
 
 @lru_cache(maxsize=2)
-def load(name: str, root: str = "data", download: bool = False, image_size: int | None = None) -> Dataset:
-    """Read a data set of `presets.DATASETS` from `root`.
+def load(
+    name: str,
+    root: str = "data",
+    download: bool = False,
+    image_size: int | None = None,
+    cache_images: str | None = None,
+) -> Dataset:
+    """Read a data set of `presets.DATASETS` from `root`; its images are scaled to `image_size` x `image_size`
+    pixels if given.
 
-    `folder` reads root/train/CLASS/*.png and root/test/CLASS/*.png, scaled to `image_size` x `image_size`
-    pixels if given; the others read the files of torchvision.datasets. UserError if files are missing
-    (without `download`) or unreadable, or if images differ in size.
+    `folder` reads root/train/CLASS/*.png and root/test/CLASS/*.png; with `cache_images` its images lie in
+    files in that folder, mapped into memory. The others read the files of torchvision.datasets. UserError if
+    files are missing (without `download`) or unreadable, or if images differ in size.
     """
     if name not in presets.DATASETS:
         raise UserError(f"--dataset {name}: choose from {', '.join(presets.DATASETS)}")
-    if image_size is not None and name != "folder":
-        raise UserError(f"--image-size needs --dataset folder: the images of {name} have a fixed size")
+    if cache_images is not None and name != "folder":
+        raise UserError(f"--cache-images needs --dataset folder: the images of {name} are read into memory")
     if image_size is not None and image_size < 1:
         raise UserError(f"--image-size {image_size}: at least 1")
-    read = partial(_read, name, root, download, image_size)
+    read = partial(_read, name, root, download, image_size, cache_images)
     try:
-        memory = SHARED.get((name, root, download, image_size))
+        memory = None if cache_images else SHARED.get((name, root, download, image_size))
         return memory.get(read) if memory else read(_private)
     except MemoryError:
-        lower = ": lower --image-size" if name == "folder" else ""
+        lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
         raise UserError(f"{name} in {root} needs more memory than there is{lower}") from None
     except _DAMAGED as error:
         hint = "give its folder with --data-root" + (", or use --download" if name != "folder" else "")
@@ -144,11 +151,35 @@ def load(name: str, root: str = "data", download: bool = False, image_size: int 
         raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
 
 
-def _read(name: str, root: str, download: bool, image_size: int | None, allocate: folder.Allocate) -> Dataset:
-    if name == "digits":
-        return _digits()
+def _read(
+    name: str,
+    root: str,
+    download: bool,
+    image_size: int | None,
+    cache_images: str | None,
+    allocate: folder.Allocate,
+) -> Dataset:
+    cache = Path(cache_images) if cache_images else None
+    found = _digits() if name == "digits" else _from_files(name, root, download, image_size, cache, allocate)
+    if not image_size or name == "folder":
+        return found
+    train, test = (
+        Images(torch.from_numpy(folder.scaled(images.numpy(), image_size, allocate)), labels)
+        for images, labels in (found.train, found.test)
+    )
+    return replace(found, train=train, test=test)
+
+
+def _from_files(
+    name: str,
+    root: str,
+    download: bool,
+    image_size: int | None,
+    cache: Path | None,
+    allocate: folder.Allocate,
+) -> Dataset:
     if name == "folder":
-        parts: Any = folder.read(Path(root), image_size, allocate)
+        parts: Any = folder.read(Path(root), image_size, allocate, cache)
     else:
         parts = (_mnist if "mnist" in name else _cifar)(name, Path(root), download)
     for part, (images, labels) in zip(("train", "test"), parts, strict=True):

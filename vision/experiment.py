@@ -63,8 +63,7 @@ def run(
     """
     from vision.data import StageData
 
-    chosen, target = resolve(stream.dataset.name, learner, preset, settings, waiting_time), device_of(device)
-    _check_model(chosen, stream.dataset)
+    chosen, target = _settings(stream.dataset, learner, preset, settings, waiting_time), device_of(device)
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
     check_share(share, replay)
     schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
@@ -99,12 +98,15 @@ def _data_config(stream: "MegaBatchStream", share: float, source: str, seed: int
     return config | ({"partition": stream.partition} if stream.partition != seed else {})
 
 
-def _check_model(chosen: Settings, dataset: "Dataset") -> None:
-    """UserError: a model of torchvision does not take the images, or its file of weights does not fit."""
+def _settings(dataset: "Dataset", *arguments: Any) -> Settings:
+    """What `resolve` finds. UserError also if a model of torchvision does not take the images, or the weights
+    of its file do not fit."""
+    chosen = resolve(dataset.name, *arguments)
     if chosen.torchvision:
         from vision import classifiers
 
         classifiers.check(chosen, dataset.shape, dataset.classes)
+    return chosen
 
 
 def _check_version(record: Run) -> None:

@@ -156,8 +156,10 @@ def _add_data_flags(group: Any) -> None:
     add("--data-root", default=USUAL["data_root"], metavar="DIR", help=DATA_ROOT)
     download = "download missing files with torchvision"
     add("--download", action=argparse.BooleanOptionalAction, default=False, help=download)
-    size = "with --dataset folder: scale images to S x S pixels"
+    size = "scale images to S x S pixels (default: their own size)"
     add("--image-size", type=number_list, metavar="S", help=size)
+    cache = "with --dataset folder: keep the decoded images in files in DIR, made once, instead of in memory"
+    add("--cache-images", metavar="DIR", help=cache)
     defaults = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"
     batches = f"mega-batches of the stream (default: {defaults})"
     add("--megabatches", type=number_list, metavar="B", help=batches)

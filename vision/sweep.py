@@ -24,7 +24,7 @@ DATA += ("replay_share", "replay_from")
 _OF_THE_STREAM = {"dataset", "image_size", "megabatches", "stream_seed", "scenario"}
 _OF_THE_COMMAND = {"device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
 
-USUAL = {"data_root": "data", "device": "auto"}
+USUAL = {"data_root": "data", "device": "auto", "cache_images": None}
 """Defaults of flags that a recorded command leaves out."""
 
 Source = tuple[Any, ...]
@@ -141,6 +141,10 @@ def _job(section: argparse.Namespace, point: Point, resolved: Settings, name: st
     """The job of a point, in the folder `name` of the section's, or there if `name` is empty."""
     dataset = {"name": point["dataset"], "root": section.data_root, "download": section.download}
     dataset["image_size"] = point.get("image_size")
+    if section.cache_images:
+        if point.get("scenario") in ("rotated", "permuted"):
+            raise UserError(f"--cache-images: --scenario {point['scenario']} has changed images in memory")
+        dataset["cache_images"] = section.cache_images
     options = {name: value for name, value in point.items() if name not in _OF_THE_STREAM}
     options |= {name: getattr(section, name) for name in ("device", "save_interval", "save_stages")}
     if section.tensorboard_logdir:

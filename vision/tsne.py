@@ -24,7 +24,7 @@ def parser() -> Parser:
     add = made.add_argument
     add("run", type=Path, metavar="RUN", help="run directory of gmoe or moe, made with --save-stages")
     add("--data-root", default="data", metavar="DIR", help=DATA_ROOT)
-    size = "side of the images in pixels, as in the run; for --dataset folder"
+    size = "side of the images in pixels, as --image-size of the run"
     add("--image-size", type=int, metavar="S", help=size)
     add("--out", type=Path, metavar="FILE", help="PNG file to write (default: RUN/tsne.png)")
     layer = "mixture layer whose gates are drawn, counted from 1 (default: 1)"

@@ -99,7 +99,7 @@ def test_fingerprint_changes_with_any_byte():
 
 def test_unknown_names_and_sizes(refused):
     assert "digits, mnist" in refused(data.load, "nist")
-    assert "--image-size" in refused(data.load, "digits", image_size=8)
+    assert "--cache-images needs --dataset folder" in refused(data.load, "digits", cache_images="there")
     assert "--image-size 0" in refused(data.load, "folder", image_size=0)
 
 
