@@ -254,6 +254,9 @@ def assert_described(objects: Iterable[dict[str, Any]], *headings: str, unseen: 
 
 
 def test_documented_keys_of_image_runs(tmp_path):
+    import torch
+    from torchvision.models import get_model
+
     from vision import MegaBatchStream, run
     from vision.data import load
     from vision.scenarios import make_stream
@@ -270,6 +273,11 @@ def test_documented_keys_of_image_runs(tmp_path):
     more["moe"]["command"] = "alma images"
     more["gens"]["members"], more["gmoe"] = 2, {"splits": 2, "shrink": 0.5, "lr_scheduler": "linear"}
     more["umix"] = {"replay_share": 0.5, "replay_from": "recent"}
+    library, file = "shufflenet_v2_x0_5", tmp_path / "weights.pt"
+    torch.save(get_model(library, num_classes=10).state_dict(), file)
+    taken = {"arch": f"torchvision:{library}", "weights": str(file), "amp": "bf16", "channels_last": True}
+    taken = run(stream, "sm", tmp_path / "library", epochs=1, **taken)
+    made.append((taken.info, taken.rows))
     for learner, settings in more.items():
         done = run(stream, learner, tmp_path / learner, **options, **settings)
         made.append((done.info, done.rows))
