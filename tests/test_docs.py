@@ -272,10 +272,10 @@ def test_documented_keys_of_image_runs(tmp_path):
     }
     more["moe"]["command"] = "alma images"
     more["gens"]["members"], more["gmoe"] = 2, {"splits": 2, "shrink": 0.5, "lr_scheduler": "linear"}
-    more["umix"] = {"replay_share": 0.5, "replay_from": "recent"}
+    more["umix"] = {"replay_share": 0.5, "replay_from": "recent", "amp": "bf16"}
     library, file = "shufflenet_v2_x0_5", tmp_path / "weights.pt"
     torch.save(get_model(library, num_classes=10).state_dict(), file)
-    taken = {"arch": f"torchvision:{library}", "weights": str(file), "amp": "bf16", "channels_last": True}
+    taken = {"arch": f"torchvision:{library}", "weights": str(file), "channels_last": True}
     taken = run(stream, "sm", tmp_path / "library", epochs=1, **taken)
     made.append((taken.info, taken.rows))
     for learner, settings in more.items():

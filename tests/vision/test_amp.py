@@ -23,8 +23,8 @@ BACKBONES = {
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_gradients_are_those_of_autocast_in_fp32(backbone, amp):
     settings = Settings(**BACKBONES[backbone], amp=amp)
-    subject = LEARNERS["sm"]((3, 8, 8), 4, settings, 0, DEVICE)
-    data = pictures().dataset
+    subject = LEARNERS["sm"]((3, 32, 32), 4, settings, 0, DEVICE)
+    data = pictures(size=32).dataset  # on a map of one pixel, torch has wrong bf16 gradients on a CPU
     images, labels = data.examples(data.train)
     flat = Flat(subject.model)
     optimizer = make(flat.values, settings)
