@@ -17,7 +17,7 @@ from tests.vision.test_memory import Live
 from tests.vision.test_run import command, error_of, jobs
 from vision import MegaBatchStream, run
 from vision.average import Average
-from vision.classifiers import check, costs
+from vision.classifiers import _built, check, costs
 from vision.data import Images, make_dataset
 from vision.learners import LEARNERS, resolve
 from vision.presets import TORCHVISION, Settings
@@ -77,12 +77,16 @@ def test_the_backward_pass_costs_what_the_counter_counts():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted({*models.list_models(module=models)} - {"vit_h_14"}))
-def test_every_classifier_costs_what_torchvision_says(name):
+def test_every_classifier_costs_what_torchvision_says_and_every_parameter_trains(name):
     known = models.get_model_weights(name).DEFAULT
     size = known.transforms.keywords["crop_size"]
     flops, footprint = costs(name, len(known.meta["categories"]), size, size)
     assert flops.forward == pytest.approx(2e9 * known.meta["_ops"], rel=0.015)
     assert footprint > 3 * size * size
+    network = _built(name, 7).to("meta").train()
+    with torch.device("meta"):
+        loss = network(torch.empty(2, 3, size, size)).sum()
+        assert len(torch.autograd.grad(loss, list(network.parameters())))
 
 
 @pytest.mark.parametrize("name", ["resnet18", SMALL, DROPOUT, "densenet121"])
