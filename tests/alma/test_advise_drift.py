@@ -234,12 +234,22 @@ def test_seeds_that_differ_widen_the_law():
     assert width(0.05) > 3 * width(0.0)
 
 
+def test_with_two_seeds_the_answer_lies_in_its_interval():
+    made = noisy(lambda u, p, s: (0.1 + 0.01 * s) * abs(p - u), seeds=2)
+    found = retraining(made, "nats a token", "a mega-batch")
+    for cadence in found.cadences[1:]:
+        middle, low, high = found.against_first(cadence)
+        assert low < middle < high
+        assert middle == pytest.approx(0.105 * (cadence.every - 1) / 2, rel=0.1)
+    assert found.cadences[0].middle == pytest.approx(0.105, rel=0.1)
+
+
 def test_cadences_have_costs_and_a_budget():
     made = noisy(lambda u, p, _: 0.1 * abs(p - u), 0.0005)
     found = retraining(made, "nats a token", "a mega-batch", Compute(6.0, 2.0, 4))
     assert [(each.every, each.compute) for each in found.cadences] == [(1, 14), (2, 10), (4, 8)]
     assert [each.last_time for each in found.cadences] == pytest.approx([0.1, 0.15, 0.25], abs=0.01)
-    assert [float(each.extra.mean()) for each in found.cadences] == pytest.approx([0.1, 0.15, 0.25], abs=0.01)
+    assert [each.middle for each in found.cadences] == pytest.approx([0.1, 0.15, 0.25], abs=0.01)
     assert found.advice == "every period"
     limited = retraining(made, "nats a token", "a mega-batch", Compute(6.0, 2.0, 4), 11.0)
     assert (limited.advice, len(limited.cadences)) == ("every 2nd period", 2)

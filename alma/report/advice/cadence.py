@@ -31,6 +31,11 @@ class Cadence(NamedTuple):
     compute: float | None  # TFLOPs up to the end of the stream; None: unknown
 
     @property
+    def middle(self) -> float:
+        """The median of the extra loss: over two seeds, draws have no mean."""
+        return float(np.median(self.extra))
+
+    @property
     def name(self) -> str:
         """Such as "every 2nd period"."""
         if self.every == 1:
@@ -69,7 +74,7 @@ class Retraining(NamedTuple):
         """Extra loss less that of the most frequent cadence, with its 90% interval."""
         draws = cadence.extra - self.cadences[0].extra
         low, high = interval(draws)
-        return float(draws.mean()), float(low), float(high)
+        return float(np.median(draws)), float(low), float(high)
 
     @property
     def advice(self) -> str:
@@ -122,7 +127,7 @@ class Retraining(NamedTuple):
             against = f"{mean:+.3g} [{low:+.3g}, {high:+.3g}]" if each is not first else ""
             compute = [f"{each.compute:.3g}"] if each.compute is not None else []
             share = f"{first.every / each.every:.3g}x"
-            table.append([each.name, expected(each.extra), last, against, share, *compute])
+            table.append([each.name, expected(each.extra, each.middle), last, against, share, *compute])
         return table
 
     def record(self) -> dict[str, Any]:
@@ -139,7 +144,7 @@ class Retraining(NamedTuple):
             "cadences": [
                 {
                     "every": each.every,
-                    "extra": rounded(float(each.extra.mean())),
+                    "extra": rounded(each.middle),
                     "interval": [rounded(value) for value in interval(each.extra)],
                     "as_last_time": rounded(each.last_time),
                     "against_first": [rounded(value) for value in self.against_first(each)],
