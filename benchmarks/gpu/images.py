@@ -1,7 +1,8 @@
 """Step `images`: a stage of image learners on the GPU, against plain PyTorch, and ens of 5 against sm.
 
-Random pixels in the shapes of MNIST and CIFAR-10, without augmentation, fp32. The peers are a plain loop with
-a DataLoader, and the same loop with all images on the GPU. In `one by one` the members train in turn.
+Random pixels in the shapes of MNIST and CIFAR-10, and of 224 x 224 for a ResNet; no augmentation, fp32. The
+peers are a plain loop with a DataLoader, and the same loop with all images on the GPU. In `one by one` the
+members train in turn.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torchvision import models
 
 from benchmarks.gpu.frame import Asked, Case, Row
 from benchmarks.timing import device, finished, turns
@@ -28,6 +30,8 @@ class ImageStage(NamedTuple):
     hidden: int
     images: int
     epochs: int
+    arch: str = ""
+    """A model of torchvision; else the backbone of the data set, with `hidden` units or channels."""
 
 
 STAGES = (
@@ -35,10 +39,14 @@ STAGES = (
     ImageStage("mnist", (1, 28, 28), 64, 3000, 4),
     ImageStage("cifar10", (3, 32, 32), 64, 500, 20),
     ImageStage("cifar10", (3, 32, 32), 64, 5000, 5),
-    # A stage of 224 x 224 images with --arch torchvision:resnet18 goes here.
+    ImageStage("cifar10", (3, 224, 224), 0, 500, 2, "torchvision:resnet18"),
 )
 """B = 500 with w = 1 and 25, B = 100 with w = 1 and 10; fewer epochs than the paper's."""
-TINY = (ImageStage("mnist", (1, 28, 28), 4, 120, 2), ImageStage("cifar10", (3, 32, 32), 2, 20, 1))
+TINY = (
+    ImageStage("mnist", (1, 28, 28), 4, 120, 2),
+    ImageStage("cifar10", (3, 32, 32), 2, 20, 1),
+    ImageStage("cifar10", (3, 32, 32), 0, 20, 1, "torchvision:mobilenet_v3_small"),
+)
 
 
 def cases(asked: Asked) -> Iterator[Case]:
@@ -55,7 +63,8 @@ def measure(stage: ImageStage, repeats: int) -> Row:
         Examples(torch.randn(n, *stage.shape, generator=generator), torch.arange(n) % 10)
         for n in (count, stage.images - count)
     )
-    chosen = {"hidden": stage.hidden, "epochs": stage.epochs}
+    chosen: dict[str, Any] = {"epochs": stage.epochs}
+    chosen |= {"arch": stage.arch} if stage.arch else {"hidden": stage.hidden}
     if stage.data == "cifar10":
         chosen["augment"] = False
     sm, ens = (resolve(stage.data, name, "paper", chosen) for name in ("sm", "ens"))
@@ -100,5 +109,8 @@ def one_by_one(stage: ImageStage, *data: Any) -> None:
 
 def plain(stage: ImageStage, settings: Settings, train: Batches, valid: Batches) -> None:
     """A stage in plain PyTorch."""
-    model = plain_mlp(stage.hidden) if settings.arch == "mlp" else plain_vgg(stage.hidden)
+    if settings.torchvision:
+        model = models.get_model(settings.torchvision, num_classes=10)
+    else:
+        model = plain_mlp(stage.hidden) if settings.arch == "mlp" else plain_vgg(stage.hidden)
     plain_stage(model.to(device()), train, valid, settings)
