@@ -1,4 +1,4 @@
-"""`alma advise` on streams that drift: how often to retrain, from runs and from a CSV file; its backtest."""
+"""`alma advise` on streams that drift: how often to retrain, from a CSV file; its backtest."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from alma.report.advice.staleness_backtest import look_back_on, summarize
 from alma.report.age import Losses
 from benchmarks import cadence_calibration as calibration
 
-from .synthetic import drifting, error_of, image_run, lm_run, run_here
+from .synthetic import error_of, run_here
 
 B = 8
 HEADER = "model,trained_until,domain,tested_on,loss,lower_95,upper_95"
@@ -326,83 +326,3 @@ def test_the_backtest_of_a_file(table, tmp_path):
     assert [each["title"] for each in record["groups"]] == ["1b/news", "1b/wiki"]
     few = written(tmp_path / "few.csv", *lines(trained=(6, 12, 18)))
     assert "too few models with a loss on their own period" in error_of(call("--matrix", few, "--backtest"))
-
-
-def drifting_runs(place, slope=0.02, make=image_run, **changes):
-    """Three seeds of sm on a stream that drifts, with half of the data replayed, without, and anew."""
-    kinds = {
-        "plain": {},
-        "replay": {"replay_share": 0.5},
-        "anew": {"replay_share": 0.5, "from_scratch": True},
-    }
-    for seed in range(3):
-        for i, (name, settings) in enumerate(kinds.items()):
-            shift, random = (0.05, 0.0, 0.1)[i], np.random.default_rng([seed, i])
-            level = random.normal(0.25 + shift, 0.004, B + 1)
-            run = make(place / f"{name}{seed}", list(level[1:] + 0.05), seed=seed, **settings, **changes)
-            noise = random.normal(0, 0.002, (B + 1, B + 1))
-            drifting(run, lambda t, j, e=noise, m=level: float(m[t] + slope * abs(j - t) + e[t, j]))
-
-
-def test_three_questions_on_runs(tmp_path):
-    drifting_runs(tmp_path / "runs")
-    done = call(tmp_path / "runs", "--from", 6, "--out", tmp_path)
-    record = json.loads((tmp_path / "advice.json").read_text())
-    answers = {each["question"]: each["advice"] for each in record["decisions"]}
-    assert answers == {"replay?": "replay: 0.5", "last weights or anew?": "last weights"}
-    often = record["retraining"]
-    assert (often["advice"], often["unit"]) == ("every period", "percentage points")
-    assert often["effect_of_age"][0] == pytest.approx(2, abs=0.3)
-    assert often["cadences"][1]["against_first"][0] == pytest.approx(1, abs=0.3)
-    # 6 TFLOPs so far, and 1 for a training: in both mega-batches to come, or in one
-    assert [each["compute"] for each in often["cadences"]][:2] == [8, 7]
-    decisions = [line for line in done.stdout.splitlines() if line.startswith(("replay?", "last weights or"))]
-    assert [line.rsplit("  ", 1)[1].strip() for line in decisions] == ["replay: 0.5", "last weights"]
-    assert "lower now" in done.stdout
-    assert "How often to retrain? sm, replay 0.5 w=1" in done.stdout
-    limited = call(tmp_path / "runs", "--from", 6, "--budget", "8TFLOPs").stdout
-    assert "every period" in limited
-
-
-def test_parts_to_come_are_not_read(tmp_path):
-    for name, jump in (("a", 0.0), ("b", 0.5)):
-        for seed in range(2):
-            random = np.random.default_rng(seed)
-            run = image_run(tmp_path / name / f"{seed}", [0.3] * B, seed=seed)
-            noise = random.normal(0, 0.002, (B + 1, B + 1))
-            drifting(
-                run, lambda t, j, e=noise, k=jump: float(0.3 + 0.02 * abs(j - t) + e[t, j] + k * (j > 5 >= t))
-            )
-    one, two = (call(tmp_path / name, "--from", 5).stdout for name in "ab")
-    assert one == two
-    assert "the stream drifts" in one
-    assert call(tmp_path / "a").stdout != call(tmp_path / "b").stdout
-
-
-def test_text_is_in_nats_and_a_stream_without_drift_is_no_evidence(tmp_path):
-    for seed in range(3):
-        run = lm_run(tmp_path / f"{seed}", [60.0] * 6, seed=seed)
-        noise = np.random.default_rng(seed).normal(0, 0.01, (7, 7))
-        drifting(run, lambda t, j, e=noise: float(50 * math.exp(0.0 if not t else e[t, j] - 0.02 * t)))
-    done = call(tmp_path)
-    assert "How often to retrain? No evidence either way." in done.stdout
-    assert "nats a token a period: no evidence that the stream drifts." in done.stdout
-    assert "Backtest of staleness (nats a token)" in call(tmp_path, "--backtest").stdout
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-@pytest.mark.parametrize("make", [image_run, lm_run])
-def test_a_bad_value_in_the_matrix_does_not_count(tmp_path, make, value):
-    run = make(tmp_path / "run", [0.3] * 6)
-    drifting(run, lambda t, j: value if (t, j) == (2, 4) else 0.3 + 0.02 * abs(j - t) + 0.001 * (t * j % 3))
-    for arguments in ((), ("--backtest",)):
-        done = call(tmp_path, *arguments)
-        assert (done.returncode, done.stderr, "ow often to retrain" in done.stdout) == (0, "", not arguments)
-
-
-def test_a_stream_of_two_mega_batches_has_no_answer(tmp_path):
-    drifting(image_run(tmp_path / "run", [0.5, 0.4]), lambda t, j: 0.5)
-    done = call(tmp_path)
-    assert done.returncode == 0
-    assert "How often to retrain takes more models" in done.stdout
-    assert "Backtest of staleness" not in call(tmp_path, "--backtest").stdout

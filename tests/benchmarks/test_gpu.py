@@ -147,7 +147,11 @@ def test_shares_of_the_time(benchmark):
 
 def test_image_learners_are_measured_beside_plain_pytorch(dry_run):
     rows = dry_run("images")["rows"]
-    assert [row["data"] for row in rows] == ["mnist", "cifar10"]
+    assert [(row["data"], row["arch"]) for row in rows] == [
+        ("mnist", ""),
+        ("cifar10", ""),
+        ("cifar10", "torchvision:mobilenet_v3_small"),
+    ]
     for row in rows:
         ratios = [
             row[name] for name in ("DataLoader / sm", "on the GPU / sm", "ens / sm", "one by one / ens")
