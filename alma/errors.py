@@ -150,6 +150,10 @@ def command(main: Callable[[], None]) -> Callable[[], None]:
         except BrokenPipeError:  # the reader of our output ended first (| head)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
+        except ImportError as error:
+            if not isinstance(error.__cause__, KeyboardInterrupt):  # Ctrl-C while a compiled module starts
+                raise
+            _interrupted()
         except OSError as error:
             if isinstance(error.__context__, KeyboardInterrupt):  # shutil.rmtree closes a descriptor twice
                 _interrupted()

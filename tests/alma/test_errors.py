@@ -147,6 +147,17 @@ def test_ctrl_c_that_python_hides_behind_another_error_is_an_interruption(capsys
     assert capsys.readouterr().err == "interrupted; rerun the same command to resume\n"
 
 
+@pytest.mark.parametrize("hidden", [True, False])
+def test_ctrl_c_while_a_compiled_module_is_imported_is_an_interruption(capsys, hidden):
+    @command
+    def main():
+        raise ImportError("initialization failed") from (KeyboardInterrupt() if hidden else None)
+
+    with pytest.raises(SystemExit if hidden else ImportError):
+        main()
+    assert capsys.readouterr().err == "interrupted; rerun the same command to resume\n" * hidden
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [("7", 7), ("440_000_000", 440_000_000), ("440M", 440_000_000), ("0.5M", 500_000), (".5M", 500_000)],
