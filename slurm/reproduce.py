@@ -147,7 +147,7 @@ def check_data(records: Sequence[Mapping[str, Any]], options: argparse.Namespace
     found = (DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts)  # type: ignore[index]
     for name in sorted(set(found) - {"digits"}):
         words = [sys.executable, "-c", _LOAD, name, str(options.data_root or "data")]
-        if code := run(Command(words + ["download"] * options.download), options.jobs):
+        if code := run(Command(words + ["download"] * options.download)):
             sys.exit(code)
 
 
@@ -170,7 +170,7 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> O
     started = time.monotonic()
     for one in todo:
         print(f"\n{name} {one}", flush=True)
-        if code := run(one, options.jobs):
+        if code := run(one):
             return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, [], code)
     seconds = time.monotonic() - started
     make_directory(out)
@@ -178,13 +178,12 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> O
     return Outcome(name, "done", seconds, drawn(out, record["drawn"]))
 
 
-def run(one: Command, jobs: int) -> int:
-    """Run a command, each of its `jobs` on its share of the cores; return its exit code as a shell would."""
+def run(one: Command) -> int:
+    """Run a command; return its exit code as a shell would."""
     if one.folder:
         make_directory(one.folder)
-    threads = max(1, (os.cpu_count() or 1) // jobs)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ, **children.OWN_MODULES, "PATH": path}
+    environment = {**os.environ, **children.OWN_MODULES, "PATH": path}
     output = subprocess.PIPE if one.drawn else None
     done = subprocess.run(one.words, cwd=one.folder, env=environment, check=False, stdout=output, text=True)
     for line in (done.stdout or "").splitlines():
@@ -280,10 +279,8 @@ def parser() -> Parser:
     add("--out", type=Path, default=Path("reproduced"), metavar="DIR", help=out)
     add("--data-root", type=Path, metavar="DIR", help=f"with --size medium or paper: {DATA_ROOT}")
     add("--download", action="store_true", help="download missing image data sets with torchvision")
-    stream = (
-        "stream of the language models (for the paper's with --size small one is made; experiments/ says "
-    )
-    stream += "how to make others)"
+    stream = "stream of the language models; --size small makes its own for the paper's, and an error names "
+    stream += "the recipe of a missing one"
     add("--stream", type=Path, metavar="STREAM", help=stream)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
     add("--dry-run", action="store_true", help="print the commands, run nothing")

@@ -158,10 +158,14 @@ def over_seeds(values: Sequence[float], level: float = 0.9) -> MeanOverSeeds:
     mean = _mean(values)
     if len(values) < 2 or not math.isfinite(mean):
         return MeanOverSeeds(mean, math.nan, math.nan)
+    return t_interval(mean, statistics.stdev(values) / math.sqrt(len(values)), len(values) - 1, level)
+
+
+def t_interval(mean: float, error: float, freedom: int, level: float = 0.9) -> MeanOverSeeds:
+    """Student's interval of a mean with its standard error and degrees of freedom."""
     from scipy.special import stdtrit  # a sixth of the time that importing scipy.stats takes
 
-    bound = float(stdtrit(len(values) - 1, (1 + level) / 2))
-    half = bound * statistics.stdev(values) / math.sqrt(len(values))
+    half = float(stdtrit(freedom, (1 + level) / 2)) * error
     return MeanOverSeeds(mean, mean - half, mean + half)
 
 

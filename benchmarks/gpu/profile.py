@@ -38,11 +38,9 @@ def cases(asked: Asked) -> Iterator[Case]:
     with random_data(asked.tiny) as data:
         for number, (model, flags) in enumerate(settings[:1] if asked.tiny else settings):
             words = data.words(model, f"{flags} --no-save", WARM_UP + UPDATES + 1, 1000)
+            out = data.folder / f"{number}"
             labels = {"model": model.name, "flags": flags or "fp32"}
-            yield (
-                labels,
-                partial(measure, words, asked.log, data.folder / f"{number}"),
-            )
+            yield labels, partial(measure, words, asked.log, out)
 
 
 def measure(words: list[str], log: Path, out: Path) -> Row:

@@ -57,7 +57,10 @@ def measure(words: list[str], name: str, base: Path, through: list[float], log: 
         raise UserError(f"a loss differs by {worst:.1%} from that of a training without a signal")
     done = int(before[-1]["num_updates"])
     repeated = done - int(after[0]["num_updates"]) + 1 if number else 0
-    states = [torch.load(f"{each}/checkpoint_last.pt", "cpu") for each in (save, f"{base}_through")]
+    states = [
+        torch.load(f"{each}/checkpoint_last.pt", "cpu", weights_only=True)
+        for each in (save, f"{base}_through")
+    ]
     ours, theirs = (torch.cat([x.flatten().float() for x in state["model"].values()]) for state in states)
     weights = ((ours - theirs).norm() / theirs.norm()).item()
     shutil.rmtree(save)  # gigabytes

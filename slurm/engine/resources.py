@@ -19,17 +19,10 @@ _FLAG_OF = {  # options of sbatch that have a flag here
     **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu"), "tasks-per-node"),
     **{"mem": "mem-gb", "time": "timeout-min", "signal": "signal-delay-s", "array": "array-parallelism"},
 }
-_OURS: tuple[str, ...] = (
-    "job-name",
-    "output",
-    "error",
-    "input",
-    "open-mode",
-    "chdir",
-    "dependency",
-    "requeue",
+_OURS = (
+    *("job-name", "output", "error", "input", "open-mode", "chdir", "dependency", "requeue", "no-requeue"),
+    *("kill-on-invalid-dep", "wrap", "wait", "test-only", "parsable"),
 )
-_OURS += ("no-requeue", "kill-on-invalid-dep", "wrap", "wait", "test-only", "parsable")
 _INSTEAD = {"mem-per-cpu": "mem_gb", "mem-per-gpu": "mem_gb", "cpus-per-gpu": "cpus_per_task"}
 """Options of sbatch that say the same as an option here in another way."""
 
@@ -198,7 +191,8 @@ def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: 
     """Add the flags of `Resources`, spelt as in sbatch and submitit, with the defaults `usual`."""
     group = parser.add_argument_group(
         "SLURM",
-        f"Resources of each {what}, for --cluster slurm. Flags without a default use the cluster's.",
+        f"Resources of each {what}, for --cluster slurm. Flags without a default use the cluster's; for GPUs "
+        "`alma train` works out the cores and the memory.",
     )
     repeated = {"sbatch": {"action": "append", "type": str}}
     add_options(group, options_of(Resources).values(), usual, changes=repeated)

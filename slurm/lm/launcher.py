@@ -46,6 +46,9 @@ def _launch(words: Sequence[str], parsed: argparse.Namespace, options: Launch) -
     for request in requests:
         if not options.megabatches and not any(map(os.path.exists, request.stream.split(":"))):
             raise UserError(f"{request.stream}: no such directory; make a stream with `alma data`")
+    if jobs > 1:  # idle OpenMP threads spin: trainings that share cores would take many times longer
+        threads = max(1, len(os.sched_getaffinity(0)) // jobs)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # before the first child, which reads it once
     forks = options.cluster == "local" and not options.dry_run and not Machine.here().gpus
     with children.preloaded(["fairseq_alma.preloaded"]) if forks else nullcontext():
         requests = resolved(requests)

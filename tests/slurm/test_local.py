@@ -1,5 +1,6 @@
 """Concurrent jobs on one machine: rows, failures, and each job's share of GPUs and memory."""
 
+import os
 import re
 import signal
 from dataclasses import replace
@@ -59,6 +60,19 @@ def test_each_training_sees_the_gpus_of_its_slot_alone(gpus, tmp_path, monkeypat
     run.run("--jobs", "2", "--stages", "1")
     logs = [(run.out / f"stage_00/member_{k}/train.log").read_text() for k in (0, 1)]
     assert sorted(re.findall("GPUs: (.*)", "".join(logs))) == ["0,1", "2,3"]
+
+
+@pytest.mark.parametrize(("jobs", "given"), [(1, None), (2, None), (4, None), (2, "3")])
+def test_trainings_side_by_side_share_the_cores(tmp_path, monkeypatch, jobs, given):
+    """Unless the user gives the number of threads. Idle ones spin: too many take ten times as long."""
+    run = make(tmp_path / "x")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    run.run("--jobs", str(jobs), "--stages", "1")
+    (threads,) = re.findall("threads: (.*)", (run.out / "stage_00/train.log").read_text())
+    share = str(max(1, len(os.sched_getaffinity(0)) // jobs))
+    assert threads == (given or (share if jobs > 1 else "None"))
 
 
 def test_more_jobs_than_gpus_are_refused_before_anything_is_made(gpus, tmp_path, monkeypatch):

@@ -200,7 +200,7 @@ def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
     names = sorted(path.name for path in Path("reproduced/small/runs/digits").iterdir())
     assert names == ["sm_w1_h2_s0", "sm_w2_h2_s0"]
     started = []
-    monkeypatch.setattr(reproduce, "run", lambda one, jobs: started.append(one.words[2]) or 0)
+    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words[2]) or 0)
     assert call(main, monkeypatch, "all") == 0
     assert started == ["vision.run", "alma.report"]  # of the second figure
     said = capfd.readouterr().out
@@ -213,9 +213,9 @@ def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
 
 def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypatch, capsys):
     killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    assert reproduce.run(reproduce.Command(killed), 1) == 137  # as in a shell
+    assert reproduce.run(reproduce.Command(killed)) == 137  # as in a shell
     codes = iter([0, 3])
-    monkeypatch.setattr(reproduce, "run", lambda one, jobs: next(codes))
+    monkeypatch.setattr(reproduce, "run", lambda one: next(codes))
     assert call(main, monkeypatch, "all") == 3
     said = capsys.readouterr().out
     assert "failed, exit code 3" in said
@@ -226,7 +226,7 @@ def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, 
     """With one line that names the data set, and what is missing; --download fetches it once, first."""
     started = []
     real = reproduce.run
-    monkeypatch.setattr(reproduce, "run", lambda one, jobs: started.append(one.words) or real(one, jobs))
+    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or real(one))
     (small / "sizes/medium.yaml").write_text("dataset: mnist\nmegabatches: 2")
     assert call(main, monkeypatch, "all", "--size", "paper", "--data-root", "nowhere") == 2
     said = capfd.readouterr()
@@ -235,7 +235,7 @@ def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, 
     assert len(started) == 1
     assert not Path("reproduced").exists()
     started.clear()
-    monkeypatch.setattr(reproduce, "run", lambda one, jobs: started.append(one.words) or 0)
+    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or 0)
     assert call(main, monkeypatch, "all", "--size", "medium", "--download") == 0
     assert started[0][-3:] == ["mnist", "data", "download"]
     assert [words[2] for words in started[1:]] == ["vision.run", "alma.report"] * 2

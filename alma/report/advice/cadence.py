@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from alma.report.advice.decisions import NO_EVIDENCE
 from alma.report.advice.forecast import Array, interval
 from alma.report.advice.staleness import StalenessFit, effect_of_age
 from alma.report.advice.text import DocumentPart, expected, number
@@ -14,7 +15,6 @@ from alma.report.sections import rounded
 from alma.report.tables import Table
 
 QUESTION = "how often to retrain?"
-NO_EVIDENCE = "no evidence either way"
 _EVERY = (1, 2, 4, 8)
 NOTE = """\
 Extra loss: above a model trained until the period that is served, mean over the periods up to the next \

@@ -27,6 +27,8 @@ from alma.report.advice.choice import Limits
 from alma.report.advice.forecast import Array, interval
 from alma.report.advice.questions import QUESTIONS, differ_in
 
+NO_EVIDENCE = "no evidence either way"
+
 
 class Comparison(NamedTuple):
     """The choice against the best candidate that differs in one decision."""
@@ -47,7 +49,7 @@ class Comparison(NamedTuple):
     def advice(self) -> str:
         """The better side, or that there is no evidence."""
         better = self.choice if self.difference >= 0 else self.other
-        return better.candidate.sides[self.question] if self.evidence else "no evidence either way"
+        return better.candidate.sides[self.question] if self.evidence else NO_EVIDENCE
 
     @property
     def lower_now(self) -> str:

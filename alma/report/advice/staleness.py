@@ -63,10 +63,7 @@ def effect_of_age(losses: Losses) -> MeanOverSeeds:
     if count < 3 or not np.isfinite([mean, *means]).all():
         return MeanOverSeeds(mean, np.nan, np.nan)
     variance = (count - 1) * means.var() + (statistics.variance(values) / len(values) if values[1:] else 0.0)
-    from scipy.special import stdtrit
-
-    half = float(stdtrit(count - 1, 0.95) * np.sqrt(variance))
-    return MeanOverSeeds(mean, mean - half, mean + half)
+    return age.t_interval(mean, float(np.sqrt(variance)), count - 1)
 
 
 def _without(losses: Losses, period: float) -> Losses:

@@ -57,6 +57,7 @@ with open(os.environ["FAKE_PIDS"], "a") as file:
 logging.getLogger("fairseq_cli.train").info("model: SwitchLanguageModel")
 logging.getLogger("fairseq.trainer").info("begin training epoch 1")
 print(f"GPUs: {os.environ.get('CUDA_VISIBLE_DEVICES')}", flush=True)
+print(f"threads: {os.environ.get('OMP_NUM_THREADS')}", flush=True)
 last = args.save_dir / "checkpoint_last.pt"
 if last.exists():
     state = json.loads(last.read_text())
