@@ -15,7 +15,7 @@ from alma.report.advice.forecast import LEVELS, interval
 from alma.report.advice.questions import QUESTIONS
 from alma.report.advice.staleness import known_at
 from alma.report.advice.text import DocumentPart, expected, number
-from alma.report.age import losses_of
+from alma.report.age import MeanOverSeeds, difference_on_next, losses_of
 from alma.report.age_table import unit
 from alma.report.compare import abbreviated
 from alma.report.results import Display, matrix, training_flops
@@ -31,6 +31,7 @@ _CAVEATS = {
     "final": "This ignores what the models before the last one served.",
 }
 _DRIFTS = "Mega-batches have held-out parts of their own, but these forecasts assume an i.i.d. stream."
+ON_NEXT = "On the next period: so far, in {unit}, on the held-out part of the mega-batch after each stage."
 _FEW = "How often to retrain takes more models, each tested on the mega-batches after it."
 STEP = "Next step: the cheapest configuration with a lower expected value, for so many times the compute."
 
@@ -123,7 +124,10 @@ class Advice(NamedTuple):
         answered = {each.question for each in self.comparisons}
         missing = [question for question in QUESTIONS if question not in answered]
         alone = f"No run within the limits differs from the choice in this alone: {' '.join(missing)}"
-        return [*([DIFFERENCE] if answered else []), *([alone] if missing else [])]
+        notes = [DIFFERENCE] if answered else []
+        if any(map(on_next, self.comparisons)):
+            notes.append(ON_NEXT.format(unit=unit(self.found[0].candidate.result)))
+        return [*notes, *([alone] if missing else [])]
 
     @property
     def remarks(self) -> list[str]:
@@ -163,6 +167,7 @@ class Advice(NamedTuple):
                     "other": each.other.candidate.label,
                     "difference": rounded(each.difference),
                     "interval": [rounded(each.low), rounded(each.high)],
+                    "on_next": [rounded(value) for value in found] if (found := on_next(each)) else None,
                 }
                 for each in self.comparisons
             ],
@@ -211,6 +216,17 @@ def _retraining(choice: Forecast, limits: Limits) -> Retraining | None:
         return None
 
 
+def on_next(comparison: Comparison) -> MeanOverSeeds | None:
+    """The difference so far on the period after each stage, in the unit of `losses_of`; None: unknown."""
+    candidates = comparison.choice.candidate, comparison.other.candidate
+    known = [(losses_of(each.result), each.now) for each in candidates]
+    one, other = (losses and known_at(losses, now) for losses, now in known)
+    if not one or not other:
+        return None
+    found = difference_on_next(one, other, candidates[0].seeds == candidates[1].seeds)
+    return found if np.isfinite(found.mean) else None
+
+
 def _some(labels: Sequence[str]) -> str:
     """The first labels, and how many there are more."""
     more = len(labels) - _MOST_LABELS
@@ -227,15 +243,21 @@ def decision_table(advice: Advice) -> Table:
     """A row for each answered question."""
     what = f"difference in {advice.measure} over {advice.span}, 90%"
     header = ["question", "advice", "compared with", what, "its Comp"]
-    table = [[*header, *(["lower now"] if advice.drifts else [])]]
+    table = [[*header, *(["on the next period, 90%", "lower now"] if advice.drifts else [])]]
     for each in advice.comparisons:
-        low, high = advice.factor * each.low, advice.factor * each.high
-        bounds = f"[{low:+.3g}, {high:+.3g}]" if np.isfinite(high) else "[?]"
-        difference = f"{advice.factor * each.difference:+.3g} {bounds}"
-        row = [each.question, each.advice, each.other.candidate.label]
-        naive = [each.lower_now] if advice.drifts else []
-        table.append([*row, difference, _ratio(each.other, each.choice), *naive])
+        difference = MeanOverSeeds(*(advice.factor * x for x in (each.difference, each.low, each.high)))
+        row = [each.question, each.advice, each.other.candidate.label, _signed(difference)]
+        row.append(_ratio(each.other, each.choice))
+        ahead = on_next(each)
+        drifting = [_signed(ahead) if ahead else "?", each.lower_now] if advice.drifts else []
+        table.append([*row, *drifting])
     return table
+
+
+def _signed(difference: MeanOverSeeds) -> str:
+    """A difference with its interval."""
+    mean, low, high = difference
+    return f"{mean:+.3g} " + (f"[{low:+.3g}, {high:+.3g}]" if np.isfinite(high) else "[?]")
 
 
 def front_table(advice: Advice) -> Table:
