@@ -69,6 +69,10 @@ def test_parts_to_come_are_not_read(tmp_path):
             drifting(
                 run, lambda t, j, e=noise, k=jump: float(0.3 + 0.02 * abs(j - t) + e[t, j] + k * (j > 5 >= t))
             )
+        for seed in range(2):  # without the jump
+            run = image_run(tmp_path / name / f"replay{seed}", [0.35] * B, seed=seed, replay_share=0.5)
+            noise = np.random.default_rng([seed, 1]).normal(0, 0.002, (B + 1, B + 1))
+            drifting(run, lambda t, j, e=noise: float(0.35 + 0.02 * abs(j - t) + e[t, j]))
     one, two = (call(tmp_path / name, "--from", 5).stdout for name in "ab")
     assert one == two
     assert "the stream drifts" in one
@@ -85,6 +89,18 @@ def test_the_next_period_counts_alone(tmp_path):
     assert each["difference"] > 0
     assert each["on_next"] == [pytest.approx(-1, abs=0.01), None, None]
     assert "-1 [?]" in done.stdout
+
+
+def test_other_seeds_have_no_interval_on_the_next_period(tmp_path):
+    for share in (0, 0.5):
+        for seed in range(2):
+            kept = image_run(
+                tmp_path / f"{share}{seed}", [0.4] * B, seed=seed + 2 * bool(share), replay_share=share
+            )
+            drifting(kept, lambda t, j, e=0.01 * seed: 0.3 + e + 0.02 * abs(j - t) + 0.001 * (t * j % 3))
+    call(tmp_path, "--out", tmp_path)
+    [each] = json.loads((tmp_path / "advice.json").read_text())["decisions"]
+    assert each["on_next"] == [pytest.approx(0, abs=1e-6), None, None]
 
 
 def test_text_is_in_nats_and_a_stream_without_drift_is_no_evidence(tmp_path):

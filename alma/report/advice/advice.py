@@ -15,7 +15,7 @@ from alma.report.advice.forecast import LEVELS, interval
 from alma.report.advice.questions import QUESTIONS
 from alma.report.advice.staleness import known_at
 from alma.report.advice.text import DocumentPart, expected, number
-from alma.report.age import MeanOverSeeds, difference_on_next, losses_of
+from alma.report.age import MeanOverSeeds, losses_of
 from alma.report.age_table import unit
 from alma.report.compare import abbreviated
 from alma.report.results import Display, matrix, training_flops
@@ -125,7 +125,7 @@ class Advice(NamedTuple):
         missing = [question for question in QUESTIONS if question not in answered]
         alone = f"No run within the limits differs from the choice in this alone: {' '.join(missing)}"
         notes = [DIFFERENCE] if answered else []
-        if any(map(on_next, self.comparisons)):
+        if any(each.on_next for each in self.comparisons):
             notes.append(ON_NEXT.format(unit=unit(self.found[0].candidate.result)))
         return [*notes, *([alone] if missing else [])]
 
@@ -167,7 +167,7 @@ class Advice(NamedTuple):
                     "other": each.other.candidate.label,
                     "difference": rounded(each.difference),
                     "interval": [rounded(each.low), rounded(each.high)],
-                    "on_next": [rounded(value) for value in found] if (found := on_next(each)) else None,
+                    "on_next": list(map(rounded, each.on_next)) if each.on_next else None,
                 }
                 for each in self.comparisons
             ],
@@ -216,17 +216,6 @@ def _retraining(choice: Forecast, limits: Limits) -> Retraining | None:
         return None
 
 
-def on_next(comparison: Comparison) -> MeanOverSeeds | None:
-    """The difference so far on the period after each stage, in the unit of `losses_of`; None: unknown."""
-    candidates = comparison.choice.candidate, comparison.other.candidate
-    known = [(losses_of(each.result), each.now) for each in candidates]
-    one, other = (losses and known_at(losses, now) for losses, now in known)
-    if not one or not other:
-        return None
-    found = difference_on_next(one, other, candidates[0].seeds == candidates[1].seeds)
-    return found if np.isfinite(found.mean) else None
-
-
 def _some(labels: Sequence[str]) -> str:
     """The first labels, and how many there are more."""
     more = len(labels) - _MOST_LABELS
@@ -246,11 +235,10 @@ def decision_table(advice: Advice) -> Table:
     table = [[*header, *(["on the next period, 90%", "lower now"] if advice.drifts else [])]]
     for each in advice.comparisons:
         difference = MeanOverSeeds(*(advice.factor * x for x in (each.difference, each.low, each.high)))
-        row = [each.question, each.advice, each.other.candidate.label, _signed(difference)]
-        row.append(_ratio(each.other, each.choice))
-        ahead = on_next(each)
-        drifting = [_signed(ahead) if ahead else "?", each.lower_now] if advice.drifts else []
-        table.append([*row, *drifting])
+        label, cost = each.other.candidate.label, _ratio(each.other, each.choice)
+        row = [each.question, each.advice, label, _signed(difference), cost]
+        drifting = [_signed(each.on_next) if each.on_next else "?", each.lower_now]
+        table.append([*row, *(drifting if advice.drifts else [])])
     return table
 
 

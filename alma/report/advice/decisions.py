@@ -22,10 +22,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from alma.report.advice.candidates import DRAWS, Forecast
+from alma.report.advice.candidates import DRAWS, Candidate, Forecast
 from alma.report.advice.choice import Limits
 from alma.report.advice.forecast import Array, interval
 from alma.report.advice.questions import QUESTIONS, differ_in
+from alma.report.advice.staleness import known_at
+from alma.report.age import MeanOverSeeds, difference_on_next, losses_of
 
 NO_EVIDENCE = "no evidence either way"
 
@@ -39,6 +41,7 @@ class Comparison(NamedTuple):
     difference: float  # expected measure of the other less that of the choice
     low: float  # of the 90% interval; -inf: unknown
     high: float
+    on_next: MeanOverSeeds | None  # the difference so far on the period after each stage; None: unknown
 
     @property
     def evidence(self) -> bool:
@@ -67,8 +70,20 @@ def compare(choice: Forecast, found: Sequence[Forecast], limits: Limits) -> list
         if others:
             other = min(others, key=lambda each: each.expected)
             bounds = difference_interval(question, choice, other, found)
-            comparisons.append(Comparison(question, choice, other, other.expected - choice.expected, *bounds))
+            difference = other.expected - choice.expected
+            ahead = _on_next(choice.candidate, other.candidate)
+            comparisons.append(Comparison(question, choice, other, difference, *bounds, ahead))
     return comparisons
+
+
+def _on_next(one: Candidate, other: Candidate) -> MeanOverSeeds | None:
+    """In the unit of `losses_of`, with a 90% interval if both have the same seeds."""
+    ours, theirs = losses_of(one.result), losses_of(other.result)
+    if not ours or not theirs:
+        return None
+    known = known_at(ours, one.now), known_at(theirs, other.now)
+    found = difference_on_next(*known, paired=one.seeds == other.seeds)
+    return found if np.isfinite(found.mean) else None
 
 
 def difference_interval(
