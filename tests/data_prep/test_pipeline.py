@@ -269,7 +269,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def _wait(condition, seconds: float = 15) -> None:
+def _wait(condition, seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"

