@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from alma.report.advice.__main__ import main
-from alma.report.advice.advice import advise, decision_table
+from alma.report.advice.advice import advise, decision_table, forecast_table, front_table
 from alma.report.advice.candidates import DRAWS, find_candidates, forecasts, one_section
 from alma.report.advice.choice import Limits
 from alma.report.advice.decisions import difference_interval
@@ -118,6 +118,20 @@ def test_the_better_learner_is_chosen_within_the_limits(tmp_path):
     assert (
         "No configuration stays within the limits: the least are 40 TFLOPs and 80 parameters" in text.stdout
     )
+
+
+def test_a_run_with_fewer_rows_says_so_and_is_compared_at_the_same_t(tmp_path):
+    """Of ens only t = 10 is known. There it is better, but not better than sm at t = 40."""
+    two_learners(tmp_path, seeds=1, noise=0)
+    image_run(tmp_path / "ens0", law(0.5, 0.4, 0.02), rows=11, learner="ens", members=5)
+    found = advice_on(tmp_path)
+    assert {each.candidate.label: each.candidate.now for each in found.found} == {"sm w=1": 40, "ens w=1": 10}
+    shown = {row[0]: row[2] for row in forecast_table(found)}
+    assert shown["ens w=1"].endswith(" (t=10)")
+    assert "t=" not in shown["sm w=1"]
+    assert front_table(found)[1][2].endswith(" (t=10)")
+    (comparison,) = found.comparisons
+    assert comparison.lower_now == "several"
 
 
 def test_rows_after_the_chosen_mega_batch_are_not_read(tmp_path):

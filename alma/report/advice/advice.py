@@ -251,19 +251,26 @@ def _signed(difference: MeanOverSeeds) -> str:
 def front_table(advice: Advice) -> Table:
     """The candidates on the front, with the step to the next lower expected measure."""
     at_now = f"{advice.display.name} at t={advice.now}"
-    present = at_now if advice.by == "coming" else f"{advice.measure} so far"
-    header = ["configuration", "seeds", present, f"{advice.measure} over {advice.span}, 90%"]
+    measured = at_now if advice.by == "coming" else f"{advice.measure} so far"
+    header = ["configuration", "seeds", measured, f"{advice.measure} over {advice.span}, 90%"]
     table = [[*header, "Comp (TFLOPs)", "parameters", "within limits", "next step"]]
     for each in advice.front:
         candidate, seeds = each.candidate, len(each.candidate.result.repeats)
         so_far, deviation = candidate.so_far(advice.by)
         spread = f" ±{number(advice.factor * deviation)}" * (seeds > 1)
-        cells = [candidate.label, str(seeds), number(advice.factor * so_far) + spread]
+        present = number(advice.factor * so_far) + spread + _shorter(advice, each)
+        cells = [candidate.label, str(seeds), present]
         totals = expected(advice.factor * each.totals, advice.factor * each.expected)
         cells += [totals, f"{candidate.compute_until:,.3g}"]
         cells += [abbreviated(candidate.parameters_until), "yes" if advice.limits.allow(each) else "no"]
         table.append([*cells, _step(advice, each)])
     return table
+
+
+def _shorter(advice: Advice, each: Forecast) -> str:
+    """The last t of a candidate whose runs have fewer rows than others; "" otherwise."""
+    now = each.candidate.now
+    return f" (t={now})" if now < advice.now else ""
 
 
 def _step(advice: Advice, each: Forecast) -> str:
@@ -285,7 +292,7 @@ def forecast_table(advice: Advice) -> Table:
     table = [["configuration", "law", f"t={advice.now}", *(f"t={t}, 90%" for t in times)]]
     for each in {id(each): each for each in shown}.values():
         law, probability = each.fit.law
-        present = number(factor * each.candidate.values[each.candidate.now])
+        present = number(factor * each.candidate.values[each.candidate.now]) + _shorter(advice, each)
         cells = [expected(factor * each.at(t)) if np.ptp(each.at(t)) else present for t in times]
         table.append([each.candidate.label, f"{law} ({probability:.0%})", present, *cells])
     return table
@@ -300,6 +307,7 @@ def _record(each: Forecast, by: str) -> dict[str, Any]:
         "label": candidate.label,
         "command": candidate.command,
         "seeds": len(candidate.result.repeats),
+        "from": candidate.now,
         "so_far": rounded(candidate.so_far(by)[0]),
         "expected": rounded(each.expected),
         "interval": [rounded(value) for value in interval(each.totals)],

@@ -56,8 +56,10 @@ class Comparison(NamedTuple):
 
     @property
     def lower_now(self) -> str:
-        """The side with the lower present value, as a naive rule has it."""
-        best = min((self.choice, self.other), key=lambda each: each.candidate.values[each.candidate.now])
+        """The side with the lower value at the last t of both, as a naive rule has it."""
+        both = self.choice, self.other
+        t = min(each.candidate.now for each in both)
+        best = min(both, key=lambda each: each.candidate.values[t])
         return best.candidate.sides[self.question]
 
 
