@@ -188,7 +188,7 @@ proc = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="
 @proc
 def test_processes_share_one_copy_of_the_images(tmp_path):
     """Two runs of many stages need the pixels once more than two runs of one stage as large."""
-    size, count, stages = 128, 2000, 20
+    size, count, stages = 128, 3000, 30
     folder(tmp_path / "few", count // stages, 20, size)
     folder(tmp_path / "many", count, 20, size)
     few = peak(tmp_path / "few", tmp_path / "few_out", 1, 8)  # epochs: the peak lasts, so samples see it
