@@ -132,6 +132,9 @@ def test_a_run_with_fewer_rows_says_so_and_is_compared_at_the_same_t(tmp_path):
     assert front_table(found)[1][2].endswith(" (t=10)")
     (comparison,) = found.comparisons
     assert comparison.lower_now == "several"
+    call(tmp_path, "--out", tmp_path)
+    record = json.loads((tmp_path / "advice.json").read_text())
+    assert {each["label"]: each["from"] for each in record["configurations"]} == {"sm w=1": 40, "ens w=1": 10}
 
 
 def test_rows_after_the_chosen_mega_batch_are_not_read(tmp_path):
