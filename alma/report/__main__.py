@@ -8,7 +8,7 @@ from alma.errors import Parser, UserError, command
 from alma.files import make_directory
 from alma.help_texts import RUNS
 from alma.records import Run
-from alma.report import age_table, compare
+from alma.report import age_table, compare, differences
 from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
@@ -25,6 +25,7 @@ examples:
   alma report runs --html report.html
   alma report runs/mnist --figures vision --out report
   alma report runs/tune --select valid-first
+  alma report runs --baseline "sm w=1"
   alma report runs/table2 --table lm --per-word
 """
 
@@ -54,6 +55,12 @@ def parser() -> Parser:
         "--choose",
         metavar="NAMES",
         help=f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}",
+    )
+    made.add_argument(
+        "--baseline",
+        metavar="LABEL",
+        help="add a table of the differences from this configuration, paired by seed, with 95%% intervals; "
+        'LABEL: the learner as in the table or, with w and replay, as in figures, such as "sm w=1"',
     )
     out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
     made.add_argument("--out", type=Path, metavar="DIR", help=out)
@@ -119,9 +126,13 @@ def main() -> None:
     groups = group(runs)
     if not groups:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
+    baselines = differences.find_baselines(groups, options.baseline)
     entries, remarks = find_entries(runs, options.per_word) if for_lm else ({}, [])
     tables, missing = lm_tables.tables(entries, options.per_word) if options.table else ({}, [])
-    for text in [table.as_text() for table in tables.values()] or _general(groups):
+    texts = [table.as_text() for table in tables.values()] or list(_general(groups))
+    told = zip(baselines, groups, strict=True)
+    compared = [differences.as_section(baseline, results) for baseline, results in told if baseline]
+    for text in [*texts, *compared]:
         print(text, end="\n\n")
     for remark in [*choices, *_remarks(runs), *remarks, *missing]:
         print(remark)
@@ -139,7 +150,7 @@ def main() -> None:
         pictures, missing = lm_figures.write_figures(entries, out, options.per_word)
     for remark in missing:
         print(remark)
-    print(*write_report(groups, runs, out, pictures, tables, choices), sep="\n")
+    print(*write_report(groups, runs, out, pictures, tables, choices, baselines), sep="\n")
 
 
 if __name__ == "__main__":

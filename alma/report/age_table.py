@@ -24,11 +24,13 @@ Regret: {loss} above the best model of these configurations on that part: newest
 (ages below 0)."""
 SEVERAL = " In brackets: 90% intervals over seeds."
 
-_REGRETS: dict[str, Callable[[float], bool]] = {
-    "regret, newest": lambda age: age == 0,
-    "regret, next": lambda age: age == 1,
-    "regret, past": lambda age: age < 0,
+AGES: dict[str, Callable[[float], bool]] = {
+    "newest": lambda age: age == 0,
+    "next": lambda age: age == 1,
+    "past": lambda age: age < 0,
 }
+"""The held-out parts that tables tell apart, by the age of the model on them."""
+_REGRETS = {f"regret, {name}": fits for name, fits in AGES.items()}
 
 _FIELDS = {"effect of age": "age_effect", **{name: name.replace(", ", "_") for name in _REGRETS}}
 """Columns of report.csv that are not called as those of the table."""
@@ -64,9 +66,9 @@ def aged(results: Sequence[Result]) -> list[Aged]:
     known = [(result, losses) for result in results if (losses := _losses(result))]
     groups: dict[tuple[Any, ...], list[Losses]] = {}
     for result, losses in known:
-        groups.setdefault(_data(result), []).append(losses)
+        groups.setdefault(shared_data(result), []).append(losses)
     best = {data: age.best_by_period(group) for data, group in groups.items()}
-    return [Aged(result, losses, best[_data(result)]) for result, losses in known]
+    return [Aged(result, losses, best[shared_data(result)]) for result, losses in known]
 
 
 def _losses(result: Result) -> Losses | None:
@@ -74,7 +76,7 @@ def _losses(result: Result) -> Losses | None:
     return losses if losses and losses.by_age() else None
 
 
-def _data(result: Result) -> tuple[Any, ...]:
+def shared_data(result: Result) -> tuple[Any, ...]:
     """What results must share for their losses on a held-out part to be comparable."""
     return *data_of(result.config), result.config.get("scenario")
 
@@ -118,15 +120,22 @@ def as_section(results: Sequence[Result]) -> list[str]:
 
 
 def _cell(values: Sequence[float], least: int) -> str:
-    """Mean and interval over seeds, such as "0.051 [0.043, 0.060]"; "" for NaN.
+    """`interval` with at least two digits of the mean, and `least` digits after the point."""
+    mean = age.over_seeds(values).mean
+    small = math.isfinite(mean) and mean
+    return interval(values, max(least, min(6, 1 - math.floor(math.log10(abs(mean))))) if small else least)
 
-    At least two digits of the mean, and `least` digits after the point.
+
+def interval(values: Sequence[float], digits: int, level: float = 0.9, sign: str = "-") -> str:
+    """Mean and interval over seeds, such as "0.051 [0.043, 0.060]"; "" of none, and of an infinite mean.
+
+    `sign` "+" shows the sign of positive numbers, too.
     """
-    mean, low, high = age.over_seeds(values)
-    if math.isnan(mean):
+    mean, *ends = age.over_seeds(values, level)
+    if not math.isfinite(mean):
         return ""
-    digits = max(least, min(6, 1 - math.floor(math.log10(abs(mean))))) if mean else least
-    return f"{mean:.{digits}f}" + (f" [{low:.{digits}f}, {high:.{digits}f}]" if low <= high else "")
+    told, *interval = (f"{number:{sign}.{digits}f}" for number in (mean, *ends))
+    return told if math.isnan(ends[0]) else f"{told} [{', '.join(interval)}]"
 
 
 def per_run(found: Sequence[Aged]) -> dict[int, dict[str, float | None]]:

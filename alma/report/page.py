@@ -9,7 +9,7 @@ from typing import Any
 from alma.configs import flatten
 from alma.files import atomic_write
 from alma.records import Run
-from alma.report import age_table, compare
+from alma.report import age_table, compare, differences
 from alma.report.age_table import Aged, aged
 from alma.report.drift import write_drift, write_staleness
 from alma.report.figures import write_figures
@@ -25,12 +25,14 @@ def write_report(
     pictures: Sequence[Picture] | None = None,
     tables: Mapping[str, PaperTable] | None = None,
     choices: Sequence[str] = (),
+    baselines: Sequence[Result | None] = (),
 ) -> list[Path]:
     """Write report.md, report.csv, figures and, of streams that drift, age.csv to the directory `out`.
 
     Returns their paths. `groups` are lists of results for a general table each. `pictures` are the paper's
     figures, in place of the general ones (None). `tables` are the paper's tables by file name without suffix,
-    `choices` the lines of `alma.report.selection`.
+    `choices` the lines of `alma.report.selection`. `baselines` has the result of each group from which
+    differences are told, or none (None).
     """
     tables = tables or {}
     found = [aged(results) for results in groups]
@@ -38,7 +40,7 @@ def write_report(
     written = [out / "report.md", out / "report.csv", *([out / "age.csv"] if records else [])]
     written += _write_tables(tables, out)
     parts = ["# ALMA report", *choices, *(table.as_markdown() for table in tables.values())]
-    for results, ages in zip(groups, found, strict=True):
+    for results, ages, baseline in zip(groups, found, baselines or [None] * len(groups), strict=True):
         drawn = write_figures(results, out) if pictures is None else []
         parts += [f"## {compare.heading(results)}", as_markdown(compare.table(results))]
         parts += [compare.note(results).replace("*", "\\*")]
@@ -47,6 +49,9 @@ def write_report(
         if ages:
             parts += [f"### {age_table.heading(ages)}", as_markdown(age_table.table(ages))]
             parts += [age_table.note(ages)]
+        if baseline:
+            parts += [f"### {differences.heading(baseline)}"]
+            parts += [as_markdown(differences.table(baseline, results)), differences.note(baseline)]
         for path, caption in [*write_drift(results, out), *write_staleness(ages, out)]:
             parts += [f"![{path.stem}]({path.name})", caption]
             written.append(path)

@@ -1,0 +1,154 @@
+"""Differences of configurations from one of them, paired by seed: `alma report RUNS --baseline LABEL`."""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from alma import metrics
+from alma.errors import UserError
+from alma.report import age
+from alma.report.age_table import AGES, interval, shared_data, unit
+from alma.report.compare import method
+from alma.report.labels import replay
+from alma.report.results import Result, column, compute
+from alma.report.tables import Table, for_terminal
+
+_LEVEL = 0.95
+
+_NOTE = """\
+The configuration minus {baseline}: below 0 it is better. Rows after the last t that both have do not count. \
+n: seeds that both have. Runs of one seed share their data, so differences are taken seed by seed; in \
+brackets: {level:.0%} intervals over the seeds (Student's t)."""
+_BY_AGE = """
+Newest, next, past: {unit} on the newest mega-batch that the model was trained on, on the next one, and on \
+all before, means over the models that both have. End: on all parts, of the last of these models."""
+
+
+def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list[Result | None]:
+    """The result of each group whose label, or learner as in tables, is `name`; None where there is none.
+
+    UserError: no group has it, or a group has several, such as one for each waiting time.
+    """
+    if name is None:
+        return [None] * len(groups)
+    found = [_named(name, results) for results in groups]
+    if not any(found):
+        known = _labels([result for results in groups for result in results])
+        raise UserError(f"--baseline {name!r} is no configuration of these runs: give one of {known}")
+    return found
+
+
+def _named(name: str, results: Sequence[Result]) -> Result | None:
+    fitting = [result for result in results if result.label == name]
+    fitting = fitting or [result for result in results if result.method == name]
+    if len(fitting) > 1:
+        raise UserError(f"--baseline {name!r} fits several configurations: give one of {_labels(fitting)}")
+    return fitting[0] if fitting else None
+
+
+def _labels(results: Sequence[Result]) -> str:
+    return ", ".join(dict.fromkeys(repr(result.label) for result in results))
+
+
+def heading(baseline: Result) -> str:
+    """Title of the table."""
+    return f"Differences from {baseline.label}, B = {baseline.megabatches}"
+
+
+def note(baseline: Result) -> str:
+    """What the columns mean."""
+    text = _NOTE + _BY_AGE * (age.losses_of(baseline) is not None)
+    return text.format(baseline=baseline.label, level=_LEVEL, unit=unit(baseline))
+
+
+def table(baseline: Result, results: Sequence[Result]) -> Table:
+    """A row for each other configuration on the same data; columns without any number are left out."""
+    same = shared_data(baseline)
+    others = [each for each in results if each is not baseline and shared_data(each) == same]
+    pairs = [_paired(other, baseline) for other in others]
+    columns = {
+        "learner": [
+            method(one if one.repeats else other) for other, (one, _) in zip(others, pairs, strict=True)
+        ],
+        "w": [str(one.waiting_time) for one, _ in pairs],
+        "replay": [replay(one.config) for one, _ in pairs],
+        "n": [str(len(one.repeats)) for one, _ in pairs],
+        "Comp": [_times(one, other) for one, other in pairs],
+    }
+    differences = [_differences(one, other) for one, other in pairs]
+    for name in dict.fromkeys(itertools.chain(*differences)):
+        of_metric = name in ("average", baseline.display.total)
+        digits = 2 if of_metric or baseline.metric == "error" else 3
+        columns[name] = [interval(each.get(name, []), digits, _LEVEL, "+") for each in differences]
+    return [list(columns), *map(list, zip(*columns.values(), strict=True))]
+
+
+def as_section(baseline: Result, results: Sequence[Result]) -> str:
+    """Heading, table and note for the terminal."""
+    return "\n".join([heading(baseline), for_terminal(table(baseline, results)), note(baseline)])
+
+
+def _paired(one: Result, other: Result) -> tuple[Result, Result]:
+    """Both with the seeds and the t that both have."""
+    seeds = [{run.config["seed"]: i for i, run in enumerate(each.runs)} for each in (one, other)]
+    common = sorted(seeds[0].keys() & seeds[1].keys())
+    last = min(one.progress, other.progress)
+
+    def cut(each: Result, of: dict[int, int]) -> Result:
+        places = [of[seed] for seed in common]
+        rows = tuple({t: row for t, row in each.repeats[i].items() if t <= last} for i in places)
+        return replace(each, repeats=rows, runs=tuple(each.runs[i] for i in places))
+
+    return cut(one, seeds[0]), cut(other, seeds[1])
+
+
+def _differences(one: Result, other: Result) -> dict[str, list[float]]:
+    """Differences of a pair by name, one value per seed; {} if the two share no seed, or no t from 1 on."""
+    if not one.repeats or 1 not in one.times:
+        return {}
+    cells = [_cells(each) for each in (one, other)]
+    common = cells[0].keys() & cells[1].keys()
+    last = max((until for until, _ in common), default=0)
+    parts = {
+        name: [(until, part) for until, part in common if fits(part - until)] for name, fits in AGES.items()
+    }
+    parts["end"] = [(until, part) for until, part in common if until == last]
+    ours, theirs = (_numbers(each, found, parts) for each, found in zip((one, other), cells, strict=True))
+    return {name: [a - b for a, b in zip(ours[name], theirs[name], strict=True)] for name in ours}
+
+
+def _cells(result: Result) -> dict[tuple[float, float], list[float]]:
+    """The loss of each trained model on each held-out part, one value per seed; {} without a matrix."""
+    losses = age.losses_of(result)
+    if losses is None:
+        return {}
+    return {
+        (losses.until[i], losses.periods[j]): [seed[i][j] for seed in losses.seeds]
+        for i, j in itertools.chain(*losses.by_age().values())
+    }
+
+
+def _numbers(
+    result: Result,
+    cells: dict[tuple[float, float], list[float]],
+    parts: dict[str, list[tuple[float, float]]],
+) -> dict[str, list[float]]:
+    """The measures of a result by name, one value per seed: of all its rows, then means over cells."""
+    values = [column(rows, "value") for rows in result.repeats]
+    found = {
+        "average": [result.display.factor * metrics.average(each) for each in values],
+        result.display.total: [metrics.cumulative_error_rate(each) for each in values],
+    }
+    for name, places in parts.items():
+        if places:
+            found[name] = list(map(statistics.fmean, zip(*map(cells.__getitem__, places), strict=True)))
+    return found
+
+
+def _times(one: Result, other: Result) -> str:
+    """Training compute as a multiple of that of the other, such as "0.5x"; "" if unknown."""
+    if not one.repeats:
+        return ""
+    ours, theirs = (each.over_seeds(compute)[0] for each in (one, other))
+    return f"{ours / theirs:.3g}x" if theirs else ""

@@ -1,0 +1,94 @@
+"""Differences from a baseline, paired by seed, in everything that `alma report --baseline` writes."""
+
+import math
+
+import pytest
+
+from alma.report import differences
+from alma.report.results import find_runs, group
+
+from .synthetic import drifting, error_of, image_run, lm_run, report
+
+
+def rows_of(place, baseline):
+    """The rows of the table of the one group in a folder, by learner."""
+    (results,) = group(find_runs([place]))
+    (found,) = differences.find_baselines([results], baseline)
+    assert found is not None
+    header, *rows = differences.table(found, results)
+    return {row[0]: dict(zip(header, row, strict=True)) for row in rows}
+
+
+def test_a_difference_is_taken_seed_by_seed(tmp_path):
+    """Seeds are 20 points apart and the learners 1 and 3: the interval is that of 1 and 3."""
+    for seed, error, less in ((0, 0.3, 0.01), (1, 0.5, 0.03)):
+        image_run(tmp_path / f"sm{seed}", [error] * 4, seed=seed)
+        image_run(tmp_path / f"ens{seed}", [error - less] * 4, seed=seed, learner="ens")
+    (row,) = rows_of(tmp_path, "sm").values()
+    # 12.706 (Student's t, one degree of freedom, 95%) times the standard error of 1 point is the half width.
+    assert row["average"] == "-2.00 [-14.71, +10.71]"
+    assert row["CER"] == "-0.08 [-0.59, +0.43]"
+    assert (row["n"], row["Comp"]) == ("2", "1x")
+    assert rows_of(tmp_path, "ens w=1")["sm"]["average"] == "+2.00 [-10.71, +14.71]"
+
+
+def test_only_common_seeds_and_common_t_count(tmp_path):
+    """The baseline has seeds 0 and 1 up to t = 4, the other seeds 1 and 2 up to t = 2; they differ later."""
+    for seed in (0, 1):
+        image_run(tmp_path / f"sm{seed}", [0.4 + seed / 10, 0.4, 0.1, 0.1], seed=seed)
+    for seed in (1, 2):
+        run = image_run(tmp_path / f"ens{seed}", [0.6, 0.4, 0.3, 0.3], seed=seed, learner="ens", rows=3)
+        assert run.rows[-1]["t"] == 2
+    (row,) = rows_of(tmp_path, "sm").values()
+    assert (row["learner"], row["n"], row["average"]) == ("ens (not finished, t=2/4)", "1", "+5.00")
+    image_run(tmp_path / "umix", [0.1] * 4, seed=7, learner="umix")
+    lone = rows_of(tmp_path, "sm")["umix"]
+    assert (lone["n"], lone["average"], lone["Comp"]) == ("0", "", "")
+
+
+def test_other_data_are_left_out(tmp_path):
+    image_run(tmp_path / "sm", [0.4, 0.3])
+    image_run(tmp_path / "other", [0.2, 0.1], learner="ens", dataset="mnist", data="11")
+    assert not rows_of(tmp_path, "sm dataset=digits")
+
+
+def loss(newest, following, past):
+    """Perplexity of a model: its log on its newest mega-batch, on later ones, and on earlier ones."""
+
+    def cell(t, j):
+        return math.exp(1 + j + (newest if j == t else following * (j - t) if j > t else past)) if t else 9e9
+
+    return cell
+
+
+def test_losses_are_compared_by_age(tmp_path):
+    """The difficulty of a part, 1 + j, cancels; a model that waits is compared where both were trained."""
+    drifting(lm_run(tmp_path / "a", [30, 20, 10, 5]), loss(0, 0.5, 0.25))
+    drifting(lm_run(tmp_path / "b", [30, 20, 10, 5], replay_share=0.5), loss(0.125, 0.75, 0))
+    drifting(lm_run(tmp_path / "c", [30, 20, 10, 5], w=2, learner="gmoe"), loss(0.125, 0.75, 0))
+    rows = rows_of(tmp_path, "sm")
+    for learner, w, end in (("sm, replay 0.5", "1", -0.156), ("gmoe", "2", -0.156)):
+        row = rows[learner]
+        assert [row[name] for name in ("w", "newest", "next", "past")] == [w, "+0.125", "+0.250", "-0.250"]
+        assert row["end"] == f"{end:.3f}"  # parts 1 to 3 are the past of the last model, part 4 its newest
+    assert rows_of(tmp_path, "gmoe")["sm"]["newest"] == "-0.125"  # the baseline waits
+    done = report(tmp_path, "--baseline", "sm w=1", "--out", tmp_path / "out")
+    for text in (done.stdout, (tmp_path / "out/report.md").read_text()):
+        assert "Differences from sm w=1, B = 4" in text
+        assert "nats a token on the newest mega-batch" in text
+        assert "+0.125" in text
+    assert "Differences" not in report(tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("sn", "'sn' is no configuration of these runs: give one of 'sm w=1', 'sm w=2'"),
+        ("sm", "'sm' fits several configurations: give one of 'sm w=1', 'sm w=2'"),
+    ],
+)
+def test_a_baseline_must_be_one_configuration(tmp_path, name, told):
+    image_run(tmp_path / "one", [0.4, 0.3])
+    image_run(tmp_path / "two", [0.4, 0.3], 2)
+    assert told in error_of(report(tmp_path, "--baseline", name, "--out", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
