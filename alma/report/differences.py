@@ -17,9 +17,9 @@ from alma.report.tables import Table, for_terminal
 _LEVEL = 0.95
 
 _NOTE = """\
-The configuration minus {baseline}: below 0 it is better. Rows after the last t that both have do not count. \
-n: seeds that both have. Runs of one seed share their data, so differences are taken seed by seed; in \
-brackets: {level:.0%} intervals over the seeds (Student's t)."""
+The configuration minus {baseline}: below 0 it is better. Last: at the last t that both have; rows after it \
+do not count. n: seeds that both have. Runs of one seed share their data, so differences are taken seed by \
+seed; in brackets: {level:.0%} intervals over the seeds (Student's t)."""
 _BY_AGE = """
 Newest, next, past: {unit} on the newest mega-batch that the model was trained on, on the next one, and on \
 all before, means over the models that both have. End: on all parts, of the last of these models."""
@@ -78,7 +78,7 @@ def table(baseline: Result, results: Sequence[Result]) -> Table:
     }
     differences = [_differences(one, other) for one, other in pairs]
     for name in dict.fromkeys(itertools.chain(*differences)):
-        of_metric = name in ("average", baseline.display.total)
+        of_metric = name in ("last", "average", baseline.display.total)
         digits = 2 if of_metric or baseline.metric == "error" else 3
         columns[name] = [interval(each.get(name, []), digits, _LEVEL, "+") for each in differences]
     return [list(columns), *map(list, zip(*columns.values(), strict=True))]
@@ -137,6 +137,7 @@ def _numbers(
     """The measures of a result by name, one value per seed: of all its rows, then means over cells."""
     values = [column(rows, "value") for rows in result.repeats]
     found = {
+        "last": [result.display.factor * each[max(each)] for each in values],
         "average": [result.display.factor * metrics.average(each) for each in values],
         result.display.total: [metrics.cumulative_error_rate(each) for each in values],
     }
