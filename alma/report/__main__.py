@@ -39,23 +39,7 @@ def parser() -> Parser:
         epilog=_EXAMPLES,
     )
     made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
-    made.add_argument(
-        "--select",
-        choices=SELECTIONS,
-        help="keep the settings with the best validation score, for each learner, waiting time and replay; "
-        "valid: mean over t since the first stage; valid-first: after the first stage, as in the paper",
-    )
-    made.add_argument(
-        "--hold",
-        metavar="NAMES",
-        help="with --select: settings to keep apart too, such as average,schedule,hidden (default: choose "
-        "among all of them)",
-    )
-    made.add_argument(
-        "--choose",
-        metavar="NAMES",
-        help=f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}",
-    )
+    _add_selection(made)
     made.add_argument(
         "--baseline",
         metavar="LABEL",
@@ -86,6 +70,27 @@ def parser() -> Parser:
         help="with --table lm or --figures lm: perplexity per word, not per token",
     )
     return made
+
+
+def _add_selection(made: Parser) -> None:
+    """Add the options of `alma.report.selection`."""
+    made.add_argument(
+        "--select",
+        choices=SELECTIONS,
+        help="keep the settings with the best validation score, for each learner, waiting time and replay; "
+        "valid: mean over t since the first stage; valid-first: after the first stage, as in the paper",
+    )
+    made.add_argument(
+        "--hold",
+        metavar="NAMES",
+        help="with --select: settings to keep apart too, such as average,schedule,hidden (default: choose "
+        "among all of them)",
+    )
+    made.add_argument(
+        "--choose",
+        metavar="NAMES",
+        help=f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}",
+    )
 
 
 def _remarks(runs: Sequence[Run]) -> list[str]:
