@@ -134,8 +134,8 @@ def interval(values: Sequence[float], digits: int, level: float = 0.9, sign: str
     mean, *ends = age.over_seeds(values, level)
     if not math.isfinite(mean):
         return ""
-    told, *interval = (f"{number:{sign}.{digits}f}" for number in (mean, *ends))
-    return told if math.isnan(ends[0]) else f"{told} [{', '.join(interval)}]"
+    told, low, high = (f"{number:{sign}.{digits}f}" for number in (mean, *ends))
+    return told if math.isnan(ends[0]) else f"{told} [{low}, {high}]"
 
 
 def per_run(found: Sequence[Aged]) -> dict[int, dict[str, float | None]]:

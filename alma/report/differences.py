@@ -28,7 +28,8 @@ all before, means over the models that both have. End: on all parts, of the last
 def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list[Result | None]:
     """The result of each group whose label, or learner as in tables, is `name`; None where there is none.
 
-    UserError: no group has it, or a group has several, such as one for each waiting time.
+    None, too, where no other result is on its data. UserError: no group has it, or others on its data; a
+    group has several, such as one for each waiting time.
     """
     if name is None:
         return [None] * len(groups)
@@ -36,7 +37,18 @@ def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list
     if not any(found):
         known = _labels([result for results in groups for result in results])
         raise UserError(f"--baseline {name!r} is no configuration of these runs: give one of {known}")
-    return found
+    compared = [
+        each if each and _others(each, results) else None for each, results in zip(found, groups, strict=True)
+    ]
+    if not any(compared):
+        raise UserError(f"--baseline {name!r}: no other configuration of these runs is on its data")
+    return compared
+
+
+def _others(baseline: Result, results: Sequence[Result]) -> list[Result]:
+    """The other results on the data of the baseline."""
+    same = shared_data(baseline)
+    return [each for each in results if each is not baseline and shared_data(each) == same]
 
 
 def _named(name: str, results: Sequence[Result]) -> Result | None:
@@ -64,8 +76,7 @@ def note(baseline: Result) -> str:
 
 def table(baseline: Result, results: Sequence[Result]) -> Table:
     """A row for each other configuration on the same data; columns without any number are left out."""
-    same = shared_data(baseline)
-    others = [each for each in results if each is not baseline and shared_data(each) == same]
+    others = _others(baseline, results)
     pairs = [_paired(other, baseline) for other in others]
     columns = {
         "learner": [

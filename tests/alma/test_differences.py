@@ -50,7 +50,10 @@ def test_only_common_seeds_and_common_t_count(tmp_path):
 def test_other_data_are_left_out(tmp_path):
     image_run(tmp_path / "sm", [0.4, 0.3])
     image_run(tmp_path / "other", [0.2, 0.1], learner="ens", dataset="mnist", data="11")
-    assert not rows_of(tmp_path, "sm dataset=digits")
+    done = report(tmp_path, "--baseline", "sm dataset=digits")
+    assert "'sm dataset=digits': no other configuration of these runs is on its data" in error_of(done)
+    image_run(tmp_path / "near", [0.2, 0.1], learner="umix")
+    assert list(rows_of(tmp_path, "sm dataset=digits")) == ["umix dataset=digits"]
 
 
 def loss(newest, following, past):
