@@ -135,8 +135,8 @@ def main() -> None:
     entries, remarks = find_entries(runs, options.per_word) if for_lm else ({}, [])
     tables, missing = lm_tables.tables(entries, options.per_word) if options.table else ({}, [])
     texts = [table.as_text() for table in tables.values()] or list(_general(groups))
-    told = zip(baselines, groups, strict=True)
-    compared = [differences.as_section(baseline, results) for baseline, results in told if baseline]
+    pairs = zip(baselines, groups, strict=True)
+    compared = [differences.as_section(baseline, results) for baseline, results in pairs if baseline]
     for text in [*texts, *compared]:
         print(text, end="\n\n")
     for remark in [*choices, *_remarks(runs), *remarks, *missing]:

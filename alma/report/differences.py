@@ -17,12 +17,12 @@ from alma.report.tables import Table, for_terminal
 _LEVEL = 0.95
 
 _NOTE = """\
-The configuration minus {baseline}: below 0 it is better. Last: at the last t that both have; rows after it \
-do not count. n: seeds that both have. Runs of one seed share their data, so differences are taken seed by \
-seed; in brackets: {level:.0%} intervals over the seeds (Student's t)."""
+Each configuration minus {baseline}, paired by seed; below 0 it is better. In brackets: {level:.0%} \
+intervals over the n seeds that both have (Student's t). Comp is a multiple of the baseline's. Last: at the \
+last t of both; later rows are ignored."""
 _BY_AGE = """
-Newest, next, past: {unit} on the newest mega-batch that the model was trained on, on the next one, and on \
-all before, means over the models that both have. End: on all parts, of the last of these models."""
+Newest, next, past: {unit} on the newest mega-batch of the training data, on the next one and on all before, \
+means over the stages of both. End: on all held-out parts, after the last of these stages."""
 
 
 def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list[Result | None]:

@@ -31,8 +31,8 @@ def write_report(
 
     Returns their paths. `groups` are lists of results for a general table each. `pictures` are the paper's
     figures, in place of the general ones (None). `tables` are the paper's tables by file name without suffix,
-    `choices` the lines of `alma.report.selection`. `baselines` has the result of each group from which
-    differences are told, or none (None).
+    `choices` the lines of `alma.report.selection`. `baselines` are those of the tables of
+    differences, one for each group or None.
     """
     tables = tables or {}
     found = [aged(results) for results in groups]

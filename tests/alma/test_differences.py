@@ -68,13 +68,14 @@ def loss(newest, following, past):
 def test_losses_are_compared_by_age(tmp_path):
     """The difficulty of a part, 1 + j, cancels; a model that waits is compared where both were trained."""
     drifting(lm_run(tmp_path / "a", [30, 20, 10, 5]), loss(0, 0.5, 0.25))
-    drifting(lm_run(tmp_path / "b", [30, 20, 10, 5], replay_share=0.5), loss(0.125, 0.75, 0))
+    drifting(lm_run(tmp_path / "b", [30, 20, 10, 5], replay_share=0.5, flops=2e15), loss(0.125, 0.75, 0))
     drifting(lm_run(tmp_path / "c", [30, 20, 10, 5], w=2, learner="gmoe"), loss(0.125, 0.75, 0))
     rows = rows_of(tmp_path, "sm")
-    for learner, w, end in (("sm, replay 0.5", "1", -0.156), ("gmoe", "2", -0.156)):
+    for learner, w, comp in (("sm, replay 0.5", "1", "2x"), ("gmoe", "2", "0.5x")):
         row = rows[learner]
+        assert row["Comp"] == comp
         assert [row[name] for name in ("w", "newest", "next", "past")] == [w, "+0.125", "+0.250", "-0.250"]
-        assert row["end"] == f"{end:.3f}"  # parts 1 to 3 are the past of the last model, part 4 its newest
+        assert row["end"] == "-0.156"  # parts 1 to 3 are the past of the last model, part 4 its newest
     assert rows_of(tmp_path, "gmoe")["sm"]["newest"] == "-0.125"  # the baseline waits
     done = report(tmp_path, "--baseline", "sm w=1", "--out", tmp_path / "out")
     for text in (done.stdout, (tmp_path / "out/report.md").read_text()):
