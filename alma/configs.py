@@ -34,7 +34,7 @@ def _by_flag(words: Sequence[str]) -> dict[str, str]:
         if re.match("--?[A-Za-z]", word):
             name, _, flags[name] = word.partition("=")
         else:
-            flags[name] = f"{flags[name]} {word}".strip()
+            flags[name] = f"{flags.get(name, '')} {word}".strip()
     return flags
 
 

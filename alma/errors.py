@@ -6,6 +6,7 @@ import errno
 import functools
 import importlib.util
 import itertools
+import math
 import os
 import re
 import shutil
@@ -116,7 +117,7 @@ def count(text: str) -> int:
     """An argparse type: a positive whole number such as 440000000, 440_000_000 or 440M."""
     match = re.fullmatch(r"([\d_]*(?:\.\d+)?)([kMGTPE]?)", text)
     number = float(match[1].replace("_", "") or 0) * _SCALE[match[2]] if match else 0
-    if number < 1 or number != int(number):
+    if not 1 <= number < math.inf or number != int(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number such as 500000 or 0.5M")
     return int(number)
 

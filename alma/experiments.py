@@ -136,7 +136,7 @@ def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
             # As in the files: PyYAML keeps 1e-3 as text, so run.json records a number as it was written.
             # OmegaConf would make it 0.001, which differs from what the file or an earlier launch says.
             overrides[key] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: no such date
             raise UserError(f"{word}: the value is not YAML: quote it, as in a file") from None
     return paths, _checked("key=value", overrides)
 

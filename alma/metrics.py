@@ -60,9 +60,14 @@ def transfer(matrix: Mapping[int, Sequence[float]], logarithmic: bool = False) -
     for all methods, so that their differences are those of these means.
 
     With `logarithmic`, means are exp of the mean log, as TiC-LM averages log-perplexity: parts differ in
-    difficulty, and the hardest would dominate an arithmetic mean of perplexities.
+    difficulty, and the hardest would dominate an arithmetic mean of perplexities. A cell of 0 or less
+    is NaN.
     """
-    rows = {t: [math.log(each) if logarithmic else each for each in row] for t, row in matrix.items() if t}
+
+    def shown(value: float) -> float:
+        return (math.log(value) if value > 0 else math.nan) if logarithmic else value
+
+    rows = {t: list(map(shown, row)) for t, row in matrix.items() if t}
     found = (
         _mean([each for t, row in rows.items() for each in row[t - 1 : t]]),
         _mean([each for t, row in rows.items() for each in row[: t - 1]]),

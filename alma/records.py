@@ -7,7 +7,6 @@ Rows are appended, never rewritten. A crash can leave an incomplete last line, w
 import errno
 import functools
 import json
-import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from alma.options import kinds_of
 from alma.protocol import TextOptions
 from alma.schema import (
     AMOUNT,
+    LARGEST,
     NUMBER,
     PLAIN,
     TEXT,
@@ -201,15 +201,17 @@ class Run:
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one `Row`, written and fsynced on return.
 
-        ValueError: a field is missing or unknown, or there is a row for this t. UserError: the metric is not
-        finite (training diverged). OSError: the disk is full; no part of the row remains.
+        ValueError: a field is missing, unknown or of another kind, or there is a row for this t. UserError:
+        the metric is not finite or above 1e100 (training diverged). OSError: the disk is full; no part of the
+        row remains.
         """
         if not self.writable:
             raise ValueError(f"{self.directory} was opened with Run.read")
-        check_row(row, self.config["megabatches"])
-        if not math.isfinite(row["value"]):
-            what = f"{row['metric']} is {row['value']} at t={row['t']}"
+        value = row.get("value")
+        if isinstance(value, float) and not abs(value) <= LARGEST:
+            what = f"{row.get('metric')} is {value} at t={row.get('t')}"
             raise UserError(f"{what}: training diverged; use a lower learning rate")
+        check_row(row, self.config["megabatches"])
         if row["t"] in self._times_on_disk():
             raise ValueError(f"{self.results} already has t={row['t']}")
         line = (json.dumps(dict(row), allow_nan=False) + "\n").encode()
@@ -268,6 +270,9 @@ def _read_rows(path: Path, megabatches: int, version: tuple[int, ...]) -> tuple[
         if row["t"] in rows:
             raise UserError(f"{path}:{number}: second row for t={row['t']}: keep one of them")
         rows[row["t"]] = row
+        if row["metric"] != (first := next(iter(rows.values())))["metric"]:
+            what = f"{row['metric']} after {first['metric']}"
+            raise UserError(f"{path}:{number}: {what}: a run has one metric: restore the file")
     return tuple(rows[t] for t in sorted(rows))
 
 
@@ -291,9 +296,11 @@ def _kinds_of_row(megabatches: int) -> dict[str, Kind]:
 def _check_extra(extra: Mapping[str, Any], metric: str, megabatches: int) -> None:
     """ValueError: a field that reports read is of another kind, or `raw` lacks the metric."""
     require(extra, _EXTRA)
+    if len({tuple(sorted(part)) for part in extra.get("matrix_experts") or ()}) > 1:
+        raise ValueError("the parts of matrix_experts have different layers")
     raw = extra.get("raw")
     if raw is not None:
-        require(raw, {metric: NUMBER, "matrix": _ERRORS, "valid": optional(_NUMBERS)})
+        require(raw, {metric: AMOUNT, "matrix": _ERRORS, "valid": optional(_NUMBERS)})
         if metric not in raw:
             raise ValueError(f"raw lacks {metric}")
     for found in (extra, raw or {}):

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-_LARGEST = 1e100  # sums, squares and ratios of such numbers are still numbers
+LARGEST = 1e100  # sums, squares and ratios of such numbers are still numbers
 _DEPTH = 20
 _SHOWN = 60  # characters of a value in a message
 
@@ -38,7 +38,7 @@ def is_text(value: Any) -> bool:
 def is_number(value: Any) -> bool:
     """Whether a value is a number, but no bool; NaN and infinity are numbers, 1e300 is none."""
     if isinstance(value, float):
-        return not math.isfinite(value) or abs(value) <= _LARGEST
+        return not math.isfinite(value) or abs(value) <= LARGEST
     return type(value) is int and -(2**63) <= value < 2**63
 
 

@@ -1,6 +1,5 @@
 """What `fairseq_alma.evaluate` measures on a stage's models, for the records of a run."""
 
-import math
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from fairseq.models.transformer import TransformerDecoder
 from alma.errors import UserError
 from alma.flops import Shape, Weights
 from alma.metrics import bits_per_byte, perplexity
+from alma.schema import LARGEST
 from fairseq_alma.checkpoint import memory_map_last, memory_map_members, with_weights
 from fairseq_alma.ensemble import EnsembleDecoder, EnsembleLanguageModel
 from fairseq_alma.moe.metrics import Evaluation, evaluate
@@ -147,8 +147,9 @@ def evaluate_on(split: str, loaded: Loaded, model: torch.nn.Module, context_wind
     if sys.stderr.isatty():
         batches = progress_bar.progress_bar(batches, log_format="tqdm", prefix=f"evaluating on {split}")
     result = evaluate(model, batches, task.dictionary.pad())
-    if not math.isfinite(result.nll):
-        raise UserError(f"the loss on {split} is {result.nll}: training has diverged; try a lower --lr")
+    loss = result.nll / result.tokens
+    if not perplexity(loss) <= LARGEST:
+        raise UserError(f"the loss on {split} is {loss:.4g}: training has diverged; try a lower --lr")
     return result
 
 

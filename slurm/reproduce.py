@@ -21,6 +21,7 @@ from alma.errors import Parser, UserError, closest, command
 from alma.experiments import read_settings
 from alma.files import make_directory, write_json_atomic
 from alma.help_texts import DATA_ROOT, JOBS
+from alma.schema import AMOUNT, require
 from alma.tables import as_text
 from slurm.engine import children
 
@@ -161,21 +162,30 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> O
         return Outcome(name, "dry run", 0, [])
     marker = out / "done.json"
     content = {"commands": [one.words for one in todo], "experiments": _digest()}
-    try:
-        done = json.loads(marker.read_bytes())
-    except (OSError, ValueError):
-        done = {}
-    if done.items() >= content.items():
-        return Outcome(name, "complete", done["seconds"], drawn(out, record["drawn"]))
+    files = drawn(out, record["drawn"])
+    if files and (seconds := _taken(marker, content)) is not None:
+        return Outcome(name, "complete", seconds, files)
     started = time.monotonic()
     for one in todo:
         print(f"\n{name} {one}", flush=True)
         if code := run(one):
             return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, [], code)
     seconds = time.monotonic() - started
+    if not (files := drawn(out, record["drawn"])):
+        return Outcome(name, "done, nothing drawn", seconds, [])
     make_directory(out)
     write_json_atomic(marker, content | {"seconds": round(seconds, 1)})
-    return Outcome(name, "done", seconds, drawn(out, record["drawn"]))
+    return Outcome(name, "done", seconds, files)
+
+
+def _taken(marker: Path, content: Mapping[str, Any]) -> float | None:
+    """The seconds that `marker` records for the same content; None: made otherwise, or no such file."""
+    try:
+        done = json.loads(marker.read_bytes())
+        require(done, {"seconds": AMOUNT}, needed=("seconds",))
+    except (OSError, ValueError):
+        return None
+    return done["seconds"] if done.items() >= content.items() else None
 
 
 def run(one: Command) -> int:
@@ -235,14 +245,12 @@ def findings(names: Sequence[str], records: Mapping[str, Mapping[str, Any]], siz
 
 def _chosen(options: argparse.Namespace, records: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The names to reproduce; all: those of the paper at this size. UserError: one has no such size."""
-    every = "all" in options.figures
-    names = [name for name in records if "beyond" not in records[name]] if every else options.figures
-    fitting = [name for name in dict.fromkeys(names) if options.size in _sizes(records[name])]
-    for name in names if not every else []:
-        if name not in fitting:
-            sizes = " or ".join(_sizes(records[name]))
-            raise UserError(f"{name} has no --size {options.size}: give --size {sizes}")
-    return fitting
+    named = [name for name in options.figures if name != "all"]
+    for name in named:
+        if options.size not in (sizes := _sizes(records[name])):
+            raise UserError(f"{name} has no --size {options.size}: give --size {' or '.join(sizes)}")
+    every = [name for name in records if "beyond" not in records[name]] if "all" in options.figures else []
+    return list(dict.fromkeys([name for name in every if options.size in _sizes(records[name])] + named))
 
 
 def _sizes(record: Mapping[str, Any]) -> tuple[str, ...]:

@@ -29,12 +29,9 @@ class Losses:
     periods: tuple[float, ...]  # per column, ascending, on the same axis
     seeds: tuple[Cells, ...]
 
+    @functools.cached_property
     def by_age(self) -> dict[float, list[tuple[int, int]]]:
         """The (row, column) of the cells of each age that all seeds have, ages ascending; read-only."""
-        return self._by_age
-
-    @functools.cached_property
-    def _by_age(self) -> dict[float, list[tuple[int, int]]]:
         found: dict[float, list[tuple[int, int]]] = {}
         for i, until in enumerate(self.until):
             of_row = zip(*(seed[i] for seed in self.seeds), strict=True)
@@ -86,7 +83,7 @@ def staleness_curve(losses: Losses) -> dict[float, list[float]]:
     Comparing models on one period takes out how difficult the period is. What remains holds two things: the
     stream has moved on, and an older model has trained less (see `age_effect`).
     """
-    ages = losses.by_age()
+    ages = losses.by_age
     fresh = {j: i for i, j in ages.get(0, [])}
     curve = {}
     for age, cells in ages.items():
@@ -137,7 +134,7 @@ def best_by_period(group: Iterable[Losses]) -> dict[float, float]:
     """The lowest loss on each period that any model of any configuration has, by its mean over seeds."""
     best: dict[float, float] = {}
     for losses in group:
-        for i, j in itertools.chain(*losses.by_age().values()):
+        for i, j in itertools.chain(*losses.by_age.values()):
             mean = _mean([seed[i][j] for seed in losses.seeds])
             best[losses.periods[j]] = min(mean, best.get(losses.periods[j], math.inf))
     return best
@@ -149,7 +146,7 @@ def regret(losses: Losses, best: dict[float, float], ages: Callable[[float], boo
     As the oracle-relative regret of TiC-LM (Li et al., ACL 2025, arXiv 2504.02107), whose oracle is trained
     anew on all data up to the period. Here `best` is the best model at hand.
     """
-    cells = [cell for age, found in losses.by_age().items() if ages(age) for cell in found]
+    cells = [cell for age, found in losses.by_age.items() if ages(age) for cell in found]
     return [_mean([seed[i][j] - best[losses.periods[j]] for i, j in cells]) for seed in losses.seeds]
 
 
@@ -159,7 +156,7 @@ def difference_on_next(one: Losses, other: Losses, paired: bool) -> MeanOverSeed
     The mean over the periods that both have, NaN without any. The interval over seeds is for configurations
     with the same seeds, in the same order (`paired`); NaN otherwise.
     """
-    cells = [{each.periods[j]: (i, j) for i, j in each.by_age().get(1, [])} for each in (one, other)]
+    cells = [{each.periods[j]: (i, j) for i, j in each.by_age.get(1, [])} for each in (one, other)]
     common = cells[0].keys() & cells[1].keys()
     ours, theirs = (
         [_mean([seed[i][j] for i, j in map(found.__getitem__, common)]) for seed in each.seeds]

@@ -12,7 +12,6 @@ from alma.report.age import Losses
 from alma.report.compare import method
 from alma.report.labels import replay
 from alma.report.results import Result
-from alma.report.sections import data_of
 from alma.report.tables import Table, for_terminal
 
 NOTE = """\
@@ -42,7 +41,7 @@ class Aged:
 
     result: Result
     losses: Losses
-    best: dict[float, float]  # by period, of all configurations on the same data
+    best: dict[float, float]  # by period, of all configurations of the table
 
     @cached_property
     def columns(self) -> dict[str, list[float]]:
@@ -53,32 +52,24 @@ class Aged:
     @cached_property
     def curves(self) -> dict[str, dict[float, list[float]]]:
         """Extra loss and regret by age, one value per seed."""
-        ages = self.losses.by_age()
+        ages = self.losses.by_age
         regret = {at: age.regret(self.losses, self.best, partial(operator.eq, at)) for at in ages}
         return {"extra loss": age.staleness_curve(self.losses), "regret": regret}
 
 
 def aged(results: Sequence[Result]) -> list[Aged]:
-    """Loss against age of the results of one metric and B that have an evaluation matrix and are trained.
+    """Loss against age of the results of one table that have an evaluation matrix and are trained.
 
-    Regret is against the best model on the same data. [] of a stream of one mega-batch, which has no ages.
+    Regret is against the best of their models. [] of a stream of one mega-batch, which has no ages.
     """
     known = [(result, losses) for result in results if (losses := _losses(result))]
-    groups: dict[tuple[Any, ...], list[Losses]] = {}
-    for result, losses in known:
-        groups.setdefault(shared_data(result), []).append(losses)
-    best = {data: age.best_by_period(group) for data, group in groups.items()}
-    return [Aged(result, losses, best[shared_data(result)]) for result, losses in known]
+    best = age.best_by_period(losses for _, losses in known)
+    return [Aged(result, losses, best) for result, losses in known]
 
 
 def _losses(result: Result) -> Losses | None:
     losses = age.losses_of(result) if result.megabatches > 1 else None
-    return losses if losses and losses.by_age() else None
-
-
-def shared_data(result: Result) -> tuple[Any, ...]:
-    """What results must share for their losses on a held-out part to be comparable."""
-    return *data_of(result.config), result.config.get("scenario")
+    return losses if losses and losses.by_age else None
 
 
 def unit(result: Result) -> str:
@@ -89,7 +80,7 @@ def unit(result: Result) -> str:
 def heading(found: Sequence[Aged]) -> str:
     """Title of the table."""
     result = found[0].result
-    return f"Loss against age ({unit(result)}), B = {result.megabatches}"
+    return f"Loss against age ({unit(result)}), {result.stream}"
 
 
 def note(found: Sequence[Aged]) -> str:
@@ -166,7 +157,7 @@ def records(found: Sequence[Aged]) -> list[dict[str, Any]]:
         }
         for each in found
         for i, run in enumerate(each.result.runs)
-        for at in each.losses.by_age()
+        for at in each.losses.by_age
     ]
 
 

@@ -72,11 +72,11 @@ TOTALS: dict[str, Measure] = {
 def heading(results: Sequence[Result]) -> str:
     """Title of the table."""
     first = results[0]
-    return f"Test {first.display.name} after mega-batch t, B = {first.megabatches}"
+    return f"Test {first.display.name} after mega-batch t, {first.stream}"
 
 
 def table(results: Sequence[Result]) -> Table:
-    """The table of results of one metric and one B."""
+    """The table of results of one metric, B and data."""
     total = results[0].display.total
     columns: dict[str, Callable[[Result], str]] = {
         "learner": method,

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from alma import metrics
 from alma.errors import UserError
+from alma.records import Run
 from alma.report import age
-from alma.report.age_table import AGES, interval, shared_data, unit
+from alma.report.age_table import AGES, interval, unit
 from alma.report.compare import method
 from alma.report.labels import replay
 from alma.report.results import Result, column, compute
@@ -19,7 +20,7 @@ _LEVEL = 0.95
 _NOTE = """\
 Each configuration minus {baseline}, paired by seed; below 0 it is better. In brackets: {level:.0%} \
 intervals over the n seeds that both have (Student's t). Comp is a multiple of the baseline's. Last: at the \
-last t of both; later rows are ignored."""
+last t up to which all these runs have rows (column t, if it is not B); later rows are ignored."""
 _BY_AGE = """
 Newest, next, past: {unit} on the newest mega-batch of the training data, on the next one and on all before, \
 means over the stages of both. End: on all held-out parts, after the last of these stages."""
@@ -28,8 +29,8 @@ means over the stages of both. End: on all held-out parts, after the last of the
 def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list[Result | None]:
     """The result of each group whose label, or learner as in tables, is `name`; None where there is none.
 
-    None, too, where no other result is on its data. UserError: no group has it, or others on its data; a
-    group has several, such as one for each waiting time.
+    None, too, where it is the only one of its group. UserError: no group has it and another one; a group has
+    several, such as one for each waiting time.
     """
     if name is None:
         return [None] * len(groups)
@@ -37,18 +38,10 @@ def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list
     if not any(found):
         known = _labels([result for results in groups for result in results])
         raise UserError(f"--baseline {name!r} is no configuration of these runs: give one of {known}")
-    compared = [
-        each if each and _others(each, results) else None for each, results in zip(found, groups, strict=True)
-    ]
+    compared = [each if len(results) > 1 else None for each, results in zip(found, groups, strict=True)]
     if not any(compared):
         raise UserError(f"--baseline {name!r}: no other configuration of these runs is on its data")
     return compared
-
-
-def _others(baseline: Result, results: Sequence[Result]) -> list[Result]:
-    """The other results on the data of the baseline."""
-    same = shared_data(baseline)
-    return [each for each in results if each is not baseline and shared_data(each) == same]
 
 
 def _named(name: str, results: Sequence[Result]) -> Result | None:
@@ -65,7 +58,7 @@ def _labels(results: Sequence[Result]) -> str:
 
 def heading(baseline: Result) -> str:
     """Title of the table."""
-    return f"Differences from {baseline.label}, B = {baseline.megabatches}"
+    return f"Differences from {baseline.label}, {baseline.stream}"
 
 
 def note(baseline: Result) -> str:
@@ -75,18 +68,18 @@ def note(baseline: Result) -> str:
 
 
 def table(baseline: Result, results: Sequence[Result]) -> Table:
-    """A row for each other configuration on the same data; columns without any number are left out."""
-    others = _others(baseline, results)
+    """A row for each other configuration of the table. UserError: a configuration repeats a seed."""
+    others = [each for each in results if each is not baseline]
     pairs = [_paired(other, baseline) for other in others]
     columns = {
-        "learner": [
-            method(one if one.repeats else other) for other, (one, _) in zip(others, pairs, strict=True)
-        ],
-        "w": [str(one.waiting_time) for one, _ in pairs],
-        "replay": [replay(one.config) for one, _ in pairs],
+        "learner": list(map(method, others)),
+        "w": [str(other.waiting_time) for other in others],
+        "replay": [replay(other.config) for other in others],
         "n": [str(len(one.repeats)) for one, _ in pairs],
-        "Comp": [_times(one, other) for one, other in pairs],
     }
+    if any(one.repeats and not one.finished for one, _ in pairs):
+        columns["t"] = [str(one.progress) if one.repeats else "" for one, _ in pairs]
+    columns["Comp"] = [_times(one, other) for one, other in pairs]
     differences = [_differences(one, other) for one, other in pairs]
     for name in dict.fromkeys(itertools.chain(*differences)):
         of_metric = name in ("last", "average", baseline.display.total)
@@ -101,17 +94,30 @@ def as_section(baseline: Result, results: Sequence[Result]) -> str:
 
 
 def _paired(one: Result, other: Result) -> tuple[Result, Result]:
-    """Both with the seeds and the t that both have."""
-    seeds = [{run.config["seed"]: i for i, run in enumerate(each.runs)} for each in (one, other)]
-    common = sorted(seeds[0].keys() & seeds[1].keys())
-    last = min(one.progress, other.progress)
+    """Both with the seeds that both have, and the t up to which all these runs have all rows."""
+    runs = [_by_seed(each) for each in (one, other)]
+    common = sorted(runs[0].keys() & runs[1].keys())
+    rows = [[{row["t"]: row for row in of[seed].rows} for seed in common] for of in runs]
+    shared = set.intersection(*map(set, itertools.chain(*rows))) if common else set()
+    last = next(t for t in itertools.count() if t + 1 not in shared)
+    cut = [tuple({t: each[t] for t in shared if t <= last} for each in repeats) for repeats in rows]
+    return (
+        replace(one, repeats=cut[0], runs=tuple(map(runs[0].__getitem__, common))),
+        replace(other, repeats=cut[1], runs=tuple(map(runs[1].__getitem__, common))),
+    )
 
-    def cut(each: Result, of: dict[int, int]) -> Result:
-        places = [of[seed] for seed in common]
-        rows = tuple({t: row for t, row in each.repeats[i].items() if t <= last} for i in places)
-        return replace(each, repeats=rows, runs=tuple(each.runs[i] for i in places))
 
-    return cut(one, seeds[0]), cut(other, seeds[1])
+def _by_seed(result: Result) -> dict[int, Run]:
+    found: dict[int, Run] = {}
+    for run in result.runs:
+        seed = run.config["seed"]
+        if seed in found:
+            raise UserError(
+                f"--baseline pairs runs by seed, but {found[seed].directory} and {run.directory} are both "
+                f"seed {seed} of {result.label}: leave one out"
+            )
+        found[seed] = run
+    return found
 
 
 def _differences(one: Result, other: Result) -> dict[str, list[float]]:
@@ -136,7 +142,7 @@ def _cells(result: Result) -> dict[tuple[float, float], list[float]]:
         return {}
     return {
         (losses.until[i], losses.periods[j]): [seed[i][j] for seed in losses.seeds]
-        for i, j in itertools.chain(*losses.by_age().values())
+        for i, j in itertools.chain(*losses.by_age.values())
     }
 
 

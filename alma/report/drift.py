@@ -35,10 +35,9 @@ _MERGED = re.compile(
 
 
 def write_drift(results: Sequence[Result], out: Path) -> list[Picture]:
-    """Write the figures of results of one metric and one B to `out`; [] if no run has such numbers."""
+    """Write the figures of results of one table to `out`; [] if no run has such numbers."""
     first = results[0]
     results = sorted(results, key=lambda result: result.rank)
-    stem = f"{first.metric}_B{first.megabatches}"
     shown = [(result, cells) for result in results if (cells := mean_matrix(result))]
     parts = [(result, *layer) for result in results for layer in experts_by_part(result).items()]
     pictures = []
@@ -46,20 +45,20 @@ def write_drift(results: Sequence[Result], out: Path) -> list[Picture]:
         if shown:
             waits = any(math.isnan(row[0]) for _, cells in shown for row in cells)
             caption = _MATRIX.format(metric=first.metric, waiting=_WAITING * waits)
-            pictures.append(Picture(out / f"{stem}_matrix.png", caption))
+            pictures.append(Picture(out / f"{first.stem}_matrix.png", caption))
             style.save(_matrices(shown), pictures[-1].path)
         if parts:
-            pictures.append(Picture(out / f"{stem}_matrix_experts.png", _EXPERTS))
+            pictures.append(Picture(out / f"{first.stem}_matrix_experts.png", _EXPERTS))
             style.save(_experts(parts), pictures[-1].path)
     return pictures
 
 
 def write_staleness(found: Sequence[Aged], out: Path) -> list[Picture]:
-    """Write the figure of losses against age of one metric and one B to `out`; [] without any."""
+    """Write the figure of losses against age of one table to `out`; [] without any."""
     if not found:
         return []
     first = found[0].result
-    path = out / f"{first.metric}_B{first.megabatches}_staleness.png"
+    path = out / f"{first.stem}_staleness.png"
     with style.drawing():
         style.save(_staleness(found), path)
     return [Picture(path, _STALENESS.format(unit=age_table.unit(first)))]
@@ -155,7 +154,7 @@ def _staleness(found: Sequence[Aged]) -> Any:
             for axes, by_age in zip(row, each.curves.values(), strict=True):
                 _against_age(axes, result, by_age, look)
             legend.setdefault(name, []).append((figures.short_label(result, name), look))
-    ages = [at for each in found for at in each.losses.by_age()]
+    ages = [at for each in found for at in each.losses.by_age]
     for axes in panels.flat:
         axes.axhline(0, color="0.4", linewidth=0.8, zorder=1)
         axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)

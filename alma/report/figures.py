@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from alma import metrics
 from alma.learners import colour_of
 from alma.report import style
-from alma.report.labels import data_name
 from alma.report.results import Result, Rows, column, compute, memory, trained
 from alma.report.style import End, number_axis
 
@@ -29,7 +28,7 @@ class Curve(NamedTuple):
 
 
 def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
-    """Write the figures of results of one metric and one B to `out`; returns the paths of the PNG files.
+    """Write the figures of results of one table to `out`; returns the paths of the PNG files.
 
     Over time they show the untrained error but not the untrained perplexity (see `results.DISPLAYS`). The
     averages are those of the tables: over 1..t, with the untrained model while the learner waits.
@@ -49,7 +48,7 @@ def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
             ("compute", _figure(results, against(compute), "training compute up to t (TFLOPs)", average)),
             ("memory", _figure(results, against(memory), "parameters summed up to t, Mem", average)),
         ):
-            paths.append(out / f"{first.metric}_B{first.megabatches}_{name}.png")
+            paths.append(out / f"{first.stem}_{name}.png")
             style.save(figure, paths[-1])
     return paths
 
@@ -174,11 +173,10 @@ def short_label(result: Result, panel: str) -> str:
 
 def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str, y_label: str) -> Any:
     """A figure of the lines of `draw` (axes, result, **look); if many, in panels by learner and replay."""
-    config = results[0].config
     members = by_kind(results)
     inches = (4.4, 3.4) if len(members) == 1 else (2.9, 2.3)
     figure, panels = style.named_panels(list(members), inches, sharex=True, sharey=True)
-    figure.suptitle(f"{data_name(config)}B = {config['megabatches']}")
+    figure.suptitle(results[0].stream)
     curves: list[Curve] = []
     ends: dict[Any, list[End]] = {}
     for name, axes in panels.items():

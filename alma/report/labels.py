@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from alma.configs import differing
@@ -59,9 +59,12 @@ def _kinds(names: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> int:
     return len({json.dumps([config.get(name) for name in names]) for config in configs})
 
 
-def describe(config: Mapping[str, Any], names: Iterable[str]) -> str:
-    """The named settings of a flat config: `experts=2 lr=2e-3 fp16`."""
-    texts = (f"{name.removeprefix('--')}={as_setting(config[name])}" for name in names if name in config)
+def describe(
+    config: Mapping[str, Any], names: Iterable[str], text: Callable[[Any], str] | None = None
+) -> str:
+    """The named settings of a flat config: `experts=2 lr=2e-3 fp16`. `text` writes a value (`as_setting`)."""
+    text = text or as_setting
+    texts = (f"{name.removeprefix('--')}={text(config[name])}" for name in names if name in config)
     return " ".join(text.rstrip("=") for text in texts)
 
 
@@ -90,12 +93,6 @@ def replay(config: Mapping[str, Any]) -> str:
     if not config.get("replay_share"):
         return "yes" if config["replay"] else "no"
     return as_setting(config["replay_share"]) + " recent" * (config.get("replay_from") == "recent")
-
-
-def data_name(config: Mapping[str, Any]) -> str:
-    """Name of the data before the rest of a title, such as "mnist, " or "wiki, "; "" if unknown."""
-    name = config.get("dataset") or config.get("stream")
-    return f"{name}, " if name else ""
 
 
 def listed(texts: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from alma.report.drift import write_drift, write_staleness
 from alma.report.figures import write_figures
 from alma.report.results import Result, matrix
 from alma.report.style import Picture
-from alma.report.tables import PaperTable, Table, as_markdown
+from alma.report.tables import PaperTable, Table, as_markdown, markdown
 
 
 def write_report(
@@ -39,19 +39,19 @@ def write_report(
     records = [record for each in found for record in age_table.records(each)]
     written = [out / "report.md", out / "report.csv", *([out / "age.csv"] if records else [])]
     written += _write_tables(tables, out)
-    parts = ["# ALMA report", *choices, *(table.as_markdown() for table in tables.values())]
+    parts = ["# ALMA report", *map(markdown, choices), *(table.as_markdown() for table in tables.values())]
     for results, ages, baseline in zip(groups, found, baselines or [None] * len(groups), strict=True):
         drawn = write_figures(results, out) if pictures is None else []
-        parts += [f"## {compare.heading(results)}", as_markdown(compare.table(results))]
-        parts += [compare.note(results).replace("*", "\\*")]
+        parts += [f"## {markdown(compare.heading(results))}", as_markdown(compare.table(results))]
+        parts += [markdown(compare.note(results))]
         parts += [f"![{path.stem}]({path.name})" for path in drawn]
         written += drawn
         if ages:
-            parts += [f"### {age_table.heading(ages)}", as_markdown(age_table.table(ages))]
+            parts += [f"### {markdown(age_table.heading(ages))}", as_markdown(age_table.table(ages))]
             parts += [age_table.note(ages)]
         if baseline:
-            parts += [f"### {differences.heading(baseline)}"]
-            parts += [as_markdown(differences.table(baseline, results)), differences.note(baseline)]
+            parts += [f"### {markdown(differences.heading(baseline))}"]
+            parts += [as_markdown(differences.table(baseline, results)), markdown(differences.note(baseline))]
         for path, caption in [*write_drift(results, out), *write_staleness(ages, out)]:
             parts += [f"![{path.stem}]({path.name})", caption]
             written.append(path)

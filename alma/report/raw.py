@@ -5,10 +5,12 @@ Such a run is tested twice after each stage, with the averaged weights (`value`)
 without `--average`.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from alma import metrics
 from alma.configs import canonical
 from alma.records import Run
 
@@ -24,7 +26,7 @@ class Raw(Run):
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows with the raw metric as `value`. A row without one is left out if the model is trained."""
-        return [_raw(row) for row in super().rows if "raw" in row["extra"] or row["stage"] is None]
+        return [_raw(row) for row in super().rows if row["extra"].get("raw") or row["stage"] is None]
 
 
 def raw_runs(runs: Sequence[Run]) -> list[Run]:
@@ -34,7 +36,9 @@ def raw_runs(runs: Sequence[Run]) -> list[Run]:
     """
     seen = {canonical(run.config) for run in runs if run.rows}
     found: list[Run] = []
-    averaged = [run for run in runs if "average" in run.config and run.rows]
+    averaged = [
+        run for run in runs if "average" in run.config and any(r["extra"].get("raw") for r in run.rows)
+    ]
     for run in sorted(averaged, key=lambda each: -len(each.rows)):
         config = {name: value for name, value in run.config.items() if name != "average"}
         if canonical(config) not in seen:
@@ -46,11 +50,11 @@ def raw_runs(runs: Sequence[Run]) -> list[Run]:
 def _raw(row: dict[str, Any]) -> dict[str, Any]:
     """A row of the raw weights. The untrained model has one set of weights, and keeps its row."""
     extra = row["extra"]
-    if "raw" not in extra:
+    if not extra.get("raw"):
         return row
     value = extra["raw"][row["metric"]]
     known = {name: each for name, each in extra.items() if name not in _OF_THE_AVERAGE}
     known |= {name: extra["raw"][name] for name in ("matrix", "valid") if name in extra["raw"]}
-    if row["metric"] == "perplexity" and extra.get("words"):
-        known["perplexity_per_word"] = value ** (extra["tokens"] / extra["words"])
+    if row["metric"] == "perplexity" and extra.get("words") and extra.get("tokens") and value:
+        known["perplexity_per_word"] = metrics.perplexity(math.log(value) * extra["tokens"] / extra["words"])
     return row | {"value": value, "extra": known}

@@ -3,8 +3,10 @@
 import itertools
 import math
 import os
+import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +48,8 @@ class Result:
 
     config: dict[str, Any]
     repeats: tuple[Rows, ...]  # restricted to the t that all of them have
+    data: str = ""  # name of its data, such as "mnist"; other data of one name have a checksum too
+    stem: str = ""  # begins the names of files about the results of its data, metric and B
     settings: str = ""  # what distinguishes it from the others, except learner, variant, w and replay
     variant: str = ""  # schedule, average of weights and share of replay, such as "continuous, average"
     end: int | None = None  # the t of the last requested stage; None: not recorded
@@ -80,6 +84,11 @@ class Result:
         """The method, w and replay, for a legend."""
         replay = "replay" if self.config["replay"] else ""
         return " ".join(filter(None, (self.method, f"w={self.waiting_time}", replay)))
+
+    @property
+    def stream(self) -> str:
+        """Data and B for titles, such as "mnist, B = 500"."""
+        return ", ".join(filter(None, (self.data, f"B = {self.megabatches}")))
 
     @property
     def metric(self) -> str:
@@ -197,14 +206,18 @@ def find_runs(places: Iterable[str | os.PathLike[str]]) -> list[Run]:
 
 
 def group(runs: Sequence[Run]) -> list[list[Result]]:
-    """Results of the runs, in one list per metric and B. UserError: repeats share no t."""
+    """Results of the runs, seeds ascending, in one list per metric, B and data: what can be compared.
+
+    UserError: repeats share no t.
+    """
     repeats: dict[str, list[tuple[Run, Rows]]] = {}
     for run in runs:
         rows = {row["t"]: row for row in run.rows}
         if rows:
-            repeats.setdefault(canonical(run.config, "seed"), []).append((run, rows))
-    tables: dict[tuple[str, int], list[Result]] = {}
+            repeats.setdefault(canonical(flatten(run.config), "seed"), []).append((run, rows))
+    tables: dict[tuple[Any, ...], list[Result]] = {}
     for members in repeats.values():
+        members.sort(key=lambda member: member[0].config["seed"])
         same = tuple(run for run, _ in members)
         common = sorted(set.intersection(*(set(rows) for _, rows in members)))
         if not common:
@@ -213,8 +226,37 @@ def group(runs: Sequence[Run]) -> list[list[Result]]:
         cut = tuple({t: rows[t] for t in common} for _, rows in members)
         end = min(map(_end, same), key=lambda end: end or 0)
         result = Result(same[0].config, cut, end=end, runs=same)
-        tables.setdefault((result.metric, result.megabatches), []).append(result)
-    return [labelled(tables[key]) for key in sorted(tables)]
+        name, checksum = data_of(result.config)
+        data = result.config.get("dataset"), result.config.get("scenario"), checksum or name
+        tables.setdefault((result.metric, result.megabatches, *data), []).append(result)
+    return [labelled(table) for table in _named(tables.values())]
+
+
+def data_of(config: dict[str, Any]) -> tuple[str, str]:
+    """Name and checksum of the data: an image data set with its scenario, or a stream; "" if unknown."""
+    name = config.get("dataset") or config.get("stream") or ""
+    checksum = config.get("data") or config.get("stream_sha256") or ""
+    return f"{name} {config.get('scenario', '')}".strip(), str(checksum)
+
+
+def _named(tables: Collection[list[Result]]) -> list[list[Result]]:
+    """The results with names that tell their table from the others, tables by data, metric and B."""
+    keys = [(table[0].metric, table[0].megabatches, data_of(table[0].config)[0]) for table in tables]
+    found = {}
+    for table, key in zip(tables, keys, strict=True):
+        metric, megabatches, data = key
+        checksum = data_of(table[0].config)[1][:8]
+        if keys.count(key) > 1 and checksum:
+            data = f"{data} ({checksum})".strip()
+        alone = [each[:2] for each in keys].count(key[:2]) == 1
+        stem = "_".join(filter(None, [metric, "" if alone else slug(data), f"B{megabatches}"]))
+        found[data, metric, megabatches] = [replace(result, data=data, stem=stem) for result in table]
+    return [found[key] for key in sorted(found)]
+
+
+def slug(name: str) -> str:
+    """A name as a part of a file's name."""
+    return re.sub(r"\W+", "_", name).strip("_")
 
 
 def _end(run: Run) -> int | None:
@@ -234,6 +276,11 @@ def labelled(results: Sequence[Result]) -> list[Result]:
         replace(result, settings=labels.describe(config, names), variant=variant)
         for result, config, variant in zip(results, configs, variants, strict=True)
     ]
+    same = Counter(result.label for result in found)
+    found = [
+        replace(result, settings=labels.describe(config, names, str)) if same[result.label] > 1 else result
+        for result, config in zip(found, configs, strict=True)
+    ]  # lists such as [2] and [2, 2] are written alike unless they have to be told apart
     return sorted(found, key=lambda result: (result.learner, result.waiting_time, result.variant))
 
 

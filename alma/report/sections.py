@@ -1,7 +1,6 @@
 """Sections of the report page: the results of one data set, metric and B."""
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,7 +8,7 @@ from alma.errors import UserError
 from alma.records import Run
 from alma.report.labels import as_setting, replay
 from alma.report.lm.entries import size_of
-from alma.report.results import Result, group, labelled
+from alma.report.results import Result, group
 
 _DIGITS = 6  # significant digits of the numbers on the page
 
@@ -23,27 +22,15 @@ class Section(NamedTuple):
 
 def find_sections(runs: Sequence[Run]) -> list[Section]:
     """A section per data set, metric and B. UserError: no run has rows, or repeats share no t."""
-    found: dict[tuple[str, str, int, str], list[Result]] = {}
-    for result in (result for results in group(runs) for result in results):
-        data, checksum = data_of(result.config)
-        name = f"test {result.display.name}"
-        found.setdefault((data, name, result.megabatches, checksum), []).append(result)
-    if not found:
+    tables = group(runs)
+    if not tables:
         raise UserError("no rows yet in these runs: nothing has been evaluated so far")
-    names = Counter(key[:3] for key in found)
-    sections = []
-    for key in sorted(found):
-        data, name, megabatches, checksum = key
-        title = f"{data + ': ' if data else ''}{name}, B = {megabatches}"
-        title += f" ({checksum[:8]})" if names[key[:3]] > 1 else ""
-        sections.append(Section(title, sorted(labelled(found[key]), key=lambda result: result.rank)))
-    return sections
+    return [Section(_title(results[0]), sorted(results, key=lambda each: each.rank)) for results in tables]
 
 
-def data_of(config: dict[str, Any]) -> tuple[str, str]:
-    """Name and checksum of the data: an image data set, or the stream of a language model; "" if unknown."""
-    name = config.get("dataset") or config.get("stream") or ""
-    return str(name), str(config.get("data") or config.get("stream_sha256") or "")
+def _title(result: Result) -> str:
+    named = f"{result.data}: " if result.data else ""
+    return f"{named}test {result.display.name}, B = {result.megabatches}"
 
 
 def configuration(result: Result) -> dict[str, Any]:

@@ -52,9 +52,9 @@ def best_by_validation(
         names = {_experiment(result, fixed): result.label for result in labelled(plain)}
         for experiment, candidates in experiments.items():
             ranked = _ranked(candidates, select)
-            dropped |= {canonical(result.config, "seed") for result, _ in ranked[1:]}
+            dropped |= {canonical(flatten(result.config), "seed") for result, _ in ranked[1:]}
             lines += [_choice(names[experiment], ranked, select, fixed)] if len(ranked) > 1 else []
-    return [run for run in runs if canonical(run.config, "seed") not in dropped], lines
+    return [run for run in runs if canonical(flatten(run.config), "seed") not in dropped], lines
 
 
 def _chosen(names: Sequence[str]) -> list[str]:
@@ -104,10 +104,13 @@ def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, flo
     scored = sorted(shared)[:1] if select == "valid-first" else sorted(shared)
 
     def score(result: Result) -> float:
-        mean, _ = result.over_seeds(lambda rows: statistics.fmean(validation(rows)[t] for t in scored))
-        return result.display.factor * mean
+        scores = map(validation, result.repeats)
+        return result.display.factor * statistics.fmean(
+            statistics.fmean(map(of_run.__getitem__, scored)) for of_run in scores
+        )
 
-    ranked = sorted([(result, score(result)) for result in ready], key=lambda pair: pair[1])
+    scores = [(result, score(result)) for result in ready]
+    ranked = sorted(scores, key=lambda pair: (math.isnan(pair[1]), pair[1]))
     return ranked + [(result, math.inf) for result in candidates if not trained(result.repeats[0])]
 
 

@@ -15,8 +15,8 @@ WAIT_RAMP = ("#E08A00", "#EE7B51", "#DC5E66", "#BC3A85", "#960FA3", "#6600A7", "
 HEAT = "Blues"
 """matplotlib's colours of a heat map: dark is large."""
 WRITTEN = 12
-_INCHES_A_LETTER = 0.065  # of tick labels
 """Most rows and columns of a heat map with its values in the cells."""
+_INCHES_A_LETTER = 0.065  # of tick labels
 LINE_STYLES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX"
 GREY = "0.25"

@@ -1,6 +1,7 @@
 """Tables as text, Markdown, CSV and LaTeX, and the layout of the paper's tables beside our numbers."""
 
 import csv
+import html
 import io
 import itertools
 import shutil
@@ -50,8 +51,13 @@ def folded(table: Table, width: int) -> list[Table]:
 def as_markdown(table: Table) -> str:
     """The table in Markdown."""
     rule = [":--", *("--:" for _ in table[0][1:])]
-    header, *body = ([cell.replace("|", "\\|").replace("*", "\\*") for cell in row] for row in table)
+    header, *body = ([markdown(cell).replace("|", "\\|") for cell in row] for row in table)
     return "\n".join(f"| {' | '.join(row)} |" for row in (header, rule, *body))
+
+
+def markdown(text: str) -> str:
+    """Text from records in Markdown, where none of it is markup."""
+    return html.escape(text, quote=False).replace("*", "\\*")
 
 
 class Size(NamedTuple):
@@ -152,8 +158,8 @@ class PaperTable(NamedTuple):
 
     def as_markdown(self) -> str:
         """A section of a Markdown document."""
-        notes = "\n".join(self.notes).replace("*", "\\*").replace("[", "\\[")
-        return "\n\n".join(filter(None, (f"## {self.title}", as_markdown(self.rows), notes)))
+        notes = markdown("\n".join(self.notes)).replace("[", "\\[")
+        return "\n\n".join(filter(None, (f"## {markdown(self.title)}", as_markdown(self.rows), notes)))
 
     def as_csv(self) -> str:
         """All names on every line; standard deviations (`sd`) and the paper's numbers in further columns."""

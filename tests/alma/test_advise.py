@@ -9,6 +9,7 @@ import pytest
 
 from alma.report.advice.__main__ import main
 from alma.report.advice.advice import advise, decision_table, forecast_table, front_table
+from alma.report.advice.backtest import regrets_so_far
 from alma.report.advice.candidates import DRAWS, find_candidates, forecasts, one_section
 from alma.report.advice.choice import Limits
 from alma.report.advice.decisions import difference_interval
@@ -379,3 +380,40 @@ def test_the_page_shows_the_advice(tmp_path):
     assert first["configurations"][panel["of"][0]]["label"] == panel["rows"][0][2]
     assert "Lowest expected mean error (%) over t=41..41: ens w=1" in panel["caption"]
     assert "Advice" not in titles[1]
+
+
+def test_the_order_of_the_seeds_changes_nothing(tmp_path):
+    for place, names in (("a", "012"), ("b", "201")):
+        for seed, name in enumerate(names):
+            for w, level in ((1, 0.5), (2, 0.4)):
+                errors = law(level, 0.3, 0.1, noise=0.05, seed=seed, count=12)
+                image_run(tmp_path / place / str(w) / name, errors, w, seed=seed)
+    one, other = (decision_table(advice_on(tmp_path / place)) for place in "ab")
+    assert one == other
+    assert len(one) > 1
+
+
+def test_a_choice_among_configurations_behind_one_beyond_the_limits(tmp_path):
+    for learner in ("ens", "umix"):
+        image_run(tmp_path / learner, law(0.5, 0.3, 0.1, count=12), learner=learner, size=800)
+    for learner in ("sm", "gmoe"):
+        image_run(tmp_path / learner, law(0.5, 0.3, 0.1, count=12), learner=learner, rows=8)
+    found = advice_on(tmp_path, parameters=100)
+    assert found.choice.candidate.result.learner in ("sm", "gmoe")
+    assert found.regrets == {}
+
+
+def test_runs_without_a_trained_model_say_so_and_name_no_option(tmp_path):
+    image_run(tmp_path / "run", [0.5] * 12, rows=1)
+    said = error_of(call(tmp_path))
+    assert "no stage is complete by t=0" in said
+    assert "--from" not in said
+
+
+def test_the_rule_needs_the_expected_measure_only(tmp_path, monkeypatch):
+    """Draws and runs cost most of a forecast: looking back for the rule must not make them."""
+    two_learners(tmp_path)
+    (section,) = find_sections(find_runs([tmp_path]))
+    found = forecasts(find_candidates(section), "coming")
+    monkeypatch.setattr(Fit, "draw", None)
+    assert regrets_so_far(section, "coming", found).keys() == {"forecast", "lowest so far", "lowest now"}

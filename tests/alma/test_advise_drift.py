@@ -121,7 +121,7 @@ def test_seeds_and_files_are_joined_and_a_missing_cell_does_not_count(tmp_path):
     (group,) = matrix.read_groups([one, two])
     assert len(group.losses.seeds) == 2
     assert math.isnan(group.losses.seeds[1][0][0])
-    assert (0, 0) not in group.losses.by_age()[0]
+    assert (0, 0) not in group.losses.by_age[0]
 
 
 def _bad(old, new):
@@ -326,3 +326,24 @@ def test_the_backtest_of_a_file(table, tmp_path):
     assert [each["title"] for each in record["groups"]] == ["1b/news", "1b/wiki"]
     few = written(tmp_path / "few.csv", *lines(trained=(6, 12, 18)))
     assert "too few models with a loss on their own period" in error_of(call("--matrix", few, "--backtest"))
+
+
+def test_a_backtest_of_models_tested_on_two_periods_has_too_little_to_read(tmp_path):
+    cells = [(until, tested, 1 + 0.1 * abs(tested - until)) for until in range(1, 6) for tested in (4, 5)]
+    path = tmp_path / "losses.csv"
+    path.write_text("trained_until,tested_on,loss\n" + "".join(f"{u},{t},{x}\n" for u, t, x in cells))
+    assert "error: " in call("--matrix", path, "--backtest").stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("1,1,1e200", ", line 2, loss: 1e200: a number up to 1e100"),
+        ('1,1,"' + "1" * 140_000, "is a quote left open?"),
+    ],
+)
+def test_numbers_and_lines_that_are_too_long(tmp_path, line, told):
+    path = tmp_path / "losses.csv"
+    path.write_text(f"trained_until,tested_on,loss\n{line}\n")
+    done = call("--matrix", path)
+    assert (done.returncode, told in done.stderr, done.stderr.count("\n")) == (2, True, 1)

@@ -10,7 +10,7 @@ from alma.report import compare, tables
 from alma.report.labels import describe
 from alma.report.results import column, find_runs, group
 
-from .synthetic import by_learner, edited, make_run, report, table_rows, with_info
+from .synthetic import by_learner, edited, image_run, make_run, report, table_rows, with_info
 
 
 def names(place):
@@ -72,7 +72,7 @@ def test_the_learner_column_shows_only_differences_by_flag(tmp_path):
     make_run(tmp_path / "a", [90.0, 20.0], **slow, **lists)
     make_run(tmp_path / "b", [90.0, 20.0], fairseq_flags=[*flags, "--lr=2e-3", "--fp16"], **lists)
     make_run(tmp_path / "c", [90.0, 20.0], learner="gmoe", grow_experts=[2, 2, 2], **slow, **lists)
-    make_run(tmp_path / "d", [90.0, 20.0], learner="gmoe", grow_experts=[2, 4], **slow)
+    make_run(tmp_path / "d", [90.0, 20.0], learner="gmoe", grow_experts=[2, 4], **slow, **lists)
     assert names(tmp_path) == [
         *("gmoe lr=1e-3 grow_experts=2", "gmoe lr=1e-3 grow_experts=2,4"),
         *("sm lr=1e-3", "sm lr=2e-3 fp16"),
@@ -95,13 +95,36 @@ def test_what_a_preset_sets_with_the_average_is_shown_only_within_a_variant(tmp_
     assert names(tmp_path) == ["ens select=last", "sm select=loss", "sm, replay 0.5 select=last"]
 
 
-def test_checksums_are_shown_only_if_nothing_else_distinguishes_data(tmp_path):
+def test_each_data_has_a_table_and_a_checksum_only_if_nothing_else_tells_it_apart(tmp_path):
     for digest in ("1", "2"):
         run = tmp_path / "wiki" / digest
         make_run(run, [90.0, 20.0], stream="wiki", stream_sha256=digest * 64, seed=int(digest))
-    assert names(tmp_path) == ["sm stream_sha256=11111111", "sm stream_sha256=22222222"]
+    titles = [compare.heading(table) for table in group(find_runs([tmp_path]))]
+    assert [title.split(", ")[1] for title in titles] == ["wiki (11111111)", "wiki (22222222)"]
     make_run(tmp_path / "books", [90.0, 20.0], stream="books", stream_sha256="3" * 64)
-    assert by_learner(tmp_path / "wiki/1", tmp_path / "books").keys() == {"sm stream=wiki", "sm stream=books"}
+    titles = [compare.heading(table) for table in group(find_runs([tmp_path / "wiki/1", tmp_path / "books"]))]
+    assert [title.split(", ")[1] for title in titles] == ["books", "wiki"]
+
+
+def test_scenarios_of_one_data_set_are_not_compared(tmp_path):
+    image_run(tmp_path / "iid", [0.5, 0.4])
+    image_run(tmp_path / "rotated", [0.5, 0.1], scenario="rotated")
+    tables = group(find_runs([tmp_path]))
+    assert [table[0].stream for table in tables] == ["digits, B = 2", "digits rotated, B = 2"]
+    assert [table[0].stem for table in tables] == ["error_digits_B2", "error_digits_rotated_B2"]
+
+
+def test_flags_in_another_order_are_the_same_settings(tmp_path):
+    for seed, flags in enumerate((["--lr", "1", "--fp16"], ["--fp16", "--lr", "1"])):
+        make_run(tmp_path / str(seed), [90.0, 20.0], fairseq_flags=flags, seed=seed)
+    (row,) = table_rows(tmp_path)
+    assert row["n"] == "2"
+
+
+def test_no_two_configurations_have_one_label(tmp_path):
+    for growth in ([2], [2, 2]):
+        make_run(tmp_path / str(growth), [90.0, 20.0], learner="gmoe", grow_experts=growth)
+    assert set(names(tmp_path)) == {"gmoe grow_experts=[2]", "gmoe grow_experts=[2, 2]"}
 
 
 @pytest.mark.parametrize(

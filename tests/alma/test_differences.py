@@ -40,20 +40,47 @@ def test_only_common_seeds_and_common_t_count(tmp_path):
         run = image_run(tmp_path / f"ens{seed}", [0.6, 0.4, 0.3, 0.3], seed=seed, learner="ens", rows=3)
         assert run.rows[-1]["t"] == 2
     (row,) = rows_of(tmp_path, "sm").values()
-    assert (row["learner"], row["n"]) == ("ens (not finished, t=2/4)", "1")
+    assert (row["learner"], row["n"], row["t"]) == ("ens (not finished, t=2/4)", "1", "2")
     assert (row["average"], row["last"]) == ("+5.00", "+0.00")
+    (row,) = rows_of(tmp_path, "ens").values()
+    assert (row["learner"], row["n"], row["t"]) == ("sm", "1", "2")  # the baseline is the one behind
     image_run(tmp_path / "umix", [0.1] * 4, seed=7, learner="umix")
     lone = rows_of(tmp_path, "sm")["umix"]
     assert (lone["n"], lone["average"], lone["Comp"]) == ("0", "", "")
 
 
+def test_an_unpaired_seed_that_is_behind_changes_nothing(tmp_path):
+    for seed in (0, 1):
+        image_run(tmp_path / f"sm{seed}", [0.4, 0.4, 0.3, 0.2], seed=seed)
+        image_run(tmp_path / f"ens{seed}", [0.4, 0.4, 0.2, 0.1], seed=seed, learner="ens")
+    before = rows_of(tmp_path, "sm")["ens"]
+    image_run(tmp_path / "ens2", [0.4, 0.4, 0.2, 0.1], seed=2, learner="ens", rows=2)
+    (row,) = rows_of(tmp_path, "sm").values()
+    assert (row["n"], row["last"], row["average"]) == ("2", before["last"], before["average"])
+    assert before["last"].startswith("-10.00")
+    assert "t" not in row
+
+
+def test_a_repeated_seed_is_an_error(tmp_path):
+    image_run(tmp_path / "sm", [0.4, 0.3])
+    image_run(tmp_path / "a", [0.2, 0.1], learner="ens")
+    image_run(tmp_path / "b", [0.3, 0.2], learner="ens")
+    said = error_of(report(tmp_path, "--baseline", "sm"))
+    assert str(tmp_path / "a") in said
+    assert str(tmp_path / "b") in said
+    assert "are both seed 0 of ens" in said
+
+
 def test_other_data_are_left_out(tmp_path):
     image_run(tmp_path / "sm", [0.4, 0.3])
     image_run(tmp_path / "other", [0.2, 0.1], learner="ens", dataset="mnist", data="11")
-    done = report(tmp_path, "--baseline", "sm dataset=digits")
-    assert "'sm dataset=digits': no other configuration of these runs is on its data" in error_of(done)
+    done = report(tmp_path, "--baseline", "sm")
+    assert "'sm': no other configuration of these runs is on its data" in error_of(done)
     image_run(tmp_path / "near", [0.2, 0.1], learner="umix")
-    assert list(rows_of(tmp_path, "sm dataset=digits")) == ["umix dataset=digits"]
+    digits, mnist = group(find_runs([tmp_path]))
+    baseline, none = differences.find_baselines([digits, mnist], "sm")
+    assert [row[0] for row in differences.table(baseline, digits)[1:]] == ["umix"]
+    assert none is None
 
 
 def loss(newest, following, past):

@@ -71,6 +71,7 @@ def test_long_curves_are_decimated_and_the_page_says_so(tmp_path, monkeypatch):
     assert times[:2] == [0, 1]
     assert times[-1] == 300
     assert "more than 100 points show 100" in panel["caption"]
+    assert set(range(0, 301, 15)) <= set(times)  # those of the page's table
 
 
 def test_data_sets_metrics_and_lengths_are_sections(tmp_path):
@@ -81,7 +82,7 @@ def test_data_sets_metrics_and_lengths_are_sections(tmp_path):
     lm_run(tmp_path / "other", [31, 21], stream="books", stream_sha256="b" * 64)
     titles = [section["title"] for section in page_of(tmp_path)["sections"]]
     assert titles == [
-        *("books: test perplexity, B = 2 (aaaaaaaa)", "books: test perplexity, B = 2 (bbbbbbbb)"),
+        *("books (aaaaaaaa): test perplexity, B = 2", "books (bbbbbbbb): test perplexity, B = 2"),
         *("digits: test error (%), B = 2", "digits: test error (%), B = 3", "mnist: test error (%), B = 2"),
     ]
 

@@ -61,3 +61,9 @@ def test_a_uniform_model():
     assert metrics.perplexity(math.log(50000)) == pytest.approx(50000)
     assert metrics.perplexity(1e4) == math.inf
     assert metrics.bits_per_byte(100 * math.log(256), 100) == pytest.approx(8)
+
+
+def test_a_perplexity_of_zero_has_no_logarithm():
+    found = metrics.transfer({1: [0.0, 2.0], 2: [3.0, 4.0]}, logarithmic=True)
+    assert math.isnan(found.in_distribution)
+    assert found.backward_transfer == pytest.approx(3)

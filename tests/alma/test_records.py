@@ -218,11 +218,19 @@ def test_other_rows_are_refused(run, tmp_path):
     del incomplete["seconds"]
     with pytest.raises(ValueError, match="missing fields \\['seconds'\\]"):
         run.append(incomplete)
-    with pytest.raises(UserError, match="t=1: training diverged"):
-        run.append(row(1, value=float("nan")))
+    for value in (float("nan"), 1e150):  # reports take squares of values
+        with pytest.raises(UserError, match="t=1: training diverged"):
+            run.append(row(1, value=value))
     with pytest.raises(ValueError, match=r"Run\.read"):
         Run.read(tmp_path).append(row(0))
     assert run.rows == []
+
+
+def test_a_run_has_one_metric(run):
+    run.append(row(0))
+    run.append(row(1, metric="perplexity"))
+    with pytest.raises(UserError, match="perplexity after error: a run has one metric"):
+        print(run.rows)
 
 
 def test_a_full_disk_leaves_no_half_row(run, monkeypatch):

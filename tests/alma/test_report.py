@@ -17,7 +17,7 @@ from alma.report import compare, figures, style
 from alma.report.results import Result, compute, group, memory
 from alma.report.style import WAIT_RAMP
 
-from .synthetic import PARAMETERS, ROOT, error_of, make_run, report
+from .synthetic import PARAMETERS, ROOT, error_of, image_run, make_run, report
 
 
 def test_out_writes_markdown_csv_and_figures(tmp_path):
@@ -187,3 +187,22 @@ def test_tick_labels_do_not_touch(tmp_path):
     boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.x0)
     assert boxes
     assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
+
+
+def test_text_from_records_is_no_markup_in_report_md(tmp_path):
+    make_run(tmp_path / "a", [90.0, 20.0], name="<b>bold</b>")
+    make_run(tmp_path / "b", [90.0, 20.0], learner="ens")
+    report(tmp_path, "--out", tmp_path / "out")
+    text = (tmp_path / "out/report.md").read_text()
+    assert "&lt;b&gt;bold&lt;/b&gt; (sm)" in text
+    assert "<b>" not in text
+
+
+def test_data_of_one_metric_and_length_have_tables_and_figures_of_their_own(tmp_path):
+    image_run(tmp_path / "digits", [0.5, 0.4])
+    image_run(tmp_path / "mnist", [0.3, 0.2], dataset="mnist")
+    done = report(tmp_path, "--out", tmp_path / "out")
+    titles = [line for line in done.stdout.splitlines() if line.startswith("Test error")]
+    assert titles == [f"Test error (%) after mega-batch t, {name}, B = 2" for name in ("digits", "mnist")]
+    for name in ("digits", "mnist"):
+        assert (tmp_path / f"out/error_{name}_B2_over_time.png").exists()

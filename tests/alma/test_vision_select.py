@@ -63,7 +63,7 @@ def test_data_sets_are_separated_by_name_length_and_content(tmp_path):
     image_run(tmp_path / "c", [0.5, 0.4], dataset="mnist", data="aaaaaaaa")
     image_run(tmp_path / "d", [0.5, 0.4], dataset="mnist", data="bbbbbbbb")
     found = select.data_sets(find_runs([tmp_path]))
-    assert sorted(found) == ["digits_B2", "digits_B3", "mnist_B2_aaaaaa", "mnist_B2_bbbbbb"]
+    assert sorted(found) == ["digits_B2", "digits_B3", "mnist_aaaaaaaa_B2", "mnist_bbbbbbbb_B2"]
 
 
 def test_excess_waiting_times_are_left_out_between_the_extremes(tmp_path):

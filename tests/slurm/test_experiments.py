@@ -103,6 +103,11 @@ def test_key_value_overrides_all_files_and_flags_override_key_value(tmp_path, mo
     assert one.flags.keys() == {"--max-update", "--moe-expert-count"}
 
 
+def test_an_override_that_is_no_value_is_one_line():
+    with pytest.raises(UserError, match="lr=2020-13-45: the value is not YAML"):
+        read_requests(["set/fixed_big.yaml", "lr=2020-13-45"])
+
+
 def test_an_existing_path_may_contain_an_equals_sign(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("lr=1").mkdir()

@@ -153,6 +153,7 @@ def test_language_models_of_both_sizes_run_and_are_reported(tmp_path, size, mode
             "figure1 has no --size saturated: give --size small",
         ),
         (["time", "--size", "paper"], "time has no --size paper: give --size small"),
+        (["all", "time", "--size", "saturated"], "time has no --size saturated: give --size small"),
         (["time"], "time/sizes/small.yaml: make it, and give it with --stream"),
         (["table1", "--size", "saturated"], "table2/sizes/saturated.yaml: make it, and give it"),
     ],

@@ -24,7 +24,10 @@ from alma.report.tables import Table
 
 _MOST_TIMES = 4  # columns of forecasts
 _MOST_LABELS = 6  # of a remark
-DIFFERENCE = "Difference: the other configuration less the choice; positive values are worse."
+DIFFERENCE = (
+    "Difference: the other configuration less the choice; positive values are worse. The two answer the "
+    "other questions alike; further settings, such as the learning rate, may differ: each is at its best."
+)
 _CAVEATS = {
     "average": "This mean counts the past, and untrained models while a learner waits.",
     "cer": "This sum counts the past, and untrained models while a learner waits.",
@@ -123,7 +126,7 @@ class Advice(NamedTuple):
         """What the differences mean, and questions that no run answers."""
         answered = {each.question for each in self.comparisons}
         missing = [question for question in QUESTIONS if question not in answered]
-        alone = f"No run within the limits differs from the choice in this alone: {' '.join(missing)}"
+        alone = f"No run within the limits answers otherwise and all else alike: {' '.join(missing)}"
         notes = [DIFFERENCE] if answered else []
         if any(each.on_next for each in self.comparisons):
             notes.append(ON_NEXT.format(unit=unit(self.found[0].candidate.result)))

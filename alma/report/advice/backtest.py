@@ -100,10 +100,12 @@ def regrets_so_far(section: Section, by: str, found: Sequence[Forecast]) -> dict
 
     {} with fewer than LEAST_ORIGINS mega-batches at which two of them had a complete stage.
     """
-    if len(found) < 2:
+    if not found:
         return {}
     now = found[0].candidate.start
     actual = [each.candidate for each in found if each.candidate.now == now]
+    if len(actual) < 2:
+        return {}
     whole = _seen(section, now, {each.label for each in actual})
     times = [t for t in _times(now) if sum(not result.waiting(t) for result in whole.results) > 1]
     if len(times) < LEAST_ORIGINS:
@@ -118,7 +120,7 @@ def regrets_so_far(section: Section, by: str, found: Sequence[Forecast]) -> dict
 
 def _seen(section: Section, until: int, labels: set[str] | None = None) -> Section:
     """The configurations with all rows up to `until`."""
-    kept = [r for r in section.results if r.progress >= until and (not labels or r.label in labels)]
+    kept = [r for r in section.results if r.progress >= until and (labels is None or r.label in labels)]
     return section._replace(results=kept)
 
 

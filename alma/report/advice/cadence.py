@@ -164,7 +164,7 @@ def retraining(
     left out, but for the cheapest. UserError: too few models were tested on one period.
     """
     fit = StalenessFit(losses)
-    oldest = max(losses.by_age()) / fit.period
+    oldest = max(losses.by_age) / fit.period
     every = [k for k in _EVERY if k <= max(2, oldest)]
     cost = {k: compute.of(k) if compute else None for k in every}
     within = [k for k in every if budget is None or (cost[k] or 0.0) <= 1.01 * budget] or every[-1:]

@@ -25,7 +25,7 @@ _LEAST = 1e-9  # of a metric to come: differences are of logs
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration as it was after mega-batch `now`; later rows are not read."""
+    """A configuration as it was after mega-batch `now`. Its values and costs are of the rows up to then."""
 
     result: Result
     now: int  # the last t that was read
@@ -156,16 +156,61 @@ def _measure(by: str, values: Mapping[int, float], since: int, until: int) -> fl
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is expected of a candidate."""
+    """What is expected of a candidate, computed when it is asked for; the same for the same records."""
 
     candidate: Candidate
-    fit: Fit
-    draws: Array  # of the metric at the candidate's `to_come`, (DRAWS, stages)
-    expected: float  # measure, by the mean of the laws
-    totals: Array  # draws of the measure, (DRAWS,)
-    laws: Array  # quantiles of the measure by laws alone, (DRAWS,)
-    walks: Array  # draws of the log factor by which the measure drifts from its law, (DRAWS,)
-    run_totals: list[float]  # the measure that each run is expected to have
+    by: str  # the measure
+    scatter: Scatter
+
+    @cached_property
+    def fit(self) -> Fit:
+        """The laws through the mean over seeds."""
+        return Fit(self.candidate.curve, self.scatter)
+
+    @cached_property
+    def expected(self) -> float:
+        """The measure by the mean of the laws."""
+        return float(self.candidate.totals(self.by, self._path[None])[0])
+
+    @cached_property
+    def _path(self) -> Array:
+        return self.fit.expected(self.candidate.to_come)
+
+    @property
+    def draws(self) -> Array:
+        """Draws of the metric at the candidate's `to_come`, (DRAWS, stages)."""
+        return self._drawn[0]
+
+    @property
+    def walks(self) -> Array:
+        """Draws of the log factor by which the measure drifts from its law, (DRAWS,)."""
+        return self._drawn[1]
+
+    @cached_property
+    def _drawn(self) -> tuple[Array, Array]:
+        random = np.random.default_rng(list(canonical(self.candidate.result.config).encode()))
+        draws = self.fit.draw(self.candidate.to_come, DRAWS, random)
+        walked = self._path * np.exp(self.fit.walks(self.candidate.to_come, DRAWS, random))
+        return draws, np.log(self.candidate.totals(self.by, walked) / self.expected)
+
+    @cached_property
+    def totals(self) -> Array:
+        """Draws of the measure, (DRAWS,)."""
+        return self.candidate.totals(self.by, self.draws)
+
+    @cached_property
+    def laws(self) -> Array:
+        """Quantiles of the measure by laws alone, (DRAWS,)."""
+        values, probability = self.fit.of_laws(self.candidate.to_come)
+        totals = self.candidate.totals(self.by, values)
+        order = totals.argsort()
+        ranks = (np.arange(DRAWS) + 0.5) / DRAWS
+        return totals[order][probability[order].cumsum().searchsorted(ranks).clip(max=len(order) - 1)]
+
+    @cached_property
+    def run_totals(self) -> list[float]:
+        """The measure that each run is expected to have."""
+        return self.candidate.run_totals(self.by, self.scatter)
 
     def at(self, t: int) -> Array:
         """Draws of the metric at a t after `now`, (DRAWS,)."""
@@ -199,9 +244,9 @@ def find_candidates(section: Section, now: int | None = None, until: int | None 
     """
     megabatches = section.results[0].megabatches
     last = max(result.progress for result in section.results)
-    now = last if now is None else now
-    if not 1 <= now <= megabatches:
+    if now is not None and not 1 <= now <= megabatches:
         raise UserError(f"--from {now}: a mega-batch of the stream, from 1 to {megabatches}")
+    now = last if now is None else now
     longest = max(result.waiting_time for result in section.results)
     until = until or (megabatches if now < megabatches else now + longest)
     start = min(now, last)
@@ -217,29 +262,6 @@ def find_candidates(section: Section, now: int | None = None, until: int | None 
 
 
 def forecasts(candidates: Sequence[Candidate], by: str) -> list[Forecast]:
-    """A forecast of each candidate. Draws are the same for the same records."""
+    """A forecast of each candidate."""
     scatter = estimate_scatter([candidate.curve for candidate in candidates])
-    return [_forecast(candidate, by, scatter) for candidate in candidates]
-
-
-def _forecast(candidate: Candidate, by: str, scatter: Scatter) -> Forecast:
-    random = np.random.default_rng(list(canonical(candidate.result.config).encode()))
-    fit, times = Fit(candidate.curve, scatter), candidate.to_come
-    draws, path = fit.draw(times, DRAWS, random), fit.expected(times)
-    values, probability = fit.of_laws(times)
-    totals = candidate.totals(by, values)
-    order = totals.argsort()
-    ranks = (np.arange(DRAWS) + 0.5) / DRAWS
-    places = probability[order].cumsum().searchsorted(ranks).clip(max=len(order) - 1)
-    expected = candidate.totals(by, path[None])[0]
-    walks = candidate.totals(by, path * np.exp(fit.walks(times, DRAWS, random)))
-    return Forecast(
-        candidate,
-        fit,
-        draws,
-        float(expected),
-        candidate.totals(by, draws),
-        totals[order][places],
-        np.log(walks / expected),
-        candidate.run_totals(by, scatter),
-    )
+    return [Forecast(candidate, by, scatter) for candidate in candidates]

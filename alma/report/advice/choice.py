@@ -14,6 +14,8 @@ class Limits(NamedTuple):
 
     def allow(self, forecast: Forecast) -> bool:
         """Whether a candidate stays within the limits up to the end of the forecast."""
+        if self.compute is None and self.parameters is None:
+            return True
         return self.hold(forecast.candidate.compute_until, forecast.candidate.parameters_until)
 
     def hold(self, *costs: float) -> bool:

@@ -14,6 +14,7 @@ from alma.report.advice.cadence import Retraining, retraining
 from alma.report.advice.staleness_backtest import StalenessBacktest, look_back_on
 from alma.report.advice.text import DocumentPart
 from alma.report.age import Losses
+from alma.schema import is_number
 
 _NEEDED = ("trained_until", "tested_on", "loss")
 _GROUP = ("model", "domain")
@@ -101,7 +102,7 @@ def _lines(path: Path, kinds: dict[str, str]) -> Iterator[_Loss]:
     if missing:
         raise UserError(f"{path}: no column {', '.join(missing)}: line 1 names {', '.join(_NEEDED)}")
     empty = True
-    for row in table:
+    for row in _rows(table, path):
         place, empty = f"{path}, line {table.line_num}", False
         if None in row or None in row.values():
             raise UserError(f"{place}: as many values as line 1 has names")
@@ -111,6 +112,15 @@ def _lines(path: Path, kinds: dict[str, str]) -> Iterator[_Loss]:
         yield _Loss(place, "/".join(names) or path.stem, row.get("seed", "").strip(), until, tested, loss)
     if empty:
         raise UserError(f"{path}: no losses below the names of the columns")
+
+
+def _rows(table: "csv.DictReader[str]", path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        yield from table
+    except csv.Error as error:
+        raise UserError(
+            f"{path}, line {table.line_num + 1}: not CSV ({error}): is a quote left open?"
+        ) from None
 
 
 def _time(text: str, place: str, kinds: dict[str, str]) -> float:
@@ -131,12 +141,12 @@ def _time(text: str, place: str, kinds: dict[str, str]) -> float:
     return value
 
 
-def _number(text: str, place: str, form: str = ": a finite number") -> float:
+def _number(text: str, place: str, form: str = ": a number up to 1e100") -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not math.isfinite(value) or not is_number(value):
         raise UserError(f"{place}: {text.strip() or 'empty'}{form}")
     return value
 

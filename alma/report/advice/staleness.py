@@ -84,7 +84,7 @@ class StalenessFit:
         mean = np.mean(losses.seeds, axis=0)
         self.mean = np.where(np.isfinite(mean), mean, np.nan)  # (rows, columns); NaN where a seed has none
         first_row, first = (len(each) - _MOST for each in (losses.until, losses.periods))
-        cells = [cell for a, found in losses.by_age().items() if a >= 0 for cell in found]
+        cells = [cell for a, found in losses.by_age.items() if a >= 0 for cell in found]
         cells = sorted((j, i) for i, j in cells if i >= first_row and j >= first)
         sizes = [len(list(same)) for _, same in itertools.groupby(cells, lambda cell: cell[0])]
         if len(cells) - len(sizes) < _LEAST_CONTRASTS:
@@ -92,6 +92,8 @@ class StalenessFit:
                 f"{losses.label}: no forecast of staleness from fewer than {_LEAST_CONTRASTS} comparisons of "
                 "models of different ages on one period: test more models on the periods after them"
             )
+        if len(losses.periods) < 2:
+            raise UserError(f"{losses.label}: no forecast of staleness from models tested on a single period")
         gaps = [later - earlier for earlier, later in itertools.pairwise(losses.periods)]
         self.period = statistics.median(gaps)  # distance of the held-out parts
         columns, rows = np.array(cells).T

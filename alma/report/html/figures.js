@@ -379,9 +379,9 @@ function drawGrids(panel, section) {
 function heatmap(panel, grid, name) {
   const values = grid.maps[name];
   const hovers = values.map((row, i) => row.map((value, j) =>
-    `${plain(grid.name)}<br>${panel.column} = ${grid.x[j]}, ${plain(panel.y)} ${i + 1}<br>${plain(name)}: ${number(value)}`));
+    `${plain(grid.name)}<br>${panel.column} = ${plain(String(grid.x[j]))}, ${plain(panel.y)} ${i + 1}<br>${plain(name)}: ${number(value)}`));
   return {
-    type: "heatmap", z: values, x: grid.x.map(String), y: values.map((_, i) => String(i + 1)), hoverinfo: "text", hovertext: hovers,
+    type: "heatmap", z: values, x: grid.x.map((at) => plain(String(at), 99)), y: values.map((_, i) => String(i + 1)), hoverinfo: "text", hovertext: hovers,
     xgap: 1, ygap: 1, textfont: { color: css("--ink") }, colorscale: [[0, css("--raised")], [1, css("--scale")]], colorbar: { thickness: 10, outlinewidth: 0 },
     hoverongaps: false, ...(panel.range && { zmin: panel.range[0], zmax: panel.range[1] }), ...(grid.x.length <= 8 && { text: values.map((row) => row.map((value) => (value === null ? "" : number(value)))), texttemplate: "%{text}" }),
   };

@@ -55,7 +55,7 @@ def page_data(runs: Sequence[Run], remarks: Sequence[str] = ()) -> dict[str, Any
     """All that the page shows, as JSON values. UserError: no run has rows."""
     return {
         "about": [
-            count(len({run.directory for run in runs}), "run"),
+            count(len({run.directory for run in runs if run.rows}), "run"),
             f"written {datetime.now(UTC).strftime('%Y-%m-%d %H:%M')} UTC",
         ],
         "remarks": list(remarks),

@@ -6,6 +6,7 @@ A panel is a dict with `kind`, `title`, `caption` and the data of that kind: `po
 new panels to PANELS.
 """
 
+import bisect
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,8 @@ Values = Callable[[Rows], Mapping[int, Any]]
 """Numbers of a run by t; None, or no entry, where there is none."""
 POINTS = 16_000
 """Most points of the curves of a measure; more are decimated."""
+TABLE_TIMES = 20
+"""Columns after t = 0 of the table of a measure over the stream, as in figures.js."""
 NUMBERS = 40_000
 """Most numbers of the experts' panel; further configurations are left out."""
 _PART = "held-out part of mega-batch j"
@@ -120,7 +123,7 @@ def _line(index: int, result: Result, measure: Values, factor: int, limit: int) 
     """The steps of a result; None if a repeat has no value at all."""
     times, means, deviations = [], [], []
     known, steps = [measure(rows) for rows in result.repeats], _steps(result)
-    for t in _thinned(steps, limit):
+    for t in _thinned(steps, limit, result.megabatches):
         values = [each[t] for each in known if each.get(t) is not None]
         if len(values) < len(known):
             continue
@@ -146,12 +149,17 @@ def _steps(result: Result) -> list[int]:
     return [result.times[0], *(t for before, t in pairs if state(t) != state(before))]
 
 
-def _thinned(times: Sequence[int], limit: int) -> list[int]:
-    """At most `limit` of the times, evenly, with the first two and the last."""
+def _thinned(times: Sequence[int], limit: int, megabatches: int) -> list[int]:
+    """At most `limit` of the times: the first two, the last at or before each t of the page's table, which
+    has TABLE_TIMES + 1, and the rest evenly."""
     if len(times) <= limit:
         return list(times)
-    steps = {round(i * (len(times) - 1) / (limit - 2)) for i in range(limit - 1)}
-    return [times[i] for i in sorted(steps | {1})]
+    shown = (round(i * megabatches / TABLE_TIMES) for i in range(TABLE_TIMES + 1))
+    kept = {0, 1, len(times) - 1, *(max(0, bisect.bisect_right(times, t) - 1) for t in shown)}
+    rest = [i for i in range(len(times)) if i not in kept]
+    more = max(0, limit - len(kept))
+    kept |= {rest[i * len(rest) // more] for i in range(more)}
+    return [times[i] for i in sorted(kept)]
 
 
 def table(section: Section) -> Panel | None:
@@ -179,7 +187,9 @@ def experts(section: Section) -> Panel | None:
             left_out += bool(names)
             continue
         for name in names:
-            columns = {t: layers[t][name] for t in times if name in layers[t]}
+            columns = {
+                t: layer for t in times if {"share", "loss"} <= (layer := layers[t].get(name, {})).keys()
+            }
             shares = [[100 * share for share in column["share"]] for column in columns.values()]
             losses = [column["loss"] for column in columns.values()]
             maps = {"share of tokens (%)": _padded(shares), "loss per token (nats)": _padded(losses)}
@@ -199,9 +209,10 @@ def matrices(section: Section) -> Panel | None:
     grids: list[dict[str, Any]] = []
     numbers, left_out = 0, 0
     for index, result in enumerate(section.results):
-        cells = drift.mean_matrix(result) if numbers <= NUMBERS else []
-        left_out += numbers > NUMBERS
-        if cells:
+        cells = drift.mean_matrix(result)
+        if cells and numbers > NUMBERS:
+            left_out += 1
+        elif cells:
             grids.append(_by_part(index, result, result.label, name, cells))
             numbers += len(cells) * len(cells[0])
     known = [value for grid in grids for row in grid["maps"][name] for value in row if value is not None]
@@ -290,7 +301,8 @@ def _by_part(
 
 
 def _left_out(count: int) -> str:
-    return f" {count} further configurations are left out to keep the page small." if count else ""
+    left = f" {count} further configuration{'s are' if count > 1 else ' is'} left out to keep the page small."
+    return left if count else ""
 
 
 def _padded(columns: Sequence[Sequence[float]]) -> list[list[float | int | None]]:
@@ -301,12 +313,13 @@ def _padded(columns: Sequence[Sequence[float]]) -> list[list[float | int | None]
 def settings(section: Section) -> Panel | None:
     """The settings that differ between configurations; the common ones as facts."""
     configs = [flatten({k: v for k, v in r.config.items() if k != "seed"}) for r in section.results]
-    names = [name for name in differing(configs) if name not in ALWAYS_SHOWN - VARIANT]
+    different = differing(configs)
+    names = [name for name in different if name not in ALWAYS_SHOWN - VARIANT]
     rows = [
         [result.label, *(as_setting(config[name]) if name in config else "" for name in names)]
         for result, config in zip(section.results, configs, strict=True)
     ]
-    common = {name: as_setting(value) for name, value in configs[0].items() if name not in differing(configs)}
+    common = {name: as_setting(value) for name, value in configs[0].items() if name not in different}
     caption = "Settings that differ, beside learner, waiting time and replay; empty if a learner lacks it."
     if not names:
         caption = "No settings differ but learner, waiting time and replay."

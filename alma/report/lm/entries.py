@@ -85,8 +85,8 @@ class Entry(NamedTuple):
 def find_entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str, list[Entry]], list[str]]:
     """The perplexity results, and a line for each run that is left out or not finished.
 
-    Results are grouped by B; the key is a suffix for file names, "" for a single B. UserError: no run has
-    perplexity, or none has it per word.
+    Results are grouped by data and B; the key is a suffix for file names, "" of a single group.
+    UserError: no run has perplexity, or none has it per word.
     """
     groups = [[r for r in results if r.metric == "perplexity" and r.times[-1]] for results in group(runs)]
     if not any(groups):
@@ -100,7 +100,7 @@ def find_entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str,
         groups = [[new for result in results if (new := _per_word(result))] for results in groups]
         if not any(groups):
             raise UserError("no row has perplexity_per_word: the streams of these runs do not count words")
-    found = {f"_B{results[0].megabatches}": _named(results) for results in groups if results}
+    found = {results[0].stem.removeprefix("perplexity"): _named(results) for results in groups if results}
     for entry in itertools.chain(*found.values()):
         done, total = entry.result.progress, entry.result.megabatches
         what = f"{entry.setting} of {entry.size}"
@@ -119,7 +119,7 @@ def _per_word(result: Result) -> Result | None:
         return {t for t, row in rows.items() if row["extra"].get("perplexity_per_word") is not None}
 
     times = sorted(set.intersection(*map(known, result.repeats)))
-    if not times:
+    if not any(times):
         return None
     repeats = tuple(
         {t: {**rows[t], "value": rows[t]["extra"]["perplexity_per_word"]} for t in times}

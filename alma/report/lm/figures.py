@@ -10,7 +10,7 @@ from alma.learners import colour_of
 from alma.report import style
 from alma.report.figures import curve
 from alma.report.front import Point, draw_front
-from alma.report.labels import data_name, listed
+from alma.report.labels import listed
 from alma.report.lm.entries import Entry, sizes
 from alma.report.lm.reference import Reference, reference
 from alma.report.results import average_trained, compute, trained
@@ -83,9 +83,10 @@ def write_figures(
             if len(shown) < 2:
                 remarks.append("front: only one configuration" if shown else "front: no configuration")
                 continue
-            name = f"{data_name(shown[0].result.config)}B = {shown[0].result.megabatches}"
             label = f"average {metric} over t = {_first(shown)}..{shown[0].result.megabatches}"
-            figure = draw_front(list(map(front_point, shown)), f"{name}: {metric} against compute", label)
+            figure = draw_front(
+                list(map(front_point, shown)), f"{shown[0].result.stream}: {metric} against compute", label
+            )
             pictures.append(Picture(out / f"front{suffix}.png", _FRONT.format(metric=metric)))
             style.save(figure, pictures[-1].path)
     return pictures, remarks

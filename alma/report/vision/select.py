@@ -17,7 +17,7 @@ from alma.configs import canonical, differing, flatten
 from alma.records import Run
 from alma.report.figures import Curve
 from alma.report.labels import ALWAYS_SHOWN, as_setting, variants
-from alma.report.results import Measure, Result, Rows, column, compute, group, memory
+from alma.report.results import Measure, Result, Rows, column, compute, group, memory, slug
 
 _NOT_METHOD = ALWAYS_SHOWN | {"hidden", "dataset", "data"}
 _CONTROLLED = ("hidden", "waiting_time", "replay", "epochs", "arch")
@@ -55,16 +55,7 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
 
     Their `settings` are those that differ from the most frequent ones of their learner.
     """
-    found: dict[tuple[str, int, str], list[Result]] = {}
-    for result in (result for results in group(runs) for result in results):
-        config = result.config
-        key = config["dataset"], config["megabatches"], str(config.get("data", ""))
-        found.setdefault(key, []).append(result)
-    stems = Counter((name, megabatches) for name, megabatches, _ in found)
-    return {
-        f"{name}_B{megabatches}" + (f"_{data[:6]}" if stems[name, megabatches] > 1 else ""): _named(results)
-        for (name, megabatches, data), results in sorted(found.items())
-    }
+    return {f"{slug(results[0].data)}_B{results[0].megabatches}": _named(results) for results in group(runs)}
 
 
 def _named(results: Sequence[Result]) -> list[Result]:
