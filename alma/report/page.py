@@ -22,10 +22,10 @@ def write_report(
     groups: Sequence[Sequence[Result]],
     runs: Sequence[Run],
     out: Path,
-    pictures: Sequence[Picture] | None = None,
-    tables: Mapping[str, PaperTable] | None = None,
-    choices: Sequence[str] = (),
-    baselines: Sequence[Result | None] = (),
+    pictures: Sequence[Picture] | None,
+    tables: Mapping[str, PaperTable],
+    choices: Sequence[str],
+    baselines: Sequence[Result | None],
 ) -> list[Path]:
     """Write report.md, report.csv, figures and, of streams that drift, age.csv to the directory `out`.
 
@@ -34,13 +34,12 @@ def write_report(
     `choices` the lines of `alma.report.selection`. `baselines` are those of the tables of
     differences, one for each group or None.
     """
-    tables = tables or {}
     found = [aged(results) for results in groups]
     records = [record for each in found for record in age_table.records(each)]
     written = [out / "report.md", out / "report.csv", *([out / "age.csv"] if records else [])]
     written += _write_tables(tables, out)
     parts = ["# ALMA report", *map(markdown, choices), *(table.as_markdown() for table in tables.values())]
-    for results, ages, baseline in zip(groups, found, baselines or [None] * len(groups), strict=True):
+    for results, ages, baseline in zip(groups, found, baselines, strict=True):
         drawn = write_figures(results, out) if pictures is None else []
         parts += [f"## {markdown(compare.heading(results))}", as_markdown(compare.table(results))]
         parts += [markdown(compare.note(results))]
@@ -82,7 +81,7 @@ def _write_tables(tables: Mapping[str, PaperTable], out: Path) -> list[Path]:
     return written
 
 
-def write_csv(runs: Sequence[Run], path: Path, ages: Sequence[Sequence[Aged]] = ()) -> None:
+def write_csv(runs: Sequence[Run], path: Path, ages: Sequence[Sequence[Aged]]) -> None:
     """Write all rows in long format: a line per run and t, with all settings and all fields.
 
     A run with an average has a second line per t, without `config.average`, for its raw weights. The means

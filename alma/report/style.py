@@ -70,17 +70,16 @@ def drawing() -> AbstractContextManager[None]:
 
 def save(figure: Any, path: Path, formats: Iterable[str] = ("png", "svg", "pdf")) -> None:
     """Write a figure at `path`, a PNG, and beside it as SVG and PDF with selectable text."""
-    with drawing():
-        figure.draw_without_rendering()
-        thin_ticks(figure)
-        figure.set_layout_engine("none")  # keep the layout: each file would compute it again
-        for suffix in formats:
-            place = path if suffix == "png" else path.with_suffix(f".{suffix}")
-            look = {"dpi": 200, "bbox_inches": "tight", "metadata": _METADATA[suffix]}
-            drawn = io.BytesIO()  # matplotlib hides the error of a full disk behind one of its own
-            figure.savefig(drawn, format=suffix, **look)
-            with atomic_write(place, "wb") as file:
-                file.write(drawn.getbuffer())
+    figure.draw_without_rendering()
+    thin_ticks(figure)
+    figure.set_layout_engine("none")  # keep the layout: each file would compute it again
+    for suffix in formats:
+        place = path if suffix == "png" else path.with_suffix(f".{suffix}")
+        look = {"dpi": 200, "bbox_inches": "tight", "metadata": _METADATA[suffix]}
+        drawn = io.BytesIO()  # matplotlib hides the error of a full disk behind one of its own
+        figure.savefig(drawn, format=suffix, **look)
+        with atomic_write(place, "wb") as file:
+            file.write(drawn.getbuffer())
 
 
 def thin_ticks(figure: Any) -> None:

@@ -166,7 +166,9 @@ def test_counts(text, number):
     assert count(text) == number
 
 
-@pytest.mark.parametrize("text", ["", "M", ".M", "1.", "_", "0", ".5", "-1", "1e3", "1.0005k", "5 M", "9" * 400])
+@pytest.mark.parametrize(
+    "text", ["", "M", ".M", "1.", "_", "0", ".5", "-1", "1e3", "1.0005k", "5 M", "9" * 400]
+)
 def test_what_is_no_count(text):
     with pytest.raises(argparse.ArgumentTypeError, match="is not a positive whole number"):
         count(text)

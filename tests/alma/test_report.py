@@ -182,7 +182,7 @@ def test_tick_labels_do_not_touch(tmp_path):
     values = [0.00011, 0.0009]
     axes.plot(values, values)
     style.number_axis(axes, "x", values, log_from=5)
-    style.save(figure, tmp_path / "figure.png", ["png"])
+    style.save(figure, tmp_path / "figure.png")
     ticks = [tick for tick in axes.xaxis.get_major_ticks() if values[0] <= tick.get_loc() <= values[1]]
     boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.x0)
     assert boxes

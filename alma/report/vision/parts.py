@@ -12,7 +12,7 @@ from alma.report.vision.select import distinct, methods, size, wait
 
 def title(results: Sequence[Result]) -> str:
     """Data set and B."""
-    return f"{results[0].config['dataset']}, B = {results[0].megabatches}"
+    return results[0].stream
 
 
 def units(result: Result) -> str:
