@@ -142,7 +142,7 @@ def main() -> None:
     for remark in [*choices, *_remarks(runs), *remarks, *missing]:
         print(remark)
     if options.html:
-        write_page(runs, options.html, [*choices, *_remarks(runs)])
+        write_page(runs, options.html, [*choices, *_remarks(runs)], options.baseline)
         print(options.html)
     out = options.out or (Path("report") if options.figures else None)
     if out is None:

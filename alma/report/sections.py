@@ -18,6 +18,7 @@ class Section(NamedTuple):
 
     title: str
     results: list[Result]
+    baseline: Result | None = None  # that of the table of differences
 
 
 def find_sections(runs: Sequence[Run]) -> list[Section]:

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from alma.report import differences
+from alma.report.html.page import page_data
 from alma.report.results import find_runs, group
 
 from .synthetic import drifting, error_of, image_run, lm_run, report
@@ -124,3 +125,13 @@ def test_a_baseline_must_be_one_configuration(tmp_path, name, told):
     image_run(tmp_path / "two", [0.4, 0.3], 2)
     assert told in error_of(report(tmp_path, "--baseline", name, "--out", tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_has_the_same_table(tmp_path):
+    for learner, error in (("sm", 0.3), ("ens", 0.2)):
+        image_run(tmp_path / learner, [error] * 4, learner=learner)
+    (section,) = page_data(find_runs([tmp_path]), baseline="sm")["sections"]
+    (panel,) = (each for each in section["panels"] if each["title"].startswith("Differences from sm w=1"))
+    assert [row["label"] for row in section["configurations"]] == ["sm w=1", "ens w=1"]
+    assert panel["of"] == [1]
+    assert panel["rows"][0][panel["header"].index("last")] == "-10.00"

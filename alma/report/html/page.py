@@ -15,6 +15,7 @@ from alma.errors import UserError
 from alma.files import atomic_write, make_directory
 from alma.learners import colour_of
 from alma.records import Run
+from alma.report.differences import find_baselines
 from alma.report.html.panels import panels
 from alma.report.html.summary import count, summarize
 from alma.report.sections import configuration, find_sections
@@ -31,10 +32,13 @@ def plotly() -> str:
     return get_plotlyjs()
 
 
-def write_page(runs: Sequence[Run], path: Path, remarks: Sequence[str] = ()) -> None:
+def write_page(
+    runs: Sequence[Run], path: Path, remarks: Sequence[str] = (), baseline: str | None = None
+) -> None:
     """Write the page about `runs` to `path`; `remarks` say what was chosen, left out or counted twice.
 
-    UserError: plotly is missing, `path` is a folder, no run has rows, or repeats share no t.
+    `baseline` is the label of the configuration whose differences from the others have a table. UserError:
+    plotly is missing, `path` is a folder, no run has rows, repeats share no t, or there is no such baseline.
     """
     if path.is_dir():
         raise UserError(f"--html: {path} is a folder; give a file, such as {path / 'report.html'}")
@@ -43,7 +47,7 @@ def write_page(runs: Sequence[Run], path: Path, remarks: Sequence[str] = ()) -> 
         "style": files.joinpath("page.css").read_text("utf-8"),
         "scripts": "\n".join(files.joinpath(name).read_text("utf-8") for name in SCRIPTS),
         "plotly": plotly(),
-        "data": embedded(page_data(runs, remarks)),
+        "data": embedded(page_data(runs, remarks, baseline)),
     }
     page = Template(files.joinpath("page.html").read_text("utf-8")).substitute(parts)
     make_directory(path.parent)
@@ -51,8 +55,12 @@ def write_page(runs: Sequence[Run], path: Path, remarks: Sequence[str] = ()) -> 
         file.write(page)
 
 
-def page_data(runs: Sequence[Run], remarks: Sequence[str] = ()) -> dict[str, Any]:
-    """All that the page shows, as JSON values. UserError: no run has rows."""
+def page_data(
+    runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None = None
+) -> dict[str, Any]:
+    """All that the page shows, as JSON values. UserError: no run has rows, or there is no such baseline."""
+    sections = find_sections(runs)
+    baselines = find_baselines([section.results for section in sections], baseline)
     return {
         "about": [
             count(len({run.directory for run in runs if run.rows}), "run"),
@@ -65,9 +73,9 @@ def page_data(runs: Sequence[Run], remarks: Sequence[str] = ()) -> dict[str, Any
                 "title": section.title,
                 "summary": summarize(section),
                 "configurations": list(map(configuration, section.results)),
-                "panels": panels(section),
+                "panels": panels(section._replace(baseline=compared)),
             }
-            for section in find_sections(runs)
+            for section, compared in zip(sections, baselines, strict=True)
         ],
     }
 

@@ -15,7 +15,7 @@ from typing import Any
 from alma.configs import differing, flatten
 from alma.errors import UserError
 from alma.records import Run
-from alma.report import age_table, compare, drift
+from alma.report import age_table, compare, differences, drift
 from alma.report.html.summary import final
 from alma.report.labels import ALWAYS_SHOWN, VARIANT, as_setting
 from alma.report.results import Measure, Result, Rows, column, compute, mean_and_deviation, memory, validation
@@ -173,6 +173,18 @@ def _table(title: str, caption: str, cells: Table, of: Iterable[int] = ()) -> Pa
     header, *rows = cells
     found = {"kind": "table", "title": title, "caption": caption, "header": header, "rows": rows}
     return found | {"of": list(of) or list(range(len(rows)))}
+
+
+def compared(section: Section) -> Panel | None:
+    """The differences from the baseline of the section, if it has one."""
+    baseline, results = section.baseline, section.results
+    if not baseline:
+        return None
+    others = [i for i, result in enumerate(results) if result is not baseline]
+    cells, note = differences.table(baseline, results), differences.note(baseline)
+    return _table(differences.heading(baseline), "A row for each other configuration.", cells, others) | {
+        "note": note.replace("\n", " ")
+    }
 
 
 def experts(section: Section) -> Panel | None:
@@ -369,7 +381,7 @@ def _origin(run: Run, rows: Rows) -> dict[str, str]:
 
 
 PANELS: list[Callable[[Section], Panel | None]] = [
-    *(front, curves, matrices, ages, staleness, table),
+    *(front, curves, matrices, ages, staleness, table, compared),
     *(advice, experts, experts_by_part, settings, provenance),
 ]
 """The panels of each section, in the order of the page."""
