@@ -137,6 +137,14 @@ def test_one_size_with_all_learners_seeds_and_waiting(tmp_path):
     ]
 
 
+def test_sizes_are_named_by_the_dimensions_that_differ(tmp_path):
+    for width in ("8", "16"):
+        flags = ["--decoder-layers", "2", "--decoder-embed-dim", width]
+        make_run(tmp_path / width, [30.0], fairseq_flags=flags)
+    found, *_ = tables_of(tmp_path)
+    assert set(found["table2"].groups) == {"base embed-dim=8", "base embed-dim=16"}
+
+
 def test_equal_names_are_extended_by_differences(tmp_path):
     flags = ["--fp16", "--lr", "1e-3", "--decoder-layers", "2"]
     make_run(tmp_path / "a", [30.0], fairseq_flags=flags)

@@ -2,11 +2,11 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from alma.configs import flatten
+from alma.configs import differing, flatten
 from alma.errors import UserError
 from alma.learners import LEARNERS, label_of
 from alma.records import Run
@@ -131,7 +131,8 @@ def _per_word(result: Result) -> Result | None:
 def _named(results: Sequence[Result]) -> list[Entry]:
     """Entries in the order of the paper's Table 2; equal names are extended by the settings that differ."""
     same: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in (Entry(result, size_of(result), "") for result in results):
+    sizes_of = map(size_of, results, itertools.repeat(_shared(results)))
+    for entry in (Entry(result, size, "") for result, size in zip(results, sizes_of, strict=True)):
         key = entry.size, setting(entry), entry.structure(entry.result.times[0])
         same.setdefault(key, []).append(entry)
     found = []
@@ -143,10 +144,20 @@ def _named(results: Sequence[Result]) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.result.rank, entry.result.waiting_time, entry.setting))
 
 
-def size_of(result: Result) -> str:
+def _shared(results: Sequence[Result]) -> set[str]:
+    """The dimensions that all results share and set, if others tell their sizes apart."""
+    configs = [flatten(result.config) for result in results]
+    names = {name for config in configs for name in config if name.startswith(_DIMENSIONS)}
+    different = {name for name in differing(configs) if name in names}
+    return names - different if different else set()
+
+
+def size_of(result: Result, without: Collection[str] = ()) -> str:
     """The architecture and the dimensions that override it: `base`, or `tiny layers=2`."""
     arch = result.config.get("arch", "").removeprefix("switch_gmoe").removeprefix("_")
-    changed = {k: v for k, v in flatten(result.config).items() if k.startswith(_DIMENSIONS)}
+    changed = {
+        k: v for k, v in flatten(result.config).items() if k.startswith(_DIMENSIONS) and k not in without
+    }
     told = [f"{k.removeprefix('--').removeprefix('decoder-')}={v}" for k, v in changed.items()]
     return " ".join([arch or "base", *sorted(told)])
 
