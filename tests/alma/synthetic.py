@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
+
 from alma.records import Run, check_row
 from alma.report import compare
 from alma.report.__main__ import main as report_main
@@ -17,6 +19,15 @@ from alma.stages import stages
 
 ROOT = Path(__file__).resolve().parents[2]
 PARAMETERS, STAGE_FLOPS = 65_000_000, 2e15
+B = 40
+"""Errors of `law`."""
+
+
+def law(level, exponent, offset, noise=0.0, seed=0, count=B):
+    """`count` errors by a power law with an offset, with noise of their logarithm."""
+    t = np.arange(1.0, count + 1)
+    steps = np.random.default_rng(seed).normal(0, noise, count)
+    return ((level * t**-exponent + offset) * np.exp(steps)).tolist()
 
 
 def write_run(directory, values, config, rows, metric, parameters, flops, extra=None):

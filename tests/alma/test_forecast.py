@@ -1,0 +1,55 @@
+"""The laws of `alma advise`: their likelihood, noise and drift."""
+
+import numpy as np
+import pytest
+
+from alma.report.advice.candidates import DRAWS
+from alma.report.advice.forecast import Fit, LearningCurve, Scatter, estimate_scatter, interval
+
+from .synthetic import law
+
+
+@pytest.mark.parametrize(("exponent", "offset"), [(0.4, 0.0), (0.4, 0.05), (0.9, 0.1)])
+def test_a_known_law_is_forecast(exponent, offset):
+    values = np.array(law(0.5, exponent, offset, count=100))
+    curve = LearningCurve(np.arange(1.0, 51), values[None, :50])
+    draws = Fit(curve, estimate_scatter([curve])).draw(range(51, 101), DRAWS, np.random.default_rng(0))
+    low, high = interval(draws)
+    assert np.all(abs(np.log(np.median(draws, 0) / values[50:])) < 0.05)
+    assert np.mean((low <= values[50:]) & (values[50:] <= high)) > 0.95
+    assert draws.std(0).min() > 0
+
+
+def test_laws_are_compared_by_likelihood():
+    curves = {"level": (0, 1, 0.2), "power": (0.5, 0.4, 0), "offset": (0.5, 1, 0.1)}
+    found = {}
+    for name, parts in curves.items():
+        curve = LearningCurve(np.arange(1.0, 101), np.array(law(*parts, 0.01, count=100))[None])
+        found[name], probability = Fit(curve, Scatter(0.01, 0.0)).law
+    assert (found["power"], found["offset"]) == ("power", "offset")
+    assert probability > 0.99  # of the offset
+    assert found["level"] != "power"
+
+
+def test_noise_and_drift_come_from_residuals():
+    t = np.arange(1.0, 101)
+    found = {}
+    for noise in (0.2, 0.002):
+        curves = [np.array(law(0.5, 0.4, 0.02, noise, seed, 100))[None] for seed in range(4)]
+        found[noise] = estimate_scatter([LearningCurve(t, each) for each in curves])
+        assert 0.5 * noise < found[noise].noise < 2 * noise + 0.005
+        assert found[noise].drift == 0
+    steps = np.random.default_rng(0).normal(0, 0.2, (4, 100)) * np.sqrt(np.diff(np.log(t), prepend=0))
+    walks = [np.exp(np.log(law(0.5, 0.4, 0.02, 0.01, 9, 100)) + step.cumsum()) for step in steps]
+    assert estimate_scatter([LearningCurve(t, each[None]) for each in walks]).drift > 0
+
+
+def test_more_seeds_lessen_the_noise_but_not_the_drift():
+    """Four runs, whose mean has half the noise of one, are as uncertain far ahead as one run."""
+    t, values = np.arange(1.0, 101), np.array(law(0.5, 0.4, 0.02, count=100))
+    widths = []
+    for seeds in (1, 4):
+        fit = Fit(LearningCurve(t, np.tile(values, (seeds, 1))), Scatter(0.02, 8.0))
+        low, high = np.log(interval(fit.draw([400], 4000, np.random.default_rng(0))))
+        widths.append(float((high - low)[0]))
+    assert 0.9 < widths[1] / widths[0] < 1.1
