@@ -20,6 +20,7 @@ _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.
 _SCALE = {"": 1} | {suffix: 10 ** (3 * k) for k, suffix in enumerate("kMGTPE", start=1)}
 _COLUMNS = 100  # of help; longer lines are hard to read
 _SHOWN = 12  # choices that an error lists
+_MOST_NUMBERS = 100_000  # of a range
 
 
 class UserError(Exception):
@@ -134,6 +135,8 @@ def number_list(text: str, repeats: bool = False) -> list[int]:
             raise InvalidNumbers(f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2")
         if dash and int(last) < int(first):
             raise InvalidNumbers(f"{part}: a range goes up: give {last}-{first}")
+        if dash and int(last) - int(first) >= _MOST_NUMBERS:
+            raise InvalidNumbers(f"{part}: more than {_MOST_NUMBERS:,} numbers")
         found += range(int(first), int(last or first) + 1)
     return found if repeats else list(dict.fromkeys(found))
 

@@ -16,6 +16,7 @@ On that of `alma images`, a flag does.
 
 import argparse
 import itertools
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ _ONE_VALUE: tuple[str, ...] = ("stream", "size", "out", "name", "seed", "seeds",
 """Options that cannot be a list of values to try."""
 _WITH_COMMAS = (*_ONE_VALUE, "grow-experts")
 """Options in whose key=value a comma is part of the value."""
+_TEXTS = ("stream", "size", "out", "name")
+"""Options whose key=value is text as it stands: 2024_05 is no number."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -124,10 +127,13 @@ def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
     overrides: dict[str, Any] = {}
     for word in words:
         # A:B is a corpus in shards: its first folder must exist.
-        if not re.match(r"[A-Za-z][\w-]*=", word) or Path(word.partition(":")[0]).exists():
+        if not re.match(r"[A-Za-z][\w-]*=", word) or os.path.exists(word.partition(":")[0]):
             paths.append(word)
             continue
         key, _, text = word.partition("=")
+        if key in _TEXTS and text[:1] not in ("'", '"', "["):
+            overrides[key] = text or None
+            continue
         if "," in text and key not in _WITH_COMMAS and text[0] not in "[('\"":
             text = f"[{text}]"
         import yaml

@@ -50,10 +50,17 @@ def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     return able
 
 
-def submit(jobs: Sequence[Job], resources: Resources, send: Submit, ids: dict[Path, str]) -> None:
+def submit(
+    jobs: Sequence[Job],
+    resources: Resources,
+    send: Submit,
+    ids: dict[Path, str],
+    sent: Callable[[Sequence[Job]], None] = lambda jobs: None,
+) -> None:
     """Submit, in the given order of arrays, all `jobs` that are neither complete nor in `ids`.
 
     jobs: each after the jobs it needs. ids: ids of queued jobs by marker; those of new jobs are added.
+    sent: called with the jobs of each submission when their ids are known.
     """
     missing = [job for job in jobs if job.marker not in ids and not job.done]
     arrays: dict[str, list[Job]] = {job.array: [] for job in missing}
@@ -65,6 +72,7 @@ def submit(jobs: Sequence[Job], resources: Resources, send: Submit, ids: dict[Pa
         for elements, dependency in _split(group, waits):
             new = send(name, elements, wanted, dependency)
             ids.update(zip((job.marker for job in elements), new, strict=True))
+            sent(elements)
 
 
 def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[SubmittedJob]) -> None:
@@ -75,11 +83,15 @@ def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[
     if busy:
         say(f"{len(busy)} jobs are already in the queue, among them {busy[0].run} {busy[0].name}")
     ids = {job.marker: str(job.job_id) for job in busy}
-    try:
-        submit(jobs, wanted, to_slurm(folder), ids)
-    finally:
-        for run in dict.fromkeys(job.run for job in jobs):
+
+    def write(about: Sequence[Job]) -> None:
+        for run in dict.fromkeys(job.run for job in about):
             record(run, [job for job in jobs if job.run == run], ids, folder, busy)
+
+    try:  # after each submission, so that a kill loses none
+        submit(jobs, wanted, to_slurm(folder), ids, write)
+    finally:
+        write(jobs)
     new = len(ids) - len(busy)
     say(f"{new} jobs submitted" + (f"; their logs: {folder}" if new else ""))
 
@@ -159,7 +171,7 @@ def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[li
         nonlocal number_of_jobs, gpu_hours
         number = f"<{len(texts) + 1}>"
         count: dict[str, Any] = {"map_count": len(group)} if len(group) > 1 else {}
-        command = f"{_PYTHON} -u -m submitit.core._submit {folder}/%j"
+        command = f"{_PYTHON} -u -m submitit.core._submit {shlex.quote(f'{folder}/%j')}"
         text = _make_sbatch_string(command, folder / "%j", **parameters(name, wanted, dependency), **count)
         texts.append(f"# {number} {', '.join(map(str, group))}\n{text}")
         number_of_jobs += len(group)

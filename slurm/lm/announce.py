@@ -87,9 +87,12 @@ def table(estimates: Sequence[Estimate], rate: float | None = None) -> str:
     lines[0] += [*(["GPU-hours"] if rate else []), "GB/process"]
     for each in estimates:
         parameters, memory = _text(each.parameters, 1e6, "M"), _text(each.memory, _GB)
-        lines.append([str(each.out), each.learner, each.experts, parameters, *_work([each], rate), memory])
+        lines.append(
+            [str(each.out), each.learner, each.experts, parameters, *_work(each.costs, rate), memory]
+        )
     if len(estimates) > 1:
-        lines.append(["total", "", "", "", *_work(estimates, rate), ""])
+        trained = [cost for each in estimates for cost in each.costs if not cost.shared]
+        lines.append(["total", "", "", "", *_work(trained, rate), ""])
     return as_text(lines)
 
 
@@ -105,10 +108,9 @@ def check_fit(estimates: Sequence[Estimate]) -> None:
 
 def _check_precision(out: Path, cost: Cost) -> None:
     half = cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"]
-    if half and not cost.machine.gpus:
-        raise UserError(
-            f"{out}: --fp16 needs a GPU, and this machine has none: `-- --fp16=false` turns it off"
-        )
+    if half and not cost.on_gpu:
+        why = "this training runs on a CPU" if cost.machine.gpus else "this machine has none"
+        raise UserError(f"{out}: --fp16 needs a GPU, and {why}: `-- --fp16=false` turns it off")
 
 
 def _check_memory(out: Path, cost: Cost) -> None:
@@ -134,7 +136,7 @@ def _check_disk(left: dict[Path, list[Cost]]) -> None:
     for out, costs in left.items():
         place = next(each for each in (out.absolute(), *out.absolute().parents) if each.exists())
         disk = place.stat().st_dev
-        new = (cost for cost in costs if not any(cost.directory.glob("checkpoint*.pt")))
+        new = (cost for cost in costs if not (cost.shared or any(cost.directory.glob("checkpoint*.pt"))))
         need[disk] = need.get(disk, 0) + sum(cost.checkpoints for cost in new)
         free = shutil.disk_usage(place).free
         if need[disk] > free:
@@ -144,12 +146,12 @@ def _check_disk(left: dict[Path, list[Cost]]) -> None:
             )
 
 
-def _work(estimates: Sequence[Estimate], rate: float | None) -> list[str]:
-    updates = total(each.updates for each in estimates)
-    flops = total(each.flops for each in estimates)
+def _work(costs: Sequence[Cost], rate: float | None) -> list[str]:
+    updates = total(cost.updates for cost in costs)
+    flops = total(cost.flops for cost in costs)
     return [
         "?" if updates is None else f"{updates:,}",
-        _text(total(each.tokens for each in estimates), 1e6, "M"),
+        _text(total(cost.tokens for cost in costs), 1e6, "M"),
         _text(flops, 1e12),
         *([_text(flops, rate * 1e12 * 3600)] if rate else []),
     ]

@@ -13,6 +13,11 @@ from slurm.engine.terminal import say
 from slurm.lm.settings import Request
 
 CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
+_POSITIVE = (
+    *("--tokens-per-sample", "--required-batch-size-multiple", "--distributed-world-size"),
+    *("--update-freq", "--batch-size", "--max-tokens"),
+)
+_MOST_SEED = 2**31  # members and stages add to it
 ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
 
 
@@ -30,6 +35,9 @@ def check(request: Request) -> None:
     for flag in ("--no-save", "--no-last-checkpoints"):
         if request.settings[flag]:
             raise UserError(f"{flag}: a run needs the last checkpoint of each stage; leave it out")
+    if "--checkpoint-suffix" in request.flags:
+        raise UserError("--checkpoint-suffix: a run finds its checkpoints by their names; leave it out")
+    _check_numbers(request)
     check_share(request.replay_share, request.replay, request.replay_from)
     if request.one_schedule:
         _check_one_schedule(request)
@@ -41,7 +49,24 @@ def check(request: Request) -> None:
         raise UserError("--update-multiplier multiplies --max-update: give that after the `--`")
 
 
+def _check_numbers(request: Request) -> None:
+    """UserError: a number that fairseq-train takes and that no training can have."""
+    for flag in _POSITIVE:
+        values = request.settings[flag]
+        for value in values if isinstance(values, list) else [values]:
+            if value is not None and value < 1:
+                raise UserError(f"{flag} {value}: at least 1")
+    if not 0 <= request.seed < _MOST_SEED:
+        raise UserError(f"--seed {request.seed}: less than {_MOST_SEED:,}, NumPy takes no larger ones")
+
+
 def _check_one_schedule(request: Request) -> None:
+    for flag in ("--lr-scheduler", "--total-num-update"):
+        if flag in request.flags:
+            raise UserError(
+                f"{flag}: --schedule {request.schedule} sets the rate over all stages; leave it out, in an "
+                "experiment by lr-scheduler= total-num-update="
+            )
     if request.renews:
         cause = "--from-scratch" if request.from_scratch else request.learner
         raise UserError(

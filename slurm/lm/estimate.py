@@ -33,6 +33,8 @@ class Cost:
     vocabulary: int | None
     """Tokens in dict.txt."""
     machine: Machine
+    shared: bool = False
+    """Whether another run of the launch trains it, and this one takes over its files."""
 
     @property
     def on_gpu(self) -> bool:
@@ -154,6 +156,7 @@ def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
             {**spec.settings, "--max-update": training.updates or 0},
             vocabulary,
             machine,
+            training.source is not None,
         )
         for spec in plan.stages
         for training in spec.trainings

@@ -156,7 +156,7 @@ def state_of(directory: Path) -> JobStatus:
     if who := holder(directory):
         return JobStatus(job, "running", why=who, log=latest)
     schedule = stages(end, run.config["waiting_time"], run.config["replay"])
-    asked = min(run.info.get("stages", len(schedule)), len(schedule))
+    asked = min(run.info.get("stages") or len(schedule), len(schedule))
     if rows and t >= schedule[asked - 1].last:
         return JobStatus(job, "done", why="" if t == end else f"{asked} of {len(schedule)} stages requested")
     for log in logs:

@@ -23,6 +23,7 @@ COOLDOWN = "cooldown"
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 _EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
+_OF_OTHER_SCHEDULERS = ("--warmup-init-lr", "--lr-shrink")  # which polynomial_decay lacks
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
 _EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
 _EVALUATION_FLAGS += ("--sample-break-mode", "--add-bos-token", *CUT_FLAGS)
@@ -183,12 +184,16 @@ def _cooldown(request: Request, stage: Stage, member: int, sizes: list[str]) -> 
     trunk = request.directory(stage.index, member)
     done = request.updates * (stage.index + 1)
     updates = max(1, round(request.cooldown * request.updates))
-    rate = request.settings["--lr"][0]
-    if request.schedule == "rsqrt":  # as fairseq's inverse_sqrt
-        rate *= math.sqrt(request.settings["--warmup-updates"] / done)
+    rate, warmup = request.settings["--lr"][0], request.settings["--warmup-updates"]
+    if done < warmup:
+        rate *= done / warmup
+    elif request.schedule == "rsqrt":  # as fairseq's inverse_sqrt
+        rate *= math.sqrt(warmup / done)
     decay = {"--lr-scheduler": "polynomial_decay", "--lr": rate, "--warmup-updates": done}
     decay |= {"--max-update": done + updates, "--total-num-update": done + updates}
     flags = _placed(request) | {name: flag_words(name, value) for name, value in decay.items()}
+    for name in _OF_OTHER_SCHEDULERS:
+        flags.pop(name, None)
     return Training(
         trunk / COOLDOWN,
         (*_stage_words(request, stage, member, trunk / COOLDOWN, sizes), *chain(*flags.values())),

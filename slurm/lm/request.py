@@ -111,6 +111,10 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
             raise UserError(f"give --{name}; see `{parser().prog} --help`")
     flags = {name: words for name, words in flags.items() if words != [f"{name}=false"]}
     out = options.out / folder
+    if ":" in str(out):
+        raise UserError(f"--out {out}: fairseq splits paths at colons; give another name")
+    if options.out.name in ("", ".."):
+        raise UserError(f"--out {options.out}: give the folder of a run, such as runs/sm")
     chosen = of_preset(options.preset, given(Request, options))
     request = Request(**{**chosen, "stream": stream, "flags": flags, "out": out})
     found = [request]

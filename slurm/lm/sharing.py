@@ -22,11 +22,12 @@ def share(plans: Sequence[Plan]) -> list[Plan]:
     The source is a complete training if there is one, else the first. A training with a checkpoint of its own
     has no source and goes on by itself.
     """
-    keys: dict[Path, str] = {}
-    groups: dict[str, list[Path]] = {}
+    numbers: dict[Path, int] = {}  # of the group of a training
+    groups: dict[tuple[object, ...], list[Path]] = {}
+    places: dict[tuple[object, ...], int] = {}
     for training in (each for plan in plans for spec in plan.stages for each in spec.trainings):
-        key = repr((_without_folder(training), training.previous and keys[training.previous]))
-        keys[training.directory] = key
+        key = (*_without_folder(training), training.previous and numbers[training.previous])
+        numbers[training.directory] = places.setdefault(key, len(places))
         groups.setdefault(key, []).append(training.directory)
     sources: dict[Path, Path] = {}
     for directories in groups.values():
@@ -65,6 +66,9 @@ def take_over(source: Path, directory: Path) -> None:
             os.link(path, part)
         except OSError:  # another file system, or one without links
             shutil.copy2(path, part)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
         os.replace(part, directory / path.name)
+        part.unlink(missing_ok=True)  # renaming a link to another of the same file does nothing
     marker = read_marker(source / TRAINED)
     write_json_atomic(directory / TRAINED, marker | {"shared_with": str(source)})

@@ -36,6 +36,20 @@ GMOE = ["--learner", "gmoe"]
         (["--schedule", "continuous", "--from-scratch"], "continuous: --from-scratch trains new models"),
         ([*GMOE, "--schedule", "continuous", "--grow-optimizer", "reset"], "continuous keeps the optimizer"),
         (["--schedule", "autoregressive", "--", "--max-update", "0"], "needs the length of a stage"),
+        *(
+            (["--schedule", schedule, "--", *words], f"{words[0]}: --schedule {schedule} sets the rate")
+            for schedule in ("continuous", "rsqrt", "autoregressive")
+            for words in (["--lr-scheduler", "polynomial_decay"], ["--total-num-update", "600"])
+        ),
+        (["--", "--checkpoint-suffix", "_x"], "--checkpoint-suffix: a run finds"),
+        (["--", "--tokens-per-sample", "0"], "--tokens-per-sample 0: at least 1"),
+        (["--", "--required-batch-size-multiple", "0"], "--required-batch-size-multiple 0: at least 1"),
+        (["--", "--distributed-world-size", "-1"], "--distributed-world-size -1: at least 1"),
+        (["--", "--update-freq", "0"], "--update-freq 0: at least 1"),
+        (["--seed", "5000000000"], "--seed 5000000000: less than"),
+        (["--out", "runs/a:b"], "--out runs/a:b: fairseq splits paths at colons"),
+        (["--out", ".", "--seeds", "0-1"], "--out .: give the folder of a run"),
+        (["--seeds", "0-99999999999"], "more than 100,000 numbers"),
         (["--cooldown", ".1"], "needs --schedule continuous or rsqrt"),
         (["--cooldown", "2", "--schedule", "rsqrt"], "--cooldown 2: a share of the updates"),
         (["--cooldown", ".1", "--schedule", "rsqrt", "--", "--max-update", "0"], "needs a length of stages"),
@@ -65,7 +79,8 @@ GMOE = ["--learner", "gmoe"]
 def test_refused(words, message):
     learner = [] if "--learner" in words else ["--learner", "sm"]
     with pytest.raises(UserError, match=message) as refused:  # noqa: PT012 - each step refuses some
-        (request,) = read_requests(["S", "--out", "R", *learner, *words])
+        out = [] if "--out" in words else ["--out", "R"]
+        (request,) = read_requests(["S", *out, *learner, *words])
         check(request)
         make_plan(request, 4)
     assert "\n" not in str(refused.value)

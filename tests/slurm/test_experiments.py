@@ -6,6 +6,7 @@ import pytest
 from launcher import ROOT, read_requests
 
 from alma.errors import UserError
+from alma.experiments import read_overrides
 from alma.report.lm.reference import reference
 from slurm.lm.plan import make_plan
 
@@ -101,6 +102,13 @@ def test_key_value_overrides_all_files_and_flags_override_key_value(tmp_path, mo
     assert grown.flags.keys() == {"--max-update"}
     (one,) = read_requests(["set/fixed_big.yaml", "lr=", "max-update=3"])  # without a value: left out
     assert one.flags.keys() == {"--max-update", "--moe-expert-count"}
+
+
+def test_texts_stay_as_they_are_written():
+    for text in ("2024_05", "010", "1.10", "on", "run #2", "a,b"):
+        assert read_overrides([f"name={text}"]) == ([], {"name": text})
+    assert read_overrides(["name='a: b'"]) == ([], {"name": "a: b"})
+    assert len(read_overrides(["lr=" + ",".join(f"{i}e-5" for i in range(1, 90))])[1]["lr"]) == 89
 
 
 def test_an_override_that_is_no_value_is_one_line():

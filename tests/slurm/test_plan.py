@@ -183,7 +183,7 @@ def test_one_schedule_counts_the_updates_of_all_stages(schedule):
 
 
 def test_a_cool_down_branches_from_the_end_of_each_stage():
-    made = plan("--schedule continuous --cooldown .1 -- --max-update 100 --lr 2e-3")
+    made = plan("--schedule continuous --cooldown .1 -- --max-update 100 --lr 2e-3 --warmup-updates 10")
     for index, spec in enumerate(made.stages):
         trunk, cool = spec.trainings
         end = 100 * (index + 1)
@@ -196,11 +196,20 @@ def test_a_cool_down_branches_from_the_end_of_each_stage():
         assert trunk.previous == (Path(f"R/stage_0{index - 1}") if index else None)
     assert made.config["cooldown"] == 0.1
     assert (value(made.untrained, "--seeds"), made.seeds) == ("0", {})
-    grown = plan("--learner gmoe --schedule rsqrt --cooldown .5 -- --max-update 100").stages[1]
+    words = "--learner gmoe --schedule rsqrt --cooldown .5 -- --max-update 100 --warmup-updates 50"
+    grown = plan(words).stages[1]
     _, cool = grown.trainings
     assert (value(cool.command, "--moe-expert-count"), value(cool.command, "--grow-experts")) == ("6", None)
     warmup, rate = (grown.settings[name] for name in ("--warmup-updates", "--lr"))
     assert float(value(cool.command, "--lr")) == pytest.approx(rate[0] * (warmup / 200) ** 0.5)
+    for schedule in (
+        "continuous",
+        "rsqrt",
+    ):  # from within the warm-up, and without flags of another scheduler
+        flags = "--max-update 40 --lr 1e-3 --warmup-updates 400 --warmup-init-lr 0"
+        _, cool = plan(f"--schedule {schedule} --cooldown .5 -- {flags}").stages[0].trainings
+        assert float(value(cool.command, "--lr")) == pytest.approx(1e-4)
+        assert value(cool.command, "--warmup-init-lr") is None
     members = plan("--learner ens --schedule continuous --cooldown .5").stages[0]
     assert members.models == (Path("R/stage_00/member_0/cooldown"), Path("R/stage_00/member_1/cooldown"))
 

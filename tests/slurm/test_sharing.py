@@ -9,9 +9,11 @@ from launcher import make, read_requests
 
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
+from slurm.engine.machine import Machine
 from slurm.engine.resources import Resources
-from slurm.lm.announce import describe
+from slurm.lm.announce import describe, table
 from slurm.lm.cluster import show_jobs
+from slurm.lm.estimate import estimate
 from slurm.lm.plan import make_plan
 from slurm.lm.sharing import share, take_over
 
@@ -45,6 +47,18 @@ def test_equal_trainings_and_only_these_are_shared():
     }
     assert describe(made) == "4 of 21 trainings are shared: 8 of 42 updates less"
     assert describe(plans("sm --out A")) == ""
+
+
+def test_a_long_stream_needs_no_more_memory_a_stage():
+    made = share(plans("sm --out A", "ens --out B", megabatches=100))
+    assert len(sources(made)) == 100
+
+
+def test_totals_count_what_is_trained():
+    made = share(plans("sm --out A", "ens --members 2 --out B"))
+    machine = Machine((), None)
+    *_, last = table([estimate(plan, 10, machine) for plan in made]).splitlines()
+    assert last.split()[:2] == ["total", "12"]  # 2 x 3 stages x 2 updates; alone they are 18
 
 
 def test_a_training_differs_if_the_one_before_does():

@@ -136,6 +136,8 @@ def test_a_local_run_whose_stages_are_complete_is_done(local, monkeypatch, capsy
     for t in (3, 4):
         local.append(ROW | {"t": t, "stage": t - 1, "trained_on": [t]})
     assert local_state(monkeypatch, capsys, 0) == "local mega-batch 4 of 4 done 9.50"
+    local.note(stages=None)
+    assert local_state(monkeypatch, capsys, 0) == "local mega-batch 4 of 4 done 9.50"
     assert call(cancel.main, monkeypatch, "local") == 2
     assert "not launched on a cluster" in capsys.readouterr().err
 

@@ -1,12 +1,13 @@
 """Jobs of a launch, their arrays and dependencies, without SLURM."""
 
 import dataclasses
+import json
 
 import pytest
 from launcher import SMALL, read_requests
 
 from alma.errors import UserError
-from slurm.engine import queue
+from slurm.engine import queue, submission
 from slurm.engine.resources import Resources
 from slurm.engine.submission import dry_run, record, submit
 from slurm.lm.plan import make_plan
@@ -132,6 +133,26 @@ def test_a_relaunch_submits_missing_jobs(tmp_path):
         "ens--members2 evaluation of stage 1": "afterok:2:3",
         "ens--members2 evaluation of stage 2": "afterok:4:5",
     }
+
+
+def test_a_kill_between_two_submissions_loses_no_job(tmp_path, monkeypatch):
+    (made,) = plans(tmp_path, "sm")
+    made.out.mkdir()
+    send = Sent()
+
+    def killed(*arguments):
+        if len(send.jobs) == 2:
+            assert [job["job"] for job in read()] == ["1", "2"]  # on disk before the third submission
+            raise KeyboardInterrupt
+        return send(*arguments)
+
+    def read():
+        return [job for job in json.loads((made.out / "jobs.json").read_text())["units"] if job["job"]]
+
+    monkeypatch.setattr(submission, "to_slurm", lambda folder: killed)
+    with pytest.raises(KeyboardInterrupt):
+        submission.launch(all_jobs([made]), Resources(), tmp_path / "logs", [])
+    assert len(read()) == 2
 
 
 def test_new_jobs_depend_on_queued_ones(tmp_path):
