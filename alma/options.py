@@ -5,6 +5,7 @@ from the fields.
 """
 
 import argparse
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from functools import partial
@@ -12,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args
 
 from alma.errors import UserError, closest, number_list
-from alma.schema import FLAG, NUMBER, TEXT, Kind, list_of, one_of, whole
+from alma.schema import FLAG, NUMBER, TEXT, Kind, is_number, list_of, one_of, whole
 
 ALWAYS, CHANGED, NEVER = "always", "changed", "never"
 """When run.json records an option: with any value but None, with another than its default, or never."""
@@ -97,6 +98,8 @@ def check_ranges(options: Any) -> None:
         if (value := getattr(options, name)) is None:
             continue
         flag, limits = flag_of(name), each.metadata
+        if type(value) in (int, float) and (math.isinf(value) or not is_number(value)):
+            raise UserError(f"{flag} {value:.3g}: larger than any value that a run can record")
         if limits["choices"]:
             if value not in limits["choices"]:
                 raise UserError(f"{flag} {value}: choose from {', '.join(limits['choices'])}")

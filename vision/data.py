@@ -163,8 +163,9 @@ def _read(
     found = _digits() if name == "digits" else _from_files(name, root, download, image_size, cache, allocate)
     if not image_size or name == "folder":
         return found
+    inside = partial(folder.in_memory, allocate)
     train, test = (
-        Images(torch.from_numpy(folder.scaled(images.numpy(), image_size, allocate)), labels)
+        Images(torch.from_numpy(folder.scaled(images.numpy(), image_size, inside)), labels)
         for images, labels in (found.train, found.test)
     )
     return replace(found, train=train, test=test)
@@ -284,8 +285,7 @@ class MegaBatchStream(Sequence[MegaBatch]):
                     f"{wanted} mega-batches of {total} training images: choose 1 to {total // 2}, so that "
                     "each has an image for training and one for validation"
                 )
-            if not 0 <= seed < 2**32:
-                raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")
+            check_seed(seed)
             order = np.random.RandomState(seed).permutation(total)
             parts = np.array_split(order, wanted)
         self.parts = [np.asarray(part, dtype=np.int64) for part in parts]
@@ -334,6 +334,12 @@ class MegaBatchStream(Sequence[MegaBatch]):
         return Images(self.dataset.train.images[chosen], self.dataset.train.labels[chosen])
 
 
+def check_seed(seed: int) -> None:
+    """UserError: NumPy does not take the seed."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"--seed {seed}: from 0 to {2**32 - 1}")
+
+
 class StageData:
     """Training and validation examples of the stages of a `schedule`, read anew at every call.
 
@@ -350,6 +356,7 @@ class StageData:
     ):
         self._stream, self._schedule, self._device = stream, schedule, device
         self._replay_share = replay_share
+        self._valid: tuple[int, AnyExamples] | None = None
         self.black = stream.dataset.black.to(device)
 
     def train(self, index: int) -> AnyExamples:
@@ -357,8 +364,10 @@ class StageData:
         return self._examples(index, 0)
 
     def valid(self, index: int) -> AnyExamples:
-        """Validation examples of stage `index`."""
-        return self._examples(index, 1)
+        """Validation examples of stage `index`; those of the last one asked for are kept."""
+        if self._valid is None or self._valid[0] != index:
+            self._valid = index, self._examples(index, 1)
+        return self._valid[1]
 
     def replay(self, index: int, part: int = 0) -> Replay | None:
         """How epochs of stage `index` draw from its training examples (`part` 1: how validation samples);

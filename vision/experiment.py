@@ -61,11 +61,12 @@ def run(
     run.json records `command`. An interrupted run resumes, on a CPU bit for bit; a complete one is returned.
     UserError: a bad setting, or `out` holds another run.
     """
-    from vision.data import StageData
+    from vision.data import StageData, check_seed
 
     chosen, target = _settings(stream.dataset, learner, preset, settings, waiting_time), device_of(device)
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
-    check_share(share, replay)
+    check_share(share, replay, replay_from)
+    check_seed(seed)
     schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
     config |= _data_config(stream, share, replay_from, seed) | chosen.config()
@@ -129,11 +130,9 @@ def _fitting(directory: Path, chosen: Settings, dataset: "Dataset") -> Iterator[
             raise
         sizes = [] if chosen.torchvision else ["hidden"]
         sizes += [name for name in ("members", "experts") if getattr(chosen, name, 1) > 1]
-        more = [*map(flag_of, sizes)]
-        more += ["--image-size"] if dataset.name == "folder" else []
+        lower = [f"--batch-size, now {chosen.batch_size}", *map(flag_of, sizes), "--image-size"]
         raise UserError(
-            f"{directory}: out of memory ({reason}): lower --batch-size, now {chosen.batch_size}, "
-            f"{', '.join(more)}, or the number of --jobs"
+            f"{directory}: out of memory ({reason}): lower {', '.join(lower)}, or the number of --jobs"
         ) from None
 
 
@@ -166,7 +165,7 @@ def device_of(name: str) -> "torch.device":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
+        torch.empty(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"--device {name} cannot be used ({reason}): choose cpu") from None
@@ -280,11 +279,11 @@ class _Trainer:
         found = {"raw": self._raw, "matrix": self._matrix, "memory_of": memory_of}
         return self.learner.details | {name: value for name, value in found.items() if value}
 
-    def scored(self, epoch: int, score: "Tensor") -> None:
+    def scored(self, epoch: int, score: "Tensor", lr: float) -> None:
         """Log the mean validation metric of the voters, and the learning rate."""
         if self.board:
-            settings = self.learner.settings
-            self.board.epoch(epoch, lr=settings.lr, **{f"valid_{settings.select}": float(score.mean())})
+            metric = "error" if self.learner.settings.select == "error" else "loss"
+            self.board.epoch(epoch, lr=lr, **{f"valid_{metric}": float(score.mean())})
 
     def epoch_done(self) -> bool:
         """Advance the progress bar; returns whether a checkpoint is due."""

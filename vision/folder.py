@@ -45,7 +45,7 @@ def read(
     if odd := sorted(train.keys() ^ test.keys()):
         raise UserError(f"{root}: train/ and test/ differ in classes: {', '.join(odd)}")
     found: list[tuple[np.ndarray, np.ndarray]] = []
-    inside = partial(_in_memory, allocate)
+    inside = partial(in_memory, allocate)
     for part, files in (("train", train), ("test", test)):
         paths = list(chain.from_iterable(files.values()))
         pixels = _kept(cache, root / part, paths, size) if cache else _decoded(paths, size, inside)
@@ -74,7 +74,7 @@ def _listed(part: Path) -> dict[str, list[str]]:
     return found
 
 
-def _in_memory(allocate: Allocate, shape: tuple[int, ...]) -> np.ndarray:
+def in_memory(allocate: Allocate, shape: tuple[int, ...]) -> np.ndarray:
     """MemoryError: more than this machine has. Linux would grant it, and kill the process much later."""
     if np.prod(shape, dtype=float) > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
         raise MemoryError

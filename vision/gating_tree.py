@@ -22,7 +22,7 @@ from alma.stages import stages
 from vision import data
 from vision.checkpoints import read_checkpoint, reading
 from vision.examples import AnyExamples
-from vision.learners import LEARNERS, resolve
+from vision.learners import LEARNERS
 from vision.learners.gmoe import MoE
 from vision.mixture import Mixture
 from vision.train import evaluate
@@ -131,6 +131,10 @@ def load_run(directory: Path) -> tuple[dict[str, Any], dict[int, Path]]:
     learner = config["learner"]
     if not issubclass(LEARNERS.get(learner, object), MoE):
         raise UserError(f"{directory} is a run of {learner}, which has no gates: give a run of gmoe or moe")
+    if config.get("scenario") in ("rotated", "permuted"):
+        raise UserError(
+            f"{directory}: --scenario {config['scenario']} changed the images, which are not kept"
+        )
     names = {path: re.fullmatch(r"stage_(\d+)", path.stem) for path in directory.glob("stage_*.pt")}
     found = {int(match[1]): path for path, match in names.items() if match}
     if not found:
@@ -153,7 +157,7 @@ def load_model(config: Mapping[str, Any], dataset: data.Dataset, path: Path) -> 
     """The mixture of a stage, from the config of its run and its file. UserError: they do not fit."""
     kind = LEARNERS[config["learner"]]
     chosen = {name: value for name, value in config.items() if name in kind.settings_class.names()}
-    settings = resolve(config["dataset"], config["learner"], chosen=chosen)
+    settings = kind.settings_class(**chosen)
     learner = kind(dataset.shape, dataset.classes, settings, config["seed"], torch.device("cpu"))
     state = read_checkpoint(path)
     with reading(path):

@@ -22,6 +22,11 @@ SCHEDULE_FREE: dict[str, dict[str, Any]] = {
     "sgd_schedulefree": {"lr": 1.0, "momentum": 0.9},
 }
 """The Schedule-Free optimizers (Defazio et al. 2024) and their library's defaults."""
+OF_OPTIMIZER = SCHEDULE_FREE | {
+    "adadelta": {"lr": 1.0, "momentum": 0.0},
+    "sgd": {"lr": 0.01, "momentum": 0.9},
+}
+"""Settings of an optimizer that is chosen in place of the data set's."""
 TORCHVISION = "torchvision:"
 _DIGITS = 16
 
@@ -174,6 +179,8 @@ class Settings:
             return "--from-scratch draws new weights"
         if name == "patience" and chosen[name] and chosen.get("select") == "last":
             return "--select last does not ask which epoch is best"
+        if name == "momentum" and chosen[name] and chosen.get("optimizer") == "adadelta":
+            return "Adadelta has none"
         if name == "lr_scheduler" and chosen[name] != "constant" and chosen.get("optimizer") in SCHEDULE_FREE:
             return f"--optimizer {chosen['optimizer']} has no schedule"
         if name == "shrink" and chosen[name] != 1 and chosen.get("weights"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from alma.errors import UserError
-from vision.data import Dataset, Images, MegaBatchStream
+from vision.data import Dataset, Images, MegaBatchStream, check_seed
 
 HALF_TURN = 180.0
 
@@ -24,6 +24,7 @@ def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | N
 
     UserError: more mega-batches than classes, or than the images allow.
     """
+    check_seed(seed)
     if scenario is None:
         return MegaBatchStream(dataset, megabatches, seed)
     if scenario == "classes":

@@ -3,6 +3,7 @@
 import argparse
 import itertools
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,7 @@ from alma.errors import Parser, UserError
 from alma.experiments import check_nesting, folder_part, setting_text
 from alma.options import flag_of
 from alma.records import Run
-from alma.stages import check_share
+from alma.stages import check_share, stages
 from vision import presets
 from vision.experiment import run
 from vision.learners import all_settings, refusal, resolve
@@ -72,8 +73,7 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
         for point, refused in _points(section):
             refusals |= {name: reason for name, reason in refused.items() if name not in refusals}
             resolved = _resolved(point)
-            rest = [(key, value) for key, value in point.items() if key not in all_settings()]
-            found.setdefault((resolved, *rest), (section, point, resolved))
+            found.setdefault((resolved, *_beside(point)), (section, point, resolved))
     taken = {name for _, point, _ in found.values() for name in point}
     for name, reason in refusals.items():
         if name not in taken:
@@ -82,10 +82,29 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
     if out := sections[0].out:
         check_nesting(out, sweep=not single)
     varying = {name: _varying(name, found.values()) for name in {p["learner"] for _, p, _ in found.values()}}
-    return [
+    jobs = [
         _job(section, point, resolved, "" if single else _name(point, resolved, varying[point["learner"]]))
         for section, point, resolved in found.values()
     ]
+    places = Counter(job.out for job in jobs)
+    if twice := next((place for place, number in places.items() if number > 1), None):
+        raise UserError(f"{twice}: two runs of the sweep have this folder: give them one at a time")
+    return jobs
+
+
+def _beside(point: Point) -> list[tuple[str, Any]]:
+    """What identifies a run beside the settings of its learner; other names of the same values are equal."""
+    share = _share(point)
+    told = {name: value for name, value in point.items() if name not in all_settings() and name != "preset"}
+    told |= {"megabatches": _megabatches(point), "replay_share": share}
+    told["replay_from"] = point.get("replay_from", "all") if share else None
+    return sorted(told.items())
+
+
+def _share(point: Point) -> float:
+    """The share of replay: given, or that of the preset. 0 may be the baseline of a sweep."""
+    given = point.get("replay_share")
+    return presets.replay_share(point.get("preset"), point["replay"]) if given is None else given
 
 
 def _points(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]]]:
@@ -112,10 +131,11 @@ def _megabatches(point: Point) -> int:
 
 
 def _resolved(point: Point) -> Settings:
-    """All settings of the learner. UserError: one is out of range, or a replay that cannot be."""
-    preset, given = point.get("preset"), point.get("replay_share")  # 0 may be the baseline of a sweep
-    share = presets.replay_share(preset, point["replay"]) if given is None else given
-    check_share(share, point["replay"], point.get("replay_from", "all") if given is None else "all")
+    """All settings of the learner. UserError: one is out of range, or a replay or a stage that cannot be."""
+    stages(_megabatches(point), point["waiting_time"])
+    preset, given = point.get("preset"), point.get("replay_share")
+    source = point.get("replay_from", "all") if given is None else "all"  # a share of 0 has no use for one
+    check_share(_share(point), point["replay"], source)
     chosen = {name: value for name, value in point.items() if name in all_settings()}
     return resolve(point["dataset"], point["learner"], preset, chosen, point["waiting_time"])
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,29 +36,44 @@ class Replay:
     new: int
     share: float
 
+    @cached_property
+    def old(self) -> int:
+        """Examples of an epoch from earlier mega-batches: the share, but of several at least one is new."""
+        return min(round(self.share * self.new), max(1, self.new - 1))
+
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor]:
+        """Sizes of the earlier mega-batches, and the index of the first example of each."""
+        sizes = torch.tensor(self.earlier)
+        return sizes, sizes.cumsum(0) - sizes
+
     def draw(self, generator: torch.Generator) -> Tensor:
         """Indices of an epoch (new,) in random order; each earlier mega-batch gives as many, to one."""
-        count = round(self.share * self.new)
-        fresh = sum(self.earlier) + torch.randperm(self.new, generator=generator)[: self.new - count]
-        sizes = torch.tensor(self.earlier)
-        turns = max(1, -(-count // len(sizes)))
-        chosen = torch.cat([torch.randperm(len(sizes), generator=generator) for _ in range(turns)])[:count]
-        places = (torch.rand(count, generator=generator, dtype=torch.float64) * sizes[chosen]).long()
-        epoch = torch.cat([fresh, sizes.cumsum(0)[chosen] - sizes[chosen] + places])
+        sizes, starts = self._places
+        fresh = sum(self.earlier) + torch.randperm(self.new, generator=generator)[: self.new - self.old]
+        turns = max(1, -(-self.old // len(sizes)))
+        chosen = torch.cat([torch.randperm(len(sizes), generator=generator) for _ in range(turns)])[
+            : self.old
+        ]
+        places = (torch.rand(self.old, generator=generator, dtype=torch.float64) * sizes[chosen]).long()
+        epoch = torch.cat([fresh, starts[chosen] + places])
         return epoch[torch.randperm(len(epoch), generator=generator)]
 
     def sample(self, random: np.random.RandomState) -> np.ndarray:
         """Indices (new,) with the same shares as an epoch, for validation. None is repeated, unless an
         earlier mega-batch has fewer examples than it should give."""
-        count, sources = round(self.share * self.new), len(self.earlier)
-        given = np.full(sources, count // sources)
-        given[random.permutation(sources)[: count % sources]] += 1
+        sources = len(self.earlier)
+        given = np.full(sources, self.old // sources)
+        given[random.permutation(sources)[: self.old % sources]] += 1
         *starts, fresh = np.cumsum([0, *self.earlier])
-        old = [
-            start + np.resize(random.permutation(size), number)
-            for start, size, number in zip(starts, self.earlier, given, strict=True)
-        ]
-        return np.concatenate([*old, fresh + random.permutation(self.new)[: self.new - count]])
+        chosen = []
+        for start, size, number in zip(starts, self.earlier, given, strict=True):
+            order = random.permutation(
+                size
+            )  # of each, so that the numbers do not depend on the others' shares
+            if number:
+                chosen.append(start + np.resize(order, number))
+        return np.concatenate([*chosen, fresh + random.permutation(self.new)[: self.new - self.old]])
 
 
 @dataclass
@@ -77,8 +93,8 @@ class Progress:
 class Callback(Protocol):
     """Follows the training of a stage: curves, progress bar, checkpoints."""
 
-    def scored(self, epoch: int, score: Tensor) -> None:
-        """Called after epoch 1, 2, ... with the validation metric of each voter (V,)."""
+    def scored(self, epoch: int, score: Tensor, lr: float) -> None:
+        """Called after epoch 1, 2, ... with the validation metric of each voter (V,) and the rate."""
 
     def epoch_done(self) -> bool:
         """Called after every epoch; returns whether `save` should be called."""
@@ -124,7 +140,7 @@ def fit(
         better = (score < best - settings.patience_delta) | (settings.select == "last")
         at.epoch, at.waited = at.epoch + 1, at.waited + 1
         if callback:
-            callback.scored(at.epoch, score)
+            callback.scored(at.epoch, score, optimizer.lr)
         if better.any():
             flat.keep(kept, better)
             best, at.waited = torch.where(better, score, best), 0

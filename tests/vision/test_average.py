@@ -42,7 +42,7 @@ def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, optio
     seen, stage_data = [], data()
 
     class Follow:
-        def scored(self, epoch, score):
+        def scored(self, epoch, score, lr):
             if average == "poly:4":
                 seen.append([tensor.clone() for tensor in plain.model.state_dict().values()])
 

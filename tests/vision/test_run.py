@@ -55,7 +55,7 @@ def test_without_arguments_as_a_script_from_anywhere(tmp_path):
         check=True,
         timeout=200,
     )
-    assert "Test error (%) after mega-batch t, B = 20" in done.stdout
+    assert "Test error (%) after mega-batch t, digits, B = 20" in done.stdout
     pictures = [tmp_path / line for line in done.stdout.splitlines() if line.endswith(".png")]
     assert len(pictures) == 3
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)

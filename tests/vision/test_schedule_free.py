@@ -44,7 +44,7 @@ def test_training_equals_the_library_in_a_plain_loop(chosen):
     """Two stages of three epochs, which each begin with a new optimizer; the scores of validation, too."""
     ours, theirs, generator, scores = mlp(), mlp(), seeded(0), []
     watching = Watching(ours)
-    watching.scored = lambda epoch, score: scores.append(float(score))
+    watching.scored = lambda epoch, score, lr: scores.append(float(score))
     for _ in range(2):
         settings = Settings(**chosen, batch_size=16, epochs=3, select="last")
         fit(ours, examples(50, 1), examples(20, 2), settings, [generator], None, watching)

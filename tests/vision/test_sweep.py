@@ -167,7 +167,9 @@ def test_bad_lists_are_one_clear_line():
         (["--replay", "experiments/figure7.yaml"], "give an experiment before flags"),
         (["--no-replay", "off"], "off, on or off,on"),
         (["--router", "tree,fat"], r"'fat': choose from tree, flat \(did you mean flat\?\)"),
-        (["--megabatches", "0"], "0 mega-batches of 1437"),
+        (["--megabatches", "0"], "a stream needs at least 1 mega-batch, not 0"),
+        (["--waiting-time", "1,21"], "waiting time 21 is longer"),
+        (["--waiting-time", "0", "--preset", "draft", "--learner", "gmoe"], "waiting time 0: use 1"),
     ):
         with pytest.raises(UserError, match=message):
             jobs(*words)[0].run()

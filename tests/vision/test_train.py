@@ -60,7 +60,7 @@ class Watching:
         self.model, self.stop_after = model, stop_after
         self.models, self.saved = [], []
 
-    def scored(self, epoch, score):
+    def scored(self, epoch, score, lr):
         pass
 
     def epoch_done(self):

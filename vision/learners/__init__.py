@@ -58,8 +58,8 @@ def resolve(
     chosen: Mapping[str, Any] | None = None,
     waiting_time: int = 1,
 ) -> Settings:
-    """The settings of a run: the learner's defaults, then those of the data set, the preset, a Schedule-Free
-    optimizer, and `chosen`.
+    """The settings of a run: the learner's defaults, then those of the data set, the preset, another
+    optimizer than theirs, and `chosen`.
 
     `preset` None is that of `presets.default_preset`. UserError: an unknown name, a value out of range, a
     chosen setting that the learner does not take, or a missing package.
@@ -83,7 +83,12 @@ def resolve(
             together = {**chosen, name: value}
             if not any(kind.conflict(each, together) for each in together):
                 given[name] = value
-    given |= {**presets.SCHEDULE_FREE.get(chosen.get("optimizer", ""), {}), **chosen}
+    usual = given.get("optimizer", "adadelta")
+    if (optimizer := chosen.get("optimizer", usual)) != usual:
+        given |= presets.OF_OPTIMIZER.get(optimizer, {})
+    if problem := refusal(learner, "momentum", {"momentum": 0.0, **chosen, "optimizer": optimizer}):
+        raise UserError(problem)
+    given |= chosen
     if given.get("optimizer", "adadelta") != "sgd" and "nesterov" not in chosen:
         given["nesterov"] = False  # the authors' preset has it for their CIFAR runs, which use SGD
     settings = kind(**given)

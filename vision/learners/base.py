@@ -114,10 +114,11 @@ class Learner:
 
     def shrink_and_perturb(self, stage: int) -> None:
         """Move the weights towards newly drawn ones (Ash and Adams 2020; the noise is new weights)."""
-        old = [values.detach().clone() for values in self.model.parameters()]
+        old = {name: values.detach().clone() for name, values in self.model.state_dict().items()}
         self.reset(stage)
-        for values, before in zip(self.model.parameters(), old, strict=True):
-            values.data.lerp_(before, self.settings.shrink)
+        for name, values in self.model.state_dict().items():  # statistics of batch normalisation, too
+            if values.is_floating_point():
+                values.lerp_(old[name], self.settings.shrink)
 
     def finish(self) -> None:
         """Called after the training of a stage."""

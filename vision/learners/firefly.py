@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from alma.options import option
@@ -54,6 +55,8 @@ class Firefly(GrowingLearner):
     def grow(self, index: int, data: "StageData") -> dict[str, float]:
         """Over-grow, tune and score the candidates on the training data of the new stage, keep the best. Each
         hidden layer gets enough candidates for new neurons to spend the whole budget on them."""
+        import torch
+
         from vision.firefly import MEASURED, Overgrown
         from vision.flat import align
         from vision.train import minibatches
@@ -63,9 +66,12 @@ class Firefly(GrowingLearner):
         generator = self.generator_for("growth", index)
         new = math.ceil(self.settings.ff_rate * self.settings.hidden)
         network = Overgrown(self.model, new, self.settings.ff_depth, generator)
-        flops = network.measure(train.part(0, MEASURED).images)
-        flops += network.tune(minibatches(train, self.settings, [generator], data.black))
-        scores, more = network.scores(minibatches(train, self.settings, [generator], data.black))
+        replay = data.replay(index)
+        some = replay.draw(generator)[:MEASURED] if replay else torch.arange(min(MEASURED, len(train.labels)))
+        flops = network.measure(train.pixels(some.to(self.device)).permute(0, 3, 1, 2))
+        epoch = partial(minibatches, train, self.settings, [generator], data.black, replay)
+        flops += network.tune(epoch())
+        scores, more = network.scores(epoch())
         choices = network.select(scores, self.budget)
         grown = self._grown(network, choices)
         if self.average:

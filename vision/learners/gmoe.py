@@ -58,7 +58,8 @@ class GMoE(GrowingLearner, MoE):
     settings: GMoESettings
 
     def grow(self, index: int, data: "StageData") -> dict[str, float]:
-        """Split the losing experts of each layer; the function of the network stays the same."""
+        """Split the losing experts of each layer. With a tree the function of the network stays the same; a
+        flat router gets a random row, which changes it."""
         examples = data.valid(index - 1 if self.settings.grow_on == "finished" else index)
         flops = len(examples.labels) * self.model.flops.inference
         ranked = [scores.argsort(descending=True, stable=True) for scores in self.split_scores(examples)]
