@@ -136,6 +136,27 @@ def test_values_out_of_range_are_refused(learner, values, message):
         settings_of(learner, **values)
 
 
+def test_another_optimizer_has_its_own_rate_and_momentum():
+    for dataset, optimizer, found in (
+        ("mnist", "sgd", (0.01, 0.9)),
+        ("cifar10", "adadelta", (1.0, 0.0)),
+        ("cifar10", "sgd", (0.01, 0.9)),
+        ("digits", "adamw_schedulefree", (0.0025, 0.9)),
+    ):
+        chosen = {"optimizer": optimizer} | ({"arch": "mlp"} if "free" in optimizer else {})
+        made = resolve(dataset, "sm", chosen=chosen)
+        assert (made.lr, made.momentum) == found
+    assert resolve("mnist", "sm", chosen={"optimizer": "sgd", "lr": 0.5}).lr == 0.5
+    with pytest.raises(UserError, match="--momentum does not apply to sm: Adadelta has none"):
+        resolve("digits", "sm", chosen={"momentum": 0.9})
+
+
+@pytest.mark.parametrize("values", [{"lr": float("inf")}, {"batch_size": 10**20}, {"weight_decay": 1e200}])
+def test_numbers_that_no_run_can_record_are_refused(values):
+    with pytest.raises(UserError, match="larger than any value that a run can record"):
+        resolve("digits", "sm", chosen=values)
+
+
 def test_a_setting_of_zero_that_is_not_the_default_is_recorded():
     assert resolve("digits", "sm", chosen={"shrink": 0.0}).config()["shrink"] == 0
     assert "shrink" not in resolve("digits", "sm", chosen={"shrink": 1.0}).config()

@@ -32,7 +32,7 @@ def test_an_epoch_and_a_validation_sample_have_their_share_evenly_over_earlier_m
     assert (sample == replay.sample(np.random.RandomState(seed))).all()
     for drawn in (epoch, sample):
         old, fresh = drawn[drawn < sum(earlier)], drawn[drawn >= sum(earlier)]
-        assert (len(drawn), len(old)) == (new, round(share * new))
+        assert (len(drawn), len(old)) == (new, min(round(share * new), max(1, new - 1)))
         assert len(set(fresh.tolist())) == len(fresh)
         assert max(fresh, default=0) < sum(earlier) + new
         whose = np.searchsorted(np.cumsum(earlier), old, side="right")
@@ -40,6 +40,13 @@ def test_an_epoch_and_a_validation_sample_have_their_share_evenly_over_earlier_m
         assert counts.max() - counts.min() <= 1
     for k, size in enumerate(earlier):  # of the sample: none is repeated needlessly
         assert len(set(old[whose == k].tolist())) == min(counts[k], size)
+
+
+def test_few_images_keep_a_new_one():
+    for new in range(2, 30):
+        replay = Replay((40, 40), new, 0.95)
+        assert replay.sample(np.random.RandomState(0)).max() >= 80
+        assert replay.draw(torch.Generator().manual_seed(0)).max() >= 80
 
 
 def test_every_new_example_is_drawn_as_often():
@@ -93,6 +100,15 @@ def test_compute_is_that_of_no_replay_and_the_config_records_it(tmp_path):
     assert shared.config["replay_share"] == 0.5
     assert shared.config["replay_validation"] == "share"  # else a run of an earlier version would go on
     assert not {"replay_share", "replay_from", "replay_validation"} & plain.config.keys()
+
+
+def test_firefly_grows_on_an_epoch_and_not_on_all_data(tmp_path):
+    flops = []
+    for share in (0, 0.5):
+        made = run(STREAM, out=tmp_path / str(share), learner="ff", replay_share=share, **FAST)
+        flops.append([row["extra"].get("flops", {}).get("growth", 0) for row in made.rows])
+    assert max(flops[0]) > 0
+    assert max(flops[1]) < 1.3 * max(flops[0])  # networks grow differently; on all data it is 4 times as much
 
 
 def test_a_share_that_is_none_is_refused(refused, tmp_path):

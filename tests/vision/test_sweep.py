@@ -82,6 +82,12 @@ def test_what_does_not_vary_is_not_in_the_name():
     ]
 
 
+def test_other_names_of_the_same_run_are_one_run():
+    assert len(jobs("--replay-share", "0,.5", "--replay-from", "all,recent", "--out", "R")) == 3
+    assert len(jobs("--preset", "paper,draft", "--megabatches", "20", "--out", "R")) == 1
+    assert len(jobs("--dataset", "mnist", "--preset", "paper,draft", "--out", "R")) == 2
+
+
 def test_a_scenario_has_five_megabatches_unless_told():
     (job,) = jobs("--scenario", "classes")
     assert (job.megabatches, job.scenario, job.stream_seed) == (5, "classes", 0)
