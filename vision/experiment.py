@@ -61,12 +61,11 @@ def run(
     run.json records `command`. An interrupted run resumes, on a CPU bit for bit; a complete one is returned.
     UserError: a bad setting, or `out` holds another run.
     """
-    from vision.data import StageData, check_seed
+    from vision.data import StageData
 
     chosen, target = _settings(stream.dataset, learner, preset, settings, waiting_time), device_of(device)
     share = presets.replay_share(preset, replay) if replay_share is None else replay_share
-    check_share(share, replay, replay_from)
-    check_seed(seed)
+    check_share(share, replay)
     schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
     config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
     config |= _data_config(stream, share, replay_from, seed) | chosen.config()
@@ -89,7 +88,13 @@ def run(
 
 
 def _data_config(stream: "MegaBatchStream", share: float, source: str, seed: int) -> dict[str, Any]:
-    """The seed and the data of a run for its config; replay by share, scenario and partition if not usual."""
+    """The seed and the data of a run for its config; replay by share, scenario and partition if not usual.
+
+    UserError: NumPy does not take the seed.
+    """
+    from vision.data import check_seed
+
+    check_seed(seed)
     config: dict[str, Any] = {}
     if share:  # earlier versions validated on all images of all earlier mega-batches
         config |= {"replay_share": share, "replay_validation": "share"}
