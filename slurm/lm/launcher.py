@@ -3,6 +3,7 @@
 import argparse
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -29,8 +30,12 @@ def start(words: Sequence[str], parsed: argparse.Namespace) -> None:
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(ending, signal.default_int_handler)  # end the child and say so, as on Ctrl-C
-    with children.failures_in_one_line():
-        _launch(words, parsed, Launch(parsed.cluster, **given(Launch, parsed)))
+    options = Launch(parsed.cluster, **given(Launch, parsed))
+    try:
+        _launch(words, parsed, options)
+    except children.StageFailed as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        sys.exit(1)
 
 
 def _launch(words: Sequence[str], parsed: argparse.Namespace, options: Launch) -> None:
@@ -51,10 +56,7 @@ def _launch(words: Sequence[str], parsed: argparse.Namespace, options: Launch) -
     with children.preloaded(["fairseq_alma.preloaded"]) if forks else nullcontext():
         requests = resolved(requests)
         on_cpu = all(request.settings["--cpu"] for request in requests)
-        if on_slurm and on_cpu and wanted.gpus_per_node:
-            if parsed.gpus_per_node:
-                asked = f"--gpus-per-node {parsed.gpus_per_node}"
-                raise UserError(f"{asked}: these trainings run on CPUs (--cpu): leave out one of them")
+        if on_slurm and on_cpu and parsed.gpus_per_node is None:
             wanted = replace(wanted, gpus_per_node=0)
         machine = wanted.machine() if on_slurm else Machine.here().slot(jobs, on_cpu)
         plans = []

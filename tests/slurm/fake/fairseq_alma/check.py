@@ -32,7 +32,7 @@ TEXTS = """
     optimizer=adam lr=1e-3 lr-scheduler= schedule=stage ema-decay=0.9999 ema-poly= adam-betas=(0.9,0.98)
     gpt2-encoder-json=https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/encoder.json adam-eps=1e-8 clip-norm=1.0
     dropout=0.1 attention-dropout=0.0 criterion=cross_entropy sample-break-mode=none log-format= update-freq=
-    tensorboard-logdir= weight-decay=0.0 grow-noise=0.1 warmup-init-lr=-1 checkpoint-suffix=
+    tensorboard-logdir= weight-decay=0.0 grow-noise=0.1 warmup-init-lr= checkpoint-suffix=
 """.split()
 """NAME=DEFAULT; without a default: None."""
 
@@ -71,6 +71,7 @@ def resolve(words: list[str]) -> dict:
         own.add_argument("--loss-chunk-tokens", type=int, default=1024)
     given = vars(args) | vars(own.parse_args(rest))
     layers, dim, heads = ARCHS[args.arch]
+    given["checkpoint_suffix"] = given["checkpoint_suffix"] or ""
     given["decoder_layers"] = given["decoder_layers"] or layers
     given["decoder_embed_dim"] = given["decoder_embed_dim"] or dim
     given["decoder_attention_heads"] = given["decoder_attention_heads"] or heads
