@@ -51,10 +51,8 @@ class Replay:
         """Indices of an epoch (new,) in random order; each earlier mega-batch gives as many, to one."""
         sizes, starts = self._places
         fresh = sum(self.earlier) + torch.randperm(self.new, generator=generator)[: self.new - self.old]
-        turns = max(1, -(-self.old // len(sizes)))
-        chosen = torch.cat([torch.randperm(len(sizes), generator=generator) for _ in range(turns)])[
-            : self.old
-        ]
+        turns = range(max(1, -(-self.old // len(sizes))))
+        chosen = torch.cat([torch.randperm(len(sizes), generator=generator) for _ in turns])[: self.old]
         places = (torch.rand(self.old, generator=generator, dtype=torch.float64) * sizes[chosen]).long()
         epoch = torch.cat([fresh, starts[chosen] + places])
         return epoch[torch.randperm(len(epoch), generator=generator)]
@@ -68,9 +66,8 @@ class Replay:
         *starts, fresh = np.cumsum([0, *self.earlier])
         chosen = []
         for start, size, number in zip(starts, self.earlier, given, strict=True):
-            order = random.permutation(
-                size
-            )  # of each, so that the numbers do not depend on the others' shares
+            # Also where none is taken, so that the numbers stay those of earlier runs.
+            order = random.permutation(size)
             if number:
                 chosen.append(start + np.resize(order, number))
         return np.concatenate([*chosen, fresh + random.permutation(self.new)[: self.new - self.old]])

@@ -87,12 +87,13 @@ def table(estimates: Sequence[Estimate], rate: float | None = None) -> str:
     lines[0] += [*(["GPU-hours"] if rate else []), "GB/process"]
     for each in estimates:
         parameters, memory = _text(each.parameters, 1e6, "M"), _text(each.memory, _GB)
-        lines.append(
-            [str(each.out), each.learner, each.experts, parameters, *_work(each.costs, rate), memory]
-        )
+        work = _work(each.updates, each.tokens, each.flops, rate)
+        lines.append([str(each.out), each.learner, each.experts, parameters, *work, memory])
     if len(estimates) > 1:
         trained = [cost for each in estimates for cost in each.costs if not cost.shared]
-        lines.append(["total", "", "", "", *_work(trained, rate), ""])
+        updates, tokens = total(cost.updates for cost in trained), total(cost.tokens for cost in trained)
+        flops = total(cost.flops for cost in trained)
+        lines.append(["total", "", "", "", *_work(updates, tokens, flops, rate), ""])
     return as_text(lines)
 
 
@@ -146,12 +147,10 @@ def _check_disk(left: dict[Path, list[Cost]]) -> None:
             )
 
 
-def _work(costs: Sequence[Cost], rate: float | None) -> list[str]:
-    updates = total(cost.updates for cost in costs)
-    flops = total(cost.flops for cost in costs)
+def _work(updates: int | None, tokens: int | None, flops: int | None, rate: float | None) -> list[str]:
     return [
         "?" if updates is None else f"{updates:,}",
-        _text(total(cost.tokens for cost in costs), 1e6, "M"),
+        _text(tokens, 1e6, "M"),
         _text(flops, 1e12),
         *([_text(flops, rate * 1e12 * 3600)] if rate else []),
     ]

@@ -17,7 +17,7 @@ _POSITIVE = (
     *("--tokens-per-sample", "--required-batch-size-multiple", "--distributed-world-size"),
     *("--update-freq", "--batch-size", "--max-tokens"),
 )
-_MOST_SEED = 2**31  # members and stages add to it
+_MOST_SEED = 2**31
 ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
 
 
@@ -57,7 +57,9 @@ def _check_numbers(request: Request) -> None:
             if value is not None and value < 1:
                 raise UserError(f"{flag} {value}: at least 1")
     if not 0 <= request.seed < _MOST_SEED:
-        raise UserError(f"--seed {request.seed}: less than {_MOST_SEED:,}, NumPy takes no larger ones")
+        raise UserError(
+            f"--seed {request.seed}: below {_MOST_SEED:,}; members add to it, and NumPy takes 32 bits"
+        )
 
 
 def _check_one_schedule(request: Request) -> None:

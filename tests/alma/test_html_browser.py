@@ -9,13 +9,14 @@ from alma.report import compare
 from alma.report.html.page import write_page
 from alma.report.results import find_runs, group
 
-from .synthetic import drifting, image_run, lm_run, with_expert_layers
+from .synthetic import drifting, edited, image_run, lm_run, with_expert_layers
 
 pytest.importorskip("plotly")
 webdriver = pytest.importorskip("selenium.webdriver")
 WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
 BINARIES = [shutil.which(name) for name in ("chromium", "chromedriver")]
 pytestmark = pytest.mark.skipif(None in BINARIES, reason="needs Debian's chromium and chromium-driver")
+LINK = '<a href="https://example.org">2005</a>'
 EVIL = "</script><b onload=alert(1)>&amp;%{x}"
 
 
@@ -31,6 +32,7 @@ def runs(tmp_path_factory):
     image_run(place / "evil", [0.6, 0.6, 0.6, 0.6], learner=EVIL)
     run = lm_run(place / "text", [30, 20], learner="gmoe", experts=[2, 3], stream="text")
     drifting(with_expert_layers(run), lambda t, j: 10 * t + j if t else 5e4)
+    edited(run, lambda row: row["extra"].update(matrix_periods=["1", LINK]))
     return place
 
 
@@ -77,6 +79,7 @@ def figure(browser, section, number, name):
 def test_no_errors_and_no_markup_from_records(browser):
     assert [entry for entry in browser.get_log("browser") if entry["level"] != "INFO"] == []
     assert browser.execute_script("return document.querySelectorAll('[onload], main b').length") == 0
+    assert browser.execute_script("return document.querySelectorAll('.plot a').length") == 0
     assert texts(browser, ".remarks li") == [f"no rows yet: {EVIL}"]
     assert EVIL in texts(browser, "#section0 .chip span")
 

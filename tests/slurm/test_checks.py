@@ -46,7 +46,7 @@ GMOE = ["--learner", "gmoe"]
         (["--", "--required-batch-size-multiple", "0"], "--required-batch-size-multiple 0: at least 1"),
         (["--", "--distributed-world-size", "-1"], "--distributed-world-size -1: at least 1"),
         (["--", "--update-freq", "0"], "--update-freq 0: at least 1"),
-        (["--seed", "5000000000"], "--seed 5000000000: less than"),
+        (["--seed", "5000000000"], "--seed 5000000000: below 2,147,483,648"),
         (["--out", "runs/a:b"], "--out runs/a:b: fairseq splits paths at colons"),
         (["--out", ".", "--seeds", "0-1"], "--out .: give the folder of a run"),
         (["--seeds", "0-99999999999"], "more than 100,000 numbers"),

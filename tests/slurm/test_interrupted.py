@@ -37,7 +37,7 @@ def test_kills_at_any_moment_leave_the_rows_unchanged(launcher, expected):
     assert (launcher.out / "stage_00/train.log").read_text().count("$ ") == 2
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_stops_the_child_and_says_how_to_resume(launcher, how):
     launcher.environment["FAKE_SLEEP"] = "0.5"
     process = launcher.start()
@@ -47,6 +47,19 @@ def test_an_interrupt_stops_the_child_and_says_how_to_resume(launcher, how):
     assert process.returncode == 130
     assert err.splitlines()[-1] == "interrupted; rerun the same command to resume"
     assert ended(int(launcher.pids.read_text()))
+
+
+def test_nohup_is_respected(launcher):
+    launcher.environment["FAKE_SLEEP"] = "0.5"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts a command
+    try:
+        process = launcher.start()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for((launcher.out / "stage_00/checkpoint_last.pt").exists)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

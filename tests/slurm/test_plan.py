@@ -202,10 +202,8 @@ def test_a_cool_down_branches_from_the_end_of_each_stage():
     assert (value(cool.command, "--moe-expert-count"), value(cool.command, "--grow-experts")) == ("6", None)
     warmup, rate = (grown.settings[name] for name in ("--warmup-updates", "--lr"))
     assert float(value(cool.command, "--lr")) == pytest.approx(rate[0] * (warmup / 200) ** 0.5)
-    for schedule in (
-        "continuous",
-        "rsqrt",
-    ):  # from within the warm-up, and without flags of another scheduler
+    # From within the warm-up, and without flags of another scheduler.
+    for schedule in ("continuous", "rsqrt"):
         flags = "--max-update 40 --lr 1e-3 --warmup-updates 400 --warmup-init-lr 0"
         _, cool = plan(f"--schedule {schedule} --cooldown .5 -- {flags}").stages[0].trainings
         assert float(value(cool.command, "--lr")) == pytest.approx(1e-4)

@@ -126,7 +126,9 @@ class Advice(NamedTuple):
         """What the differences mean, and questions that no run answers."""
         answered = {each.question for each in self.comparisons}
         missing = [question for question in QUESTIONS if question not in answered]
-        alone = f"No run within the limits answers otherwise and all else alike: {' '.join(missing)}"
+        alone = (
+            f"No run within the limits differs from the choice in this question alone: {' '.join(missing)}"
+        )
         notes = [DIFFERENCE] if answered else []
         if any(each.on_next for each in self.comparisons):
             notes.append(ON_NEXT.format(unit=unit(self.found[0].candidate.result)))
