@@ -1,44 +1,160 @@
-"""A day with a GPU: what has to be seen on one, a command for each step, within minutes.
+"""A GPU in nine minutes: what has to be seen on one, in the order of its worth.
 
-    python -m benchmarks gpu STEP --out FOLDER
+    python -m benchmarks gpu wheels --wheels .wheels              # here: packages for a machine off line
+    python -m benchmarks gpu all --wheels .wheels --out FOLDER    # there: every step within its limit
+    python -m benchmarks gpu again --wheels .wheels --out FOLDER  # there: cases that failed, alone
 
-Each step writes FOLDER/STEP.json after every case and prints a table. At its time limit it ends with what it
-has. Without a GPU, or with --dry-run, all sizes are tiny. docs/install.md says how to run the steps.
+FOLDER/gpu.json has all rows and FOLDER/gpu.log what processes print, both written after each case. Without a
+GPU, or with --dry-run, all sizes are tiny. docs/install.md has the steps and their limits.
 """
 
+import json
+import shlex
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
 
 from alma.errors import Parser, UserError
-from alma.files import make_directory
-from alma.provenance import machine
-from benchmarks.gpu.frame import STEPS, Asked, run
+from alma.files import make_directory, write_json_atomic
+from alma.provenance import commit, machine, versions
+from alma.tables import as_text
+from benchmarks.gpu.packages import carry
+from benchmarks.gpu.process import Row, follow, shown, work_on
 
-LIMIT = 530
-"""Seconds of a step. A call to the machine has 600."""
+
+class Limit(NamedTuple):
+    """Of a step."""
+
+    seconds: int
+    cases: str
+    """Module and function that gives the cases."""
+    title: str
 
 
-def parser() -> Parser:
-    """The command line."""
-    made = Parser(prog="python -m benchmarks gpu", description=__doc__)
-    add = made.add_argument
-    steps = "; ".join(f"{name}: {title}" for name, title in STEPS.items())
-    add("step", choices=STEPS, metavar="STEP", help=steps)
-    add("--out", type=Path, required=True, metavar="FOLDER", help="folder of the results")
-    add("--seconds", type=int, default=LIMIT, help=f"time limit of the step (default: {LIMIT})")
-    add("--repeats", type=int, default=7, help="measurements of each time (default: 7)")
-    add("--wheels", type=Path, metavar="FOLDER", help="wheels writes it, setup reads it")
-    add("--environment", type=Path, metavar="FOLDER", help="where setup makes the virtual environment")
-    add("--dry-run", action="store_true", help="tiny sizes (default where there is no GPU)")
-    return made
+STEPS = {
+    "setup": Limit(60, "packages.setup", "installation from carried wheels, beside the machine's torch"),
+    "tests": Limit(100, "tests.tests", "pytest -m gpu"),
+    "switch": Limit(
+        70,
+        "switch.switch_layer",
+        "Switch layer by dispatcher against fairseq's dense layer, forward and backward",
+    ),
+    "train": Limit(
+        150,
+        "language.train",
+        "the paper's models by fairseq-train beside transformer_lm of equal active size",
+    ),
+    "profile": Limit(25, "language.profile", "where the time of ten updates goes"),
+    "images": Limit(50, "images.images", "a stage of image learners against plain PyTorch"),
+    "resume": Limit(50, "language.resume", "training after a signal against training without one"),
+    "stream": Limit(
+        35, "language.stream", "stages of a stream by alma train; has what the others leave of their time"
+    ),
+}
+WHOLE = sum(limit.seconds for limit in STEPS.values())
+REMARKS: list[tuple[str, Callable[[Any], bool], str]] = [
+    ("padded / dense", lambda times: median(times) > 2, "padded dispatch is slow"),
+    ("grouped / dense", lambda times: median(times) > 2, "grouped dispatch is slow"),
+    ("speed / transformer_lm", lambda ratio: ratio < 0.7, "slower than a dense model"),
+    ("MFU", lambda share: share < 0.2, "little of the GPU's speed is used"),
+    ("peak / estimate", lambda ratio: not 0.8 < ratio < 1.1, "the estimate of memory is wrong"),
+    ("GPU idle", lambda share: share > 0.2, "the GPU waits for the host"),
+    ("waits / update", lambda count: count > 3, "the host waits for the GPU"),
+    ("plain / sm", lambda times: median(times) < 0.8, "slower than plain PyTorch"),
+]
+"""Columns, when to look at one, and why."""
 
 
 def main(words: list[str]) -> None:
-    """`python -m benchmarks gpu`; exits with code 1 if a case failed."""
-    args = parser().parse_args(words)
-    if args.repeats < 2 or args.seconds < 1:
-        raise UserError("--repeats is 2 or more, for quartiles, and --seconds 1 or more")
+    """`python -m benchmarks gpu`; exits with code 1 if a case failed or has no result."""
+    parser = Parser(prog="python -m benchmarks gpu", description=__doc__)
+    add = parser.add_argument
+    add("command", choices=("wheels", "all", "again", "step"), help="see above; step: one, in this process")
+    add("steps", nargs="*", metavar="STEP", help=f"steps of again (default: all): {', '.join(STEPS)}")
+    add("--out", type=Path, metavar="FOLDER", help="folder of gpu.json and gpu.log")
+    add("--seconds", type=int, default=540, help="time limit of the whole command (default: 540)")
+    add("--wheels", type=Path, metavar="FOLDER", help="wheels writes it, all and again install from it")
+    add("--environment", type=Path, default=Path("/tmp/alma-gpu"), metavar="FOLDER", help="made by setup")
+    add("--cases", type=json.loads, help="cases of step: a list of labels in JSON (default: all)")
+    add("--dry-run", action="store_true", help="tiny sizes (default where there is no GPU)")
+    args = parser.parse_args(words)
+    if unknown := set(args.steps) - set(STEPS):
+        raise UserError(f"no step {', '.join(sorted(unknown))}; there are {', '.join(STEPS)}")
+    if args.command == "wheels":
+        carry(args.wheels)
+        return
+    if not args.out or args.seconds < 1:
+        raise UserError("give --out FOLDER, where gpu.json and gpu.log go, and --seconds 1 or more")
     make_directory(args.out)
-    tiny = args.dry_run or not machine()["gpus"]
-    if run(Asked(args.step, args.out, args.seconds, args.repeats, tiny, args.wheels, args.environment)):
+    args.tiny = args.dry_run or not machine()["gpus"]
+    if args.command == "step":
+        work_on(STEPS[args.steps[0]].cases, args)
+    elif not drive(args):
         sys.exit(1)
+
+
+def drive(args: Any) -> bool:
+    """Run steps, each a process that is killed at its limit, and print a summary; returns whether every case
+    has a result. `again` keeps the rows of an earlier gpu.json and runs what is left of its cases."""
+    began, path, log = time.monotonic(), args.out / "gpu.json", args.out / "gpu.log"
+    again = args.command == "again"
+    steps: dict[str, Any] = json.loads(path.read_text())["steps"] if again and path.exists() else {}
+    known = {"command": shlex.join([sys.executable, *sys.argv]), "tiny": args.tiny, "commit": commit()}
+    known |= {"machine": machine(), "versions": versions(), "steps": steps}
+    left = [name for name in args.steps or STEPS if not steps or open_cases(steps.get(name))]
+    chosen = ["setup"] * bool(args.wheels and "setup" not in left) + left  # a new machine has no environment
+    for place, name in enumerate(chosen):
+        remaining = args.seconds - (time.monotonic() - began)
+        share = STEPS[name].seconds * args.seconds / WHOLE
+        limit = remaining if again or place == len(chosen) - 1 else min(share, remaining)
+        step = steps.setdefault(name, {"rows": []}) | {"title": STEPS[name].title, "limit": limit}
+        cases = [row["case"] for row in step["rows"] if "error" in row] if name in left else []
+        earlier = [row for row in step["rows"] if "error" not in row]
+        steps[name], started = step, time.monotonic()
+        print(f"\n{name}: {step['title']}; at most {limit:.0f} s", flush=True)
+        for rows, ended in follow(command(name, cases, args), limit, log):
+            kept = [row for row in earlier if all(row["case"] != other["case"] for other in rows)]
+            step |= {"rows": kept + rows, "ended": ended, "seconds": time.monotonic() - started}
+            write_json_atomic(path, known)
+    known |= {"seconds": time.monotonic() - began, "look first": (first := look_first(steps))}
+    write_json_atomic(path, known)
+    for name, step in steps.items():
+        rows = [row["case"] | {k: v for k, v in row.items() if k != "case"} for row in step["rows"]]
+        header = list(dict.fromkeys(column for row in rows for column in row))
+        table = [header, *([shown(row.get(column, "")) for column in header] for row in rows)]
+        print(f"\n{name}: {step['title']}; {step['ended']}, {step['seconds']:.0f} of {step['limit']:.0f} s")
+        print(as_text(table) if rows else "no case")
+    print("\nLook first at:\n" + ("\n".join(first) or "nothing: every case has a result"))
+    return not any(open_cases(step) for step in steps.values())
+
+
+def command(name: str, cases: list[Row], args: Any) -> list[str]:
+    """A step as a process of the environment that setup has made, if there is one."""
+    made = args.environment / "bin/python"
+    python = str(made) if args.wheels and made.exists() and name != "setup" else sys.executable
+    words = [python, "-m", "benchmarks", "gpu", "step", name]
+    words += [
+        f"--{key}={getattr(args, key)}" for key in ("out", "environment", "wheels") if getattr(args, key)
+    ]
+    return words + ["--dry-run"] * args.tiny + ([f"--cases={json.dumps(cases)}"] if cases else [])
+
+
+def open_cases(step: dict[str, Any] | None) -> bool:
+    """Whether a step did not end well, or a case of it has no result."""
+    return not step or step["ended"] != "complete" or any("error" in row for row in step["rows"])
+
+
+def look_first(steps: dict[str, Any]) -> list[str]:
+    """Steps that did not end, then cases that failed, then figures out of their range."""
+    rows = [(name, row) for name, step in steps.items() for row in step["rows"]]
+    lines = [f"{name}: {step['ended']}" for name, step in steps.items() if step["ended"] != "complete"]
+    lines += [f"{name} {row['case']}: {row['error'][:200]}" for name, row in rows if "error" in row]
+    return lines + [
+        f"{name} {row['case']}: {why}: {column} {shown(row[column])}"
+        for column, wrong, why in REMARKS
+        for name, row in rows
+        if column in row and not isinstance(row[column], str) and wrong(row[column])
+    ]

@@ -1,36 +1,50 @@
-"""Step `tests`: `pytest -m gpu`, file by file; without a GPU the tests are only collected."""
+"""Step `tests`: `pytest -m gpu` on several processes, a case for each test; without a GPU, only collected."""
 
-import re
-from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
+import os
+from typing import Any
 
-from alma.errors import UserError
-from benchmarks.gpu import frame
-from benchmarks.gpu.frame import ROOT, Asked, Case, Row
+import pytest
 
+from benchmarks.gpu.process import ROOT, Cases, announce, tell
 
-def cases(asked: Asked) -> Iterator[Case]:
-    """The files with tests marked gpu."""
-    for path in files():
-        name = str(path.relative_to(ROOT))
-        yield {"file": name}, partial(measure, name, asked.log, asked.tiny)
+PROCESSES = 12
+FILES = ("fairseq_alma/test_gpu.py", "vision/test_gpu.py", "vision/test_data.py")
 
 
-def files() -> list[Path]:
-    """In a fixed order."""
-    return [
-        path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")
-    ]
+class Outcomes:
+    """A plugin of pytest that prints cases and rows."""
+
+    def __init__(self) -> None:
+        self.collected = dict[str, None]()
+
+    def pytest_xdist_node_collection_finished(self, node: object, ids: list[str]) -> None:
+        """The tests, once from each process of xdist."""
+        for name in ids:
+            if name not in self.collected:
+                announce({"test": name})
+        self.collected |= dict.fromkeys(ids)
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        """The tests without xdist."""
+        self.collected |= dict.fromkeys(item.nodeid for item in session.items)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """The outcome of a test, or of its set-up if that is all there is."""
+        if report.when == "call" or report.outcome != "passed":
+            row = {"outcome": report.outcome, "seconds": report.duration}
+            tell(
+                {"test": report.nodeid},
+                row | ({"error": str(report.longrepr)[-300:]} if report.failed else {}),
+            )
 
 
-def measure(name: str, log: Path, collect: bool) -> Row:
-    """Numbers of tests by outcome. UserError: one failed, or there was none."""
-    words = ["pytest", "-m", "gpu", "-p", "no:cacheprovider", "--rootdir", str(ROOT), str(ROOT / name)]
-    code, text = frame.child([*words, *(["--collect-only"] if collect else ["-n", "4"])], log)
-    if code:
-        failed = re.findall(r"^(?:FAILED|ERROR) .*", text, re.MULTILINE)
-        raise UserError(f"exit code {code}: {'; '.join(failed)[:200]}")
-    last = text.splitlines()[-1]
-    counts = {what: int(number) for number, what in re.findall(r"(\d+)(?:/\d+)? (\w+)", last)}
-    return {"outcome": ", ".join(f"{number} {what}" for what, number in counts.items() if what != "in")}
+def tests(args: Any) -> Cases:
+    """None: pytest prints them."""
+    names = [case["test"] for case in args.cases or ()] or [f"tests/{name}" for name in FILES]
+    words = [*names, "-m", "gpu", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    os.chdir(ROOT)
+    outcomes = Outcomes()
+    pytest.main([*words, *(["--collect-only"] if args.tiny else [f"-n{PROCESSES}"])], [outcomes])
+    if args.tiny or not outcomes.collected:
+        figures = {"collected": len(outcomes.collected)}
+        yield {"test": "all"}, lambda: figures if outcomes.collected else {"error": "no test was collected"}

@@ -1,11 +1,13 @@
-"""The steps for a machine with a GPU, at tiny sizes on a CPU; where there is one, they use it."""
+"""The commands for a machine with a GPU, at tiny sizes on a CPU; where there is one, they use it."""
 
 import json
 import os
 import re
 import signal
 import subprocess
+import sys
 import time
+import zipfile
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,97 +33,94 @@ def server():
     """Forks the processes of the steps: one import of fairseq for all."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))  # an installed package is called `benchmarks`, too
-        made = ForkServer(["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.profile"])
+        patch.setenv("OMP_NUM_THREADS", "1")
+        made = ForkServer(["fairseq_cli.train", "fairseq_alma.preloaded", "benchmarks.gpu.language"])
     yield made
     made.stop()
 
 
 @pytest.fixture
-def frame(benchmark, server, monkeypatch):
-    """The frame, with forks in place of new processes."""
-    frame = benchmark("gpu.frame")
+def step(benchmark, server, monkeypatch, tmp_path, capsys):
+    """`step(name)` runs a step at tiny sizes, with forks in place of processes; returns its rows."""
+    gpu, process = benchmark("gpu"), benchmark("gpu.process")
 
-    def start(words, output, environment):
+    def start(words, **options):
+        reader, writer = os.pipe()
         with open(os.devnull) as nothing:
-            return server.start(words, [nothing.fileno(), output.fileno(), output.fileno()], environment)
+            files = [nothing.fileno(), writer, writer]
+            fork = server.start(words[2:], files, options["env"])
+        os.close(writer)
+        fork.stdout = open(reader, "rb")  # noqa: SIM115 - closed with the test
+        return fork
 
-    monkeypatch.setattr(frame, "start", start)
-    return frame
-
-
-@pytest.fixture
-def dry_run(benchmark, frame, tmp_path, monkeypatch):
-    """`dry_run(step)` runs the command and returns the JSON file."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def run(step, *flags):
-        words = [step, "--out", str(tmp_path), "--dry-run", "--repeats", "2", *flags]
-        benchmark("gpu").main(words)
-        return json.loads((tmp_path / f"{step}.json").read_text())
+    def run(name, *flags):
+        environment = ["--environment", str(tmp_path / "environment"), "--out", str(tmp_path / "out")]
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "Popen", start)
+            gpu.main(["step", name, "--dry-run", *environment, *flags])
+        rows = [row for line in capsys.readouterr().out.encode().splitlines() if (row := process.parse(line))]
+        finished = [row for row in rows if row.get("error") != process.NO_RESULT]
+        assert [row["case"] for row in finished] == [row["case"] for row in rows[: len(finished)]]
+        assert not any("error" in row for row in finished), finished
+        return finished
 
     return run
 
 
-def test_the_table_and_the_json_file_of_a_step(dry_run, capsys):
-    found = dry_run("switch")
-    assert (found["complete"], found["tiny"], found["repeats"]) == (True, True, 2)
-    assert found["versions"]["torch"] == metadata.version("torch")
-    assert [row["dtype"] for row in found["rows"]] == ["bf16", "fp16", "fp32"]
-    for row, limit in zip(found["rows"], (2e-2, 3e-3, 1e-6), strict=True):
+def test_dispatchers_are_measured_beside_the_dense_layer(step):
+    rows = step("switch")
+    assert [row["case"]["dtype"] for row in rows] == ["bf16", "fp16", "fp32"]
+    for row, limit in zip(rows, (2e-2, 3e-3, 1e-6), strict=True):
         assert float(row["difference"]) < limit
-        times = [row[f"{name} / dense"] for name in ("padded", "loop", "one-hot")]
+        times = [row[f"{name} / dense"] for name in ("padded", "loop")]
         assert all(len(samples) == 2 and min(samples) > 0 for samples in times)
-    table = found["table of medians and quartiles"]
-    assert table[0][:4] == ["D", "S", "E", "dtype"]
-    assert re.fullmatch(r"[\d.]+ \[[\d.]+-[\d.]+\]", table[1][5])
-    assert table[1][5] in capsys.readouterr().out
 
 
-def test_training_is_measured_beside_transformer_lm(dry_run):
-    product, peer, switch = dry_run("train")["rows"]
-    assert product["fp32, TFLOP/s"] > 0
-    assert len(peer["tokens/s"]) == len(switch["tokens/s"]) == 2
-    speeds = [sum(row["tokens/s"]) / 2 for row in (peer, switch)]
-    assert switch["speed / transformer_lm"] == pytest.approx(speeds[1] / speeds[0])
-    assert 0 < switch["MFU"] < 1
-    assert switch["estimate GB"] > 0
-
-
-def test_active_sizes_are_equal_and_flops_are_those_of_the_model(benchmark):
-    training = benchmark("gpu.training")
-    data = training.Data(None, 50_264, 512, 64)
-    peer, switch = (data.flops(training.Model("base", experts)) for experts in (0, 8))
-    router = 3 * 2 * 3 * 512 * 8
-    assert switch - peer == router
-    assert peer == pytest.approx(45.7e9 * 3 / 512, rel=0.01)  # the paper's base model
+def test_training_is_measured_beside_transformer_lm(step):
+    (row,) = step("train")
+    assert len(row["tokens/s"]) == 2
+    speed = sum(row["tokens/s"]) / 2
+    assert row["speed / transformer_lm"] == pytest.approx(speed / row["transformer_lm, tokens/s"])
+    assert 0 < row["MFU"] < 1
+    assert row["estimate GB"] > 0
 
 
 def test_fairseq_train_accepts_all_flags_of_full_size(benchmark, tmp_path):
-    """Each fits a GPU with 80 GB, by the estimate that the step compares with the peak."""
+    """Each fits a GPU with 80 GB, by the estimate that the step compares with the peak; the active sizes of
+    both models are equal."""
+    from alma.flops import Shape
+    from benchmarks.training_memory import estimated
     from fairseq_alma.check import resolve
 
-    train, training = benchmark("gpu.train"), benchmark("gpu.training")
-    data = training.Data(tmp_path, 50_264, 512, 64)
-    for model, flags in train.settings(tiny=False):
-        words = data.words(model, flags, 45)
-        if model.experts:
-            assert 3e9 < train.estimated(words, data.vocabulary - 4) < 78e9
-        else:
-            assert resolve(words)["arch"] == "transformer_lm"
-    stream = [str(tmp_path), "--task", "alma_lm", *benchmark("gpu.stream").BASE.split()]
-    assert resolve(stream)["settings"]["--moe-expert-count"] == 8
+    language = benchmark("gpu.language")
+    data = language.Tokens(tmp_path, False, 50_264, 512)
+    for size, experts, flags in language.SETTINGS:
+        words = data.words(size, experts, flags, 45)
+        assert 3e9 < estimated(words, data.vocabulary - 4) < 78e9
+        peer = resolve(data.words(size, 0, flags, 45))
+        layers, dim, heads = data.arch(size)
+        chosen = [
+            peer["settings"][f"--decoder-{name}"] for name in ("layers", "embed-dim", "attention-heads")
+        ]
+        assert (peer["arch"], chosen) == ("transformer_lm", [layers, dim, heads])
+        assert peer["settings"]["--decoder-ffn-embed-dim"] == 4 * dim
+    flops = Shape(6, 512, 2048, 50_264, 512, 8, 2).training_flops(1)
+    assert flops == pytest.approx(45.7e9 * 3 / 512, rel=0.01)  # the paper's base model
+    assert resolve([str(tmp_path), "--task", "alma_lm", *language.BASE.split()])["arch"] == "switch_gmoe_base"
 
 
-def test_a_training_is_profiled(dry_run):
-    (row,) = dry_run("profile")["rows"]
+def test_a_training_is_profiled(step):
+    (row,) = step("profile")
     assert row["update, ms"] > 0
     assert 0 < row["outside updates"] < 1
     assert (row["kernels / update"], row["GPU idle"]) == (0, 1)
 
 
 def test_shares_of_the_time(benchmark):
-    """Two updates' worth of made-up events: kernels that overlap count once, annotations are no kernels."""
-    profile = benchmark("gpu.profile")
+    """Made-up events of one second: kernels that overlap count once, annotations are no kernels."""
+    language = benchmark("gpu.language")
 
     def event(name, start, end, device="CPU", annotation=False):
         span = SimpleNamespace(start=start, end=end, elapsed_us=lambda: end - start)
@@ -137,105 +136,156 @@ def test_shares_of_the_time(benchmark):
         event("cudaStreamSynchronize", 0, 2.5e5),
         event("cudaLaunchKernel", 0, 1e5),
     ]
-    row = profile.shares(events, wall=1.0, inside=0.9)
+    row = language.shares(events, wall=1.0, inside=0.9)
     assert row["GPU idle"] == pytest.approx(0.4)
     assert row["host waits"] == pytest.approx(0.25)
     assert row["outside updates"] == pytest.approx(0.1)
-    assert row["kernels / update"] == 3 / profile.UPDATES
+    assert row["kernels / update"] == 3 / language.PROFILED
     assert row["longest kernels"] == "gemm 50%; copy 20%"
 
 
-def test_image_learners_are_measured_beside_plain_pytorch(dry_run):
-    rows = dry_run("images")["rows"]
-    assert [(row["data"], row["arch"]) for row in rows] == [
-        ("mnist", ""),
-        ("cifar10", ""),
-        ("cifar10", "torchvision:mobilenet_v3_small"),
-    ]
-    for row in rows:
-        ratios = [
-            row[name] for name in ("DataLoader / sm", "on the GPU / sm", "ens / sm", "one by one / ens")
-        ]
-        assert all(len(samples) == 2 and min(samples) > 0 for samples in ratios)
+def test_image_learners_are_measured_beside_plain_pytorch(step):
+    mnist, large = step("images")
+    assert [row["case"]["network"] for row in (mnist, large)] == ["mlp", "mobilenet_v3_small"]
+    for ratios in (mnist["plain / sm"], mnist["ens / sm"], mnist["one by one / ens"], large["plain / sm"]):
+        assert len(ratios) == 2
+        assert min(ratios) > 0
 
 
-def test_a_killed_training_resumes_with_the_same_numbers(dry_run):
-    (row,) = dry_run("resume")["rows"]
-    assert (row["exit code"], row["updates before"] - row["repeated"]) in [(-15, 32), (-15, 48), (-15, 64)]
+def test_a_killed_training_resumes_with_the_same_numbers(step):
+    (row,) = step("resume")
+    assert row["updates before"] - row["repeated"] in (16, 32, 48)
     assert (float(row["worst loss"]), float(row["weights"])) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("loss", "last", "message"), [(5.5, 100, "differs by 10.0%"), (5, 99, "not 1 to 100")]
-)
+@pytest.mark.parametrize(("loss", "last", "message"), [(5.5, 60, "differs by 10.0%"), (5, 59, "not 1 to 60")])
 def test_a_resumed_training_with_other_numbers_is_an_error(
     benchmark, tmp_path, monkeypatch, loss, last, message
 ):
-    resume = benchmark("gpu.resume")
+    language = benchmark("gpu.language")
 
-    def train(words, *_):
-        first = words[-1].endswith("through")
-        updates = range(1, (resume.UPDATES if first else last) + 1)
-        return [{"loss": 5 if first else loss, "num_updates": number} for number in updates]
+    def updates_of(words, *_):
+        through = words[-1].endswith("through")
+        return [
+            {"loss": 5 if through else loss, "num_updates": n + 1} for n in range(60 if through else last)
+        ]
 
-    monkeypatch.setattr(resume, "train", train)
+    monkeypatch.setattr(language, "updates_of", updates_of)
     with pytest.raises(UserError, match=message):
-        resume.measure([], "none", tmp_path / "run", [], tmp_path / "log")
+        language.resumed([], "SIGTERM", tmp_path)
 
 
-def test_a_stream_has_a_row_for_each_stage(dry_run):
-    stream, untrained, first = dry_run("stream")["rows"]
-    assert stream["tokens"] > stream["words"] > 1000
+def test_a_stream_has_a_row_for_each_stage(step):
+    stream, untrained, first = step("stream")
+    assert stream["words"] > 1000
     assert untrained["averaged"] == untrained["raw"]
     assert first["averaged"] != first["raw"]
-    assert first["seconds"] > 0
 
 
-def test_tests_are_collected(benchmark, dry_run):
-    rows = dry_run("tests")["rows"]
-    files = ["fairseq_alma/test_gpu.py", "vision/test_data.py", "vision/test_gpu.py"]
-    assert [row["file"] for row in rows] == [f"tests/{file}" for file in files]
-    assert all(int(row["outcome"].split()[0]) > 0 for row in rows)
+def test_gpu_tests_are_collected(step, benchmark):
+    (row,) = step("tests")
+    assert row["collected"] > 40
+    marked = [path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text()]
+    files = {ROOT / "tests" / name for name in benchmark("gpu.tests").FILES}
+    assert set(marked) - {Path(__file__)} == files
 
 
-def test_a_step_ends_at_its_limit_with_what_it_has(benchmark, tmp_path, monkeypatch, capsys):
-    """An error in a case does not end the step; no child process outlives it."""
-    frame = benchmark("gpu.frame")
-
-    def cases(asked):
-        yield {"case": 1}, lambda: {"ms": 2.0}
-        yield {"case": 2}, lambda: {"share": 1 / 0}
-        yield {"case": 3}, lambda: {"share": float("nan")}
-        with frame.started(["http.server", "0", "--bind", "127.0.0.1"], tmp_path / "child.log") as child:
-            children.append(child)
-            yield {"case": 4}, lambda: time.sleep(60)
-
-    children = []
-    monkeypatch.setattr(frame, "_cases", cases)
-    assert frame.run(frame.Asked("switch", tmp_path, 2, 2, True))
-    found = json.loads((tmp_path / "switch.json").read_text())
-    assert found["complete"] is False
-    assert [row["case"] for row in found["rows"]] == [1, 2, 3]
-    assert found["rows"][0] == {"case": 1, "ms": 2.0}
-    assert "ZeroDivisionError" in found["rows"][1]["error"]
-    assert "error" in found["rows"][2]
-    assert "stopped at the limit of 2 s" in capsys.readouterr().out
-    assert children[0].poll() == -signal.SIGTERM
-    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
+STEPS = {
+    "well": "work_on('step.cases', args)",
+    "hangs": "announce({'n': 1}); tell({'n': 1}, {'ms': [1.0, 2.0]}); announce({'n': 2}); time.sleep(600)",
+    "crashes": "announce({'n': 3}); os.kill(os.getpid(), signal.SIGSEGV)",
+    "garbage": "sys.stdout.buffer.write(b'\\xff\\nROW {\\nROW [1]\\nCASE 5\\nROW {\"case\": 1}\\n')",
+    "last": "subprocess.Popen(['sleep', '600']); tell({'n': 4}, {'MFU': 0.1})",
+}
+SCRIPT = """
+import os, signal, subprocess, sys, time
+from types import SimpleNamespace
+from benchmarks.gpu.process import announce, tell, work_on
+name, cases = sys.argv[1], eval(sys.argv[2])
+open("ran", "a").write(f"{name} {cases}\\n")
+numbers = (5, 6) if "mended" in os.environ else (0, 5, 6)
+sys.modules["benchmarks.gpu.step"] = SimpleNamespace(
+    cases=lambda args: [({"n": n}, lambda n=n: {"part": 1 / n}) for n in numbers])
+args = SimpleNamespace(cases=cases)
+"""
 
 
-def test_a_child_is_a_process_of_this_checkout(benchmark, tmp_path):
-    """Without forks: its output goes to the log, and its exit code comes back."""
-    frame = benchmark("gpu.frame")
-    (tmp_path / "log").write_text("earlier\n")
-    code, text = frame.child(["benchmarks", "gpu", "nothing"], tmp_path / "log")
-    assert (code, text.count("'nothing'"), text.count("earlier")) == (2, 1, 0)
-    assert (tmp_path / "log").read_text() == f"earlier\n{text}"
+def test_a_step_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd):
+    """One hangs, one crashes, one prints garbage, one leaves a process; `again` runs what has no result."""
+    gpu = benchmark("gpu")
+    monkeypatch.chdir(tmp_path)
+    scripts = {name: SCRIPT + code for name, code in STEPS.items()}
+    monkeypatch.setattr(gpu, "STEPS", {name: gpu.Limit(4, "", f"step that {name}") for name in STEPS})
+    monkeypatch.setattr(gpu, "WHOLE", 20)
+    monkeypatch.setattr(
+        gpu, "command", lambda name, cases, _: [sys.executable, "-c", scripts[name], name, repr(cases)]
+    )
+    began = time.monotonic()
+    with pytest.raises(SystemExit, match="1"):
+        gpu.main(["all", "--out", "out", "--seconds", "60"])
+    assert time.monotonic() - began < 40
+    steps = json.loads(Path("out/gpu.json").read_text())["steps"]
+    assert [step["ended"] for step in steps.values()] == [
+        "complete",
+        "stopped at its limit",
+        f"exit code {-signal.SIGSEGV}",
+        "complete",
+        "complete",
+    ]
+    zero, fifth, _ = steps["well"]["rows"]
+    assert "ZeroDivisionError" in zero["error"]
+    assert fifth == {"case": {"n": 5}, "part": 0.2}
+    assert [row.get("error", "")[:9] for row in steps["hangs"]["rows"]] == ["", "no result"]
+    assert steps["garbage"]["rows"] == []
+    printed = capfd.readouterr().out
+    assert "1.5 [1.25-1.75]" in printed
+    last = printed[printed.index("Look first at:") :].splitlines()[1:]
+    assert [re.split("[ :]", line)[0] for line in last] == [
+        "hangs",
+        "crashes",
+        "well",
+        "hangs",
+        "crashes",
+        "last",
+    ]
+    assert b"\xff" in Path("out/gpu.log").read_bytes()
+
+    Path("ran").unlink()
+    monkeypatch.setenv("mended", "1")
+    with pytest.raises(SystemExit, match="1"):
+        gpu.main(["again", "crashes", "well", "--out", "out", "--seconds", "20"])
+    assert Path("ran").read_text().splitlines() == ["crashes [{'n': 3}]", "well [{'n': 0}]"]
+    steps = json.loads(Path("out/gpu.json").read_text())["steps"]
+    assert [row["case"]["n"] for row in steps["well"]["rows"]] == [5, 6]
+
+
+def test_a_damaged_wheel_costs_the_others_nothing(benchmark, tmp_path):
+    packages = benchmark("gpu.packages")
+    for name in ("alpha", "beta", "gamma"):
+        info = f"{name}-1.dist-info"
+        with zipfile.ZipFile(tmp_path / f"{name}-1-py3-none-any.whl", "w") as file:
+            file.writestr(f"{name}.py", "")
+            file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+            file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+            file.writestr(f"{info}/RECORD", f"{name}.py,,\n")
+    (tmp_path / "beta-1-py3-none-any.whl").write_bytes(b"no wheel")
+    packages.make(tmp_path / "made")
+    wheels = sorted(tmp_path.glob("*.whl"))
+    with pytest.raises(UserError, match=r"^beta-1-py3-none-any.whl: "):
+        packages.install(tmp_path / "made", wheels)
+    code = "import sys, alpha, gamma, pytest, fairseq_alma_hook; print(sys.prefix, pytest.__file__)"
+    python = tmp_path / "made/bin/python"
+    done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [
+        str(tmp_path / "made"),
+        pytest.__file__,
+    ]  # the machine's, of an environment
+    assert not (tmp_path / "made/bin/pip").exists()
 
 
 def test_what_alma_requires_is_carried_or_on_the_machine(benchmark):
-    wheels = benchmark("gpu.wheels")
-    plain = {name: re.sub(r"[-_.]+", "-", name.lower()) for name in wheels.MISSING}
+    packages = benchmark("gpu.packages")
+    plain = {re.sub(r"[-_.]+", "-", name.lower()) for name in packages.MISSING}
     needed, left = set(), ["alma-macroscale"]
     while left:
         name = left.pop()
@@ -249,7 +299,7 @@ def test_what_alma_requires_is_carried_or_on_the_machine(benchmark):
             if other not in needed and other not in MACHINE and installed(other):
                 needed.add(other)
                 left.append(other)
-    assert needed == set(plain.values())
+    assert needed == plain
 
 
 def installed(name):
@@ -260,38 +310,38 @@ def installed(name):
         return False
 
 
-def test_pins_and_folders_of_wheels(benchmark, tmp_path):
-    wheels = benchmark("gpu.wheels")
-    pinned = wheels.pins((ROOT / "requirements.txt").read_text())
-    assert [pin.split("==")[0] for pin in pinned] == list(wheels.MISSING)
+def test_the_folder_of_wheels(benchmark, tmp_path, monkeypatch, capsys):
+    packages = benchmark("gpu.packages")
+    pinned = packages.pins((ROOT / "requirements.txt").read_text())
+    assert [pin.split("==")[0] for pin in pinned] == list(packages.MISSING)
     with pytest.raises(UserError, match="no antlr4-python3-runtime, fairseq-fixed, "):
-        wheels.pins("fairscale==1 ; sys_platform == 'linux'\n")
-    for pin in pinned:
-        name, version = pin.replace("-", "_").split("==")
-        (tmp_path / f"{name}-{version}-py3-none-any.whl").write_bytes(b"12")
-    assert len(wheels.wheels_of(tmp_path)) == len(wheels.MISSING)
-    second = tmp_path / "plotly-1-py3-none-any.whl"
-    second.touch()
-    with pytest.raises(UserError, match="several, of plotly:"):
-        wheels.wheels_of(tmp_path)
-    second.unlink()
-    os.truncate(next(tmp_path.glob("plotly-*")), wheels.LARGEST)
-    with pytest.raises(UserError, match="60 MB of wheels"):
-        wheels.wheels_of(tmp_path)
+        packages.pins("fairscale==1 ; sys_platform == 'linux'\n")
+    original = subprocess.run
+
+    def run(words, **options):
+        if "pip" not in words:
+            return original(words, **options)
+        (tmp_path / f"{words[3]}.whl").write_bytes(bytes(1_000_000))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(packages.subprocess, "run", run)
+    (tmp_path / "old.whl").touch()
+    packages.carry(tmp_path)
+    assert "2 MB of wheels" in capsys.readouterr().out
+    assert not (tmp_path / "old.whl").exists()
+    monkeypatch.setattr(packages, "CARRIED", 3_000_000)
+    with pytest.raises(UserError, match="2 MB of wheels and . MB of files, of 3 MB"):
+        packages.carry(tmp_path)
 
 
-def test_the_environment_sees_the_packages_of_this_one(benchmark, tmp_path):
-    """This Python is of a virtual environment itself; the new one has no pip."""
-    setup = benchmark("gpu.setup")
-    setup.make(tmp_path / "made")
-    python = tmp_path / "made/bin/python"
-    code = "import sys, pytest; print(sys.prefix, pytest.__file__)"
-    done = subprocess.run([python, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == [str(tmp_path / "made"), pytest.__file__]
-    assert not (tmp_path / "made/bin/pip").exists()
-
-
-def test_setup_and_wheels_need_folders(benchmark, tmp_path):
-    for step in ("setup", "wheels"):
-        with pytest.raises(UserError, match="--wheels FOLDER"):
-            benchmark("gpu").main([step, "--out", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["wheels"], "--wheels FOLDER"),
+        (["all"], "--out FOLDER"),
+        (["again", "sing", "--out", "x"], "no step sing; there are setup, tests"),
+    ],
+)
+def test_bad_command_lines(benchmark, words, message):
+    with pytest.raises(UserError, match=message):
+        benchmark("gpu").main(words)

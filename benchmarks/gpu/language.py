@@ -1,0 +1,332 @@
+"""Steps `train`, `profile`, `resume` and `stream`: whole processes of fairseq-train and `alma train`.
+
+train: a Switch model and fairseq's transformer_lm of equal active size, on random tokens. MFU is the model's
+FLOPs, without attention scores as in the paper, over those of a large matrix product in the same dtype. Peak
+memory is torch's, in an update; the estimate is that of `alma train --dry-run`, without CUDA's context.
+
+profile: shares of the wall-clock time of PROFILED updates. `outside updates` is data loading, logging and the
+rest of fairseq's loop; `host waits` are calls that wait for the GPU; `GPU idle` is the time without a kernel
+or copy. The profiler itself takes time on the host, so idle and waits are upper bounds.
+
+resume: SIGTERM ends fairseq-train at once: it resumes from the last checkpoint and repeats the updates since
+then. After SIGUSR1 it saves first (exit code 75) and repeats none. On a GPU sums have no fixed order, so
+losses are equal within TOLERANCE. `worst loss` and `weights` are relative differences.
+
+stream: rows of `alma train`, base size, on documentation of Python, as many as time allows.
+
+torch and fairseq are imported where a step itself needs them: most of it happens in its child processes.
+"""
+
+import itertools
+import json
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+from unittest import mock
+
+from alma.errors import UserError
+from alma.files import write_json_atomic
+from alma.flops import ARCHS, Arch, Shape
+from benchmarks.gpu import process
+from benchmarks.gpu.process import Cases, Row
+from benchmarks.timing import device, finished, seconds
+from benchmarks.train_speed import dense_flags
+
+OPTIMIZER = "--optimizer adam --adam-betas (0.9,0.98) --lr 2e-4 --clip-norm 1 --num-workers 0"
+"""The same for both tasks, whose defaults differ."""
+CHUNKED = "--criterion chunked_cross_entropy --compile"
+SETTINGS = [("base", 8, "--bf16"), ("base", 8, "--fp16"), ("base", 8, f"--bf16 {CHUNKED}")]
+SETTINGS += [("large", 12, "--bf16"), ("base", 8, ""), ("base", 8, "--fp16 --batch-size 8 --update-freq 3")]
+"""Size, experts and flags, the most important first."""
+INTERVAL, INTERVALS, WARM_UP = 5, 8, 2
+"""Updates of a measurement; measurements that count, and those before them."""
+
+
+class Tokens(NamedTuple):
+    """A stream of random tokens for all steps, and models of the paper's sizes on it: tiny ones on a CPU."""
+
+    folder: Path
+    tiny: bool
+    vocabulary: int
+    """Of the model, special tokens included."""
+    length: int
+
+    @classmethod
+    def of(cls, args: Any) -> "Tokens":
+        """Written by the first step that asks."""
+        sizes = (104, 32) if args.tiny else (50_264, 512)
+        made = cls(Path(f"{args.environment}-tokens-{sizes[0]}"), args.tiny, *sizes)
+        if not (made.folder / "stream.json").exists():
+            from benchmarks.stage_start import write_stream
+
+            made.folder.mkdir(parents=True, exist_ok=True)
+            write_stream(made.folder, 40_000 if args.tiny else 8_000_000, 70, made.vocabulary - 4)
+        return made
+
+    def arch(self, size: str) -> Arch:
+        """Layers, width and heads."""
+        return Arch(layers=2, dim=32, heads=2) if self.tiny else ARCHS[f"switch_gmoe_{size}"]
+
+    def words(self, size: str, experts: int, flags: str, updates: int, interval: int = 1) -> list[str]:
+        """What follows `fairseq-train`: it ends after `updates`, each with a third of the paper's tokens, and
+        logs each `interval`-th. With 0 experts: transformer_lm, without the plug-in's own flags."""
+        flags = flags if experts else flags.replace(CHUNKED, "")
+        layers, dim, heads = arch = self.arch(size)
+        model = f"--task alma_lm --arch switch_gmoe_{size} --moe-expert-count {experts}"
+        model += f" --decoder-layers {layers} --decoder-embed-dim {dim} --decoder-attention-heads {heads}"
+        words = [str(self.folder), *(model if experts else dense_flags(arch)).split(), *OPTIMIZER.split()]
+        words += f"--tokens-per-sample {self.length} --batch-size {2 if self.tiny else 64}".split()
+        words += f"--log-format json --log-interval {interval} --max-update {updates}".split()
+        return [*words, "--disable-validation", "--save-dir", f"{self.folder}/none", *flags.split()]
+
+
+def updates_of(
+    words: Sequence[str], number: int = 0, after: str = "", code: int = 0
+) -> list[dict[str, float]]:
+    """Run fairseq-train; returns what it logged of its updates. UserError: its exit code is not `code`.
+
+    `number`, `after`: see `process.child`.
+    """
+    ended, text = process.child(["fairseq_cli.train", *words], number, after)
+    lines = text.splitlines()
+    if ended != code:
+        raise UserError(f"exit code {ended}: {' '.join(line[-150:] for line in lines[-2:])}")
+    updates = [json.loads(line.split("train_inner | ")[1]) for line in lines if "train_inner | " in line]
+    return [{name: float(value) for name, value in update.items()} for update in updates]
+
+
+def train(args: Any) -> Cases:
+    """Models and precisions."""
+    for size, experts, flags in [("base", 8, "")] if args.tiny else SETTINGS:
+        labels = {"model": f"{size}, {experts} experts", "flags": flags or "fp32"}
+        yield labels, partial(trained, Tokens.of(args), size, experts, flags)
+
+
+def trained(data: Tokens, size: str, experts: int, flags: str) -> Row:
+    """Train both models."""
+    import torch
+
+    from benchmarks.training_memory import estimated
+
+    updates = INTERVAL * (WARM_UP + (2 if data.tiny else INTERVALS))
+    words = data.words(size, experts, f"{flags} --no-save", updates, INTERVAL)
+    switch = updates_of(words)[WARM_UP:]
+    peers = updates_of(data.words(size, 0, f"{flags} --no-save", updates, INTERVAL))[WARM_UP:]
+    peer = median(update["wps"] for update in peers)
+    row: Row = {"tokens/s": [update["wps"] for update in switch], "transformer_lm, tokens/s": peer}
+    speed, (layers, dim, _) = median(row["tokens/s"]), data.arch(size)
+    flops = Shape(layers, dim, 4 * dim, data.vocabulary, data.length, experts, 2).training_flops(1)
+    dtype = {"--bf16": torch.bfloat16, "--fp16": torch.float16}.get(flags.partition(" ")[0], torch.float32)
+    row |= {"speed / transformer_lm": speed / peer, "TFLOP/s": speed * flops / 1e12}
+    row["MFU"] = speed * flops / product(dtype, 64 if data.tiny else 8192)
+    row["estimate GB"] = estimated(words, data.vocabulary - 4) / 1e9
+    if "gb_free" in switch[-1]:  # on a GPU
+        total = torch.cuda.get_device_properties(0).total_memory
+        row["peak GB"] = (total - switch[-1]["gb_free"] * 2**30) / 1e9
+        row["peak / estimate"] = row["peak GB"] / row["estimate GB"]
+    return row
+
+
+def product(dtype: Any, size: int) -> float:
+    """FLOPs per second of a square matrix product."""
+    import torch
+
+    a, b = (torch.randn(size, size, device=device(), dtype=dtype) for _ in range(2))
+    finished(lambda: a @ b, 3)
+    return median(10 * 2 * size**3 / seconds(partial(finished, lambda: a @ b, 10)) for _ in range(5))
+
+
+SKIPPED, PROFILED = 10, 10
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "cudaMemcpy")
+"""CUDA's calls that return when the GPU is done; cudaMemcpyAsync, which may not wait, is not one."""
+KERNELS = 4
+
+
+def profile(args: Any) -> Cases:
+    """The base model, and its peer."""
+    data = Tokens.of(args)
+    for experts, flags in [(8, "")] if args.tiny else [(8, "--bf16"), (0, "--bf16")]:
+        words = data.words("base", experts, f"{flags} --no-save", SKIPPED + PROFILED + 1, 1000)
+        yield (
+            {"experts": experts, "flags": flags or "fp32"},
+            partial(profiled, words, data.folder / "profile.json"),
+        )
+
+
+def profiled(words: list[str], out: Path) -> Row:
+    """Shares of a profiled process."""
+    out.unlink(missing_ok=True)
+    code, text = process.child(["benchmarks.gpu.language", str(out), *words])
+    if code or not out.exists():
+        raise UserError(f"exit code {code}: {text[-200:]}")
+    return json.loads(out.read_text())
+
+
+def shares(events: Iterable[Any], wall: float, inside: float) -> Row:
+    """The row of `wall` seconds, of which `inside` were in updates, from torch.profiler's events."""
+    events = list(events)
+    gpu = [event for event in events if str(event.device_type).endswith("CUDA")]
+    on_gpu = [event for event in gpu if not event.is_user_annotation]  # those are names of blocks of kernels
+    waits = [event for event in events if event.name in WAITS]
+    kernels: Counter[str] = Counter()
+    for event in on_gpu:
+        kernels[event.name[:40]] += event.time_range.elapsed_us()
+    busy, until = 0.0, float("-inf")  # microseconds with at least one kernel; they overlap
+    for start, end in sorted((event.time_range.start, event.time_range.end) for event in on_gpu):
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+    top = [f"{name} {microseconds / 1e6 / wall:.0%}" for name, microseconds in kernels.most_common(KERNELS)]
+    return {
+        "update, ms": 1000 * wall / PROFILED,
+        "outside updates": 1 - inside / wall,
+        "host waits": sum(event.time_range.elapsed_us() for event in waits) / 1e6 / wall,
+        "waits / update": len(waits) / PROFILED,
+        "GPU idle": 1 - busy / 1e6 / wall,
+        "kernels / update": len(on_gpu) / PROFILED,
+        "longest kernels": "; ".join(top),
+    }
+
+
+def profile_training() -> None:
+    """Run fairseq-train and profile its updates SKIPPED to SKIPPED + PROFILED."""
+    from fairseq.trainer import Trainer
+    from fairseq_cli.train import cli_main
+    from torch import profiler as torch_profiler
+
+    out, *words = sys.argv[1:]
+    original, profiler, called, inside, started = Trainer.train_step, torch_profiler.profile(), 0, 0.0, 0.0
+
+    def train_step(self: Trainer, samples: Any, *arguments: Any) -> Any:
+        nonlocal called, inside, started
+        if called == SKIPPED:
+            profiler.start()
+            finished(dict, 0)  # waits for the GPU
+            started, inside = time.perf_counter(), 0.0
+        if called == SKIPPED + PROFILED:
+            finished(dict, 0)
+            wall = time.perf_counter() - started
+            profiler.stop()
+            write_json_atomic(Path(out), shares(profiler.events(), wall, inside))
+        called, before = called + 1, time.perf_counter()
+        result = original(self, samples, *arguments)
+        inside += time.perf_counter() - before
+        return result
+
+    sys.argv = ["fairseq-train", *words]
+    with mock.patch.object(Trainer, "train_step", train_step):
+        cli_main()
+
+
+UPDATES, SAVED, STOP_AT = 60, 16, 24
+"""Of a training; between two checkpoints; the update after which the signal comes."""
+TOLERANCE = 0.01
+CODES = {"SIGTERM": -signal.SIGTERM, "SIGUSR1": 75}
+"""Exit codes after signals."""
+
+
+def resume(args: Any) -> Cases:
+    """SIGTERM in bf16 first."""
+    for flags, name in [("", "SIGTERM")] if args.tiny else [("--bf16", "SIGTERM"), ("--fp16", "SIGUSR1")]:
+        few = "" if args.tiny else "--batch-size 8"
+        data = Tokens.of(args)
+        words = data.words("base", 8, f"{flags} {few} --save-interval-updates {SAVED}", UPDATES)
+        yield {"flags": flags or "fp32", "signal": name}, partial(resumed, words, name, data.folder)
+
+
+def resumed(words: list[str], name: str, folder: Path) -> Row:
+    """Losses with the signal against those of a training without it, which runs at the same time.
+
+    UserError: an update is missing, or the losses differ by more than TOLERANCE.
+    """
+    import torch
+
+    saves = [str(folder / name), str(folder / "through")]
+    for save in saves:
+        shutil.rmtree(save, ignore_errors=True)
+    stopped, through = ([*words, "--save-dir", save] for save in saves)
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(updates_of, through)
+        before = updates_of(stopped, getattr(signal, name), f'"num_updates": "{STOP_AT}"', CODES[name])
+        after = updates_of(stopped)
+        expected = [update["loss"] for update in whole.result()]
+    losses = {int(update["num_updates"]): update["loss"] for update in (*before, *after)}
+    if sorted(losses) != list(range(1, UPDATES + 1)):
+        raise UserError(f"logged are the updates {sorted(losses)}, not 1 to {UPDATES}")
+    worst = max(abs(losses[i + 1] / loss - 1) for i, loss in enumerate(expected))
+    if worst > TOLERANCE:
+        raise UserError(f"a loss differs by {worst:.1%} from that of a training without a signal")
+    states = [torch.load(f"{save}/checkpoint_last.pt", "cpu", weights_only=True)["model"] for save in saves]
+    ours, theirs = (torch.cat([x.flatten().float() for x in state.values()]) for state in states)
+    weights = ((ours - theirs).norm() / theirs.norm()).item()
+    done = int(before[-1]["num_updates"])
+    row = {"updates before": done, "repeated": done - int(after[0]["num_updates"]) + 1}
+    return row | {"worst loss": f"{worst:.1e}", "weights": f"{weights:.1e}"}
+
+
+STREAM = "--learner moe --schedule continuous --average poly:8"
+BASE = (
+    "--arch switch_gmoe_base --moe-expert-count 8 --bf16 --criterion chunked_cross_entropy --batch-size 32 "
+    "--max-update 60 --lr 1e-3 --warmup-updates 30 --validate-interval 100 --save-interval 100"
+)
+TINY = (
+    "--arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --tokens-per-sample 32 --batch-size 2 "
+    "--max-update 2 --validate-interval 100 --save-interval 100"
+)
+
+
+def stream(args: Any) -> Cases:
+    """The stream, then a case for each row of its run, all of them again if one has failed."""
+    base, count = Path(f"{args.environment}-stream"), 1 if args.tiny else 12
+    args.cases, rows = None, rows_of(base, args.tiny)
+    yield {"t": "stream"}, partial(make_stream, base, count, args.tiny)
+    for t in range(count + 1):
+        yield {"t": t}, partial(next, rows)
+
+
+def make_stream(base: Path, count: int, tiny: bool) -> Row:
+    """A stream of `count` equal mega-batches. UserError: a command failed."""
+    shutil.rmtree(base, ignore_errors=True)
+    base.mkdir(parents=True)
+    do(f"alma corpus pydoc {'topics' if tiny else ''} --out {base}/text.jsonl")
+    documents = (base / "text.jsonl").read_text("utf-8").splitlines()
+    total = sum(len(json.loads(line)["text"].split()) for line in documents)
+    words = int(0.75 * total / count)  # duplicates are dropped
+    sizes = f"--mega-batches {count} --words {words} --eval-words {total // 40} --valid-words {total // 40}"
+    vocabulary = f"--vocab-size {500 if tiny else 8000} --max-document-words 1k"
+    do(f"alma data {base}/text.jsonl --out {base}/stream {sizes} {vocabulary}")
+    return {"words": words}
+
+
+def do(words: str) -> None:
+    """Run a command. UserError: it failed."""
+    code, text = process.child(words.split())
+    if code:
+        raise UserError(f"{words.split(' -')[0]}: exit code {code}: {text[-200:]}")
+
+
+def rows_of(base: Path, tiny: bool) -> Iterator[Row]:
+    """Train; yield the figures of each row. UserError: the training ended without one."""
+    words = f"alma train {base}/stream {STREAM} --out {base}/run -- {TINY if tiny else BASE}"
+    path = base / "run/results.jsonl"
+    with process.started([sys.executable, "-m", *words.split()], None) as training:
+        for t in itertools.count():
+            while not path.exists() or path.read_text().count("\n") <= t:
+                if training.poll() is not None:
+                    raise UserError(f"`alma train` ended with exit code {training.returncode}")
+                time.sleep(0.2)
+            row = json.loads(path.read_text().splitlines()[t])
+            raw = row["extra"].get("raw", {}).get("perplexity", row["value"])
+            figures = {"averaged": row["value"], "raw": raw, "seconds": row["seconds"]}
+            yield figures | {"peak GB": row["peak_memory_bytes"] / 1e9}
+
+
+if __name__ == "__main__":
+    profile_training()
