@@ -58,6 +58,7 @@ if __name__ == "__main__":
             "plotly>=6",
             "argcomplete>=3",
             "orjson>=3.10",
+            "msgspec>=0.20",
             "regex",
             "zstandard>=0.22",
             "tensorboardX>=2.6",
@@ -69,8 +70,6 @@ if __name__ == "__main__":
             "corpus": ["pyarrow>=17", "tokenizers>=0.20", "rensa>=0.5,<0.6"],
             # What loads the folders that `alma export` writes.
             "export": ["transformers>=5"],
-            # What --optimizer adamw_schedulefree and sgd_schedulefree run.
-            "schedulefree": ["schedulefree>=1.4,<2"],
             "dev": [
                 *("pytest>=8", "pytest-xdist>=3.6", "hypothesis>=6.100", "ruff>=0.12", "mypy>=1.15"),
                 # What tests of the notebook and of the report page in a browser need.
