@@ -1,24 +1,42 @@
-"""The Switch FFN relative to the dense FFN with the same active parameters, and to a one-hot dispatch.
+"""The Switch FFN by dispatcher, relative to the dense FFN with the same active parameters.
 
-The one-hot reference is the (S, E, C) einsum of Mesh TensorFlow and of fairseq's moe branch. S = 4096 tokens,
-capacity factor 1, fp32, one thread; forward and backward, load-balancing loss included.
+Forward and backward, load-balancing loss included, capacity factor 1. `difference` is the worst dispatcher's
+output against that of the loop in fp32 with the same weights and inputs: the norm of the difference over the
+norm. one-hot is the (S, E, C) einsum of Mesh TensorFlow and of fairseq's moe branch. On a CPU: S = 4096
+tokens, fp32, one thread. `cases` are those of `python -m benchmarks gpu`.
 
 Shapes: T time, B batch, S = B * T tokens, D model, E experts, C capacity.
 """
 
+import copy
+from collections.abc import Callable
 from functools import partial
+from itertools import product
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from benchmarks.timing import Rows, one_thread, ratios, turns
+from benchmarks.timing import Rows, device, finished, one_thread, spread, turns
+from fairseq_alma.moe import layer
+from fairseq_alma.moe.dispatchers import GroupedDispatcher, LoopDispatcher, PaddedDispatcher
 from fairseq_alma.moe.layer import SwitchFFN
 from fairseq_alma.moe.router import Routing
 
-TOKENS = 4096
-SHAPES = ((512, (4, 8, 12, 32), 8), (768, (4, 8, 12, 32), 8))  # D, all E, and the E of the one-hot layer
+DISPATCHERS: dict[str, Callable] = {
+    "padded": lambda x_SD, routing, capacity: PaddedDispatcher(routing, capacity),
+    "grouped": lambda x_SD, routing, capacity: GroupedDispatcher(routing),
+    "loop": lambda x_SD, routing, capacity: LoopDispatcher(routing),
+}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+SIZES = [(512, 16_384, experts, dtype) for experts in (8, 32) for dtype in ("bf16", "fp16")]
+SIZES += list(product((512, 768), (65_536, 4_096), (8, 32), ("bf16", "fp32")))
+"""D, S, E, dtype on a GPU; the paper's base model first."""
+STEPS, REPEATS = 5, 7
+"""Passes between two looks at the clock, for which the host waits for the GPU."""
 
 
 class OneHotFFN(SwitchFFN):
@@ -41,44 +59,59 @@ class OneHotFFN(SwitchFFN):
         return y_SD.view(batch, time, dim).transpose(0, 1), routing
 
 
-def dense(dim: int) -> nn.Module:
-    """fairseq's FFN with the same active parameters."""
-    return nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+def step(ffn: nn.Module, x: Tensor, dispatcher: str = "") -> Tensor:
+    """A forward and backward pass, with a dispatcher of DISPATCHERS; returns the output."""
+    with mock.patch.object(layer, "fastest_dispatcher", DISPATCHERS.get(dispatcher)):
+        ffn.zero_grad()
+        result = ffn(x)
+        output, loss = (result, 0) if torch.is_tensor(result) else (result[0], result[1].balance_loss)
+        (output.sum() + loss).backward()
+        return output
 
 
-def switch(kind: type[SwitchFFN], dim: int, experts: int) -> SwitchFFN:
-    """A layer with capacity factor 1."""
-    return kind(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity())
+def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int, one_hot: bool = False) -> dict:
+    """Times of the dense layer, and of the others relative to it in the same turn."""
+    torch.manual_seed(0)
+    to: dict[str, Any] = {"device": device(), "dtype": DTYPES[dtype]}
+    x = torch.randn(min(512, tokens), max(1, tokens // 512), dim, requires_grad=True, **to)
+    ours, other = (
+        kind(dim, 4 * dim, experts, 1.0, -1.0, F.gelu, nn.Identity()) for kind in (SwitchFFN, OneHotFFN)
+    )
+    dense = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim)).to(**to)
+    other.load_state_dict(ours.to(**to).state_dict())
+    works = {name: partial(step, ours, x, name) for name in DISPATCHERS}
+    works |= {"one-hot": partial(step, other.to(**to), x)} if one_hot else {}
+    row, differences, kept = {}, [], {"dense": partial(step, dense, x)}
+    expected = step(copy.deepcopy(ours).float(), x.float(), "loop")
+    for name, work in works.items():
+        try:
+            differences.append(((work().float() - expected).norm() / expected.norm()).item())
+            kept[name] = work
+        except RuntimeError as failed:  # there are no grouped products of this dtype
+            row[f"{name} / dense"] = f"none: {str(failed)[:40]}"
+    finished(lambda: [work() for work in kept.values()], 3)  # compiles kernels, fills the allocator
+    measured = turns({name: partial(finished, work, STEPS) for name, work in kept.items()}, repeats)
+    times = [turn["dense"] / STEPS for turn in measured]
+    row |= {"difference": f"{max(differences):.1e}", "dense, ms": [1000 * time for time in times]}
+    row["dense, TFLOP/s"] = [3 * 2 * 2 * tokens * dim * 4 * dim / time / 1e12 for time in times]
+    return row | {
+        f"{name} / dense": [turn[name] / turn["dense"] for turn in measured] for name in list(kept)[1:]
+    }
 
 
-def step(layer: nn.Module, x: Tensor) -> Tensor:
-    """A forward and backward pass; returns the output."""
-    layer.zero_grad()
-    found = layer(x)
-    output = found if torch.is_tensor(found) else found[0]
-    (output.sum() if torch.is_tensor(found) else output.sum() + found[1].balance_loss).backward()
-    return output
+def cases(args: Any) -> Any:
+    """Widths, token counts, numbers of experts and dtypes on a GPU: labels, and what measures them."""
+    for dim, tokens, experts, dtype in [(16, 64, 4, name) for name in DTYPES] if args.tiny else SIZES:
+        labels = {"D": dim, "S": tokens, "E": experts, "dtype": dtype}
+        yield labels, partial(compare, dim, tokens, experts, dtype, 2 if args.tiny else REPEATS)
 
 
 @one_thread()
 def measure(repeats: int) -> Rows:
-    """A row for each D and E; the outputs of one-hot and Switch layers are compared first."""
-    torch.manual_seed(0)
+    """A row for each D and E."""
     rows = []
-    for dim, counts, one_hot_experts in tqdm(SHAPES, disable=None, unit="width"):
-        x = torch.randn(512, TOKENS // 512, dim, requires_grad=True)
-        switches = {experts: switch(SwitchFFN, dim, experts) for experts in counts}
-        one_hot = switch(OneHotFFN, dim, one_hot_experts)
-        one_hot.load_state_dict(switches[one_hot_experts].state_dict())
-        expected, _ = one_hot(x)
-        torch.testing.assert_close(switches[one_hot_experts](x)[0], expected, atol=1e-4, rtol=1e-4)
-        layers = {"dense": dense(dim), "one-hot": one_hot, **switches}
-        measured = turns({name: partial(step, layer, x) for name, layer in layers.items()}, repeats)
-        for experts, layer in switches.items():
-            kept = layer(x)[1].kept_E.sum().item()
-            row = {"D": dim, "E": experts, "Switch / dense": ratios(measured, experts, "dense")}
-            row["one-hot / Switch"] = (
-                ratios(measured, "one-hot", experts) if experts == one_hot_experts else ""
-            )
-            rows.append(row | {"dropped": f"{1 - kept / TOKENS:.0%}"})
+    for dim, experts in tqdm(list(product((512, 768), (4, 8, 12, 32))), disable=None, unit="layer"):
+        row = compare(dim, 4096, experts, "fp32", repeats, one_hot=experts == 8)
+        times = {name: spread(value) if isinstance(value, list) else value for name, value in row.items()}
+        rows.append({"D": dim, "E": experts, "one-hot / dense": ""} | times)
     return rows

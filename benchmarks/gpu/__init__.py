@@ -30,28 +30,28 @@ class Limit(NamedTuple):
 
     seconds: int
     cases: str
-    """Module and function that gives the cases."""
+    """Module of benchmarks, and its function that gives the cases."""
     title: str
 
 
 STEPS = {
-    "setup": Limit(60, "packages.setup", "installation from carried wheels, beside the machine's torch"),
-    "tests": Limit(100, "tests.tests", "pytest -m gpu"),
+    "setup": Limit(60, "gpu.packages.setup", "installation from carried wheels, beside the machine's torch"),
+    "tests": Limit(100, "gpu.tests.tests", "pytest -m gpu"),
     "switch": Limit(
         70,
-        "switch.switch_layer",
+        "switch_ffn.cases",
         "Switch layer by dispatcher against fairseq's dense layer, forward and backward",
     ),
     "train": Limit(
         150,
-        "language.train",
+        "gpu.language.train",
         "the paper's models by fairseq-train beside transformer_lm of equal active size",
     ),
-    "profile": Limit(25, "language.profile", "where the time of ten updates goes"),
-    "images": Limit(50, "images.images", "a stage of image learners against plain PyTorch"),
-    "resume": Limit(50, "language.resume", "training after a signal against training without one"),
+    "profile": Limit(25, "gpu.language.profile", "where the time of ten updates goes"),
+    "images": Limit(50, "gpu.images.images", "a stage of image learners against plain PyTorch"),
+    "resume": Limit(50, "gpu.language.resume", "training after a signal against training without one"),
     "stream": Limit(
-        35, "language.stream", "stages of a stream by alma train; has what the others leave of their time"
+        35, "gpu.language.stream", "stages of a stream by alma train; has what the others leave of their time"
     ),
 }
 WHOLE = sum(limit.seconds for limit in STEPS.values())

@@ -31,8 +31,8 @@ Cases = Iterable[tuple[Row, Callable[[], Row]]]
 
 def work_on(name: str, args: Any) -> None:
     """Measure the cases of the function `name`, in this process: those in `args.cases`, if there are some."""
-    module, _, function = name.partition(".")
-    listed = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)(args)
+    module, _, function = name.rpartition(".")
+    listed = getattr(importlib.import_module(f"benchmarks.{module}"), function)(args)
     cases = [(labels, work) for labels, work in listed if not args.cases or labels in args.cases]
     for labels, _ in cases:
         announce(labels)

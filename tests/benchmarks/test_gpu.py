@@ -204,7 +204,7 @@ from benchmarks.gpu.process import announce, tell, work_on
 name, cases = sys.argv[1], eval(sys.argv[2])
 open("ran", "a").write(f"{name} {cases}\\n")
 numbers = (5, 6) if "mended" in os.environ else (0, 5, 6)
-sys.modules["benchmarks.gpu.step"] = SimpleNamespace(
+sys.modules["benchmarks.step"] = SimpleNamespace(
     cases=lambda args: [({"n": n}, lambda n=n: {"part": 1 / n}) for n in numbers])
 args = SimpleNamespace(cases=cases)
 """
