@@ -217,6 +217,7 @@ def test_a_step_costs_the_others_nothing(benchmark, tmp_path, monkeypatch, capfd
     scripts = {name: SCRIPT + code for name, code in STEPS.items()}
     monkeypatch.setattr(gpu, "STEPS", {name: gpu.Limit(4, "", f"step that {name}") for name in STEPS})
     monkeypatch.setattr(gpu, "WHOLE", 20)
+    monkeypatch.setattr(gpu, "machine", lambda: {"gpus": ["made-up"]})  # its figures are looked at
     monkeypatch.setattr(
         gpu, "command", lambda name, cases, _: [sys.executable, "-c", scripts[name], name, repr(cases)]
     )
