@@ -8,12 +8,13 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from types import NoneType, UnionType
 from typing import Any, get_args
 
 from alma.errors import UserError, closest, number_list
-from alma.schema import FLAG, NUMBER, TEXT, Kind, is_number, list_of, one_of, whole
+from alma.schema import NATURAL, is_number, whole
 
 ALWAYS, CHANGED, NEVER = "always", "changed", "never"
 """When run.json records an option: with any value but None, with another than its default, or never."""
@@ -76,13 +77,12 @@ def recorded(options: Any) -> dict[str, Any]:
     return found
 
 
-def kinds_of(kind: Any) -> dict[str, Kind]:
+def kinds_of(kind: Any) -> dict[str, Any]:
     """The kinds of values that run.json records, by name of the option."""
     found = {}
     for name, each in options_of(kind).items():
-        least = whole(int(each.metadata["at_least"]))
-        kinds = {bool: FLAG, int: least, float: NUMBER, str: TEXT, list[int]: list_of(whole(0))}
-        found[name] = one_of([kinds[type] for type in _types(each) if type in kinds])
+        exact = {int: whole(int(each.metadata["at_least"])), list[int]: list[NATURAL]}
+        found[name] = reduce(or_, (exact.get(type, type) for type in _types(each)))
     return found
 
 

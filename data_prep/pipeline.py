@@ -14,6 +14,7 @@ import sentencepiece
 from alma.configs import differing
 from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
+from alma.schema import parse_json
 from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import advice, cut, disk, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
 from data_prep.cut import Wanted
@@ -145,8 +146,6 @@ def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
 
 def _nothing_to_do(stream: Stream) -> None:
     print(f"{stream.directory}: already finished with the same settings; nothing to do", file=sys.stderr)
-    if not stream.whole_documents:
-        print(advice.parted(stream), file=sys.stderr)
 
 
 def _make(
@@ -322,7 +321,7 @@ def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work,
 def _finished_part(space: Workspace, path: Path) -> Part:
     """A part of the stream in the work directory. UserError: it is damaged."""
     try:
-        part = Part.from_dict(json.loads(path.read_text()))
+        part = parse_json(path.read_bytes(), Part)
     except (ValueError, UserError):
         raise damaged(path) from None
     if changed := install.wrong_size([part], space.finished):

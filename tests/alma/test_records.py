@@ -134,50 +134,74 @@ def test_complete_rows_survive_a_cut_anywhere(finished, cut):
     assert run.results.read_bytes().splitlines() == content.splitlines()[:whole]
 
 
-def unlike(**changes) -> str:
-    """A row with values of other kinds."""
-    return json.dumps(row(2, **changes))
+INVALID = [
+    ({"t": 5}, "beyond mega-batch 4"),
+    ({"t": -1}, "`$.t`"),
+    ({"t": True}, "`$.t`"),
+    ({"value": "0.5"}, "`$.value`"),
+    ({"metric": "accuracy"}, "`$.metric`"),
+    ({"stage": None}, "stage is None but"),
+    ({"trained_on": []}, "trained_on is []"),
+    ({"trained_on": ["x"]}, "`$.trained_on[0]`"),
+    ({"stage": 9}, "beyond mega-batch 4"),
+    ({"parameters": 1.5}, "`$.parameters`"),
+    ({"parameters": -1}, "`$.parameters`"),
+    ({"parameters": 10**400}, "`$.parameters`"),
+    ({"surprise": 1}, "unknown fields ['surprise']"),
+    ({"extra": {"valid": "text"}}, "`$.extra.valid`"),
+    ({"extra": {"flops": [1]}}, "`$.extra.flops`"),
+    ({"extra": {"matrix": [0.1]}}, "matrix has 1 numbers, not 4"),
+    ({"extra": {"matrix_experts": [{"a": [1]}, {"b": [1]}]}}, "different layers"),
+    ({"extra": {"raw": {"loss": 1.0}}}, "raw lacks error"),
+    ({"extra": {"raw": {"error": None}}}, "`$.extra.raw.error`"),
+]
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        *((bad, "not a row") for bad in ("{}", "not json", "[1]", '{"t": 1', "")),
-        (json.dumps(row(0)), "second row for t=0"),
-        (unlike(parameters=-1), "not a row .*parameters is -1"),
-        (unlike(parameters=10**400), "not a row .*parameters is a huge number"),
-        (unlike(stage=9), "not a row .*stage is 9"),
-        (unlike(trained_on=["x"]), "not a row .*trained_on is"),
-        (unlike(extra={"valid": "text"}), "not a row .*valid is 'text'"),
-        (unlike(extra={"raw": {"loss": 1.0}}), "not a row .*raw lacks error"),
-        (unlike(extra={"matrix": [0.1]}), "not a row .*matrix has 1 numbers, not 4"),
-        (unlike(extra={"raw": {"error": None}}), "not a row .*error is None"),
-        (unlike(extra={"flops": [1]}), "not a row .*flops is"),
-    ],
-)
-def test_another_corrupt_line_is_an_error(run, line, told):
+@pytest.mark.parametrize(("changes", "message"), INVALID)
+def test_invalid_rows_are_refused_and_are_errors_in_a_file(run, changes, message):
     run.append(row(0))
-    run.results.write_text(run.results.read_text() + line + "\n" + json.dumps(row(3)) + "\n")
-    with pytest.raises(UserError, match=f"{re.escape(str(run.results))}:2: {told}"):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run.append(row(2) | changes)
+    assert run.rows == [row(0)]
+    with run.results.open("a") as file:
+        file.write(json.dumps(row(2) | changes) + "\n" + json.dumps(row(3)) + "\n")
+    with pytest.raises(UserError, match=f"{re.escape(str(run.results))}:2: not a row .*{re.escape(message)}"):
         _ = run.rows
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("line", "message"),
     [
-        ({"megabatches": "4"}, "megabatches is '4'"),
-        ({"megabatches": 10**9}, "megabatches is 1000000000"),
-        ({"waiting_time": 5}, "waiting_time is 5: it should be a whole number from 1 to 4"),
-        ({"learner": ["sm"]}, "learner is"),
-        ({"learner": "\ud800"}, "config is"),
-        ({"replay": None}, "replay is None"),
-        ({"fairseq_flags": "--lr"}, "fairseq_flags is"),
-        ({"average": [0.9]}, "average is"),
+        *((bad, "not a row") for bad in ("{}", "not json", "[1]", '{"t": 1', "")),
+        (json.dumps(row(0)), "second row for t=0"),
+        (json.dumps(row(1, metric="perplexity")), "perplexity after error: a run has one metric"),
     ],
 )
-def test_a_config_whose_values_are_of_other_kinds_is_an_error(tmp_path, config, told):
+def test_another_corrupt_line_is_an_error(run, line, message):
+    run.append(row(0))
+    run.results.write_text(run.results.read_text() + line + "\n" + json.dumps(row(3)) + "\n")
+    with pytest.raises(UserError, match=f"{re.escape(str(run.results))}:2: {message}"):
+        _ = run.rows
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"megabatches": "4"}, "megabatches: Expected `int`, got `str`"),
+        ({"megabatches": 10**9}, "megabatches: Expected `int` <= 1000000"),
+        ({"waiting_time": 5}, "waiting_time: Expected `int` <= 4"),
+        ({"learner": ["sm"]}, "learner: "),
+        ({"learner": "\ud800"}, "JSON is malformed"),
+        ({"learner": "\x1b[2J"}, "control characters, "),
+        ({"deep": json.loads("[" * 50 + "]" * 50)}, "control characters, huge numbers or deep nesting"),
+        ({"replay": None}, "replay: "),
+        ({"fairseq_flags": "--lr"}, "fairseq_flags: "),
+        ({"average": [0.9]}, "average: "),
+    ],
+)
+def test_a_config_whose_values_are_of_other_kinds_is_an_error(tmp_path, config, message):
     (tmp_path / "run.json").write_text(json.dumps({"config": CONFIG | config}))
-    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'run.json'}: {told}")):
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'run.json'}: {message}")):
         Run.read(tmp_path)
 
 
@@ -191,32 +215,16 @@ def test_a_repeated_t_is_refused_whoever_wrote_it(tmp_path):
             run.append(row(2, value=0.4))
     first.append(row(3))
     assert [(r["t"], r["value"]) for r in first.rows] == [(1, 0.5), (2, 0.5), (3, 0.5)]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"t": 5},
-        {"t": -1},
-        {"t": True},
-        {"value": "0.5"},
-        {"metric": "accuracy"},
-        {"stage": None},
-        {"trained_on": []},
-        {"parameters": 1.5},
-        {"surprise": 1},
-    ],
-)
-def test_invalid_rows_are_refused(run, changes):
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        run.append(row(2) | changes)
-    assert run.rows == []
+    line = first.results.read_bytes()
+    first.results.write_bytes(line.replace(b'"t": 3', b'"t": 4'))  # of the same size
+    with pytest.raises(ValueError, match="already has t=4"):
+        first.append(row(4))
 
 
 def test_other_rows_are_refused(run, tmp_path):
     incomplete = row(1)
     del incomplete["seconds"]
-    with pytest.raises(ValueError, match="missing fields \\['seconds'\\]"):
+    with pytest.raises(ValueError, match="missing required field `seconds`"):
         run.append(incomplete)
     for value in (float("nan"), 1e150):  # reports take squares of values
         with pytest.raises(UserError, match="t=1: training diverged"):
@@ -224,13 +232,6 @@ def test_other_rows_are_refused(run, tmp_path):
     with pytest.raises(ValueError, match=r"Run\.read"):
         Run.read(tmp_path).append(row(0))
     assert run.rows == []
-
-
-def test_a_run_has_one_metric(run):
-    run.append(row(0))
-    run.append(row(1, metric="perplexity"))
-    with pytest.raises(UserError, match="perplexity after error: a run has one metric"):
-        print(run.rows)
 
 
 def test_a_full_disk_leaves_no_half_row(run, monkeypatch):
