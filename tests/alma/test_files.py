@@ -170,9 +170,9 @@ def test_a_fork_does_not_inherit_the_lock(tmp_path):
 
 
 def test_a_file_system_without_locks_causes_a_warning(tmp_path, monkeypatch, capsys):
-    def lockf(*_):
+    def no_locks(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", lockf)
+    monkeypatch.setattr(fcntl, "fcntl", no_locks)
     with locked(tmp_path):
         assert "no locks here" in capsys.readouterr().err
