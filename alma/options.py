@@ -69,12 +69,9 @@ def changed(options: Any) -> dict[str, Any]:
 
 def recorded(options: Any) -> dict[str, Any]:
     """The options that run.json records."""
-    differ, found = changed(options), {}
-    for name, each in options_of(options).items():
-        value, when = getattr(options, name), each.metadata["record"]
-        if value is not None and (when == ALWAYS or (when == CHANGED and name in differ)):
-            found[name] = value
-    return found
+    values = {ALWAYS: vars(options), CHANGED: changed(options), NEVER: {}}
+    pairs = ((name, values[each.metadata["record"]].get(name)) for name, each in options_of(options).items())
+    return {name: value for name, value in pairs if value is not None}
 
 
 def kinds_of(kind: Any) -> dict[str, Any]:
@@ -133,36 +130,24 @@ def add_options(
     takes a comma list of values. `changes`: other arguments of add_argument, by name of the option.
     """
     for each in options:
-        default = getattr(defaults, each.name, None)
-        shown = f"{default:g}" if isinstance(default, int | float) else default
-        words = _list_words(each) if several else _words(each)
-        words["help"] = each.metadata["help"]
+        limits, kind = each.metadata, _types(each)[0]
+        read = limits["read"]
+        if kind is bool:
+            words = {"action": Switch} if several else {"action": "store_true", "default": None}
+        elif limits["choices"]:
+            words = names_of(limits["choices"]) if several else {"choices": limits["choices"]}
+        elif several:
+            lists = number_list if kind is int else reals
+            words = {"type": _reading(partial(_list, read)) if read else lists}
+            words["metavar"] = f"{limits['metavar']},..." if limits["metavar"] else "N"
+        else:
+            words = {"type": _reading(read) if read else kind}
+            words["metavar"] = limits["metavar"] or ("N" if kind in (int, float) else "TEXT")
+        default, words["help"] = getattr(defaults, each.name, None), limits["help"]
         if default is not None and default is not False:
+            shown = f"{default:g}" if isinstance(default, int | float) else default
             words["help"] += f" (default: {shown})"
         group.add_argument(flag_of(each.name), **(words | dict((changes or {}).get(each.name, {}))))
-
-
-def _words(option: Field) -> dict[str, Any]:
-    """Arguments of add_argument for a flag with one value."""
-    limits, kind = option.metadata, _types(option)[0]
-    if kind is bool:
-        return {"action": "store_true", "default": None}
-    if limits["choices"]:
-        return {"choices": limits["choices"]}
-    read = _reading(limits["read"]) if limits["read"] else kind
-    return {"type": read, "metavar": limits["metavar"] or ("N" if kind in (int, float) else "TEXT")}
-
-
-def _list_words(option: Field) -> dict[str, Any]:
-    """Arguments of add_argument for a flag with a comma list of values."""
-    limits, kind = option.metadata, _types(option)[0]
-    if kind is bool:
-        return {"action": Switch}
-    if limits["choices"]:
-        return names_of(limits["choices"])
-    read = _reading(partial(_list, limits["read"])) if limits["read"] else None
-    several = f"{limits['metavar']},..." if limits["metavar"] else "N"
-    return {"type": read or (number_list if kind is int else reals), "metavar": several}
 
 
 def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:

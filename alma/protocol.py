@@ -7,6 +7,7 @@ fairseq-train has those that are `passed`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from alma import averages
@@ -105,7 +106,7 @@ class TextOptions(StreamOptions):
         "evaluate an average of the weights; training goes on from the weights themselves. DECAY: "
         "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory that grows "
         "with the training, such as poly:8; last:K: mean of the last K checkpoints",
-        read=averages.read_of_text,
+        read=partial(averages.read, last=True),
         metavar="AVERAGE",
         record=CHANGED,
     )
