@@ -88,6 +88,11 @@ class Part:
     period: TEXT = ""
     """In a dated stream, that of a mega-batch and its held-out parts: `2023`, `2023-W20`, `2020..2021`."""
 
+    @classmethod
+    def from_dict(cls, record: Any) -> "Part":
+        """The inverse of `dataclasses.asdict`. ValueError: a field of another kind, a path out of it."""
+        return msgspec.convert(record, cls)
+
 
 @dataclass(frozen=True)
 class Stream:

@@ -14,7 +14,6 @@ import sentencepiece
 from alma.configs import differing
 from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
-from alma.schema import parse_json
 from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import advice, cut, disk, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
 from data_prep.cut import Wanted
@@ -321,7 +320,7 @@ def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work,
 def _finished_part(space: Workspace, path: Path) -> Part:
     """A part of the stream in the work directory. UserError: it is damaged."""
     try:
-        part = parse_json(path.read_bytes(), Part)
+        part = Part.from_dict(json.loads(path.read_text()))
     except (ValueError, UserError):
         raise damaged(path) from None
     if changed := install.wrong_size([part], space.finished):
