@@ -132,6 +132,7 @@ def add_options(
     for each in options:
         limits, kind = each.metadata, _types(each)[0]
         read = limits["read"]
+        words: dict[str, Any]
         if kind is bool:
             words = {"action": Switch} if several else {"action": "store_true", "default": None}
         elif limits["choices"]:

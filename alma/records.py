@@ -29,17 +29,17 @@ MACHINE_FIELDS = frozenset({"seconds", "peak_memory_bytes"})
 """Fields that measure the machine, to be left out when the results of two runs are compared."""
 
 
-class _Measured(TypedDict, total=False):
+class _Evaluation(TypedDict, total=False):
     valid: dict[str, NUMBER] | None
     matrix: list[NUMBER]
 
 
-class _Raw(_Measured, total=False):
+class _Raw(_Evaluation, total=False):
     perplexity: AMOUNT
     error: AMOUNT
 
 
-class _Extra(_Measured, total=False):
+class _Extra(_Evaluation, total=False):
     """Further results that reports read; there may be others."""
 
     flops: dict[str, NUMBER]

@@ -27,7 +27,13 @@ _WHICH |= {"never submitted": "which was never submitted"}
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
 _TAIL_BYTES = 256 * 1024
 _JOB_ID = Annotated[str, Meta(pattern=r"^[0-9]+(_[0-9]+)?\Z")]
-_JOB = {"name": TEXT, "kind": TEXT, "directory": TEXT, "marker": TEXT, "updates": NATURAL | None}
+_JOB: dict[str, Any] = {
+    "name": TEXT,
+    "kind": TEXT,
+    "directory": TEXT,
+    "marker": TEXT,
+    "updates": NATURAL | None,
+}
 _JOB |= {"job": _JOB_ID | None, "log": TEXT | None, "needs": list[NATURAL]}
 _BY_SLURM = ("srun: ", "slurmstepd")  # lines that report the failure of a task but not its cause
 

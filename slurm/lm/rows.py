@@ -30,7 +30,7 @@ class _Costs(TypedDict):
     validation_flops: NotRequired[AMOUNT | None]
 
 
-_KINDS = {"perplexity": AMOUNT, "parameters": NATURAL, "eval_flops_per_example": AMOUNT}
+_KINDS: dict[str, Any] = {"perplexity": AMOUNT, "parameters": NATURAL, "eval_flops_per_example": AMOUNT}
 _KINDS |= {"expert_count": NATURAL | None, "training": list[_Costs]}
 
 
