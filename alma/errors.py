@@ -71,8 +71,8 @@ class Parser(argparse.ArgumentParser):
             words = self._words
         names = (word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", words))
         hints = [self.suggest(name) for name in dict.fromkeys(names) if name.startswith("--")]
-        found = " ".join(filter(None, hints))
-        raise UserError(f"{message}{found and f' ({found})'}; see `{self.prog} --help`")
+        hint = " ".join(filter(None, hints))
+        raise UserError(f"{message}{hint and f' ({hint})'}; see `{self.prog} --help`")
 
     def suggest(self, name: str) -> str:
         """Such as "did you mean --out?"; empty if no option is close."""

@@ -51,10 +51,10 @@ class StreamOptions:
 
 def _growth(value: Any) -> list[int]:
     """The value of --grow-experts. ValueError: it is none."""
-    found = value if isinstance(value, list) else number_list(value, repeats=True)
-    if 0 in found:
+    numbers = value if isinstance(value, list) else number_list(value, repeats=True)
+    if 0 in numbers:
         raise ValueError(f"{value}: give a number of 1 or more, or one for each growth, such as 2 or 2,2,4")
-    return found
+    return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,15 +135,15 @@ def of_preset(preset: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
     A learner that trains new models in every stage has no schedule and no average over the stages.
     """
-    found = dict(ANYTIME) if preset == "anytime" else {}
+    options = dict(ANYTIME) if preset == "anytime" else {}
     if chosen.get("replay"):
-        found.pop("replay_share", None)
+        options.pop("replay_share", None)
     if (
         chosen.get("from_scratch")
         or LEARNERS[chosen["learner"]].fresh
         or chosen.get("grow_optimizer") == "reset"
     ):
-        found.pop("schedule", None)
-    if {**found, **chosen}.get("schedule", SCHEDULES[0]) == SCHEDULES[0]:
-        found.pop("average", None)
-    return found | dict(chosen)
+        options.pop("schedule", None)
+    if {**options, **chosen}.get("schedule", SCHEDULES[0]) == SCHEDULES[0]:
+        options.pop("average", None)
+    return options | dict(chosen)
