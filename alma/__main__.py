@@ -20,8 +20,7 @@ class Tool(NamedTuple):
     """A subcommand."""
 
     group: str
-    module: str
-    """Imported only when the subcommand runs; has `parser()` and `main()`."""
+    module: str  # imported only when the subcommand runs; has `parser()` and `main()`
     help: str
 
 

@@ -72,19 +72,13 @@ class Part:
     """`megabatch_00`, ..., `valid` or `test`; in an ordered stream also `test_00`, ..., `valid_00`, ..."""
     prefix: _Inside
     """Path relative to the stream, without suffix: `megabatch_00/train`, ...; the name of other parts."""
-    words: COUNT
-    """Whitespace-separated words of the normalised text."""
-    tokens: COUNT
-    """Token ids in the .bin file, every eos counted."""
+    words: COUNT  # whitespace-separated words of the normalised text
+    tokens: COUNT  # token ids in the .bin file, every eos counted
     documents: COUNT
-    items: COUNT
-    """Lines plus one document break for each document."""
-    bytes: COUNT
-    """UTF-8 bytes of the normalised text, with one newline after each line."""
-    sources: dict[TEXT, NATURAL]
-    """Words by source."""
-    files: dict[_Inside, FileInfo]
-    """By path relative to the stream."""
+    items: COUNT  # lines plus one document break for each document
+    bytes: COUNT  # UTF-8 bytes of the normalised text, with one newline after each line
+    sources: dict[TEXT, NATURAL]  # words by source
+    files: dict[_Inside, FileInfo]  # by path relative to the stream
     period: TEXT = ""
     """In a dated stream, that of a mega-batch and its held-out parts: `2023`, `2023-W20`, `2020..2021`."""
 
@@ -115,8 +109,7 @@ class Stream:
     """For each later addition: its settings, the number of its `first` mega-batch, and its `corpus`."""
     held_out: tuple[Part, ...] = ()
     """`test_00`, ...: the test set of each mega-batch, in order. Only of an ordered stream, as the next."""
-    held_out_valid: tuple[Part, ...] = ()
-    """`valid_00`, ...: the validation set of each mega-batch, in order."""
+    held_out_valid: tuple[Part, ...] = ()  # `valid_00`, ...: the validation set of each mega-batch, in order
 
     @property
     def ordered(self) -> bool:
