@@ -20,8 +20,7 @@ class Tool(NamedTuple):
     """A subcommand."""
 
     group: str
-    module: str
-    """Imported only when the subcommand runs; has `parser()` and `main()`."""
+    module: str  # imported only when the subcommand runs; has `parser()` and `main()`
     help: str
 
 
@@ -95,11 +94,11 @@ def complete() -> None:
     start = int(os.environ["_ARGCOMPLETE"])  # words before the subcommand
     line = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     _, *words = f"{line}.".split()[start - 1 :]  # the dot: the last word may be empty
-    found = parser()
+    completed = parser()
     if len(words) > 1 and words[0] in TOOLS:
         os.environ["_ARGCOMPLETE"] = str(start + 1)
-        found = load(words[0]).parser()
-    argcomplete.autocomplete(found, always_complete_options=False)
+        completed = load(words[0]).parser()
+    argcomplete.autocomplete(completed, always_complete_options=False)
 
 
 @command

@@ -12,29 +12,23 @@ last:K, the mean of the last K checkpoints, is for language models only; no upda
 import re
 
 
-def read(text: object) -> float | str:
-    """A decay as a number (0: no average), or `poly:ETA` as it is written. ValueError: neither."""
-    if re.fullmatch(r"poly:\d+(\.\d+)?", str(text)):
+def read(text: object, last: bool = False) -> float | str:
+    """A decay as a number (0: no average), or `poly:ETA` as it is written, or if `last` is set `last:K`.
+
+    ValueError: none of these.
+    """
+    if re.fullmatch(r"poly:\d+(\.\d+)?", str(text)) or (last and last_of(text)):
         return str(text)
     try:
         decay = float(str(text))
     except ValueError:
         decay = -1.0
     if not 0 <= decay < 1:
+        more = ", or last:K such as last:8" if last else ""
         raise ValueError(
-            f"{text} is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8"
+            f"{text} is no average: give a decay below 1 such as .95, or poly:ETA such as poly:8{more}"
         )
     return decay
-
-
-def read_of_text(text: object) -> float | str:
-    """As `read`, and `last:K`."""
-    if last_of(text):
-        return str(text)
-    try:
-        return read(text)
-    except ValueError as error:
-        raise ValueError(f"{error}, or last:K such as last:8") from None
 
 
 def eta_of(average: float | str) -> float | None:

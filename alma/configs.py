@@ -13,29 +13,23 @@ _SHORT = 40  # characters of a value in a message
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Nested settings as one level: {"model": {"layers": 2}} becomes {"model.layers": 2}.
 
-    A command line becomes one setting per flag: {"flags": ["--lr", "1e-3"]} becomes {"--lr": "1e-3"}.
+    A command line becomes one setting per flag: {"flags": ["--lr", "1e-3"]} becomes {"--lr": "1e-3"}, with ""
+    for no value; the last one of repeated flags counts.
     """
     flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):
             flat |= {f"{key}.{inner}": deep for inner, deep in flatten(value).items()}
         elif isinstance(value, list) and value and str(value[0]).startswith("--"):
-            flat |= _by_flag(value)
+            name = ""
+            for word in value:
+                if re.match("--?[A-Za-z]", word):
+                    name, _, flat[name] = word.partition("=")
+                else:
+                    flat[name] = f"{flat.get(name, '')} {word}".strip()
         else:
             flat[key] = value
     return flat
-
-
-def _by_flag(words: Sequence[str]) -> dict[str, str]:
-    """Flags of a command line with their values, "" for none. The last one of repeated flags counts."""
-    flags: dict[str, str] = {}
-    name = ""
-    for word in words:
-        if re.match("--?[A-Za-z]", word):
-            name, _, flags[name] = word.partition("=")
-        else:
-            flags[name] = f"{flags.get(name, '')} {word}".strip()
-    return flags
 
 
 def canonical(config: Mapping[str, Any], *without: str) -> str:
@@ -78,9 +72,8 @@ def _change(name: str, before: Any, now: Any) -> str:
         if place is None:
             return f"{name}: {len(before)} values -> {len(now)}"
         name, before, now = f"{name}[{place}]", before[place], now[place]
-    return f"{name}: {_shown(before)} -> {_shown(now)}"
-
-
-def _shown(value: Any) -> str:
-    text = (value or "given") if isinstance(value, str) else json.dumps(value)  # "": a flag without a value
-    return text if len(text) <= _SHORT else f"{text[:12]}…"
+    texts = []
+    for value in (before, now):
+        text = (value or "given") if isinstance(value, str) else json.dumps(value)  # "": a flag alone
+        texts.append(text if len(text) <= _SHORT else f"{text[:12]}…")
+    return f"{name}: {' -> '.join(texts)}"

@@ -38,10 +38,6 @@ class StageLearner(Protocol):
         """Further results for `extra` of the row, such as members or experts."""
 
 
-Test = Callable[[], tuple[float, float]]
-"""Measures the current model: its test error (a fraction), and the FLOPs of the measurement."""
-
-
 Measured = dict[str, Any]
 """The fields of a row, but for `t`, `stage` and `trained_on`."""
 
@@ -78,13 +74,14 @@ def play(
     run: Run,
     learner: StageLearner,
     schedule: Sequence[Stage],
-    test: Test,
+    test: Callable[[], tuple[float, float]],
     stages_done: int = 0,
     seconds: float = 0.0,
 ) -> None:
     """Train and test `learner` on the whole stream; see `append_rows`.
 
-    A resumed learner has completed `stages_done` stages, and spent `seconds` on the next one.
+    `test` measures the current model: its error (a fraction), and the FLOPs of the measurement. A resumed
+    learner has completed `stages_done` stages, and spent `seconds` on the next one.
     """
 
     def measure(stage: Stage | None) -> Measured:
@@ -95,6 +92,7 @@ def play(
             flops |= learner.train(stage)
             started, seconds = started - seconds, 0.0
         value, tested = test()
+        valid = learner.valid and dict(learner.valid)
         return {
             "metric": "error",
             "value": value,
@@ -103,12 +101,7 @@ def play(
             "eval_flops_per_example": learner.eval_flops_per_example,
             "seconds": time.monotonic() - started,
             "peak_memory_bytes": learner.peak_memory_bytes,
-            "extra": {
-                **learner.details,
-                "valid": learner.valid and dict(learner.valid),
-                "flops": flops,
-                "test_flops": tested,
-            },
+            "extra": {**learner.details, "valid": valid, "flops": flops, "test_flops": tested},
         }
 
     def waiting(row: Mapping[str, Any]) -> Measured:

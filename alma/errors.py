@@ -34,13 +34,6 @@ class HelpFormatter(argparse.HelpFormatter):
         width = min(_COLUMNS, shutil.get_terminal_size().columns) - 2
         super().__init__(prog, **{"max_help_position": 28, "width": width, **settings})
 
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        """`--seed, --seeds LIST`, as Python 3.13 writes it."""
-        if not action.option_strings or action.nargs == 0:
-            return super()._format_action_invocation(action)
-        value = self._format_args(action, self._get_default_metavar_for_optional(action))
-        return f"{', '.join(action.option_strings)} {value}"
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" not in text:
             return super()._fill_text(text, width, indent)
@@ -78,8 +71,8 @@ class Parser(argparse.ArgumentParser):
             words = self._words
         names = (word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", words))
         hints = [self.suggest(name) for name in dict.fromkeys(names) if name.startswith("--")]
-        found = " ".join(filter(None, hints))
-        raise UserError(f"{message}{found and f' ({found})'}; see `{self.prog} --help`")
+        hint = " ".join(filter(None, hints))
+        raise UserError(f"{message}{hint and f' ({hint})'}; see `{self.prog} --help`")
 
     def suggest(self, name: str) -> str:
         """Such as "did you mean --out?"; empty if no option is close."""
@@ -110,10 +103,6 @@ def hint(word: str, known: Iterable[str]) -> str:
     return f"choose from {', '.join(names[:_SHOWN])}" + (" and more" if len(names) > _SHOWN else "")
 
 
-class InvalidNumbers(argparse.ArgumentTypeError, UserError):
-    """Text that is not a list of numbers: argparse names the option, other callers raise it as it is."""
-
-
 def count(text: str) -> int:
     """An argparse type: a positive whole number such as 440000000, 440_000_000 or 440M."""
     match = re.fullmatch(r"([\d_]*(?:\.\d+)?)([kMGTPE]?)", text)
@@ -123,22 +112,26 @@ def count(text: str) -> int:
     return int(number)
 
 
+class InvalidNumbers(argparse.ArgumentTypeError, UserError):
+    """Text that is not a list of numbers: argparse names the option, other callers raise it as it is."""
+
+
 def number_list(text: str, repeats: bool = False) -> list[int]:
     """Parse "0-2,5" as [0, 1, 2, 5]: whole numbers >= 0 and ascending ranges, in the given order.
 
     Usable as argparse's `type`. Later duplicates are dropped unless `repeats`. Raises InvalidNumbers.
     """
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not (match := re.fullmatch(r"(\d+)(?:-(\d+))?", part)):
             raise InvalidNumbers(f"{part!r}: a whole number, a list such as 1,5 or a range such as 0-2")
-        if dash and int(last) < int(first):
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first:
             raise InvalidNumbers(f"{part}: a range goes up: give {last}-{first}")
-        if dash and int(last) - int(first) >= _MOST_NUMBERS:
+        if last - first >= _MOST_NUMBERS:
             raise InvalidNumbers(f"{part}: more than {_MOST_NUMBERS:,} numbers")
-        found += range(int(first), int(last or first) + 1)
-    return found if repeats else list(dict.fromkeys(found))
+        numbers += range(first, last + 1)
+    return numbers if repeats else list(dict.fromkeys(numbers))
 
 
 def command(main: Callable[[], None]) -> Callable[[], None]:

@@ -14,7 +14,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -106,78 +106,63 @@ def checkpoint_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         ) from error
 
 
-_held: dict[tuple[int, int, str], object] = {}
-"""Locks of this process, by device and inode of the directory and name of the file.
-
-A POSIX lock does not exclude other threads of its process, and closing any descriptor of the file releases
-it. So this table excludes threads, and the process never opens the file of a lock that it holds.
-"""
-os.register_at_fork(after_in_child=_held.clear)  # a forked child holds no locks
-_FLOCK = "hhqqi4x"  # struct flock of 64-bit Linux: type, whence, start, length, pid
-
-
 @contextmanager
-def locked(directory: Path, name: str = LOCK) -> Iterator[None]:
+def locked(directory: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
     """Hold a lock on `directory` that excludes every other thread, process and node.
 
-    It is a POSIX lock on the file `name` in `directory`, created if missing and never removed: NFS supports
-    these across nodes, but neither flock nor locks on directories. The kernel releases it when the process
-    ends. UserError: another process holds it. A file system without locks only causes a warning.
+    It is a POSIX lock of the open file `name` in `directory`, created if missing and never removed: NFS has
+    these across nodes. The kernel releases it when the process ends. UserError: another process has held it
+    for `patience` seconds. A file system without locks only causes a warning.
     """
-    claim, key = object(), _key(directory, name)
-    if _held.setdefault(key, claim) is not claim:
-        raise _busy(directory, _self())
-    with ExitStack() as stack:
-        stack.callback(_held.pop, key, None)
-        descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        stack.callback(os.close, descriptor)  # releases the lock
-        _acquire(descriptor, directory)
-        stack.callback(_note, descriptor, "")
-        yield
+    descriptor = os.open(directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    deadline = time.monotonic() + patience
+    try:
+        while not _acquire(descriptor, directory):
+            if time.monotonic() >= deadline:
+                who = f"another process is at work here ({_holder_of(descriptor)})"
+                raise UserError(f"{directory}: {who}; wait for it or choose another --out")
+            time.sleep(0.2)
+        _note(descriptor, f"pid {os.getpid()} on {socket.gethostname()}")
+        try:
+            yield
+        finally:
+            _note(descriptor, "")
+            with suppress(OSError):  # to close is not enough: a child that was forked meanwhile has it too
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_UNLCK))
+    finally:
+        os.close(descriptor)
 
 
-@contextmanager
-def patiently_locked(directory: Path, name: str = LOCK) -> Iterator[None]:
-    """Hold `locked`, waiting up to two minutes for another holder; then raise its UserError."""
-    deadline = time.monotonic() + _WAIT_SECONDS
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(locked(directory, name))
-                break
-            except UserError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-        yield
+def _acquire(descriptor: int, directory: Path) -> bool:
+    """Take the lock, unless another process has it. A file system without locks: only a warning."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _whole_file(fcntl.F_WRLCK))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        print(f"warning: {directory}: no locks here, run one process at a time", file=sys.stderr)
+    return True
+
+
+def patiently_locked(directory: Path, name: str = LOCK) -> AbstractContextManager[None]:
+    """`locked`, waiting up to two minutes for another holder."""
+    return locked(directory, name, _WAIT_SECONDS)
 
 
 def holder(directory: Path, name: str = LOCK) -> str | None:
     """The process that holds `locked(directory, name)`, such as "pid 123 on node7"; None: no known one."""
     try:
-        if _key(directory, name) in _held:
-            return _self()
-        descriptor = os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+        with open(directory / name, "rb") as file:
+            lock = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _whole_file(fcntl.F_WRLCK))
+            is_free = lock[:2] == _whole_file(fcntl.F_UNLCK)[:2]
+            return None if is_free else _holder_of(file.fileno())
+    except OSError:  # no such file, or the file system has no locks
         return None
-    try:
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
-        return None if kind == fcntl.F_UNLCK else _holder_of(descriptor)
-    except OSError:  # the file system has no locks
-        return None
-    finally:
-        os.close(descriptor)
 
 
-def _acquire(descriptor: int, directory: Path) -> None:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _note(descriptor, _self())
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):  # held elsewhere
-            raise _busy(directory, _holder_of(descriptor)) from None
-        print(f"warning: {directory}: no locks here, run one process at a time", file=sys.stderr)
+def _whole_file(kind: int) -> bytes:
+    """A struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 0, 0)
 
 
 def _note(descriptor: int, holder: str) -> None:
@@ -188,23 +173,8 @@ def _note(descriptor: int, holder: str) -> None:
         os.fsync(descriptor)
 
 
-def _key(directory: Path, name: str) -> tuple[int, int, str]:
-    found = os.stat(directory)
-    return found.st_dev, found.st_ino, name
-
-
-def _self() -> str:
-    return f"pid {os.getpid()} on {socket.gethostname()}"
-
-
 def _holder_of(descriptor: int) -> str:
     return os.pread(descriptor, 200, 0).decode(errors="replace") or "unknown"
-
-
-def _busy(directory: Path, who: str) -> UserError:
-    return UserError(
-        f"{directory}: another process is at work here ({who}); wait for it or choose another --out"
-    )
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:

@@ -35,8 +35,7 @@ class Weights:
     """
 
     weights: int
-    positions: int
-    """Tokens of an example."""
+    positions: int  # tokens of an example
     members = 1
     experts = switch_layers = 0
 
@@ -67,8 +66,7 @@ class Shape:
     members: int = 1
     input_dim: int = 0
     output_dim: int = 0
-    tied: bool = True
-    """Whether the output layer has the weights of the embedding."""
+    tied: bool = True  # whether the output layer has the weights of the embedding
     learned_positions: bool = True
     final_norm: bool = True
 

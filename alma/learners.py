@@ -18,24 +18,18 @@ class LearnerSpec:
     """
 
     help: str
-    label: str = ""
-    """The paper's name; "": the key in LEARNERS."""
-    colour: str = ""
-    """In every figure and page; "": a colour that depends on the key alone."""
-    text: bool = True
-    """Whether there are language models of it."""
+    label: str = ""  # the paper's name; "": the key in LEARNERS
+    colour: str = ""  # in every figure and page; "": a colour that depends on the key alone
+    text: bool = True  # whether there are language models of it
     members: int | None = None
     """Default of --members, the models trained in each stage; None: one model, without that option."""
     joint: bool = False
     """Whether the members are one model to fairseq-train, trained together; else one training each."""
     fresh: bool = False
     """Whether each stage trains new models, with seeds of their own, instead of those of the stage before."""
-    deployed: int | None = 1
-    """Number of latest stages whose models are deployed; None: all stages."""
-    growth: bool = False
-    """Whether experts are added between stages (--grow-experts and related options)."""
-    switch: bool = False
-    """Whether it needs a Switch Transformer as --arch."""
+    deployed: int | None = 1  # number of latest stages whose models are deployed; None: all stages
+    growth: bool = False  # whether experts are added between stages (--grow-experts and related options)
+    switch: bool = False  # whether it needs a Switch Transformer as --arch
 
     @property
     def several(self) -> bool:

@@ -68,13 +68,13 @@ def transfer(matrix: Mapping[int, Sequence[float]], logarithmic: bool = False) -
         return (math.log(value) if value > 0 else math.nan) if logarithmic else value
 
     rows = {t: list(map(shown, row)) for t, row in matrix.items() if t}
-    found = (
-        _mean([each for t, row in rows.items() for each in row[t - 1 : t]]),
-        _mean([each for t, row in rows.items() for each in row[: t - 1]]),
-        _mean([each for t, row in rows.items() for each in row[t:]]),
+    means = (
+        _mean([cell for t, row in rows.items() for cell in row[t - 1 : t]]),
+        _mean([cell for t, row in rows.items() for cell in row[: t - 1]]),
+        _mean([cell for t, row in rows.items() for cell in row[t:]]),
         _mean([math.fsum(row[:t]) / t for t, row in rows.items()]),
     )
-    return Transfer(*(perplexity(mean) if logarithmic and mean is not None else mean for mean in found))
+    return Transfer(*(perplexity(mean) if logarithmic and mean is not None else mean for mean in means))
 
 
 def _mean(values: Sequence[float]) -> float | None:

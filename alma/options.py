@@ -8,12 +8,13 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from types import NoneType, UnionType
 from typing import Any, get_args
 
 from alma.errors import UserError, closest, number_list
-from alma.schema import FLAG, NUMBER, TEXT, Kind, is_number, list_of, one_of, whole
+from alma.schema import NATURAL, is_number, whole
 
 ALWAYS, CHANGED, NEVER = "always", "changed", "never"
 """When run.json records an option: with any value but None, with another than its default, or never."""
@@ -44,7 +45,7 @@ def option(
 
 def options_of(kind: Any) -> dict[str, Field]:
     """The options of a dataclass by name; it may have other fields too."""
-    return {each.name: each for each in fields(kind) if "help" in each.metadata}
+    return {declared.name: declared for declared in fields(kind) if "help" in declared.metadata}
 
 
 def flag_of(name: str) -> str:
@@ -62,28 +63,24 @@ def flag_words(flag: str, value: object) -> list[str]:
 
 def changed(options: Any) -> dict[str, Any]:
     """The options that do not have their defaults."""
-    values = ((each, getattr(options, name)) for name, each in options_of(options).items())
-    return {each.name: value for each, value in values if value != each.default}
+    defaults = {name: declared.default for name, declared in options_of(options).items()}
+    return {name: value for name in defaults if (value := getattr(options, name)) != defaults[name]}
 
 
 def recorded(options: Any) -> dict[str, Any]:
     """The options that run.json records."""
-    differ, found = changed(options), {}
-    for name, each in options_of(options).items():
-        value, when = getattr(options, name), each.metadata["record"]
-        if value is not None and (when == ALWAYS or (when == CHANGED and name in differ)):
-            found[name] = value
-    return found
+    values = {ALWAYS: vars(options), CHANGED: changed(options), NEVER: {}}
+    record = {name: declared.metadata["record"] for name, declared in options_of(options).items()}
+    return {name: value for name in record if (value := values[record[name]].get(name)) is not None}
 
 
-def kinds_of(kind: Any) -> dict[str, Kind]:
+def kinds_of(kind: Any) -> dict[str, Any]:
     """The kinds of values that run.json records, by name of the option."""
-    found = {}
-    for name, each in options_of(kind).items():
-        least = whole(int(each.metadata["at_least"]))
-        kinds = {bool: FLAG, int: least, float: NUMBER, str: TEXT, list[int]: list_of(whole(0))}
-        found[name] = one_of([kinds[type] for type in _types(each) if type in kinds])
-    return found
+    kinds = {}
+    for name, declared in options_of(kind).items():
+        exact = {int: whole(int(declared.metadata["at_least"])), list[int]: list[NATURAL]}
+        kinds[name] = reduce(or_, (exact.get(type, type) for type in _types(declared)))
+    return kinds
 
 
 def _types(option: Field) -> list[Any]:
@@ -94,10 +91,10 @@ def _types(option: Field) -> list[Any]:
 
 def check_ranges(options: Any) -> None:
     """Raise UserError for an option that is out of range."""
-    for name, each in options_of(options).items():
+    for name, declared in options_of(options).items():
         if (value := getattr(options, name)) is None:
             continue
-        flag, limits = flag_of(name), each.metadata
+        flag, limits = flag_of(name), declared.metadata
         if type(value) in (int, float) and (math.isinf(value) or not is_number(value)):
             raise UserError(f"{flag} {value:.3g}: larger than any value that a run can record")
         if limits["choices"]:
@@ -111,7 +108,7 @@ def check_ranges(options: Any) -> None:
         elif limits["above"] is not None:
             if not value > limits["above"]:
                 raise UserError(f"{flag} {value}: more than {limits['above']}")
-        elif {int, float}.intersection(_types(each)) and not value >= limits["at_least"]:
+        elif {int, float}.intersection(_types(declared)) and not value >= limits["at_least"]:
             raise UserError(f"{flag} {value}: at least {limits['at_least']}")
 
 
@@ -132,37 +129,26 @@ def add_options(
     `defaults`: an object whose values the help shows as defaults, such as the dataclass. `several`: each flag
     takes a comma list of values. `changes`: other arguments of add_argument, by name of the option.
     """
-    for each in options:
-        default = getattr(defaults, each.name, None)
-        shown = f"{default:g}" if isinstance(default, int | float) else default
-        words = _list_words(each) if several else _words(each)
-        words["help"] = each.metadata["help"]
+    for declared in options:
+        limits, kind = declared.metadata, _types(declared)[0]
+        read = limits["read"]
+        words: dict[str, Any]
+        if kind is bool:
+            words = {"action": Switch} if several else {"action": "store_true", "default": None}
+        elif limits["choices"]:
+            words = names_of(limits["choices"]) if several else {"choices": limits["choices"]}
+        elif several:
+            lists = number_list if kind is int else reals
+            words = {"type": _reading(partial(_list, read)) if read else lists}
+            words["metavar"] = f"{limits['metavar']},..." if limits["metavar"] else "N"
+        else:
+            words = {"type": _reading(read) if read else kind}
+            words["metavar"] = limits["metavar"] or ("N" if kind in (int, float) else "TEXT")
+        default, words["help"] = getattr(defaults, declared.name, None), limits["help"]
         if default is not None and default is not False:
+            shown = f"{default:g}" if isinstance(default, int | float) else default
             words["help"] += f" (default: {shown})"
-        group.add_argument(flag_of(each.name), **(words | dict((changes or {}).get(each.name, {}))))
-
-
-def _words(option: Field) -> dict[str, Any]:
-    """Arguments of add_argument for a flag with one value."""
-    limits, kind = option.metadata, _types(option)[0]
-    if kind is bool:
-        return {"action": "store_true", "default": None}
-    if limits["choices"]:
-        return {"choices": limits["choices"]}
-    read = _reading(limits["read"]) if limits["read"] else kind
-    return {"type": read, "metavar": limits["metavar"] or ("N" if kind in (int, float) else "TEXT")}
-
-
-def _list_words(option: Field) -> dict[str, Any]:
-    """Arguments of add_argument for a flag with a comma list of values."""
-    limits, kind = option.metadata, _types(option)[0]
-    if kind is bool:
-        return {"action": Switch}
-    if limits["choices"]:
-        return names_of(limits["choices"])
-    read = _reading(partial(_list, limits["read"])) if limits["read"] else None
-    several = f"{limits['metavar']},..." if limits["metavar"] else "N"
-    return {"type": read or (number_list if kind is int else reals), "metavar": several}
+        group.add_argument(flag_of(declared.name), **(words | dict((changes or {}).get(declared.name, {}))))
 
 
 def _reading(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -193,13 +179,13 @@ def names_of(known: Iterable[str]) -> dict[str, Any]:
     """Arguments of add_argument for a flag that takes a comma list of `known` names."""
 
     def names(words: str) -> list[str]:
-        found = list(dict.fromkeys(words.split(",")))
-        for word in found:
+        chosen = list(dict.fromkeys(words.split(",")))
+        for word in chosen:
             if word not in known:
                 near = closest(word, known)
                 meant = f" (did you mean {near}?)" if near else ""
                 raise argparse.ArgumentTypeError(f"{word!r}: choose from {', '.join(known)}{meant}")
-        return found
+        return chosen
 
     return {"type": names, "metavar": f"{{{','.join(known)}}}"}
 

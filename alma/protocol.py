@@ -7,6 +7,7 @@ fairseq-train has those that are `passed`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from alma import averages
@@ -50,10 +51,10 @@ class StreamOptions:
 
 def _growth(value: Any) -> list[int]:
     """The value of --grow-experts. ValueError: it is none."""
-    found = value if isinstance(value, list) else number_list(value, repeats=True)
-    if 0 in found:
+    numbers = value if isinstance(value, list) else number_list(value, repeats=True)
+    if 0 in numbers:
         raise ValueError(f"{value}: give a number of 1 or more, or one for each growth, such as 2 or 2,2,4")
-    return found
+    return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ class TextOptions(StreamOptions):
         "evaluate an average of the weights; training goes on from the weights themselves. DECAY: "
         "exponential over updates, such as .999 (0: off); poly:ETA: polynomial, with a memory that grows "
         "with the training, such as poly:8; last:K: mean of the last K checkpoints",
-        read=averages.read_of_text,
+        read=partial(averages.read, last=True),
         metavar="AVERAGE",
         record=CHANGED,
     )
@@ -134,15 +135,15 @@ def of_preset(preset: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
     A learner that trains new models in every stage has no schedule and no average over the stages.
     """
-    found = dict(ANYTIME) if preset == "anytime" else {}
+    options = dict(ANYTIME) if preset == "anytime" else {}
     if chosen.get("replay"):
-        found.pop("replay_share", None)
+        options.pop("replay_share", None)
     if (
         chosen.get("from_scratch")
         or LEARNERS[chosen["learner"]].fresh
         or chosen.get("grow_optimizer") == "reset"
     ):
-        found.pop("schedule", None)
-    if {**found, **chosen}.get("schedule", SCHEDULES[0]) == SCHEDULES[0]:
-        found.pop("average", None)
-    return found | dict(chosen)
+        options.pop("schedule", None)
+    if {**options, **chosen}.get("schedule", SCHEDULES[0]) == SCHEDULES[0]:
+        options.pop("average", None)
+    return options | dict(chosen)

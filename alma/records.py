@@ -12,7 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
+
+import msgspec
 
 from alma import provenance
 from alma.configs import changes
@@ -20,59 +22,61 @@ from alma.errors import UserError
 from alma.files import fsync_directory, make_directory, write_json_atomic
 from alma.options import kinds_of
 from alma.protocol import TextOptions
-from alma.schema import (
-    AMOUNT,
-    LARGEST,
-    NUMBER,
-    PLAIN,
-    TEXT,
-    Kind,
-    list_of,
-    object_of,
-    optional,
-    parse_json,
-    require,
-    whole,
-)
+from alma.schema import AMOUNT, COUNT, LARGEST, NATURAL, NUMBER, TEXT, is_plain, parse_json, require, whole
 
 CONFIG_KEYS = ("learner", "megabatches", "waiting_time", "replay", "seed")
-METRICS = ("perplexity", "error")
 MACHINE_FIELDS = frozenset({"seconds", "peak_memory_bytes"})
 """Fields that measure the machine, to be left out when the results of two runs are compared."""
+
+
+class _Evaluation(TypedDict, total=False):
+    valid: dict[str, NUMBER] | None
+    matrix: list[NUMBER]
+
+
+class _Raw(_Evaluation, total=False):
+    perplexity: AMOUNT
+    error: AMOUNT
+
+
+class _Extra(_Evaluation, total=False):
+    """Further results that reports read; there may be others."""
+
+    flops: dict[str, NUMBER]
+    members: NATURAL | None
+    experts: NATURAL | None
+    words: AMOUNT | None
+    tokens: AMOUNT | None
+    bytes: AMOUNT | None
+    perplexity_per_word: AMOUNT | None
+    bits_per_byte: AMOUNT | None
+    expert_layers: dict[str, dict[str, list[NUMBER]]]
+    matrix_experts: list[dict[str, list[NUMBER]]]
+    matrix_periods: list[TEXT]
+    raw: _Raw | None
 
 
 class Row(TypedDict):
     """Measurements after mega-batch t, and after training on it if it completes a stage."""
 
-    t: int  # 0 (before any data) .. B
-    stage: int | None  # index of the last completed stage; None while the learner is untrained
-    trained_on: list  # mega-batches t of that stage
-    metric: str  # one of METRICS
-    value: float  # of the metric on the test set; an error is a fraction
-    parameters: int  # free parameters
-    train_flops: float  # of training at this t; 0 while waiting
-    eval_flops_per_example: float
-    seconds: float  # wall clock at this t
-    peak_memory_bytes: int
-    extra: dict  # further results, such as experts, nll_per_token, bits_per_byte
+    t: NATURAL  # 0 (before any data) .. B
+    stage: NATURAL | None  # index of the last completed stage; None while the learner is untrained
+    trained_on: list[COUNT]  # mega-batches t of that stage
+    metric: Literal["perplexity", "error"]
+    value: AMOUNT  # of the metric on the test set; an error is a fraction
+    parameters: NATURAL  # free parameters
+    train_flops: AMOUNT  # of training at this t; 0 while waiting
+    eval_flops_per_example: AMOUNT
+    seconds: AMOUNT  # wall clock at this t
+    peak_memory_bytes: NATURAL
+    extra: _Extra
 
 
-_COUNT, _LONGEST = whole(1), 1_000_000
-_INFO = {"config": PLAIN, "stages": optional(_COUNT), "seeds": PLAIN, "versions": PLAIN, "machine": PLAIN}
-_INFO |= {"commit": optional(TEXT), "created": TEXT, "command": TEXT}
-_CONFIG = kinds_of(TextOptions) | dict.fromkeys(("megabatches", "waiting_time"), whole(1, _LONGEST))
-_CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every"), _COUNT)
-_CONFIG |= dict.fromkeys(("dataset", "data", "arch", "stream"), TEXT)
-_CONFIG |= {"moe_expert_count": optional(_COUNT), "fairseq_flags": list_of(TEXT)}
+_INFO = {"config": dict, "stages": COUNT | None, "commit": str | None, "created": str, "command": str}
+_CONFIG = kinds_of(TextOptions) | dict.fromkeys(("dataset", "data", "arch", "stream"), str)
+_CONFIG |= dict.fromkeys(("hidden", "experts", "grow_every"), COUNT) | {"megabatches": whole(1, 1_000_000)}
+_CONFIG |= {"moe_expert_count": COUNT | None, "fairseq_flags": list[str]}
 """Kinds of the settings that other code reads; further ones may be whatever JSON has."""
-_NUMBERS = object_of(NUMBER)
-_ERRORS = list_of(NUMBER)
-_EXTRA = {"valid": optional(_NUMBERS), "flops": _NUMBERS, "matrix": _ERRORS}
-_EXTRA |= dict.fromkeys(("members", "experts"), optional(whole(0)))
-_MEASURES = ("words", "tokens", "bytes", "perplexity_per_word", "bits_per_byte")
-_EXTRA |= dict.fromkeys(_MEASURES, optional(AMOUNT))
-_EXTRA |= {"expert_layers": object_of(object_of(_ERRORS)), "matrix_experts": list_of(object_of(_ERRORS))}
-_EXTRA |= {"matrix_periods": list_of(TEXT)}
 
 
 @dataclass
@@ -83,9 +87,8 @@ class Run:
     info: dict[str, Any]  # run.json: config, seeds, versions, commit, machine, created
     writable: bool = False
     _times: set[int] = field(default_factory=set, compare=False, repr=False)
-    """The t on disk, valid while results.jsonl has `_size` bytes: reading all rows at every append would take
-    quadratic time."""
-    _size: int = field(default=-1, compare=False, repr=False)
+    """The t in `_version` of results.jsonl: reading all rows at every append would take quadratic time."""
+    _version: tuple[int, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def open(
@@ -151,17 +154,13 @@ class Run:
         path = Path(directory)
         try:
             info = parse_json((path / "run.json").read_bytes())
-            lacking = [key for key in CONFIG_KEYS if key not in info["config"]]
+            require(info, _INFO, ["config"])
+            require(info["config"], _CONFIG, CONFIG_KEYS)
+            require(info["config"], {"waiting_time": whole(1, info["config"]["megabatches"])})
+            if not is_plain(info):
+                raise ValueError("control characters, huge numbers or deep nesting")
         except (FileNotFoundError, NotADirectoryError):
             raise UserError(f"{path} is not a run directory: it has no run.json") from None
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path / 'run.json'} is not JSON with a `config`: restore it") from None
-        if lacking:
-            raise UserError(f"{path / 'run.json'}: its config lacks {', '.join(lacking)}: restore it")
-        try:
-            require(info, _INFO)
-            require(info["config"], _CONFIG)
-            require(info["config"], {"waiting_time": whole(1, info["config"]["megabatches"])})
         except ValueError as error:
             raise UserError(f"{path / 'run.json'}: {error}: restore it") from None
         return cls(path, info)
@@ -194,9 +193,7 @@ class Run:
         repeats a t."""
         if not self.results.exists():
             return []
-        found = self.results.stat()
-        version = found.st_ino, found.st_size, found.st_mtime_ns
-        return list(_read_rows(self.results, self.config["megabatches"], version))
+        return list(_read_rows(self.results, self.config["megabatches"], _version(self.results.stat())))
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append one `Row`, written and fsynced on return.
@@ -211,29 +208,27 @@ class Run:
         if isinstance(value, float) and not abs(value) <= LARGEST:
             what = f"{row.get('metric')} is {value} at t={row.get('t')}"
             raise UserError(f"{what}: training diverged; use a lower learning rate")
-        check_row(row, self.config["megabatches"])
-        if row["t"] in self._times_on_disk():
-            raise ValueError(f"{self.results} already has t={row['t']}")
-        line = (json.dumps(dict(row), allow_nan=False) + "\n").encode()
+        text = json.dumps(dict(row), allow_nan=False)
+        check_row(parse_json(text), self.config["megabatches"])
+        line = f"{text}\n".encode()
         descriptor = os.open(self.results, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
+            before = os.fstat(descriptor)
+            if _version(before) != self._version:  # not read yet, or another process has written
+                self._times = {known["t"] for known in self.rows}
+            if row["t"] in self._times:
+                raise ValueError(f"{self.results} already has t={row['t']}")
             # A single write, so that a concurrent reader sees at most one incomplete line.
-            written = os.write(descriptor, line)
+            if os.write(descriptor, line) < len(line):
+                self._drop_partial_line()
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.results))
             os.fsync(descriptor)
+            after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-        if written < len(line):
-            self._drop_partial_line()
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.results))
         fsync_directory(self.directory)
         self._times.add(row["t"])
-        self._size += len(line)
-
-    def _times_on_disk(self) -> set[int]:
-        size = self.results.stat().st_size if self.results.exists() else 0
-        if size != self._size:  # not read yet, or another process has appended
-            self._times, self._size = {row["t"] for row in self.rows}, size
-        return self._times
+        self._version = _version(after) if after.st_size == before.st_size + len(line) else ()
 
     def _drop_partial_line(self) -> None:
         """Truncate results.jsonl after its last newline."""
@@ -243,18 +238,29 @@ class Run:
                 os.fsync(file.fileno())
 
 
+def _version(found: os.stat_result) -> tuple[int, ...]:
+    """Differs whenever a file does."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def check_row(row: Mapping[str, Any], megabatches: int) -> None:
-    """ValueError unless `row` has exactly the fields of `Row`, of their kinds, and 0 <= t <= B."""
-    if not isinstance(row, Mapping):
-        raise ValueError(f"a row is a mapping, not {type(row).__name__}")
-    kinds = _kinds_of_row(megabatches)
-    if row.keys() != kinds.keys():
-        missing, unknown = sorted(kinds.keys() - row.keys()), sorted(row.keys() - kinds.keys())
-        raise ValueError(f"missing fields {missing}, unknown fields {unknown} (others belong in `extra`)")
-    require(row, kinds)
-    if (row["stage"] is None) != (not row["trained_on"]):
-        raise ValueError(f"stage is {row['stage']} but trained_on is {row['trained_on']}")
-    _check_extra(row["extra"], row["metric"], megabatches)
+    """ValueError unless `row` has exactly the fields of `Row`, of their kinds, none beyond mega-batch B."""
+    msgspec.convert(row, Row)
+    if unknown := sorted(row.keys() - Row.__annotations__.keys()):
+        raise ValueError(f"unknown fields {unknown} (others belong in `extra`)")
+    stage, trained_on, extra = row["stage"], row["trained_on"], row["extra"]
+    if (stage is None) != (not trained_on):
+        raise ValueError(f"stage is {stage} but trained_on is {trained_on}")
+    if max(row["t"], 0 if stage is None else stage + 1, *trained_on) > megabatches:
+        raise ValueError(f"t, stage or trained_on is beyond mega-batch {megabatches}")
+    if len({tuple(sorted(part)) for part in extra.get("matrix_experts", ())}) > 1:
+        raise ValueError("the parts of matrix_experts have different layers")
+    raw = extra.get("raw")
+    if raw is not None and row["metric"] not in raw:
+        raise ValueError(f"raw lacks {row['metric']}")
+    for matrix in (extra.get("matrix"), (raw or {}).get("matrix")):
+        if matrix and len(matrix) != megabatches:
+            raise ValueError(f"matrix has {len(matrix)} numbers, not {megabatches}")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -274,38 +280,6 @@ def _read_rows(path: Path, megabatches: int, version: tuple[int, ...]) -> tuple[
             what = f"{row['metric']} after {first['metric']}"
             raise UserError(f"{path}:{number}: {what}: a run has one metric: restore the file")
     return tuple(rows[t] for t in sorted(rows))
-
-
-@functools.lru_cache
-def _kinds_of_row(megabatches: int) -> dict[str, Kind]:
-    return {
-        "t": whole(0, megabatches),
-        "stage": optional(whole(0, megabatches - 1)),
-        "trained_on": list_of(whole(1, megabatches)),
-        "metric": Kind(f"one of {METRICS}", METRICS.__contains__),
-        "value": AMOUNT,
-        "parameters": whole(0),
-        "train_flops": AMOUNT,
-        "eval_flops_per_example": AMOUNT,
-        "seconds": AMOUNT,
-        "peak_memory_bytes": whole(0),
-        "extra": Kind("an object", lambda value: isinstance(value, dict)),
-    }
-
-
-def _check_extra(extra: Mapping[str, Any], metric: str, megabatches: int) -> None:
-    """ValueError: a field that reports read is of another kind, or `raw` lacks the metric."""
-    require(extra, _EXTRA)
-    if len({tuple(sorted(part)) for part in extra.get("matrix_experts") or ()}) > 1:
-        raise ValueError("the parts of matrix_experts have different layers")
-    raw = extra.get("raw")
-    if raw is not None:
-        require(raw, {metric: AMOUNT, "matrix": _ERRORS, "valid": optional(_NUMBERS)})
-        if metric not in raw:
-            raise ValueError(f"raw lacks {metric}")
-    for found in (extra, raw or {}):
-        if len(found.get("matrix") or [0] * megabatches) != megabatches:
-            raise ValueError(f"matrix has {len(found['matrix'])} numbers, not {megabatches}")
 
 
 def _as_read_back(config: dict) -> dict[str, Any]:

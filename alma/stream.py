@@ -14,20 +14,21 @@ so a directory with one is complete.
 import dataclasses
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from alma.errors import UserError
 from alma.files import atomic_write, sha256_file, write_json_atomic
-from alma.schema import PLAIN, TEXT, Kind, is_text, list_of, object_of, parse_json, require, shown, whole
+from alma.schema import COUNT, NATURAL, TEXT, is_plain, parse_json, require, shown
 
 if TYPE_CHECKING:
     import numpy as np  # functions import it: commands that read stream.json alone start without it
 
 VERSION = 2
-_KNOWN = (1, 2)  # 1: the pieces of --max-document-words were placed one by one
 FILE = "stream.json"
 SUFFIXES = (".bin", ".idx", ".keys")
 KEY_BYTES = 16
@@ -36,26 +37,17 @@ _BLOCK = 1 << 20  # items of an index per write
 _HEADER = struct.Struct("<9sQBQ")  # magic, version 1, dtype code, number of items
 DTYPES = {4: "int32", 8: "uint16", 9: "uint32"}  # of NumPy, by fairseq's codes
 _REMAKE = "rebuild the stream with `alma data`"
-_COUNT, _AMOUNT = whole(1), whole(0)
-_COUNTS = ("words", "tokens", "documents", "items", "bytes")
-_INSIDE = Kind(
-    "a path inside the stream",
-    lambda value: is_text(value) and value and not value.startswith("/") and ".." not in value.split("/"),
-)
-_RECORD = {"seed": whole(-(2**63)), "vocab_size": whole(1, 2**31), "settings": PLAIN, "corpus": PLAIN}
-_RECORD |= {"appended": list_of(object_of(PLAIN))}
-_PART = {"name": TEXT, "prefix": _INSIDE, "period": TEXT, "sources": object_of(_AMOUNT)} | dict.fromkeys(
-    _COUNTS, _COUNT
-)
-_INFO = {"size": _AMOUNT, "sha256": TEXT}
+_ABSENT_IF_EMPTY = ("period", "held_out", "held_out_valid")
+_Inside = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|\Z))[^\x00-\x1f\x7f-\x9f]+\Z")]
+"""A path inside the stream."""
 
 
 @dataclass(frozen=True)
 class FileInfo:
     """Size in bytes and SHA-256 (64 hex digits) of a file when it was written."""
 
-    size: int
-    sha256: str
+    size: NATURAL
+    sha256: TEXT
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> "FileInfo":
@@ -76,31 +68,24 @@ class FileInfo:
 class Part:
     """One split of the stream: a mega-batch, a validation set or a test (evaluation) set."""
 
-    name: str
+    name: TEXT
     """`megabatch_00`, ..., `valid` or `test`; in an ordered stream also `test_00`, ..., `valid_00`, ..."""
-    prefix: str
+    prefix: _Inside
     """Path relative to the stream, without suffix: `megabatch_00/train`, ...; the name of other parts."""
-    words: int
-    """Whitespace-separated words of the normalised text."""
-    tokens: int
-    """Token ids in the .bin file, every eos counted."""
-    documents: int
-    items: int
-    """Lines plus one document break for each document."""
-    bytes: int
-    """UTF-8 bytes of the normalised text, with one newline after each line."""
-    sources: dict[str, int]
-    """Words by source."""
-    files: dict[str, FileInfo]
-    """By path relative to the stream."""
-    period: str = ""
+    words: COUNT  # whitespace-separated words of the normalised text
+    tokens: COUNT  # token ids in the .bin file, every eos counted
+    documents: COUNT
+    items: COUNT  # lines plus one document break for each document
+    bytes: COUNT  # UTF-8 bytes of the normalised text, with one newline after each line
+    sources: dict[TEXT, NATURAL]  # words by source
+    files: dict[_Inside, FileInfo]  # by path relative to the stream
+    period: TEXT = ""
     """In a dated stream, that of a mega-batch and its held-out parts: `2023`, `2023-W20`, `2020..2021`."""
 
     @classmethod
-    def from_dict(cls, record: dict[str, Any]) -> "Part":
+    def from_dict(cls, record: Any) -> "Part":
         """The inverse of `dataclasses.asdict`. ValueError: a field of another kind, a path out of it."""
-        require(record, _PART)
-        return cls(**record | {"files": _files(record["files"])})
+        return msgspec.convert(record, cls)
 
 
 @dataclass(frozen=True)
@@ -110,13 +95,13 @@ class Stream:
     directory: Path
     version: int
     seed: int
-    vocab_size: int
+    vocab_size: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     """Tokens in dict.txt; fairseq's dictionary adds 4 specials."""
     megabatches: tuple[Part, ...]
     valid: Part
     test: Part
     settings: dict[str, Any]
-    files: dict[str, FileInfo]
+    files: dict[_Inside, FileInfo]
     """Of dict.txt and the tokenizer: tokenizer.model, or encoder.json and vocab.bpe."""
     corpus: dict[str, Any] = field(default_factory=dict)
     """Statistics of the corpus: documents, words, duplicates, surplus; spread of the mega-batches' words."""
@@ -124,18 +109,12 @@ class Stream:
     """For each later addition: its settings, the number of its `first` mega-batch, and its `corpus`."""
     held_out: tuple[Part, ...] = ()
     """`test_00`, ...: the test set of each mega-batch, in order. Only of an ordered stream, as the next."""
-    held_out_valid: tuple[Part, ...] = ()
-    """`valid_00`, ...: the validation set of each mega-batch, in order."""
+    held_out_valid: tuple[Part, ...] = ()  # `valid_00`, ...: the validation set of each mega-batch, in order
 
     @property
     def ordered(self) -> bool:
         """Whether the mega-batches follow an order of sources; `test` and `valid` then mix held-out parts."""
         return bool(self.held_out)
-
-    @property
-    def whole_documents(self) -> bool:
-        """Whether all pieces of a document are in one part: not in old streams with --max-document-words."""
-        return self.version > 1 or not self.settings.get("max_document_words")
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -153,37 +132,31 @@ class Stream:
         if not path.is_file():
             raise UserError(f"{directory}: no finished stream here (no {FILE}); make one with `alma data`")
         try:
-            record = parse_json(path.read_bytes(), finite=True)
-            if record["version"] not in _KNOWN:
-                version = shown(record["version"])
-                raise UserError(f"{path}: format version {version}, known are 1 and {VERSION}; {_REMAKE}")
-            require(record, _RECORD)
-            for name in ("megabatches", "held_out", "held_out_valid"):
-                record[name] = tuple(map(Part.from_dict, record.get(name, ())))
-            for name in ("valid", "test"):
-                record[name] = Part.from_dict(record[name])
-            record |= {"files": _files(record["files"]), "appended": tuple(record.get("appended", ()))}
-            made = cls(directory, **record)
-            made._check_parts()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{path}: malformed ({type(error).__name__}: {error}); {_REMAKE}") from error
-        return made
-
-    def _check_parts(self) -> None:
-        """ValueError: there is no mega-batch, or one of an ordered stream lacks a held-out part."""
-        held_out = {len(self.held_out), len(self.held_out_valid)}
-        if not self.megabatches or held_out not in ({0}, {len(self.megabatches)}):
-            raise ValueError(f"{len(self.megabatches)} mega-batches, held-out parts of {max(held_out)}")
+            record = parse_json(path.read_bytes())
+            require(record, {}, ["version"])
+            if record["version"] != VERSION:
+                raise UserError(
+                    f"{path}: format version {shown(record['version'])}, not {VERSION}; {_REMAKE}"
+                )
+            stream = msgspec.convert(record | {"directory": directory}, cls)
+            if not is_plain([stream.settings, stream.corpus, *stream.appended]):
+                raise ValueError("control characters, huge numbers or deep nesting")
+            held_out = {len(stream.held_out), len(stream.held_out_valid)}
+            if not stream.megabatches or held_out not in ({0}, {len(stream.megabatches)}):
+                counts = f"{len(stream.megabatches)} mega-batches, held-out parts of {max(held_out)}"
+                raise ValueError(counts)
+        except ValueError as error:
+            raise UserError(f"{path}: malformed ({error}); {_REMAKE}") from error
+        return stream
 
     def write(self) -> None:
         """Write stream.json into `directory`, atomically. Call it last, when all other files exist."""
-        record = dataclasses.asdict(self)
+
+        def fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+            return {name: value for name, value in pairs if value or name not in _ABSENT_IF_EMPTY}
+
+        record = dataclasses.asdict(self, dict_factory=fields)
         del record["directory"]
-        if not self.ordered:
-            del record["held_out"], record["held_out_valid"]
-        for part in _parts(record):
-            if not part["period"]:
-                del part["period"]
         write_json_atomic(self.directory / FILE, record)
 
     def path(self, part: Part) -> str:
@@ -202,13 +175,6 @@ class Stream:
         for path, info in ((self.directory / name, info) for name, info in files.items()):
             if problem := info.problem(path):
                 raise UserError(f"{path}: {problem}; copy it again from the original stream, or {_REMAKE}")
-
-
-def _parts(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The parts of a stream.json."""
-    yield from (record["valid"], record["test"])
-    for name in ("megabatches", "held_out", "held_out_valid"):
-        yield from record.get(name, ())
 
 
 def is_stream(directory: str | os.PathLike[str]) -> bool:
@@ -259,10 +225,3 @@ def read_pointers(path: str | os.PathLike[str], items: int) -> "np.ndarray":
     import numpy as np
 
     return np.memmap(path, "<i8", "r", _HEADER.size + 4 * items, (items,)) if items else np.zeros(0, np.int64)
-
-
-def _files(record: dict[str, Any]) -> dict[str, FileInfo]:
-    for name, info in record.items():
-        require({"file": name}, {"file": _INSIDE})
-        require(info, _INFO)
-    return {name: FileInfo(**info) for name, info in record.items()}

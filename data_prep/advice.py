@@ -56,14 +56,6 @@ def long_documents(longest: int, wanted: Wanted) -> Iterator[str]:
         )
 
 
-def parted(stream: Stream) -> str:
-    """The warning about a stream that has not `Stream.whole_documents`."""
-    return (
-        f"warning: {stream.directory}: made by an older version: pieces of one document are in training and "
-        "in held-out parts, so its test losses are too low; make the stream anew with another --out"
-    )
-
-
 def summary(stream: Stream) -> str:
     """The stream as a table, one row per part, and what was read, dropped and skipped."""
     wanted = targets(stream)

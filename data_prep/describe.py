@@ -12,7 +12,7 @@ from alma.errors import UserError
 from alma.stream import Part, Stream
 from alma.tables import as_text
 from alma.workers import Workers
-from data_prep import advice, contamination, similarity, words
+from data_prep import contamination, similarity, words
 from data_prep.dictionary import EOS, SPECIALS, UNKNOWN, read_tokens
 from data_prep.similarity import Counts
 from data_prep.work import run_all
@@ -58,9 +58,8 @@ def describe(stream: Stream, workers: Workers, seed: int) -> str:
     table = as_text(part_table(parts, counts, tokens, prefix))
     ratios = compare_parts(counts, sizes, cuts, workers)
     comparison = drift(stream, counts, ratios, workers) if stream.ordered else alike(stream, counts, ratios)
-    warnings = [] if stream.whole_documents else [advice.parted(stream)]
     notes = NOTES.format(prefix=prefix) + validation_note(stream)
-    sections = [*warnings, table, notes, comparison, ""]
+    sections = [table, notes, comparison, ""]
     return "\n".join([*sections, contamination.report(stream, workers)])
 
 

@@ -145,8 +145,6 @@ def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
 
 def _nothing_to_do(stream: Stream) -> None:
     print(f"{stream.directory}: already finished with the same settings; nothing to do", file=sys.stderr)
-    if not stream.whole_documents:
-        print(advice.parted(stream), file=sys.stderr)
 
 
 def _make(

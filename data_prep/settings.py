@@ -235,11 +235,6 @@ def settings_to_append(arguments: argparse.Namespace, stream: Stream) -> StreamS
     order = order_of(arguments, problems) if stream.ordered and not dates else []
     if (arguments.ordered or arguments.order) and not stream.ordered:
         problems.append(f"--ordered, --order: {stream.directory} was made without them; leave them out")
-    if not stream.whole_documents:
-        problems.append(
-            f"{stream.directory}: made by an older version, which placed the pieces of --max-document-words "
-            "apart from their documents, so it cannot grow; make the stream anew with another --out"
-        )
     with noted(problems):
         files = named_files(arguments.corpus)
     if refused := [flag for flag in _FIXED if _given(arguments, flag) is not None]:

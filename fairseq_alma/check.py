@@ -12,20 +12,15 @@ from typing import Any
 from unittest.mock import MagicMock
 
 from alma.errors import Parser, UserError, command
-from alma.schema import Kind, list_of, parse_json
-
-_WORD = Kind("a word", lambda value: isinstance(value, str))
+from alma.schema import parse_json
 
 
 def read(text: str | bytes) -> list[list[str]]:
     """The command lines in a JSON text. UserError: not a list of lists of strings."""
     try:
-        lines = parse_json(text)
+        return parse_json(text, list[list[str]])
     except ValueError as error:
-        raise UserError(f"standard input is not JSON: {error}") from None
-    if not list_of(list_of(_WORD)).fits(lines):
-        raise UserError("standard input: give a JSON list of command lines, each a list of words")
-    return lines
+        raise UserError(f"standard input: give JSON, a list of lists of words: {error}") from None
 
 
 def resolve(words: list[str]) -> dict[str, Any]:

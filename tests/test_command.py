@@ -78,33 +78,30 @@ def error(monkeypatch, capsys):
     return run
 
 
-def test_help_comes_before_heavy_imports_and_names_its_program(tmp_path):
+def test_help_and_what_parsing_refuses_come_before_heavy_imports(tmp_path):
     names = [f"alma {name}" for name in alma.TOOLS]
-    found = calls(*(f"{line} --help" for line in [*names, *MODULES]), stubs=tmp_path)
-    names += [f"python -m {name}" for name in MODULES]
-    for line, (code, out, err) in zip(names, found, strict=True):
-        assert (code, err) == (0, ""), line
-        assert out.startswith(f"usage: {line} "), out
-
-
-def test_what_parsing_refuses_comes_before_heavy_imports(tmp_path):
+    helps = [*names, *MODULES]
     required = {"corpus": "git r", "data": "c --out s", "inspect": "s", "train": "s", "combine": "c --out f"}
     required |= {"export": "c --out d", "generate": "c text"}
     required |= dict.fromkeys(("status", "cancel", "report", "advise", "tsne", "reproduce"), "r")
-    lines = [f"alma {name} {required.get(name, '')} --nonsense" for name in alma.TOOLS]
-    for name, (code, out, err) in zip(alma.TOOLS, calls(*lines, stubs=tmp_path), strict=True):
+    refused = [f"alma {name} {required.get(name, '')} --nonsense" for name in alma.TOOLS]
+    found = calls(*(f"{line} --help" for line in helps), *refused, stubs=tmp_path)
+    names += [f"python -m {name}" for name in MODULES]
+    for line, (code, out, err) in zip(names, found, strict=False):
+        assert (code, err) == (0, ""), line
+        assert out.startswith(f"usage: {line} "), out
+    for name, (code, out, err) in zip(alma.TOOLS, found[len(helps) :], strict=True):
         assert (code, out) == (2, ""), (name, err)
         assert "unrecognized arguments: --nonsense" in err
-        assert f"see `alma {name} --help`" in err
-        assert len(err.splitlines()) == 1
+        assert err.endswith(f"see `alma {name} --help`\n")
+        assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("words", [[], ["--help"]])
 def test_the_overview_lists_every_subcommand(monkeypatch, capsys, words):
     monkeypatch.setattr(sys, "argv", ["alma", *words])
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match="^0$|^None$"):
         alma.main()
-    assert not stop.value.code
     out = capsys.readouterr().out
     assert all(f"\n  {name} " in out and tool.help in out for name, tool in alma.TOOLS.items())
 

@@ -37,16 +37,6 @@ def source(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def wheel(source: Path, tmp_path_factory) -> Path:
-    """The wheel that `pip wheel` builds."""
-    out = tmp_path_factory.mktemp("wheel")
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "--wheel-dir", out, source], check=True)
-    (built,) = out.glob("*.whl")
-    return built
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A site-packages directory with the hook and the minimal fairseq, used by every `python(…, site)`."""
@@ -72,21 +62,19 @@ def check(code: str, site: Path | None = None) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_wheel_holds_packages_hook_and_pth(wheel: Path, source: Path) -> None:
-    packages = [path.parent for path in source.glob("*/__init__.py")]
-    modules = {str(path.relative_to(source)) for package in packages for path in package.rglob("*.py")}
-    assert {"alma", "data_prep", "fairseq_alma"} <= {package.name for package in packages}
-    archive = zipfile.ZipFile(wheel)
-    assert not {*modules, PTH, "fairseq_alma_hook.py"} - set(archive.namelist())
-    (scripts,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
-    assert "alma = alma.__main__:main" in archive.read(scripts).decode().splitlines()
-
-
-def test_editable_install_delivers_the_pth(source: Path, tmp_path: Path) -> None:
-    build = f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_wheel_holds_packages_hook_and_pth(kind: str, source: Path, tmp_path: Path) -> None:
+    build = f"from setuptools import build_meta; build_meta.build_{kind}({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", build], cwd=source, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    assert PTH in zipfile.ZipFile(wheel).namelist()
+    (archive,) = map(zipfile.ZipFile, tmp_path.glob("*.whl"))
+    assert PTH in archive.namelist()
+    if kind == "wheel":
+        packages = [path.parent for path in source.glob("*/__init__.py")]
+        modules = {str(path.relative_to(source)) for package in packages for path in package.rglob("*.py")}
+        assert {"alma", "data_prep", "fairseq_alma"} <= {package.name for package in packages}
+        assert not {*modules, "fairseq_alma_hook.py"} - set(archive.namelist())
+        (scripts,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+        assert "alma = alma.__main__:main" in archive.read(scripts).decode().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -145,10 +133,14 @@ def test_processes_without_fairseq_import_only_the_hook() -> None:
     assert not {"torch", "numpy", "fairseq", "fairseq_alma", "alma"} & set(before)
 
 
-def test_importing_fairseq_replaces_nothing_and_a_command_installs_the_hooks_once() -> None:
-    """And handlers of signals only for our task: they would keep another training from ending."""
-    check(
-        "import signal, fairseq, fairseq.trainer\n"
+def test_importing_fairseq_replaces_nothing_and_a_command_installs_the_hooks_once(tmp_path) -> None:
+    """Handlers of signals only for our task: they would keep another training from ending. --user-dir names
+    task and arch too; without it: tests/test_chain.py."""
+    words = (
+        f"{tmp_path} --user-dir {ROOT}/fairseq_alma --task alma_lm --arch switch_gmoe --cpu --max-tokens 64"
+    )
+    done = python(
+        "import signal, sys, fairseq, fairseq.trainer\n"
         "from fairseq import checkpoint_utils, models, options, tasks\n"
         "from fairseq.distributed import utils as distributed\n"
         "assert 'alma_lm' in tasks.TASK_REGISTRY and 'switch_gmoe' in models.ARCH_MODEL_REGISTRY\n"
@@ -164,16 +156,13 @@ def test_importing_fairseq_replaces_nothing_and_a_command_installs_the_hooks_onc
         "    words = ['data', '--task', task, '--path', 'x']\n"
         "    options.parse_args_and_arch(options.get_eval_lm_parser(), words)\n"
         "assert callable(signal.getsignal(signal.SIGUSR2))\n"
+        "from fairseq_cli import train\n"
+        f"sys.argv[1:] = {words.split()}\n"
+        "train.cli_main()"
     )
-
-
-def test_the_command_with_user_dir_knows_task_and_arch(tmp_path: Path) -> None:
-    """Without it: tests/test_chain.py."""
-    command = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.train", str(tmp_path)]
-    command += "--user-dir fairseq_alma --task alma_lm --arch switch_gmoe --cpu --max-tokens 64".split()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert f"error: {tmp_path}" in done.stderr
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"error: {tmp_path}")
+    assert "Traceback" not in done.stderr
 
 
 def test_no_file_names_a_registry_or_a_path_of_a_machine() -> None:

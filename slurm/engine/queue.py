@@ -1,19 +1,19 @@
 """Submitted jobs: RUN/jobs.json, and the state of each job from its marker and from SLURM."""
 
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from tqdm import tqdm
 
 from alma.errors import UserError
 from alma.files import write_json_atomic
-from alma.schema import TEXT, Kind, is_text, list_of, optional, parse_json, require, whole
+from alma.schema import NATURAL, TEXT, parse_json, require
 from slurm.engine.children import last_problem
 from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
@@ -26,11 +26,15 @@ _WHICH = {"failed": "which failed", "cancelled": "which was cancelled", "lost": 
 _WHICH |= {"never submitted": "which was never submitted"}
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
 _TAIL_BYTES = 256 * 1024
-_JOB_ID = Kind(
-    "an id of SLURM", lambda value: is_text(value) and re.fullmatch(r"\d+(_\d+)?", value) is not None
-)
-_JOB = {"name": TEXT, "kind": TEXT, "directory": TEXT, "marker": TEXT, "updates": optional(whole(0))}
-_JOB |= {"job": optional(_JOB_ID), "log": optional(TEXT), "needs": list_of(whole(0))}
+_JOB_ID = Annotated[str, Meta(pattern=r"^[0-9]+(_[0-9]+)?\Z")]
+_JOB: dict[str, Any] = {
+    "name": TEXT,
+    "kind": TEXT,
+    "directory": TEXT,
+    "marker": TEXT,
+    "updates": NATURAL | None,
+}
+_JOB |= {"job": _JOB_ID | None, "log": TEXT | None, "needs": list[NATURAL]}
 _BY_SLURM = ("srun: ", "slurmstepd")  # lines that report the failure of a task but not its cause
 
 

@@ -3,12 +3,12 @@
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from alma.environment import Measured, append_rows
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
-from alma.schema import AMOUNT, TEXT, Kind, optional, parse_json, require, whole
+from alma.schema import AMOUNT, NATURAL, TEXT, parse_json, require
 from alma.stages import Stage
 from slurm.lm.plan import Plan, StageSpec
 
@@ -16,22 +16,22 @@ UNTRAINED, RESULT = "untrained.json", "result.json"
 """Measurements of the untrained model, in the run's directory, and of a stage, in the stage's."""
 TRAINED = "trained.json"
 """Marker in the directory of a training."""
-_COSTS = ("flops", "growth_flops", "seconds", "peak_memory_bytes")
 _OF_TRAINING = ("training", "validation", "shared_with")
 """Keys of `extra` about the training, which waiting rows do not repeat."""
 
 
-def _are_costs(value: Any) -> bool:
-    try:
-        for each in value:
-            require(each, dict.fromkeys(_COSTS, AMOUNT) | {"validation_flops": optional(AMOUNT)}, _COSTS)
-    except (ValueError, TypeError):
-        return False
-    return isinstance(value, list)
+class _Costs(TypedDict):
+    """Of a training."""
+
+    flops: AMOUNT
+    growth_flops: AMOUNT
+    seconds: AMOUNT
+    peak_memory_bytes: AMOUNT
+    validation_flops: NotRequired[AMOUNT | None]
 
 
-_KINDS = {"perplexity": AMOUNT, "parameters": whole(0), "eval_flops_per_example": AMOUNT}
-_KINDS |= {"expert_count": optional(whole(0)), "training": Kind("a list of costs", _are_costs)}
+_KINDS: dict[str, Any] = {"perplexity": AMOUNT, "parameters": NATURAL, "eval_flops_per_example": AMOUNT}
+_KINDS |= {"expert_count": NATURAL | None, "training": list[_Costs]}
 
 
 def collect(plan: Plan, run: Run) -> None:
@@ -73,7 +73,7 @@ def read_marker(path: Path) -> dict[str, Any]:
 
 
 def _read(
-    path: Path, kinds: Mapping[str, Kind], needed: Collection[str], trainings: int | None = None
+    path: Path, kinds: Mapping[str, Any], needed: Collection[str], trainings: int | None = None
 ) -> dict[str, Any]:
     try:
         record = parse_json(path.read_bytes())

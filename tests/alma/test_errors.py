@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-import os
 from pathlib import Path
 
 import pytest
@@ -34,35 +33,30 @@ def parser(**settings) -> Parser:
         ("a --ot b --worker 3", "the following arguments are required: --out (did you mean --out?)"),
         ("a --out b --nothing-like-it", "unrecognized arguments: --nothing-like-it"),
         ("a -- --ot", "the following arguments are required: --out"),
-        ("--out b --worker x", "argument --workers: invalid int value: 'x'"),
+        ("--out b --workers x", "argument --workers: invalid int value: 'x'"),
     ],
 )
 def test_a_misspelt_option_has_a_hint(method, words, message):
     with pytest.raises(UserError) as refused:
         getattr(parser(), method)(words.split())
-    assert str(refused.value).startswith(message)
-    assert str(refused.value).endswith("; see `it --help`")
-
-
-def test_every_misspelt_option_has_a_hint():
-    with pytest.raises(UserError, match=r"\(did you mean --workers\? did you mean --mega-batches\?\)"):
-        parser(allow_abbrev=False).parse_args("--out x --worker 1 --megabatches 2".split())
+    assert str(refused.value) == f"{message}; see `it --help`"
 
 
 @pytest.mark.parametrize(
-    ("word", "found"),
+    ("words", "hints"),
     [
         ("--max-update", "--max-update is a flag of that: put it after `--`"),
         ("--max-updates", "did you mean --max-update? Then put it after `--`"),
         ("--worker", "did you mean --workers?"),
+        ("--worker 1 --megabatches 2", "did you mean --workers? did you mean --mega-batches?"),
         ("--nothing-like-it", "if --nothing-like-it is a flag of that, put it after `--`"),
     ],
 )
-def test_a_flag_of_another_program_belongs_after_the_dashes(word, found):
+def test_a_flag_of_another_program_belongs_after_the_dashes(words, hints):
     made = parser(allow_abbrev=False, other="that", other_flags=["--max-update"])
     with pytest.raises(UserError) as refused:
-        made.parse_args(["--out", "x", word])
-    assert f"({found})" in str(refused.value)
+        made.parse_args(["--out", "x", *words.split()])
+    assert f"({hints})" in str(refused.value)
 
 
 def test_a_misspelt_choice_has_a_hint():
@@ -79,15 +73,13 @@ def test_a_misspelt_choice_has_a_hint():
         assert str(refused.value).startswith(f"argument {problem}")
 
 
-def test_help_wraps_a_line_keeps_several_and_puts_all_names_before_a_value(monkeypatch):
+def test_help_wraps_a_line_and_keeps_several(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     words, lines = " ".join(["word"] * 40), "examples:\n  one\n  two"
     made = parser(description=words, epilog=lines)
-    made.add_argument("--seed", "--seeds", metavar="LIST", help="of the runs")
     text = made.format_help()
     assert max(map(len, text.splitlines())) in range(90, 101)
     assert text.endswith(f"\n{lines}\n")
-    assert "  --seed, --seeds LIST" in text
 
 
 def test_hints():
@@ -96,32 +88,32 @@ def test_hints():
     assert hint("x", iter(("vision", "lm"))) == "choose from vision, lm"
 
 
-def test_lists_of_numbers():
+def test_numbers():
     assert number_list("0-2,5,1") == [0, 1, 2, 5]
-    assert number_list("3-3") == [3]
-    assert number_list("2,2,0-1,1", repeats=True) == [2, 2, 0, 1, 1]
+    assert number_list("2,2,0-1,3-3,1", repeats=True) == [2, 2, 0, 1, 3, 1]
+    assert [count(text) for text in ("7", "440_000_000", "440M")] == [7, 440_000_000, 440_000_000]
+    assert [count(text) for text in ("0.5M", ".5M")] == [500_000, 500_000]
 
 
-@pytest.mark.parametrize("text", ["2-0", "0,2-0", "", "1,", "a", "-1", "1-", "0-1-2", "1.5"])
+@pytest.mark.parametrize("text", ["2-0", "0,2-0", "", "1,", "a", "-1", "1-", "0-1-2", "1.5", "0-1000000"])
 def test_invalid_number_lists_are_refused(text):
     for kind in (argparse.ArgumentTypeError, UserError):  # for options, and for other text
-        with pytest.raises(kind, match="a whole number|goes up"):
+        with pytest.raises(kind, match="a whole number|goes up|more than 100,000"):
             number_list(text)
 
 
-def _loop(path: Path) -> None:
-    os.symlink(path.name, path)
-
-
 @pytest.mark.parametrize(
-    ("make", "told"), [(Path.mkdir, "Is a directory"), (_loop, "Too many levels of symbolic links")]
+    ("make", "why"),
+    [
+        (Path.mkdir, "Is a directory"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+    ],
 )
-def test_what_is_no_file_is_one_line(tmp_path, capsys, make, told):
+def test_what_is_no_file_is_one_line(tmp_path, capsys, make, why):
     make(tmp_path / "run.json")
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit, match="2"):
         command(lambda: (tmp_path / "run.json").read_text() and None)()
-    assert stop.value.code == 2
-    assert capsys.readouterr().err == f"error: {tmp_path}/run.json: {told}; fix this and rerun the command\n"
+    assert capsys.readouterr().err == f"error: {tmp_path}/run.json: {why}; fix this and rerun the command\n"
 
 
 def test_a_message_with_half_a_character_is_printed(capsys):
@@ -134,36 +126,28 @@ def test_a_message_with_half_a_character_is_printed(capsys):
     assert capsys.readouterr().err == "error: no learner \\ud800\n"
 
 
-def test_ctrl_c_that_python_hides_behind_another_error_is_an_interruption(capsys):
-    @command
-    def main():
-        try:
-            raise KeyboardInterrupt
-        finally:  # as in shutil.rmtree of Python 3.11
-            raise OSError(errno.EBADF, "Bad file descriptor")
+def interrupted_in_cleaning_up():
+    try:
+        raise KeyboardInterrupt
+    finally:  # as in shutil.rmtree of Python 3.11
+        raise OSError(errno.EBADF, "Bad file descriptor")
 
+
+def interrupted_in_an_import():
+    raise ImportError("initialization failed") from KeyboardInterrupt()
+
+
+def failing_import():
+    raise ImportError("initialization failed")
+
+
+@pytest.mark.parametrize("main", [interrupted_in_cleaning_up, interrupted_in_an_import])
+def test_ctrl_c_that_python_hides_behind_another_error_is_an_interruption(capsys, main):
     with pytest.raises(SystemExit, match="130"):
-        main()
+        command(main)()
     assert capsys.readouterr().err == "interrupted; rerun the same command to resume\n"
-
-
-@pytest.mark.parametrize("hidden", [True, False])
-def test_ctrl_c_while_a_compiled_module_is_imported_is_an_interruption(capsys, hidden):
-    @command
-    def main():
-        raise ImportError("initialization failed") from (KeyboardInterrupt() if hidden else None)
-
-    with pytest.raises(SystemExit if hidden else ImportError):
-        main()
-    assert capsys.readouterr().err == "interrupted; rerun the same command to resume\n" * hidden
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("7", 7), ("440_000_000", 440_000_000), ("440M", 440_000_000), ("0.5M", 500_000), (".5M", 500_000)],
-)
-def test_counts(text, number):
-    assert count(text) == number
+    with pytest.raises(ImportError, match="failed"):
+        command(failing_import)()
 
 
 @pytest.mark.parametrize(

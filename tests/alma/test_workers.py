@@ -28,12 +28,6 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def write_late(path: Path, seconds: float) -> None:
-    path.with_suffix(".started").touch()
-    time.sleep(seconds)
-    path.touch()
-
-
 def set_variable() -> None:
     os.environ["PREPARED"] = "yes"
 
@@ -76,45 +70,15 @@ def test_a_killed_worker_is_one_clear_line():
         list(workers.run(die, [(), ()]))
 
 
-def run_again_and_again(workers: Workers) -> None:
-    for _ in range(1000):  # a pool notices after a moment that a worker is gone
-        list(workers.run(square, [(1,), (2,)]))
-
-
 def test_a_worker_that_is_killed_between_tasks_is_the_same_line():
+    """A pool notices after a moment that a worker is gone."""
     with Workers(2, flag="--jobs") as workers:
         list(workers.run(square, [(1,), (2,)]))
         for process in multiprocessing.active_children():
             process.kill()
             process.join()
         with pytest.raises(UserError, match=r"^a worker was killed"):
-            run_again_and_again(workers)
-
-
-def interrupt_after_the_first(paths: list[Path]) -> None:
-    """Raise while two tasks run."""
-    with Workers(2) as workers:
-        results = workers.run(write_late, [(path, 60 * bool(n)) for n, path in enumerate(paths)])
-        next(results)[1]()
-        wait_for(paths[0].parent, 3)
-        raise KeyboardInterrupt
-
-
-def wait_for(folder: Path, started: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(list(folder.glob("*.started"))) < started:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_running_tasks_end_when_the_block_raises(tmp_path):
-    paths = [tmp_path / f"{n}.done" for n in range(9)]
-    began = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        interrupt_after_the_first(paths)
-    assert time.monotonic() - began < 50, "it waited for a task"
-    assert not multiprocessing.active_children()
-    assert [path.name for path in tmp_path.glob("*.done")] == ["0.done"]
+            [list(workers.run(square, [(1,), (2,)])) for _ in range(1000)]
 
 
 def test_results_that_nobody_takes_do_not_get_into_the_next_run():
@@ -124,28 +88,34 @@ def test_results_that_nobody_takes_do_not_get_into_the_next_run():
 
 
 INTERRUPTED = """
-import os, signal, sys, time
+import signal, sys, time
 from pathlib import Path
 from alma.workers import Workers
-def sleep(path):
+def sleep(path, seconds):
     Path(path + ".started").touch()
-    time.sleep(60)
+    time.sleep(seconds)
+    Path(path + ".done").touch()
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with Workers(2) as workers:
-        for _, result in workers.run(sleep, [(f"{sys.argv[1]}/{n}",) for n in range(2)]):
+        for _, result in workers.run(sleep, [(f"{sys.argv[1]}/{n}", 60 * bool(n)) for n in range(9)]):
             result()
 """
 
 
-def test_ctrl_c_ends_the_pool_and_only_the_parent_says_so(tmp_path):
-    script = tmp_path / "script.py"
+def test_ctrl_c_ends_the_pool_and_its_tasks_and_only_the_parent_says_so(tmp_path):
+    script, tasks = tmp_path / "script.py", tmp_path / "tasks"
     script.write_text(INTERRUPTED)
+    tasks.mkdir()
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, script, tmp_path]
+    command = [sys.executable, script, tasks]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, env=environment)
-    wait_for(tmp_path, 2)
+    deadline = time.monotonic() + 60
+    while len(list(tasks.glob("*.started"))) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=40)  # shorter than a task
     assert err.splitlines()[-1] == b"KeyboardInterrupt"
     assert err.count(b"Traceback") == 1
+    assert [path.name for path in tasks.glob("*.done")] == ["0.done"]

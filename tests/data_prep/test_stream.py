@@ -19,7 +19,7 @@ def stream(tmp_path):
     files = {name: FileInfo.of(tmp_path / name) for name in ("valid.bin", "valid.idx")}
     part = Part("valid", "valid", 2, 6, 1, 3, 9, {"web": 2}, files)
     own = {"dict.txt": FileInfo.of(tmp_path / "dict.txt")}
-    stream = Stream(tmp_path, 1, 7, 4, (part, part), part, part, {"words": 2}, own)
+    stream = Stream(tmp_path, 2, 7, 4, (part, part), part, part, {"words": 2}, own)
     assert not is_stream(tmp_path)
     stream.write()
     return stream
@@ -92,32 +92,31 @@ def _record(stream):
 
 
 @pytest.mark.parametrize(
-    ("edit", "message"),
+    ("changes", "message"),
     [
-        (lambda record: record | {"version": 3}, "format version 3"),
-        (lambda record: record | {"more": 1}, "malformed"),
-        (lambda record: {name: record[name] for name in record if name != "valid"}, "malformed"),
-        (lambda record: record | {"valid": {"name": "valid"}}, "malformed"),
-        (lambda record: record | {"megabatches": 3}, "malformed"),
-        (lambda record: [record], "malformed"),
-        (lambda record: record | {"megabatches": []}, "0 mega-batches"),
-        (lambda record: record | {"held_out": [record["test"]]}, "2 mega-batches, held-out parts of 1"),
-        (lambda record: record | {"vocab_size": "many"}, "vocab_size is 'many': it should be a whole number"),
-        (lambda record: record | {"corpus": {"spread": float("inf")}}, "Infinity is no JSON"),
-        (lambda record: record | {"seed": 10**400}, "seed is a huge number"),
-        (lambda record: record | {"settings": {"words": 1e300}}, "settings is"),
-        (lambda record: record | {"valid": record["valid"] | {"words": 0}}, "words is 0"),
-        (
-            lambda record: record | {"valid": record["valid"] | {"prefix": "/etc/x"}},
-            "a path inside the stream",
-        ),
-        (lambda record: record | {"valid": record["valid"] | {"prefix": "a/../../x"}}, "inside the stream"),
-        (lambda record: record | {"files": {"../x": {"size": 1, "sha256": ""}}}, "inside the stream"),
-        (lambda record: record | {"files": {"dict.txt": {"size": -1, "sha256": ""}}}, "size is -1"),
+        ({"version": 1}, "format version 1"),
+        ({"valid": None}, r"got `null` - at `\$.valid`"),
+        ({"valid": {"name": "valid"}}, "missing required field `prefix`"),
+        ({"megabatches": 3}, "Expected `array`, got `int`"),
+        ({"megabatches": []}, "0 mega-batches"),
+        ({"held_out": 1}, "2 mega-batches, held-out parts of 1"),
+        ({"vocab_size": "many"}, r"Expected `int`, got `str` - at `\$.vocab_size`"),
+        ({"corpus": {"spread": float("inf")}}, "malformed"),
+        ({"settings": {"words": 1e300}}, "huge numbers"),
+        ({"valid": {"words": 0}}, ">= 1"),
+        ({"valid": {"prefix": "/etc/x"}}, "prefix"),
+        ({"valid": {"prefix": "a/../../x"}}, "prefix"),
+        ({"files": {"../x": {"size": 1, "sha256": ""}}}, "key"),
+        ({"files": {"dict.txt": {"size": -1, "sha256": ""}}}, ">= 0"),
     ],
 )
-def test_load_refuses_another_format(stream, edit, message):
-    (stream.directory / "stream.json").write_text(json.dumps(edit(_record(stream))))
+def test_load_refuses_another_format(stream, changes, message):
+    """Changes of fields; those of a part are changes of its fields, and 1 stands for one part."""
+    record = _record(stream)
+    for name, value in changes.items():
+        within = name == "valid" and value and value.keys() != {"name"}
+        record[name] = record[name] | value if within else [record["test"]] if name == "held_out" else value
+    (stream.directory / "stream.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match=message):
         Stream.load(stream.directory)
 

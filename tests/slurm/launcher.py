@@ -14,7 +14,7 @@ import pytest
 
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
-from alma.stream import FileInfo, Part, Stream
+from alma.stream import VERSION, FileInfo, Part, Stream
 from slurm.lm import request
 from slurm.lm.settings import Request
 
@@ -94,9 +94,8 @@ def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
         Part(name, name, 1, 1, 1, 1, 1, {}, {f"{name}.bin": FileInfo(1, name)})
         for name in ("valid", "test", *(f"megabatch_{k:02d}" for k in range(megabatches)))
     ]
-    Stream(
-        folder, 1, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, {"dict.txt": FileInfo(1, dictionary)}
-    ).write()
+    files = {"dict.txt": FileInfo(1, dictionary)}
+    Stream(folder, VERSION, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, files).write()
 
 
 def read_requests(words: Sequence[str]) -> list[Request]:
