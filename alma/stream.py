@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import numpy as np  # functions import it: commands that read stream.json alone start without it
 
 VERSION = 2
-_KNOWN = (1, 2)  # 1: the pieces of --max-document-words were placed one by one
 FILE = "stream.json"
 SUFFIXES = (".bin", ".idx", ".keys")
 KEY_BYTES = 16
@@ -133,11 +132,6 @@ class Stream:
         return bool(self.held_out)
 
     @property
-    def whole_documents(self) -> bool:
-        """Whether all pieces of a document are in one part: not in old streams with --max-document-words."""
-        return self.version > 1 or not self.settings.get("max_document_words")
-
-    @property
     def parts(self) -> tuple[Part, ...]:
         """All splits: the mega-batches in order, valid, test, the held-out parts."""
         return (*self.megabatches, self.valid, self.test, *self.held_out, *self.held_out_valid)
@@ -154,9 +148,9 @@ class Stream:
             raise UserError(f"{directory}: no finished stream here (no {FILE}); make one with `alma data`")
         try:
             record = parse_json(path.read_bytes(), finite=True)
-            if record["version"] not in _KNOWN:
+            if record["version"] != VERSION:
                 version = shown(record["version"])
-                raise UserError(f"{path}: format version {version}, known are 1 and {VERSION}; {_REMAKE}")
+                raise UserError(f"{path}: format version {version}, known is {VERSION}; {_REMAKE}")
             require(record, _RECORD)
             for name in ("megabatches", "held_out", "held_out_valid"):
                 record[name] = tuple(map(Part.from_dict, record.get(name, ())))
@@ -252,13 +246,6 @@ def read_index(path: str | os.PathLike[str]) -> "tuple[np.ndarray, int]":
                 return np.zeros(0, np.int32), code
             return np.memmap(path, "<i4", "r", _HEADER.size, (items,)), code
     raise UserError(f"{path}: not a fairseq mmap index; {_REMAKE}")
-
-
-def read_pointers(path: str | os.PathLike[str], items: int) -> "np.ndarray":
-    """Byte offsets (items,) int64 into .bin, memory-mapped, of an index that `read_index` has checked."""
-    import numpy as np
-
-    return np.memmap(path, "<i8", "r", _HEADER.size + 4 * items, (items,)) if items else np.zeros(0, np.int64)
 
 
 def _files(record: dict[str, Any]) -> dict[str, FileInfo]:

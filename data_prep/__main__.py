@@ -166,7 +166,7 @@ def _add_date_flags(made: Parser) -> None:
     add = group.add_argument
     by = (
         "make an ordered stream whose mega-batches are periods of the documents' dates: year, quarter, "
-        "month, week (ISO), day, or N-years such as 5-years, which begin at multiples of N; in UTC"
+        "month, week (ISO), or N-years such as 5-years, which begin at multiples of N; in UTC"
     )
     add("--by", type=span, metavar="PERIOD", help=by)
     key = (
@@ -215,13 +215,13 @@ def main() -> None:
     from data_prep.advice import summary
     from data_prep.cluster import ClusterWork
     from data_prep.pipeline import append, make_stream
-    from data_prep.settings import settings_of, settings_to_append
+    from data_prep.settings import settings_of
     from data_prep.work import Work
 
     on_slurm = arguments.cluster == "slurm"
     with ClusterWork(arguments.workers, wanted) if on_slurm else Work(arguments.workers) as work:
         if arguments.append:
-            stream = append(functools.partial(settings_to_append, arguments), arguments.out, work)
+            stream = append(functools.partial(settings_of, arguments), arguments.out, work)
         else:
             stream = make_stream(settings_of(arguments), arguments.out, work)
     print(summary(stream))

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
-from data_prep.blocks import Segment, Skipped
+from data_prep.compressed import Document, Segment, Skipped
 from data_prep.dates import Dates, LeftOut
-from data_prep.fields import DatedText, Keys
-from data_prep.formats import KNOWN, raw_documents, require_known, segment_starts
+from data_prep.formats import KNOWN, Keys, raw_documents, require_known, segment_starts
 
 SHARD_BYTES = 64 << 20
 """Target size of a shard in bytes of input; fixed, so that shards never depend on the number of workers."""
@@ -80,21 +79,21 @@ class Reader:
         Bad input is passed to `skipped` with on_bad_input="skip", otherwise it is a UserError.
         """
         for source, raw in self.raw(shard, skipped):
-            if text := self._normalise(raw):
+            if text := self.normalised(raw):
                 yield source, text, count_words(text)
 
     def raw(
         self,
         shard: Shard,
         skipped: Callable[[Skipped], None] | None = None,
-        left_out: Callable[[LeftOut, str, DatedText], None] | None = None,
+        left_out: Callable[[LeftOut, str, Document], None] | None = None,
     ) -> Iterator[tuple[str, str]]:
         """Yield source and text, not normalised, of each document.
 
         `skipped`: see `read`. `left_out` gets what has no period: why, its file, and the document.
         """
+        keys = Keys(self.text_key, self.dates.key if self.dates else "")
         for segment in shard:
-            keys = Keys(self.text_key, self.dates.key if self.dates else "")
             for raw in raw_documents(segment, self.documents_in(segment.source), keys):
                 if isinstance(raw, Skipped):
                     if self.on_bad_input == "error":
@@ -102,33 +101,25 @@ class Reader:
                     if skipped:
                         skipped(raw)
                 elif not self.dates:
-                    assert isinstance(raw, str)
-                    yield segment.source, raw
-                else:
-                    dated = raw if isinstance(raw, DatedText) else DatedText(raw, None, None)
-                    if not dated.text or dated.text.isspace():  # no document, so its date does not matter
-                        continue
-                    period = self.dates.period(dated.date)
+                    yield segment.source, raw.text
+                elif raw.text and not raw.text.isspace():  # else no document, so its date does not matter
+                    period = self.dates.period(raw.date)
                     if isinstance(period, int):
-                        yield f"{period}/{segment.source}", dated.text
+                        yield f"{period}/{segment.source}", raw.text
                     elif left_out:
-                        left_out(period, segment.path, dated)
+                        left_out(period, segment.path, raw)
 
-    def words(self, raw: str) -> int:
-        """Words of a document of `raw`."""
-        text = self._normalise(raw)
-        return count_words(text) if text else 0
-
-    def documents_in(self, source: str) -> str:
-        """What a document of a .txt or .md file of the source is."""
-        return self.documents_of.get(source, self.documents)
-
-    def _normalise(self, text: str) -> str:
+    def normalised(self, text: str) -> str:
+        """A document of `raw` as the stream has it; maybe empty."""
         if self.unescape_html:
             text = html.unescape(text)
         if self.strip_control:
             text = _CONTROL.sub("", text)
         return normalise(text)
+
+    def documents_in(self, source: str) -> str:
+        """What a document of a .txt or .md file of the source is."""
+        return self.documents_of.get(source, self.documents)
 
     def split(self, text: str, words: int) -> Iterator[tuple[str, int]]:
         """(text, words) of a document of `read`, or of each of its pieces if it is too long."""
@@ -196,10 +187,6 @@ def find_files(path: str) -> list[str]:
     return files
 
 
-def _hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
-
-
 def _named(match: str, pattern: str) -> bool:
     """Whether the pattern names all parts of the match that begin with _; glob itself ignores .*."""
     named = [part for part in Path(pattern).parts if part.startswith("_")]
@@ -223,10 +210,10 @@ def _files_below(root: Path) -> Iterator[Path]:
             below.clear()
             continue
         walked.add(real)
-        below[:] = sorted(name for name in below if not _hidden(name))
+        below[:] = sorted(name for name in below if not name.startswith((".", "_")))
         for name in sorted(names):
             file = Path(folder, name)
-            if _hidden(name):
+            if name.startswith((".", "_")):
                 continue
             if file.is_file():
                 yield file
@@ -243,24 +230,19 @@ def make_shards(files: list[tuple[str, str]], reader: Reader, shard_bytes: int =
     """Cut files, given as (source, path), into shards of about `shard_bytes`; small files share a shard."""
     shards: list[Shard] = []
     shard: list[Segment] = []
-    size = 0
+    held = 0
     for source, path in files:
-        for segment in _segments(source, path, reader, shard_bytes):
-            if shard and size + segment.end - segment.start > shard_bytes:
+        size, starts = 0, [0]
+        with contextlib.suppress(OSError):  # reported when the documents are read
+            size = os.path.getsize(path)
+            starts = segment_starts(path, reader.documents_in(source), size, shard_bytes)
+        for start, end in zip(starts, [*starts[1:], size], strict=True):
+            if shard and held + end - start > shard_bytes:
                 shards.append(tuple(shard))
-                shard, size = [], 0
-            shard.append(segment)
-            size += segment.end - segment.start
+                shard, held = [], 0
+            shard.append(Segment(source, path, start, end))
+            held += end - start
     return [*shards, tuple(shard)] if shard else shards
-
-
-def _segments(source: str, path: str, reader: Reader, shard_bytes: int) -> Iterator[Segment]:
-    size, starts = 0, [0]
-    with contextlib.suppress(OSError):  # reported when the documents are read
-        size = os.path.getsize(path)
-        starts = segment_starts(path, reader.documents_in(source), size, shard_bytes)
-    for start, end in zip(starts, [*starts[1:], size], strict=True):
-        yield Segment(source, path, start, end)
 
 
 def changed(shard: Shard) -> UserError:

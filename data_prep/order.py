@@ -109,10 +109,14 @@ class Ordered(Wanted):
         """The error of several mega-batches; problems are `TooSmall` or others."""
         return UserError("; ".join(map(str, problems)))
 
+    @property
+    def needed(self) -> int:
+        """Words that a mega-batch must have."""
+        return self.eval_words + self.valid_words + (self.words or 1)
+
     def _spans(self, pool: Pool, t: int, corpus: SortedCorpus) -> list[Span]:
         """The splits of mega-batch t: roles 1, 2, 3, 4 and 0."""
-        needed = self.eval_words + self.valid_words + (self.words or 1)
-        name = self.title(t)
+        needed, name = self.needed, self.title(t)
         if pool.words < needed:
             read = int(corpus.read[:, 0, corpus.arrivals == t].sum())
             raise TooSmall(

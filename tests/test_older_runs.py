@@ -94,7 +94,7 @@ def make_stream(out: Path) -> Path:
         files = {f"{prefix}{end}": FileInfo.of(out / f"{prefix}{end}") for end in (".bin", ".idx", ".keys")}
         parts.append(Part(name, prefix, 1920, 2048, 128, 128, 1, {"web": 1920}, files))
     known = {"dict.txt": FileInfo.of(out / "dict.txt")}
-    Stream(out, 1, 0, TOKENS, tuple(parts[:3]), parts[3], parts[4], {}, known).write()
+    Stream(out, 2, 0, TOKENS, tuple(parts[:3]), parts[3], parts[4], {}, known).write()
     return out
 
 

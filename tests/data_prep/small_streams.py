@@ -42,7 +42,7 @@ def write_stream(
         first += len(documents)
     known = {name: FileInfo.of(out / name) for name in files}
     tokens = files["dict.txt"].count("\n")
-    Stream(out, 1, 0, tokens, tuple(made[:-2]), made[-2], made[-1], {}, known).write()
+    Stream(out, 2, 0, tokens, tuple(made[:-2]), made[-2], made[-1], {}, known).write()
     return out
 
 

@@ -95,7 +95,7 @@ def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
         for name in ("valid", "test", *(f"megabatch_{k:02d}" for k in range(megabatches)))
     ]
     Stream(
-        folder, 1, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, {"dict.txt": FileInfo(1, dictionary)}
+        folder, 2, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, {"dict.txt": FileInfo(1, dictionary)}
     ).write()
 
 
