@@ -166,18 +166,25 @@ def find_files(path: str) -> list[str]:
     those in `path` itself. UserError: no files, a dangling link, or a file of unknown format.
     """
     if os.path.exists(path):
-        roots = [Path(path)]
+        roots = [path]
     elif glob.has_magic(path):
-        matches = [Path(match) for match in glob.glob(path, recursive=True) if _named(match, path)]
-        # Links may lead in circles, through which ** goes many times: the shortest way to each name.
-        matches.sort(key=lambda match: (len(match.parts), match), reverse=True)
-        roots = sorted({(os.path.realpath(match.parent), match.name): match for match in matches}.values())
+        # glob itself ignores .*; links may lead in circles, so that the shortest way to each name counts.
+        named = [part for part in Path(path).parts if part.startswith("_")]
+        matches: dict[tuple[str, str], str] = {}
+        for match in sorted(glob.glob(path, recursive=True), key=lambda match: (match.count("/"), match)):
+            hidden = [part for part in Path(match).parts if part.startswith("_")]
+            if all(any(fnmatch.fnmatchcase(part, name) for name in named) for part in hidden):
+                matches.setdefault((os.path.realpath(os.path.dirname(match)), Path(match).name), match)
+        roots = sorted(matches.values())
     else:
         raise UserError(f"{path}: no such file or directory")
     found: dict[str, str] = {}
-    for root in roots:
-        for file in _files_below(root):
+    for file in (file for root in roots for file in _paths_below(root)):
+        if file.is_file():
             found.setdefault(os.path.realpath(file), str(file.absolute()))
+        elif not file.exists():
+            target = f" (a link to {os.readlink(file)}, which is missing)" if file.is_symlink() else ""
+            raise UserError(f"{file}: no file or directory{target}; fetch it, or remove the link")
     files = sorted(found.values())
     if not files:
         where = "an empty directory" if os.path.isdir(path) else "matches no file"
@@ -187,43 +194,23 @@ def find_files(path: str) -> list[str]:
     return files
 
 
-def _named(match: str, pattern: str) -> bool:
-    """Whether the pattern names all parts of the match that begin with _; glob itself ignores .*."""
-    named = [part for part in Path(pattern).parts if part.startswith("_")]
-    parts = [part for part in Path(match).parts if part.startswith("_")]
-    return all(any(fnmatch.fnmatchcase(part, name) for name in named) for part in parts)
+def _paths_below(root: str) -> Iterator[Path]:
+    """`root`, or what is not hidden in a directory and those below."""
 
-
-def _files_below(root: Path) -> Iterator[Path]:
     def fail(error: OSError) -> None:
         raise UserError(f"{error.filename}: unreadable ({error.strerror})")
 
-    if root.is_file():
-        yield root
+    if not os.path.isdir(root):
+        yield Path(root)
         return
-    if not root.is_dir():
-        raise _dangling(root)
     walked: set[str] = set()
     for folder, below, names in os.walk(root, onerror=fail, followlinks=True):
         real = os.path.realpath(folder)
-        if real in walked:  # links may lead in circles
-            below.clear()
-            continue
+        # links may lead in circles
+        below[:] = [] if real in walked else sorted(name for name in below if not name.startswith((".", "_")))
+        if real not in walked:
+            yield from (Path(folder, name) for name in sorted(names) if not name.startswith((".", "_")))
         walked.add(real)
-        below[:] = sorted(name for name in below if not name.startswith((".", "_")))
-        for name in sorted(names):
-            file = Path(folder, name)
-            if name.startswith((".", "_")):
-                continue
-            if file.is_file():
-                yield file
-            elif not file.exists():
-                raise _dangling(file)
-
-
-def _dangling(path: Path) -> UserError:
-    target = f" (a link to {os.readlink(path)}, which is missing)" if path.is_symlink() else ""
-    return UserError(f"{path}: no file or directory{target}; fetch it, or remove the link")
 
 
 def make_shards(files: list[tuple[str, str]], reader: Reader, shard_bytes: int = SHARD_BYTES) -> list[Shard]:

@@ -17,7 +17,6 @@ from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
 from data_prep import advice, cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
 from data_prep.cut import Wanted
-from data_prep.disk import require_space
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
 from data_prep.periods import Dated, find_periods
@@ -41,8 +40,6 @@ class StreamSettings:
     """Tokens to train; None with a given `tokenizer`."""
     tokenizer: dict[str, str]
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
-    check_disk: bool = True
-    """Whether too little free disk is an error; the stream does not depend on it."""
     near_duplicates: bool = False
     """Whether near duplicates are dropped."""
 
@@ -144,8 +141,6 @@ def _make(
     constants = [VERSION, _LAYOUT, documents.SHARD_BYTES, plan.BUCKET_BYTES, sentencepiece.__version__, known]
     directory = out / (install.WORK + _digest([settings.seed, record, constants]))
     install.remove_others(out, directory)
-    if settings.check_disk:
-        require_space(out, [path for _, path in settings.files], settings.wanted, directory)
     directory.mkdir(exist_ok=True)
     for name, given in settings.tokenizer.items():
         encode.copy_atomic(given, directory / name)

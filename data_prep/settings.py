@@ -129,7 +129,6 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
         reader=reader,
         vocab_size=None if stream else arguments.vocab_size,
         tokenizer=tokenizer,
-        check_disk=not arguments.no_disk_check,
         near_duplicates=near == "drop",
     )
 

@@ -1,27 +1,11 @@
 """Text that every machine has, as JSON lines for `alma data`: `alma corpus RECIPE`."""
 
-from collections import Counter
-from collections.abc import Callable, Generator
-from typing import NamedTuple
-
-from data_prep.compressed import Document
 from data_prep.corpus import debian_changelogs, git, pydoc
 
-
-class Recipe(NamedTuple):
-    """A kind of text."""
-
-    documents: Callable[[str, Counter[str]], Generator[Document, None, None]]
-    """Yields each document; arguments: SOURCE, and the counts of what is left out."""
-    name: str
-    """Of the source in `alma data`."""
-    default: str | None
-    """SOURCE if it is not given; None: it must be."""
-
-
 RECIPES = {
-    "git": Recipe(git.documents, "git", None),
-    "debian-changelogs": Recipe(debian_changelogs.documents, "changelogs", debian_changelogs.FOLDER),
-    "pydoc": Recipe(pydoc.documents, "pydoc", ""),
+    "git": (git.documents, None),
+    "debian-changelogs": (debian_changelogs.documents, debian_changelogs.FOLDER),
+    "pydoc": (pydoc.documents, ""),
 }
-"""The recipes by name."""
+"""By name: what yields each document, given SOURCE and the counts of what is left out; and the default of
+SOURCE, None if it must be given."""

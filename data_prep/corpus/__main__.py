@@ -2,7 +2,6 @@
 
 import sys
 from collections import Counter
-from pathlib import Path
 
 from alma.errors import Parser, UserError, command, count
 from data_prep.corpus import RECIPES, debian_changelogs, pydoc, writer
@@ -30,7 +29,7 @@ def parser() -> Parser:
         "       %(prog)s pydoc [topics|stdlib|packages] [--out FILE.jsonl] [--max-words N]",
         description="Write text that every machine has as JSON lines for `alma data`, without a download. "
         "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts. Prints "
-        "documents, words and years, and the command that makes a stream.",
+        "documents, words and years.",
         epilog=_EXAMPLES,
     )
     add = made.add_argument
@@ -56,18 +55,16 @@ def parser() -> Parser:
 def main() -> None:
     """Write the file and print what is in it."""
     arguments = parser().parse_intermixed_args()  # `git --out FILE REPOSITORY`, too
-    recipe, out = RECIPES[arguments.recipe], arguments.out
-    source = recipe.default if arguments.source is None else arguments.source
+    (documents, default), out = RECIPES[arguments.recipe], arguments.out
+    source = default if arguments.source is None else arguments.source
     if source is None:
         raise UserError("git: give the repository, such as `alma corpus git .`")
     printed = out == writer.STDOUT
     if not printed and kind(out) not in (".jsonl", ".json"):
         raise UserError(f"--out {out}: name it {out}.jsonl, because `alma data` tells formats by suffix")
     left_out: Counter[str] = Counter()
-    written = writer.write(recipe.documents(source, left_out), out, left_out, arguments.max_words)
+    written = writer.write(documents(source, left_out), out, left_out, arguments.max_words)
     print(writer.summary(written, left_out), file=sys.stderr if printed else sys.stdout)
-    if not printed:
-        print(f"\nmake a stream of it:\n  {writer.next_command(recipe.name, Path(out), written)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""Documents as JSON lines, what was written, and the command that makes a stream of it."""
+"""Documents as JSON lines, and what was written."""
 
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
@@ -19,8 +18,6 @@ from data_prep.compressed import Document
 from data_prep.dates import interval
 
 STDOUT = "-"
-_RARE = 10  # years with fewer than a tenth of the words of the largest are not where a stream starts
-_LARGE = 200_000  # words from which a tokenizer of 8,000 tokens can be trained
 
 
 @dataclass
@@ -40,7 +37,7 @@ def write(
     documents: Generator[Document, None, None],
     out: str,
     left_out: Counter[str],
-    most_words: int | None = None,
+    most: int | None = None,
 ) -> Written:
     """Write `{"date": ..., "text": ...}` for each document up to `most` words; without `date` if it has none.
 
@@ -96,35 +93,11 @@ def summary(written: Written, left_out: Mapping[str, int]) -> str:
     if counts := omissions(left_out):
         lines.append(f"left out: {counts}")
     if written.years:
-        rows = [
-            [str(year), f"{n['documents']:,}", f"{n['words']:,}"] for year, n in sorted(written.years.items())
-        ]
-        lines.append(as_text([["year", "documents", "words"], *rows]))
+        rows = [[f"{year}", f"{n['documents']:,}", f"{n['words']:,}"] for year, n in written.years.items()]
+        lines.append(as_text([["year", "documents", "words"], *sorted(rows)]))
     return "\n".join(lines)
 
 
 def omissions(left_out: Mapping[str, int]) -> str:
     """Such as "3 broken entries, 1 damaged files"; empty: nothing was left out."""
     return ", ".join(f"{count:,} {what}" for what, count in left_out.items() if count)
-
-
-def next_command(name: str, path: Path, written: Written) -> str:
-    """The line that makes a stream of a file, with sizes that it has enough words for."""
-    if not written.years:  # four mega-batches, a test set of that size, and the validation set
-        words = _rounded(written.words // 6)
-        sizes = f"--mega-batches 4 --words {words} --valid-words {_rounded(words // 10)}"
-    else:
-        years = {year: count["words"] for year, count in sorted(written.years.items())}
-        largest = max(years.values())
-        start, words = next((year, n) for year, n in years.items() if n * _RARE >= largest)
-        held_out = _rounded(largest // 100)
-        sizes = f"--by year --from {start} --merge-small --eval-words {held_out} --valid-words {held_out}"
-    vocabulary = 8000 if words >= _LARGE else 2000
-    source = shlex.quote(f"{name}={path}")
-    return f"alma data {source} --out stream {sizes} --vocab-size {vocabulary}"
-
-
-def _rounded(number: int) -> int:
-    """Rounded down to one digit, such as 40000; at least 1."""
-    digits = str(max(1, number))
-    return int(digits[0]) * 10 ** (len(digits) - 1)

@@ -13,7 +13,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from hypothesis import HealthCheck, Phase, settings
 
 from data_prep import __main__ as cli
-from data_prep import blocks, inspect
+from data_prep import compressed, inspect
 from data_prep.documents import Reader, Segment
 
 from .small_streams import random_documents, write_stream
@@ -159,5 +159,5 @@ def iid_stream(tmp_path):
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Limits documents to 20 bytes; the argument is the size of blocks."""
-    monkeypatch.setattr(blocks, "MAX_DOCUMENT_BYTES", 20)
-    return lambda size: monkeypatch.setattr(blocks, "BLOCK", size)
+    monkeypatch.setattr(compressed, "MAX_DOCUMENT_BYTES", 20)
+    return lambda size: monkeypatch.setattr(compressed, "BLOCK", size)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from alma.stream import Stream
-from data_prep import blocks
+from data_prep import compressed
 from data_prep.advice import books as books_warnings
 from data_prep.advice import summary
 from data_prep.documents import Reader
@@ -62,7 +62,7 @@ def test_only_books_are_taken_for_books(books, monkeypatch):
     assert warned(paths, 600, 50_000, Reader(documents_of={"web": "file"}))
     notes = [path.rename(path.with_suffix(".md")) for path in paths]
     assert warned(notes, 600, 50_000)
-    monkeypatch.setattr(blocks, "MAX_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(compressed, "MAX_DOCUMENT_BYTES", 1000)
     assert not warned(notes, 600, 50_000), "too long for a document"
 
 

@@ -9,8 +9,8 @@ import pyarrow.parquet
 import pytest
 
 from alma.errors import UserError
-from data_prep import blocks, formats
-from data_prep.blocks import Skipped
+from data_prep import compressed, formats
+from data_prep.compressed import Skipped
 from data_prep.documents import Reader, find_files, skipped_summary
 
 from .corpus_files import PACKERS, read, warc
@@ -83,7 +83,7 @@ RECORDS = [
 
 @pytest.mark.parametrize("name", ["a.wet", "a.wet.gz", "CC-MAIN-1.warc.wet.gz", "a.warc.wet.zst"])
 def test_common_crawl_wet(tmp_path, name):
-    pack = PACKERS[blocks.packing(name)]
+    pack = PACKERS[compressed.packing(name)]
     path = tmp_path / name
     path.write_bytes(b"".join(map(pack, RECORDS)))
     assert read(path, Reader("file"), 1) == (["Café\nmenu", "WARC/1.0\ntwo"], [])
@@ -186,7 +186,7 @@ def test_the_fields_of_a_record_without_text_are_named(tmp_path):
 def test_lines_of_json_by_any_name(tmp_path, name):
     path = tmp_path / name
     lines = [json.dumps({"text": f"text {n}", "url": "u"}) for n in range(5)]
-    path.write_bytes(PACKERS[blocks.packing(name)]("\n".join(lines).encode()))
+    path.write_bytes(PACKERS[compressed.packing(name)]("\n".join(lines).encode()))
     assert find_files(str(path)) == [str(path)]
     assert read(path, Reader(), 60) == ([f"text {n}" for n in range(5)], [])
     assert formats.stem(name) in ("a", "c4.00000-of-01024")
@@ -196,11 +196,11 @@ def test_lines_of_json_by_any_name(tmp_path, name):
 def test_a_json_array_is_refused_as_a_whole(tmp_path, name):
     path = tmp_path / name
     text = json.dumps([{"text": "one"}, {"text": "two"}], indent=0).replace(",\n", ",\n\n")
-    path.write_bytes(PACKERS[blocks.packing(name)](f"\n {text}".encode()))
+    path.write_bytes(PACKERS[compressed.packing(name)](f"\n {text}".encode()))
     assert read(path, None, 8) == ([], [(0, "a JSON array")])
     with pytest.raises(UserError, match=r"a JSON array at byte 0; write a JSON object on each line, .*jq"):
         read(path, Reader())
-    path.write_bytes(PACKERS[blocks.packing(name)](b'{\n "text": "one"\n}'))
+    path.write_bytes(PACKERS[compressed.packing(name)](b'{\n "text": "one"\n}'))
     with pytest.raises(UserError, match="malformed JSON .* at byte 0; write a JSON object on each line"):
         read(path, Reader())
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep import blocks
-from data_prep.blocks import Skipped
+from data_prep import compressed
+from data_prep.compressed import Skipped
 from data_prep.documents import Reader, find_files, make_shards, normalise, skipped_summary
 from data_prep.settings import named_files, named_path
 
@@ -145,8 +145,8 @@ def test_a_deleted_file(tmp_path):
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.txt.gz", "a.jsonl.zst", "a.wet", "wiki_00", "b.txt"])
 def test_memory_is_bounded(tmp_path, monkeypatch, name):
     """A line of 40 MB before good text, with a limit of 1 MB per document."""
-    monkeypatch.setattr(blocks, "MAX_DOCUMENT_BYTES", 1 << 20)
-    monkeypatch.setattr(blocks, "BLOCK", 1 << 16)
+    monkeypatch.setattr(compressed, "MAX_DOCUMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(compressed, "BLOCK", 1 << 16)
     mode = "file" if name == "b.txt" else "blank-line"
     long = b"a " * (20 << 20)
     data = {
@@ -155,7 +155,7 @@ def test_memory_is_bounded(tmp_path, monkeypatch, name):
         "": b'<doc id="1">\n' + long + b'\n</doc>\n<doc id="2">\ngood\n</doc>\n',
     }.get(re.sub(r"^[^.]*|\.gz|\.zst", "", name), long + b"\n\ngood")
     path = tmp_path / name
-    path.write_bytes(PACKERS[blocks.packing(name)](data))
+    path.write_bytes(PACKERS[compressed.packing(name)](data))
     del long, data
     tracemalloc.start()
     found, skips = read(path, Reader(mode, on_bad_input="skip"), 8 << 20)
