@@ -77,7 +77,7 @@ def make_stream(settings: StreamSettings, out: Path, work: Work) -> Stream:
     if settings.tokenizer:
         encode.open_encoder(settings.tokenizer)  # bad files must fail now, not after hours of scanning
     make_directory(out)
-    ours = is_stream(out) or install.works(out)
+    ours = is_stream(out) or install.works(out) or any(out.glob(f".*{install.WORK}*.tmp"))
     if not ours and any(path.name != LOCK for path in out.iterdir()):
         raise UserError(f"{out}: not empty and no stream; choose another --out")
     if is_stream(out) and not install.leftovers(out):  # nothing to write, so `out` may be read-only

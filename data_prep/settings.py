@@ -135,7 +135,8 @@ def settings_of(arguments: argparse.Namespace, stream: Stream | None = None) -> 
 
 def _given(arguments: argparse.Namespace, *flags: str) -> list[str]:
     """Those of the flags that were given."""
-    return [flag for flag in flags if _value(arguments, flag) not in (None, False)]
+    values = {flag: _value(arguments, flag) for flag in flags}
+    return [flag for flag, value in values.items() if value is not None and value is not False]
 
 
 def _value(arguments: argparse.Namespace, flag: str) -> Any:

@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import random
-import shlex
 import subprocess
 import sys
 import textwrap
@@ -323,23 +322,3 @@ def test_alma_data_reads_what_is_written(corpus, prepare, tmp_path_factory, seed
     for part in (*stream.megabatches, *stream.held_out, *stream.held_out_valid):
         found |= dict.fromkeys(texts(made, part.prefix), int(part.period))
     assert found == expected
-
-
-def test_the_advised_command_makes_a_stream(corpus, prepare, tmp_path):
-    """Years with few documents before the others, and a last one with few."""
-    years = [1999] + 300 * [2020] + 400 * [2021, 2022] + [2023]
-    listed = [
-        entry(textwrap.indent(text, "  "), f"Wed, 1 Jan {year} 00:00:00 +0000")
-        for text, year in zip(make_documents(0, len(years), 30), years, strict=True)
-    ]
-    write_package(tmp_path / "doc", "p", "".join(listed))
-    code, out, _ = corpus("debian-changelogs", tmp_path / "doc", "--out", tmp_path / "a b.jsonl")
-    assert code == 0
-    alma, data, *words = shlex.split(out.splitlines()[-1])
-    assert (alma, data, words[0]) == ("alma", "data", f"changelogs={tmp_path}/a b.jsonl")
-    words[words.index("--out") + 1] = str(tmp_path / "stream")
-    vocabulary = words.index("--vocab-size")
-    words[vocabulary : vocabulary + 2] = []  # made-up words have few parts
-    sizes = dict.fromkeys(("mega_batches", "words", "valid_words"))
-    made = prepare(*words, out=tmp_path / "stream", vocab_size=100, **sizes)
-    assert [part.period for part in Stream.load(made).megabatches] == ["2020", "2021", "2022..2023"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep import documents, plan
+from data_prep import documents
 from data_prep.dates import Dates, label, number_of
 from data_prep.documents import Reader
 from data_prep.periods import empty_periods, merged
@@ -22,7 +22,7 @@ from data_prep.work import Workspace
 from .conftest import FEW, LETTERS, edited, make_documents
 from .corpus_files import warc
 from .test_ordered import APPEND, SIZES, past
-from .test_pipeline import digests, relaunch, texts
+from .test_pipeline import digests, texts
 
 YEARS = ("2020", "2021", "2023", "2024")
 
@@ -166,22 +166,6 @@ def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_pat
     assert digests(out) == longest, "the same again changes nothing"
 
 
-def test_killed_anywhere_and_run_again(news, dated, prepare, tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
-    monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
-    early = write_dated(tmp_path / "early.jsonl", [each for each in news if each[0] < "2023"])
-    late = write_dated(tmp_path / "late.jsonl", [each for each in news if each[0] > "2023"])
-    whole = dated(early, out=tmp_path / "whole")
-    two = digests(whole)
-    prepare(late, "--append", out=whole, **APPEND)
-    out = tmp_path / "out"
-    new = "--by year --words 700 --eval-words 200 --valid-words 100 --vocab-size 80".split()
-    relaunch(str(early), *new, "--workers", "1", "--out", str(out))
-    assert digests(out) == two
-    relaunch(str(late), "--append", "--workers", "1", "--out", str(out), between=lambda: Stream.load(out))
-    assert digests(out) == digests(whole)
-
-
 def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
     lines = [{"meta": {"day": day}, "text": text} for day, text in news]
     lines += [{"meta": {"day": "soon"}, "text": "a"}, {"meta": 3, "text": "b"}, {"text": " ", "meta": {}}]
@@ -249,72 +233,9 @@ def test_dates_of_wet_and_parquet(news, dated, tmp_path):
 # Errors
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"by": "month"}, "documents whose date is not within one period (first: "),
-        ({"by": "decade"}, "argument --by: invalid choice: 'decade'"),
-        ({"by": "day", "from": "2020-02-30"}, "--from '2020-02-30': no date; write it as 2023"),
-        ({"until": "2019", "from": "2020"}, "--from 2020 is after --until 2019"),
-        ({"until": "2019"}, "no document is in a period of the stream: left out "),
-        ({"date_key": "day"}, "441 documents without a date (first: "),
-        (
-            {"words": 5000},
-            "periods have fewer than the 5,300 words of their parts (200 test + 100 validation",
-        ),
-        ({"mega_batches": 3}, "--mega-batches: not of an ordered stream, whose mega-batches are the periods"),
-        ({"order": "x.yaml"}, "--by: not with --ordered or --order"),
-        ({"eval_words": None, "words": None}, "give --eval-words"),
-    ],
-)
-def test_errors(news, dated, tmp_path, capsys, flags, message):
-    path = write_dated(tmp_path / "a.jsonl", [*news, ("2021", "only a year")])
-    with pytest.raises(SystemExit) as error:
-        dated(path, out=tmp_path / "out", **flags)
-    assert error.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-    assert not (tmp_path / "out" / "stream.json").exists()
-
-
-def test_unreadable_dates_are_counted_with_an_example(news, dated, tmp_path, capsys):
-    path = write_dated(tmp_path / "a.jsonl", [("2020-02-30", "x"), *news, ("\ud800\n", "y"), ("44 BC", "z")])
-    with pytest.raises(SystemExit) as error:
-        dated(path, out=tmp_path / "out")
-    assert error.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    example = f"3 documents with an unreadable date (first: {path}: '2020-02-30' at byte 0)"
-    assert example in line
-    assert "--undated skip" in line
-
-
 def test_a_file_that_changes_between_the_dates_and_the_scan(tmp_path):
     path = write_dated(tmp_path / "a.jsonl", [("2021", "text")])
     space = Workspace(tmp_path, 0, Reader(dates=Dates("year")), ("2020/a",))
     (shard,) = documents.make_shards([("a", str(path))], space.reader)
     with pytest.raises(UserError, match=r"a.jsonl: changed since it was scanned"):
         scan_shard(space, 0, shard)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"by": "year"}, "--by: not with --append to a stream by year"),
-        ({"from": "2023"}, "--from: not with --append to a stream by year"),
-        ({"mega_batches": 1}, "--mega-batches: not of an ordered stream"),
-        ({}, "no document is in a period of the stream: left out "),
-    ],
-)
-def test_errors_of_append(news, dated, prepare, tmp_path, capsys, flags, message):
-    path = write_dated(tmp_path / "a.jsonl", news)
-    out = dated(path, out=tmp_path / "out")
-    with pytest.raises(SystemExit):
-        prepare(path, "--append", out=out, **APPEND | flags)
-    assert message in capsys.readouterr().err
-
-
-def test_dates_need_by(corpus, prepare, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        prepare(corpus, "--merge-small", out=tmp_path / "out", date_key="day")
-    assert "--date-key, --merge-small: only with --by" in capsys.readouterr().err

@@ -35,21 +35,6 @@ def pair(gpt2_files):
     return GPT2(*gpt2_files), get_encoder(*map(str, gpt2_files))
 
 
-@pytest.fixture
-def refused(prepare, corpus, tmp_path, capsys):
-    """Run with these flags and return the line on stderr; nothing may have been written."""
-
-    def call(**flags):
-        with pytest.raises(SystemExit) as error:
-            prepare(corpus, out=tmp_path / "out", **{"vocab_size": None} | flags)
-        assert error.value.code == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir()), "found out too late"
-        return line
-
-    return call
-
-
 def flags_of(files):
     return {"vocab_size": None, "bpe": "gpt2", "gpt2_encoder_json": files[0], "gpt2_vocab_bpe": files[1]}
 
@@ -119,21 +104,6 @@ def test_the_stream_keeps_the_files(corpus, prepare, gpt2_files, tmp_path, capsy
     with pytest.raises(SystemExit):
         prepare(corpus, out=out, **flags_of((other, gpt2_files[1])))
     assert "other settings (tokenizer)" in capsys.readouterr().err
-
-
-def test_flags_that_do_not_go_together(refused, gpt2_files):
-    flags = flags_of(gpt2_files)
-    together = "--bpe gpt2, --gpt2-encoder-json FILE and --gpt2-vocab-bpe FILE go together"
-    for name in ("gpt2_encoder_json", "gpt2_vocab_bpe"):
-        assert together in refused(**flags | {name: None})
-    assert "give one of --vocab-size, --tokenizer, --bpe" in refused(**flags | {"bpe": None})
-    assert together in refused(vocab_size=100, gpt2_vocab_bpe=gpt2_files[1])
-    assert "not allowed with argument" in refused(**flags | {"vocab_size": 100})
-    assert "not allowed with argument" in refused(**flags | {"tokenizer": "x.model"})
-    assert "invalid choice: 'bert'" in refused(**flags | {"bpe": "bert"})
-    assert "--gpt2-vocab-bpe none.bpe: no such file" in refused(**flags | {"gpt2_vocab_bpe": "none.bpe"})
-    swapped = {"gpt2_encoder_json": gpt2_files[1], "gpt2_vocab_bpe": gpt2_files[0]}
-    assert "vocab.bpe: not JSON" in refused(**flags | swapped)
 
 
 def without(ids, token):

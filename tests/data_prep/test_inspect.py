@@ -140,13 +140,6 @@ def test_an_odd_validation_set_is_shown_but_not_judged(tmp_path, inspected):
     assert all(float(cell) > 2 for cell in row.split()[1:])
 
 
-def test_different_shares_of_sources_are_reported(tmp_path, inspected):
-    parts = [random_documents(i, 200) for i in range(4)]
-    sources = [{"web": 5000, "wiki": 5000}, {"web": 9000, "wiki": 1000}, {"web": 9, "wiki": 1}]
-    text = inspected(write_stream(tmp_path / "out", parts, [*sources, sources[0]]))[1]
-    assert "Sources: NOT i.i.d.; farthest from the others is megabatch_01 with" in text
-
-
 def test_a_validation_set_of_one_source_is_explained(corpus, prepare, tmp_path, inspected):
     """Its perplexity is not that of the test set, which has all sources."""
     out = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "out")
@@ -154,18 +147,6 @@ def test_a_validation_set_of_one_source_is_explained(corpus, prepare, tmp_path, 
     web = Stream.load(out).valid.sources["web"]
     assert web == Stream.load(out).valid.words
     assert "The validation set holds web only (--valid-source)" in text
-
-
-def test_shares_of_iid_documents_deviate_little():
-    """Even if the documents of one source are much longer."""
-    rng = np.random.default_rng(0)
-    worst = 0.0
-    for _ in range(100):
-        of_source = rng.random((3, 1500)) < 0.01
-        lengths = np.where(of_source, 900, 30) + rng.integers(0, 50, of_source.shape)
-        shares = (lengths * of_source).sum(1) / lengths.sum(1)
-        worst = max(worst, *map(abs, similarity.share_deviation(shares.tolist(), list(lengths))))
-    assert 1.5 < worst < 4.5
 
 
 def test_no_verdict_with_too_few_documents(tmp_path, inspected):
@@ -213,25 +194,6 @@ def test_samples_of_gpt2_tokens(tmp_path, inspected):
 
 
 # Bad input
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "nowhere: no finished stream here"),
-        ([], "the following arguments are required: STREAM"),
-        (["nowhere", "--workers", "0"], "'0' is not a positive whole number"),
-        (["nowhere", "--samples", "-1"], "'-1' is not a positive whole number"),
-        (["nowhere", "--samples", "1", "--verify"], "not allowed with"),
-    ],
-)
-def test_wrong_arguments(inspected, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    code, text, error = inspected(*arguments)
-    assert (code, text) == (2, "")
-    assert error.startswith("error: ")
-    assert message in error
-    assert len(error.splitlines()) == 1
 
 
 def test_no_samples_without_a_tokenizer(iid_stream, inspected):

@@ -6,11 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from data_prep.corpus.recipes import make
 
 from alma.errors import UserError
 from data_prep.corpus import pydoc
 from data_prep.corpus.pydoc import LEAST_WORDS, PARTS, docstrings, prose
-from data_prep.corpus.recipes import make
 
 MODULE = '''
 """First paragraph of the module

@@ -1,6 +1,5 @@
 """`--max-document-words`: all pieces of a document go to one part of the stream."""
 
-import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -205,43 +204,6 @@ def test_a_cut_leaves_out_the_rest_of_a_document_or_is_at_the_nearest():
 
 
 # Old streams
-
-
-@pytest.fixture
-def old(corpus, prepare, tmp_path):
-    """A stream as an older version marks it, with the flag or without."""
-
-    def make(limit: int | None) -> Path:
-        out = prepare(*files_of(corpus)[:2], out=tmp_path / f"old{limit}", max_document_words=limit, **IID)
-        record = json.loads((out / "stream.json").read_bytes())
-        (out / "stream.json").write_text(json.dumps(record | {"version": 1}), "utf-8")
-        return out
-
-    return make
-
-
-def test_an_old_stream_with_pieces_is_read_but_not_extended(corpus, prepare, inspected, old, capsys):
-    out = old(LIMIT)
-    before = digests(out)
-    assert "pieces of one document are in training and in held-out parts" in inspected(out)[1]
-    prepare(*files_of(corpus)[:2], out=out, max_document_words=LIMIT, **IID)
-    assert "older version" in capsys.readouterr().err
-    with pytest.raises(SystemExit) as error:
-        prepare(files_of(corpus)[2], "--append", out=out, **APPEND)
-    assert error.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "made by an older version" in line
-    assert "--out" in line
-    assert digests(out) == before
-
-
-def test_an_old_stream_of_whole_documents_is_extended(corpus, prepare, old, tmp_path):
-    new = prepare(*files_of(corpus)[:2], out=tmp_path / "new", **IID)
-    for out in (old(None), new):
-        prepare(files_of(corpus)[2], "--append", out=out, **APPEND)
-    same = [{n: sha for n, sha in digests(each).items() if n != "stream.json"} for each in (out, new)]
-    assert same[0] == same[1]
-    assert Stream.load(tmp_path / "oldNone").version == 1
 
 
 def test_a_document_longer_than_a_part_is_a_warning_before_the_text_is_shuffled(
