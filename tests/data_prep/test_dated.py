@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream
-from data_prep import documents
+from data_prep import documents, plan
 from data_prep.dates import Dates, label, number_of
 from data_prep.documents import Reader
 from data_prep.periods import empty_periods, merged
@@ -22,7 +22,7 @@ from data_prep.work import Workspace
 from .conftest import FEW, LETTERS, edited, make_documents
 from .corpus_files import warc
 from .test_ordered import APPEND, SIZES, past
-from .test_pipeline import digests, texts
+from .test_pipeline import digests, relaunch, texts
 
 YEARS = ("2020", "2021", "2023", "2024")
 
@@ -166,6 +166,23 @@ def test_append_gives_what_a_new_stream_would_have(news, dated, prepare, tmp_pat
     assert digests(out) == longest, "the same again changes nothing"
 
 
+def test_killed_anywhere_and_run_again(news, dated, prepare, tmp_path, monkeypatch):
+    """All stages: dates, bands, keys and those of every stream; at any moment it is a stream or none."""
+    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
+    early = write_dated(tmp_path / "early.jsonl", [each for each in news if each[0] < "2023"])
+    late = write_dated(tmp_path / "late.jsonl", [each for each in news if each[0] > "2023"])
+    whole = dated(early, out=tmp_path / "whole", near_duplicates="drop")
+    two = digests(whole)
+    prepare(late, "--append", out=whole, **APPEND)
+    out = tmp_path / "out"
+    new = "--by year --words 700 --eval-words 200 --valid-words 100 --vocab-size 80 --near-duplicates drop"
+    relaunch(str(early), *new.split(), "--workers", "1", "--out", str(out))
+    assert digests(out) == two
+    relaunch(str(late), "--append", "--workers", "1", "--out", str(out), between=lambda: Stream.load(out))
+    assert digests(out) == digests(whole)
+
+
 def test_bounds_undated_text_and_nested_dates(news, dated, tmp_path, capsys):
     lines = [{"meta": {"day": day}, "text": text} for day, text in news]
     lines += [{"meta": {"day": "soon"}, "text": "a"}, {"meta": 3, "text": "b"}, {"text": " ", "meta": {}}]
@@ -228,9 +245,6 @@ def test_dates_of_wet_and_parquet(news, dated, tmp_path):
     parquet.write_table(pyarrow.table(columns), tmp_path / "news.parquet", row_group_size=50)
     out = dated(tmp_path / "news.parquet", out=tmp_path / "parquet", date_key="when")
     assert digests(out) == digests(whole)
-
-
-# Errors
 
 
 def test_a_file_that_changes_between_the_dates_and_the_scan(tmp_path):

@@ -6,11 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from data_prep.corpus.recipes import make
 
 from alma.errors import UserError
 from data_prep.corpus import pydoc
 from data_prep.corpus.pydoc import LEAST_WORDS, PARTS, docstrings, prose
+from data_prep.corpus.writer import write
 
 MODULE = '''
 """First paragraph of the module
@@ -44,7 +44,8 @@ def corpus(tmp_path_factory) -> Path:
 
 def write_parts(out: Path, words: int) -> Path:
     for part in PARTS:
-        make("pydoc", part, str(out / f"{part}.jsonl"), words)
+        left_out: Counter[str] = Counter()
+        write(pydoc.documents(part, left_out), str(out / f"{part}.jsonl"), left_out, words)
     return out
 
 

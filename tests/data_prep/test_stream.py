@@ -19,7 +19,7 @@ def stream(tmp_path):
     files = {name: FileInfo.of(tmp_path / name) for name in ("valid.bin", "valid.idx")}
     part = Part("valid", "valid", 2, 6, 1, 3, 9, {"web": 2}, files)
     own = {"dict.txt": FileInfo.of(tmp_path / "dict.txt")}
-    stream = Stream(tmp_path, 1, 7, 4, (part, part), part, part, {"words": 2}, own)
+    stream = Stream(tmp_path, 2, 7, 4, (part, part), part, part, {"words": 2}, own)
     assert not is_stream(tmp_path)
     stream.write()
     return stream
@@ -94,7 +94,7 @@ def _record(stream):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda record: record | {"version": 3}, "format version 3"),
+        (lambda record: record | {"version": 1}, "format version 1"),
         (lambda record: record | {"more": 1}, "malformed"),
         (lambda record: {name: record[name] for name in record if name != "valid"}, "malformed"),
         (lambda record: record | {"valid": {"name": "valid"}}, "malformed"),
