@@ -111,15 +111,6 @@ def test_neither_files_nor_names_nor_workers_matter(news, dated, tmp_path, monke
     assert Stream.load(out).parts == Stream.load(whole).parts
 
 
-def test_an_ordered_stream_of_the_same_years_is_the_same(news, dated, prepare, tmp_path):
-    """The text of each year as a source of its own gives the same files."""
-    out = dated(write_dated(tmp_path / "news.jsonl", news), out=tmp_path / "out")
-    for year in YEARS:
-        write_dated(tmp_path / f"{year}.jsonl", [each for each in news if each[0].startswith(year)])
-    corpus = [tmp_path / f"{year}.jsonl" for year in YEARS]
-    assert digests(prepare(*corpus, "--ordered", out=tmp_path / "ordered", **SIZES)) == digests(out)
-
-
 @given(st.randoms(use_true_random=False), st.sampled_from(["month", "quarter", "2-years"]))
 @settings(FEW, max_examples=4)
 def test_no_text_of_the_future_and_no_piece_in_two_parts(dated, tmp_path_factory, rng, by):
@@ -210,9 +201,7 @@ def test_small_periods_are_merged(news, dated, tmp_path, inspected):
     assert [part.period for part in Stream.load(out).megabatches] == ["2019..2020", "2021", "2024..2025"]
     code, text, _ = inspected(out)
     assert code == 0
-    table = [line.split() for line in text.splitlines()]
-    assert ["megabatch_02", "2024..2025"] in [row[:2] for row in table]
-    assert next(row for row in table if row[:1] == ["new"] or row[1:3] == ["new", "tokens"])[0] == "period"
+    assert ["megabatch_02", "2024..2025"] in [line.split()[:2] for line in text.splitlines()]
     assert inspected(out, "--verify")[0] == 0
 
 

@@ -80,7 +80,7 @@ def trained(path, lines, **options):
     return path
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     line=st.text(
         st.sampled_from("ab d\u2581\u2581<s>漢\x00\u200b\u00a8é\u0301  ") | st.characters(codec="utf-8")

@@ -164,43 +164,32 @@ def test_the_fields_of_a_record_without_text_are_named(tmp_path):
     path = tmp_path / "a.jsonl"
     records = [{"id": 3, "content": "one", "url": "two"}, {"id": 3}, [1], {"text": None, "body": "three"}]
     path.write_text("\n".join(map(json.dumps, records)))
-    hints = [
-        " (choose one of its fields by --text-key: `content`, `url`)",
-        "",
-        "",
-        " (choose one of its fields by --text-key: `body`)",
-    ]
+    hint = " (choose one of its fields by --text-key: {})"
+    hints = [hint.format("`content`, `url`"), "", "", hint.format("`body`")]
     found, skips = read(path)
     assert found == []
     assert [reason for _, reason in skips] == [f"no field `text` that holds a string{hint}" for hint in hints]
     assert skipped_summary([Skipped("a", *skip) for skip in skips]).count("4 no field") == 1
-    path.write_text(json.dumps(dict.fromkeys(map(str, range(1000)), "a") | {"x" * 1000: "a"}))
+    path.write_text(json.dumps({"x" * 1000: "a"} | dict.fromkeys(map(str, range(1000)), "a")))
     ((_, reason),) = read(path)[1]
     assert len(reason) < 300
-    wiki = tmp_path / "wiki_00"
-    wiki.write_text('{"body": "a"}')  # its field is always `text`
-    assert read(wiki)[1] == [(0, "no field `text` that holds a string")]
+    (tmp_path / "wiki_00").write_text('{"body": "a"}')  # its field is always `text`
+    assert read(tmp_path / "wiki_00")[1] == [(0, "no field `text` that holds a string")]
 
 
-@pytest.mark.parametrize("name", ["c4.00000-of-01024.json.gz", "a.json", "a.jsonl.xz", "a.json.xz"])
-def test_lines_of_json_by_any_name(tmp_path, name):
-    path = tmp_path / name
-    lines = [json.dumps({"text": f"text {n}", "url": "u"}) for n in range(5)]
-    path.write_bytes(PACKERS[compressed.packing(name)]("\n".join(lines).encode()))
-    assert find_files(str(path)) == [str(path)]
+@pytest.mark.parametrize("name", ["c4.00000-of-01024.json.gz", "a.json", "a.json.xz"])
+def test_json_is_lines_and_no_array(tmp_path, name):
+    path, pack = tmp_path / name, PACKERS[compressed.packing(name)]
+    path.write_bytes(
+        pack("\n".join(json.dumps({"text": f"text {n}", "url": "u"}) for n in range(5)).encode())
+    )
     assert read(path, Reader(), 60) == ([f"text {n}" for n in range(5)], [])
     assert formats.stem(name) in ("a", "c4.00000-of-01024")
-
-
-@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
-def test_a_json_array_is_refused_as_a_whole(tmp_path, name):
-    path = tmp_path / name
-    text = json.dumps([{"text": "one"}, {"text": "two"}], indent=0).replace(",\n", ",\n\n")
-    path.write_bytes(PACKERS[compressed.packing(name)](f"\n {text}".encode()))
+    path.write_bytes(pack(b'\n [{"text": "one"},\n\n{"text": "two"}]'))
     assert read(path, None, 8) == ([], [(0, "a JSON array")])
     with pytest.raises(UserError, match=r"a JSON array at byte 0; write a JSON object on each line, .*jq"):
         read(path, Reader())
-    path.write_bytes(PACKERS[compressed.packing(name)](b'{\n "text": "one"\n}'))
+    path.write_bytes(pack(b'{\n "text": "one"\n}'))
     with pytest.raises(UserError, match="malformed JSON .* at byte 0; write a JSON object on each line"):
         read(path, Reader())
 
@@ -211,17 +200,11 @@ def test_a_field_of_an_object_in_a_record(tmp_path):
         {"data": {"text": "nested"}},
         {"data.text": "literal", "data": {"text": "nested"}},
         {"data": {"text": {"body": "deep"}}},
-        {"data": {"body": {"raw": "x"}, "n": 3}, "id": 7, "url": "u"},
         {"data": "text"},
     ]
     path.write_text("\n".join(map(json.dumps, records)))
     found, skips = read(path, Reader(text_key="data.text", on_bad_input="skip"))
-    assert found == ["nested", "literal"]
-    hints = ["", " (choose one of its fields by --text-key: `url`)"]
-    hints.append(hints[1].replace("url", "data"))
-    assert [reason for _, reason in skips] == [
-        f"no field `data.text` that holds a string{hint}" for hint in hints
-    ]
+    assert (found, len(skips)) == (["nested", "literal"], 2)
     assert read(path, Reader(text_key="data.text.body", on_bad_input="skip"))[0] == ["deep"]
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import Stream
 from data_prep import compressed
-from data_prep.compressed import Skipped
-from data_prep.documents import Reader, find_files, make_shards, normalise, skipped_summary
+from data_prep.documents import Reader, find_files, make_shards, normalise
 from data_prep.settings import named_files, named_path
 
 from .corpus_files import PACKERS, read, warc
@@ -119,17 +118,6 @@ def test_hidden_names_are_read_only_when_named(tmp_path, monkeypatch):
         find_files("../../in")
 
 
-@pytest.mark.parametrize("packed", [".gz", ".bz2", ".zst"])
-def test_what_comes_before_the_damage_is_kept(tmp_path, packed):
-    path = tmp_path / f"a.txt{packed}"
-    whole = PACKERS[packed](b"one\n\ntwo\n\n"), PACKERS[packed](b"three\n\nfour\n\n")
-    path.write_bytes(whole[0] + whole[1][:-4])
-    found, [(offset, reason)] = read(path)
-    assert found[:2] == ["one", "two"]
-    assert offset >= 10
-    assert reason.startswith("damaged or truncated (")
-
-
 def test_a_deleted_file(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("text")
@@ -210,14 +198,4 @@ def test_modes_by_source(corpus, prepare, tmp_path):
     assert (recorded["documents"], recorded["documents_of"]) == (
         "line",
         {"alpha": "file", "web": "blank-line"},
-    )
-
-
-def test_the_summary_of_much_bad_input():
-    skips = [Skipped("b.parquet", n, "not UTF-8") for n in range(1200)] + [
-        Skipped("a.gz", 7, "damaged (CRC)")
-    ] * 2
-    assert skipped_summary(skips) == (
-        "skipped bad input: 1 damaged, 1,200 not UTF-8; a.gz: damaged (CRC) at byte 7, "
-        "b.parquet: not UTF-8 at record 0, b.parquet: not UTF-8 at record 1, ..."
     )

@@ -153,7 +153,7 @@ def corpora(draw):
 
 @pytest.mark.parametrize("kind", ["iid", "ordered"])
 @given(corpus=corpora(), valid=st.integers(1, 30))
-@settings(max_examples=30, deadline=None, phases=[Phase.generate])
+@settings(max_examples=15, deadline=None, phases=[Phase.generate])
 def test_pieces_stay_together(kind, corpus, valid):
     records, share = corpus
     total = int(records["words"][records["source"] == 0].sum())
