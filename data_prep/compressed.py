@@ -30,13 +30,12 @@ class Packing(NamedTuple):
     """Bytes that may follow a frame."""
 
 
-def _zstd_frame() -> Any:
-    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-
-
 PACKED = {
     ".gz": Packing(re.compile(rb"\x1f\x8b\x08"), lambda: zlib.decompressobj(31), b"\0"),
-    ".zst": Packing(re.compile(rb"\x28\xb5\x2f\xfd"), _zstd_frame),
+    ".zst": Packing(
+        re.compile(rb"\x28\xb5\x2f\xfd"),
+        lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
+    ),
     ".bz2": Packing(re.compile(rb"BZh[1-9]1AY&SY"), bz2.BZ2Decompressor),
     ".xz": Packing(re.compile(rb"\xfd7zXZ\0"), lzma.LZMADecompressor, b"\0"),
 }

@@ -47,10 +47,16 @@ def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, 
     for date, seconds, *texts in zip(fields, fields, fields, fields, strict=False):
         trailers, message = (text.decode(errors="replace").rstrip() for text in texts)
         text = _SIGNATURE.sub("", message.removesuffix(trailers)).strip()
-        if text:
-            yield Document(text, _date(date.decode(errors="replace"), seconds))
-        else:
+        if not text:
             left_out["empty messages"] += 1
+            continue
+        moment = date.decode(errors="replace")
+        try:
+            moment = datetime.fromisoformat(moment).isoformat()
+        except ValueError:  # a time zone that does not exist, as in commits of broken programs
+            with contextlib.suppress(ValueError, OverflowError, OSError):
+                moment = datetime.fromtimestamp(int(seconds), UTC).isoformat()
+        yield Document(text, moment)
 
 
 def _git(folder: str, *words: str) -> Generator[bytes, None, None]:
@@ -80,12 +86,3 @@ def _git(folder: str, *words: str) -> Generator[bytes, None, None]:
             if any("bad revision 'HEAD'" in line for line in fatal):
                 reason = "a repository without commits"
             raise UserError(f"{folder}: {reason}")
-
-
-def _date(date: str, seconds: bytes) -> str:
-    """ISO 8601; with UTC in place of a time zone that does not exist, as commits of broken programs have."""
-    with contextlib.suppress(ValueError):
-        return datetime.fromisoformat(date).isoformat()
-    with contextlib.suppress(ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(int(seconds), UTC).isoformat()
-    return date
