@@ -147,15 +147,13 @@ def test_a_time_zone_that_does_not_exist_and_a_date_that_does_not(repository, co
 
 
 def test_standard_output_has_documents_only(repository, corpus, monkeypatch):
-    repository.commit("One two", "2020-01-01T00:00:00+00:00")
-    repository.commit("Three four five", "2021-01-01T00:00:00+00:00")
-    monkeypatch.chdir(repository.folder.parent)
+    for message in ("One two", "Three four five"):
+        repository.commit(message, "2020-01-01T00:00:00+00:00")
     monkeypatch.setenv("GIT_DIR", "/nowhere")  # as in a hook of git
-    for flags in ((), ("--out", "-")):
-        code, out, err = corpus("git", *flags, "--", repository.folder.name)
-        assert code == 0
-        assert [json.loads(line)["text"] for line in out.splitlines()] == ["Three four five", "One two"]
-        assert err.startswith("2 documents, 5 words")
+    code, out, err = corpus("git", "--out", "-", "--", repository.folder)
+    assert code == 0
+    assert [json.loads(line)["text"] for line in out.splitlines()] == ["Three four five", "One two"]
+    assert err.startswith("2 documents, 5 words")
     assert len(corpus("git", repository.folder, "--max-words", 4)[1].splitlines()) == 1
 
 

@@ -69,9 +69,8 @@ def test_what_is_no_date(value):
     assert name_of(value, "year") == "unreadable"
 
 
-@pytest.mark.parametrize("value", [None, "", "  "])
-def test_no_date(value):
-    assert name_of(value, "year") == "undated"
+def test_undated():
+    assert [name_of(value, "year") for value in (None, "", "  ")] == ["undated"] * 3
 
 
 @pytest.mark.parametrize(

@@ -125,14 +125,3 @@ def test_append_to_mega_batches_that_are_iid(near, prepare, tmp_path):
     prepare(near[2], "--append", out=out, **APPEND | {"mega_batches": 1, "words": 1000})
     assert max(survivors(out)) < 0.9
     assert Stream.load(out).appended[0]["corpus"]["near_duplicate_documents"]
-
-
-def test_pieces_are_dropped_with_their_document(near, prepare, tmp_path):
-    """Near duplicates are whole documents: with pieces the same text is left, but for the ends of splits."""
-    lines = []
-    for pieces in (20, None):
-        flags = ORDERED | DROP | {"max_document_words": pieces}
-        out = prepare(*near, "--ordered", out=tmp_path / f"{pieces}", **flags)
-        lines.append({line for batch in held(out) for text in batch for line in text.split("\n")})
-    assert lines[0] <= lines[1]
-    assert len(lines[0]) > 0.9 * len(lines[1])

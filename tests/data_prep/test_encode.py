@@ -139,15 +139,6 @@ def test_given_models_of_any_kind(tmp_path, options):
     assert dictionary.symbols[4:] == encoder.tokens
 
 
-def test_tokens_across_words_also_in_documents_with_lines_of_one_word(tmp_path):
-    lines = ["to be or not to be", "to be", "to", "or not", "be", "not to be"] * 20
-    model = trained(tmp_path / "m.model", lines, split_by_whitespace=False, vocab_size=35)
-    encoder = SentencePiece(model)
-    assert any("\u2581" in token[1:] for token in encoder.tokens), "no token crosses words"
-    texts = ["to\nbe\nor\nnot", "to be\nto\nbe", "or", "not\nto be or not to be\nto\nto"]
-    check_documents(encoder, processor_of(model), texts)
-
-
 def test_a_unigram_model_with_equally_probable_splits(tmp_path):
     """Rounding of the sum over the line decides between "11" + "1" and "1" + "11"."""
     rng = random.Random(0)

@@ -107,17 +107,6 @@ def test_append_gives_what_a_new_stream_would_have(four, ordered, prepare, tmp_p
     assert digests(out) == longest, "both commands again change nothing"
 
 
-def test_append_two_with_an_order(four, ordered, prepare, tmp_path):
-    whole = ordered(*four, out=tmp_path / "whole", words=None)
-    out = ordered(four[0], out=tmp_path / "out", words=None)
-    order = tmp_path / "order.yaml"
-    order.write_text("- [books, 2024]\n- 2025\n", "utf-8")
-    rest = [argument.replace("+", "") for argument in reversed(four[1:])]
-    prepare(*rest, "--append", out=out, order=order, **APPEND)
-    assert past(out) == past(whole)
-    assert Stream.load(out).appended[0]["order"] == [["books", "2024"], ["2025"]]
-
-
 def test_the_tokenizer_sees_the_first_megabatch_only(ordered, tmp_path):
     paths = []
     for number in range(2):

@@ -260,17 +260,6 @@ def test_a_file_that_changes_meanwhile_is_noticed(corpus, prepare, tmp_path, mon
     assert "web.txt: changed since it was scanned" in capsys.readouterr().err
 
 
-def test_a_document_of_500000_words_is_one_item(corpus, prepare, tmp_path):
-    """On a single line."""
-    rng = random.Random(0)
-    giant = " ".join(rng.choices(["ba", "bebe", "dodo", "gigi", "lulu"], k=500_000))
-    (corpus / "giant.txt").write_text(f"{giant}\n\nba be", "utf-8")
-    out = prepare(corpus, out=tmp_path / "out", mega_batches=1, words=500_000, eval_words=1500, workers=2)
-    stream = Stream.load(out)
-    assert texts(out, "megabatch_00/train").count(giant) == 1
-    assert stream.megabatches[0].words >= 500_000 - 60
-
-
 def test_empty_documents_are_ignored(corpus, prepare, tmp_path):
     whole = digests(prepare(corpus, out=tmp_path / "whole"))
     (corpus / "empty.txt").write_text("")
