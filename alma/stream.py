@@ -218,10 +218,3 @@ def read_index(path: str | os.PathLike[str]) -> "tuple[np.ndarray, int]":
                 return np.zeros(0, np.int32), code
             return np.memmap(path, "<i4", "r", _HEADER.size, (items,)), code
     raise UserError(f"{path}: not a fairseq mmap index; {_REMAKE}")
-
-
-def read_pointers(path: str | os.PathLike[str], items: int) -> "np.ndarray":
-    """Byte offsets (items,) int64 into .bin, memory-mapped, of an index that `read_index` has checked."""
-    import numpy as np
-
-    return np.memmap(path, "<i8", "r", _HEADER.size + 4 * items, (items,)) if items else np.zeros(0, np.int64)

@@ -69,11 +69,9 @@ def parser() -> Parser:
     _add_date_flags(made)
     _add_tokenizer_flags(made)
     group = made.add_argument_group("where to run")
-    workers = f"{WORKERS}; with --cluster slurm the jobs of each step"
     cores = len(os.sched_getaffinity(0))
+    workers = f"{WORKERS}; with --cluster slurm the jobs of each step"
     group.add_argument("--workers", type=count, default=cores, metavar="K", help=workers)
-    disk = "start although the free disk looks too small for the stream and its intermediate files"
-    group.add_argument("--no-disk-check", action="store_true", help=disk)
     resources.add_cluster(group, "local", "slurm")
     resources.add_flags(made, USUAL, "job")
     return made
@@ -82,52 +80,42 @@ def parser() -> Parser:
 def _add_text_flags(made: Parser) -> None:
     """The flags for the input files and their documents."""
     add = made.add_argument_group("text", "How files are read and cut into documents.").add_argument
-    add(
-        "--documents",
-        type=documents_mode,
-        action="append",
-        default=[],
-        metavar="[NAME=]MODE",
-        help="what a document of .txt and .md files is, for all sources or for source NAME. blank-line: a "
+    what = (
+        "what a document of .txt and .md files is, for all sources or for source NAME. blank-line: a "
         "block between blank lines; file: the file; line: a line; wikiextractor: the text between "
-        "<doc id=...> and </doc>. May be repeated (default: blank-line)",
+        "<doc id=...> and </doc>. May be repeated (default: blank-line)"
     )
+    add("--documents", type=documents_mode, action="append", default=[], metavar="[NAME=]MODE", help=what)
     key = (
         "field of .jsonl, .json and .parquet files that holds the text; in JSON, data.text is the field "
         "text of the object data (default: text)"
     )
     add("--text-key", default="text", metavar="FIELD", help=key)
-    add(
-        "--on-bad-input",
-        choices=("error", "skip"),
-        default="error",
-        help="for unreadable files, text that is not UTF-8, malformed JSON or damaged archives. error: exit; "
-        "skip: leave them out and count them in stream.json (default: error)",
+    bad = (
+        "for unreadable files, text that is not UTF-8, malformed JSON or damaged archives. error: exit; "
+        "skip: leave them out and count them in stream.json (default: error)"
     )
-    add(
-        "--unescape-html", action="store_true", help="replace HTML entities such as &amp; by their characters"
-    )
+    add("--on-bad-input", choices=("error", "skip"), default="error", help=bad)
+    unescape = "replace HTML entities such as &amp; by their characters"
+    add("--unescape-html", action="store_true", help=unescape)
     control = "remove control characters (C0, C1, U+FEFF, U+FFFE, U+FFFF) that are not white space"
     add("--strip-control", action="store_true", help=control)
-    split = (
-        "split documents of more than N words between lines, so that small mega-batches get the size asked "
-        "for; all pieces of a document go to one part (default: never split)"
-    )
     near = (
         "documents that share about 80%% of their word 5-grams (Jaccard similarity, estimated by MinHash). "
         "drop: keep one, that of the first mega-batch; needs the extra corpus (default: keep)"
     )
     add("--near-duplicates", choices=("keep", "drop"), help=near)
+    split = (
+        "split documents of more than N words between lines, so that small mega-batches get the size asked "
+        "for; all pieces of a document go to one part (default: never split)"
+    )
     add("--max-document-words", type=count, default=0, metavar="N", help=split)
 
 
 def _add_stream_flags(made: Parser) -> None:
     """The flags for the mega-batches, the validation set and the evaluation mega-batch."""
-    group = made.add_argument_group(
-        "stream",
-        "Sizes are counts of words, separated by white space; N may be written as 500k, 0.5M or 2.2G.",
-    )
-    add = group.add_argument
+    sizes = "Sizes are counts of words, separated by white space; N may be written as 500k, 0.5M or 2.2G."
+    add = made.add_argument_group("stream", sizes).add_argument
     number = functools.partial(add, type=count)
     add("--out", type=Path, required=True, metavar="STREAM", help="directory of the stream to make")
     append = "add mega-batches to the finished stream --out; documents that it already contains are dropped"
@@ -137,9 +125,7 @@ def _add_stream_flags(made: Parser) -> None:
         "before. Each has test and validation sets of its own, and a duplicate belongs to the first"
     )
     add("--ordered", action="store_true", help=ordered)
-    order = (
-        "as --ordered, in the order of a YAML file: a list of mega-batches, each a source or a list of them"
-    )
+    order = "as --ordered, in the order of a YAML file: a list of mega-batches, each a source or a list"
     add("--order", metavar="FILE", help=order)
     number("--mega-batches", metavar="B", help="mega-batches to train on (default with --append: 1)")
     words = "words of each mega-batch (default with --append: as before; with --ordered: all)"
@@ -158,20 +144,19 @@ def _add_stream_flags(made: Parser) -> None:
 
 def _add_date_flags(made: Parser) -> None:
     """The flags for streams by date."""
-    group = made.add_argument_group(
-        "dates",
+    about = (
         "A mega-batch for each period. DATE is ISO 8601 in UTC, such as 2023, 2023-05 or 2023-05-17. All "
-        "but --by need --by, or --append to such a stream.",
+        "but --by need --by, or --append to such a stream."
     )
-    add = group.add_argument
+    add = made.add_argument_group("dates", about).add_argument
     by = (
         "make an ordered stream whose mega-batches are periods of the documents' dates: year, quarter, "
-        "month, week (ISO), day, or N-years such as 5-years, which begin at multiples of N; in UTC"
+        "month, week (ISO), or N-years such as 5-years, which begin at multiples of N; in UTC"
     )
     add("--by", type=span, metavar="PERIOD", help=by)
     key = (
-        "field of .jsonl, .json and .parquet files that holds the date; in JSON, data.date is the field date "
-        "of the object data; .wet files have WARC-Date (default: date; with --append: as before)"
+        "field of .jsonl, .json and .parquet files that holds the date, as --text-key; .wet files have "
+        "WARC-Date (default: date; with --append: as before)"
     )
     add("--date-key", metavar="FIELD", help=key)
     add("--from", metavar="DATE", help="leave out documents before DATE, which is itself included")
@@ -215,13 +200,13 @@ def main() -> None:
     from data_prep.advice import summary
     from data_prep.cluster import ClusterWork
     from data_prep.pipeline import append, make_stream
-    from data_prep.settings import settings_of, settings_to_append
+    from data_prep.settings import settings_of
     from data_prep.work import Work
 
     on_slurm = arguments.cluster == "slurm"
     with ClusterWork(arguments.workers, wanted) if on_slurm else Work(arguments.workers) as work:
         if arguments.append:
-            stream = append(functools.partial(settings_to_append, arguments), arguments.out, work)
+            stream = append(functools.partial(settings_of, arguments), arguments.out, work)
         else:
             stream = make_stream(settings_of(arguments), arguments.out, work)
     print(summary(stream))

@@ -50,28 +50,16 @@ class ClusterWork(Work):
         self, stage: str, function: Callable[..., None], todo: list[Task]
     ) -> Iterator[tuple[int, Usage]]:
         place = todo[0].done.parent
-        _wait_for_earlier(place)
-        shares = self._deal(stage, function, todo)
-        for share in shares:
-            share.marker.unlink(missing_ok=True)
-        folder = submission.log_folder(place)
-        ids: dict[Path, str] = {}
-        submission.submit(shares, self._wanted, submission.to_slurm(folder), ids)
-        try:
-            submission.record(place, shares, ids, folder)
-            yield from _follow(place, todo)
-        except BaseException:
-            _cancel(list(ids.values()))
-            raise
-        for share in shares:
-            yield 0, Usage(**json.loads(share.marker.read_bytes()))
-
-    def _deal(self, stage: str, function: Callable[..., None], todo: list[Task]) -> list[ShareJob]:
-        """Deal the tasks round-robin, the heaviest first."""
-        ordered = sorted(todo, key=lambda task: -task.weight)
+        waiting = False
+        # Queued jobs of an earlier, killed launch do the same tasks.
+        for seen in queue.watch([place], POLL_SECONDS, patient=True) if queue.on_cluster(place) else ():
+            busy = [status.job for status in seen if status.state in queue.MOVING]
+            if busy and not waiting:
+                say(f"waiting for {busy[0].name} (job id {busy[0].job_id}) of an earlier launch")
+                waiting = True
+        ordered = sorted(todo, key=lambda task: -task.weight)  # dealt round-robin, the heaviest first
         count = min(self._elements, len(todo))
-        place = todo[0].done.parent
-        return [
+        shares = [
             ShareJob(
                 run=place,
                 name=f"{stage} {number}",
@@ -86,23 +74,22 @@ class ClusterWork(Work):
             )
             for number in range(count)
         ]
-
-
-def _wait_for_earlier(place: Path) -> None:
-    """Wait for queued jobs of an earlier, killed launch: they do the same tasks."""
-    told = False
-    for seen in queue.watch([place], POLL_SECONDS, patient=True) if queue.on_cluster(place) else ():
-        busy = [status.job for status in seen if status.state in queue.MOVING]
-        if busy and not told:
-            say(f"waiting for {busy[0].name} (job id {busy[0].job_id}) of an earlier launch")
-            told = True
-
-
-def _cancel(ids: list[str]) -> None:
-    try:
-        scancel(ids)
-    except UserError as error:  # must not hide the error that led here
-        say(f"warning: {error}; cancel these jobs yourself: scancel {' '.join(ids)}")
+        for share in shares:
+            share.marker.unlink(missing_ok=True)
+        folder = submission.log_folder(place)
+        ids: dict[Path, str] = {}
+        submission.submit(shares, self._wanted, submission.to_slurm(folder), ids)
+        try:
+            submission.record(place, shares, ids, folder)
+            yield from _follow(place, todo)
+        except BaseException:
+            try:
+                scancel(list(ids.values()))
+            except UserError as error:  # must not hide the error that led here
+                say(f"warning: {error}; cancel these jobs yourself: scancel {' '.join(ids.values())}")
+            raise
+        for share in shares:
+            yield 0, Usage(**json.loads(share.marker.read_bytes()))
 
 
 def _follow(place: Path, todo: list[Task]) -> Iterator[tuple[int, Usage]]:

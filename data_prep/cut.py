@@ -169,18 +169,14 @@ class SortedCorpus:
             records = sorted_records(self._space, number)
             return records[placed(records, self._space, number, self._wanted, self) == pool]
 
-        if pool:
-            self._sums[pool] += [self._again(number, pool) for number in self._ranges]
+        for number in self._ranges if pool else ():  # earlier pools have left some of theirs to this one
+            records = mapped(self._space.file("again", number, "bin"), RECORD)
+            first, _ = distinct(records, self.arrivals)
+            batches = self._wanted.first + self.arrivals[records["source"]]
+            undecided = ~first | matching(content_keys(records), batches, similar(self._space, number))
+            pools = placed(records, self._space, number, self._wanted, self)
+            self._sums[pool, number] += sums_of(records[undecided & (pools == pool)])
         return Pool(self._sums[pool], opened)
-
-    def _again(self, number: int, pool: int) -> list[int]:
-        """Documents, words and bytes of a range that earlier pools have too and have left to this one."""
-        records = mapped(self._space.file("again", number, "bin"), RECORD)
-        first, _ = distinct(records, self.arrivals)
-        batches = self._wanted.first + self.arrivals[records["source"]]
-        undecided = ~first | matching(content_keys(records), batches, similar(self._space, number))
-        pools = placed(records, self._space, number, self._wanted, self)
-        return sums_of(records[undecided & (pools == pool)])
 
     def select_validation(self, target: int, spare: int) -> None:
         """Take the documents of the validation source with the smallest second hashes for validation.

@@ -1,9 +1,10 @@
-"""Dates of documents, and the periods of a dated stream: years, quarters, months, ISO weeks or days of UTC.
+"""Dates of documents, and the periods of a dated stream: years, quarters, months or ISO weeks of UTC.
 
 A date is an interval of UTC, because `2023` or `2023-05` names no moment. A document is in a period if all
 of its interval is.
 """
 
+import argparse
 import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -11,10 +12,11 @@ from enum import StrEnum
 from functools import cached_property, lru_cache
 from typing import Any
 
-UNITS = ("year", "quarter", "month", "week", "day")
+from alma.errors import hint
+
+UNITS = ("year", "quarter", "month", "week")
 _YEARS = re.compile(r"([1-9][0-9]{0,3})-years?")
 _EPOCH = datetime(1970, 1, 1)
-_QUARTER = 3  # months
 _CALENDAR = re.compile(
     r"(?P<year>\d{4})(?:-(?P<last>\d{4})|-(?P<month>\d\d)|-?Q(?P<quarter>[1-4])|-?W(?P<week>\d\d))?", re.ASCII
 )
@@ -23,7 +25,7 @@ _RFC_2822 = re.compile(
     r"(?:[+-]\d{4}|UTC?|GMT|[ECMP][SD]T)(?: *\(.*\))?",
     re.ASCII,
 )
-_DAY_LENGTH = 10  # characters of YYYY-MM-DD; with a time there are more
+_DAY_LENGTH = 10  # characters of YYYY-MM-DD
 
 
 class LeftOut(StrEnum):
@@ -88,59 +90,48 @@ def interval(value: Any) -> tuple[datetime, datetime] | None:
     1970, but a year from 1000 to 9999. A time without a zone is UTC. ValueError, OverflowError: no date, or
     beyond the years 1 to 9999.
     """
-    if value is None:
-        return None
     if isinstance(value, str):
         value = value.strip()
-        if not value:
-            return None
         if match := _CALENDAR.fullmatch(value):
-            return _days(*_calendar(**match.groupdict()))
-        value = _moment(value)
+            return _named_days(**match.groupdict())
+        if _RFC_2822.fullmatch(value):
+            from email.utils import parsedate_to_datetime  # slow to import
+
+            value = parsedate_to_datetime(value)
+        elif value:
+            value = (date if len(value) <= _DAY_LENGTH else datetime).fromisoformat(value)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         if 1000 <= value <= 9999 and value == int(value):
-            return _days(date(int(value), 1, 1), date(int(value), 12, 31))
+            return _named_days(str(int(value)))
         value = _EPOCH + timedelta(seconds=value)
+    if value is None or value == "":
+        return None
     if isinstance(value, datetime):
         moment = value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
         return moment, moment
     if isinstance(value, date):
-        return _days(value, value)
+        return datetime.combine(value, time.min), datetime.combine(value, time.max)
     raise ValueError(f"{value!r} is no date")
 
 
-def _moment(text: str) -> date | datetime:
-    if _RFC_2822.fullmatch(text):
-        from email.utils import parsedate_to_datetime  # slow to import
-
-        return parsedate_to_datetime(text)
-    return date.fromisoformat(text) if len(text) <= _DAY_LENGTH else datetime.fromisoformat(text)
-
-
-def _calendar(
-    year: str, last: str | None, month: str | None, quarter: str | None, week: str | None
-) -> tuple[date, date]:
-    """First and last day of years, a month, a quarter or an ISO week."""
+def _named_days(
+    year: str, last: str | None = None, month: str | None = None, quarter: str | None = None, week: str = ""
+) -> tuple[datetime, datetime]:
+    """First and last moment of years, a month, a quarter or an ISO week."""
     if week:
-        monday = date.fromisocalendar(int(year), int(week), 1)
-        return monday, min(monday, date.max - timedelta(days=6)) + timedelta(days=6)
-    end = 12
-    start = 1
-    if month:
-        start = end = int(month)
+        by, first = "week", date.fromisocalendar(int(year), int(week), 1)
     elif quarter:
-        end = _QUARTER * int(quarter)
-        start = end - _QUARTER + 1
-    first = date(int(year), start, 1)
-    stop = int(last or year)
-    if stop < first.year:
+        by, first = "quarter", date(int(year), 3 * int(quarter) - 2, 1)
+    else:
+        by, first = "month" if month else "year", date(int(year), int(month or 1), 1)
+    final = date(int(last), 1, 1) if last else first
+    if final < first:
         raise ValueError(f"{year}-{last} ends before it starts")
-    following = date(stop + (stop < 9999), 1, 1) if end == 12 else date(stop, end + 1, 1)
-    return first, date.max if stop == 9999 and end == 12 else following - timedelta(days=1)
-
-
-def _days(first: date, last: date) -> tuple[datetime, datetime]:
-    return datetime.combine(first, time.min), datetime.combine(last, time.max)
+    try:
+        end = first_day(by, number_of(by, final) + 1) - timedelta(days=1)
+    except ValueError:  # the year 10000
+        end = date.max
+    return datetime.combine(first, time.min), datetime.combine(end, time.max)
 
 
 def span(text: str) -> str:
@@ -148,11 +139,7 @@ def span(text: str) -> str:
     if match := _YEARS.fullmatch(text):
         return f"{match[1]}-years" if match[1] != "1" else "year"
     if text not in UNITS:
-        from argparse import ArgumentTypeError
-
-        from alma.errors import hint
-
-        raise ArgumentTypeError(
+        raise argparse.ArgumentTypeError(
             f"invalid choice: {text!r} (give N-years, such as 5-years; {hint(text, UNITS)})"
         )
     return text
@@ -169,28 +156,35 @@ def number_of(by: str, day: date) -> int:
 
     A week belongs to the ISO year of its Thursday. Spans of N years begin at multiples of N.
     """
-    if by == "day":
-        return day.toordinal()
     if by == "week":
         return (day.toordinal() - 1) // 7  # 0001-01-01 is a Monday
     if by == "month":
         return 12 * day.year + day.month - 1
     if by == "quarter":
-        return 4 * day.year + (day.month - 1) // _QUARTER
+        return 4 * day.year + (day.month - 1) // 3
     return day.year // _years(by)
+
+
+def first_day(by: str, number: int) -> date:
+    """The first day of a period. ValueError: it is beyond the year 9999."""
+    if by == "week":
+        return date.fromordinal(7 * number + 1)
+    if by == "month":
+        return date(number // 12, number % 12 + 1, 1)
+    if by == "quarter":
+        return date(number // 4, 3 * (number % 4) + 1, 1)
+    return date(max(_years(by) * number, 1), 1, 1)
 
 
 def label(by: str, number: int) -> str:
     """The name of a period, a date that `interval` reads: `2023-W05`, `2020-2024`."""
-    if by == "day":
-        return date.fromordinal(number).isoformat()
+    day = first_day(by, number)
     if by == "week":
-        year, week, _ = date.fromordinal(7 * number + 1).isocalendar()
+        year, week, _ = day.isocalendar()
         return f"{year:04d}-W{week:02d}"
     if by == "month":
-        return f"{number // 12:04d}-{number % 12 + 1:02d}"
+        return day.isoformat()[:7]
     if by == "quarter":
-        return f"{number // 4:04d}-Q{number % 4 + 1}"
-    years = _years(by)
-    first, last = max(years * number, 1), min(years * (number + 1) - 1, 9999)
-    return f"{first:04d}-{last:04d}" if years > 1 else f"{first:04d}"
+        return f"{day.year:04d}-Q{day.month // 3 + 1}"
+    last = min(_years(by) * (number + 1) - 1, 9999)
+    return f"{day.year:04d}-{last:04d}" if _years(by) > 1 else f"{day.year:04d}"

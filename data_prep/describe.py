@@ -4,7 +4,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from itertools import combinations, count
+from itertools import combinations
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from data_prep.work import run_all
 
 _DEVIATIONS = 6  # z from which a pair differs; i.i.d. parts of few, long documents reach 5, real streams 3.3
 _FITTED = 1.3  # ratio from which pairs of megabatch_00 differ: 20,000 tokens trained on 0.5M words reach 1.23
-_SHARE_DEVIATIONS = 5  # |z| from which the shares of sources differ
 QUESTION = """\
 Are the mega-batches i.i.d.? Jensen-Shannon divergence of the token frequencies of two parts, relative to
 random regroupings of the same documents (1 = i.i.d.; at the size of the smaller part; - = too few documents).
@@ -27,9 +26,8 @@ A tokenizer trained on megabatch_00 fits it better than the others, which raises
 The verdict leaves out valid, which often has a single source."""
 DRIFT = """\
 Drift. new tokens, new words: share of the occurrences in a mega-batch whose token or word is in no mega-batch
-before (-: the tokenizer is unknown). Then the Jensen-Shannon divergence of the token frequencies of two
-mega-batches, relative to random regroupings of the same documents (1 = i.i.d.; at the size of the smallest
-mega-batch; - = too few documents). A tokenizer trained on megabatch_00 raises its ratios a little.
+before (-: the tokenizer is unknown). Then the divergence of the token frequencies of two mega-batches,
+relative to random regroupings of the same documents (1 = i.i.d.; - = too few documents).
 valid and test mix all mega-batches, so a choice made by valid uses text of the future; training validates on
 valid_00, ... of the mega-batches that it has."""
 _PREFIX = 1_000_000  # tokens of each part in which types are counted
@@ -55,23 +53,20 @@ def describe(stream: Stream, workers: Workers, seed: int) -> str:
         for number, part in enumerate(parts)
     ]
     counts = run_all(workers, "count", similarity.count_part, tasks, [part.tokens for part in parts], "token")
-    table = as_text(part_table(parts, counts, tokens, prefix))
-    ratios = compare_parts(counts, sizes, cuts, workers)
-    comparison = drift(stream, counts, ratios, workers) if stream.ordered else alike(stream, counts, ratios)
-    notes = NOTES.format(prefix=prefix) + validation_note(stream)
-    sections = [table, notes, comparison, ""]
-    return "\n".join([*sections, contamination.report(stream, workers)])
-
-
-def validation_note(stream: Stream) -> str:
-    """Why perplexities on `valid` and `test` differ, if valid lacks a source of test; else ""."""
+    pairs = list(combinations(range(len(sizes)), 2))  # each at the smaller size of the two
+    both = [(counts[i].tokens, counts[j].tokens, cuts, min(sizes[i], sizes[j])) for i, j in pairs]
+    found = run_all(workers, "compare", similarity.compare, both, [1] * len(pairs), "pair")
+    ratios = dict(zip(pairs, found, strict=True))
+    notes = NOTES.format(prefix=prefix)
     valid, test = ([name for name, n in part.sources.items() if n] for part in (stream.valid, stream.test))
-    if stream.ordered or set(valid) >= set(test):
-        return ""
-    return (
-        f"The validation set holds {', '.join(valid)} only (--valid-source), the test set all "
-        "sources: their perplexities do not compare.\n"
-    )
+    if not stream.ordered and not set(valid) >= set(test):
+        notes += (
+            f"The validation set holds {', '.join(valid)} only (--valid-source), the test set all "
+            "sources: their perplexities do not compare.\n"
+        )
+    comparison = drift(stream, counts, ratios, workers) if stream.ordered else alike(stream, ratios)
+    table = as_text(part_table(parts, counts, tokens, prefix))
+    return "\n".join([table, notes, comparison, "", contamination.report(stream, workers)])
 
 
 def part_table(
@@ -82,19 +77,8 @@ def part_table(
     has_bytes = len(single) == 256  # as every model with byte fallback
     sources = sorted({name for part in parts for name in part.sources})
     dated = any(part.period for part in parts)
-    header = [
-        "",
-        *["period"] * dated,
-        "words",
-        "tokens",
-        "tokens/word",
-        "documents",
-        "median",
-        "95%",
-        "longest",
-        "types/token",
-    ]
-    rows = [[*header, "unknown", "bytes", *sources]]
+    numbers = ["words", "tokens", "tokens/word", "documents", "median", "95%", "longest", "types/token"]
+    rows = [["", *["period"] * dated, *numbers, "unknown", "bytes", *sources]]
     for part, found in zip(parts, counts, strict=True):
         middle, high = np.percentile(found.lengths, [50, 95])
         total = found.total
@@ -138,51 +122,40 @@ def decoder(stream: Stream) -> Callable[[list[int]], str]:
             # SentencePiece's ids are one less than fairseq's, but for <unk> 0.
             return lambda ids: str(processor.decode([i - 1 if i > UNKNOWN else 0 for i in ids]))
         if encoder.name in stream.files:
-            return _gpt2_decoder(read_tokens(stream.directory), json.loads(encoder.read_text("utf-8")))
-    except (OSError, RuntimeError, ValueError) as error:
+            from tokenizers import decoders
+
+            spelt = {str(i): token for token, i in json.loads(encoder.read_text("utf-8")).items()}
+            tokens = ["?"] * SPECIALS + [spelt[token] for token in read_tokens(stream.directory)]
+            return lambda ids: decoders.ByteLevel().decode([tokens[i] for i in ids])
+    except (OSError, RuntimeError, ValueError, KeyError, AttributeError) as error:
         raise UserError(f"{stream.directory}: damaged tokenizer ({error}); copy it again") from error
     raise UserError(f"{stream.directory}: stream.json names no tokenizer, so there is no --samples")
 
-
-def _gpt2_decoder(tokens: list[str], ids: dict[str, int]) -> Callable[[list[int]], str]:
-    """`tokens` of dict.txt are GPT-2's ids; `ids` of encoder.json spell bytes as printable characters."""
-    printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = (byte for byte in range(256) if byte not in printing)
-    byte_of = {chr(byte): byte for byte in printing} | {chr(c): b for c, b in zip(count(256), others)}
-    spelling = {str(i): bytes(byte_of.get(c, ord("?")) for c in token) for token, i in ids.items()}
-    return lambda line: b"".join(
-        spelling[tokens[i - SPECIALS]] if i >= SPECIALS else b"?" for i in line
-    ).decode(errors="replace")
-
-
-# The test whether the mega-batches are i.i.d., or their drift
 
 Ratios = dict[tuple[int, int], tuple[float, float] | None]
 """(ratio, z) of each pair i < j of parts, see `similarity.compare`."""
 
 
-def compare_parts(
-    counts: Sequence[Counts], sizes: Sequence[int], cuts: np.ndarray, workers: Workers
-) -> Ratios:
-    """Compare the first len(sizes) parts, each pair at the smaller of their `sizes` in tokens."""
-    pairs = list(combinations(range(len(sizes)), 2))
-    tasks = [(counts[i].tokens, counts[j].tokens, cuts, min(sizes[i], sizes[j])) for i, j in pairs]
-    found = run_all(workers, "compare", similarity.compare, tasks, [1] * len(pairs), "pair")
-    return dict(zip(pairs, found, strict=True))
-
-
-def alike(stream: Stream, counts: Sequence[Counts], ratios: Ratios) -> str:
-    """The matrix of ratios, and the verdicts on tokens and sources."""
-    parts = stream.parts
-    names = [part.name for part in parts]
+def alike(stream: Stream, ratios: Ratios) -> str:
+    """The matrix of ratios, and the verdict on them."""
+    names = [part.name for part in stream.parts]
     rows = [["", *(name.removeprefix("megabatch_") for name in names[:-1])]]
     for j, name in list(enumerate(names))[1:]:
         rows.append([name, *(_cell(ratios[i, j]) for i in range(j)), *[""] * (len(names) - 1 - j)])
-    judged = [i for i, part in enumerate(parts) if part is not stream.valid]
-    known = {pair: found for pair, found in ratios.items() if found and set(pair) <= set(judged)}
     lines = [QUESTION, *(line.rstrip() for line in as_text(rows).splitlines())]
-    lines.append(verdict(names, known))
-    lines.append(shares_verdict([parts[i] for i in judged], [counts[i] for i in judged]))
+    valid = names.index(stream.valid.name)
+    known = {pair: found for pair, found in ratios.items() if found and valid not in pair}
+    if not known:
+        lines.append("Tokens: cannot tell, because the documents of the parts are too few or too long.")
+        return "\n".join(lines)
+    differ = {
+        pair: (ratio, z)
+        for pair, (ratio, z) in known.items()
+        if z > _DEVIATIONS and (0 not in pair or ratio > _FITTED)
+    }
+    (i, j), (ratio, z) = max((differ or known).items(), key=lambda item: item[1][0])
+    answer = f"NOT i.i.d., {len(differ)} of {len(known)} pairs differ" if differ else "as i.i.d."
+    lines.append(f"Tokens: {answer}; worst are {names[i]} and {names[j]}, ratio {ratio:.2f} (z = {z:.1f}).")
     return "\n".join(lines)
 
 
@@ -190,58 +163,21 @@ def _cell(found: tuple[float, float] | None) -> str:
     return f"{found[0]:.2f}" if found else "-"
 
 
-def verdict(names: Sequence[str], ratios: dict[tuple[int, int], tuple[float, float]]) -> str:
-    """One sentence on the token frequencies, with the worst pair."""
-    if not ratios:
-        return "Tokens: cannot tell, because the documents of the parts are too few or too long."
-    differ = {
-        pair: (ratio, z)
-        for pair, (ratio, z) in ratios.items()
-        if z > _DEVIATIONS and (0 not in pair or ratio > _FITTED)
-    }
-    (i, j), (ratio, z) = max((differ or ratios).items(), key=lambda item: item[1][0])
-    answer = f"NOT i.i.d., {len(differ)} of {len(ratios)} pairs differ" if differ else "as i.i.d."
-    return f"Tokens: {answer}; worst are {names[i]} and {names[j]}, ratio {ratio:.2f} (z = {z:.1f})."
-
-
-def shares_verdict(parts: Sequence[Part], counts: Sequence[Counts]) -> str:
-    """One sentence on the shares of the sources, with the worst."""
-    sources = sorted({name for part in parts for name in part.sources})
-    worst, where = 0.0, ""
-    for name in sources:
-        shares = [part.sources.get(name, 0) / part.words for part in parts]
-        lengths = [found.lengths for found in counts]
-        for part, share, z in zip(parts, shares, similarity.share_deviation(shares, lengths), strict=True):
-            if abs(z) >= abs(worst):
-                worst, where = z, f"{part.name} with {share:.1%} of {name}"
-    if len(sources) == 1:
-        return f"Sources: one, {sources[0]}."
-    answer = "NOT i.i.d." if abs(worst) > _SHARE_DEVIATIONS else "as i.i.d."
-    return f"Sources: {answer}; farthest from the others is {where}, by |z| of {abs(worst):.1f} or more."
-
-
 def drift(stream: Stream, counts: Sequence[Counts], ratios: Ratios, workers: Workers) -> str:
     """For each mega-batch of an ordered stream: its new tokens and words, and its ratio to each other one."""
     parts = stream.megabatches
     seen = np.zeros(len(counts[0].total), bool)
-    new_tokens = []
-    for found in counts[: len(parts)]:
-        total = found.total
-        new_tokens.append(total[~seen].sum() / total.sum())
-        seen |= total > 0
     new_words = words.new_shares(stream, workers)
     dated = any(part.period for part in parts)
     header = ["", *["period"] * dated, "new tokens", "new words"]
     rows = [[*header, *(part.name.removeprefix("megabatch_") for part in parts)]]
     for t, part in enumerate(parts):
-        shares = [f"{new_tokens[t]:.2%}", f"{new_words[t]:.2%}" if new_words else "-"] if t else ["", ""]
-        pairs = [(min(t, other), max(t, other)) for other in range(len(parts))]
-        rows.append(
-            [
-                part.name,
-                *[part.period] * dated,
-                *shares,
-                *(_cell(ratios[pair]) if pair in ratios else "" for pair in pairs),
-            ]
-        )
+        total = counts[t].total
+        new_tokens = total[~seen].sum() / total.sum()
+        seen |= total > 0
+        shares = [f"{new_tokens:.2%}", f"{new_words[t]:.2%}" if new_words else "-"] if t else ["", ""]
+        cells = [
+            _cell(ratios[min(t, other), max(t, other)]) if t != other else "" for other in range(len(parts))
+        ]
+        rows.append([part.name, *[part.period] * dated, *shares, *cells])
     return "\n".join([DRIFT, *(line.rstrip() for line in as_text(rows).splitlines())])

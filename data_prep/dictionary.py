@@ -33,29 +33,3 @@ def read_tokens(directory: Path) -> list[str]:
     except (FileNotFoundError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
     return [line.removesuffix(_OVERWRITE).rpartition(" ")[0] for line in lines]
-
-
-def dictionary_problems(path: Path, tokens: int) -> list[str]:
-    """Lines of dict.txt that fairseq cannot load, or a count of lines other than `tokens`.
-
-    None for a missing file, which `FileInfo.problem` reports.
-    """
-    if not path.is_file():
-        return []
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = file.readlines()
-    except UnicodeDecodeError as error:
-        return [f"{path}: not UTF-8 at byte {error.start}"]
-    found = [] if len(lines) == tokens else [f"has {len(lines):,} lines, stream.json says {tokens:,} tokens"]
-    known = set(_NAMES)
-    for number, line in enumerate(lines, 1):
-        kept = line.rstrip()
-        token, _, count = kept.removesuffix(_OVERWRITE).rpartition(" ")
-        if not token or not count.isdecimal():
-            found.append(f"line {number} is not `token count`")
-        elif token in known and not kept.endswith(_OVERWRITE):
-            found.append(f"line {number}: the token {token!r} a second time")
-        known.add(token)
-    shown = found[:3] + ([f"{len(found) - 3:,} lines more like these"] if len(found) > 3 else [])
-    return [f"{path}: {problem}" for problem in shown]

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
-from data_prep.blocks import Segment, Skipped
+from data_prep.compressed import Document, Segment, Skipped
 from data_prep.dates import Dates, LeftOut
-from data_prep.fields import DatedText, Keys
-from data_prep.formats import KNOWN, raw_documents, require_known, segment_starts
+from data_prep.formats import KNOWN, Keys, raw_documents, require_known, segment_starts
 
 SHARD_BYTES = 64 << 20
 """Target size of a shard in bytes of input; fixed, so that shards never depend on the number of workers."""
@@ -80,21 +79,21 @@ class Reader:
         Bad input is passed to `skipped` with on_bad_input="skip", otherwise it is a UserError.
         """
         for source, raw in self.raw(shard, skipped):
-            if text := self._normalise(raw):
+            if text := self.normalised(raw):
                 yield source, text, count_words(text)
 
     def raw(
         self,
         shard: Shard,
         skipped: Callable[[Skipped], None] | None = None,
-        left_out: Callable[[LeftOut, str, DatedText], None] | None = None,
+        left_out: Callable[[LeftOut, str, Document], None] | None = None,
     ) -> Iterator[tuple[str, str]]:
         """Yield source and text, not normalised, of each document.
 
         `skipped`: see `read`. `left_out` gets what has no period: why, its file, and the document.
         """
+        keys = Keys(self.text_key, self.dates.key if self.dates else "")
         for segment in shard:
-            keys = Keys(self.text_key, self.dates.key if self.dates else "")
             for raw in raw_documents(segment, self.documents_in(segment.source), keys):
                 if isinstance(raw, Skipped):
                     if self.on_bad_input == "error":
@@ -102,33 +101,25 @@ class Reader:
                     if skipped:
                         skipped(raw)
                 elif not self.dates:
-                    assert isinstance(raw, str)
-                    yield segment.source, raw
-                else:
-                    dated = raw if isinstance(raw, DatedText) else DatedText(raw, None, None)
-                    if not dated.text or dated.text.isspace():  # no document, so its date does not matter
-                        continue
-                    period = self.dates.period(dated.date)
+                    yield segment.source, raw.text
+                elif raw.text and not raw.text.isspace():  # else no document, so its date does not matter
+                    period = self.dates.period(raw.date)
                     if isinstance(period, int):
-                        yield f"{period}/{segment.source}", dated.text
+                        yield f"{period}/{segment.source}", raw.text
                     elif left_out:
-                        left_out(period, segment.path, dated)
+                        left_out(period, segment.path, raw)
 
-    def words(self, raw: str) -> int:
-        """Words of a document of `raw`."""
-        text = self._normalise(raw)
-        return count_words(text) if text else 0
-
-    def documents_in(self, source: str) -> str:
-        """What a document of a .txt or .md file of the source is."""
-        return self.documents_of.get(source, self.documents)
-
-    def _normalise(self, text: str) -> str:
+    def normalised(self, text: str) -> str:
+        """A document of `raw` as the stream has it; maybe empty."""
         if self.unescape_html:
             text = html.unescape(text)
         if self.strip_control:
             text = _CONTROL.sub("", text)
         return normalise(text)
+
+    def documents_in(self, source: str) -> str:
+        """What a document of a .txt or .md file of the source is."""
+        return self.documents_of.get(source, self.documents)
 
     def split(self, text: str, words: int) -> Iterator[tuple[str, int]]:
         """(text, words) of a document of `read`, or of each of its pieces if it is too long."""
@@ -175,18 +166,25 @@ def find_files(path: str) -> list[str]:
     those in `path` itself. UserError: no files, a dangling link, or a file of unknown format.
     """
     if os.path.exists(path):
-        roots = [Path(path)]
+        roots = [path]
     elif glob.has_magic(path):
-        matches = [Path(match) for match in glob.glob(path, recursive=True) if _named(match, path)]
-        # Links may lead in circles, through which ** goes many times: the shortest way to each name.
-        matches.sort(key=lambda match: (len(match.parts), match), reverse=True)
-        roots = sorted({(os.path.realpath(match.parent), match.name): match for match in matches}.values())
+        # glob itself ignores .*; links may lead in circles, so that the shortest way to each name counts.
+        named = [part for part in Path(path).parts if part.startswith("_")]
+        matches: dict[tuple[str, str], str] = {}
+        for match in sorted(glob.glob(path, recursive=True), key=lambda match: (match.count("/"), match)):
+            hidden = [part for part in Path(match).parts if part.startswith("_")]
+            if all(any(fnmatch.fnmatchcase(part, name) for name in named) for part in hidden):
+                matches.setdefault((os.path.realpath(os.path.dirname(match)), Path(match).name), match)
+        roots = sorted(matches.values())
     else:
         raise UserError(f"{path}: no such file or directory")
     found: dict[str, str] = {}
-    for root in roots:
-        for file in _files_below(root):
+    for file in (file for root in roots for file in _paths_below(root)):
+        if file.is_file():
             found.setdefault(os.path.realpath(file), str(file.absolute()))
+        elif not file.exists():
+            target = f" (a link to {os.readlink(file)}, which is missing)" if file.is_symlink() else ""
+            raise UserError(f"{file}: no file or directory{target}; fetch it, or remove the link")
     files = sorted(found.values())
     if not files:
         where = "an empty directory" if os.path.isdir(path) else "matches no file"
@@ -196,71 +194,42 @@ def find_files(path: str) -> list[str]:
     return files
 
 
-def _hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
+def _paths_below(root: str) -> Iterator[Path]:
+    """`root`, or what is not hidden in a directory and those below."""
 
-
-def _named(match: str, pattern: str) -> bool:
-    """Whether the pattern names all parts of the match that begin with _; glob itself ignores .*."""
-    named = [part for part in Path(pattern).parts if part.startswith("_")]
-    parts = [part for part in Path(match).parts if part.startswith("_")]
-    return all(any(fnmatch.fnmatchcase(part, name) for name in named) for part in parts)
-
-
-def _files_below(root: Path) -> Iterator[Path]:
     def fail(error: OSError) -> None:
         raise UserError(f"{error.filename}: unreadable ({error.strerror})")
 
-    if root.is_file():
-        yield root
+    if not os.path.isdir(root):
+        yield Path(root)
         return
-    if not root.is_dir():
-        raise _dangling(root)
     walked: set[str] = set()
     for folder, below, names in os.walk(root, onerror=fail, followlinks=True):
         real = os.path.realpath(folder)
-        if real in walked:  # links may lead in circles
-            below.clear()
-            continue
+        # links may lead in circles
+        below[:] = [] if real in walked else sorted(name for name in below if not name.startswith((".", "_")))
+        if real not in walked:
+            yield from (Path(folder, name) for name in sorted(names) if not name.startswith((".", "_")))
         walked.add(real)
-        below[:] = sorted(name for name in below if not _hidden(name))
-        for name in sorted(names):
-            file = Path(folder, name)
-            if _hidden(name):
-                continue
-            if file.is_file():
-                yield file
-            elif not file.exists():
-                raise _dangling(file)
-
-
-def _dangling(path: Path) -> UserError:
-    target = f" (a link to {os.readlink(path)}, which is missing)" if path.is_symlink() else ""
-    return UserError(f"{path}: no file or directory{target}; fetch it, or remove the link")
 
 
 def make_shards(files: list[tuple[str, str]], reader: Reader, shard_bytes: int = SHARD_BYTES) -> list[Shard]:
     """Cut files, given as (source, path), into shards of about `shard_bytes`; small files share a shard."""
     shards: list[Shard] = []
     shard: list[Segment] = []
-    size = 0
+    held = 0
     for source, path in files:
-        for segment in _segments(source, path, reader, shard_bytes):
-            if shard and size + segment.end - segment.start > shard_bytes:
+        size, starts = 0, [0]
+        with contextlib.suppress(OSError):  # reported when the documents are read
+            size = os.path.getsize(path)
+            starts = segment_starts(path, reader.documents_in(source), size, shard_bytes)
+        for start, end in zip(starts, [*starts[1:], size], strict=True):
+            if shard and held + end - start > shard_bytes:
                 shards.append(tuple(shard))
-                shard, size = [], 0
-            shard.append(segment)
-            size += segment.end - segment.start
+                shard, held = [], 0
+            shard.append(Segment(source, path, start, end))
+            held += end - start
     return [*shards, tuple(shard)] if shard else shards
-
-
-def _segments(source: str, path: str, reader: Reader, shard_bytes: int) -> Iterator[Segment]:
-    size, starts = 0, [0]
-    with contextlib.suppress(OSError):  # reported when the documents are read
-        size = os.path.getsize(path)
-        starts = segment_starts(path, reader.documents_in(source), size, shard_bytes)
-    for start, end in zip(starts, [*starts[1:], size], strict=True):
-        yield Segment(source, path, start, end)
 
 
 def changed(shard: Shard) -> UserError:

@@ -123,7 +123,11 @@ def finalise_part(
         raise damaged(space.directory / "bucket-*.bin")
     write_index(f"{path}.idx", lengths, code)
     if near:
-        _write_entries(space, Path(f"{path}{NEAR}"), *near)
+        files, arrival = near
+        with open_items(Path(f"{path}{NEAR}")) as file:
+            for number in range(files):
+                entries = mapped(space.file("past", number, "bin"), ENTRY)
+                file.write(entries[entries["arrival"] == arrival].tobytes())
     suffixes = (*SUFFIXES, NEAR) if near else SUFFIXES
     part = Part(
         name=name,
@@ -137,14 +141,6 @@ def finalise_part(
         bytes=sums["bytes"],
     )
     write_json_atomic(space.directory / f"{name}.json", dataclasses.asdict(part))
-
-
-def _write_entries(space: Workspace, path: Path, files: int, arrival: int) -> None:
-    """Write the entries of a mega-batch, which `files` files past-NNNNN.bin hold among others."""
-    with open_items(path) as file:
-        for number in range(files):
-            entries = mapped(space.file("past", number, "bin"), ENTRY)
-            file.write(entries[entries["arrival"] == arrival].tobytes())
 
 
 def copy_atomic(source: str | Path, target: Path) -> None:

@@ -1,11 +1,11 @@
 """GPT-2's byte-level BPE, from given encoder.json and vocab.bpe, with the ids of fairseq."""
 
+import json
 from pathlib import Path
 
 import regex
 
 from alma.errors import UserError
-from alma.schema import parse_json
 from data_prep.dictionary import SPECIALS
 from data_prep.tokenizer import END, Encoder
 
@@ -42,17 +42,14 @@ class GPT2(Encoder):
 def _read_ids(path: str | Path, alphabet: list[str]) -> dict[str, int]:
     """encoder.json: {token: id}, tokens spelt in GPT-2's `alphabet` of bytes."""
     try:
-        ids = parse_json(Path(path).read_text("utf-8"))
-    except ValueError as error:
+        ids = json.loads(Path(path).read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not JSON ({error}); copy encoder.json again") from error
-    if not isinstance(ids, dict) or not all(type(i) is int for i in ids.values()):
-        raise UserError(f"{path}: not GPT-2's encoder.json, an object of tokens and their ids")
-    if sorted(ids.values()) != list(range(len(ids))):
+    whole = isinstance(ids, dict) and all(type(i) is int for i in ids.values())
+    if not whole or sorted(ids.values()) != list(range(len(ids))) or not ids.keys() >= set(alphabet):
         raise UserError(
-            f"{path}: the ids of its {len(ids):,} tokens are not 0 to {len(ids) - 1:,}, once each"
+            f"{path}: not GPT-2's encoder.json, which has tokens, all bytes among them, with ids from 0 on"
         )
-    if lacking := set(alphabet) - ids.keys():
-        raise UserError(f"{path}: lacks tokens for {len(lacking)} of the 256 bytes, such as {min(lacking)!r}")
     return ids
 
 
@@ -69,17 +66,13 @@ def _read_merges(path: str | Path, ids: dict[str, int]) -> list[tuple[str, str]]
     merges: list[tuple[str, str]] = []
     used: set[str] = set()
     for number, line in enumerate(lines, 2):
-        pair = tuple(line.split())
-        if len(pair) != 2:
-            raise UserError(f"{path}:{number}: {line!r} is not two tokens; copy vocab.bpe again")
-        joined = "".join(pair)
-        if unknown := {*pair, joined} - ids.keys():
+        one, _, other = line.partition(" ")
+        # a token that is merged before it is made: fairseq and tokenizers would merge in different orders
+        if not {one, other, one + other} <= ids.keys() or one + other in used:
             raise UserError(
-                f"{path}:{number}: the token {min(unknown)!r} is not in encoder.json; give the two files of "
-                "one vocabulary"
+                f"{path}:{number}: {line!r} does not merge two tokens of encoder.json, or too late; give the "
+                "two files of one vocabulary"
             )
-        if joined in used:  # fairseq and tokenizers would merge in different orders
-            raise UserError(f"{path}:{number}: makes {joined!r}, which an earlier line uses: no trained BPE")
-        used.update(pair)
-        merges.append(pair)
+        used |= {one, other}
+        merges.append((one, other))
     return merges

@@ -1,9 +1,8 @@
 """Describe a stream, or verify its files: `alma inspect`. The heavy imports come after parsing."""
 
-import argparse
 import os
 
-from alma.errors import Parser, command
+from alma.errors import Parser, command, count
 from alma.help_texts import WORKERS
 
 _EXAMPLES = """\
@@ -13,12 +12,6 @@ examples:
   alma inspect stream --samples 2  # and the beginnings of two documents of each part
   alma inspect stream --verify     # after a copy: are all files complete and unchanged?
 """
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)
 
 
 def parser() -> Parser:
@@ -36,11 +29,11 @@ def parser() -> Parser:
     verify = "check all files for changes and all documents for duplicates; exit with 2 if there is a problem"
     either("--verify", action="store_true", help=verify)
     samples = "print the beginnings of N random documents of each part too"
-    either("--samples", type=_positive, default=0, metavar="N", help=samples)
+    either("--samples", type=count, default=0, metavar="N", help=samples)
     seed = "seed of the samples and of the i.i.d. test's regroupings (default: 0)"
     made.add_argument("--seed", type=int, default=0, metavar="S", help=seed)
     cores = len(os.sched_getaffinity(0))
-    made.add_argument("--workers", type=_positive, default=cores, metavar="K", help=WORKERS)
+    made.add_argument("--workers", type=count, default=cores, metavar="K", help=WORKERS)
     return made
 
 

@@ -109,10 +109,14 @@ class Ordered(Wanted):
         """The error of several mega-batches; problems are `TooSmall` or others."""
         return UserError("; ".join(map(str, problems)))
 
+    @property
+    def needed(self) -> int:
+        """Words that a mega-batch must have."""
+        return self.eval_words + self.valid_words + (self.words or 1)
+
     def _spans(self, pool: Pool, t: int, corpus: SortedCorpus) -> list[Span]:
         """The splits of mega-batch t: roles 1, 2, 3, 4 and 0."""
-        needed = self.eval_words + self.valid_words + (self.words or 1)
-        name = self.title(t)
+        needed, name = self.needed, self.title(t)
         if pool.words < needed:
             read = int(corpus.read[:, 0, corpus.arrivals == t].sum())
             raise TooSmall(
@@ -176,25 +180,22 @@ def from_file(path: str, sources: list[str]) -> list[list[str]]:
         record = yaml.load(Path(path).read_text("utf-8"), yaml.BaseLoader)
     except OSError as error:
         raise UserError(f"--order {path}: {(error.strerror or 'unreadable').lower()}") from error
-    except RecursionError:
-        raise UserError(f"--order {path}: not YAML (nested too deeply)") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"--order {path}: not YAML ({' '.join(str(error).split())})") from error
-    order = [[each] if isinstance(each, str) else each for each in record] if isinstance(record, list) else []
-    if not order or not all(
-        isinstance(names, list) and names and all(isinstance(name, str) for name in names) for names in order
-    ):
+    order = [[item] if isinstance(item, str) else item for item in record] if isinstance(record, list) else []
+    lists = all(isinstance(batch, list) and batch for batch in order)
+    names = [name for batch in order for name in batch] if lists else []
+    if not names or not all(isinstance(name, str) for name in names):
         raise UserError(
             f"--order {path}: expected a list of mega-batches, each a source or a list of sources, such as "
             "[2023, [2024, books]]"
         )
-    names = [name for each in order for name in each]
-    problems = [
-        f"no source {name} among the CORPUS arguments; {hint(name, sources)}"
-        for name in dict.fromkeys(names)
-        if name not in sources
-    ]
-    problems += [f"{name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    problems = []
+    for name in dict.fromkeys(names):
+        if name not in sources:
+            problems.append(f"no source {name} among the CORPUS arguments; {hint(name, sources)}")
+        if names.count(name) > 1:
+            problems.append(f"{name} is there twice")
     if missing := sorted(set(sources) - set(names)):
         problems.append(f"{', '.join(missing)} missing from the order")
     if problems:

@@ -4,22 +4,18 @@ The sources of a period are named NUMBER/SOURCE, with the number of the period, 
 mega-batch; so all later stages are those of an ordered stream.
 """
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
 from alma.files import write_json_atomic
-from alma.schema import shown
-from data_prep.blocks import Skipped
+from data_prep.compressed import Document, Skipped
 from data_prep.dates import Dates, LeftOut, label
-from data_prep.documents import Shard
-from data_prep.fields import DatedText
+from data_prep.documents import Shard, count_words
 from data_prep.order import Ordered, TooSmall
-from data_prep.work import Work, Workspace, damaged
+from data_prep.work import Work, Workspace, read_json
 
 MOST = 1000
 """Mega-batches of a stream; each has three parts, and a row in tables."""
@@ -67,24 +63,16 @@ class Dated(Ordered):
         small = [error for error in problems if isinstance(error, TooSmall)]
         found = [str(error) for error in problems if not isinstance(error, TooSmall)]
         if small:
-            listed = [f"{self.periods[error.t]} ({error.words:,} words)" for error in small]
-            remedy = (
-                "--merge-small counts words before duplicates are dropped, so choose longer periods"
-                if self.merge_small
-                else "merge them with --merge-small, choose longer periods"
-            )
+            remedy = "" if self.merge_small else "merge them with --merge-small, "
+            sizes = self.eval_words, self.valid_words, self.words or 1
+            parts = "{:,} test + {:,} validation + {:,} training".format(*sizes)
+            listed = abridged([f"{self.periods[error.t]} ({error.words:,} words)" for error in small])
             found.insert(
                 0,
                 f"{len(small):,} of {len(self.periods):,} periods have fewer than the {self.needed:,} words "
-                f"of their parts ({self.eval_words:,} test + {self.valid_words:,} validation + "
-                f"{self.words or 1:,} training): {abridged(listed)}; {remedy} or ask for fewer words",
+                f"of their parts ({parts}): {listed}; {remedy}choose longer periods or ask for fewer words",
             )
         return UserError("; ".join(found))
-
-    @property
-    def needed(self) -> int:
-        """Words that a period must have."""
-        return self.eval_words + self.valid_words + (self.words or 1)
 
 
 def abridged(names: Sequence[str]) -> str:
@@ -100,17 +88,16 @@ def count_dates(space: Workspace, number: int, shard: Shard, words: bool) -> Non
     found: Counter[str] = Counter()
     left_out: dict[LeftOut, list[Any]] = {}  # documents, and the first of them
 
-    def leave(why: LeftOut, path: str, document: DatedText) -> None:
+    def leave(why: LeftOut, path: str, document: Document) -> None:
         if why not in left_out:
-            date = "no date" if document.date is None else shown(document.date)
-            first = Skipped(path, document.offset, date) if document.offset is not None else path
-            left_out[why] = [0, str(first)]
+            date = "no date" if document.date is None else repr(document.date)[:60]
+            left_out[why] = [0, str(Skipped(path, document.offset, date))]
         left_out[why][0] += 1
 
-    for source, text in space.reader.raw(shard, None, leave):
-        found[source] += space.reader.words(text) if words else 0
-    record = {"words": found, "left_out": left_out}
-    write_json_atomic(space.file("dates", number, "json"), record)
+    for source, raw in space.reader.raw(shard, None, leave):
+        text = space.reader.normalised(raw) if words else ""
+        found[source] += count_words(text) if text else 0
+    write_json_atomic(space.file("dates", number, "json"), {"words": found, "left_out": left_out})
 
 
 def find_periods(
@@ -124,13 +111,27 @@ def find_periods(
     assert dates
     work.each("dates", count_dates, space, "dates.json", shards, "B", wanted.merge_small)
     words: Counter[str] = Counter()
-    left_out: dict[str, list[Any]] = {}
+    counts: Counter[str] = Counter()  # of what is left out
+    first: dict[str, str] = {}
     for number in range(len(shards)):
-        record = _read(space.file("dates", number, "json"))
+        record = read_json(space.file("dates", number, "json"))
         words.update(record["words"])
-        for why, (count, first) in record["left_out"].items():
-            left_out.setdefault(why, [0, first])[0] += count
-    _require_dated(dates, left_out, len(words))
+        for why, (count, example) in record["left_out"].items():
+            counts[why] += count
+            first.setdefault(why, example)
+    unusable = [
+        f"{counts[why]:,} documents {what} (first: {first[why]})"
+        for why, what in _UNUSABLE.items()
+        if counts[why]
+    ]
+    if unusable and dates.undated == "error":
+        raise UserError(
+            f"--by {dates.by}, --date-key {dates.key}: {'; '.join(unusable)}; fix them, name another field, "
+            "or leave them out with --undated skip"
+        )
+    if not words:
+        listed = ", ".join(f"{count:,} {why}" for why, count in counts.items())
+        raise UserError(f"no document is in a period of the stream: left out {listed or 'none'}")
     sources: dict[int, list[str]] = {}
     for source in sorted(words):
         sources.setdefault(int(source.partition("/")[0]), []).append(source)
@@ -149,33 +150,9 @@ def find_periods(
         periods=[own[0] if len(own) == 1 else f"{own[0]}..{own[-1]}" for own in names],
     )
     return made, {
-        "left_out": {why: left_out[why][0] for why in LeftOut if why in left_out},
+        "left_out": {why: counts[why] for why in LeftOut if counts[why]},
         "empty": empty_periods(dates, list(sizes)),
     }
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError:
-        raise damaged(path) from None
-
-
-def _require_dated(dates: Dates, left_out: Mapping[str, Sequence[Any]], found: int) -> None:
-    """UserError: documents without a usable date, or no document with one."""
-    unusable = [
-        f"{left_out[why][0]:,} documents {what} (first: {left_out[why][1]})"
-        for why, what in _UNUSABLE.items()
-        if why in left_out
-    ]
-    if unusable and dates.undated == "error":
-        raise UserError(
-            f"--by {dates.by}, --date-key {dates.key}: {'; '.join(unusable)}; fix them, name another field, "
-            "or leave them out with --undated skip"
-        )
-    if not found:
-        counts = [f"{count:,} {why}" for why, (count, _) in left_out.items()]
-        raise UserError(f"no document is in a period of the stream: left out {', '.join(counts) or 'none'}")
 
 
 def merged(sizes: Mapping[int, int], needed: int) -> list[list[int]]:
@@ -190,10 +167,10 @@ def merged(sizes: Mapping[int, int], needed: int) -> list[list[int]]:
         if sum(sizes[each] for each in own) >= needed:
             groups.append(own)
             own = []
-    if own and groups:
+    if not groups:
+        return [own]
+    if own:
         groups[-1] += own
-    elif own:
-        groups = [own]
     return groups
 
 

@@ -15,16 +15,15 @@ from alma.configs import differing
 from alma.errors import UserError
 from alma.files import LOCK, locked, make_directory, sha256_file
 from alma.stream import VERSION, Part, Stream, is_stream
-from data_prep import advice, cut, disk, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
+from data_prep import advice, cut, documents, encode, install, plan, ranges, scan, shuffle, tokenizer
 from data_prep.cut import Wanted
 from data_prep.documents import Reader
 from data_prep.near_duplicates import count_ranges, entry_files, find_range, write_bands
 from data_prep.periods import Dated, find_periods
 from data_prep.plan import CorpusPlan
-from data_prep.work import Task, Work, Workspace, damaged
+from data_prep.work import Task, Work, Workspace, damaged, read_json
 
 _LAYOUT = 5  # version of the work directory; increase it when files of older code cannot be used
-_NEAR = ("near_duplicate_documents", "near_duplicate_words")
 _SKIPS = 1000  # skipped documents that stream.json lists
 
 
@@ -41,8 +40,6 @@ class StreamSettings:
     """Tokens to train; None with a given `tokenizer`."""
     tokenizer: dict[str, str]
     """Paths of the files of a given tokenizer, by their names in the stream; empty: train one."""
-    check_disk: bool = True
-    """Whether too little free disk is an error; the stream does not depend on it."""
     near_duplicates: bool = False
     """Whether near duplicates are dropped."""
 
@@ -79,15 +76,18 @@ def make_stream(settings: StreamSettings, out: Path, work: Work) -> Stream:
     record = settings.record()
     if settings.tokenizer:
         encode.open_encoder(settings.tokenizer)  # bad files must fail now, not after hours of scanning
-    _require_free(out)
+    make_directory(out)
+    ours = is_stream(out) or install.works(out) or any(out.glob(f".*{install.WORK}*.tmp"))
+    if not ours and any(path.name != LOCK for path in out.iterdir()):
+        raise UserError(f"{out}: not empty and no stream; choose another --out")
     if is_stream(out) and not install.leftovers(out):  # nothing to write, so `out` may be read-only
-        return _finished(out, settings.seed, record)
+        return _finished(Stream.load(out), settings.seed, record)
     with locked(out):
+        install.recover(out)
         if not is_stream(out):
             return _make(settings, record, out, work)
-        stream = _finished(out, settings.seed, record)
-        install.clean(out)
-        return stream
+        install.remove_others(out)
+        return _finished(Stream.load(out), settings.seed, record)
 
 
 def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Work) -> Stream:
@@ -97,53 +97,38 @@ def append(settings_for: Callable[[Stream], StreamSettings], out: Path, work: Wo
     mega-batch. Returns at once if the same addition was made before. UserError: a bad corpus, a stream
     without .keys, or another process holds its lock.
     """
-    Stream.load(out)  # a UserError before there is a lock file
+    if not install.works(out):
+        Stream.load(out)  # a UserError before there is a lock file
     with locked(out):
+        install.recover(out)
         stream = Stream.load(out)
         settings = settings_for(stream)
         record = settings.record()
-        if any(_same(each, record) for each in stream.appended):
-            _nothing_to_do(stream)
-            install.clean(out)
+        identity = {name: value for name, value in record.items() if name != "first"}
+        if any(addition.items() >= identity.items() for addition in stream.appended):
+            install.remove_others(out)
+            _say_finished(stream)
             return stream
-        for path in _keys(stream.parts, out):
-            if not path.is_file():
+        for part in stream.parts:
+            if not (path := out / f"{part.prefix}.keys").is_file():
                 raise UserError(f"{path}: missing; the documents of the stream are unknown without it")
         if changed := install.wrong_size(stream.parts, out):
             raise UserError(f"{changed}: damaged; restore the file, or make the stream anew")
         return _make(settings, record, out, work, stream)
 
 
-def _keys(parts: Sequence[Part], out: Path) -> list[Path]:
-    """The files that identify the documents of the stream."""
-    return [out / f"{part.prefix}.keys" for part in parts]
-
-
-def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether two records are of the same call of `append`; a repeated call has a later `first`."""
-    return all(old.get(name) == value for name, value in new.items() if name != "first")
-
-
-def _require_free(out: Path) -> None:
-    """UserError: the directory holds anything but a stream, finished or not."""
-    make_directory(out)
-    ours = is_stream(out) or install.works(out)
-    if not ours and any(path.name != LOCK for path in out.iterdir()):
-        raise UserError(f"{out}: not empty and no stream; choose another --out")
-
-
-def _finished(out: Path, seed: int, record: dict[str, Any]) -> Stream:
-    """The stream in `out`. UserError: it was made with other settings."""
-    stream = Stream.load(out)
+def _finished(stream: Stream, seed: int, record: dict[str, Any]) -> Stream:
+    """The stream in --out. UserError: it was made with other settings."""
     if changed := sorted(differing([{"seed": stream.seed, **stream.settings}, {"seed": seed, **record}])):
         raise UserError(
-            f"{out}: holds a stream made with other settings ({', '.join(changed)}); choose another --out"
+            f"{stream.directory}: holds a stream made with other settings ({', '.join(changed)}); choose "
+            "another --out"
         )
-    _nothing_to_do(stream)
+    _say_finished(stream)
     return stream
 
 
-def _nothing_to_do(stream: Stream) -> None:
+def _say_finished(stream: Stream) -> None:
     print(f"{stream.directory}: already finished with the same settings; nothing to do", file=sys.stderr)
 
 
@@ -152,22 +137,27 @@ def _make(
 ) -> Stream:
     """Make a new stream, or an addition to `before`, in the work directory; then install it."""
     had = before.parts if before else ()
-    space = _workspace(settings, record, out, had)
-    if is_stream(space.finished):  # killed during the installation
-        return install.install(space.directory, out)
+    known = [info.sha256 for part in had for info in part.files.values()]
+    constants = [VERSION, _LAYOUT, documents.SHARD_BYTES, plan.BUCKET_BYTES, sentencepiece.__version__, known]
+    directory = out / (install.WORK + _digest([settings.seed, record, constants]))
+    install.remove_others(out, directory)
+    directory.mkdir(exist_ok=True)
+    for name, given in settings.tokenizer.items():
+        encode.copy_atomic(given, directory / name)
+    space = Workspace(directory, settings.seed, settings.reader, settings.sources)
     corpus, parts = _run(space, settings, work, had, out)
-    megabatches, tests, valids = (
-        tuple(part for part in parts if part.name.startswith(role))
+    made = {
+        role: tuple(part for part in parts if part.name.startswith(role))
         for role in ("megabatch_", "test_", "valid_")
-    )
+    }
     if before:
         stream = replace(
             before,
             directory=space.finished,
-            megabatches=before.megabatches + megabatches,
+            megabatches=before.megabatches + made["megabatch_"],
             appended=(*before.appended, {**record, "corpus": corpus}),
-            held_out=before.held_out + tests,
-            held_out_valid=before.held_out_valid + valids,
+            held_out=before.held_out + made["test_"],
+            held_out_valid=before.held_out_valid + made["valid_"],
         )
     else:
         by_name = {part.name: part for part in parts}
@@ -176,33 +166,17 @@ def _make(
             version=VERSION,
             seed=settings.seed,
             vocab_size=len(encode.load_encoder(space.directory).tokens),
-            megabatches=megabatches,
+            megabatches=made["megabatch_"],
             valid=by_name["valid"],
             test=by_name["test"],
             settings=record,
             files=encode.finalise_vocabulary(space),
             corpus=corpus,
-            held_out=tests,
-            held_out_valid=valids,
+            held_out=made["test_"],
+            held_out_valid=made["valid_"],
         )
     stream.write()
     return install.install(space.directory, out)
-
-
-def _workspace(
-    settings: StreamSettings, record: dict[str, Any], out: Path, before: Sequence[Part]
-) -> Workspace:
-    """The workspace of these settings. `before`: parts of an extended stream. UserError: no disk."""
-    had = [info.sha256 for part in before for info in part.files.values()]
-    constants = [VERSION, _LAYOUT, documents.SHARD_BYTES, plan.BUCKET_BYTES, sentencepiece.__version__, had]
-    directory = out / (install.WORK + _digest([settings.seed, record, constants]))
-    install.remove_unfinished(out, directory)
-    if settings.check_disk:
-        disk.require_space(out, [path for _, path in settings.files], settings.wanted, directory)
-    directory.mkdir(exist_ok=True)
-    for name, given in settings.tokenizer.items():
-        encode.copy_atomic(given, directory / name)
-    return Workspace(directory, settings.seed, settings.reader, settings.sources)
 
 
 def _run(
@@ -219,17 +193,23 @@ def _run(
         settings = replace(settings, wanted=dated)
         space = replace(space, sources=settings.sources)
     wanted, drop = settings.wanted, settings.near_duplicates
-    arrivals = wanted.first + wanted.arrivals(space.sources) if drop else None
-    work.each("scan", scan.scan_shard, space, "scan.bin", shards, "B", arrivals)
+    arrivals = wanted.first + wanted.arrivals(space.sources)
+    work.each("scan", scan.scan_shard, space, "scan.bin", shards, "B", arrivals if drop else None)
     near = None
     if drop:
         past = [out / name for part in before for name in part.files if name.endswith(encode.NEAR)]
         near = find_near(space, wanted, work, len(shards), past)
-    count = sort_documents(space, wanted, work, len(shards), _keys(before, out), near)
-    warnings = _warnings(space, settings, count)
+    keys = [out / f"{part.prefix}.keys" for part in before]
+    count = sort_documents(space, wanted, work, len(shards), keys, near)
+    sums = ranges.load_sums(space, count)
+    warnings = advice.books(settings.files, settings.reader, space.by_name(sums["read"][:, :2].sum(0).T))
+    if settings.reader.max_document_words:
+        warnings += advice.long_documents(int(sums["whole"].max()), wanted)
+    for line in warnings:  # now: encoding may take hours
+        print(line, file=sys.stderr)
     planned = plan_buckets(space, wanted, work, count)
-    ranged = [(1,)] * count
     if drop:
+        ranged = [(1,)] * count
         work.each("hashes", plan.keep_entries, space, "past.bin", ranged, "range", count, len(shards), wanted)
     work.each("shuffle", shuffle.shuffle_shard, space, "spill.npy", shards, "B", wanted, count)
     shuffle.check_shuffle(space, planned, len(shards))
@@ -241,21 +221,31 @@ def _run(
     buckets = [(words,) for words in planned.bucket_words.tolist()]
     work.each("encode", encode.encode_bucket, space, "bucket.npz", buckets, "word", len(shards))
     encode.check_encode(space, planned)
-    parts = _finalise(space, wanted, planned, work, count if drop else 0)
+    code = encode.load_encoder(space.directory).dtype_code
+    tasks: list[Task] = []
+    for name, numbers in wanted.parts.items():
+        words = planned.source_words[numbers].sum(0).tolist()
+        own = [bucket for number in numbers for bucket in planned.buckets(number)]
+        entries = None
+        if drop and len(tasks) + wanted.first in arrivals:  # mega-batches are the first parts
+            entries = count, len(tasks) + wanted.first
+        final = (space, name, own, space.by_name(words), code, entries)
+        tasks.append(Task(space.directory / f"{name}.json", sum(words), final))
+    work.run("finalise", encode.finalise_part, tasks, "word")
+    parts = [replace(_part(space, task.done), period=wanted.period(task.done.stem)) for task in tasks]
     corpus = _corpus_record(space, settings, planned, len(shards), warnings)
     return corpus | ({"dates": dates} if dates else {}), parts
 
 
-def _warnings(space: Workspace, settings: StreamSettings, count: int) -> list[str]:
-    """Warnings about the documents of `count` sorted ranges, also printed: encoding may take hours."""
-    sums = ranges.load_sums(space, count)
-    totals = space.by_name(sums["read"][:, :2].sum(0).T)
-    warnings = advice.books(settings.files, settings.reader, totals)
-    if settings.reader.max_document_words:
-        warnings += advice.long_documents(int(sums["whole"].max()), settings.wanted)
-    for line in warnings:
-        print(line, file=sys.stderr)
-    return warnings
+def _part(space: Workspace, path: Path) -> Part:
+    """A part of the stream in the work directory. UserError: it is damaged."""
+    try:
+        part = Part.from_dict(read_json(path))
+    except ValueError:
+        raise damaged(path) from None
+    if changed := install.wrong_size([part], space.finished):
+        raise UserError(f"{changed}: damaged; remove {space.directory} and run again")
+    return part
 
 
 def find_near(space: Workspace, wanted: Wanted, work: Work, shards: int, past: list[Path]) -> tuple[int, int]:
@@ -301,33 +291,6 @@ def plan_buckets(space: Workspace, wanted: Wanted, work: Work, count: int) -> Co
     return plan.collect_plan(space, wanted, count)
 
 
-def _finalise(space: Workspace, wanted: Wanted, planned: CorpusPlan, work: Work, near: int) -> list[Part]:
-    """Run the last stage; the parts in the order of `Wanted.parts`. `near`: number of files past-*.bin."""
-    batches = wanted.arrivals(space.sources).tolist()
-    code = encode.load_encoder(space.directory).dtype_code
-    tasks: list[Task] = []
-    for batch, (name, numbers) in enumerate(wanted.parts.items()):  # mega-batches are the first parts
-        words = planned.source_words[numbers].sum(0).tolist()
-        buckets = [bucket for number in numbers for bucket in planned.buckets(number)]
-        entries = (near, wanted.first + batch) if near and batch in batches else None
-        arguments = (space, name, buckets, space.by_name(words), code, entries)
-        tasks.append(Task(space.directory / f"{name}.json", sum(words), arguments))
-    work.run("finalise", encode.finalise_part, tasks, "word")
-    made = (_finished_part(space, task.done) for task in tasks)
-    return [replace(part, period=wanted.period(part.name)) for part in made]
-
-
-def _finished_part(space: Workspace, path: Path) -> Part:
-    """A part of the stream in the work directory. UserError: it is damaged."""
-    try:
-        part = Part.from_dict(json.loads(path.read_text()))
-    except (ValueError, UserError):
-        raise damaged(path) from None
-    if changed := install.wrong_size([part], space.finished):
-        raise UserError(f"{changed}: damaged; remove {space.directory} and run again")
-    return part
-
-
 def _corpus_record(
     space: Workspace, settings: StreamSettings, planned: CorpusPlan, shards: int, warnings: list[str]
 ) -> dict[str, Any]:
@@ -338,7 +301,8 @@ def _corpus_record(
         for name in ("documents", "words", "duplicate_documents", "duplicate_words")
     }
     if settings.near_duplicates:
-        corpus |= zip(_NEAR, planned.near.tolist(), strict=True)
+        names = ("near_duplicate_documents", "near_duplicate_words")
+        corpus |= zip(names, planned.near.tolist(), strict=True)
     corpus["surplus_words"] = planned.words - planned.duplicate_words - int(planned.source_words.sum())
     if wanted.words:
         words = planned.source_words.sum(1)[: wanted.mega_batches]

@@ -7,7 +7,6 @@ text, all in one range of keys. All later stages call a piece a document, except
 """
 
 import hashlib
-import json
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from alma.files import write_json_atomic
 from alma.stream import KEY_BYTES
 from data_prep.documents import Shard, Skipped, changed
 from data_prep.near_duplicates import writing_entries
-from data_prep.work import DOCUMENT_BYTES, Workspace, changes, damaged, mapped, open_items
+from data_prep.work import DOCUMENT_BYTES, Workspace, changes, mapped, open_items, read_json
 
 RECORD = np.dtype(
     [
@@ -177,8 +176,4 @@ def skips(space: Workspace, shards: int) -> Iterator[Skipped]:
     for number in range(shards):
         path = space.file("skipped", number, "json")
         if path.exists():
-            try:
-                found = json.loads(path.read_bytes())
-            except ValueError:
-                raise damaged(path) from None
-            yield from (Skipped(*each) for each in found)
+            yield from (Skipped(*fields) for fields in read_json(path))

@@ -10,7 +10,7 @@ V dictionary size, G = GROUPS.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,16 +46,6 @@ def group_ends(size: int) -> list[int]:
     return [size * k // GROUPS for k in range(1, GROUPS + 1)]
 
 
-def running_sizes(sizes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield blocks of the cumulative sum of `sizes` (int64) and of `sizes`."""
-    position = 0
-    for start in range(0, len(sizes), _BLOCK):
-        block = sizes[start : start + _BLOCK]
-        running = np.cumsum(block, dtype=np.int64) + position
-        position = int(running[-1])
-        yield running, block
-
-
 def token_blocks(ids: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (position, ids) of each block."""
     for start in range(0, len(ids), _BLOCK):
@@ -73,8 +63,13 @@ def open_part(path: str) -> tuple[np.ndarray, np.ndarray]:
         ids = np.memmap(f"{path}.bin", DTYPES[code], "r")
     except (OSError, ValueError) as error:  # missing; or empty, or not a whole number of ids
         raise UserError(f"{path}: damaged ({error}); `--verify` lists all damage") from error
-    found = (running[block == 1] for running, block in running_sizes(sizes))
-    ends = np.concatenate([np.zeros(0, np.int64), *found])
+    found, position = [np.zeros(0, np.int64)], 0
+    for start in range(0, len(sizes), _BLOCK):
+        block = sizes[start : start + _BLOCK]
+        running = np.cumsum(block, dtype=np.int64) + position
+        found.append(running[block == 1])
+        position = int(running[-1])
+    ends = np.concatenate(found)
     if not len(ends) or ends[-1] != len(ids) or (np.diff(ends) < 1).any():
         raise UserError(f"{path}: damaged (.idx does not fit .bin); `--verify` lists all damage")
     keys = np.fromfile(f"{path}.keys", f"S{KEY_BYTES}") if os.path.isfile(f"{path}.keys") else ends[:0]
@@ -144,34 +139,10 @@ def compare(
 
 def divergence(one: np.ndarray, other: np.ndarray) -> float:
     """Jensen-Shannon divergence in bits of two vectors of counts, each scaled to sum to 1."""
+
+    def entropy(p: np.ndarray) -> float:
+        p = p[p > 0]
+        return float(-(p * np.log2(p)).sum())
+
     one, other = one / one.sum(), other / other.sum()
-    return float(_entropy((one + other) / 2) - (_entropy(one) + _entropy(other)) / 2)
-
-
-def _entropy(p: np.ndarray) -> np.floating:
-    p = p[p > 0]
-    return -(p * np.log2(p)).sum()
-
-
-def share_deviation(shares: Sequence[float], lengths: Sequence[np.ndarray]) -> list[float]:
-    """z-scores, at their smallest, of a source's share in each part against its share in the others.
-
-    `lengths`: tokens of the documents of each part. The source of a document is not recorded, so the standard
-    deviation is the largest possible: that of a source with the longest documents.
-    """
-    result = []
-    tokens = [int(own.sum()) for own in lengths]
-    everything = sum(tokens)
-    pooled = sum(share * size for share, size in zip(shares, tokens, strict=True)) / everything
-    for share, size, own in zip(shares, tokens, lengths, strict=True):
-        rest = everything - size
-        if not rest or not 0 < pooled < 1:
-            result.append(0.0)
-            continue
-        smaller = min(pooled, 1 - pooled)
-        longest = np.sort(own)[::-1].astype(float)
-        of_source = np.cumsum(longest) - longest < smaller * size
-        variance = (longest**2 * np.where(of_source, (1 - smaller) ** 2, smaller**2)).sum() / size**2
-        others = (pooled * everything - share * size) / rest
-        result.append(float((share - others) / np.sqrt(variance * everything / rest)))
-    return result
+    return entropy((one + other) / 2) - (entropy(one) + entropy(other)) / 2

@@ -66,7 +66,18 @@ def train(texts: Iterable[bytes], vocab_size: int) -> bytes:
     except RuntimeError as error:
         if "KeyboardInterrupt" in str(error):  # of `_lines`
             raise KeyboardInterrupt from None
-        raise _training_error(str(error), vocab_size) from error
+        message = f"SentencePiece could not train: {error}"
+        if most := re.search(r"value <= (\d+)", str(error)):
+            message = (
+                f"--vocab-size {vocab_size:,} is too large for the first mega-batch, which gives at most "
+                f"{int(most[1]) - _OWN_SPECIALS:,} tokens; ask for fewer tokens or more words"
+            )
+        elif least := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+            message = (
+                f"--vocab-size {vocab_size:,} is too small for the characters of the first mega-batch; ask "
+                f"for more than {int(least[1]) - _OWN_SPECIALS:,}"
+            )
+        raise UserError(message) from error
     return model.getvalue()
 
 
@@ -77,20 +88,6 @@ def _lines(texts: Iterable[bytes]) -> Iterator[str]:
         left -= len(text)
         if left <= 0:
             return
-
-
-def _training_error(message: str, vocab_size: int) -> UserError:
-    if most := re.search(r"value <= (\d+)", message):
-        return UserError(
-            f"--vocab-size {vocab_size:,} is too large for the first mega-batch, which gives at most "
-            f"{int(most[1]) - _OWN_SPECIALS:,} tokens; ask for fewer tokens or more words"
-        )
-    if least := re.search(r"required_chars\. \d+ vs (\d+)", message):
-        return UserError(
-            f"--vocab-size {vocab_size:,} is too small for the characters of the first mega-batch; ask for "
-            f"more than {int(least[1]) - _OWN_SPECIALS:,}"
-        )
-    return UserError(f"SentencePiece could not train: {message}")
 
 
 class Encoder(ABC):
@@ -202,7 +199,12 @@ class SentencePiece(Encoder):
         super().__init__(tokens, [UNKNOWN, 0, EOS, *range(SPECIALS, len(tokens) + SPECIALS)])
         self._starts = np.array([False] * _OWN_SPECIALS + [token.startswith(_SPACE) for token in tokens])
         scores = [processor.get_score(i) for i in range(_OWN_SPECIALS, len(self._starts))]
-        self._by_word = self._words_are_independent(scores)
+        # Whether the ids of a sentence are those of its words, as for every model trained here. Of a unigram
+        # model the log-probabilities add up along the sentence, so rounding decides between equally probable
+        # ways to split a word. The scores of BPE are whole numbers: the order of the merges.
+        exact = all(score.is_integer() for score in scores)
+        alone = _SPACE in tokens and not any(_SPACE in token[1:] for token in tokens)
+        self._by_word = exact and alone and self._tokenize("a a") == 2 * self._tokenize("a")
         self._in_rows = self._by_word and scores == [-i for i in range(len(tokens))]  # as BPE is trained
 
     def _cut(self, text: str) -> list[str]:
@@ -231,18 +233,3 @@ class SentencePiece(Encoder):
         data = self._ids[flat].tobytes()
         starts = np.append(np.flatnonzero(self._starts[flat]), len(flat)) * self._ids.itemsize
         return [data[a:b] for a, b in itertools.pairwise(starts.tolist())]
-
-    def _words_are_independent(self, scores: list[float]) -> bool:
-        """Whether the ids of a sentence are those of its words, as for every model trained here.
-
-        Unigram models add up log-probabilities along the sentence, so rounding decides between ways to split
-        a word that are equally probable. The scores of BPE are whole numbers: the order of the merges.
-        """
-        crossing = any(_SPACE in token[1:] for token in self.tokens)
-        exact = all(score.is_integer() for score in scores)
-        return (
-            exact
-            and not crossing
-            and _SPACE in self.tokens
-            and self._tokenize("a a") == 2 * self._tokenize("a")
-        )

@@ -4,6 +4,7 @@
 """
 
 import bisect
+import json
 import mmap
 import os
 import time
@@ -64,6 +65,14 @@ class Workspace:
 def damaged(path: Path) -> UserError:
     """The error of a file of the work directory that is not as it was written."""
     return UserError(f"{path}: damaged; remove {path.parent} and run again")
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file. UserError: it is damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        raise damaged(path) from None
 
 
 def read_arrays(path: Path, *names: str) -> dict[str, np.ndarray]:

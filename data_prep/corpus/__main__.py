@@ -1,12 +1,10 @@
 """Write text that every machine has as JSON lines: `alma corpus`."""
 
 import sys
-from pathlib import Path
+from collections import Counter
 
 from alma.errors import Parser, UserError, command, count
-from data_prep.corpus import debian_changelogs, pydoc
-from data_prep.corpus.recipes import RECIPES, STDOUT, make
-from data_prep.corpus.writer import next_command, summary
+from data_prep.corpus import RECIPES, debian_changelogs, pydoc, writer
 from data_prep.formats import kind
 
 _EXAMPLES = """\
@@ -31,24 +29,25 @@ def parser() -> Parser:
         "       %(prog)s pydoc [topics|stdlib|packages] [--out FILE.jsonl] [--max-words N]",
         description="Write text that every machine has as JSON lines for `alma data`, without a download. "
         "Commits and changelogs are dated, so `alma data --by year` makes a stream that drifts. Prints "
-        "documents, words and years, and the command that makes a stream.",
+        "documents, words and years.",
         epilog=_EXAMPLES,
     )
+    add = made.add_argument
     recipe = (
         "git: the message of each commit before HEAD, without merges and trailers, with the author's date; "
         "debian-changelogs: each entry of the packages' changelogs, with its date; pydoc: the documentation "
         "of Python and of installed packages, without dates"
     )
-    made.add_argument("recipe", choices=RECIPES, metavar="RECIPE", help=recipe)
+    add("recipe", choices=RECIPES, metavar="RECIPE", help=recipe)
     source = (
         f"git: a repository; debian-changelogs: a folder (default: {debian_changelogs.FOLDER}); pydoc: "
         f"{', '.join(pydoc.PARTS[:-1])} or {pydoc.PARTS[-1]} (default: all)"
     )
-    made.add_argument("source", nargs="?", metavar="SOURCE", help=source)
+    add("source", nargs="?", metavar="SOURCE", help=source)
     out = "file to write (default: -, standard output; the summary then goes to standard error)"
-    made.add_argument("--out", default=STDOUT, metavar="FILE.jsonl", help=out)
+    add("--out", default=writer.STDOUT, metavar="FILE.jsonl", help=out)
     words = "stop before the document that would exceed N words (default: write all)"
-    made.add_argument("--max-words", type=count, metavar="N", help=words)
+    add("--max-words", type=count, metavar="N", help=words)
     return made
 
 
@@ -56,20 +55,16 @@ def parser() -> Parser:
 def main() -> None:
     """Write the file and print what is in it."""
     arguments = parser().parse_intermixed_args()  # `git --out FILE REPOSITORY`, too
-    recipe = RECIPES[arguments.recipe]
-    source = recipe.default if arguments.source is None else arguments.source
+    (documents, default), out = RECIPES[arguments.recipe], arguments.out
+    source = default if arguments.source is None else arguments.source
     if source is None:
-        raise UserError(
-            f"{arguments.recipe}: give the repository, such as `alma corpus {arguments.recipe} .`"
-        )
-    out = arguments.out
-    if out != STDOUT and kind(out) not in (".jsonl", ".json"):
+        raise UserError("git: give the repository, such as `alma corpus git .`")
+    printed = out == writer.STDOUT
+    if not printed and kind(out) not in (".jsonl", ".json"):
         raise UserError(f"--out {out}: name it {out}.jsonl, because `alma data` tells formats by suffix")
-    written, left_out = make(arguments.recipe, source, out, arguments.max_words)
-    report = sys.stderr if out == STDOUT else sys.stdout
-    print(summary(written, left_out), file=report)
-    if out != STDOUT:
-        print(f"\nmake a stream of it:\n  {next_command(recipe.name, Path(out), written)}")
+    left_out: Counter[str] = Counter()
+    written = writer.write(documents(source, left_out), out, left_out, arguments.max_words)
+    print(writer.summary(written, left_out), file=sys.stderr if printed else sys.stdout)
 
 
 if __name__ == "__main__":

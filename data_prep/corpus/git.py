@@ -12,13 +12,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
 
 from alma.errors import UserError
-from data_prep.fields import DatedText
+from data_prep.compressed import Document
 
 _FIELDS = ("%aI", "%at", "%(trailers)", "%B")
 _LOG = ("-c", "log.showSignature=false", "log", "-z", "--no-merges", "--encoding=UTF-8", "--no-color")
@@ -29,7 +28,7 @@ _ELSEWHERE = ("GIT_DIR", "GIT_COMMON_DIR", "GIT_WORK_TREE", "GIT_OBJECT_DIRECTOR
 """Variables that lead git to another repository than that of its directory; hooks of git have them."""
 
 
-def documents(source: str, left_out: Counter[str]) -> Generator[DatedText, None, None]:
+def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, None]:
     """The messages of the commits before HEAD, merges left out, newest first; memory: that of one message.
 
     Trailers, as `git interpret-trailers` finds them, and lines `...-by: NAME <ADDRESS>` are removed. What is
@@ -39,26 +38,29 @@ def documents(source: str, left_out: Counter[str]) -> Generator[DatedText, None,
         raise UserError(f"{source}: no such folder; give a repository on this machine, or `git clone` it")
     if not shutil.which("git"):
         raise UserError("git is not installed, or not in PATH")
-    with _git(source, "rev-parse", "--is-shallow-repository") as output:
-        shallow = output.read().strip() == b"true"
-    if shallow:
+    if b"true" in b"".join(_git(source, "rev-parse", "--is-shallow-repository")):
         print(
             f"warning: {source}: a shallow clone, which lacks old commits; `git fetch --unshallow` gets them",
             file=sys.stderr,
         )
-    with _git(source, *_LOG, f"--format={'%x00'.join(_FIELDS)}", "HEAD", "--") as output:
-        fields = _separated(output)
-        for date, seconds, trailers, message in zip(fields, fields, fields, fields, strict=False):
-            text = _text(message.decode(errors="replace"), trailers.decode(errors="replace"))
-            if text:
-                yield DatedText(text, _date(date.decode(errors="replace"), seconds), None)
-            else:
-                left_out["empty messages"] += 1
+    fields = _git(source, *_LOG, f"--format={'%x00'.join(_FIELDS)}", "HEAD", "--")
+    for date, seconds, *texts in zip(fields, fields, fields, fields, strict=False):
+        trailers, message = (text.decode(errors="replace").rstrip() for text in texts)
+        text = _SIGNATURE.sub("", message.removesuffix(trailers)).strip()
+        if not text:
+            left_out["empty messages"] += 1
+            continue
+        moment = date.decode(errors="replace")
+        try:
+            moment = datetime.fromisoformat(moment).isoformat()
+        except ValueError:  # a time zone that does not exist, as in commits of broken programs
+            with contextlib.suppress(ValueError, OverflowError, OSError):
+                moment = datetime.fromtimestamp(int(seconds), UTC).isoformat()
+        yield Document(text, moment)
 
 
-@contextlib.contextmanager
-def _git(folder: str, *words: str) -> Iterator[IO[bytes]]:
-    """The output of a command of git in a folder, for a block that reads all of it. UserError: it fails."""
+def _git(folder: str, *words: str) -> Generator[bytes, None, None]:
+    """What a command of git in a folder prints, cut at each NUL. UserError: it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
     environment |= {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}  # offline, also in a partial clone
     with tempfile.TemporaryFile() as errors:
@@ -66,42 +68,21 @@ def _git(folder: str, *words: str) -> Iterator[IO[bytes]]:
             ["git", *words], cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=errors
         )
         assert process.stdout
+        rest = b""
         try:
-            yield process.stdout
+            while block := process.stdout.read(_BLOCK):
+                *whole, rest = (rest + block).split(b"\0")
+                yield from whole
+            if rest:
+                yield rest
         finally:
             process.stdout.close()  # git ends by SIGPIPE if there is more
             code = process.wait()
         if code:
             errors.seek(0)
-            raise UserError(f"{folder}: {_reason(errors.read().decode(errors='replace'))}")
-
-
-def _reason(errors: str) -> str:
-    """The first line of git's messages that says what is wrong."""
-    lines = [line.partition(": ")[2] for line in errors.splitlines() if line.startswith("fatal: ")]
-    if any("bad revision 'HEAD'" in line for line in lines):
-        return "a repository without commits"
-    if any("not a git repository" in line for line in lines):
-        return "not a git repository"
-    return f"git failed ({(lines or errors.splitlines() or ['no message'])[0]})"
-
-
-def _separated(file: IO[bytes]) -> Iterator[bytes]:
-    """What is before each NUL."""
-    rest = b""
-    while block := file.read(_BLOCK):
-        *whole, rest = (rest + block).split(b"\0")
-        yield from whole
-
-
-def _text(message: str, trailers: str) -> str:
-    return _SIGNATURE.sub("", message.rstrip().removesuffix(trailers.rstrip())).strip()
-
-
-def _date(date: str, seconds: bytes) -> str:
-    """ISO 8601; with UTC in place of a time zone that does not exist, as commits of broken programs have."""
-    with contextlib.suppress(ValueError):
-        return datetime.fromisoformat(date).isoformat()
-    with contextlib.suppress(ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(int(seconds), UTC).isoformat()
-    return date
+            said = errors.read().decode(errors="replace")
+            fatal = [line[7:] for line in said.splitlines() if line.startswith("fatal: ")]
+            reason = f"git failed ({(fatal or said.splitlines() or ['no message'])[0]})"
+            if any("bad revision 'HEAD'" in line for line in fatal):
+                reason = "a repository without commits"
+            raise UserError(f"{folder}: {reason}")

@@ -6,6 +6,7 @@ installation always gives the same bytes.
 """
 
 import ast
+import contextlib
 import importlib.util
 import inspect
 import itertools
@@ -14,13 +15,13 @@ import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
 
 from alma.errors import UserError, hint
 from alma.workers import Workers
-from data_prep.fields import DatedText
+from data_prep.compressed import Document
 
 PARTS = ("topics", "stdlib", "packages")
 PACKAGES = ("numpy", "scipy", "sklearn", "matplotlib", "torch", "networkx", "sympy", "setuptools")
@@ -52,20 +53,17 @@ def prose(text: str) -> list[str]:
 
 def docstrings(path: Path) -> list[str]:
     """The paragraphs of all docstrings of a module in source order; none if it cannot be parsed."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
-        return []
-    return [paragraph for text in _docstrings(tree) for paragraph in prose(text)]
+    found: list[str] = []
 
+    def visit(node: ast.AST) -> None:  # much faster than ast.walk, which also visits every expression
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.extend(prose(ast.get_docstring(node, clean=False) or ""))
+        for statement in getattr(node, "body", ()):
+            visit(statement)
 
-def _docstrings(node: ast.AST) -> Iterator[str]:
-    # Much faster than ast.walk, which also visits every expression.
-    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        yield ast.get_docstring(node, clean=False) or ""
-    for statement in getattr(node, "body", ()):
-        yield from _docstrings(statement)
+    with warnings.catch_warnings(action="ignore"), contextlib.suppress(SyntaxError, ValueError):
+        visit(ast.parse(path.read_bytes()))
+    return found
 
 
 def modules(folder: Path) -> Iterator[Path]:
@@ -77,7 +75,7 @@ def modules(folder: Path) -> Iterator[Path]:
                 yield Path(parent, name)
 
 
-def documents(source: str, left_out: Counter[str]) -> Generator[DatedText, None, None]:
+def documents(source: str, left_out: Counter[str]) -> Generator[Document, None, None]:
     """The documents of a part, one of PARTS, or of all (""), without dates and without repeated paragraphs.
 
     Those that have fewer than LEAST_WORDS words left are none. UserError: no such part.
@@ -89,27 +87,21 @@ def documents(source: str, left_out: Counter[str]) -> Generator[DatedText, None,
         fresh = [paragraph for paragraph in dict.fromkeys(document) if paragraph not in seen]
         seen.update(fresh)
         if sum(paragraph.count(" ") + 1 for paragraph in fresh) >= LEAST_WORDS:
-            yield DatedText("\n".join(fresh), None, None)
+            yield Document("\n".join(fresh))
         else:
             left_out["modules and topics with little text"] += 1
-
-
-def _folders(package: str) -> Sequence[str]:
-    """Where a package is installed, if it is: an environment may see the packages of another."""
-    found = importlib.util.find_spec(package)
-    return found.submodule_search_locations or () if found else ()
 
 
 def _part(name: str) -> Iterator[list[str]]:
     """The paragraphs of each document of a part."""
     if name == "topics":
-        yield from (prose(topics[each]) for each in sorted(topics))
+        yield from (prose(topics[topic]) for topic in sorted(topics))
         return
-    folder = Path(sysconfig.get_path("stdlib"))
-    paths = modules(folder)
-    if name == "packages":
-        folders = (folder for package in PACKAGES for folder in _folders(package))
-        paths = itertools.chain.from_iterable(modules(Path(folder)) for folder in folders)
+    folders = [sysconfig.get_path("stdlib")]
+    if name == "packages":  # an environment may see those of another
+        specs = filter(None, map(importlib.util.find_spec, PACKAGES))
+        folders = [folder for spec in specs for folder in spec.submodule_search_locations or ()]
+    paths = itertools.chain.from_iterable(modules(Path(folder)) for folder in folders)
     with Workers(len(os.sched_getaffinity(0))) as workers:
         for _, result in workers.run(docstrings, [(path,) for path in paths], in_order=True):
             yield result()

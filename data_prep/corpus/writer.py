@@ -1,8 +1,9 @@
-"""Documents as JSON lines, what was written, and the command that makes a stream of it."""
+"""Documents as JSON lines, and what was written."""
 
-import shlex
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import IO
 
 import orjson
 
+from alma.errors import UserError
+from alma.files import atomic_write, make_directory
 from alma.tables import as_text
+from data_prep.compressed import Document
 from data_prep.dates import interval
-from data_prep.fields import DatedText
 
-_RARE = 10  # years with fewer than a tenth of the words of the largest are not where a stream starts
-_LARGE = 200_000  # words from which a tokenizer of 8,000 tokens can be trained
+STDOUT = "-"
 
 
 @dataclass
@@ -30,36 +32,58 @@ class Written:
     years: dict[int, Counter[str]] = field(default_factory=dict)
     """`documents` and `words` of each year; empty: the documents have no dates."""
 
-    def add(self, words: int, moment: datetime | None) -> None:
-        """Count a document."""
-        self.documents += 1
-        self.words += words
-        if moment:
-            self.first, self.last = min(self.first, moment), max(self.last, moment)
-            self.years.setdefault(moment.year, Counter()).update(documents=1, words=words)
-
 
 def write(
-    documents: Iterable[DatedText], file: IO[bytes], left_out: Counter[str], most_words: int | None = None
+    documents: Generator[Document, None, None],
+    out: str,
+    left_out: Counter[str],
+    most: int | None = None,
 ) -> Written:
-    """Write `{"date": ..., "text": ...}` for each document up to `most_words`; without `date` if it has none.
+    """Write `{"date": ..., "text": ...}` for each document up to `most` words; without `date` if it has none.
 
-    Counts in `left_out` what has a date that `alma data` cannot read.
+    Counts in `left_out` what has a date that `alma data` cannot read. A file with the same bytes stays
+    untouched: a stream made from it would not match a newer one. UserError: a bad `out`, or no document.
     """
+    from tqdm import tqdm
+
     written = Written()
-    for text, date, _ in documents:
-        try:
-            found = interval(date)
-        except (ValueError, OverflowError):
-            left_out["with an unreadable date"] += 1
-            continue
-        words = len(text.split())
-        if most_words is not None and written.words + words > most_words:
-            break
-        record = {"text": text} if date is None else {"date": date, "text": text}
-        file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
-        written.add(words, found and found[0])
+    hidden = True if out == STDOUT and sys.stdout.isatty() else None  # None: if stderr is no terminal
+    with (
+        closing(documents),
+        tqdm(documents, unit=" documents", disable=hidden, leave=False) as bar,
+        _opened(out) as file,
+    ):
+        for text, date, _ in bar:
+            try:
+                found = interval(date)
+            except (ValueError, OverflowError):
+                left_out["with an unreadable date"] += 1
+                continue
+            words = len(text.split())
+            if most is not None and written.words + words > most:
+                break
+            record = {"text": text} if date is None else {"date": date, "text": text}
+            file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+            written.documents += 1
+            written.words += words
+            if found:
+                moment, _ = found
+                written.first, written.last = min(written.first, moment), max(written.last, moment)
+                written.years.setdefault(moment.year, Counter()).update(documents=1, words=words)
+        if not written.documents:
+            raise UserError(f"no document to write (left out: {omissions(left_out) or 'none'})")
     return written
+
+
+@contextmanager
+def _opened(out: str) -> Iterator[IO[bytes]]:
+    if out == STDOUT:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    make_directory(Path(out).parent)
+    with atomic_write(out, "wb", keep_same=True) as file:
+        yield file
 
 
 def summary(written: Written, left_out: Mapping[str, int]) -> str:
@@ -69,47 +93,11 @@ def summary(written: Written, left_out: Mapping[str, int]) -> str:
     if counts := omissions(left_out):
         lines.append(f"left out: {counts}")
     if written.years:
-        rows = [
-            [str(year), f"{n['documents']:,}", f"{n['words']:,}"] for year, n in sorted(written.years.items())
-        ]
-        lines.append(as_text([["year", "documents", "words"], *rows]))
+        rows = [[f"{year}", f"{n['documents']:,}", f"{n['words']:,}"] for year, n in written.years.items()]
+        lines.append(as_text([["year", "documents", "words"], *sorted(rows)]))
     return "\n".join(lines)
 
 
 def omissions(left_out: Mapping[str, int]) -> str:
     """Such as "3 broken entries, 1 damaged files"; empty: nothing was left out."""
     return ", ".join(f"{count:,} {what}" for what, count in left_out.items() if count)
-
-
-def next_command(name: str, path: Path, written: Written) -> str:
-    """The line that makes a stream of a file, with sizes that it has enough words for."""
-    line = f"alma data {shlex.quote(f'{name}={path}')} --out stream"
-    if not written.years:
-        # Four mega-batches, a test set of that size, and the validation set.
-        words = _rounded(written.words / 6)
-        sizes = f"--mega-batches 4 --words {_short(words)} --valid-words {_short(_rounded(words / 10))}"
-        return f"{line} {sizes} --vocab-size {_vocabulary(words)}"
-    largest = max(count["words"] for count in written.years.values())
-    year, count = next(
-        (year, count) for year, count in sorted(written.years.items()) if count["words"] * _RARE >= largest
-    )
-    start = f" --from {year}" if year > min(written.years) else ""
-    held_out = _short(_rounded(largest / 100))
-    return (
-        f"{line} --by year{start} --merge-small --eval-words {held_out} --valid-words {held_out} "
-        f"--vocab-size {_vocabulary(count['words'])}"
-    )
-
-
-def _rounded(number: float) -> int:
-    """Rounded down to one digit, such as 40000; at least 1."""
-    digits = str(max(1, int(number)))
-    return int(digits[0]) * 10 ** (len(digits) - 1)
-
-
-def _short(number: int) -> str:
-    return f"{number // 1000}k" if number % 1000 == 0 else str(number)
-
-
-def _vocabulary(words: int) -> int:
-    return 8000 if words >= _LARGE else 2000

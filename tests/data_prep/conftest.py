@@ -13,7 +13,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from hypothesis import HealthCheck, Phase, settings
 
 from data_prep import __main__ as cli
-from data_prep import blocks, inspect
+from data_prep import compressed, inspect
 from data_prep.documents import Reader, Segment
 
 from .small_streams import random_documents, write_stream
@@ -108,22 +108,25 @@ def near(tmp_path) -> list[str]:
     return [f"{name}={folder / name}.txt" for name in "abc"]
 
 
+def run(main: Callable[[], None], *words: object) -> None:
+    """Run a command with these words."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["alma", *map(str, words)])
+        main()
+
+
+def make(*arguments: object, out: Path, **flags: object) -> Path:
+    """`alma data` with these arguments; sizes are small by default."""
+    defaults = {"mega_batches": 3, "words": 1500, "valid_words": 300, "vocab_size": 120, "workers": 1}
+    options = {"out": out, **defaults, **flags}
+    given = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
+    run(cli.main, *arguments, *(f"--{name}={value}" for name, value in given.items()))
+    return out
+
+
 @pytest.fixture
-def prepare(monkeypatch: pytest.MonkeyPatch):
-    """Run the command with these arguments; sizes are small by default."""
-
-    def call(*arguments: object, out: Path, **flags: object) -> Path:
-        defaults = {"mega_batches": 3, "words": 1500, "valid_words": 300, "vocab_size": 120, "workers": 1}
-        options = {"out": out, **defaults, **flags}
-        line = [str(argument) for argument in arguments]
-        for name, value in options.items():
-            if value is not None:
-                line += [f"--{name.replace('_', '-')}", str(value)]
-        monkeypatch.setattr(sys, "argv", ["data_prep", *line])
-        cli.main()
-        return out
-
-    return call
+def prepare() -> Callable[..., Path]:
+    return make
 
 
 def outcome(main: Callable[[], None], captured: Any) -> tuple[int, str, str]:
@@ -138,13 +141,12 @@ def outcome(main: Callable[[], None], captured: Any) -> tuple[int, str, str]:
 
 
 @pytest.fixture
-def inspected(monkeypatch, capsys):
+def inspected(capsys):
     """Run the command; returns exit code, stdout, stderr."""
 
     def call(*arguments: object) -> tuple[int, str, str]:
         words = arguments if "--workers" in arguments else (*arguments, "--workers", 1)
-        monkeypatch.setattr(sys, "argv", ["inspect", *map(str, words)])
-        return outcome(inspect.main, capsys)
+        return outcome(lambda: run(inspect.main, *words), capsys)
 
     return call
 
@@ -159,5 +161,5 @@ def iid_stream(tmp_path):
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Limits documents to 20 bytes; the argument is the size of blocks."""
-    monkeypatch.setattr(blocks, "MAX_DOCUMENT_BYTES", 20)
-    return lambda size: monkeypatch.setattr(blocks, "BLOCK", size)
+    monkeypatch.setattr(compressed, "MAX_DOCUMENT_BYTES", 20)
+    return lambda size: monkeypatch.setattr(compressed, "BLOCK", size)

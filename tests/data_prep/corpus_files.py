@@ -6,7 +6,7 @@ import lzma
 
 import zstandard
 
-from data_prep.blocks import Skipped
+from data_prep.compressed import Skipped
 from data_prep.documents import Reader, make_shards
 
 PACKERS = {

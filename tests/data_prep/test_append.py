@@ -1,6 +1,5 @@
 """--append: adds mega-batches of new documents to a finished stream."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -68,49 +67,3 @@ def test_the_same_addition_twice_and_another(stream, more, prepare, tmp_path, ca
     assert digests(stream).items() > once.items()
     assert len(Stream.load(stream).megabatches) == 5
     assert [each["first"] for each in Stream.load(stream).appended] == [3, 4]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"vocab_size": 120}, "--vocab-size: not with --append"),
-        ({"valid_words": 100}, "--valid-words: not with --append"),
-        ({"seed": 0}, "--seed: not with --append"),
-        ({"max_document_words": 20}, "the stream was made with no --max-document-words"),
-        ({"words": 100_000}, "words are missing; add text or ask for fewer"),
-    ],
-)
-def test_flags_that_append_refuses(stream, more, prepare, capsys, flags, message):
-    old = digests(stream)
-    with pytest.raises(SystemExit) as error:
-        prepare(more, "--append", out=stream, **NEW | flags)
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
-    assert Stream.load(stream).parts
-    assert all((stream / name).is_file() for name in old)
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "message"),
-    [
-        ("valid.keys", None, "missing; the documents of the stream are unknown without it"),
-        ("valid.keys", 24, "damaged; restore the file"),
-        ("megabatch_00/train.bin", 24, "damaged; restore the file"),
-    ],
-)
-def test_append_needs_whole_files(stream, more, prepare, capsys, name, size, message):
-    if size is None:
-        (stream / name).unlink()
-    else:
-        os.truncate(stream / name, size)
-    with pytest.raises(SystemExit):
-        prepare(more, "--append", out=stream, **NEW)
-    assert f"{name}: {message}" in capsys.readouterr().err
-    assert not list(stream.glob(".work-*"))
-
-
-def test_nothing_to_append_to(more, prepare, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        prepare(more, "--append", out=tmp_path / "none", **NEW)
-    assert "no finished stream here" in capsys.readouterr().err
-    assert not (tmp_path / "none").exists()

@@ -49,10 +49,6 @@ def test_known_shares(tmp_path, inspected):
     assert ["test", "18.8%", "50.0%"] in rows
 
 
-def test_without_a_tokenizer_it_is_unknown(iid_stream, inspected):
-    assert "Contamination: cannot tell" in inspected(iid_stream)[1]
-
-
 @pytest.fixture
 def overlapping(tmp_path):
     """Three sources, without rare characters; documents of a later one repeat lines of the earlier."""

@@ -1,18 +1,15 @@
 """--near-duplicates drop: what it drops does not depend on files, workers, restarts or later data."""
 
-import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from alma.stream import Stream
-from data_prep import documents, plan
 
 from .conftest import LETTERS, make_documents
 from .test_near_duplicates import jaccard
-from .test_pipeline import digests, relaunch, texts
+from .test_pipeline import digests, texts
 
 DROP = {"near_duplicates": "drop"}
 IID = {"words": 2000, "eval_words": 1500, "valid_words": 600, "vocab_size": 60}
@@ -128,42 +125,3 @@ def test_append_to_mega_batches_that_are_iid(near, prepare, tmp_path):
     prepare(near[2], "--append", out=out, **APPEND | {"mega_batches": 1, "words": 1000})
     assert max(survivors(out)) < 0.9
     assert Stream.load(out).appended[0]["corpus"]["near_duplicate_documents"]
-
-
-def test_pieces_are_dropped_with_their_document(near, prepare, tmp_path):
-    """Near duplicates are whole documents: with pieces the same text is left, but for the ends of splits."""
-    lines = []
-    for pieces in (20, None):
-        flags = ORDERED | DROP | {"max_document_words": pieces}
-        out = prepare(*near, "--ordered", out=tmp_path / f"{pieces}", **flags)
-        lines.append({line for batch in held(out) for text in batch for line in text.split("\n")})
-    assert lines[0] <= lines[1]
-    assert len(lines[0]) > 0.9 * len(lines[1])
-
-
-def test_what_append_refuses(near, prepare, tmp_path, capsys, monkeypatch):
-    out = prepare(
-        near[0], out=tmp_path / "out", **IID | {"words": 500, "eval_words": 300, "valid_words": 200}
-    )
-    with pytest.raises(SystemExit):
-        prepare(near[1], "--append", out=out, **APPEND | DROP)
-    assert "the stream was made with keep; leave it out" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "rensa", None)
-    with pytest.raises(SystemExit) as ended:
-        prepare(near[1], out=tmp_path / "new", **IID, **DROP)
-    assert ended.value.code == 2
-    assert (
-        "--near-duplicates drop needs rensa; pip install 'alma-macroscale[corpus]'" in capsys.readouterr().err
-    )
-    assert not (tmp_path / "new").exists()
-
-
-def test_killed_and_run_again(near, prepare, tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
-    monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
-    flags = IID | DROP | {"mega_batches": 3}
-    whole = digests(prepare(*near, out=tmp_path / "whole", **flags))
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
-    relaunch(*near, f"--out={tmp_path / 'out'}", "--workers=1", *words)
-    assert digests(tmp_path / "out") == whole
-    assert json.loads((tmp_path / "out/stream.json").read_bytes())["settings"]["near_duplicates"] == "drop"

@@ -97,7 +97,6 @@ def test_a_stream_of_data_prep_is_iid(prepare, tmp_path, inspected):
     code, text, _ = inspected(out)
     assert code == 0
     assert "Tokens: as i.i.d.;" in text
-    assert "Sources: one, text." in text
     first, *others = [
         line.split() for line in text.splitlines() if re.match(r"(mega|test)\w* +\d\.\d\d\b", line)
     ]
@@ -107,65 +106,22 @@ def test_a_stream_of_data_prep_is_iid(prepare, tmp_path, inspected):
     assert all(0.7 < ratio < 1.4 for ratio in ratios)
 
 
-def test_repeated_words_within_documents_are_no_difference(iid_stream, inspected):
-    """Documents are independent, tokens are far from it."""
-    text = inspected(iid_stream)[1]
-    assert "Tokens: as i.i.d.;" in text
-    whole = [np.fromfile(iid_stream / f"megabatch_0{t}/train.bin", np.uint16) for t in range(2)]
-    counts = [np.bincount(ids, minlength=TOKENS + 4) for ids in whole]
-    rng = np.random.default_rng(0)
-    drawn = [rng.multinomial(len(ids), sum(counts) / sum(counts).sum()) for ids in whole]
-    assert similarity.divergence(*counts) > 3 * similarity.divergence(*drawn), "as i.i.d. tokens they differ"
-
-
-@pytest.mark.parametrize("odd", [0, 1, 2])
-def test_a_megabatch_with_another_vocabulary_is_reported(tmp_path, inspected, odd):
+@pytest.mark.parametrize("odd", [0, 2, 3, None])
+def test_a_part_with_another_vocabulary_is_reported(tmp_path, inspected, odd):
+    """But for valid, which often has one source: it is shown, not judged. Repeated words do not matter."""
     parts = [random_documents(i, 200) for i in range(5)]
-    parts[odd] = random_documents(9, 200, low=24)
-    out = write_stream(tmp_path / "out", parts)
-    code, text, _ = inspected(out)
-    assert code == 0
-    verdict = next(line for line in text.splitlines() if line.startswith("Tokens:"))
-    assert "NOT i.i.d., 3 of 6 pairs differ" in verdict
-    assert f"megabatch_0{odd}" in verdict
-    assert float(re.search(r"ratio ([\d.]+)", verdict)[1]) > 2
-
-
-def test_an_odd_validation_set_is_shown_but_not_judged(tmp_path, inspected):
-    parts = [random_documents(i, 200) for i in range(5)]
-    parts[3] = random_documents(9, 200, low=24)
+    if odd is not None:
+        parts[odd] = random_documents(9, 200, low=24)
     text = inspected(write_stream(tmp_path / "out", parts))[1]
-    assert "Tokens: as i.i.d.;" in text
+    verdict = next(line for line in text.splitlines() if line.startswith("Tokens:"))
+    if odd in (0, 2):
+        assert "NOT i.i.d., 3 of 6 pairs differ" in verdict
+        assert f"megabatch_0{odd}" in verdict
+        assert float(re.search(r"ratio ([\d.]+)", verdict)[1]) > 2
+    else:
+        assert "Tokens: as i.i.d.;" in verdict
     row = [line for line in text.splitlines() if line.startswith("valid ")][1]
-    assert all(float(cell) > 2 for cell in row.split()[1:])
-
-
-def test_different_shares_of_sources_are_reported(tmp_path, inspected):
-    parts = [random_documents(i, 200) for i in range(4)]
-    sources = [{"web": 5000, "wiki": 5000}, {"web": 9000, "wiki": 1000}, {"web": 9, "wiki": 1}]
-    text = inspected(write_stream(tmp_path / "out", parts, [*sources, sources[0]]))[1]
-    assert "Sources: NOT i.i.d.; farthest from the others is megabatch_01 with" in text
-
-
-def test_a_validation_set_of_one_source_is_explained(corpus, prepare, tmp_path, inspected):
-    """Its perplexity is not that of the test set, which has all sources."""
-    out = prepare(corpus / "alpha.txt", corpus / "web.txt", out=tmp_path / "out")
-    text = inspected(out)[1]
-    web = Stream.load(out).valid.sources["web"]
-    assert web == Stream.load(out).valid.words
-    assert "The validation set holds web only (--valid-source)" in text
-
-
-def test_shares_of_iid_documents_deviate_little():
-    """Even if the documents of one source are much longer."""
-    rng = np.random.default_rng(0)
-    worst = 0.0
-    for _ in range(100):
-        of_source = rng.random((3, 1500)) < 0.01
-        lengths = np.where(of_source, 900, 30) + rng.integers(0, 50, of_source.shape)
-        shares = (lengths * of_source).sum(1) / lengths.sum(1)
-        worst = max(worst, *map(abs, similarity.share_deviation(shares.tolist(), list(lengths))))
-    assert 1.5 < worst < 4.5
+    assert (min(map(float, row.split()[1:])) > 2) == (odd == 3)
 
 
 def test_no_verdict_with_too_few_documents(tmp_path, inspected):
@@ -196,8 +152,6 @@ def test_samples_are_documents_of_the_corpus(corpus, prepare, tmp_path, inspecte
 
 def test_samples_of_gpt2_tokens(tmp_path, inspected):
     """dict.txt holds GPT-2's ids; here id i spells byte i, and 256 is ` né`."""
-    from tokenizers import Tokenizer, decoders, models
-
     printing = [*range(33, 127), *range(161, 173), *range(174, 256)]
     spelling = {byte: chr(byte) for byte in printing}
     spelling |= {b: chr(256 + n) for n, b in enumerate(b for b in range(256) if b not in spelling)}
@@ -207,31 +161,6 @@ def test_samples_of_gpt2_tokens(tmp_path, inspected):
     line = [4 + order.index(i) for i in [*"Où est".encode(), 256, *b"?"]]
     out = write_stream(tmp_path / "out", [[[line, line]] * 20] * 4, files=files)
     assert "tokens:\n    Où est né?\n    Où est né?\n" in inspected(out, "--samples", 1)[1]
-    peer = Tokenizer(models.BPE(ids, []))
-    peer.decoder = decoders.ByteLevel()
-    assert peer.decode([order[i - 4] for i in line]) == "Où est né?"
-
-
-# Bad input
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "nowhere: no finished stream here"),
-        ([], "the following arguments are required: STREAM"),
-        (["nowhere", "--workers", "0"], "'0' is not a positive whole number"),
-        (["nowhere", "--samples", "-1"], "'-1' is not a positive whole number"),
-        (["nowhere", "--samples", "1", "--verify"], "not allowed with"),
-    ],
-)
-def test_wrong_arguments(inspected, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    code, text, error = inspected(*arguments)
-    assert (code, text) == (2, "")
-    assert error.startswith("error: ")
-    assert message in error
-    assert len(error.splitlines()) == 1
 
 
 def test_no_samples_without_a_tokenizer(iid_stream, inspected):

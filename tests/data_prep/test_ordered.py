@@ -10,11 +10,11 @@ import pytest
 from alma.files import LOCK
 from alma.stream import Stream
 from alma.workers import Workers
-from data_prep import documents, plan, similarity, words
+from data_prep import similarity, words
 
 from .conftest import make_documents
 from .small_streams import bless, write_stream
-from .test_pipeline import digests, relaunch, texts
+from .test_pipeline import digests, texts
 
 SIZES = {"mega_batches": None, "words": 700, "eval_words": 200, "valid_words": 100, "vocab_size": 80}
 APPEND = dict.fromkeys(SIZES)
@@ -107,31 +107,6 @@ def test_append_gives_what_a_new_stream_would_have(four, ordered, prepare, tmp_p
     assert digests(out) == longest, "both commands again change nothing"
 
 
-def test_append_two_with_an_order(four, ordered, prepare, tmp_path):
-    whole = ordered(*four, out=tmp_path / "whole", words=None)
-    out = ordered(four[0], out=tmp_path / "out", words=None)
-    order = tmp_path / "order.yaml"
-    order.write_text("- [books, 2024]\n- 2025\n", "utf-8")
-    rest = [argument.replace("+", "") for argument in reversed(four[1:])]
-    prepare(*rest, "--append", out=out, order=order, **APPEND)
-    assert past(out) == past(whole)
-    assert Stream.load(out).appended[0]["order"] == [["books", "2024"], ["2025"]]
-
-
-def test_killed_anywhere_and_run_again(four, ordered, prepare, tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "SHARD_BYTES", 12000)
-    monkeypatch.setattr(plan, "BUCKET_BYTES", 6000)
-    whole = ordered(*four[:3], out=tmp_path / "whole")
-    two = digests(whole)
-    prepare(*four[3:], "--append", out=whole, **APPEND)
-    out = tmp_path / "out"
-    new = "--ordered --words 700 --eval-words 200 --valid-words 100 --vocab-size 80".split()
-    relaunch(*four[:3], *new, "--workers", "1", "--out", str(out))
-    assert digests(out) == two
-    relaunch(*four[3:], "--append", "--workers", "1", "--out", str(out), between=lambda: Stream.load(out))
-    assert digests(out) == digests(whole), "and at any moment it was a stream"
-
-
 def test_the_tokenizer_sees_the_first_megabatch_only(ordered, tmp_path):
     paths = []
     for number in range(2):
@@ -149,59 +124,6 @@ def test_the_tokenizer_sees_the_first_megabatch_only(ordered, tmp_path):
 
 
 # Errors
-
-
-@pytest.mark.parametrize(
-    ("sources", "flags", "message"),
-    [
-        ("2023 2025", {"mega_batches": 2}, "--mega-batches: not of an ordered stream"),
-        ("2023 2025", {"valid_source": "2023"}, "--valid-source: not of an ordered stream"),
-        ("2023 2025", {"words": None, "eval_words": None}, "give --eval-words"),
-        ("2023 2025", {"valid_words": None}, "give --valid-words"),
-        ("2023 2025", {"words": 5000}, "megabatch_01 (2025) has"),
-        ("2023 2025", {"words": None, "eval_words": 5000}, "+ 1 training = 5,101 are needed"),
-        ("2023+ 2025", {}, "2023+=: the first source begins a mega-batch; write 2023="),
-        ("2023 2025 2023", {}, "2023: in two mega-batches; give each a name of its own, or join"),
-        ("2023 2025", {"documents": "2024=line"}, "--documents 2024=: no such source"),
-        ("2023 2025", {"order": "none.yaml"}, "--order none.yaml: no such file or directory"),
-        ("2023 2026", {}, "2026.txt: no such file or directory"),
-    ],
-)
-def test_errors(years, ordered, tmp_path, capsys, sources, flags, message):
-    corpus = [f"{name}={years / name.strip('+')}.txt" for name in sources.split()]
-    with pytest.raises(SystemExit) as error:
-        ordered(*corpus, out=tmp_path / "out", **flags)
-    assert error.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: ")
-    assert message in line
-    assert not (tmp_path / "out" / "stream.json").exists()
-    if "has" not in message and "needed" not in message:  # known before the text is read
-        assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"mega_batches": 1}, "--mega-batches: not of an ordered stream"),
-        ({"eval_words": 10}, "--eval-words: not with --append"),
-        ({"words": 5000}, "megabatch_02 (2025) has"),
-    ],
-)
-def test_errors_of_append(four, ordered, prepare, tmp_path, capsys, flags, message):
-    out = ordered(*four[:3], out=tmp_path / "out")
-    before = digests(out)
-    with pytest.raises(SystemExit):
-        prepare(*four[3:], "--append", out=out, **APPEND | flags)
-    assert message in capsys.readouterr().err
-    assert all((out / name).is_file() for name in before)
-
-
-def test_an_iid_stream_gets_no_ordered_addition(corpus, prepare, four, tmp_path, capsys):
-    out = prepare(corpus, out=tmp_path / "out")
-    with pytest.raises(SystemExit):
-        prepare(four[3], "--append", "--ordered", out=out, **APPEND)
-    assert "was made without them; leave them out" in capsys.readouterr().err
 
 
 # inspect

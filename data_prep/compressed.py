@@ -1,17 +1,15 @@
 """Bytes of input files, compressed or not, in blocks and in runs of whole documents; bad input as `Skipped`.
 
-Memory is bounded by one document and one block of text: what is longer than MAX_DOCUMENT_BYTES is read past
-without being kept.
+Memory is bounded by one document and one block of text: longer documents are read past, not kept.
 """
 
 import bz2
-import gzip
 import io
 import lzma
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
@@ -21,17 +19,31 @@ import zstandard
 MAX_DOCUMENT_BYTES = 32 << 20
 """Longer documents (or lines of JSON) are bad input; a book of 500,000 words has 3 MB."""
 
+
+class Packing(NamedTuple):
+    """A compression, of one or several frames that follow each other."""
+
+    magic: re.Pattern[bytes]
+    frame: Callable[[], Any]
+    """Makes the decompressor of a frame."""
+    padding: bytes = b""
+    """Bytes that may follow a frame."""
+
+
 PACKED = {
-    ".gz": re.compile(rb"\x1f\x8b\x08"),
-    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
-    ".bz2": re.compile(rb"BZh[1-9]1AY&SY"),
-    ".xz": re.compile(rb"\xfd7zXZ\0"),
+    ".gz": Packing(re.compile(rb"\x1f\x8b\x08"), lambda: zlib.decompressobj(31), b"\0"),
+    ".zst": Packing(
+        re.compile(rb"\x28\xb5\x2f\xfd"),
+        lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj(),
+    ),
+    ".bz2": Packing(re.compile(rb"BZh[1-9]1AY&SY"), bz2.BZ2Decompressor),
+    ".xz": Packing(re.compile(rb"\xfd7zXZ\0"), lzma.LZMADecompressor, b"\0"),
 }
-"""The suffixes of compressed files, and how their contents begin."""
+"""Compressions by the suffix of the file."""
 ARCHIVE_ERRORS = (EOFError, zlib.error, zstandard.ZstdError, lzma.LZMAError)
 """What reading a damaged archive raises, besides OSError."""
 BLOCK = 1 << 20
-_ZSTD_INPUT = 2048  # compressed bytes per call; they decompress to at most 64 MiB
+_FRAME_INPUT = 2048  # compressed bytes per call; they decompress to at most 64 MiB
 _LINE_BYTES = 1 << 13
 BOM = b"\xef\xbb\xbf"
 
@@ -49,6 +61,16 @@ class Skipped(NamedTuple):
         return f"{self.path}: {self.reason} at {what} {self.offset}"
 
 
+class Document(NamedTuple):
+    """The text of a document, not normalised."""
+
+    text: str
+    date: Any = None
+    """As it is in the file; None: it has none, or dates are not read."""
+    offset: int = 0
+    """See `Skipped`."""
+
+
 class Segment(NamedTuple):
     """Bytes [start, end) of a file of one source; a compressed file is always one segment."""
 
@@ -58,42 +80,12 @@ class Segment(NamedTuple):
     end: int
 
 
-class Border(NamedTuple):
-    """What ends a document within lines of text."""
-
-    usual: tuple[bytes, ...]
-    """Its usual forms, found fast by `bytes.rfind`."""
-    pattern: re.Pattern[bytes]
-    """All its forms."""
-
-    def last(self, text: bytes) -> int:
-        """The end of the last usual border in `text`; without one, of the last border; 0 if there is none."""
-        end = max((at + len(usual) for usual in self.usual if (at := text.rfind(usual)) >= 0), default=0)
-        if end:
-            return end
-        for match in self.pattern.finditer(text):
-            end = match.end()
-        return end
-
-
 class Damaged(Exception):
     """The rest of the file cannot be read."""
 
 
 class WrongKind(Exception):
     """The file is not of the kind that its name says; arguments: what it is, and the remedy."""
-
-
-def border_after(file: IO[bytes], position: int, border: Border) -> int:
-    """The first byte at or after `position` that follows a border; the size of the file if none does."""
-    file.seek(position - 1)
-    held = b""
-    while block := file.read(BLOCK):
-        held += block
-        if match := border.pattern.search(held):
-            return file.tell() - len(held) + match.end()
-        held = _tail(held)
-    return file.tell()
 
 
 class Input:
@@ -114,7 +106,7 @@ class Input:
 
     def close(self) -> None:
         """Close the file if it was opened."""
-        if "_file" in self.__dict__:  # cached_property keeps its value there
+        if "_file" in vars(self):  # cached_property keeps its value there
             self._file.close()
 
     def bad(self, offset: int, reason: str, *remedy: str) -> Skipped:
@@ -146,10 +138,10 @@ class Input:
         self.position += len(line)
         return line
 
-    def decode(self, raw: bytes, offset: int) -> str | Skipped:
-        """Decode the UTF-8 text at `offset`."""
+    def decode(self, raw: bytes, offset: int, date: Any = None) -> Document | Skipped:
+        """The document of the UTF-8 text at `offset`."""
         try:
-            return raw.decode()
+            return Document(raw.decode(), date, offset)
         except UnicodeDecodeError as error:
             return self.bad(offset + error.start, "not UTF-8")
 
@@ -157,37 +149,34 @@ class Input:
         """A document at `offset` that exceeds MAX_DOCUMENT_BYTES."""
         return self.bad(offset, f"a document longer than {MAX_DOCUMENT_BYTES:,} bytes")
 
-    def runs(self, border: Border) -> Iterator[tuple[int, bytes] | Skipped]:
-        """(offset, text) of runs of whole documents; documents that are too long are skipped.
+    def spans(self, border: re.Pattern[bytes]) -> Iterator[tuple[int, bytes, bool] | Skipped]:
+        """Offset and bytes between borders, maybe none, and whether a border follows.
 
-        A byte order mark at the beginning of the file is dropped.
+        Documents that are too long are skipped; a byte order mark at the beginning of the file is dropped.
         """
         held, start, skipping = b"", self.position, False
-        while block := self.read(BLOCK if skipping else self._step(len(held))):
+        while True:
+            step = min(max(BLOCK, len(held)), MAX_DOCUMENT_BYTES + 1 - len(held))  # doubles: linear time
+            block = self.read(BLOCK if skipping else step)
+            if not block:
+                break
             held += block
             if start == 0 and held.startswith(BOM):
                 held, start = held[len(BOM) :], len(BOM)
-            if skipping:
-                match = border.pattern.search(held)
-                held = held[match.end() :] if match else _tail(held)
-                start, skipping = self.position - len(held), not match
-                continue
-            if end := border.last(held):
-                run, held = held[:end], held[end:]
-                yield start, run
-                start += end
-            if held[:1].isspace():  # white space before a document does not count towards its length
-                start += indent(held)
-                held = held.lstrip()
-            if len(held) > MAX_DOCUMENT_BYTES:
-                yield self.too_long(start)
-                held, skipping = _tail(held), True
+            at = 0
+            for match in border.finditer(held):
+                if not skipping:
+                    yield start + at, held[at : match.start()], True
+                at, skipping = match.end(), False
+            if not skipping:  # white space before a document does not count towards its length
+                at += indent(held[at:])
+                if len(held) - at > MAX_DOCUMENT_BYTES:
+                    yield self.too_long(start + at)
+                    skipping = True
+            rest = _tail(held[at:]) if skipping else held[at:]
+            held, start = rest, start + len(held) - len(rest)
         if held and not skipping:
-            yield start, held
-
-    def _step(self, held: int) -> int:
-        """Bytes to read next: as many as are held, so that a long document takes linear time."""
-        return min(max(BLOCK, held), MAX_DOCUMENT_BYTES + 1 - held)
+            yield start, held, False
 
 
 def _tail(text: bytes) -> bytes:
@@ -203,6 +192,18 @@ def indent(text: bytes) -> int:
     return len(text) - len(text.lstrip())
 
 
+def border_after(file: IO[bytes], position: int, border: re.Pattern[bytes]) -> int:
+    """The first byte at or after `position` that follows a border; the size of the file if none does."""
+    file.seek(position - 1)
+    held = b""
+    while block := file.read(BLOCK):
+        held += block
+        if match := border.search(held):
+            return file.tell() - len(held) + match.end()
+        held = _tail(held)
+    return file.tell()
+
+
 def packing(path: str) -> str:
     """The suffix of a compressed file, one of PACKED; else empty."""
     suffix = Path(path).suffix
@@ -214,28 +215,27 @@ def open_file(path: str) -> IO[bytes]:
 
     Damaged: an archive of no bytes. WrongKind: an archive whose name does not say so.
     """
-    suffix = packing(path)
-    if suffix and not os.path.getsize(path):  # the archive of an empty file has a header
-        raise Damaged("an archive of no bytes")
-    if suffix == ".zst":
-        return io.BufferedReader(_Zstd(path), BLOCK)
-    if suffix:
-        module: Any = {".gz": gzip, ".bz2": bz2, ".xz": lzma}[suffix]
-        return module.open(path)
+    if suffix := packing(path):
+        if not os.path.getsize(path):  # the archive of an empty file has a header
+            raise Damaged("an archive of no bytes")
+        return io.BufferedReader(_Frames(path, PACKED[suffix]), BLOCK)
     file = io.BufferedReader(io.FileIO(path), BLOCK)
-    for suffix, beginning in PACKED.items():
-        if beginning.match(file.peek()):
+    for suffix, packed in PACKED.items():
+        if packed.magic.match(file.peek()):
             file.close()
             raise WrongKind(f"compressed, as {suffix} files are", f"rename it to {Path(path).name}{suffix}")
     return file
 
 
-class _Zstd(io.RawIOBase):
-    """All frames of a .zst file; EOFError if it is truncated, which zstandard's own reader ignores."""
+class _Frames(io.RawIOBase):
+    """All frames of a compressed file. EOFError: the last one is incomplete."""
 
-    def __init__(self, path: str) -> None:
+    # Python's own readers stop in silence at bytes that begin no frame, and zstandard's at a truncated one.
+
+    def __init__(self, path: str, packing: Packing) -> None:
         self._file = open(path, "rb")  # noqa: SIM115
-        self._frame: Any = None
+        self._packing = packing
+        self._frame = packing.frame()
         self._ready = memoryview(b"")
         self._input = b""
 
@@ -244,15 +244,17 @@ class _Zstd(io.RawIOBase):
 
     def readinto(self, buffer) -> int:
         while not self._ready:
-            self._input = self._input or self._file.read(_ZSTD_INPUT)
-            if not self._input:
+            data, self._input = self._input or self._file.read(_FRAME_INPUT), b""
+            if not data:
                 if self._frame is not None:
-                    raise EOFError("the last zstd frame is incomplete")
+                    raise EOFError("the last frame is incomplete")
                 return 0
             if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-            self._ready = memoryview(self._frame.decompress(self._input))
-            self._input = b""
+                data = data.lstrip(self._packing.padding)
+                if not data:
+                    continue
+                self._frame = self._packing.frame()
+            self._ready = memoryview(self._frame.decompress(data))
             if self._frame.eof:
                 self._input, self._frame = self._frame.unused_data, None
         count = min(len(buffer), len(self._ready))
