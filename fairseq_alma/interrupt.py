@@ -85,7 +85,10 @@ def _stop_on_signal(original):
         last_epoch = epoch_itr.epoch >= (cfg.optimization.max_epoch or math.inf)
         over = finished or (end_of_epoch and last_epoch)
         if isinstance(task, AlmaLMTask) and not over and _received_anywhere(trainer.device):
-            saved = _saved(cfg, epoch_itr.epoch, trainer.get_num_updates(), end_of_epoch)
+            updates, every = trainer.get_num_updates(), cfg.checkpoint.save_interval_updates
+            saved = (end_of_epoch and epoch_itr.epoch % cfg.checkpoint.save_interval == 0) or (  # fairseq's
+                every > 0 and 0 < updates >= cfg.dataset.validate_after_updates and updates % every == 0
+            )
             if end_of_epoch and isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
                 trainer.lr_step(epoch_itr.epoch, losses[0])  # main's next step; a resume would lack the loss
                 saved = False
@@ -122,11 +125,3 @@ def _stop(cfg, trainer, epoch_itr, saved: bool) -> None:
         # A launcher kills the other processes when the first one exits: wait until all have written.
         torch.distributed.barrier(distributed_utils.get_global_group())
     sys.exit(EXIT_CODE)
-
-
-def _saved(cfg, epoch: int, updates: int, end_of_epoch: bool) -> bool:
-    """Whether validate_and_save has just saved a checkpoint of unfinished training (fairseq's condition)."""
-    every = cfg.checkpoint.save_interval_updates
-    return (end_of_epoch and epoch % cfg.checkpoint.save_interval == 0) or (
-        every > 0 and 0 < updates >= cfg.dataset.validate_after_updates and updates % every == 0
-    )

@@ -33,16 +33,6 @@ from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.moe.layer import SwitchFFN
 from fairseq_alma.moe.router import Routing
 
-_NOT_SUPPORTED = (
-    "adaptive_input",
-    "adaptive_softmax_cutoff",
-    "base_layers",
-    "character_embeddings",
-    "decoder_layerdrop",
-    "quant_noise_pq",
-    "scale_fc",
-)
-
 
 @dataclass
 class SwitchLMConfig(TransformerLanguageModelConfig):
@@ -192,7 +182,11 @@ class SwitchDecoder(TransformerDecoder):
         x_TBD, padding_BT = self._embed(prev_output_tokens, incremental_state)
         causal = incremental_state is None and not full_context_alignment
         mask_TT = self.buffered_future_mask(x_TBD) if causal else None
-        largest_batch = self._largest_batch(prev_output_tokens)
+        group = next((module.ep_group for module in self.modules() if isinstance(module, SwitchFFN)), None)
+        largest_batch = 0  # tokens in the largest batch of any process
+        if group:
+            tokens = torch.tensor(prev_output_tokens.numel(), device=prev_output_tokens.device)
+            largest_batch = group.largest(tokens)
         routings: dict[str, Routing] = {}
         for block, layer in enumerate(self.layers):
             x_TBD, *routing = layer(x_TBD, mask_TT, padding_BT, incremental_state, largest_batch)
@@ -224,11 +218,6 @@ class SwitchDecoder(TransformerDecoder):
         padded = bool(padding_BT.any()) if self.padded is None else self.padded
         return self.dropout_module(x_BTD).transpose(0, 1), padding_BT if padded else None
 
-    def _largest_batch(self, tokens_BT: Tensor) -> int:
-        """Tokens in the largest batch of any process, by one collective; 0 without expert parallelism."""
-        group = next((module.ep_group for module in self.modules() if isinstance(module, SwitchFFN)), None)
-        return group.largest(torch.tensor(tokens_BT.numel(), device=tokens_BT.device)) if group else 0
-
 
 @contextmanager
 def padding_known(model: nn.Module, padded: bool | None) -> Iterator[None]:
@@ -254,19 +243,16 @@ class SwitchLanguageModel(TransformerLanguageModel):
         """Build from fairseq's arguments. UserError: a count < 1, or an unsupported option."""
         if args.moe_expert_count < 1 or args.moe_freq < 1 or args.members < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")
-        for name in _NOT_SUPPORTED:
+        unsupported = ("adaptive_input", "adaptive_softmax_cutoff", "base_layers", "character_embeddings")
+        for name in (*unsupported, "decoder_layerdrop", "quant_noise_pq", "scale_fc"):
             if safe_getattr(args, name):
                 raise UserError(f"a Switch Transformer does not support {flag_of(name)}: drop it")
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample
-        decoders = [
-            SwitchDecoder(
-                args,
-                task.target_dictionary,
-                cls.build_embedding(args, task.source_dictionary, args.decoder_input_dim),
-            )
-            for _ in range(args.members)
-        ]
+        decoders = []
+        for _ in range(args.members):
+            embedding = cls.build_embedding(args, task.source_dictionary, args.decoder_input_dim)
+            decoders.append(SwitchDecoder(args, task.target_dictionary, embedding))
         return cls(decoders[0] if args.members == 1 else EnsembleDecoder(decoders, "logits"))
 
 

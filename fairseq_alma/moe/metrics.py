@@ -22,10 +22,7 @@ _PREFIX = "moe_l"
 
 @torch.no_grad()
 def routing_stats(routing: Routing) -> dict[str, Tensor]:
-    """Sums over the routed tokens; divide by `tokens` after adding them up over batches.
-
-    tokens, dropped, entropy, top1, balance: scalars; load: (E,).
-    """
+    """Sums over the routed tokens, scalars and `load` (E,); divide by `tokens` after adding up batches."""
     real_S = routing.expert_S < routing.probs_SE.size(1)
     tokens = routing.counts_E.sum()
     entropy_S = torch.special.entr(routing.probs_SE).sum(-1)
@@ -51,13 +48,13 @@ def expert_losses(routing: Routing, nll_BT: Tensor) -> Tensor:
 
 def layer_stats(routings: Mapping[str, Routing], nll_BT: Tensor | None = None) -> dict[str, Tensor]:
     """Entries of a fairseq logging output: statistics of each layer and, with `nll_BT`, losses by expert."""
-    found: dict[str, Tensor] = {}
+    entries: dict[str, Tensor] = {}
     for layer, routing in routings.items():
         stats = routing_stats(routing)
         if nll_BT is not None:
             stats["nll"] = expert_losses(routing, nll_BT)
-        found.update({f"{_PREFIX}{layer}_{name}": value for name, value in stats.items()})
-    return found
+        entries |= {f"{_PREFIX}{layer}_{name}": value for name, value in stats.items()}
+    return entries
 
 
 def log_layers(logging_outputs: Sequence[Mapping[str, Any]]) -> None:

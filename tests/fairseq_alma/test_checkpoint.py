@@ -59,9 +59,6 @@ def test_a_checkpoint_that_unpacks_to_more_than_its_size_is_refused(path):
         STATE | {"extra_state": {"ema": {"decoder.weight": None}}},
         STATE | {"optimizer_history": [{"num_updates": "many"}]},
         STATE | {"optimizer_history": 3},
-        STATE | {"last_optimizer_state": {"state": {0: {"step": 1, "exp_avg": 0.0}}}},
-        STATE | {"last_optimizer_state": {"state": {0: {"step": 1.5}}}},
-        STATE | {"last_optimizer_state": {"state": {0: {"momentum_buffer": "none"}}}},
         STATE | {"cfg": {"model": {}, "task": {}}},
         STATE | {"cfg": {"model": {"_name": "a"}, "task": None}},
     ],
@@ -93,8 +90,6 @@ def test_python_objects_are_named_and_not_loaded(path, zipped):
 def test_foreign_files_are_not_called_damaged(path, tmp_path):
     assert "no such checkpoint" in message(tmp_path / "none.pt")
     assert f"is a directory; give a checkpoint, such as {path}" in message(tmp_path)
-    (tmp_path / "empty").mkdir()
-    assert "has no checkpoint in it" in message(tmp_path / "empty")
     path.write_text("no checkpoint\n" * 10)
     assert "not a fairseq checkpoint" in message(path)
     assert DELETE not in message(path)

@@ -13,7 +13,7 @@ from fairseq import options
 from fairseq_alma import check, defaults
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("check", "combine", "evaluate", "export", "reshard")
+COMMANDS = ("check", "evaluate", "export", "reshard")
 
 
 def settings(*words: str) -> dict:

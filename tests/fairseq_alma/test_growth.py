@@ -9,7 +9,7 @@ from alma.errors import UserError
 from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
 from fairseq_alma.moe.layer import SwitchFFN, switch_layers
 from fairseq_alma.moe.router import Routing
-from fairseq_alma.training.precision import FP32, by_parameter, flat
+from fairseq_alma.training.precision import FP32
 from tests.fairseq_alma.shared import load
 
 PREFIX = "decoder.layers.1.fc1"
@@ -44,18 +44,6 @@ def test_preserve_without_noise_keeps_logits_even_twice(build, sample):
     twice = grown(build, once, [4, 1, 2], "preserve")  # 4 is itself a copy of 2
     torch.testing.assert_close(logits(twice, sample), before, atol=1e-5, rtol=0)
     assert switch_layers(twice)["1"].router.copies.tolist() == [2, 2, 4, 1, 4, 2, 4, 2, 4]
-
-
-def test_checkpoints_of_earlier_versions_grow():
-    layer = nn.ModuleDict({"fc1": SwitchFFN(8, 16, 3, 0.0, -1.0, F.gelu, nn.Identity())})
-    new = layer.state_dict() | {"fc1.router.copies": torch.tensor([2, 1, 4])}
-    old = dict(new) | {"fc1.router.log_multiplicity": torch.tensor([2.0, 1.0, 4.0]).log().bfloat16()}
-    del old["fc1.router.copies"], old["fc1.router.parent"]
-    for state in (old, new):
-        grow_model_state(state, {"fc1": [2, 0]}, "preserve")
-    assert old["fc1.router.copies"].tolist() == [4, 1, 8, 8, 4]
-    assert old.keys() == new.keys()
-    assert all(torch.equal(old[name], new[name]) for name in new)
 
 
 def test_copy_divides_every_gate_by_one_plus_the_copied_probabilities(build, sample):
@@ -247,9 +235,8 @@ def test_an_error_in_process_0_is_raised_in_all(train, start_two, stream, tiny, 
     assert not (tmp_path / "two" / GROWN).exists()
 
 
-@pytest.mark.parametrize("layout", [flat, by_parameter])
-def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build, layout):
-    """In both layouts of fairseq's fp16 optimizer, without its fp32 weights."""
+def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build):
+    """But for the fp32 weights of half precision."""
     _, model = build("--moe-expert-count", "3")
     shapes = {name: p.shape for name, p in model.named_parameters()}
     states = {
@@ -257,7 +244,7 @@ def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build
         for i, shape in enumerate(shapes.values())
     }
     saved = {"state": states, "param_groups": [{"lr": 0.1, "params": list(states)}], "loss_scale": 8.0}
-    found = grow_optimizer_state(layout(saved, list(shapes.values())), shapes, {PREFIX: [1]})
+    found = grow_optimizer_state(saved, shapes, {PREFIX: [1]})
     _, larger = build("--moe-expert-count", "4")
     assert found["param_groups"] == saved["param_groups"]
     assert found["loss_scale"] == 8.0

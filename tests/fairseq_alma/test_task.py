@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from alma.errors import UserError
 from alma.stream import Stream, dtype_code, write_index
-from fairseq_alma.data.blocks import Batches, TokenBlocks
 from fairseq_alma.data.preprocessed import assign, count_words, documents, indexed
+from fairseq_alma.data.token_blocks import Batches, TokenBlocks
 
 LOADED = ("--sample-break-mode", "none", "--tokens-per-sample", "64")
 
