@@ -19,7 +19,6 @@ from alma.schema import NUMBER, require, whole
 
 PREFIX = "decoder."
 """Prefix of every parameter name of a decoder-only language model."""
-_ZIP = b"PK\x03\x04"
 _AT_UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 """Name of a checkpoint of --save-interval-updates: epoch and update."""
 _FOREIGN = (
@@ -41,57 +40,44 @@ def reading(path: str) -> Iterator[None]:
             warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error that follows says more
             yield
     except OSError as error:
-        raise UserError(f"{path}: {_unreadable(path, error)}") from error
+        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        what = f"cannot be read: {error.strerror or error} ({name}); the checkpoint may be intact: try again"
+        if isinstance(error, FileNotFoundError):
+            what = "no such checkpoint"
+        elif isinstance(error, IsADirectoryError):
+            inside = [*Path(path).glob("*.pt"), *Path(path).glob("*/*.pt")]
+            example = max(inside, key=lambda file: (file.name == "checkpoint_best.pt", file), default=None)
+            what = (
+                f"is a directory; give a checkpoint, such as {example}"
+                if example
+                else "has no checkpoint in it"
+            )
+        raise UserError(f"{path}: {what}") from error
     except _FOREIGN as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise UserError(f"{path}: {_diagnosis(path, error)}") from error
-
-
-def _unreadable(path: str, error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such checkpoint"
-    if isinstance(error, IsADirectoryError):
-        inside = [*Path(path).glob("*.pt"), *Path(path).glob("*/*.pt")]
-        example = max(inside, key=lambda file: (file.name == "checkpoint_best.pt", file), default="one.pt")
-        return f"is a directory; give a checkpoint, such as {example}"
-    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    return f"cannot be read: {error.strerror or error} ({name}); the checkpoint may be intact: try again"
-
-
-def _diagnosis(path: str, error: Exception) -> str:
-    """Why torch refused a file with `error`."""
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    try:
-        with open(path, "rb") as file:
-            head = file.read(len(_ZIP))
-    except OSError as unreadable:
-        return _unreadable(path, unreadable)
-    if not head:
-        return f"empty; {_DELETE}"
-    if object_ := re.search(r"GLOBAL (\S+)", str(error)):
-        return (
-            f"contains Python objects ({object_[1]}), as in old fairseq versions: loading them could run any "
-            "code; if you trust the file, load it with weights_only=False and save it without them"
-        )
-    if head == _ZIP:
-        return f"not a fairseq checkpoint ({what})"
-    return f"not a fairseq checkpoint, or a truncated one in torch's old format ({what})"
+        what = f"not a fairseq checkpoint ({' '.join(f'{type(error).__name__}: {error}'.split())[:200]})"
+        if object_ := re.search(r"GLOBAL (\S+)", str(error)):
+            what = (
+                f"contains Python objects ({object_[1]}), as in old fairseq versions: loading them could run "
+                "any code; if you trust the file, load it with weights_only=False and save it without them"
+            )
+        raise UserError(f"{path}: {what}") from error
 
 
 def memory_map(path: str) -> dict[str, Any]:
-    """Memory-map a checkpoint and check its content; torch's format before 1.6 is read into memory."""
+    """Memory-map a checkpoint and check its content."""
     with reading(path):
         check_sums(path)
-        with open(path, "rb") as file:
-            mapped = file.read(len(_ZIP)) == _ZIP
-        state = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         check_content(state)
         return state
 
 
 def check_sums(path: str) -> None:
-    """UserError: the checkpoint is damaged, by its check sums. Reads it once for each process."""
+    """UserError: the checkpoint is empty or damaged, by its check sums. Reads it once for each process."""
+    if Path(path).is_file() and not Path(path).stat().st_size:
+        raise UserError(f"{path}: empty; {_DELETE}")
     if wrong := damage(path):
         raise UserError(f"{path}: {wrong}; {_DELETE}")
 

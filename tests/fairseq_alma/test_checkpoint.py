@@ -69,20 +69,8 @@ def test_content_of_other_kinds_is_one_line(path, state):
     assert DELETE not in message(path)
 
 
-def test_torchs_old_format_is_read_if_complete(path):
-    torch.save(STATE, path, _use_new_zipfile_serialization=False)
-    assert torch.equal(memory_map(str(path))["model"]["decoder.weight"], torch.ones(1000))
-    whole = path.read_bytes()
-    for size in (30, len(whole) // 2):
-        path.write_bytes(whole[:size])
-        assert "a truncated one in torch's old format" in message(path)
-        assert DELETE not in message(path)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_python_objects_are_named_and_not_loaded(path, zipped):
-    old = STATE | {"args": argparse.Namespace(arch="lm")}
-    torch.save(old, path, _use_new_zipfile_serialization=zipped)
+def test_python_objects_are_named_and_not_loaded(path):
+    torch.save(STATE | {"args": argparse.Namespace(arch="lm")}, path)
     assert "contains Python objects (argparse.Namespace)" in message(path)
     assert DELETE not in message(path)
 
@@ -90,6 +78,8 @@ def test_python_objects_are_named_and_not_loaded(path, zipped):
 def test_foreign_files_are_not_called_damaged(path, tmp_path):
     assert "no such checkpoint" in message(tmp_path / "none.pt")
     assert f"is a directory; give a checkpoint, such as {path}" in message(tmp_path)
+    (tmp_path / "empty").mkdir()
+    assert "has no checkpoint in it" in message(tmp_path / "empty")
     path.write_text("no checkpoint\n" * 10)
     assert "not a fairseq checkpoint" in message(path)
     assert DELETE not in message(path)
