@@ -15,7 +15,7 @@ import torch
 from alma import averages
 from alma.errors import UserError
 from alma.files import damage
-from alma.schema import NUMBER, require, whole
+from alma.schema import require, whole
 
 PREFIX = "decoder."
 """Prefix of every parameter name of a decoder-only language model."""
@@ -47,11 +47,7 @@ def reading(path: str) -> Iterator[None]:
         elif isinstance(error, IsADirectoryError):
             inside = [*Path(path).glob("*.pt"), *Path(path).glob("*/*.pt")]
             example = max(inside, key=lambda file: (file.name == "checkpoint_best.pt", file), default=None)
-            what = (
-                f"is a directory; give a checkpoint, such as {example}"
-                if example
-                else "has no checkpoint in it"
-            )
+            what = f"is a directory; give a checkpoint, such as {example}" if example else "has no checkpoint"
         raise UserError(f"{path}: {what}") from error
     except _FOREIGN as error:
         if isinstance(error, torch.OutOfMemoryError):
@@ -91,15 +87,8 @@ def check_content(state: Any) -> None:
     for name, value in (*state["model"].items(), *(extra.get("ema") or {}).items()):
         if not torch.is_tensor(value):
             raise TypeError(f"{name!r} of its model is no tensor")
-    counts = extra.get("AlmaLMTask", {})
-    require(counts, dict.fromkeys(counts, NUMBER))
-    position = ("epoch", "iterations_in_epoch", "processes", "batches")
-    require(extra.get("train_iterator", {}), dict.fromkeys(position, whole(0)))
     for past in state.get("optimizer_history") or []:
         require(past, {"num_updates": whole(0)}, ["num_updates"])
-    if isinstance(config := state.get("cfg"), dict):
-        require(config["task"], {})
-        require(config["model"], {}, ["_name"])
 
 
 def memory_map_last(path: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import types
 import zipfile
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -137,11 +138,8 @@ def _mapped(original, path, *args, **kwargs):
         file.seek(0)
         return load(file.name if zipped else file, mmap=zipped, **options)
 
-    torch.load = load_mapped  # type: ignore[assignment]
-    try:
+    with mock.patch.object(torch, "load", load_mapped):
         return original(path, *args, **kwargs)
-    finally:
-        torch.load = load
 
 
 def _data_parallel_on_cpu(original, module, device_ids=None, output_device=None, **kwargs):
@@ -201,11 +199,8 @@ def _empty_batches_first(original, trainer, samples, *args, **kwargs):
             sample_size, logged = sample_size * 0, {name: value * 0 for name, value in logged.items()}
         return loss, sample_size, logged
 
-    trainer.task.train_step = train_step
-    try:
+    with mock.patch.object(trainer.task, "train_step", train_step):
         return original(trainer, sorted(samples, key=bool), *args, **kwargs)
-    finally:
-        del trainer.task.train_step
 
 
 def _with_processes(original, iterator) -> dict[str, Any]:

@@ -49,12 +49,8 @@ TRAINING: dict[str, object] = {
 """As in experiments/table2/sizes/base.yaml, without --num-workers, and without --fp16: no gain on a CPU."""
 
 _SAVING = (
-    "--save-interval",
-    "--save-interval-updates",
-    "--keep-interval-updates",
-    "--keep-last-epochs",
-    "--keep-best-checkpoints",
-    "--no-epoch-checkpoints",
+    *("--save-interval", "--save-interval-updates", "--no-epoch-checkpoints"),
+    *("--keep-interval-updates", "--keep-last-epochs", "--keep-best-checkpoints"),
 )
 
 UNLESS = {

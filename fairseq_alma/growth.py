@@ -30,6 +30,7 @@ from alma.files import checkpoint_file
 from fairseq_alma.checkpoint import memory_map
 from fairseq_alma.moe.layer import STACKED, SwitchFFN, switch_layers
 from fairseq_alma.moe.metrics import evaluate
+from fairseq_alma.moe.router import Router, Routing
 from fairseq_alma.training import schedule
 from fairseq_alma.training.precision import FP32
 
@@ -168,28 +169,11 @@ def _write_grown(path: str, grown: str, trainer) -> None:
     """Split the losing experts of the checkpoint at `path` and save it as `grown`. Collective.
 
     Each process evaluates a part of the validation set, so that none times out. Process 0 chooses the experts
-    and saves; its UserError is raised on all.
+    and saves; its UserError (too few experts, no optimizer state, no tree after a tree) is raised on all.
     """
-    (model,), _ = checkpoint_utils.load_model_ensemble([path], task=trainer.task)
-    losses, means = _evaluate(model.to(trainer.device), trainer)
-    refused: list[UserError | None] = [None]
-    if distributed_utils.get_global_rank() == 0:
-        shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
-        try:
-            state = _grown_state(path, trainer, losses, means, shapes)
-            with checkpoint_file(grown) as file:
-                torch.save(state, file)
-        except UserError as error:
-            refused = [error]
-    if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(refused, src=0, device=trainer.device)
-    if refused[0]:
-        raise refused[0]
-
-
-def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """By Switch layer, over the validation set: loss (E,) and sum of tokens (E, D) of each expert."""
-    task, dataset = trainer.task, trainer.cfg.dataset
+    task, args, dataset = trainer.task, trainer.task.args, trainer.cfg.dataset
+    (model,), _ = checkpoint_utils.load_model_ensemble([path], task=task)
+    model.to(trainer.device)
     if "valid" not in task.datasets:
         task.load_dataset("valid")
     with numpy_seed(trainer.cfg.common.seed):
@@ -203,15 +187,7 @@ def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
             num_workers=0,
         )
     layers = {name: module for name, module in model.named_modules() if isinstance(module, SwitchFFN)}
-    token_sums = {}
-    for name, layer in layers.items():
-        sums = token_sums[name] = torch.zeros_like(layer.router.weight, dtype=torch.float32)
-
-        def add(router, inputs, routing, sums=sums) -> None:
-            real_S = routing.expert_S < len(sums)
-            sums.index_add_(0, routing.expert_S[real_S], inputs[0][real_S].float())
-
-        layer.router.register_forward_hook(add)
+    token_sums = {name: _sum_tokens(layer.router) for name, layer in layers.items()}
     result = evaluate(model, batches, task.dictionary.pad())
     task.growth_tokens = int(_over_processes(torch.tensor(result.tokens), trainer))
     losses = {}
@@ -219,7 +195,50 @@ def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         no_batch = torch.zeros(layer.experts, dtype=torch.float64)  # with more processes than batches
         losses[name] = _over_processes(result.expert_loss.get(number, no_batch), trainer)
     # Only the direction of the mean tokens matters, so sums suffice.
-    return losses, {name: _over_processes(total, trainer) for name, total in token_sums.items()}
+    means = {name: _over_processes(total, trainer) for name, total in token_sums.items()}
+    refused: list[UserError | None] = [None]
+    if distributed_utils.get_global_rank() == 0:
+        try:
+            parents = {prefix: losing_experts(sums, args.grow_experts) for prefix, sums in losses.items()}
+            for prefix, split in parents.items():
+                logger.info(
+                    f"growing {prefix}: splitting experts {split}, which have the largest validation loss"
+                )
+            state = checkpoint_utils.load_checkpoint_to_cpu(path)
+            growth = (parents, args.grow_router, args.grow_noise, means, trainer.cfg.common.seed + args.stage)
+            grow_model_state(state["model"], *growth)
+            optimizer = state.pop("last_optimizer_state", None)
+            if schedule.keeps_optimizer(args):
+                schedule.check_optimizer(path, optimizer)
+                shapes = {
+                    name: param.shape for name, param in model.named_parameters() if param.requires_grad
+                }
+                state["last_optimizer_state"] = grow_optimizer_state(optimizer, shapes, parents)
+            if args.schedule == "stage":
+                state["optimizer_history"][-1]["num_updates"] = 0
+            elif average := (state.get("extra_state") or {}).get("ema"):
+                grow_model_state(average, *growth)
+            # The training that loads it has a config of its own.
+            with checkpoint_file(grown) as file:
+                torch.save(state | {"cfg": None, "growth": parents}, file)
+        except UserError as error:
+            refused = [error]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(refused, src=0, device=trainer.device)
+    if refused[0]:
+        raise refused[0]
+
+
+def _sum_tokens(router: Router) -> Tensor:
+    """A tensor (E, D) to which every forward pass of the router adds the tokens of each expert."""
+    sums = torch.zeros_like(router.weight, dtype=torch.float32)
+
+    def add(module: Router, inputs: tuple[Tensor, ...], routing: Routing) -> None:
+        real_S = routing.expert_S < len(sums)
+        sums.index_add_(0, routing.expert_S[real_S], inputs[0][real_S].float())
+
+    router.register_forward_hook(add)
+    return sums
 
 
 def _over_processes(value: Tensor, trainer) -> Tensor:
@@ -228,32 +247,3 @@ def _over_processes(value: Tensor, trainer) -> Tensor:
         value = value.to(trainer.device)
         torch.distributed.all_reduce(value, group=trainer.data_parallel_process_group)
     return value.cpu()
-
-
-def _grown_state(
-    path: str,
-    trainer,
-    losses: dict[str, Tensor],
-    means: dict[str, Tensor],
-    shapes: dict[str, torch.Size],
-) -> dict[str, Any]:
-    """The grown checkpoint. UserError: too few experts, another router after a tree, no optimizer state."""
-    args = trainer.task.args
-    parents = {prefix: losing_experts(sums, args.grow_experts) for prefix, sums in losses.items()}
-    for prefix, split in parents.items():
-        logger.info(f"growing {prefix}: splitting experts {split}, which have the largest validation loss")
-    state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    seed = trainer.cfg.common.seed + args.stage
-    grow_model_state(state["model"], parents, args.grow_router, args.grow_noise, means, seed)
-    if schedule.keeps_optimizer(args):
-        schedule.check_optimizer(path, state)
-        state["last_optimizer_state"] = grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
-    else:
-        state.pop("last_optimizer_state", None)
-    if args.schedule == "stage":
-        state["optimizer_history"][-1]["num_updates"] = 0
-    elif average := (state.get("extra_state") or {}).get("ema"):
-        grow_model_state(average, parents, args.grow_router, args.grow_noise, means, seed)
-    state["cfg"] = None  # the training that loads grown.pt has its own
-    state["growth"] = parents
-    return state

@@ -108,8 +108,6 @@ class DecoderLayer(TransformerDecoderLayerBase):
             cfg.decoder.attention_heads,
             dropout=cfg.attention_dropout,
             self_attention=True,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
             xformers_att_config=cfg.decoder.xformers_att_config,
         )
 
@@ -179,14 +177,30 @@ class SwitchDecoder(TransformerDecoder):
         **_,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Features (B, T, D) of the tokens (B, T); extra["routings"]: the Routing of each Switch block."""
-        x_TBD, padding_BT = self._embed(prev_output_tokens, incremental_state)
+        tokens_BT, positions = prev_output_tokens, None
+        if self.embed_positions is not None:
+            positions = self.embed_positions(tokens_BT, incremental_state)
+        if incremental_state is not None:  # only the last token is new
+            tokens_BT = tokens_BT[:, -1:]
+            positions = None if positions is None else positions[:, -1:]
+        x_BTD = self.embed_scale * self.embed_tokens(tokens_BT)
+        if self.project_in_dim is not None:
+            x_BTD = self.project_in_dim(x_BTD)
+        if positions is not None:
+            x_BTD += positions
+        if self.layernorm_embedding is not None:
+            x_BTD = self.layernorm_embedding(x_BTD)
+        padding_BT = tokens_BT.eq(self.padding_idx)
+        if not (bool(padding_BT.any()) if self.padded is None else self.padded):
+            padding_BT = None
+        x_TBD = self.dropout_module(x_BTD).transpose(0, 1)
         causal = incremental_state is None and not full_context_alignment
         mask_TT = self.buffered_future_mask(x_TBD) if causal else None
         group = next((module.ep_group for module in self.modules() if isinstance(module, SwitchFFN)), None)
         largest_batch = 0  # tokens in the largest batch of any process
         if group:
-            tokens = torch.tensor(prev_output_tokens.numel(), device=prev_output_tokens.device)
-            largest_batch = group.largest(tokens)
+            batch = torch.tensor(prev_output_tokens.numel(), device=prev_output_tokens.device)
+            largest_batch = group.largest(batch)
         routings: dict[str, Routing] = {}
         for block, layer in enumerate(self.layers):
             x_TBD, *routing = layer(x_TBD, mask_TT, padding_BT, incremental_state, largest_batch)
@@ -198,25 +212,6 @@ class SwitchDecoder(TransformerDecoder):
         if self.project_out_dim is not None:
             x_BTD = self.project_out_dim(x_BTD)
         return x_BTD, {"attn": [None], "routings": routings}
-
-    def _embed(self, tokens_BT: Tensor, incremental_state) -> tuple[Tensor, Tensor | None]:
-        """Embeddings (T, B, D) and padding (B, T); of the last token only in incremental decoding."""
-        positions = None
-        if self.embed_positions is not None:
-            positions = self.embed_positions(tokens_BT, incremental_state)
-        if incremental_state is not None:
-            tokens_BT = tokens_BT[:, -1:]
-            positions = None if positions is None else positions[:, -1:]
-        x_BTD = self.embed_scale * self.embed_tokens(tokens_BT)
-        if self.project_in_dim is not None:
-            x_BTD = self.project_in_dim(x_BTD)
-        if positions is not None:
-            x_BTD += positions
-        if self.layernorm_embedding is not None:
-            x_BTD = self.layernorm_embedding(x_BTD)
-        padding_BT = tokens_BT.eq(self.padding_idx)
-        padded = bool(padding_BT.any()) if self.padded is None else self.padded
-        return self.dropout_module(x_BTD).transpose(0, 1), padding_BT if padded else None
 
 
 @contextmanager

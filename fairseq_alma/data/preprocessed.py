@@ -75,7 +75,25 @@ def count_words(
     its ids as numbers. UserError: no symbol has a word mark, or the file is missing, damaged or of another
     vocabulary.
     """
-    symbols = _spelled(dictionary, encoder_json)
+    symbols = dictionary.symbols
+    if has_ids(dictionary):  # spell them as GPT-2's tokens
+        if not encoder_json:
+            raise UserError(
+                "dict.txt has GPT-2's ids, as for RoBERTa: to count words by --megabatch-words, give its "
+                "encoder.json by --gpt2-encoder-json FILE or beside dict.txt; else give --megabatch-tokens N"
+            )
+        try:
+            ids = parse_json(Path(encoder_json).read_text("utf-8"))
+            tokens = {str(number): token for token, number in ids.items()}
+        except (OSError, ValueError, AttributeError) as error:
+            what = f"not GPT-2's encoder.json ({error})"
+            raise UserError(f"--gpt2-encoder-json {encoder_json}: {what}") from None
+        if missing := [symbol for symbol in _own(dictionary) if symbol not in tokens]:
+            raise UserError(
+                f"--gpt2-encoder-json {encoder_json}: of another vocabulary: it has no token {missing[0]}, "
+                "which dict.txt has; give the file that encoded the text"
+            )
+        symbols = [tokens.get(symbol, symbol) for symbol in symbols]
     gpt2 = any(symbol.startswith("Ġ") for symbol in symbols)
     if not gpt2 and not any(symbol.startswith("▁") for symbol in symbols):
         raise UserError(
@@ -116,28 +134,6 @@ def has_ids(dictionary: Dictionary) -> bool:
 def _own(dictionary: Dictionary) -> list[str]:
     """The symbols without those that fairseq adds: special ones, and the padding by madeupwords."""
     return [symbol for symbol in dictionary.symbols[dictionary.nspecial :] if "madeupword" not in symbol]
-
-
-def _spelled(dictionary: Dictionary, encoder_json: str | None) -> list[str]:
-    """The symbols, those that are ids of GPT-2 as its tokens."""
-    if not has_ids(dictionary):
-        return dictionary.symbols
-    if not encoder_json:
-        raise UserError(
-            "dict.txt has GPT-2's ids, as for RoBERTa: to count words by --megabatch-words, give its "
-            "encoder.json by --gpt2-encoder-json FILE or beside dict.txt; else give --megabatch-tokens N"
-        )
-    try:
-        ids = parse_json(Path(encoder_json).read_text("utf-8"))
-        tokens = {str(number): token for token, number in ids.items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"--gpt2-encoder-json {encoder_json}: not GPT-2's encoder.json ({error})") from None
-    if missing := [symbol for symbol in _own(dictionary) if symbol not in tokens]:
-        raise UserError(
-            f"--gpt2-encoder-json {encoder_json}: of another vocabulary: it has no token {missing[0]}, which "
-            "dict.txt has; give the file that encoded the text"
-        )
-    return [tokens.get(symbol, symbol) for symbol in dictionary.symbols]
 
 
 def assign(
