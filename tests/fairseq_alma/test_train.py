@@ -16,13 +16,6 @@ def losses_of(*outputs: str) -> list[list[float]]:
     return [[float(record["loss"]) for record in logged(text, "train_inner")] for text in outputs]
 
 
-@pytest.fixture
-def stage0(train, tmp_path):
-    """The last checkpoint of stage 0, with 4 experts."""
-    train(tmp_path / "stage_00")
-    return tmp_path / "stage_00" / "checkpoint_last.pt"
-
-
 def test_a_stage_learns_and_logs_the_router_of_each_layer(train, tmp_path):
     output = train(tmp_path / "run")
     inner, valid = logged(output, "train_inner"), logged(output, "valid")

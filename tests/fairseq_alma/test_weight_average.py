@@ -22,10 +22,9 @@ def train(last_of):
 
 
 @pytest.fixture
-def averaged(train, tmp_path):
+def averaged(train_once, tmp_path):
     """A checkpoint of 4 updates, with an average."""
-    train(tmp_path / "run", "--max-update", "4")
-    return tmp_path / "run" / "checkpoint_last.pt"
+    return train_once(tmp_path / "run", *EMA, "--max-update", "4")
 
 
 def test_each_weight_is_averaged_once_in_fp32_and_buffers_are_copied(build):
@@ -95,9 +94,7 @@ def test_the_average_starts_with_the_update_that_ema_start_update_names(train, t
     assert len(at) == 3
 
 
-@pytest.mark.parametrize(
-    "flags", ["--members 2", "--fp16", "--checkpoint-activations", "--arch transformer_lm"]
-)
+@pytest.mark.parametrize("flags", ["--members 2 --checkpoint-activations", "--arch transformer_lm --fp16"])
 def test_other_models_are_averaged_too(train, tmp_path, flags):
     flags = flags.replace("transformer_lm", "transformer_lm --share-decoder-input-output-embed")
     state = train(tmp_path, "--max-update", "2", *flags.split())
