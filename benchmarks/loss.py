@@ -5,6 +5,7 @@ Forward and backward of the output layer of the paper's models: 1,536 tokens, V 
 """
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,7 @@ TOKENS, VOCABULARY, CHUNK, PAD = 1536, 50_264, 1024, 1
 def gradient(loss: str, x: Tensor, weight: Tensor, target: Tensor) -> Tensor | None:
     """The gradient of a summed loss by features (S, D); weight (V, D), target (S,)."""
     x.grad = weight.grad = None
-    common = {"ignore_index": PAD, "reduction": "sum"}
+    common: dict[str, Any] = {"ignore_index": PAD, "reduction": "sum"}
     if loss == "chunked":
         total, _ = chunked_nll(x, [weight], target, PAD, CHUNK)
     elif loss == "torch":

@@ -191,8 +191,7 @@ class SwitchDecoder(TransformerDecoder):
         if self.layernorm_embedding is not None:
             x_BTD = self.layernorm_embedding(x_BTD)
         padding_BT = tokens_BT.eq(self.padding_idx)
-        if not (bool(padding_BT.any()) if self.padded is None else self.padded):
-            padding_BT = None
+        padded = bool(padding_BT.any()) if self.padded is None else self.padded
         x_TBD = self.dropout_module(x_BTD).transpose(0, 1)
         causal = incremental_state is None and not full_context_alignment
         mask_TT = self.buffered_future_mask(x_TBD) if causal else None
@@ -203,7 +202,8 @@ class SwitchDecoder(TransformerDecoder):
             largest_batch = group.largest(batch)
         routings: dict[str, Routing] = {}
         for block, layer in enumerate(self.layers):
-            x_TBD, *routing = layer(x_TBD, mask_TT, padding_BT, incremental_state, largest_batch)
+            padding = padding_BT if padded else None
+            x_TBD, *routing = layer(x_TBD, mask_TT, padding, incremental_state, largest_batch)
             if routing:
                 routings[str(block)] = Routing(*routing)
         if self.layer_norm is not None:

@@ -364,7 +364,8 @@ class AlmaLMTask(LanguageModelingTask):
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
         """Restore the measurements."""
-        vars(self).update({name: state[name] for name in _KEPT})
+        for name in _KEPT:
+            setattr(self, name, state[name])
 
 
 def collect_outputs(model, outputs: list[tuple]) -> RemovableHandle:

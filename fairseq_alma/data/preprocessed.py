@@ -84,16 +84,16 @@ def count_words(
             )
         try:
             ids = parse_json(Path(encoder_json).read_text("utf-8"))
-            tokens = {str(number): token for token, number in ids.items()}
+            spelled = {str(number): token for token, number in ids.items()}
         except (OSError, ValueError, AttributeError) as error:
             what = f"not GPT-2's encoder.json ({error})"
             raise UserError(f"--gpt2-encoder-json {encoder_json}: {what}") from None
-        if missing := [symbol for symbol in _own(dictionary) if symbol not in tokens]:
+        if missing := [symbol for symbol in _own(dictionary) if symbol not in spelled]:
             raise UserError(
                 f"--gpt2-encoder-json {encoder_json}: of another vocabulary: it has no token {missing[0]}, "
                 "which dict.txt has; give the file that encoded the text"
             )
-        symbols = [tokens.get(symbol, symbol) for symbol in symbols]
+        symbols = [spelled.get(symbol, symbol) for symbol in symbols]
     gpt2 = any(symbol.startswith("Ġ") for symbol in symbols)
     if not gpt2 and not any(symbol.startswith("▁") for symbol in symbols):
         raise UserError(

@@ -36,27 +36,23 @@ def replace_optimizer(trainer) -> None:
     if type(optimizer) is optim.AMPOptimizer:
         optimizer.__class__ = AMPOptimizer
         optimizer.trainer = trainer
-        optimizer._grad_scaler = _grad_scaler(trainer.cfg.common, trainer.device.type)
+        common, device = trainer.cfg.common, trainer.device.type
+        settings = {"init_scale": common.fp16_init_scale}
+        if common.amp_scale_window is not None:
+            settings["growth_interval"] = common.amp_scale_window
+        if distributed_utils.get_data_parallel_world_size() == 1:
+            optimizer._grad_scaler = torch.amp.GradScaler(device, **settings)
+        else:  # an expert that only one process holds can overflow there alone, yet all must skip the update
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # a second of imports
+
+            group = distributed_utils.get_data_parallel_group()
+            optimizer._grad_scaler = ShardedGradScaler(device, process_group=group, **settings)
     elif type(optimizer) is optim.MemoryEfficientFP16Optimizer:
         optimizer.__class__ = MemoryEfficientFP16Optimizer
     elif type(optimizer) is optim.FP16Optimizer:
         optimizer.__class__ = FP16Optimizer
         optimizer.optimizer.register_state_dict_post_hook(_add_weights)
         optimizer.optimizer.register_load_state_dict_post_hook(_take_weights)
-
-
-def _grad_scaler(common, device: str) -> torch.amp.GradScaler:
-    """A scaler for `device` with the growth interval of --amp-scale-window."""
-    options = {"init_scale": common.fp16_init_scale}
-    if common.amp_scale_window is not None:
-        options["growth_interval"] = common.amp_scale_window
-    if distributed_utils.get_data_parallel_world_size() == 1:
-        return torch.amp.GradScaler(device, **options)
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # a second of imports
-
-    # An expert that only one process holds can overflow there alone, yet all must skip the update.
-    group = distributed_utils.get_data_parallel_group()
-    return ShardedGradScaler(device, process_group=group, **options)
 
 
 class AMPOptimizer(optim.AMPOptimizer):

@@ -100,7 +100,7 @@ def test_an_update_agrees_on_the_largest_batch_once(train_on_two, tmp_path, user
         assert [line for line in output.splitlines() if line.startswith("waits")] == ["waits 1"] * 2
 
 
-def test_fp16_resumes_with_and_without_expert_parallelism(train_on_two, tmp_path):
+def test_fp16_resumes_with_and_without_expert_parallelism(train, train_on_two, tmp_path):
     flags = ("--dropout", "0", "--fp16", "--ddp-backend", "legacy_ddp")
     train_on_two(tmp_path / "whole", *flags, "--max-update", 9)
     for updates, more in ((3, ()), (6, ("--moe-expert-parallel",)), (9, ())):
@@ -118,3 +118,5 @@ def test_fp16_resumes_with_and_without_expert_parallelism(train_on_two, tmp_path
             # The mean: Adam scales differences of small gradients up.
             difference = (saved[1]["model"][name].float() - weights.float()).abs().mean()
             assert difference < 1e-4, name  # an update is 1e-2
+    output = train(tmp_path / "parts", *flags, "--max-update", 10, "--moe-expert-parallel")
+    assert "@ 9 updates" in output  # also in one process

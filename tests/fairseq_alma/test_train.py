@@ -154,20 +154,6 @@ def test_half_precisions_learn_like_fp32(train, tmp_path, half, criterion):
     assert torch.equal(weight, weight.to(torch.bfloat16 if "bf16" in half else torch.float16).float())
 
 
-def test_training_resumes_with_and_without_expert_parallelism(train, train_on_two, tmp_path):
-    flags = ("--dropout", "0", "--ddp-backend", "legacy_ddp")
-    train(tmp_path / "one", *flags, "--update-freq", "2", "--max-update", "9")
-    for updates, parallel in (("3", ["--moe-expert-parallel"]), ("6", []), ("9", ["--moe-expert-parallel"])):
-        train_on_two(tmp_path / "both", *flags, "--max-update", updates, *parallel)
-    paths = [tmp_path / name / "checkpoint_last.pt" for name in ("one", "both")]
-    assert_same_model(*paths, exact=False)
-    states = [load(path)["last_optimizer_state"]["state"] for path in paths]
-    for index in states[0]:
-        torch.testing.assert_close(states[0][index], states[1][index], atol=1e-5, rtol=1e-4)
-    output = train(tmp_path / "both", "--max-update", "10", "--moe-expert-parallel")
-    assert "@ 10 updates" in output  # also in one process
-
-
 @pytest.mark.parametrize("parallel", [("--moe-expert-parallel",), pytest.param((), marks=pytest.mark.slow)])
 def test_two_processes_grow_and_resume_like_one(train, train_on_two, stage0, tmp_path, parallel):
     flags = ["--stage", "1", "--moe-expert-count", "6", "--grow-experts", "2"]
