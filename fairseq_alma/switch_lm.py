@@ -193,6 +193,7 @@ class SwitchDecoder(TransformerDecoder):
         padding_BT = tokens_BT.eq(self.padding_idx)
         padded = bool(padding_BT.any()) if self.padded is None else self.padded
         x_TBD = self.dropout_module(x_BTD).transpose(0, 1)
+        del x_BTD  # its memory is that of a layer's input
         causal = incremental_state is None and not full_context_alignment
         mask_TT = self.buffered_future_mask(x_TBD) if causal else None
         group = next((module.ep_group for module in self.modules() if isinstance(module, SwitchFFN)), None)
