@@ -48,6 +48,9 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
         _check_options(path, options)
         # Text starts as in training: with bos if --add-bos-token was given, else with eos, as a stream does.
         begin = BOS if state["cfg"]["task"].get("add_bos_token") else EOS
+        special: dict[str, Any] = {"bos_token_id": begin, "eos_token_id": EOS, "pad_token_id": PAD}
+        kinds = {"Config": "Config", "Model": "Model", "ModelForCausalLM": "ForCausalLM"}
+        special["auto_map"] = {f"Auto{auto}": f"{_CODE.stem}.Alma{name}" for auto, name in kinds.items()}
         # fairseq numbers positions from PAD + 1; earlier rows are unused.
         positions = saved.get(f"{PREFIX}embed_positions.weight", torch.empty(PAD + 2, 0))[PAD + 1 :]
         config = modeling_alma.AlmaConfig(
@@ -62,17 +65,7 @@ def read_model(path: str, weights: str = "trained") -> modeling_alma.AlmaForCaus
             decoder_sparse_step=options.get("moe_freq", 1),
             scale_embedding=not options["no_scale_embedding"],
             tie_word_embeddings=bool(options["share_decoder_input_output_embed"]),
-            bos_token_id=begin,
-            eos_token_id=EOS,
-            pad_token_id=PAD,
-            auto_map={
-                auto: f"{_CODE.stem}.{name}"
-                for auto, name in (
-                    ("AutoConfig", "AlmaConfig"),
-                    ("AutoModel", "AlmaModel"),
-                    ("AutoModelForCausalLM", "AlmaForCausalLM"),
-                )
-            },
+            **special,
         )
         renamed = {}
         for name, value in saved.items():
@@ -114,8 +107,8 @@ def _check_options(path: str, options: dict[str, Any]) -> None:
         raise UserError(f"{path} was trained {problems[0].replace('_', '-')}, which export does not support")
 
 
-def tokenizer_of(directory: Path, config: modeling_alma.AlmaConfig) -> PreTrainedTokenizerFast:
-    """A stream's tokenizer for transformers.
+def tokenizer_of(directory: Path, config: Any) -> PreTrainedTokenizerFast:
+    """A stream's tokenizer for transformers; `config`: the model's.
 
     Ids are those of the stream, in which eos ends every line: a newline is eos. Text starts as in training
     (see `read_model`). UserError: not a stream, damaged, another vocabulary, not BPE.
@@ -127,7 +120,7 @@ def tokenizer_of(directory: Path, config: modeling_alma.AlmaConfig) -> PreTraine
         ids = json.loads((directory / "encoder.json").read_bytes())
         tokens = sorted(ids, key=ids.__getitem__)
         lines = (directory / "vocab.bpe").read_text("utf-8").split("\n")[1:-1]
-        merges = [tuple(line.split()) for line in lines]
+        merges = [(left, right) for left, right in map(str.split, lines)]
     else:
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
         tokens = [pieces.id_to_piece(i) for i in range(3, pieces.get_piece_size())]
