@@ -40,8 +40,6 @@ TOOLS = {
         "results", "alma.report.advice.__main__", "wait or train, grow, average? advice from runs"
     ),
     "tsne": Tool("results", "vision.tsne", "draw the gating tree of an image mixture"),
-    "combine": Tool("checkpoints", "fairseq_alma.combine", "combine language models into one ensemble"),
-    "generate": Tool("checkpoints", "fairseq_alma.generate", "continue a text by the model of a run"),
     "export": Tool("checkpoints", "fairseq_alma.export", "export a language model to Hugging Face"),
 }
 """The subcommands by name, in the order of the help."""

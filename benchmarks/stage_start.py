@@ -1,7 +1,5 @@
 """How long a stage takes to start: load_dataset and the first batch, against fairseq's language_modeling.
 
-With replay, half of the stage's tokens come from an earlier mega-batch of the same size.
-
 The peer reads the same files without verifying them, and indexes their items by TokenBlockDataset; alma_lm
 compares them with the checksums in stream.json, which is most of its time. Imports and the dictionary do
 not count. Blocks of 512 tokens, 8 in a batch, uint16, files in the page cache.
@@ -29,7 +27,6 @@ SHAPES = ((5, 70), (20, 70), (100, 70), (20, 7), (20, 700))  # million tokens, t
 VOCABULARY = 50_000
 SETTINGS: dict[str, Any] = {"dataset_impl": "mmap", "batch_size": None, "use_plasma_view": False}
 SETTINGS |= {"tokens_per_sample": 512, "seed": 1}
-REPLAY: dict[str, Any] = {"stage": 1, "replay_share": 0.5}
 
 
 def write_stream(directory: Path, tokens: int, item: int, vocabulary: int = VOCABULARY) -> int:
@@ -71,12 +68,6 @@ def start(task: FairseqTask) -> None:
     assert first["target"].shape == (8, 512)
 
 
-def verify(task: AlmaLMTask) -> None:
-    """The part of alma_lm's `start` that compares checksums."""
-    assert task.stream is not None
-    task.stream.check(task.stream.megabatches[:1])
-
-
 def measure(repeats: int) -> Rows:
     """A row for each number of tokens and of items."""
     logging.disable(logging.INFO)
@@ -86,20 +77,17 @@ def measure(repeats: int) -> Rows:
             items = write_stream(Path(directory), millions * 10**6, item)
             ours = AlmaLMTask(AlmaLMConfig(data=directory, **SETTINGS), Dictionary())
             peer = LanguageModelingTask(LanguageModelingConfig(data=directory, **SETTINGS), Dictionary())
-            replaying = AlmaLMTask(AlmaLMConfig(data=directory, **SETTINGS, **REPLAY), Dictionary())
-            tasks = {"alma_lm": ours, "replay": replaying, "fairseq": peer}
-            kinds = {name: partial(start, task) for name, task in tasks.items()}
-            measured = turns(kinds | {"checksums": partial(verify, ours)}, repeats)
+            kinds = {"alma_lm": partial(start, ours), "fairseq": partial(start, peer)}
+            assert ours.stream is not None
+            checksums = partial(ours.stream.check, ours.stream.megabatches[:1])
+            measured = turns({**kinds, "checksums": checksums}, repeats)
         medians = {name: f"{median(turn[name] for turn in measured):.3f}" for name in measured[0]}
-        # The checksums of two mega-batches take twice those of one.
-        replay = median(turn["replay"] - 2 * turn["checksums"] for turn in measured)
         rows.append(
             {
                 "tokens": f"{millions}M",
                 "items": f"{items / 1e6:.2f}M",
                 "alma_lm, s": medians["alma_lm"],
                 "of it checksums, s": medians["checksums"],
-                "replay, no checksums, s": f"{replay:.3f}",
                 "fairseq, s": medians["fairseq"],
                 "fairseq / alma_lm": ratios(measured, "fairseq", "alma_lm"),
             }

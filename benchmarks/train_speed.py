@@ -10,13 +10,12 @@ All processes start together. After the warm-up they take turns: one runs an upd
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,11 +38,11 @@ DENSE = replace(SWITCH, experts=0)
 
 def dense_flags(arch: Arch) -> str:
     """transformer_lm with as many active parameters as the plug-in's `arch`."""
-    layers, dim, heads = arch
     return (
-        f"--task language_modeling --arch transformer_lm --decoder-layers {layers} --decoder-embed-dim {dim} "
-        f"--decoder-ffn-embed-dim {4 * dim} --decoder-attention-heads {heads} --activation-fn gelu "
-        "--decoder-normalize-before --decoder-learned-pos --share-decoder-input-output-embed"
+        f"--task language_modeling --arch transformer_lm --decoder-layers {arch.layers} "
+        f"--decoder-embed-dim {arch.dim} --decoder-ffn-embed-dim {4 * arch.dim} "
+        f"--decoder-attention-heads {arch.heads} --activation-fn gelu --decoder-normalize-before "
+        "--decoder-learned-pos --share-decoder-input-output-embed"
     )
 
 
@@ -59,14 +58,12 @@ COMMON = (
     "--log-interval 1"
 )
 _UPDATE = " | train_inner | "
-_PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+)")
 
 
 class PausedTraining:
     """A fairseq-train process that only runs during `run`; leaving the context ends it."""
 
     def __init__(self, command: Sequence[str]):
-        environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         self.log: list[str] = []
         self.lead = 0.0  # seconds that the next update has already run
         self.process = subprocess.Popen(
@@ -75,7 +72,7 @@ class PausedTraining:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | environment,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             process_group=0,  # if this process is killed, the kernel sends SIGHUP to the halted group
         )
 
@@ -88,32 +85,29 @@ class PausedTraining:
             self.process.send_signal(signal.SIGCONT)
 
     def run(self, updates: int) -> float:
-        """Run `updates` updates, then halt; returns tokens per second.
+        """Run `updates` updates, then halt; returns tokens per second. UserError: the process ended.
 
         The next update has begun by then; its time counts towards the next run.
         """
         started = time.perf_counter()
         self.process.send_signal(signal.SIGCONT)
-        tokens = sum(self._update() for _ in range(updates))
+        tokens = 0
+        for _ in range(updates):
+            line = next((line for line in self._lines() if _UPDATE in line), None)
+            if line is None:
+                tail = " ".join(line[:200] for line in self.log[-3:])
+                raise UserError(f"fairseq-train ended with exit code {self.process.wait()}: {tail}")
+            tokens += int(json.loads(line.split(_UPDATE)[1])["wpb"])
         done = time.perf_counter()
         self.process.send_signal(signal.SIGSTOP)
         seconds, self.lead = self.lead + done - started, time.perf_counter() - done
         return tokens / seconds
 
-    def _update(self) -> int:
-        """Wait for the next update; returns its tokens. UserError: the process ended."""
+    def _lines(self) -> Iterator[str]:
         assert self.process.stdout
         for line in self.process.stdout:
             self.log.append(line)
-            if _UPDATE in line:
-                return int(json.loads(line.split(_UPDATE)[1])["wpb"])
-        tail = " ".join(line[:200] for line in self.log[-3:])
-        raise UserError(f"fairseq-train ended with exit code {self.process.wait()}: {tail}")
-
-    def parameters(self) -> int:
-        """Parameters of the model, as logged by fairseq."""
-        (number,) = _PARAMETERS.findall("".join(self.log))
-        return int(number.replace(",", ""))
+            yield line
 
 
 def turns(trainings: Sequence[PausedTraining], repeats: int) -> list[list[float]]:
@@ -141,8 +135,6 @@ def measure(repeats: int) -> Rows:
             warm_up.result()  # raises the first error
         speeds = turns(trainings, repeats)
         peaks = [resident_memory(training.process.pid, peak=True) for training in trainings]
-        for training, (_, _, shape, _) in zip(trainings, MODELS, strict=True):
-            assert training.parameters() == shape.parameters
     return [
         {
             "arch": arch,

@@ -11,16 +11,9 @@ import sys
 from typing import Any
 from unittest.mock import MagicMock
 
+import msgspec
+
 from alma.errors import Parser, UserError, command
-from alma.schema import parse_json
-
-
-def read(text: str | bytes) -> list[list[str]]:
-    """The command lines in a JSON text. UserError: not a list of lists of strings."""
-    try:
-        return parse_json(text, list[list[str]])
-    except ValueError as error:
-        raise UserError(f"standard input: give JSON, a list of lists of words: {error}") from None
 
 
 def resolve(words: list[str]) -> dict[str, Any]:
@@ -44,7 +37,10 @@ def resolve(words: list[str]) -> dict[str, Any]:
 def main() -> None:
     """Resolve fairseq-train command lines, given as JSON."""
     Parser(prog="python -m fairseq_alma.check", description=main.__doc__).parse_args()
-    lines = read(sys.stdin.buffer.read())
+    try:
+        lines = msgspec.json.decode(sys.stdin.buffer.read(), type=list[list[str]])
+    except msgspec.DecodeError as error:
+        raise UserError(f"standard input: give a JSON list of command lines ({error})") from None
     for name in ("sklearn", "sklearn.metrics", "scipy", "scipy.stats"):  # a second to import, and not needed
         sys.modules[name] = MagicMock()
     import fairseq  # noqa: F401  the plug-in registers with it

@@ -15,11 +15,10 @@ import torch
 from alma import averages
 from alma.errors import UserError
 from alma.files import damage
-from alma.schema import NUMBER, require, whole
+from alma.schema import require, whole
 
 PREFIX = "decoder."
 """Prefix of every parameter name of a decoder-only language model."""
-_ZIP = b"PK\x03\x04"
 _AT_UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 """Name of a checkpoint of --save-interval-updates: epoch and update."""
 _FOREIGN = (
@@ -41,61 +40,42 @@ def reading(path: str) -> Iterator[None]:
             warnings.filterwarnings("ignore", "Detected pickle protocol")  # the error that follows says more
             yield
     except OSError as error:
-        raise UserError(f"{path}: {_unreadable(path, error)}") from error
+        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+        what = f"cannot be read: {error.strerror or error} ({name}); the checkpoint may be intact: try again"
+        if isinstance(error, FileNotFoundError):
+            what = "no such checkpoint"
+        elif isinstance(error, IsADirectoryError):
+            inside = [*Path(path).glob("*.pt"), *Path(path).glob("*/*.pt")]
+            example = max(inside, key=lambda file: (file.name == "checkpoint_best.pt", file), default=None)
+            what = f"is a directory; give a checkpoint, such as {example}" if example else "has no checkpoint"
+        raise UserError(f"{path}: {what}") from error
     except _FOREIGN as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise UserError(f"{path}: {_diagnosis(path, error)}") from error
-
-
-def _unreadable(path: str, error: OSError) -> str:
-    if isinstance(error, FileNotFoundError):
-        return "no such checkpoint"
-    if isinstance(error, IsADirectoryError):
-        found = [*Path(path).glob("*.pt"), *Path(path).glob("*/*.pt")]
-        example = max(found, key=lambda file: (file.name == "checkpoint_best.pt", file), default=None)
-        return (
-            f"is a directory; give a checkpoint, such as {example}" if example else "has no checkpoint in it"
-        )
-    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-    return f"cannot be read: {error.strerror or error} ({name}); the checkpoint may be intact: try again"
-
-
-def _diagnosis(path: str, error: Exception) -> str:
-    """Why torch refused a file with `error`."""
-    what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    try:
-        with open(path, "rb") as file:
-            head = file.read(len(_ZIP))
-    except OSError as unreadable:
-        return _unreadable(path, unreadable)
-    if not head:
-        return f"empty; {_DELETE}"
-    if found := re.search(r"GLOBAL (\S+)", str(error)):
-        return (
-            f"contains Python objects ({found[1]}), as in old fairseq versions: loading them could run any "
-            "code; if you trust the file, load it with weights_only=False and save it without them"
-        )
-    if head == _ZIP:
-        return f"not a fairseq checkpoint ({what})"
-    return f"not a fairseq checkpoint, or a truncated one in torch's old format ({what})"
+        what = f"not a fairseq checkpoint ({' '.join(f'{type(error).__name__}: {error}'.split())[:200]})"
+        if object_ := re.search(r"GLOBAL (\S+)", str(error)):
+            what = (
+                f"contains Python objects ({object_[1]}), as in old fairseq versions: loading them could run "
+                "any code; if you trust the file, load it with weights_only=False and save it without them"
+            )
+        raise UserError(f"{path}: {what}") from error
 
 
 def memory_map(path: str) -> dict[str, Any]:
-    """Memory-map a checkpoint and check its content; torch's format before 1.6 is read into memory."""
+    """Memory-map a checkpoint and check its content."""
     with reading(path):
         check_sums(path)
-        with open(path, "rb") as file:
-            mapped = file.read(len(_ZIP)) == _ZIP
-        state = torch.load(path, map_location="cpu", mmap=mapped, weights_only=True)
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         check_content(state)
         return state
 
 
 def check_sums(path: str) -> None:
-    """UserError: the checkpoint is damaged, by its check sums. Reads it once for each process."""
-    if found := damage(path):
-        raise UserError(f"{path}: {found}; {_DELETE}")
+    """UserError: the checkpoint is empty or damaged, by its check sums. Reads it once for each process."""
+    if Path(path).is_file() and not Path(path).stat().st_size:
+        raise UserError(f"{path}: empty; {_DELETE}")
+    if wrong := damage(path):
+        raise UserError(f"{path}: {wrong}; {_DELETE}")
 
 
 def check_content(state: Any) -> None:
@@ -104,24 +84,11 @@ def check_content(state: Any) -> None:
         raise TypeError(f"it holds {type(state).__name__}")
     extra = state.get("extra_state") or {}
     require(extra, {})
-    for weights in (state["model"], extra.get("ema") or {}):
-        for name, value in weights.items():
-            if not (isinstance(name, str) and torch.is_tensor(value)):
-                raise TypeError(f"{name!r} of its model is no tensor")
-    optimizer = state.get("last_optimizer_state") or {}
-    for moments in (optimizer.get("state") or {}).values():
-        for name, value in moments.items():
-            moment = name.startswith("exp_avg") or isinstance(value, str)
-            if not torch.is_tensor(value) and (moment or (name == "step" and type(value) is not int)):
-                raise TypeError(f"{name!r} of its optimizer's state is {value!r}")
-    counts = extra.get("AlmaLMTask", {})
-    require(counts, dict.fromkeys(counts, NUMBER))
-    require(extra.get("train_iterator", {}), {"epoch": whole(1), "iterations_in_epoch": whole(0)})
-    for each in state.get("optimizer_history") or []:
-        require(each, {"num_updates": whole(0)}, ["num_updates"])
-    if isinstance(config := state.get("cfg"), dict):
-        require(config["task"], {})
-        require(config["model"], {}, ["_name"])
+    for name, value in (*state["model"].items(), *(extra.get("ema") or {}).items()):
+        if not torch.is_tensor(value):
+            raise TypeError(f"{name!r} of its model is no tensor")
+    for past in state.get("optimizer_history") or []:
+        require(past, {"num_updates": whole(0)}, ["num_updates"])
 
 
 def memory_map_last(path: str) -> dict[str, Any]:
@@ -159,8 +126,8 @@ def _mean_of_last(path: str, count: int) -> dict[str, Any]:
     They may be fewer: fairseq writes none at an interval that ends with an epoch. UserError: only one.
     """
     folder = Path(path).parent
-    found = ((_AT_UPDATE.fullmatch(file.name), file) for file in folder.glob("checkpoint_*_*.pt"))
-    by_updates = {int(match[1]): file for match, file in found if match}
+    named = ((_AT_UPDATE.fullmatch(file.name), file) for file in folder.glob("checkpoint_*_*.pt"))
+    by_updates = {int(match[1]): file for match, file in named if match}
     last = folder / "checkpoint_last.pt"
     if last.exists():
         by_updates.setdefault(memory_map(str(last))["optimizer_history"][-1]["num_updates"], last)
@@ -173,7 +140,8 @@ def _mean_of_last(path: str, count: int) -> dict[str, Any]:
     mean: dict[str, Any] = {}
     for k, updates in enumerate(newest, start=1):
         model = memory_map(str(by_updates[updates]))["model"]
-        if k > 1 and _shapes(model) != _shapes(mean):
+        shapes, expected = ({name: value.shape for name, value in each.items()} for each in (model, mean))
+        if k > 1 and shapes != expected:
             first = by_updates[newest[0]]
             raise UserError(f"{by_updates[updates]} and {first} are of different models: leave out --weights")
         for name, value in model.items():
@@ -186,10 +154,6 @@ def _mean_of_last(path: str, count: int) -> dict[str, Any]:
     return mean
 
 
-def _shapes(model: dict[str, Any]) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in model.items()}
-
-
 def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[dict[str, Any]]:
     """Memory-map language models and check that they can form an ensemble; `weights`: as `with_weights`.
 
@@ -197,25 +161,15 @@ def memory_map_members(paths: Sequence[str], weights: str = "trained") -> list[d
     dictionary or block length.
     """
     states = [with_weights(path, memory_map(path), weights) for path in paths]
+    sizes = []  # of the first embedding, None without one, and of a block
     for path, state in zip(paths, states, strict=True):
         if not (state.get("cfg") and all(name.startswith(PREFIX) for name in state["model"])):
             raise UserError(f"{path} is not a checkpoint of a decoder-only language model of this fairseq")
-        rows, expected = (_dictionary(each["model"]) for each in (state, states[0]))
-        if rows != expected:
+        rows = (len(value) for name, value in state["model"].items() if name.endswith("embed_tokens.weight"))
+        sizes.append((next(rows, None), state["cfg"]["task"]["tokens_per_sample"]))
+        if sizes[-1] != sizes[0]:
             raise UserError(
-                f"{path} has a dictionary of {rows} entries, {paths[0]} of {expected}: "
-                "members need the same dictionary"
-            )
-        blocks, expected = (each["cfg"]["task"]["tokens_per_sample"] for each in (state, states[0]))
-        if blocks != expected:
-            raise UserError(
-                f"{path} was trained on blocks of {blocks} tokens, {paths[0]} on {expected}: "
-                "members need the same --tokens-per-sample"
+                "{} has a dictionary of {} entries and blocks of {} tokens, {} of {} and {}: members need "
+                "the same dictionary and --tokens-per-sample".format(path, *sizes[-1], paths[0], *sizes[0])
             )
     return states
-
-
-def _dictionary(model: dict[str, Any]) -> int | None:
-    """Size of a model's dictionary, from its first embedding; None without one."""
-    embeddings = (len(value) for name, value in model.items() if name.endswith("embed_tokens.weight"))
-    return next(embeddings, None)

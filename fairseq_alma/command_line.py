@@ -14,33 +14,26 @@ from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, Fairse
 from fairseq.tasks import TASK_REGISTRY
 
 from alma.errors import UserError, closest, hint
+from alma.options import flag_of
 from fairseq_alma import defaults
-from fairseq_alma.training import schedule_free
 
 logger = logging.getLogger(__name__)
 
 TASK = "alma_lm"
 
-_MODELS = ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
-"""fairseq's language models that train, resume and are measured."""
-_NOT_COUNTED = ("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "base_layers")
-"""Their options for which `alma.flops` has no formula, or that have no logits."""
-
 
 def is_ours(parser: argparse.ArgumentParser, words: Sequence[str]) -> bool:
     """Whether a command line has `--task alma_lm`, given or by default, or a task that does not exist."""
-    task = _value(words, "--task", parser.get_default("task"))
+    task = _last_value(words, "--task", parser.get_default("task"))
     return task == TASK or task not in TASK_REGISTRY
 
 
-def _value(words: Sequence[str], flag: str, default: str) -> str:
-    """The last value of `flag` in a command line."""
-    found = default
+def _last_value(words: Sequence[str], flag: str, default: str) -> str:
     for word, following in itertools.pairwise([*words, ""]):
         name, _, value = word.partition("=")
         if name == flag:
-            found = value or following
-    return found
+            default = value or following
+    return default
 
 
 def parse(
@@ -51,7 +44,8 @@ def parse(
     UserError: an unknown flag or choice, an invalid or missing value.
     """
     training = "--max-update" in parser._option_string_actions
-    scheduler = _scheduler(words)
+    schedule = _last_value(words, "--schedule", "stage")
+    scheduler = defaults.SCHEDULES.get(schedule, "polynomial_decay")  # the parser refuses another schedule
     given: set[str] = set()  # flags in `words`, each under the first of its names
     checked: set[argparse.Action] = set()
 
@@ -76,18 +70,26 @@ def parse(
     parser.error = lambda message: _refuse(parser, message)  # type: ignore[method-assign]
     if training:
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        parser.epilog = _epilog()
+        lengths = {
+            "--warmup-updates": f"{defaults.WARMUP}, at most a tenth of --total-num-update",
+            "--total-num-update": "the value of --max-update",
+        }
+        shown = (f"  {_shown({flag: value})}" for flag, value in (defaults.TRAINING | lengths).items())
+        parser.epilog = "\n".join((f"defaults of --task {TASK}:", *shown))
     if asking := {"-h", "--help"}.intersection(words):
         with contextlib.suppress(UserError):  # whatever else is wrong, the parser now has all flags
             run([word for word in words if word not in asking])
         parser.print_help()
         sys.exit()
     args, unknown = run(words)
-    _refuse_unknown(parser, unknown)
+    problems = []
+    for flag in [word.partition("=")[0] for word in unknown if word.startswith("-")] or unknown:
+        meant = closest(flag, parser._option_string_actions)
+        problems.append(f"unrecognized argument {flag}" + (f": did you mean {meant}?" if meant else ""))
+    if problems:
+        raise UserError("; ".join(problems))
     if training:
         _check_model(args)
-        if args.optimizer == defaults.SCHEDULE_FREE:
-            schedule_free.check(args)
         _fill_schedule(args, given, scheduler)
         chosen = defaults.chosen(given, scheduler).items()
         used = {flag: value for flag, value in chosen if hasattr(args, flag[2:].replace("-", "_"))}
@@ -95,43 +97,30 @@ def parse(
     return args
 
 
-def _scheduler(words: Sequence[str]) -> str:
-    """The default --lr-scheduler of a command line, by its --schedule and its --optimizer."""
-    asked = _value(words, "--schedule", "stage")
-    schedule = asked if asked in defaults.SCHEDULES else "stage"  # the parser refuses another one
-    return defaults.scheduler(schedule, _value(words, "--optimizer", ""))
-
-
 def _shown(values: dict[str, object]) -> str:
     return " ".join(flag if value is True else f"{flag} {value}" for flag, value in values.items())
 
 
-def _epilog() -> str:
-    schedule = {
-        "--warmup-updates": f"{defaults.WARMUP}, at most a tenth of --total-num-update",
-        "--total-num-update": "the value of --max-update",
-    }
-    lines = (f"  {_shown({flag: value})}" for flag, value in (defaults.TRAINING | schedule).items())
-    return "\n".join((f"defaults of --task {TASK}:", *lines))
-
-
 def _check_model(args: argparse.Namespace) -> None:
     """UserError: a model that `fairseq_alma.evaluate` cannot measure."""
+    known = ("transformer_lm", "lstm_lm", "fconv_lm", "lightconv_lm")
     kind, name = ARCH_MODEL_REGISTRY[args.arch], ARCH_MODEL_NAME_REGISTRY[args.arch]
     of_fairseq = kind.__module__.startswith("fairseq.")
-    if not issubclass(kind, FairseqLanguageModel) or (of_fairseq and name not in _MODELS):
+    if not issubclass(kind, FairseqLanguageModel) or (of_fairseq and name not in known):
         raise UserError(
-            f"--arch {args.arch}: the task {TASK} trains switch_gmoe*, {', '.join(_MODELS)} and your own "
+            f"--arch {args.arch}: the task {TASK} trains switch_gmoe*, {', '.join(known)} and your own "
             "language models (--user-dir)"
         )
     if args.criterion == "adaptive_loss":
         raise UserError("--criterion adaptive_loss: perplexity needs all logits; give cross_entropy")
-    has_parts = name in ("transformer_lm", "lightconv_lm")  # the others use them with adaptive_loss only
-    if used := [flag for flag in _NOT_COUNTED if has_parts and getattr(args, flag, None)]:
-        flag = f"--{used[0].replace('_', '-')}"
-        raise UserError(
-            f"--arch {args.arch} with {flag}: perplexity or FLOPs cannot be measured; leave it out"
-        )
+    if name not in ("transformer_lm", "lightconv_lm"):  # the others use these with adaptive_loss only
+        return
+    for part in ("adaptive_softmax_cutoff", "adaptive_input", "character_embeddings", "base_layers"):
+        if getattr(args, part, None):  # no logits, or no formula in alma.flops
+            raise UserError(
+                f"--arch {args.arch} with {flag_of(part)}: perplexity or FLOPs cannot be measured; "
+                "leave it out"
+            )
 
 
 def _fill_schedule(args: argparse.Namespace, given: set[str], scheduler: str) -> None:
@@ -186,14 +175,3 @@ def _refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     if message == "the following arguments are required: data":
         raise UserError("no data: give the stream directory, `fairseq-train STREAM --task alma_lm …`")
     raise UserError(message.removeprefix("argument "))
-
-
-def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
-    """UserError: the command line has words that fairseq does not know; names each, with a suggestion."""
-    flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-    problems = []
-    for flag in flags or unknown:
-        meant = closest(flag, parser._option_string_actions)
-        problems.append(f"unrecognized argument {flag}" + (f": did you mean {meant}?" if meant else ""))
-    if problems:
-        raise UserError("; ".join(problems))

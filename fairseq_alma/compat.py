@@ -1,7 +1,7 @@
 """Work-arounds for fairseq 0.12, each with its upstream issue and with what would make it unnecessary.
 
 `install` lists the functions of fairseq that it replaces. Two more work-arounds are classes, used by `hooks`:
-the optimizers of `training.precision` and the weight average of `training.average`.
+the optimizers of `training.precision` and the weight average of `training.weight_average`.
 """
 
 import functools
@@ -11,12 +11,13 @@ import shutil
 import socket
 import types
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, options, utils
+from fairseq import checkpoint_utils, options
 from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
@@ -26,7 +27,6 @@ from omegaconf import open_dict
 
 from alma.errors import UserError
 from alma.files import checkpoint_file
-from alma.schema import require, whole
 from fairseq_alma import rendezvous
 
 
@@ -38,7 +38,6 @@ def install() -> None:
     replace(Trainer, "load_checkpoint", _read_by_each_process)
     replace(checkpoint_utils, "load_checkpoint_to_cpu", _mapped)
     replace(distributed_fairseq_model, "DistributedDataParallel", _data_parallel_on_cpu)
-    replace(checkpoint_utils, "load_model_ensemble_and_task", _split_paths)
     replace(checkpoint_utils, "torch_persistent_save", _save_atomically)
     replace(PathManager, "copy", _copy_atomically)
     replace(Trainer, "train_step", _empty_batches_first)
@@ -81,32 +80,11 @@ def _several_processes(original, cfg, main, **kwargs) -> None:
     https://github.com/facebookresearch/fairseq/issues/2879; unnecessary once fairseq supports this.
     """
     distributed = cfg.distributed_training
-    processes = _processes_to_spawn(cfg)
-    if not processes:
+    if torch.cuda.is_available() and not cfg.common.cpu:
         if distributed.distributed_no_spawn and rendezvous.is_ours(distributed.distributed_init_method):
             # One process of each GPU: as fairseq does for torchrun's.
             distributed.device_id = distributed.distributed_rank % max(1, torch.cuda.device_count())
-        original(cfg, main, **kwargs)
-        return
-    start_rank = distributed.distributed_rank
-    distributed.distributed_rank = None
-    arguments = (main, cfg, {"start_rank": start_rank, **kwargs})
-    torch.multiprocessing.start_processes(  # forks need not import torch and fairseq
-        distributed_utils.distributed_main, args=arguments, nprocs=processes, start_method="fork"
-    )
-
-
-def _free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("localhost", 0))
-        return server.getsockname()[1]
-
-
-def _processes_to_spawn(cfg) -> int:
-    """Set `cfg` up for a run without a GPU; 0 if no process is to be spawned here."""
-    distributed = cfg.distributed_training
-    if torch.cuda.is_available() and not cfg.common.cpu:
-        return 0
+        return original(cfg, main, **kwargs)
     with open_dict(cfg):
         cfg.common.fp16_no_flatten_grads = True  # flattening needs a GPU
         if distributed.distributed_init_method is None and {"RANK", "WORLD_SIZE"} <= os.environ.keys():
@@ -114,16 +92,23 @@ def _processes_to_spawn(cfg) -> int:
             distributed.distributed_world_size = int(os.environ["WORLD_SIZE"])
             distributed.distributed_rank = int(os.environ["RANK"])
             distributed.distributed_no_spawn = True
-        if distributed.distributed_world_size <= 1 and not distributed.distributed_no_spawn:
-            return 0
-        distributed.distributed_backend = "gloo"
-        distributed.device_id = 0
-        if distributed.distributed_no_spawn:
-            return 0
-        if not distributed.distributed_init_method:
-            distributed.distributed_init_method = f"tcp://localhost:{_free_port()}"
-        distributed.distributed_num_procs = distributed.distributed_world_size
-    return distributed.distributed_world_size
+        processes = distributed.distributed_world_size
+        spawns = processes > 1 and not distributed.distributed_no_spawn
+        if spawns or distributed.distributed_no_spawn:
+            distributed.distributed_backend, distributed.device_id = "gloo", 0
+        if spawns:
+            if not distributed.distributed_init_method:
+                with socket.socket() as server:
+                    server.bind(("localhost", 0))
+                    distributed.distributed_init_method = f"tcp://localhost:{server.getsockname()[1]}"
+            distributed.distributed_num_procs = processes
+            start_rank, distributed.distributed_rank = distributed.distributed_rank, None
+    if not spawns:
+        return original(cfg, main, **kwargs)
+    arguments = (main, cfg, {"start_rank": start_rank, **kwargs})
+    return torch.multiprocessing.start_processes(  # forks need not import torch and fairseq
+        distributed_utils.distributed_main, args=arguments, nprocs=processes, start_method="fork"
+    )
 
 
 def _read_by_each_process(original, trainer, *args, **kwargs):
@@ -153,11 +138,8 @@ def _mapped(original, path, *args, **kwargs):
         file.seek(0)
         return load(file.name if zipped else file, mmap=zipped, **options)
 
-    torch.load = load_mapped  # type: ignore[assignment]
-    try:
+    with mock.patch.object(torch, "load", load_mapped):
         return original(path, *args, **kwargs)
-    finally:
-        torch.load = load
 
 
 def _data_parallel_on_cpu(original, module, device_ids=None, output_device=None, **kwargs):
@@ -168,19 +150,6 @@ def _data_parallel_on_cpu(original, module, device_ids=None, output_device=None,
     if next(module.parameters()).device.type == "cpu":
         device_ids = output_device = None
     return original(module, device_ids=device_ids, output_device=output_device, **kwargs)
-
-
-def _split_paths(original, filenames, *args, **kwargs):
-    """Load `--path a.pt:b.pt` as an ensemble in fairseq-eval-lm too, as fairseq-generate does.
-
-    fairseq-eval-lm takes --path as one file name. No upstream issue known; unnecessary once it splits --path.
-    """
-    return original(split_paths(filenames), *args, **kwargs)
-
-
-def split_paths(filenames: Sequence[str]) -> list[str]:
-    """The paths in file names such as "a.pt:b.pt"."""
-    return [path for name in filenames for path in utils.split_paths(name)]
 
 
 def _save_atomically(original, obj, filename, async_write: bool = False) -> None:
@@ -230,27 +199,13 @@ def _empty_batches_first(original, trainer, samples, *args, **kwargs):
             sample_size, logged = sample_size * 0, {name: value * 0 for name, value in logged.items()}
         return loss, sample_size, logged
 
-    trainer.task.train_step = train_step
-    try:
+    with mock.patch.object(trainer.task, "train_step", train_step):
         return original(trainer, sorted(samples, key=bool), *args, **kwargs)
-    finally:
-        del trainer.task.train_step
 
 
 def _with_processes(original, iterator) -> dict[str, Any]:
     """Save the numbers of processes and batches with the position in an epoch; see `_at_the_same_batch`."""
     return original(iterator) | {"processes": iterator.num_shards, "batches": len(iterator.frozen_batches)}
-
-
-def note_processes(state: dict[str, Any]) -> None:
-    """Note in the iterator's state of an older checkpoint with how many processes it was saved.
-
-    ValueError: the state of the iterator is damaged.
-    """
-    position = (state.get("extra_state") or {}).get("train_iterator", {})
-    if cfg := state.get("cfg"):
-        position.setdefault("processes", cfg["distributed_training"]["distributed_world_size"])
-    require(position, {"processes": whole(1), "batches": whole(1)})
 
 
 def _at_the_same_batch(original, iterator, state: dict[str, Any]) -> None:

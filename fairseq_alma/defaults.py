@@ -12,8 +12,6 @@ from typing import Any
 from alma import averages
 from alma.errors import closest
 
-AVERAGES = ("probs", "logits")
-"""What an ensemble averages over its members."""
 SCHEDULES = {
     "stage": "polynomial_decay",
     "continuous": "fixed",
@@ -21,7 +19,6 @@ SCHEDULES = {
     "autoregressive": "polynomial_decay",
 }
 """--lr-scheduler of each --schedule. All but `stage` keep optimizer and update count over stages."""
-SCHEDULE_FREE = "adamw_schedulefree"
 WEIGHTS_HELP = (
     "weights to use: trained; average, their moving average kept by --store-ema; or last:K, the mean of the "
     "last K checkpoints in the folder of the given one (default: trained)"
@@ -52,12 +49,8 @@ TRAINING: dict[str, object] = {
 """As in experiments/table2/sizes/base.yaml, without --num-workers, and without --fp16: no gain on a CPU."""
 
 _SAVING = (
-    "--save-interval",
-    "--save-interval-updates",
-    "--keep-interval-updates",
-    "--keep-last-epochs",
-    "--keep-best-checkpoints",
-    "--no-epoch-checkpoints",
+    *("--save-interval", "--save-interval-updates", "--no-epoch-checkpoints"),
+    *("--keep-interval-updates", "--keep-last-epochs", "--keep-best-checkpoints"),
 )
 
 UNLESS = {
@@ -71,12 +64,6 @@ UNLESS = {
 
 WARMUP = 500
 """Updates of linear warm-up, at most a tenth of all; then the learning rate decays linearly to 0."""
-
-
-def scheduler(schedule: str, optimizer: str) -> str:
-    """The default --lr-scheduler of a --schedule; Schedule-Free has a constant rate in each stage, too."""
-    constant = optimizer == SCHEDULE_FREE and schedule == "stage"
-    return SCHEDULES["continuous" if constant else schedule]
 
 
 def chosen(given: Collection[str], scheduler: str) -> dict[str, object]:

@@ -5,35 +5,22 @@ Shapes: B batch, T time, V vocabulary, N members.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
-from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel, register_model
+from fairseq.models import FairseqIncrementalDecoder, FairseqLanguageModel
 from torch import Tensor, nn
 
-from alma.errors import UserError
-from fairseq_alma.defaults import AVERAGES, flag
 from fairseq_alma.moe.layer import routings_of
 from fairseq_alma.moe.router import Routing
-
-
-@dataclass
-class EnsembleLMConfig(FairseqDataclass):
-    """Config of the checkpoints that `fairseq_alma.combine` writes."""
-
-    members: Any = flag(None, "the model config of each member")
-    average: ChoiceEnum(list(AVERAGES)) = flag(  # type: ignore[valid-type]
-        "probs", "average the members' probabilities or their logits"
-    )
 
 
 class EnsembleDecoder(FairseqIncrementalDecoder):
     """Decoders with one dictionary, run one after the other: at most two (B, T, V) tensors at a time."""
 
     def __init__(self, decoders: Sequence[nn.Module], average: str):
+        """`average`: "probs" (an ensemble) or "logits" (UMix)."""
         super().__init__(decoders[0].dictionary)
         self.members = nn.ModuleList(decoders)
         self.average = average
@@ -74,18 +61,6 @@ class EnsembleDecoder(FairseqIncrementalDecoder):
         return min(member.max_positions() for member in self.members)  # type: ignore[operator]
 
 
-@register_model("alma_ensemble", dataclass=EnsembleLMConfig)
-class EnsembleLanguageModel(FairseqLanguageModel):
-    """An ensemble as one model for fairseq's tools; members may differ in size and number of experts."""
-
-    @classmethod
-    def build_model(cls, cfg, task) -> "EnsembleLanguageModel":
-        """Build each member from its config. UserError: trained directly instead of combined."""
-        if not cfg.members:
-            raise UserError("alma_ensemble is made by `alma combine`, not trained")
-        return cls.of([task.build_model(member, from_checkpoint=True) for member in cfg.members], cfg.average)
-
-    @classmethod
-    def of(cls, models: Sequence[nn.Module], average: str = "probs") -> "EnsembleLanguageModel":
-        """An ensemble of existing language models."""
-        return cls(EnsembleDecoder([model.decoder for model in models], average))  # type: ignore[misc, arg-type]
+def ensemble_of(models: Sequence[Any]) -> FairseqLanguageModel:
+    """The mean of the probabilities of language models, which may differ in size and number of experts."""
+    return FairseqLanguageModel(EnsembleDecoder([model.decoder for model in models], "probs"))

@@ -57,10 +57,10 @@ def main() -> None:
         loaded = stage_record.build_untrained(arguments, own.seeds, own.context_window)
     else:
         loaded = stage_record.load_trained(arguments, own.weights, own.context_window)
-    record = stage_record.measure(loaded, own.context_window, own.valid)
+    record = stage_record.measure(loaded, own.valid)
     if own.weights != "trained":
         trained = stage_record.load_trained(arguments, "trained", own.context_window)
-        raw = stage_record.measure(trained, own.context_window, own.valid)
+        raw = stage_record.measure(trained, own.valid)
         names = ("nll", "perplexity", "valid", "matrix")
         record["raw"] = {name: raw[name] for name in names if raw.get(name) is not None}
     make_directory(own.out.absolute().parent)

@@ -1,21 +1,23 @@
-"""Export a checkpoint to Hugging Face: `alma export`.
+"""Export a model to Hugging Face: `alma export`.
 
 `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)` loads the result: the weights, config.json
-and modeling_alma.py, the model's code. With --tokenizer, `AutoTokenizer.from_pretrained(DIR)` works too.
+and modeling_alma.py, the model's code. With a tokenizer, `AutoTokenizer.from_pretrained(DIR)` works too.
 """
 
 from pathlib import Path
+from typing import Any
 
-from alma.errors import Parser, UserError, command
+from alma.errors import Parser, UserError, command, require_package
+from alma.records import Run
+from alma.schema import parse_json
 from alma.stream import is_stream
 from fairseq_alma.defaults import WEIGHTS_HELP, weights
-from fairseq_alma.run_models import models_of
 
 _EXAMPLES = """\
 examples:
   alma export runs/gmoe --out gmoe_hf
   alma export stage_03/checkpoint_best.pt --out stage_hf --tokenizer stream
-  alma export ensemble.pt --out ensemble_hf --weights average
+  alma export stage_03/checkpoint_last.pt --out average_hf --weights average
 """
 
 
@@ -31,7 +33,7 @@ def parser() -> Parser:
     add = made.add_argument
     kinds = (
         "a run of `alma train`: the model of its last stage, with its tokenizer; or a checkpoint of arch "
-        "switch_gmoe* or transformer_lm, or an ensemble made by `alma combine`"
+        "switch_gmoe* or transformer_lm"
     )
     add("model", metavar="RUN|CHECKPOINT", help=kinds)
     add("--out", type=Path, required=True, metavar="DIR", help="directory to write")
@@ -41,29 +43,49 @@ def parser() -> Parser:
     return made
 
 
-def _of_run(run: str, tokenizer: Path | None, weights: str | None) -> tuple[str, Path | None, str]:
-    """The checkpoint, tokenizer and weights of a run. UserError: several models, or as `models_of`."""
-    models = models_of(run, tokenizer, weights)
-    if len(models.paths) > 1:
+def deployed_by(run: Path) -> str:
+    """The checkpoint evaluated after the last finished stage of `run`. UserError: none, or several."""
+    stages = sorted(folder for folder in run.glob("stage_*") if (folder / "result.json").is_file())
+    if not stages:
+        raise UserError(f"{run}: no stage has finished yet; see `alma status {run}`")
+    markers = sorted(stages[-1].rglob("trained.json"))
+    markers = [marker for marker in markers if marker.parent.name == "cooldown"] or markers
+    paths = [str(marker.with_name(_read(marker)["checkpoint"])) for marker in markers]
+    if (models := len(_read(stages[-1] / "result.json")["training"])) != 1:
         raise UserError(
-            f"{run} deploys {len(models.paths)} models: combine them by `alma combine "
-            f"{' '.join(models.paths)} --out FILE`, then export FILE"
+            f"{run} deploys an ensemble of {models} models, and export takes one: give a checkpoint, such as "
+            f"{paths[-1]}, and its stream as --tokenizer"
         )
-    if not is_stream(models.stream) and not models.stream.is_dir():
-        raise UserError(f"{models.stream}: the stream of {run} is not here; give its folder as --tokenizer")
-    return models.paths[0], models.stream if is_stream(models.stream) else None, models.weights
+    return paths[0]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return parse_json(file.read_bytes())
+    except ValueError:
+        raise UserError(f"{file} is damaged: delete it and run `alma train` again") from None
 
 
 @command
 def main() -> None:
     """Export to Hugging Face."""
     options = parser().parse_args()
-    from fairseq_alma.hugging_face import export  # fairseq: seconds to import
+    require_package("transformers", "alma export")
+    path, tokenizer, chosen = options.model, options.tokenizer, options.weights
+    is_run = (Path(path) / "run.json").is_file()
+    if is_run:
+        average = str(Run.read(path).config.get("average", ""))
+        chosen = chosen or (average if average.startswith("last:") else "average" if average else None)
+        path = deployed_by(Path(path))
+    from fairseq_alma.checkpoint import memory_map  # torch: seconds to import
+    from fairseq_alma.hugging_face import export
 
-    path, tokenizer, chosen = options.model, options.tokenizer, options.weights or "trained"
-    if (Path(path) / "run.json").is_file():
-        path, tokenizer, chosen = _of_run(path, tokenizer, options.weights)
-    export(path, options.out, tokenizer, chosen)
+    if is_run and tokenizer is None:
+        data = Path(memory_map(path)["cfg"]["task"]["data"])
+        if not data.is_dir():
+            raise UserError(f"{data}: the stream of {options.model} is not here; give it as --tokenizer")
+        tokenizer = data if is_stream(data) else None
+    export(path, options.out, tokenizer, chosen or "trained")
     print(f"{options.out}: load it with AutoModelForCausalLM.from_pretrained(…, trust_remote_code=True)")
 
 

@@ -30,9 +30,9 @@ from alma.files import checkpoint_file
 from fairseq_alma.checkpoint import memory_map
 from fairseq_alma.moe.layer import STACKED, SwitchFFN, switch_layers
 from fairseq_alma.moe.metrics import evaluate
-from fairseq_alma.moe.router import Router, Routing, upgrade_router
+from fairseq_alma.moe.router import Router, Routing
 from fairseq_alma.training import schedule
-from fairseq_alma.training.precision import FP32, by_parameter
+from fairseq_alma.training.precision import FP32
 
 logger = logging.getLogger(__name__)
 
@@ -67,41 +67,32 @@ def grow_model_state(
     router rows of parent and copy differ by Gaussian noise of standard deviation `noise`, half on each, which
     changes the gates least; in a tree the noise is the gate of the split. It is orthogonal to the parent's
     mean token, `mean_tokens[prefix]` (E, D), and so divides the tokens evenly. Otherwise most or all go to
-    one of the two (LOG.md). UserError: another `router` after a tree.
+    one of the two. UserError: another `router` after a tree.
     """
     generator = torch.Generator().manual_seed(seed)
     for prefix, split in parents.items():
-        upgrade_router(state, f"{prefix}.router.")
-        if router != "tree" and (state[f"{prefix}.router.parent"] >= 0).any():
+        weight, copies, parent = (f"{prefix}.router.{name}" for name in ("weight", "copies", "parent"))
+        if router != "tree" and (state[parent] >= 0).any():
             raise UserError(f"{prefix} was grown as a tree: use --grow-router tree again")
-        for name in (*_ROWS, "router.copies", "router.parent"):
-            key = f"{prefix}.{name}"
+        for key in (*(f"{prefix}.{name}" for name in STACKED), weight, copies, parent):
             state[key] = torch.cat([state[key], state[key][split]])
-        between = torch.zeros(len(split), state[f"{prefix}.router.weight"].size(1))
+        between = torch.zeros(len(split), state[weight].size(1))  # (K, D)
         if noise and mean_tokens:
             mean = torch.nn.functional.normalize(mean_tokens[prefix][split].float(), dim=-1)
             between = noise * torch.randn(mean.shape, generator=generator)
             between -= (between * mean).sum(-1, keepdim=True) * mean
-        _split_router(state, f"{prefix}.router", split, router, between)
-
-
-def _split_router(
-    state: dict[str, Tensor], prefix: str, split: list[int], router: str, between: Tensor
-) -> None:
-    """Turn the last K rows of a router, copies of rows `split`, into new experts' rows; `between` (K, D)."""
-    weight, copies, parent = (f"{prefix}.{name}" for name in ("weight", "copies", "parent"))
-    rows = state[weight].float()
-    new = list(range(len(rows) - len(split), len(rows)))
-    if router == "tree":
-        rows[new] = between
-        state[copies][new] = 1
-        state[parent][new] = torch.tensor(split)
-    else:
-        rows[split] -= between / 2
-        rows[new] += between / 2
-    if router == "preserve":
-        state[copies][split + new] *= 2
-    state[weight] = rows.to(state[weight])
+        rows = state[weight].float()
+        new = list(range(len(rows) - len(split), len(rows)))
+        if router == "tree":
+            rows[new] = between
+            state[copies][new] = 1
+            state[parent][new] = torch.tensor(split)
+        else:
+            rows[split] -= between / 2
+            rows[new] += between / 2
+        if router == "preserve":
+            state[copies][split + new] *= 2
+        state[weight] = rows.to(state[weight])
 
 
 def grow_optimizer_state(
@@ -112,7 +103,6 @@ def grow_optimizer_state(
     `shapes` are the parameters' before growth, in the model's order. fp32 weights are dropped: the grown
     model's own state dict has them.
     """
-    optimizer = by_parameter(optimizer, list(shapes.values()))
     rows = {f"{prefix}.{name}": split for prefix, split in parents.items() for name in _ROWS}
     grown = {}
     for index, (name, shape) in enumerate(shapes.items()):
@@ -125,24 +115,6 @@ def grow_optimizer_state(
         if state:
             grown[index] = state
     return {**optimizer, "state": grown}
-
-
-def _move_z(
-    optimizer: dict[str, Any],
-    shapes: dict[str, torch.Size],
-    parents: dict[str, list[int]],
-    before: dict[str, Tensor],
-    after: dict[str, Tensor],
-) -> None:
-    """Change Schedule-Free's z of the grown routers as growth has changed their weights, in place.
-
-    Else the weights, a mean of all z, would lose the noise again. `before`, `after`: the model's state dicts.
-    """
-    for prefix, split in parents.items():
-        name = f"{prefix}.router.weight"
-        state = optimizer["state"].get(list(shapes).index(name), {})
-        if "z" in state:
-            state["z"] += after[name] - torch.cat([before[name], before[name][split]])
 
 
 def prepare(cfg, trainer) -> None:
@@ -176,54 +148,32 @@ def prepare(cfg, trainer) -> None:
     weights = memory_map(path)["model"].items()
     before = next((len(value) for name, value in weights if name.endswith(".fc1.router.weight")), None)
     grow_by = task.grow_experts if fresh else 0
-    if before is None or before + grow_by != experts:
-        raise UserError(_count_mismatch(path, before, grow_by, experts))
+    if before is None:
+        raise UserError(f"{path} has no Switch layers: --arch switch_gmoe cannot load it")
+    if before + grow_by != experts:
+        fit = f"use --moe-expert-count {before + grow_by}"
+        if before > experts:
+            fit = f"--moe-expert-count is {experts}: experts are never taken away"
+        elif grow_by:
+            fit = f"with --grow-experts {grow_by} {fit}"
+        else:
+            fit += f", or --grow-experts {experts - before} to split its losing experts"
+        raise UserError(f"{path} has {before} experts{',' if before > experts else ':'} {fit}")
     if grow_by:
         grown = os.path.join(cfg.save_dir, GROWN)
         _write_grown(path, grown, trainer)
         cfg.finetune_from_model = grown
 
 
-def _count_mismatch(path: str, before: int | None, grow_by: int, experts: int) -> str:
-    if before is None:
-        return f"{path} has no Switch layers: --arch switch_gmoe cannot load it"
-    if before > experts:
-        return f"{path} has {before} experts, --moe-expert-count is {experts}: experts are never taken away"
-    if grow_by:
-        fit = f"with --grow-experts {grow_by} use --moe-expert-count {before + grow_by}"
-        return f"{path} has {before} experts: {fit}"
-    return (
-        f"{path} has {before} experts: use --moe-expert-count {before}, or --grow-experts {experts - before} "
-        "to split its losing experts"
-    )
-
-
 def _write_grown(path: str, grown: str, trainer) -> None:
     """Split the losing experts of the checkpoint at `path` and save it as `grown`. Collective.
 
     Each process evaluates a part of the validation set, so that none times out. Process 0 chooses the experts
-    and saves; its UserError is raised on all.
+    and saves; its UserError (too few experts, no optimizer state, no tree after a tree) is raised on all.
     """
-    (model,), _ = checkpoint_utils.load_model_ensemble([path], task=trainer.task)
-    losses, means = _evaluate(model.to(trainer.device), trainer)
-    refused: list[UserError | None] = [None]
-    if distributed_utils.get_global_rank() == 0:
-        shapes = {name: p.shape for name, p in model.named_parameters() if p.requires_grad}
-        try:
-            state = _grown_state(path, trainer, losses, means, shapes)
-            with checkpoint_file(grown) as file:
-                torch.save(state, file)
-        except UserError as error:
-            refused = [error]
-    if torch.distributed.is_initialized():
-        torch.distributed.broadcast_object_list(refused, src=0, device=trainer.device)
-    if refused[0]:
-        raise refused[0]
-
-
-def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """By Switch layer, over the validation set: loss (E,) and sum of tokens (E, D) of each expert."""
-    task, dataset = trainer.task, trainer.cfg.dataset
+    task, args, dataset = trainer.task, trainer.task.args, trainer.cfg.dataset
+    (model,), _ = checkpoint_utils.load_model_ensemble([path], task=task)
+    model.to(trainer.device)
     if "valid" not in task.datasets:
         task.load_dataset("valid")
     with numpy_seed(trainer.cfg.common.seed):
@@ -245,7 +195,50 @@ def _evaluate(model, trainer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         no_batch = torch.zeros(layer.experts, dtype=torch.float64)  # with more processes than batches
         losses[name] = _over_processes(result.expert_loss.get(number, no_batch), trainer)
     # Only the direction of the mean tokens matters, so sums suffice.
-    return losses, {name: _over_processes(total, trainer) for name, total in token_sums.items()}
+    means = {name: _over_processes(total, trainer) for name, total in token_sums.items()}
+    refused: list[UserError | None] = [None]
+    if distributed_utils.get_global_rank() == 0:
+        try:
+            parents = {prefix: losing_experts(sums, args.grow_experts) for prefix, sums in losses.items()}
+            for prefix, split in parents.items():
+                logger.info(
+                    f"growing {prefix}: splitting experts {split}, which have the largest validation loss"
+                )
+            state = checkpoint_utils.load_checkpoint_to_cpu(path)
+            growth = (parents, args.grow_router, args.grow_noise, means, trainer.cfg.common.seed + args.stage)
+            grow_model_state(state["model"], *growth)
+            optimizer = state.pop("last_optimizer_state", None)
+            if schedule.keeps_optimizer(args):
+                schedule.check_optimizer(path, optimizer)
+                shapes = {
+                    name: param.shape for name, param in model.named_parameters() if param.requires_grad
+                }
+                state["last_optimizer_state"] = grow_optimizer_state(optimizer, shapes, parents)
+            if args.schedule == "stage":
+                state["optimizer_history"][-1]["num_updates"] = 0
+            elif average := (state.get("extra_state") or {}).get("ema"):
+                grow_model_state(average, *growth)
+            # The training that loads it has a config of its own.
+            with checkpoint_file(grown) as file:
+                torch.save(state | {"cfg": None, "growth": parents}, file)
+        except UserError as error:
+            refused = [error]
+    if torch.distributed.is_initialized():
+        torch.distributed.broadcast_object_list(refused, src=0, device=trainer.device)
+    if refused[0]:
+        raise refused[0]
+
+
+def _sum_tokens(router: Router) -> Tensor:
+    """A tensor (E, D) to which every forward pass of the router adds the tokens of each expert."""
+    sums = torch.zeros_like(router.weight, dtype=torch.float32)
+
+    def add(module: Router, inputs: tuple[Tensor, ...], routing: Routing) -> None:
+        real_S = routing.expert_S < len(sums)
+        sums.index_add_(0, routing.expert_S[real_S], inputs[0][real_S].float())
+
+    router.register_forward_hook(add)
+    return sums
 
 
 def _over_processes(value: Tensor, trainer) -> Tensor:
@@ -254,47 +247,3 @@ def _over_processes(value: Tensor, trainer) -> Tensor:
         value = value.to(trainer.device)
         torch.distributed.all_reduce(value, group=trainer.data_parallel_process_group)
     return value.cpu()
-
-
-def _grown_state(
-    path: str,
-    trainer,
-    losses: dict[str, Tensor],
-    means: dict[str, Tensor],
-    shapes: dict[str, torch.Size],
-) -> dict[str, Any]:
-    """The grown checkpoint. UserError: too few experts, another router after a tree, no optimizer state."""
-    args = trainer.task.args
-    parents = {prefix: losing_experts(sums, args.grow_experts) for prefix, sums in losses.items()}
-    for prefix, split in parents.items():
-        logger.info(f"growing {prefix}: splitting experts {split}, which have the largest validation loss")
-    state = checkpoint_utils.load_checkpoint_to_cpu(path)
-    seed = trainer.cfg.common.seed + args.stage
-    before = dict(state["model"])
-    grow_model_state(state["model"], parents, args.grow_router, args.grow_noise, means, seed)
-    if schedule.keeps_optimizer(args):
-        schedule.check_optimizer(path, state)
-        state["last_optimizer_state"] = grow_optimizer_state(state["last_optimizer_state"], shapes, parents)
-        _move_z(state["last_optimizer_state"], shapes, parents, before, state["model"])
-    else:
-        state.pop("last_optimizer_state", None)
-    if args.schedule == "stage":
-        state["optimizer_history"][-1]["num_updates"] = 0
-    elif average := (state.get("extra_state") or {}).get("ema"):
-        grow_model_state(average, parents, args.grow_router, args.grow_noise, means, seed)
-    state["cfg"] = None  # the training that loads grown.pt has its own
-    state["growth"] = parents
-    return state
-
-
-def _sum_tokens(router: Router) -> Tensor:
-    """A tensor (E, D) to which every forward pass of the router adds the tokens of each expert."""
-    experts, dim = router.weight.shape
-    sums = torch.zeros(experts, dim, device=router.weight.device)
-
-    def add(module: Router, inputs: tuple[Tensor, ...], routing: Routing) -> None:
-        real_S = routing.expert_S < experts
-        sums.index_add_(0, routing.expert_S[real_S], inputs[0][real_S].float())
-
-    router.register_forward_hook(add)
-    return sums

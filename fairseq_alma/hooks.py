@@ -9,7 +9,7 @@ import functools
 import logging
 import sys
 from argparse import Namespace
-from contextlib import ExitStack
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -22,12 +22,12 @@ from omegaconf import open_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from alma.errors import UserError, command, fail
-from fairseq_alma import checkpoint, command_line, compat, growth, interrupt, planned
+from fairseq_alma import checkpoint, command_line, compat, growth, interrupt, start_checks
 from fairseq_alma.compat import replace
 from fairseq_alma.moe import expert_parallel
 from fairseq_alma.moe.layer import switch_layers
 from fairseq_alma.task import AlmaLMTask
-from fairseq_alma.training import average, precision, schedule, tensorboard
+from fairseq_alma.training import precision, schedule, tensorboard, weight_average
 from fairseq_alma.training.adam import FusedAdam
 
 logger = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def _parse_with_our_defaults(
 def _run_with_our_errors(original, cfg, main, **kwargs) -> None:
     """Exit with one line and code 2 on bad input, and with code 75 when a signal has stopped training."""
     if _trains(main, cfg):
-        command(lambda: planned.check_gpus(cfg))()
+        command(lambda: start_checks.check_gpus(cfg))()
         # fairseq reads the data late: it would first create --save-dir and print the model.
         command(lambda: tasks.setup_task(cfg.task))()
     try:
@@ -98,17 +98,17 @@ def _run(main, interrupted, cfg, **kwargs) -> None:
         interrupt.install()
         interrupt.watch(main, interrupted)
 
+    @command
     def run() -> None:
-        with ExitStack() as stack:
-            if _trains(main, cfg):
-                planned.check_batch(cfg)
-                stack.enter_context(planned.alone(cfg))
+        if _trains(main, cfg):
+            start_checks.check_batch(cfg)
+        with start_checks.alone(cfg) if _trains(main, cfg) else nullcontext():
             try:
                 main(cfg, **kwargs)
             except TrainingComplete:
                 logger.info("all updates of this stage are done: nothing to train")
 
-    command(run)()
+    run()
 
 
 def _trains(main, cfg) -> bool:
@@ -123,7 +123,7 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     if not isinstance(trainer.task, AlmaLMTask):
         return original(cfg, trainer, **kwargs)
     wanted = (f"{cfg.save_dir}/checkpoint_last.pt", cfg.restore_file, cfg.finetune_from_model)
-    planned.check_same_files([path for path in wanted if path])
+    start_checks.check_same_files([path for path in wanted if path])
     if distributed_utils.get_global_rank() == 0:
         for left_by_a_kill in Path(cfg.save_dir).glob(".*.pt*.tmp"):
             left_by_a_kill.unlink()
@@ -133,11 +133,11 @@ def _grow_and_load(original, cfg, trainer, **kwargs):
     growth.prepare(cfg, trainer)
     if new_stage := schedule.starts_stage(cfg):
         schedule.prepare(cfg, trainer)
-    with average.postponed(trainer):
+    with weight_average.postponed(trainer):
         loaded = original(cfg, trainer, **kwargs)
     if new_stage:
         schedule.begin(trainer, loaded[0])
-    average.begin(trainer, loaded[0])
+    weight_average.begin(trainer, loaded[0])
     tensorboard.begin(trainer)
     max_update = trainer.cfg.optimization.max_update
     if max_update and trainer.get_num_updates() >= max_update:
@@ -151,7 +151,6 @@ def _diagnose(original, path, *args, **kwargs):
         checkpoint.check_sums(path)
         state = original(path, *args, **kwargs)
         checkpoint.check_content(state)
-        compat.note_processes(state)
         return state
 
 
@@ -182,31 +181,33 @@ def _state_of_plain_data(original, trainer):
 
 
 def _check_members(original, filenames, *args, **kwargs):
-    """Refuse checkpoints that cannot form an ensemble before any of them loads, and those of other models."""
-    paths = compat.split_paths(filenames)
+    """Load `--path a.pt:b.pt` in fairseq-eval-lm too, which takes it as one name; check that they can.
+
+    No upstream issue known; splitting is unnecessary once fairseq-eval-lm splits --path as fairseq-generate.
+    """
+    paths = [path for name in filenames for path in utils.split_paths(name)]
     if not isinstance(kwargs.get("task"), AlmaLMTask):
-        return original(filenames, *args, **kwargs)
+        return original(paths, *args, **kwargs)
     checkpoint.memory_map_members(paths)
     with checkpoint.reading(paths[0]):
-        return original(filenames, *args, **kwargs)
+        return original(paths, *args, **kwargs)
 
 
 def _build_optimizer(original, trainer) -> None:
     """Use the optimizers of `precision`, the fused Adam and, in checkpoints, the states of all experts."""
     if not isinstance(trainer.task, AlmaLMTask):
-        original(trainer)
-        return
-    if getattr(trainer.cfg.model, "moe_expert_parallel", False):
-        with open_dict(trainer.cfg):  # one flat state could not be split into experts and the rest
-            trainer.cfg.common.fp16_no_flatten_grads = True
+        return original(trainer)
+    with open_dict(trainer.cfg):
+        trainer.cfg.common.fp16_no_flatten_grads = True
     original(trainer)
     group = _ep_group(trainer)
-    precision.replace_optimizer(trainer, group)
+    precision.replace_optimizer(trainer)
     optimizer = trainer.optimizer.optimizer
     if type(optimizer) is Adam and not trainer.cfg.optimizer.use_old_adam:
         optimizer.__class__ = FusedAdam  # it has no state of its own; fairseq offers no choice of class
     if group:
         expert_parallel.whole_states(optimizer, group)
+    return None
 
 
 def _ep_group(trainer) -> expert_parallel.ExpertParallelGroup | None:

@@ -83,50 +83,37 @@ def _stop_on_signal(original):
     def validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
         losses, finished = original(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
         last_epoch = epoch_itr.epoch >= (cfg.optimization.max_epoch or math.inf)
-        over = finished or (end_of_epoch and last_epoch)
-        if isinstance(task, AlmaLMTask) and not over and _received_anywhere(trainer.device):
-            saved = _saved(cfg, epoch_itr.epoch, trainer.get_num_updates(), end_of_epoch)
-            if end_of_epoch and isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
-                trainer.lr_step(epoch_itr.epoch, losses[0])  # main's next step; a resume would lack the loss
-                saved = False
-            _stop(cfg, trainer, epoch_itr, saved)
-        return losses, finished
-
-    return validate_and_save
-
-
-def _received_anywhere(device) -> bool:
-    """Whether any process of the job received the signal: all must stop after the same update."""
-    if not torch.distributed.is_initialized():
-        return _received.value
-    flag = torch.tensor([_received.value], dtype=torch.int32, device=device)
-    distributed_utils.all_reduce(flag, distributed_utils.get_global_group(), op="max")
-    return bool(flag.item())
-
-
-def _stop(cfg, trainer, epoch_itr, saved: bool) -> None:
-    updates, saves = trainer.get_num_updates(), cfg.checkpoint
-    if saves.no_save or saves.no_last_checkpoints:
-        flag = "--no-save" if saves.no_save else "--no-last-checkpoints"
-        what = f"nothing is saved ({flag}); the same command starts from scratch"
-    else:
+        if not isinstance(task, AlmaLMTask) or finished or (end_of_epoch and last_epoch):
+            return losses, finished
+        received, together = _received.value, torch.distributed.is_initialized()
+        if together:  # if any process received the signal, all must stop after the same update
+            flag = torch.tensor([received], dtype=torch.int32, device=trainer.device)
+            distributed_utils.all_reduce(flag, distributed_utils.get_global_group(), op="max")
+            received = bool(flag.item())
+        if not received:
+            return losses, finished
+        saves, updates = cfg.checkpoint, trainer.get_num_updates()
+        every = saves.save_interval_updates
+        saved = (end_of_epoch and epoch_itr.epoch % saves.save_interval == 0) or (  # fairseq's condition
+            every > 0 and 0 < updates >= cfg.dataset.validate_after_updates and updates % every == 0
+        )
+        if end_of_epoch and isinstance(trainer.lr_scheduler, ReduceLROnPlateauLRSchedule):
+            trainer.lr_step(epoch_itr.epoch, losses[0])  # main's next step; a resume would lack the loss
+            saved = False
         what = "the same command resumes from here"
-        if not saved:
+        if saves.no_save or saves.no_last_checkpoints:
+            option = "--no-save" if saves.no_save else "--no-last-checkpoints"
+            what = f"nothing is saved ({option}); the same command starts from scratch"
+        elif not saved:
             only_last = copy.deepcopy(saves)
             only_last.no_epoch_checkpoints, only_last.save_interval_updates = True, 0
             checkpoint_utils.save_checkpoint(only_last, trainer, epoch_itr, None)  # no loss: not the best
-    if saves.write_checkpoints_asynchronously:
-        PathManager.async_close()
-    logger.info(f"stopped by a signal after update {updates}, exit code {EXIT_CODE}; {what}")
-    if torch.distributed.is_initialized():
-        # A launcher kills the other processes when the first one exits: wait until all have written.
-        torch.distributed.barrier(distributed_utils.get_global_group())
-    sys.exit(EXIT_CODE)
+        if saves.write_checkpoints_asynchronously:
+            PathManager.async_close()
+        logger.info(f"stopped by a signal after update {updates}, exit code {EXIT_CODE}; {what}")
+        if together:
+            # A launcher kills the other processes when the first one exits: wait until all have written.
+            torch.distributed.barrier(distributed_utils.get_global_group())
+        sys.exit(EXIT_CODE)
 
-
-def _saved(cfg, epoch: int, updates: int, end_of_epoch: bool) -> bool:
-    """Whether validate_and_save has just saved a checkpoint of unfinished training (fairseq's condition)."""
-    every = cfg.checkpoint.save_interval_updates
-    return (end_of_epoch and epoch % cfg.checkpoint.save_interval == 0) or (
-        every > 0 and 0 < updates >= cfg.dataset.validate_after_updates and updates % every == 0
-    )
+    return validate_and_save

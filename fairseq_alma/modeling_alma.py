@@ -3,52 +3,39 @@
 Self-contained (torch and transformers only): `fairseq_alma.export` copies this file beside the weights.
 
 A pre-LN decoder with learned positions and a Switch layer (Fedus et al., 2021) in place of the FFN of every
-`decoder_sparse_step`-th block; or the average of several such decoders.
+`decoder_sparse_step`-th block.
 
 Shapes: B sequences, T new tokens, P all tokens (cached and new), S = B * T, D model, F hidden, E experts,
 V vocabulary.
 """
 
 import math
-from functools import reduce
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": 50004,
-    "hidden_size": 512,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "intermediate_size": 2048,
-    "hidden_act": "gelu",
-    "max_position_embeddings": 512,
-    "num_experts": 0,
-    "decoder_sparse_step": 2,
-    "scale_embedding": True,
-    "tie_word_embeddings": True,
-}
-"""Settings of a decoder, with their defaults."""
-
 
 class AlmaConfig(PretrainedConfig):
-    """Settings of a decoder; or of an ensemble: `members`, their configs, and `average`, "probs" or "logits".
-
-    A dense model has num_experts 0. The num_hidden_layers of an ensemble is the sum over its members.
-    """
+    """Settings of a decoder; a dense one has num_experts 0."""
 
     model_type = "alma"
-
-    def __init__(self, members: list[dict] | None = None, average: str = "logits", **kwargs):
-        self.members = members
-        self.average = average
-        super().__init__(**_SIZES | kwargs)
+    vocab_size: int = 50004
+    hidden_size: int = 512
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    intermediate_size: int = 2048
+    hidden_act: str = "gelu"
+    max_position_embeddings: int = 512
+    num_experts: int = 0
+    decoder_sparse_step: int = 2
+    scale_embedding: bool = True
+    tie_word_embeddings: bool = True
 
 
 class AlmaAttention(nn.Module):
@@ -147,116 +134,59 @@ class AlmaFFN(nn.Module):
         return self.fc2(self.activation(self.fc1(x)))
 
 
-class AlmaBlock(nn.Module):
+class AlmaBlock(GradientCheckpointingLayer):
     """Pre-LN attention and FFN, each with a residual connection."""
 
-    def __init__(self, config: AlmaConfig, index: int, layer: int):
+    def __init__(self, config: AlmaConfig, layer: int):
         super().__init__()
-        switch = config.num_experts and (index + 1) % config.decoder_sparse_step == 0
+        switch = config.num_experts and (layer + 1) % config.decoder_sparse_step == 0
         self.self_attn = AlmaAttention(config, layer)
         self.self_attn_layer_norm = nn.LayerNorm(config.hidden_size)
         self.ffn = AlmaSwitchFFN(config) if switch else AlmaFFN(config)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size)
 
-    def forward(self, x: Tensor, allowed: Tensor, cache) -> Tensor:
+    def forward(self, x: Tensor, allowed: Tensor, past_key_values=None) -> Tensor:
         """`x` (B, T, D) -> (B, T, D)."""
-        x = x + self.self_attn(self.self_attn_layer_norm(x), allowed, cache)
+        x = x + self.self_attn(self.self_attn_layer_norm(x), allowed, past_key_values)
         return x + self.ffn(self.final_layer_norm(x))
 
 
-class AlmaDecoder(nn.Module):
-    """One language model; its layers use the cache from index `first_layer` on."""
-
-    gradient_checkpointing = False
-    """Set by `gradient_checkpointing_enable`, with `_gradient_checkpointing_func`."""
-
-    def __init__(self, config: AlmaConfig, first_layer: int):
-        super().__init__()
-        self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.layers = nn.ModuleList(
-            AlmaBlock(config, i, first_layer + i) for i in range(config.num_hidden_layers)
-        )
-        self.layer_norm = nn.LayerNorm(config.hidden_size)
-        self.output_projection = None
-        if not config.tie_word_embeddings:
-            self.output_projection = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-
-    def forward(self, tokens: Tensor, positions: Tensor, allowed: Tensor, cache, keep) -> Tensor:
-        """`tokens`, `positions` (B, T) -> features (B, keep, D) of the last `keep` tokens; 0: of all."""
-        x = self.scale * self.embed_tokens(tokens) + self.embed_positions(positions)
-        for layer in self.layers:
-            if self.gradient_checkpointing and self.training:
-                x = self._gradient_checkpointing_func(layer.__call__, x, allowed, None)  # type: ignore[operator]
-            else:
-                x = layer(x, allowed, cache)
-        keep = slice(-keep, None) if isinstance(keep, int) else keep
-        return self.layer_norm(x[:, keep])
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Features (B, T, D) -> logits (B, T, V)."""
-        return F.linear(features, (self.output_projection or self.embed_tokens).weight)
-
-
-class AlmaModel(PreTrainedModel):
-    """A decoder, or several, without the output layer."""
+class AlmaPreTrainedModel(PreTrainedModel):
+    """What both models share."""
 
     config_class = AlmaConfig
-    _supports_sdpa = True
+    base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _supports_sdpa = True
+
+
+class AlmaModel(AlmaPreTrainedModel):
+    """The decoder without the output layer."""
 
     def __init__(self, config: AlmaConfig):
         super().__init__(config)
-        self.members = nn.ModuleList()
-        layers = 0
-        for part in [AlmaConfig(**member) for member in config.members or ()] or [config]:
-            self.members.append(AlmaDecoder(part, layers))
-            layers += part.num_hidden_layers
+        self.scale = math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.layers = nn.ModuleList(AlmaBlock(config, i) for i in range(config.num_hidden_layers))
+        self.layer_norm = nn.LayerNorm(config.hidden_size)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The token embedding (of the first member)."""
-        return self.members[0].get_submodule("embed_tokens")
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Replace the token embedding."""
-        self.members[0].embed_tokens = value
-
-    def get_output_embeddings(self):
-        """The output layer; None if it has the weights of the embedding."""
-        return self.members[0].output_projection
-
-    def set_output_embeddings(self, value: nn.Module) -> None:
-        """Replace the output layer."""
-        self.members[0].output_projection = value
-
-    def resize_token_embeddings(self, *args, **kwargs):  # type: ignore[override]
-        """As transformers'. ValueError: an ensemble."""
-        if len(self.members) > 1:
-            raise ValueError("an ensemble's embeddings cannot be resized: export one of its members")
-        return super().resize_token_embeddings(*args, **kwargs)
-
     @can_return_tuple
-    def forward(self, input_ids: Tensor, *args, **kwargs) -> BaseModelOutputWithPast:
-        """Tokens (B, T) -> features (B, T, D) before the output layer; those of several members side by side.
-
-        Arguments and errors as in `AlmaForCausalLM.forward`.
-        """
-        parts, cache = self._features(input_ids, *args, **kwargs)
-        return BaseModelOutputWithPast(last_hidden_state=torch.cat(list(parts), -1), past_key_values=cache)
-
-    def _features(
+    def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         past_key_values=None,
         use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
         **_,
-    ):
-        """The features (B, T, D) of each member, computed one by one, and the cache."""
+    ) -> BaseModelOutputWithPast:
+        """Tokens (B, T) -> features (B, T, D).
+
+        `attention_mask` (B, P) is 0 for padding, on either side, which takes up no position. ValueError: more
+        tokens than the model has positions; a static cache.
+        """
         if past_key_values is None and use_cache:
             past_key_values = DynamicCache()
         if getattr(past_key_values, "is_compileable", False):
@@ -276,12 +206,22 @@ class AlmaModel(PreTrainedModel):
             if attention_mask is not None:
                 position_ids = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
             position_ids = position_ids[:, past:]
-        inputs = (input_ids, position_ids, allowed, past_key_values, logits_to_keep)
-        return (member(*inputs) for member in self.members), past_key_values
+        x = self.scale * self.embed_tokens(input_ids) + self.embed_positions(position_ids)
+        for layer in self.layers:
+            x = layer(x, allowed, past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=self.layer_norm(x), past_key_values=past_key_values)
 
 
-class AlmaForCausalLM(AlmaModel, GenerationMixin):
-    """Causal language model: a decoder, or the mean of several decoders' logits or probabilities."""
+class AlmaForCausalLM(AlmaPreTrainedModel, GenerationMixin):
+    """The decoder with its output layer."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: AlmaConfig):
+        super().__init__(config)
+        self.model = AlmaModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -297,28 +237,12 @@ class AlmaForCausalLM(AlmaModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Tokens `input_ids` (B, T) -> logits (B, T, V), or those of `logits_to_keep` tokens.
 
-        `attention_mask` (B, P) is 0 for padding, on either side, which takes up no position. `labels` (B, T)
-        are shifted here. Logits of an ensemble that averages probabilities are log-probabilities. ValueError:
-        more tokens than the model has positions; a static cache.
+        `labels` (B, T) are shifted here. Other arguments and errors as in `AlmaModel.forward`.
         """
-        parts, cache = self._features(
-            input_ids, attention_mask, position_ids, past_key_values, use_cache, logits_to_keep
-        )
-        logits = self._average(
-            member.logits(features)  # type: ignore[operator]
-            for member, features in zip(self.members, parts, strict=True)
-        )
+        output = self.model(input_ids, attention_mask, position_ids, past_key_values, use_cache)
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(output.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
-
-    def _average(self, outputs) -> Tensor:
-        """The mean of the members' logits or probabilities, (B, T, V); consumes one member at a time."""
-        n = len(self.members)
-        if n == 1:
-            return next(outputs)
-        if self.config.average == "logits":
-            return sum(logits.float() for logits in outputs) / n
-        logs = (F.log_softmax(logits.float(), dim=-1) for logits in outputs)
-        return reduce(torch.logaddexp, logs) - math.log(n)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=output.past_key_values)

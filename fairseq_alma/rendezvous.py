@@ -74,14 +74,14 @@ def _join(file: Path, attempt: str, rank: int, processes: int) -> TCPStore:
     """Wait for the file and connect. UserError: it does not appear, or its port does not answer."""
     who = f"process {rank} on {socket.gethostname()}"
     deadline = time.monotonic() + WAIT_SECONDS
-    while not (found := _read(file, attempt)):
+    while not (address := _read(file, attempt)):
         if time.monotonic() > deadline:
             raise UserError(
                 f"{who}: no {file} of this start in {WAIT_SECONDS} s: every node must see this folder, and "
                 "the first process must run, see its log"
             )
         time.sleep(_POLL_SECONDS)
-    host, port = found
+    host, port = address
     try:
         store = TCPStore(host, port, processes, timeout=timedelta(seconds=_CONNECT_SECONDS))
     except RuntimeError as error:
@@ -97,9 +97,9 @@ def _read(file: Path, attempt: str) -> tuple[str, int] | None:
     """Host and port; None: the file of this attempt is not there yet."""
     with contextlib.suppress(OSError, ValueError):
         os.listdir(file.parent)  # else NFS remembers for up to a minute that there is no such file
-        found = json.loads(file.read_bytes())
-        if found["attempt"] == attempt:
-            return found["host"], found["port"]
+        written = json.loads(file.read_bytes())
+        if written["attempt"] == attempt:
+            return written["host"], written["port"]
     return None
 
 

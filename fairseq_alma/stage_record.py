@@ -18,27 +18,29 @@ from alma.flops import Shape, Weights
 from alma.metrics import bits_per_byte, perplexity
 from alma.schema import LARGEST
 from fairseq_alma.checkpoint import memory_map_last, memory_map_members, with_weights
-from fairseq_alma.ensemble import EnsembleDecoder, EnsembleLanguageModel
+from fairseq_alma.ensemble import EnsembleDecoder, ensemble_of
 from fairseq_alma.moe.metrics import Evaluation, evaluate
 
 
 @dataclass
 class Loaded:
-    """The models of a command line."""
+    """The model of a command line, or the ensemble of several."""
 
     cfg: Any
     """fairseq's config."""
     task: Any
-    models: list[torch.nn.Module]
+    model: torch.nn.Module
     shapes: list[Shape | Weights]
-    """The sizes of the members: a checkpoint of `fairseq_alma.combine` has several."""
+    """Of the members."""
     paths: list[str]
     """The checkpoints; none for untrained models."""
+    context_window: int
 
 
 def build_untrained(arguments: list[str], seeds: Sequence[int], context_window: int = 0) -> Loaded:
     """Initialise the model of a fairseq-train command line with each of `seeds`; none: with its own seed."""
-    cfg = _config(options.get_training_parser(default_task="alma_lm"), arguments)
+    parser = options.get_training_parser(default_task="alma_lm")
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     task = tasks.setup_task(cfg.task)
     models = []
     for seed in seeds or [cfg.common.seed]:
@@ -47,12 +49,13 @@ def build_untrained(arguments: list[str], seeds: Sequence[int], context_window: 
         models.append(task.build_model(cfg.model))
     shapes = [_shape(cfg.model, models[0].decoder)] * len(models)
     task.args.tokens_per_sample -= context_window  # only now: the models have them all
-    return Loaded(cfg, task, models, shapes, [])
+    return Loaded(cfg, task, _deployed(models), shapes, [], context_window)
 
 
 def load_trained(arguments: list[str], weights: str, context_window: int) -> Loaded:
     """Load the checkpoints of a fairseq-eval-lm command line; `weights`: as `checkpoint.with_weights`."""
-    cfg = _config(options.get_eval_lm_parser(default_task="alma_lm"), arguments)
+    parser = options.get_eval_lm_parser(default_task="alma_lm")
+    cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
     if cfg.common_eval.path is None:
         raise UserError("no checkpoint: give --path CHECKPOINT, or --untrained and fairseq-train's flags")
     cfg.task.tokens_per_sample -= context_window
@@ -64,11 +67,12 @@ def load_trained(arguments: list[str], weights: str, context_window: int) -> Loa
         state = with_weights(path, checkpoint_utils.load_checkpoint_to_cpu(path), weights)
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task, state=state)
         models.append(model)
-        combined = config["_name"] == "alma_ensemble"
-        decoders = model.decoder.members if combined else [model.decoder]
-        members = config["members"] if combined else [config]
-        shapes += [_shape(Namespace(**one), decoder) for one, decoder in zip(members, decoders, strict=True)]
-    return Loaded(cfg, task, models, shapes, paths)
+        shapes.append(_shape(Namespace(**config), model.decoder))
+    return Loaded(cfg, task, _deployed(models), shapes, paths, context_window)
+
+
+def _deployed(models: list[torch.nn.Module]) -> torch.nn.Module:
+    return models[0] if len(models) == 1 else ensemble_of(models)
 
 
 def _shape(args, decoder) -> Shape | Weights:
@@ -76,22 +80,18 @@ def _shape(args, decoder) -> Shape | Weights:
     if isinstance(decoder, TransformerDecoder | EnsembleDecoder):
         return Shape.of(args, len(decoder.dictionary))
     own = [module for module in decoder.modules() if not isinstance(module, torch.nn.Embedding)]
-    weights = {each for module in own for each in module.parameters(recurse=False)}
-    matrices = {each for each in weights if each.numel() > max(each.shape)}  # no bias of shape (1, 1, D)
+    weights = {weight for module in own for weight in module.parameters(recurse=False)}
+    matrices = {weight for weight in weights if weight.numel() > max(weight.shape)}  # no bias of (1, 1, D)
     if getattr(decoder, "share_input_output_embed", False):
         matrices.add(decoder.embed_tokens.weight)
-    return Weights(sum(each.numel() for each in matrices), args.tokens_per_sample)
-
-
-def _config(parser, arguments: list[str]):
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+    return Weights(sum(matrix.numel() for matrix in matrices), args.tokens_per_sample)
 
 
 def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
     """The cost of training a stage, from its last checkpoint (`checkpoint` may be the best).
 
-    `flops` count the forward and backward passes of training, as in the paper; `validation_flops` (None for
-    checkpoints of earlier versions) and `growth_flops` (choosing the experts to split) are not included.
+    `flops` count the forward and backward passes of training, as in the paper; `validation_flops` and
+    `growth_flops` (choosing the experts to split) are not included.
     """
     state = memory_map_last(checkpoint)
     counts = state["extra_state"].get("AlmaLMTask")
@@ -101,7 +101,7 @@ def training_record(checkpoint: str, shape: Shape | Weights) -> dict[str, Any]:
         "updates": state["optimizer_history"][-1]["num_updates"] - counts.get("first_update", 0),
         "tokens": counts["train_tokens"],
         "flops": shape.training_flops(counts["train_tokens"]),
-        "validation_flops": shape.forward_flops(counts["valid_tokens"]) if "valid_tokens" in counts else None,
+        "validation_flops": shape.forward_flops(counts["valid_tokens"]),
         "growth_flops": shape.forward_flops(counts["growth_tokens"]),
         "seconds": counts["seconds"],
         "peak_memory_bytes": counts["peak_memory"],
@@ -130,9 +130,9 @@ def describe(task, result: Evaluation, split: str) -> dict[str, Any]:
     }
 
 
-def evaluate_on(split: str, loaded: Loaded, model: torch.nn.Module, context_window: int) -> Evaluation:
-    """Evaluate `model` on a split. UserError: the loss is not finite."""
-    cfg, task = loaded.cfg, loaded.task
+def evaluate_on(split: str, loaded: Loaded) -> Evaluation:
+    """Evaluate the model on a split. UserError: the loss is not finite."""
+    cfg, task, model = loaded.cfg, loaded.task, loaded.model
     if torch.cuda.is_available() and not cfg.common.cpu:
         model = model.cuda()
     task.load_dataset(split)
@@ -142,7 +142,7 @@ def evaluate_on(split: str, loaded: Loaded, model: torch.nn.Module, context_wind
         batch_size=cfg.dataset.batch_size,
         max_positions=model.max_positions(),  # type: ignore[operator]
         num_workers=0,
-        context_window=context_window,
+        context_window=loaded.context_window,
     )
     if sys.stderr.isatty():
         batches = progress_bar.progress_bar(batches, log_format="tqdm", prefix=f"evaluating on {split}")
@@ -153,59 +153,44 @@ def evaluate_on(split: str, loaded: Loaded, model: torch.nn.Module, context_wind
     return result
 
 
-def _score(split: str, loaded: Loaded, context_window: int) -> dict[str, float]:
-    """Mean loss (nats) and perplexity on a split."""
-    result = evaluate_on(split, loaded, deployed(loaded), context_window)
-    loss = result.nll / result.tokens
-    return {"loss": loss, "perplexity": perplexity(loss)}
-
-
-def drift(loaded: Loaded, context_window: int) -> dict[str, Any]:
+def drift(loaded: Loaded) -> dict[str, Any]:
     """On an ordered stream, `matrix`: the perplexity on the held-out part of each mega-batch, and
     `matrix_experts`: each expert's share of its tokens, by Switch layer; on a dated stream
     `matrix_periods`: their periods. {} on other streams."""
-    if not (loaded.task.stream and loaded.task.stream.ordered):
+    stream = loaded.task.stream
+    if not (stream and stream.ordered):
         return {}
-    model, found = deployed(loaded), []
-    for part in loaded.task.stream.held_out:
-        found.append(describe(loaded.task, evaluate_on(part.name, loaded, model, context_window), part.name))
-    periods = [part.period for part in loaded.task.stream.held_out]
-    shares = [{layer: each["share"] for layer, each in one["experts"].items()} for one in found]
+    records = [describe(loaded.task, evaluate_on(part.name, loaded), part.name) for part in stream.held_out]
+    periods = [part.period for part in stream.held_out]
+    shares = [{layer: experts["share"] for layer, experts in row["experts"].items()} for row in records]
     return {
-        "matrix": [one["perplexity"] for one in found],
+        "matrix": [row["perplexity"] for row in records],
         **({"matrix_experts": shares} if shares[0] else {}),
         **({"matrix_periods": periods} if periods[0] else {}),
     }
 
 
-def deployed(loaded: Loaded) -> torch.nn.Module:
-    """The model, or the ensemble of several."""
-    models = loaded.models
-    return models[0] if len(models) == 1 else EnsembleLanguageModel.of(models)
-
-
-def measure(loaded: Loaded, context_window: int, valid: bool) -> dict[str, Any]:
-    """Measure a model, or the ensemble of several, on --gen-subset (default: test).
+def measure(loaded: Loaded, valid: bool) -> dict[str, Any]:
+    """Measure the model on --gen-subset (default: test).
 
     `valid`: measure the loss on the validation split too. `training` has the cost of training each
-    checkpoint; it is empty for untrained models and checkpoints of `fairseq_alma.combine`.
+    checkpoint; it is empty for untrained models.
     """
-    model, shapes, split = deployed(loaded), loaded.shapes, loaded.cfg.dataset.gen_subset
-    record = describe(loaded.task, evaluate_on(split, loaded, model, context_window), split)
+    shapes, split = loaded.shapes, loaded.cfg.dataset.gen_subset
+    record = describe(loaded.task, evaluate_on(split, loaded), split)
     experts = {shape.experts for shape in shapes if shape.switch_layers}
-    separate = len(loaded.paths) == len(shapes)  # no checkpoint has several members
-    return (
-        record
-        | drift(loaded, context_window)
-        | {
-            "valid": _score("valid", loaded, context_window) if valid else None,
-            "parameters": sum(p.numel() for p in model.parameters()),
-            "eval_flops_per_example": sum(s.forward_flops(s.positions) for s in shapes),
-            "eval_flops_per_example_with_attention": sum(
-                s.forward_flops(s.positions, s.positions) for s in shapes
-            ),
-            "members": sum(shape.members for shape in shapes),
-            "expert_count": experts.pop() if len(experts) == 1 else None,
-            "training": list(map(training_record, loaded.paths, shapes)) if separate else [],
-        }
-    )
+    record |= drift(loaded) | {"valid": None}
+    if valid:
+        result = evaluate_on("valid", loaded)
+        loss = result.nll / result.tokens
+        record["valid"] = {"loss": loss, "perplexity": perplexity(loss)}
+    return record | {
+        "parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "eval_flops_per_example": sum(s.forward_flops(s.positions) for s in shapes),
+        "eval_flops_per_example_with_attention": sum(
+            s.forward_flops(s.positions, s.positions) for s in shapes
+        ),
+        "members": sum(shape.members for shape in shapes),
+        "expert_count": experts.pop() if len(experts) == 1 else None,
+        "training": list(map(training_record, loaded.paths, shapes)) if loaded.paths else [],
+    }

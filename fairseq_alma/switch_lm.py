@@ -33,16 +33,6 @@ from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.moe.layer import SwitchFFN
 from fairseq_alma.moe.router import Routing
 
-_NOT_SUPPORTED = (
-    "adaptive_input",
-    "adaptive_softmax_cutoff",
-    "base_layers",
-    "character_embeddings",
-    "decoder_layerdrop",
-    "quant_noise_pq",
-    "scale_fc",
-)
-
 
 @dataclass
 class SwitchLMConfig(TransformerLanguageModelConfig):
@@ -118,8 +108,6 @@ class DecoderLayer(TransformerDecoderLayerBase):
             cfg.decoder.attention_heads,
             dropout=cfg.attention_dropout,
             self_attention=True,
-            q_noise=self.quant_noise,
-            qn_block_size=self.quant_noise_block_size,
             xformers_att_config=cfg.decoder.xformers_att_config,
         )
 
@@ -189,28 +177,10 @@ class SwitchDecoder(TransformerDecoder):
         **_,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Features (B, T, D) of the tokens (B, T); extra["routings"]: the Routing of each Switch block."""
-        x_TBD, padding_BT = self._embed(prev_output_tokens, incremental_state)
-        causal = incremental_state is None and not full_context_alignment
-        mask_TT = self.buffered_future_mask(x_TBD) if causal else None
-        largest_batch = self._largest_batch(prev_output_tokens)
-        routings: dict[str, Routing] = {}
-        for block, layer in enumerate(self.layers):
-            x_TBD, *routing = layer(x_TBD, mask_TT, padding_BT, incremental_state, largest_batch)
-            if routing:
-                routings[str(block)] = Routing(*routing)
-        if self.layer_norm is not None:
-            x_TBD = self.layer_norm(x_TBD)
-        x_BTD = x_TBD.transpose(0, 1)
-        if self.project_out_dim is not None:
-            x_BTD = self.project_out_dim(x_BTD)
-        return x_BTD, {"attn": [None], "routings": routings}
-
-    def _embed(self, tokens_BT: Tensor, incremental_state) -> tuple[Tensor, Tensor | None]:
-        """Embeddings (T, B, D) and padding (B, T); of the last token only in incremental decoding."""
-        positions = None
+        tokens_BT, positions = prev_output_tokens, None
         if self.embed_positions is not None:
             positions = self.embed_positions(tokens_BT, incremental_state)
-        if incremental_state is not None:
+        if incremental_state is not None:  # only the last token is new
             tokens_BT = tokens_BT[:, -1:]
             positions = None if positions is None else positions[:, -1:]
         x_BTD = self.embed_scale * self.embed_tokens(tokens_BT)
@@ -222,12 +192,27 @@ class SwitchDecoder(TransformerDecoder):
             x_BTD = self.layernorm_embedding(x_BTD)
         padding_BT = tokens_BT.eq(self.padding_idx)
         padded = bool(padding_BT.any()) if self.padded is None else self.padded
-        return self.dropout_module(x_BTD).transpose(0, 1), padding_BT if padded else None
-
-    def _largest_batch(self, tokens_BT: Tensor) -> int:
-        """Tokens in the largest batch of any process, by one collective; 0 without expert parallelism."""
+        x_TBD = self.dropout_module(x_BTD).transpose(0, 1)
+        del x_BTD  # its memory is that of a layer's input
+        causal = incremental_state is None and not full_context_alignment
+        mask_TT = self.buffered_future_mask(x_TBD) if causal else None
         group = next((module.ep_group for module in self.modules() if isinstance(module, SwitchFFN)), None)
-        return group.largest(torch.tensor(tokens_BT.numel(), device=tokens_BT.device)) if group else 0
+        largest_batch = 0  # tokens in the largest batch of any process
+        if group:
+            batch = torch.tensor(prev_output_tokens.numel(), device=prev_output_tokens.device)
+            largest_batch = group.largest(batch)
+        routings: dict[str, Routing] = {}
+        for block, layer in enumerate(self.layers):
+            padding = padding_BT if padded else None
+            x_TBD, *routing = layer(x_TBD, mask_TT, padding, incremental_state, largest_batch)
+            if routing:
+                routings[str(block)] = Routing(*routing)
+        if self.layer_norm is not None:
+            x_TBD = self.layer_norm(x_TBD)
+        x_BTD = x_TBD.transpose(0, 1)
+        if self.project_out_dim is not None:
+            x_BTD = self.project_out_dim(x_BTD)
+        return x_BTD, {"attn": [None], "routings": routings}
 
 
 @contextmanager
@@ -254,19 +239,16 @@ class SwitchLanguageModel(TransformerLanguageModel):
         """Build from fairseq's arguments. UserError: a count < 1, or an unsupported option."""
         if args.moe_expert_count < 1 or args.moe_freq < 1 or args.members < 1:
             raise UserError("--moe-expert-count, --moe-freq and --members must be 1 or more")
-        for name in _NOT_SUPPORTED:
+        unsupported = ("adaptive_input", "adaptive_softmax_cutoff", "base_layers", "character_embeddings")
+        for name in (*unsupported, "decoder_layerdrop", "quant_noise_pq", "scale_fc"):
             if safe_getattr(args, name):
                 raise UserError(f"a Switch Transformer does not support {flag_of(name)}: drop it")
         if args.max_target_positions is None:
             args.max_target_positions = args.tokens_per_sample
-        decoders = [
-            SwitchDecoder(
-                args,
-                task.target_dictionary,
-                cls.build_embedding(args, task.source_dictionary, args.decoder_input_dim),
-            )
-            for _ in range(args.members)
-        ]
+        decoders = []
+        for _ in range(args.members):
+            embedding = cls.build_embedding(args, task.source_dictionary, args.decoder_input_dim)
+            decoders.append(SwitchDecoder(args, task.target_dictionary, embedding))
         return cls(decoders[0] if args.members == 1 else EnsembleDecoder(decoders, "logits"))
 
 

@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from dataclasses import Field, dataclass, make_dataclass
+from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 from typing import Any, Optional
 
@@ -25,7 +25,7 @@ from alma.processes import peak_memory
 from alma.protocol import TextOptions
 from alma.stages import Stage, check_share, stages
 from alma.stream import Part, Stream, is_stream, read_index
-from fairseq_alma.data import blocks, preprocessed
+from fairseq_alma.data import preprocessed, token_blocks
 from fairseq_alma.defaults import flag
 from fairseq_alma.moe.expert_parallel import ExpertParallelGroup
 from fairseq_alma.moe.layer import routings_of, switch_layers
@@ -42,15 +42,13 @@ _KEPT = (
 """Measurements of this stage that checkpoints keep."""
 
 
-def _shared(option: Field) -> tuple[str, Any, Field]:
-    """An option that the launcher has too, as fairseq declares one."""
-    choices = option.metadata["choices"]
-    default = choices[0] if choices and option.default is None else option.default
-    kind = ChoiceEnum(list(choices)) if choices else option.type
-    return option.name, kind, flag(default, option.metadata["help"])
-
-
-_SHARED = [_shared(each) for each in options_of(TextOptions).values() if each.metadata["passed"]]
+_SHARED = []  # the options that the launcher has too, as fairseq declares options
+for _option in options_of(TextOptions).values():
+    if _option.metadata["passed"]:
+        _choices = _option.metadata["choices"]
+        _default = _choices[0] if _choices and _option.default is None else _option.default
+        _kind = ChoiceEnum(list(_choices)) if _choices else _option.type
+        _SHARED.append((_option.name, _kind, flag(_default, _option.metadata["help"])))
 _SharedConfig: Any = make_dataclass("_SharedConfig", _SHARED, bases=(LanguageModelingConfig,))
 
 
@@ -104,13 +102,11 @@ class AlmaLMTask(LanguageModelingTask):
         self.stream = Stream.load(args.data) if is_stream(args.data) else None
         if self.stream:
             self._stage()  # raise before fairseq builds and prints a model
-        self.train_tokens = self.valid_tokens = self.growth_tokens = 0
+        self.train_tokens = self.valid_tokens = self.growth_tokens = self.peak_memory = 0
         self.earlier_updates = 0  # of the stages before this one, unless the update count includes them
         self.first_update = 0  # update count at the start of this stage
         self.average_from = 0  # update count at the start of the weight average
-        self.seconds = 0.0  # in earlier processes
-        self.started = time.monotonic()
-        self.peak_memory = 0
+        self.seconds, self.started = 0.0, time.monotonic()  # in earlier processes, and since when in this one
         self.note = ""  # about the cut of a fairseq-preprocess directory
         check_share(args.replay_share, args.replay)
         if args.replay_share and not args.stage:
@@ -162,39 +158,28 @@ class AlmaLMTask(LanguageModelingTask):
 
         UserError: stage out of range, files missing, truncated, changed or empty.
         """
+        directories, items = self.args.data.split(":"), None
         if self.stream:
-            self.sources[split] = self._files(self._parts(self.stream, split)), None
+            prefixes = self._files(self.stream, self._parts(self.stream, split))
+        elif split != "train":
+            prefixes = preprocessed.checked([f"{directories[0]}/{split}"])
         else:
-            self.sources[split] = self._preprocessed_items(split)
+            prefixes = preprocessed.checked([f"{directory}/train" for directory in directories])
+            if self.is_cut():
+                stage = self._stage()
+                numbers = ", ".join(map(str, stage.train_on))
+                logger.info(f"{len(self.megabatches)} mega-batches; stage {stage.index}: {numbers}")
+                items = np.concatenate([self.megabatches[t - 1] for t in stage.train_on])
+            elif self.args.stage or self.args.waiting_time != 1:
+                raise UserError(
+                    f"{self.args.data} is not a stream (no stream.json), so it is one mega-batch: give "
+                    "--megabatch-words N or --megabatch-tokens N to cut it, or GPT-2's --gpt2-encoder-json"
+                )
+        self.sources[split] = prefixes, items
         self.datasets[split] = self._blocks(split, self.args.tokens_per_sample)
 
-    def _replayed(self) -> list[blocks.Tokens]:
-        """The earlier mega-batches of --replay-share."""
-        schedule = stages(self._count(), self.args.waiting_time, replay_from=self.args.replay_from)
-        numbers = schedule[self.args.stage].earlier
-        logger.info(
-            f"replay of mega-batches {', '.join(map(str, numbers))}: {self.args.replay_share:g} of all tokens"
-        )
-        if not self.stream:
-            return [blocks.Tokens(self._train_prefixes(), self.megabatches[t - 1]) for t in numbers]
-        prefixes = self._files([self.stream.megabatches[t - 1] for t in numbers])
-        return [blocks.Tokens([prefix]) for prefix in prefixes]
-
-    def _count(self) -> int:
-        return len(self.stream.megabatches if self.stream else self.megabatches)
-
-    def _stage(self) -> Stage:
-        """The stage --stage. UserError: no such stage."""
-        megabatches = self._count()
-        found = stages(megabatches, self.args.waiting_time, self.args.replay)
-        if not 0 <= self.args.stage < len(found):
-            raise UserError(
-                f"--stage {self.args.stage}: {megabatches} mega-batches with --waiting-time "
-                f"{self.args.waiting_time} have stages 0 to {len(found) - 1}"
-            )
-        return found[self.args.stage]
-
     def _parts(self, stream: Stream, split: str) -> list[Part]:
+        """The parts of the stream that make up a split in this stage. UserError: no such split or stage."""
         if split == "train":
             stage = self._stage()
             logger.info(f"stage {stage.index}: mega-batches {', '.join(map(str, stage.train_on))}")
@@ -207,30 +192,22 @@ class AlmaLMTask(LanguageModelingTask):
             raise UserError(f"{split}: this stream has the splits train, {', '.join(known)}")
         return [known[split]]
 
-    def _files(self, parts: list[Part]) -> list[str]:
-        """The prefixes of the files of a stream's `parts`, checked."""
-        assert self.stream
+    def _files(self, stream: Stream, parts: list[Part]) -> list[str]:
+        """The prefixes of the files of the stream's `parts`, checked."""
         if distributed_utils.get_global_rank() == 0:
-            self.stream.check(parts)
-        return preprocessed.checked([self.stream.path(part) for part in parts])
+            stream.check(parts)
+        return preprocessed.checked([stream.path(part) for part in parts])
 
-    def _preprocessed_items(self, split: str) -> tuple[list[str], NDArray[np.int64] | None]:
-        if split != "train":
-            return preprocessed.checked([f"{self.args.data.split(':')[0]}/{split}"]), None
-        if not self.is_cut():
-            if self.args.stage or self.args.waiting_time != 1:
-                raise UserError(
-                    f"{self.args.data} is not a stream (no stream.json), so it is one mega-batch: give "
-                    "--megabatch-words N or --megabatch-tokens N to cut it, or GPT-2's --gpt2-encoder-json"
-                )
-            return preprocessed.checked(self._train_prefixes()), None
-        stage = self._stage()
-        numbers = ", ".join(map(str, stage.train_on))
-        logger.info(f"{len(self.megabatches)} mega-batches; stage {stage.index}: {numbers}")
-        return self._train_prefixes(), np.concatenate([self.megabatches[t - 1] for t in stage.train_on])
-
-    def _train_prefixes(self) -> list[str]:
-        return [f"{directory}/train" for directory in self.args.data.split(":")]
+    def _stage(self, replay_from: str | None = None) -> Stage:
+        """The stage --stage. UserError: no such stage."""
+        megabatches = len(self.stream.megabatches if self.stream else self.megabatches)
+        schedule = stages(megabatches, self.args.waiting_time, self.args.replay, replay_from)
+        if not 0 <= self.args.stage < len(schedule):
+            raise UserError(
+                f"--stage {self.args.stage}: {megabatches} mega-batches with --waiting-time "
+                f"{self.args.waiting_time} have stages 0 to {len(schedule) - 1}"
+            )
+        return schedule[self.args.stage]
 
     def is_cut(self) -> bool:
         """Whether to cut DATA, a fairseq-preprocess directory, into mega-batches."""
@@ -254,7 +231,8 @@ class AlmaLMTask(LanguageModelingTask):
     @functools.cached_property
     def megabatches(self) -> list[NDArray[np.int64]]:
         """Numbers of the items in each mega-batch of a fairseq-preprocess directory."""
-        prefixes, target = preprocessed.checked(self._train_prefixes()), self.megabatch_words
+        directories, target = self.args.data.split(":"), self.megabatch_words
+        prefixes = preprocessed.checked([f"{directory}/train" for directory in directories])
         sizes = np.concatenate([read_index(f"{prefix}.idx")[0] for prefix in prefixes])
         if not target:
             return preprocessed.assign(sizes, sizes, self.args.megabatch_tokens, self.args.megabatch_seed)
@@ -266,31 +244,33 @@ class AlmaLMTask(LanguageModelingTask):
         return preprocessed.assign(sizes, words, target, self.args.megabatch_seed)
 
     def _blocks(self, split: str, length: int) -> MonolingualDataset:
+        """A split as blocks of `length` tokens; with --replay-share, blocks of earlier mega-batches too."""
         prefixes, items = self.sources[split]
-        tokens = blocks.Tokens(prefixes, items)
+        tokens, eos = token_blocks.Tokens(prefixes, items), self.dictionary.eos()
         if not len(tokens):
             raise UserError(f"{self.args.data}: {split} is empty")
         across_items = self.args.sample_break_mode in (None, "none")
-        token_blocks: blocks.TokenBlocks | TokenBlockDataset
-        if across_items and self.targets == ["future"]:
-            token_blocks = blocks.TokenBlocks(tokens, length, self.dictionary.eos())
-            if split == "train" and self.args.replay_share:
-                seed, share = self.args.seed + self.args.stage, self.args.replay_share
-                token_blocks = blocks.ReplayBlocks(token_blocks, self._replayed(), share, seed)
-        else:
-            indexed = preprocessed.indexed(prefixes, items)
-            token_blocks = TokenBlockDataset(
-                indexed,
-                indexed.sizes,
-                length,
-                pad=self.dictionary.pad(),
-                eos=self.dictionary.eos(),
-                break_mode=self.args.sample_break_mode,
-                include_targets=True,
+        blocks: token_blocks.TokenBlocks | TokenBlockDataset
+        if not across_items or self.targets != ["future"]:
+            indexed, mode = preprocessed.indexed(prefixes, items), self.args.sample_break_mode
+            blocks = TokenBlockDataset(
+                indexed, indexed.sizes, length, self.dictionary.pad(), eos, mode, include_targets=True
             )
-        return blocks.LanguageModelDataset(
-            token_blocks,
-            token_blocks.sizes,
+        else:
+            blocks = token_blocks.TokenBlocks(tokens, length, eos)
+            if split == "train" and (share := self.args.replay_share):
+                numbers = self._stage(self.args.replay_from).earlier
+                logger.info(f"replay of mega-batches {', '.join(map(str, numbers))}: {share:g} of all tokens")
+                if self.stream:
+                    replayed = self._files(self.stream, [self.stream.megabatches[t - 1] for t in numbers])
+                    earlier = [token_blocks.Tokens([prefix]) for prefix in replayed]
+                else:
+                    earlier = [token_blocks.Tokens(prefixes, self.megabatches[t - 1]) for t in numbers]
+                seed = self.args.seed + self.args.stage
+                blocks = token_blocks.ReplayBlocks(blocks, earlier, share, seed)
+        return token_blocks.LanguageModelDataset(
+            blocks,
+            blocks.sizes,
             self.dictionary,
             self.output_dictionary,
             add_eos_for_other_targets=not across_items,
@@ -309,10 +289,11 @@ class AlmaLMTask(LanguageModelingTask):
         return super().eval_lm_dataloader(dataset, max_positions=max_positions, **kwargs)
 
     def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, max_positions=None, **kwargs):
-        """As fairseq's; batches of equal blocks are computed on demand, not listed (see `blocks`)."""
-        if kwargs.get("grouped_shuffling") or not blocks.equal_blocks(dataset, max_tokens, max_positions):
+        """As fairseq's; batches of equal blocks are computed on demand, not listed (see `token_blocks`)."""
+        equal = token_blocks.equal_blocks(dataset, max_tokens, max_positions)
+        if kwargs.get("grouped_shuffling") or not equal:
             return super().get_batch_iterator(dataset, max_tokens, max_sentences, max_positions, **kwargs)
-        return blocks.batch_iterator(dataset, max_tokens, max_sentences, **kwargs)
+        return token_blocks.batch_iterator(dataset, max_tokens, max_sentences, **kwargs)
 
     def can_reuse_epoch_itr(self, dataset) -> bool:
         """Never: epoch 2 would reuse the batches of epoch 1, but not after a resume within epoch 2."""
@@ -382,9 +363,9 @@ class AlmaLMTask(LanguageModelingTask):
         return {type(self).__name__: state}
 
     def set_checkpoint_dict(self, state: dict[str, Any]) -> None:
-        """Restore the measurements; checkpoints of earlier versions lack some."""
+        """Restore the measurements."""
         for name in _KEPT:
-            setattr(self, name, state.get(name, 0))
+            setattr(self, name, state[name])
 
 
 def collect_outputs(model, outputs: list[tuple]) -> RemovableHandle:

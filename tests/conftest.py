@@ -43,13 +43,12 @@ _LONGEST = [
     "slurm/test_slurm_lm.py",
     "test_learners.py",
     "fairseq_alma/test_train.py",
-    "fairseq_alma/test_generate.py",
     "fairseq_alma/test_switch_lm.py",
     "fairseq_alma/test_growth.py",
     "fairseq_alma/test_export.py",
     "test_chain.py",
     "slurm/test_sweep.py",
-    "fairseq_alma/test_average.py",
+    "fairseq_alma/test_weight_average.py",
 ]
 
 
@@ -107,7 +106,6 @@ _COMMANDS = {
     name: (f"fairseq_cli.{name.replace('-', '_')}", "cli_main")
     for name in ("train", "eval-lm", "interactive", "generate")
 }
-_COMMANDS["continue"] = ("fairseq_alma.generate", "main")  # `generate` is fairseq's
 """Module and function of commands that are not named after a module of the plug-in."""
 
 
@@ -163,7 +161,7 @@ def imported():
 
 @pytest.fixture
 def start(imported, tmp_path):
-    """Start a command of fairseq, or our `evaluate`, `combine` or `export`; returns the Child."""
+    """Start a command of fairseq, or our `evaluate` or `export`; returns the Child."""
     count = 0
 
     def run(

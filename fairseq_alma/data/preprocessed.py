@@ -41,12 +41,7 @@ def checked(prefixes: list[str]) -> list[str]:
         for suffix in (".idx", ".bin"):
             if not os.path.isfile(prefix + suffix):
                 raise UserError(f"{prefix}{suffix} is missing; make the data again")
-        try:
-            sizes, code = read_index(prefix + ".idx")
-        except UserError as error:
-            raise UserError(
-                f"{prefix}.idx is truncated or not a fairseq mmap index; make the data again"
-            ) from error
+        sizes, code = read_index(prefix + ".idx")
         expected = int(sizes.sum(dtype=np.int64)) * np.dtype(DTYPES[code]).itemsize
         actual = os.path.getsize(prefix + ".bin")
         if actual != expected:
@@ -80,14 +75,38 @@ def count_words(
     its ids as numbers. UserError: no symbol has a word mark, or the file is missing, damaged or of another
     vocabulary.
     """
-    symbols = _spelled(dictionary, encoder_json)
+    symbols = dictionary.symbols
+    if has_ids(dictionary):  # spell them as GPT-2's tokens
+        if not encoder_json:
+            raise UserError(
+                "dict.txt has GPT-2's ids, as for RoBERTa: to count words by --megabatch-words, give its "
+                "encoder.json by --gpt2-encoder-json FILE or beside dict.txt; else give --megabatch-tokens N"
+            )
+        try:
+            ids = parse_json(Path(encoder_json).read_text("utf-8"))
+            spelled = {str(number): token for token, number in ids.items()}
+        except (OSError, ValueError, AttributeError) as error:
+            what = f"not GPT-2's encoder.json ({error})"
+            raise UserError(f"--gpt2-encoder-json {encoder_json}: {what}") from None
+        if missing := [symbol for symbol in _own(dictionary) if symbol not in spelled]:
+            raise UserError(
+                f"--gpt2-encoder-json {encoder_json}: of another vocabulary: it has no token {missing[0]}, "
+                "which dict.txt has; give the file that encoded the text"
+            )
+        symbols = [spelled.get(symbol, symbol) for symbol in symbols]
     gpt2 = any(symbol.startswith("Ġ") for symbol in symbols)
     if not gpt2 and not any(symbol.startswith("▁") for symbol in symbols):
         raise UserError(
             "the dictionary has no SentencePiece or GPT-2 word marks, so words cannot be counted: "
             "give --megabatch-tokens instead of --megabatch-words"
         )
-    starts, blank = _white_space(symbols, dictionary) if gpt2 else (_marked(symbols), None)
+    starts = np.array([symbol.startswith("▁") for symbol in symbols])  # (V,): a word begins there
+    if gpt2:
+        byte = {character: number for number, character in bytes_to_unicode().items()}
+        texts = [bytes(byte.get(c, 0) for c in symbol).decode("utf-8", "replace") for symbol in symbols]
+        blank = np.array([text.isspace() for text in texts])  # (V,): no text
+        blank[[dictionary.bos(), dictionary.pad(), dictionary.eos()]] = True
+        starts = np.array([text[:1].isspace() for text in texts]) & ~blank
     counts = []
     for prefix in prefixes:
         sizes, code = read_index(f"{prefix}.idx")
@@ -97,29 +116,13 @@ def count_words(
             inside = edges[first : first + _CHUNK + 1]
             ids, heads = tokens[inside[0] : inside[-1]], inside[:-1] - inside[0]
             begins = starts[ids]
-            if blank is not None:  # GPT-2 marks no word at the start of an item or after a tab
+            if gpt2:  # it marks no word at the start of an item or after a tab
                 gaps = blank[ids]
                 begins[1:] |= gaps[:-1]
                 begins[heads] = True
                 begins &= ~gaps
             counts.append(np.add.reduceat(begins, heads, dtype=np.int64))
     return np.concatenate(counts)
-
-
-def _marked(symbols: Sequence[str]) -> NDArray[np.bool_]:
-    """Whether a word begins with each of SentencePiece's symbols, (V,)."""
-    return np.array([symbol.startswith("▁") for symbol in symbols])
-
-
-def _white_space(
-    symbols: Sequence[str], dictionary: Dictionary
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether each of GPT-2's symbols has text after white space, and whether it has no text, (V,) each."""
-    byte = {character: number for number, character in bytes_to_unicode().items()}
-    texts = [bytes(byte.get(each, 0) for each in symbol).decode("utf-8", "replace") for symbol in symbols]
-    blank = np.array([text.isspace() for text in texts])
-    blank[[dictionary.bos(), dictionary.pad(), dictionary.eos()]] = True
-    return np.array([text[:1].isspace() for text in texts]) & ~blank, blank
 
 
 def has_ids(dictionary: Dictionary) -> bool:
@@ -131,28 +134,6 @@ def has_ids(dictionary: Dictionary) -> bool:
 def _own(dictionary: Dictionary) -> list[str]:
     """The symbols without those that fairseq adds: special ones, and the padding by madeupwords."""
     return [symbol for symbol in dictionary.symbols[dictionary.nspecial :] if "madeupword" not in symbol]
-
-
-def _spelled(dictionary: Dictionary, encoder_json: str | None) -> list[str]:
-    """The symbols, those that are ids of GPT-2 as its tokens."""
-    if not has_ids(dictionary):
-        return dictionary.symbols
-    if not encoder_json:
-        raise UserError(
-            "dict.txt has GPT-2's ids, as for RoBERTa: to count words by --megabatch-words, give its "
-            "encoder.json by --gpt2-encoder-json FILE or beside dict.txt; else give --megabatch-tokens N"
-        )
-    try:
-        ids = parse_json(Path(encoder_json).read_text("utf-8"))
-        tokens = {str(number): token for token, number in ids.items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"--gpt2-encoder-json {encoder_json}: not GPT-2's encoder.json ({error})") from None
-    if missing := [symbol for symbol in _own(dictionary) if symbol not in tokens]:
-        raise UserError(
-            f"--gpt2-encoder-json {encoder_json}: of another vocabulary: it has no token {missing[0]}, which "
-            "dict.txt has; give the file that encoded the text"
-        )
-    return [tokens.get(symbol, symbol) for symbol in dictionary.symbols]
 
 
 def assign(
@@ -181,11 +162,9 @@ def assign(
     parts = np.split(order, cuts)
     if not all(len(part) for part in parts):
         raise UserError(f"a document is as long as a mega-batch of {target}: choose a larger size")
-    return [_ranges(first[part], end[part]) for part in parts]
-
-
-def _ranges(first: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The concatenated ranges [first, end), (n,) each."""
-    lengths = end - first
-    before = np.cumsum(lengths) - lengths  # total length of earlier ranges
-    return np.arange(lengths.sum()) + np.repeat(first - before, lengths)
+    items = []
+    for part in parts:  # the concatenated ranges [first, end)
+        lengths = end[part] - first[part]
+        before = np.cumsum(lengths) - lengths  # total length of earlier ranges
+        items.append(np.arange(lengths.sum()) + np.repeat(first[part] - before, lengths))
+    return items

@@ -21,26 +21,6 @@ _PREFIX = "moe_l"
 
 
 @torch.no_grad()
-def routing_stats(routing: Routing) -> dict[str, Tensor]:
-    """Sums over the routed tokens; divide by `tokens` after adding them up over batches.
-
-    tokens, dropped, entropy, top1, balance: scalars; load: (E,).
-    """
-    real_S = routing.expert_S < routing.probs_SE.size(1)
-    tokens = routing.counts_E.sum()
-    entropy_S = torch.special.entr(routing.probs_SE).sum(-1)
-    top1_S = routing.probs_SE.amax(-1)
-    return {
-        "tokens": tokens,
-        "dropped": tokens - routing.kept_E.sum(),
-        "entropy": (entropy_S * real_S).sum(),
-        "top1": (top1_S * real_S).sum(),
-        "balance": routing.balance_loss.detach() * tokens,
-        "load": routing.counts_E,
-    }
-
-
-@torch.no_grad()
 def expert_losses(routing: Routing, nll_BT: Tensor) -> Tensor:
     """Loss summed over the tokens of each expert, (E,) float64: "cumulative loss" in the paper's App. A."""
     experts = routing.probs_SE.size(1)
@@ -49,15 +29,29 @@ def expert_losses(routing: Routing, nll_BT: Tensor) -> Tensor:
     return sums[:-1]
 
 
+@torch.no_grad()
 def layer_stats(routings: Mapping[str, Routing], nll_BT: Tensor | None = None) -> dict[str, Tensor]:
-    """Entries of a fairseq logging output: statistics of each layer and, with `nll_BT`, losses by expert."""
-    found: dict[str, Tensor] = {}
+    """Entries of a fairseq logging output: sums over the routed tokens of each layer.
+
+    Scalars, to be divided by `tokens` after adding up batches; `load` (E,) and, with `nll_BT`, `nll` (E,).
+    """
+    entries: dict[str, Tensor] = {}
     for layer, routing in routings.items():
-        stats = routing_stats(routing)
+        real_S = routing.expert_S < routing.probs_SE.size(1)
+        tokens = routing.counts_E.sum()
+        entropy_S = torch.special.entr(routing.probs_SE).sum(-1)
+        stats = {
+            "tokens": tokens,
+            "dropped": tokens - routing.kept_E.sum(),
+            "entropy": (entropy_S * real_S).sum(),
+            "top1": (routing.probs_SE.amax(-1) * real_S).sum(),
+            "balance": routing.balance_loss.detach() * tokens,
+            "load": routing.counts_E,
+        }
         if nll_BT is not None:
             stats["nll"] = expert_losses(routing, nll_BT)
-        found.update({f"{_PREFIX}{layer}_{name}": value for name, value in stats.items()})
-    return found
+        entries |= {f"{_PREFIX}{layer}_{name}": value for name, value in stats.items()}
+    return entries
 
 
 def log_layers(logging_outputs: Sequence[Mapping[str, Any]]) -> None:

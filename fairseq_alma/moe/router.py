@@ -4,7 +4,7 @@ Shapes: S tokens in batch-major order, D model, E experts.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,6 @@ class Router(nn.Module):
         self.register_buffer("parent", torch.full((experts,), -1))
         self.parent: Tensor
         self.splits: list[tuple[int, int]] = []  # `parent` as pairs (j, i) on the host: no sync per pass
-        self.register_load_state_dict_pre_hook(lambda _, state, prefix, *__: upgrade_router(state, prefix))
         self.register_load_state_dict_post_hook(Router._read_splits)
 
     def _read_splits(self, _) -> None:
@@ -104,15 +103,3 @@ def load_balancing_loss(expert_S: Tensor, probs_SE: Tensor, counts_E: Tensor) ->
     real_S1 = (expert_S < experts).unsqueeze(1)
     mean_probs_E = (probs_SE * real_S1).sum(0) / tokens
     return experts * torch.dot(counts_E / tokens, mean_probs_E)
-
-
-def upgrade_router(state: dict[str, Any], prefix: str) -> None:
-    """Convert, in place, a router's buffers saved by an earlier version; `prefix` ends in a dot.
-
-    The first version had no `parent`; the next stored log(copies), perhaps rounded to half precision.
-    """
-    weight = state.get(f"{prefix}weight")
-    if weight is not None:
-        state.setdefault(f"{prefix}parent", torch.full((len(weight),), -1))
-    if (logs := state.pop(f"{prefix}log_multiplicity", None)) is not None:
-        state[f"{prefix}copies"] = logs.float().exp().round().long()

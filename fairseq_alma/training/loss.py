@@ -151,7 +151,13 @@ def _run(
     chunks, padded = _chunks(target, pad, chunk)
     for rows in chunks:
         parts, wanted = features[rows].split(sizes, dim=1), target[rows, None]
-        log_probs = _log_probs(parts, weights, memory[: len(rows)])
+        logits = torch.mm(parts[0], weights[0].t(), out=memory[: len(rows)])
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            logits.addmm_(part, weight.t())
+        if logits.dtype == torch.float32:
+            log_probs = torch.log_softmax(logits, dim=-1, out=logits)
+        else:
+            log_probs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
         loss = -log_probs.gather(1, wanted)
         nll[rows] = (loss.masked_fill_(wanted == pad, 0.0) if padded else loss).squeeze(1)
         if scale is not None:
@@ -172,7 +178,7 @@ def _run(
                 else:
                     total += by_logits.t() @ part
             del by_logits
-        del log_probs  # in half precision: free them before the next chunk's
+        del log_probs, logits  # in half precision: free them before the next chunk's
     return nll, [by_features, *by_weights]
 
 
@@ -181,13 +187,3 @@ def _chunks(target: Tensor, pad: int, chunk: int) -> tuple[Sequence[Tensor], boo
     if target.device.type == "cpu":
         return (target != pad).nonzero().squeeze(1).split(chunk), False
     return torch.arange(len(target), device=target.device).split(chunk), True
-
-
-def _log_probs(parts: Sequence[Tensor], weights: Sequence[Tensor], logits: Tensor) -> Tensor:
-    """Log-probabilities (K, V) fp32 from each member's features (K, D); overwrites `logits` (K, V)."""
-    torch.mm(parts[0], weights[0].t(), out=logits)
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
-        logits.addmm_(part, weight.t())
-    if logits.dtype == torch.float32:
-        return torch.log_softmax(logits, dim=-1, out=logits)
-    return F.log_softmax(logits, dim=-1, dtype=torch.float32)

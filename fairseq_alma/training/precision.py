@@ -5,9 +5,10 @@
   mistakes --amp-init-scale for this window (https://github.com/facebookresearch/fairseq/issues/5342).
 * Checkpoints include the fp32 weights and the loss scaler's state, so that training resumes, on a CPU bit
   for bit.
-* The states of --fp16 load from either layout: flat (fairseq's on a GPU) or one per parameter.
 
-Unnecessary once fairseq's own do the same; for the last two points no upstream issue is known.
+Unnecessary once fairseq's own do the same; for the last point no upstream issue is known. The fp32 weights of
+--fp16 and --bf16 are one tensor per parameter everywhere (`hooks` sets --fp16-no-flatten-grads), so that a
+checkpoint does not depend on the device, and growth and expert parallelism find each parameter's state.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from fairseq import optim
 from fairseq.distributed import utils as distributed_utils
 
-from fairseq_alma.moe.expert_parallel import ExpertParallelGroup, params_of
+from fairseq_alma.moe.expert_parallel import params_of
 
 FP32 = "fp32_weight"
 """Key of the fp32 weight in a parameter's saved optimizer state."""
@@ -25,42 +26,33 @@ _WINDOW = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_sin
 """Counters of a DynamicLossScaler that decide when it next grows its scale."""
 
 
-def replace_optimizer(trainer, group: ExpertParallelGroup | None) -> None:
+def replace_optimizer(trainer) -> None:
     """Turn the optimizer that fairseq's `trainer` has just built into the one of this module.
 
-    `group`: the processes that share the experts, None without expert parallelism. The object changes its
-    class, because Trainer names the classes in code; the names stay the same, because a checkpoint records
-    the optimizer's name.
+    The object changes its class, because Trainer names the classes in code; the names stay the same, because
+    a checkpoint records the optimizer's name.
     """
     optimizer = trainer.optimizer
     if type(optimizer) is optim.AMPOptimizer:
         optimizer.__class__ = AMPOptimizer
         optimizer.trainer = trainer
-        optimizer._grad_scaler = _grad_scaler(trainer.cfg.common, trainer.device.type)
+        common, device = trainer.cfg.common, trainer.device.type
+        settings = {"init_scale": common.fp16_init_scale}
+        if common.amp_scale_window is not None:
+            settings["growth_interval"] = common.amp_scale_window
+        if distributed_utils.get_data_parallel_world_size() == 1:
+            optimizer._grad_scaler = torch.amp.GradScaler(device, **settings)
+        else:  # an expert that only one process holds can overflow there alone, yet all must skip the update
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # a second of imports
+
+            group = distributed_utils.get_data_parallel_group()
+            optimizer._grad_scaler = ShardedGradScaler(device, process_group=group, **settings)
     elif type(optimizer) is optim.MemoryEfficientFP16Optimizer:
         optimizer.__class__ = MemoryEfficientFP16Optimizer
     elif type(optimizer) is optim.FP16Optimizer:
         optimizer.__class__ = FP16Optimizer
-        optimizer.shapes = [param.shape for param in optimizer.fp16_params]
-        for index, param in enumerate(optimizer.fp16_params):
-            if group and hasattr(param, "expert"):
-                optimizer.shapes[index] = torch.Size([group.size * len(param), *param.shape[1:]])
         optimizer.optimizer.register_state_dict_post_hook(_add_weights)
         optimizer.optimizer.register_load_state_dict_post_hook(_take_weights)
-
-
-def _grad_scaler(common, device: str) -> torch.amp.GradScaler:
-    """A scaler for `device` with the growth interval of --amp-scale-window."""
-    options = {"init_scale": common.fp16_init_scale}
-    if common.amp_scale_window is not None:
-        options["growth_interval"] = common.amp_scale_window
-    if distributed_utils.get_data_parallel_world_size() == 1:
-        return torch.amp.GradScaler(device, **options)
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # a second of imports
-
-    # An expert that only one process holds can overflow there alone, yet all must skip the update.
-    group = distributed_utils.get_data_parallel_group()
-    return ShardedGradScaler(device, process_group=group, **options)
 
 
 class AMPOptimizer(optim.AMPOptimizer):
@@ -80,10 +72,10 @@ class AMPOptimizer(optim.AMPOptimizer):
         return super().state_dict() | {_SCALER: state | {"retries": self.trainer._amp_retries}}
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
-        """Restore them; a checkpoint of an earlier version has no scale: start with --fp16-init-scale."""
+        """Restore them."""
         super().load_state_dict(state_dict, optimizer_overrides)
-        saved = dict(state_dict.get(_SCALER, {}))
-        self.trainer._amp_retries = saved.pop("retries", 0)
+        saved = dict(state_dict[_SCALER])
+        self.trainer._amp_retries = saved.pop("retries")
         self.scaler.load_state_dict(self.scaler.state_dict() | saved)
 
 
@@ -100,11 +92,10 @@ class _SavesScaler:
         return state | {_SCALER: {name: getattr(self.scaler, name) for name in _WINDOW}}
 
     def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
-        """Restore the counters if the checkpoint has them; those of earlier versions do not."""
+        """Restore the counters; --bf16 saves none."""
         super().load_state_dict(state_dict, optimizer_overrides)  # type: ignore[misc]
         if self.scaler is not None:
-            for name, value in state_dict.get(_SCALER, {}).items():
-                setattr(self.scaler, name, value)
+            vars(self.scaler).update(state_dict.get(_SCALER, {}))
 
 
 class MemoryEfficientFP16Optimizer(_SavesScaler, optim.MemoryEfficientFP16Optimizer):
@@ -112,18 +103,10 @@ class MemoryEfficientFP16Optimizer(_SavesScaler, optim.MemoryEfficientFP16Optimi
 
 
 class FP16Optimizer(_SavesScaler, optim.FP16Optimizer):
-    """--fp16 and --bf16, with fp32 weights in one flat tensor or one tensor per parameter.
+    """--fp16 and --bf16, with fp32 weights.
 
     fairseq restores the fp32 weights from the half-precision ones and so loses their lower bits.
     """
-
-    shapes: list[torch.Size]
-    """Shapes of the parameters, with the experts of all processes."""
-
-    def load_state_dict(self, state_dict, optimizer_overrides=None) -> None:
-        """Load a state dict of either layout."""
-        laid_out = flat if self.has_flat_params else by_parameter
-        super().load_state_dict(laid_out(state_dict, self.shapes), optimizer_overrides)
 
 
 def _add_weights(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
@@ -133,41 +116,5 @@ def _add_weights(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -
 
 def _take_weights(optimizer: torch.optim.Optimizer) -> None:
     for param in params_of(optimizer):
-        if FP32 in optimizer.state[param]:
+        if FP32 in optimizer.state[param]:  # none after growth: the model has them
             param.data.copy_(optimizer.state[param].pop(FP32))
-
-
-def by_parameter(state_dict: dict[str, Any], shapes: list[torch.Size]) -> dict[str, Any]:
-    """Split the flat state in an optimizer's state dict into one state per parameter, of `shapes`."""
-    if len(shapes) == 1 or _count(state_dict) > 1:
-        return state_dict
-    states: list[dict[str, Any]] = [{} for _ in shapes]
-    sizes = [shape.numel() for shape in shapes]
-    for key, value in state_dict["state"].get(0, {}).items():
-        whole = torch.is_tensor(value) and value.numel() == sum(sizes)
-        pieces = value.view(-1).split(sizes) if whole else [value] * len(shapes)
-        for state, shape, piece in zip(states, shapes, pieces, strict=True):
-            state[key] = piece.view(shape) if whole else piece
-    return _with_states(state_dict, states)
-
-
-def flat(state_dict: dict[str, Any], shapes: list[torch.Size]) -> dict[str, Any]:
-    """The inverse of `by_parameter`; values without the parameter's shape (Adam's step) are equal in all."""
-    if len(shapes) == 1 or _count(state_dict) == 1:
-        return state_dict
-    states = [state_dict["state"].get(index, {}) for index in range(len(shapes))]
-    joined = {}
-    for key, value in states[0].items():
-        whole = torch.is_tensor(value) and value.shape == shapes[0]
-        joined[key] = torch.cat([state[key].reshape(-1) for state in states]) if whole else value
-    return _with_states(state_dict, [joined])
-
-
-def _count(state_dict: dict[str, Any]) -> int:
-    return sum(len(group["params"]) for group in state_dict["param_groups"])
-
-
-def _with_states(state_dict: dict[str, Any], states: list[dict[str, Any]]) -> dict[str, Any]:
-    (group,) = state_dict["param_groups"]
-    groups = [{**group, "params": list(range(len(states)))}]
-    return {**state_dict, "state": dict(enumerate(states)), "param_groups": groups}

@@ -35,7 +35,7 @@ def prepare(cfg, trainer) -> None:
     if not keeps_optimizer(args):
         return
     state = memory_map(path)
-    check_optimizer(path, state)
+    check_optimizer(path, state.get("last_optimizer_state"))
     done = state["optimizer_history"][-1]["num_updates"]
     if limit and done >= limit:
         raise UserError(
@@ -48,9 +48,9 @@ def prepare(cfg, trainer) -> None:
     cfg.reset_lr_scheduler = True
 
 
-def check_optimizer(path: str, state: dict[str, Any]) -> None:
-    """UserError: `state`, read from `path`, has no optimizer state."""
-    if state.get("last_optimizer_state") is None:
+def check_optimizer(path: str, state: dict[str, Any] | None) -> None:
+    """UserError: the checkpoint `path` has no optimizer state."""
+    if state is None:
         raise UserError(
             f"{path} has no optimizer state: use --schedule stage and --grow-optimizer reset, or train the "
             "stage before without --no-save-optimizer-state"

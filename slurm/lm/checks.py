@@ -105,9 +105,6 @@ def _check_cooldown(request: Request) -> None:
     share = request.cooldown
     if not 0 < share < 1:
         raise UserError(f"--cooldown {share:g}: a share of the updates of a stage, below 1, such as .1")
-    optimizer = request.settings["--optimizer"]
-    if optimizer == "adamw_schedulefree":
-        raise UserError(f"--cooldown: --optimizer {optimizer} has a constant rate; leave one of them out")
     if request.schedule not in ("continuous", "rsqrt"):
         raise UserError("--cooldown needs --schedule continuous or rsqrt; the others end at 0 already")
     if not request.updates:

@@ -11,7 +11,6 @@ from alma.errors import UserError
 
 SCRIPT = """
 import sys, time
-print("num. shared model params: 1,234 (num. trained: 1,234)")
 for update in range(1, int(sys.argv[1])):
     time.sleep(float(sys.argv[2]))
     print('time | INFO | train_inner | {"wpb": "2048"}', flush=True)
@@ -49,7 +48,6 @@ def test_a_turn_is_one_update_and_halted_time_does_not_count(speed):
         time.sleep(1)  # five updates if it were not halted
         assert training.run(1) > 2048 / 0.9
         assert sum("train_inner" in line for line in training.log) == speed.WARM_UP + 1
-        assert training.parameters() == 1234
         assert 10**6 < speed.resident_memory(training.process.pid, peak=True) < 10**9
         wait_for_halt(training.process.pid)
     assert training.process.returncode == -15

@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch
 
-from tests.fairseq_alma.shared import load
+from tests.fairseq_alma.shared import config_of, load
 
 TINY = """
     --task alma_lm --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32
@@ -33,6 +33,33 @@ def train(start, stream, tiny):
         return done.output
 
     return run
+
+
+@pytest.fixture(scope="session")
+def finished_trainings(tmp_path_factory) -> tuple:
+    """A folder, and the numbers there of the trainings of each tuple of flags."""
+    return tmp_path_factory.mktemp("finished"), {}
+
+
+@pytest.fixture
+def train_once(train, finished_trainings):
+    """`train_once(save, *flags)`: as `train`, but equal flags train once; returns the last checkpoint."""
+    folder, numbers = finished_trainings
+
+    def run(save, *flags):
+        finished = folder / str(numbers.setdefault(flags, len(numbers)))
+        if not finished.exists():
+            train(finished, *flags)
+        shutil.copytree(finished, save)
+        return save / "checkpoint_last.pt"
+
+    return run
+
+
+@pytest.fixture
+def stage0(train_once, tmp_path):
+    """The last checkpoint of stage 0, with 4 experts."""
+    return train_once(tmp_path / "stage_00")
 
 
 @pytest.fixture
@@ -62,13 +89,10 @@ def evaluate(start, stream, tmp_path):
 @pytest.fixture
 def build(stream):
     """`build(*flags)` -> (task, model) as fairseq-train would make them from the tiny flags and these."""
-    from fairseq import options, tasks, utils
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+    from fairseq import tasks, utils
 
     def run(*flags: str, data=stream):
-        parser = options.get_training_parser(default_task="alma_lm")
-        arguments = [str(data), *TINY.split(), *map(str, flags)]
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+        cfg = config_of(data, *TINY.split(), *flags)
         utils.set_torch_seed(cfg.common.seed)
         task = tasks.setup_task(cfg.task)
         return task, task.build_model(cfg.model)
@@ -77,19 +101,15 @@ def build(stream):
 
 
 @pytest.fixture
-def untrained(stream, tiny, tmp_path):
+def untrained(build, stream, tiny, tmp_path):
     """`untrained(name, *flags, change=None)` -> (path, model, task); `change(model)` comes before saving."""
-    from fairseq import options, tasks, utils
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from omegaconf import OmegaConf
 
     def run(name, *flags, change=None):
-        parser = options.get_training_parser(default_task="alma_lm")
-        arguments = [str(stream), *tiny, "--seed", "1", *map(str, flags)]
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
-        utils.set_torch_seed(cfg.common.seed)
-        task = tasks.setup_task(cfg.task)
-        model = task.build_model(cfg.model).eval()
+        flags = ("--seed", "1", *flags)
+        cfg = config_of(stream, *tiny, *flags)
+        task, model = build(*flags)
+        model.eval()
         if change:
             change(model)
         history = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 1}

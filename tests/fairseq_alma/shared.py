@@ -3,8 +3,16 @@
 import json
 
 import torch
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+
+def config_of(*words):
+    """fairseq's config of the words after `fairseq-train`."""
+    parser = options.get_training_parser(default_task="alma_lm")
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, words))))
 
 
 def load(path) -> dict:

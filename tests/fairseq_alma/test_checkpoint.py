@@ -54,16 +54,9 @@ def test_a_checkpoint_that_unpacks_to_more_than_its_size_is_refused(path):
         {"model": [1]},
         {"model": {"decoder.weight": "text"}},
         STATE | {"extra_state": [1]},
-        STATE | {"extra_state": {"AlmaLMTask": {"stage": "x"}}},
-        STATE | {"extra_state": {"train_iterator": {"epoch": 1e9}}},
         STATE | {"extra_state": {"ema": {"decoder.weight": None}}},
         STATE | {"optimizer_history": [{"num_updates": "many"}]},
         STATE | {"optimizer_history": 3},
-        STATE | {"last_optimizer_state": {"state": {0: {"step": 1, "exp_avg": 0.0}}}},
-        STATE | {"last_optimizer_state": {"state": {0: {"step": 1.5}}}},
-        STATE | {"last_optimizer_state": {"state": {0: {"momentum_buffer": "none"}}}},
-        STATE | {"cfg": {"model": {}, "task": {}}},
-        STATE | {"cfg": {"model": {"_name": "a"}, "task": None}},
     ],
 )
 def test_content_of_other_kinds_is_one_line(path, state):
@@ -72,20 +65,8 @@ def test_content_of_other_kinds_is_one_line(path, state):
     assert DELETE not in message(path)
 
 
-def test_torchs_old_format_is_read_if_complete(path):
-    torch.save(STATE, path, _use_new_zipfile_serialization=False)
-    assert torch.equal(memory_map(str(path))["model"]["decoder.weight"], torch.ones(1000))
-    whole = path.read_bytes()
-    for size in (30, len(whole) // 2):
-        path.write_bytes(whole[:size])
-        assert "a truncated one in torch's old format" in message(path)
-        assert DELETE not in message(path)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_python_objects_are_named_and_not_loaded(path, zipped):
-    old = STATE | {"args": argparse.Namespace(arch="lm")}
-    torch.save(old, path, _use_new_zipfile_serialization=zipped)
+def test_python_objects_are_named_and_not_loaded(path):
+    torch.save(STATE | {"args": argparse.Namespace(arch="lm")}, path)
     assert "contains Python objects (argparse.Namespace)" in message(path)
     assert DELETE not in message(path)
 
@@ -94,7 +75,7 @@ def test_foreign_files_are_not_called_damaged(path, tmp_path):
     assert "no such checkpoint" in message(tmp_path / "none.pt")
     assert f"is a directory; give a checkpoint, such as {path}" in message(tmp_path)
     (tmp_path / "empty").mkdir()
-    assert "has no checkpoint in it" in message(tmp_path / "empty")
+    assert "has no checkpoint" in message(tmp_path / "empty")
     path.write_text("no checkpoint\n" * 10)
     assert "not a fairseq checkpoint" in message(path)
     assert DELETE not in message(path)

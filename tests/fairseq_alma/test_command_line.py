@@ -13,7 +13,7 @@ from fairseq import options
 from fairseq_alma import check, defaults
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ("check", "combine", "evaluate", "export", "reshard")
+COMMANDS = ("check", "evaluate", "export", "reshard")
 
 
 def settings(*words: str) -> dict:
@@ -187,7 +187,7 @@ def test_check_resolves_command_lines_without_warnings():
     assert found[0]["settings"]["--max-tokens"] is None
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", "[[1]]"])
+@pytest.mark.parametrize("text", ["", "[[1]]"])
 def test_check_refuses_input_of_another_form(text):
     done = run("check", text=text)
     assert done.returncode == 2

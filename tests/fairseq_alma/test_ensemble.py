@@ -1,14 +1,17 @@
 """Ensembles evaluated from their checkpoints, and UMix: several models trained as one."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from alma.errors import UserError
+from fairseq_alma.checkpoint import memory_map_members
 from fairseq_alma.ensemble import EnsembleDecoder
 from fairseq_alma.moe.layer import switch_layers
-from tests.fairseq_alma.shared import load
+from tests.fairseq_alma.shared import changed, load
 
 SEEDS = ("1", "1001", "2001")
 WIDER = ("--moe-expert-count", "6", "--decoder-embed-dim", "16")
@@ -40,7 +43,8 @@ def mean_nll(models, task, split: str) -> float:
     return total / tokens
 
 
-def test_an_ensemble_is_the_mean_of_its_members_probabilities(start, evaluate, members, build, tmp_path):
+def test_an_ensemble_is_the_mean_of_its_members_probabilities(start, evaluate, members, build, stream):
+    """In fairseq-eval-lm, too."""
     models = []
     for path in members:
         task, model = build("--sample-break-mode", "none", *(WIDER if path == members[-1] else ()))
@@ -59,9 +63,10 @@ def test_an_ensemble_is_the_mean_of_its_members_probabilities(start, evaluate, m
     with_context = evaluate("--path", paths, *valid, "--context-window", "16")
     assert with_context["tokens"] == found["tokens"]
     assert with_context["nll"] != found["nll"]
-    combined = tmp_path / "ens.pt"
-    assert start("combine", *members, "--out", combined).wait().code == 0
-    assert evaluate("--path", combined, *valid) == found | {"training": []}
+    stock = start("eval-lm", stream, "--task", "alma_lm", "--path", paths, *valid).wait()
+    assert stock.code == 0, stock.output
+    base2 = float(stock.output.split("Loss (base 2): ")[1].split(",")[0])
+    assert found["nll"] / math.log(2) == pytest.approx(base2, abs=2e-4)
 
 
 def test_untrained_members_have_their_own_seeds(evaluate, build, tiny):
@@ -113,7 +118,7 @@ def test_umix_trains_all_members_jointly_with_their_load_balancing_losses(build,
     assert {"moe_l0.1_load", "moe_l1.1_load"} <= log.keys()
 
 
-def test_umix_is_one_run_of_fairseq_train_and_counts_all_its_members(start, train, evaluate, tmp_path):
+def test_umix_is_one_run_of_fairseq_train_and_counts_all_its_members(train, evaluate, tmp_path):
     paths, found = [], []
     for members in ("1", "2"):
         output = train(tmp_path / members, "--members", members, "--max-update", "6")
@@ -126,8 +131,55 @@ def test_umix_is_one_run_of_fairseq_train_and_counts_all_its_members(start, trai
     assert two["training"][0]["flops"] == pytest.approx(2 * one["training"][0]["flops"])
     assert math.isfinite(two["nll"])
     assert "l1.1_share3" in output
-    combined = tmp_path / "both.pt"
-    assert start("combine", *paths, "--out", combined).wait().code == 0
-    both = evaluate("--path", combined)
+    both = evaluate("--path", ":".join(map(str, paths)))
     assert both["members"] == 3
     assert both["parameters"] == one["parameters"] + two["parameters"]
+
+
+@pytest.fixture
+def unlike(untrained) -> tuple:
+    """Checkpoints of two models with different experts and widths."""
+    return untrained("member_0.pt")[0], untrained("member_1.pt", *WIDER, "--seed", "2")[0]
+
+
+@pytest.mark.parametrize(("command", "least"), [("interactive", 1), ("generate", 10)])
+def test_fairseq_continues_texts_by_an_ensemble(start, unlike, stream, tmp_path, command, least):
+    (tmp_path / "input.txt").write_text("\u2581the \u2581of\n")
+    flags = f"--task alma_lm --beam 2 --max-len-b 6 --input {tmp_path}/input.txt".split()
+    if command == "generate":
+        flags = "--task alma_lm --gen-subset valid --sample-break-mode eos --prefix-size 3".split()
+        flags += "--batch-size 16 --beam 1 --max-len-b 5 --skip-invalid-size-inputs-valid-test".split()
+    texts = []
+    for path in (*unlike, f"{unlike[0]}:{unlike[1]}"):
+        finished = start(command, stream, "--path", path, *flags).wait()
+        assert finished.code == 0, finished.output
+        texts.append(sorted(re.findall(r"^H-(\d+)\t\S+\t(.*)$", finished.output, re.MULTILINE)))
+        assert len(texts[-1]) >= least
+    assert texts[2] not in texts[:2]
+
+
+def cut_dictionary(state):
+    name = "decoder.embed_tokens.weight"
+    state["model"][name] = state["model"][name][:-8]
+
+
+def test_members_that_do_not_fit_are_one_clear_line(start, unlike, stream, tmp_path):
+    first, second = unlike
+    (tmp_path / "half.pt").write_bytes(first.read_bytes()[:2000])
+
+    def made(name, change):
+        return changed(second, tmp_path / name, change)
+
+    for bad, message in (
+        (made("v.pt", cut_dictionary), "v.pt has a dictionary of 996 entries and blocks of 64 tokens"),
+        (made("b.pt", lambda s: s["cfg"]["task"].update(tokens_per_sample=32)), "and blocks of 32 tokens"),
+        (made("o.pt", lambda s: s["model"].update(encoder=torch.zeros(1))), "o.pt is not a checkpoint of a"),
+        (tmp_path / "absent.pt", "absent.pt: no such checkpoint"),
+        (tmp_path / "half.pt", "half.pt: truncated"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            memory_map_members([str(first), str(bad)])
+    flags = [stream, "--task", "alma_lm", "--path", f"{first}:{bad}", "--gen-subset", "valid"]
+    for command, more in (("eval-lm", ()), ("evaluate", ("--out", tmp_path / "out"))):
+        assert message in start(command, *flags, *more).wait().error
+    assert not (tmp_path / "out").exists()

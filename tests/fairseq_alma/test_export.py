@@ -1,23 +1,24 @@
 """Exported models compute in transformers what they do in fairseq; unsupported ones are one clear line."""
 
 import json
-import math
 import os
+import stat
 
 import numpy as np
 import pytest
 import torch
 
-from fairseq_alma.combine import combine
-from fairseq_alma.hugging_face import export
+from alma.errors import UserError
+from fairseq_alma.export import deployed_by
 from fairseq_alma.moe.layer import routings_of
+from tests.fairseq_alma.shared import changed
 
 DENSE = "--arch transformer_lm --decoder-normalize-before --decoder-learned-pos".split()
 SIZES = "--decoder-output-dim 32 --decoder-input-dim 32 --decoder-ffn-embed-dim 64".split()
 PAD, EOS, UNK = 1, 2, 3
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def transformers(tmp_path_factory):
     """The library, offline, with its copies of modeling files in a temporary directory."""
     with pytest.MonkeyPatch.context() as patch:
@@ -25,6 +26,14 @@ def transformers(tmp_path_factory):
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("TOKENIZERS_PARALLELISM", "false")  # no threads: other tests fork
         yield pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def export():
+    """`export(path, out, tokenizer=None)`, as `alma export` calls it."""
+    from fairseq_alma import hugging_face
+
+    return lambda path, *rest: hugging_face.export(path, *rest)
 
 
 @pytest.fixture
@@ -73,7 +82,6 @@ MODELS = {
     "preserve": ([], split_without_a_change),
     "tree": (["--moe-expert-count", 6], tree),
     "every layer": (["--moe-freq", 1, "--activation-fn", "relu", "--no-scale-embedding"], None),
-    "umix": (["--members", 2], None),
     "dense": ([*DENSE, *SIZES, "--share-decoder-input-output-embed"], None),
     "untied": ([*DENSE, *SIZES, "--activation-fn", "gelu_accurate", "--decoder-layers", 3], None),
 }
@@ -81,11 +89,11 @@ MODELS = {
 
 @pytest.mark.parametrize("kind", MODELS)
 @torch.no_grad()
-def test_logits_equal_fairseqs(load, checkpoint, sample, tmp_path, kind):
+def test_logits_equal_fairseqs(load, export, checkpoint, sample, tmp_path, kind):
     """For full blocks, and for sequences of different lengths with padding at the right."""
     flags, change = MODELS[kind]
     path, model = checkpoint("model.pt", *flags, change=change)
-    export(str(path), tmp_path / "hf")
+    export(path, tmp_path / "hf")
     exported = load(tmp_path / "hf")
     tokens = sample["net_input"]["src_tokens"]
     loads = 0
@@ -99,39 +107,6 @@ def test_logits_equal_fairseqs(load, checkpoint, sample, tmp_path, kind):
         routings = routings_of((expected, extra)).values()
         loads += sum((routing.counts_E for routing in routings), torch.zeros(1))
     assert not routings or loads.all(), "an expert received no token"
-
-
-def test_checkpoints_of_earlier_versions_are_exported(load, checkpoint, tmp_path):
-    path, _ = checkpoint("model.pt", change=split_without_a_change)
-    saved, router = torch.load(path, weights_only=True), "decoder.layers.1.fc1.router"
-    saved["model"][f"{router}.log_multiplicity"] = saved["model"].pop(f"{router}.copies").float().log()
-    del saved["model"][f"{router}.parent"]
-    torch.save(saved, tmp_path / "old.pt")
-    for name in ("model", "old"):
-        export(str(tmp_path / f"{name}.pt"), tmp_path / name)
-    new, old = (load(tmp_path / name).state_dict() for name in ("model", "old"))
-    assert new.keys() == old.keys()
-    assert all(torch.equal(new[name], old[name]) for name in new)
-
-
-@pytest.mark.parametrize("average", ["probs", "logits"])
-@torch.no_grad()
-def test_an_ensemble_of_different_sizes(load, checkpoint, sample, tmp_path, average):
-    small = ["--moe-expert-count", 6, "--decoder-embed-dim", 16, "--decoder-layers", 3, "--seed", 2]
-    (first, a), (second, b) = checkpoint("a.pt"), checkpoint("b.pt", *small)
-    torch.save(combine([str(first), str(second)], average), tmp_path / "ens.pt")
-    export(str(tmp_path / "ens.pt"), tmp_path / "hf")
-    exported = load(tmp_path / "hf")
-    tokens = sample["net_input"]["src_tokens"]
-    logits = [model(tokens)[0] for model in (a, b)]
-    expected = sum(each.softmax(-1) for each in logits) / 2
-    if average == "logits":
-        expected = (sum(logits) / 2).softmax(-1)
-    found = exported(tokens).logits.softmax(-1)
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
-    assert generated(exported, tokens[:2, :5]) == generated(exported, tokens[:2, :5], use_cache=False)
-    exported.save_pretrained(tmp_path / "again")
-    torch.testing.assert_close(load(tmp_path / "again")(tokens).logits.softmax(-1), found)
 
 
 def generated(model, prompts, **settings):
@@ -149,11 +124,13 @@ def greedy(model, prompt, steps=12):
 
 
 @pytest.mark.parametrize("kind", ["tree", "untied"])
-def test_generation_with_a_cache_equals_fairseqs_greedy_continuation(load, checkpoint, tmp_path, kind):
+def test_generation_with_a_cache_equals_fairseqs_greedy_continuation(
+    load, export, checkpoint, tmp_path, kind
+):
     """For single prompts, and for a batch of two lengths, the shorter prompt padded at the left."""
     flags, change = MODELS[kind]
     path, model = checkpoint("model.pt", *flags, change=change)
-    export(str(path), tmp_path / "hf")
+    export(path, tmp_path / "hf")
     exported = load(tmp_path / "hf")
     prompts = [[EOS, 17, 200, 31, 8, 999, 45], [EOS, 400, 12]]
     expected = [greedy(model, prompt) for prompt in prompts]
@@ -171,9 +148,9 @@ def test_generation_with_a_cache_equals_fairseqs_greedy_continuation(load, check
     assert [[t for t in row if t != PAD] for row in batched] == expected
 
 
-def test_the_loss_gradients_and_too_many_tokens(load, checkpoint, sample, tmp_path):
+def test_the_loss_gradients_and_too_many_tokens(load, export, checkpoint, sample, tmp_path):
     path, _ = checkpoint("model.pt")
-    export(str(path), tmp_path / "hf")
+    export(path, tmp_path / "hf")
     model = load(tmp_path / "hf")
     tokens = sample["net_input"]["src_tokens"]
     output = model(tokens, labels=tokens)
@@ -185,23 +162,20 @@ def test_the_loss_gradients_and_too_many_tokens(load, checkpoint, sample, tmp_pa
         model(torch.cat((tokens, tokens[:, :1]), dim=1))
 
 
-@pytest.mark.parametrize("kind", ["flat", "untied", "umix"])
+@pytest.mark.parametrize("kind", ["flat", "untied"])
 def test_features_resized_embeddings_and_gradient_checkpointing(
-    load, transformers, checkpoint, sample, tmp_path, kind
+    load, transformers, export, checkpoint, sample, tmp_path, kind
 ):
     flags, change = MODELS[kind]
     path, _ = checkpoint("model.pt", *flags, change=change)
-    export(str(path), tmp_path / "hf")
+    export(path, tmp_path / "hf")
     model, tokens = load(tmp_path / "hf"), sample["net_input"]["src_tokens"]
     base = transformers.AutoModel.from_pretrained(tmp_path / "hf", trust_remote_code=True)
-    features = base(tokens).last_hidden_state
-    assert features.shape == (4, 64, 32 * len(model.members))
     with torch.no_grad():
-        logits = sum(
-            each.logits(part) for each, part in zip(model.members, features.split(32, -1), strict=True)
-        )
-        torch.testing.assert_close(logits / len(model.members), model(tokens).logits, atol=1e-6, rtol=1e-5)
         before = model(tokens).logits
+        features = base(tokens).last_hidden_state
+        assert features.shape == (4, 64, 32)
+        torch.testing.assert_close(model.lm_head(features), before, atol=1e-6, rtol=1e-5)
     losses = []
     for checkpointing in (False, True):
         if checkpointing:
@@ -212,10 +186,6 @@ def test_features_resized_embeddings_and_gradient_checkpointing(
     torch.testing.assert_close(losses[1], losses[0])
     with pytest.raises(ValueError, match="static caches are not supported: leave cache_implementation out"):
         model.eval().generate(tokens[:1, :5], max_new_tokens=3, cache_implementation="static")
-    if kind == "umix":
-        with pytest.raises(ValueError, match="an ensemble's embeddings cannot be resized"):
-            model.resize_token_embeddings(1010)
-        return
     model.resize_token_embeddings(1010)
     with torch.no_grad():
         resized = model(tokens).logits
@@ -264,14 +234,14 @@ LINES = [
 
 @pytest.mark.parametrize("kind", ["stream", "gpt2_stream"])
 def test_the_tokenizer_equals_sentencepiece_and_gpt2_line_by_line(
-    checkpoint, transformers, kind, request, tmp_path
+    export, checkpoint, transformers, kind, request, tmp_path
 ):
     import sentencepiece
     from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
     stream = request.getfixturevalue(kind)
     path, _ = checkpoint("model.pt")
-    export(str(path), tmp_path / "hf", stream)
+    export(path, tmp_path / "hf", stream)
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "hf")
     if kind == "stream":
         pieces = sentencepiece.SentencePieceProcessor(model_file=str(stream / "tokenizer.model"))
@@ -291,67 +261,108 @@ def test_the_tokenizer_equals_sentencepiece_and_gpt2_line_by_line(
             assert tokenizer.decode(expected[1:]) == "\n".join(lines)
 
 
-@pytest.mark.parametrize(
-    ("flags", "line"),
-    [
-        (["--layernorm-embedding"], "was trained with --layernorm-embedding, which export does not support"),
-        (["--decoder-output-dim", "16"], "with --decoder-output-dim other than --decoder-embed-dim"),
-        (["--moe-eval-capacity-token-fraction", "0.5"], "with --moe-eval-capacity-token-fraction"),
-        ([*DENSE[:3], *SIZES], "without --decoder-learned-pos"),
-        ([*DENSE[:2], *SIZES, DENSE[3]], "without --decoder-normalize-before"),
-    ],
-)
-def test_unsupported_options_are_refused(start, untrained, tmp_path, flags, line):
+def mutated(*names, **model):
+    """A change of a checkpoint: weights without `names`, other settings of the `model`."""
+
+    def change(state):
+        for name in names:
+            state["model"].pop(f"decoder.{name}")
+        state["cfg"]["model"].update(model)
+
+    return change
+
+
+REFUSED = {
+    "layernorm-embedding": (["--layernorm-embedding"], None, "Unexpected key(s) in state_dict: "),
+    "input-dim": (["--decoder-input-dim", "16"], None, "project_in_dim"),
+    "capacity": (["--moe-eval-capacity-token-fraction", "0.5"], None, "with --moe-eval-capacity-token-frac"),
+    "umix": (["--members", "2"], None, "was trained as a UMix of several models, which export does not"),
+    "sinusoidal": ([*DENSE[:3], *SIZES], None, 'model.embed_positions.weight". Export supports switch_gmoe*'),
+    "post-norm": ([*DENSE[:2], *SIZES, DENSE[3]], None, "layer_norm.weight"),
+    "lightconv": ([], mutated(_name="lightconv_lm"), "is a lightconv_lm: export supports"),
+    "heads": ([], mutated(decoder_embed_dim=16), "size mismatch for model."),
+    "absent": ([], mutated("layers.1.fc1.b1"), 'Missing key(s) in state_dict: "model.layers.1.ffn.b1"'),
+    "no embedding": ([], mutated("embed_tokens.weight"), "not a fairseq checkpoint"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_models_that_transformers_would_compute_otherwise_are_one_line(export, untrained, tmp_path, kind):
+    flags, change, line = REFUSED[kind]
     path, _, _ = untrained("model.pt", *flags)
-    assert line in start("export", path, "--out", tmp_path / "hf").wait().error
+    if change:
+        changed(path, path, change)
+    with pytest.raises(UserError) as error:
+        export(path, tmp_path / "hf")
+    assert str(error.value).startswith(str(path))
+    assert line in str(error.value)
     assert not (tmp_path / "hf").exists()
 
 
-def test_bad_input_is_one_clear_line(start, checkpoint, stream, tmp_path):
+def test_bad_input_is_one_clear_line(start, export, checkpoint, stream, tmp_path):
     path, _ = checkpoint("model.pt")
-
-    def error(path, *flags, **settings):
-        return start("export", path, "--out", tmp_path / "hf", *flags, **settings).wait().error
-
-    def changed(name, change):
-        state = torch.load(path, weights_only=True)
-        change(state)
-        torch.save(state, tmp_path / name)
-        return tmp_path / name
-
     (tmp_path / "half.pt").write_bytes(path.read_bytes()[:2000])
-    assert "half.pt: truncated" in error(tmp_path / "half.pt")
-    arch = changed("l.pt", lambda state: state["cfg"]["model"].update(_name="lightconv_lm"))
-    assert "l.pt is a lightconv_lm: export supports" in error(arch)
-    less = changed("m.pt", lambda state: state["model"].pop("decoder.layers.1.fc1.b1"))
-    assert "m.pt: layers.1.ffn.b1 is absent, expected (4, 128)" in error(less)
-    none = changed("n.pt", lambda state: state["model"].pop("decoder.embed_tokens.weight"))
-    assert "n.pt: not a fairseq checkpoint" in error(none)
-    heads = changed("h.pt", lambda state: state["cfg"]["model"].update(decoder_attention_heads=-math.inf))
-    assert "h.pt: not a fairseq checkpoint (ValueError: num_attention_heads is -inf" in error(heads)
-    extra = changed("x.pt", lambda state: state["model"].update({"decoder.gain": torch.zeros(1)}))
-    assert "x.pt: gain is (1,), expected no such weight" in error(extra)
-    assert "no finished stream here" in error(path, "--tokenizer", tmp_path)
+    half = start("export", tmp_path / "half.pt", "--out", tmp_path / "hf").wait()
+    assert "half.pt: truncated" in half.error
+    with pytest.raises(UserError, match="no finished stream here"):
+        export(path, tmp_path / "hf", tmp_path)
 
     def cut(state):
         for name in ("embed_tokens", "output_projection"):
             name = f"decoder.{name}.weight"
             state["model"][name] = state["model"][name][:-8]
 
-    smaller = changed("v.pt", cut)
-    assert "has a dictionary of 1,004 entries, the checkpoint of 996" in error(smaller, "--tokenizer", stream)
+    changed(path, tmp_path / "v.pt", cut)
+    with pytest.raises(UserError, match="has a dictionary of 1,004 entries, the checkpoint of 996"):
+        export(tmp_path / "v.pt", tmp_path / "hf", stream)
     assert not (tmp_path / "hf").exists()
-    (tmp_path / "file").touch()
-    assert "is not a folder" in start("export", path, "--out", tmp_path / "file").wait().error
-    assert "model.safetensors: cannot be written" in error(path, file_bytes=50_000)
-    assert sorted(os.listdir(tmp_path / "hf")) == ["generation_config.json", "modeling_alma.py"]
+    full = start("export", path, "--out", tmp_path / "hf", file_bytes=50_000).wait()
+    assert "hf: cannot be written" in full.error
+    assert not os.listdir(tmp_path / "hf")
 
 
-def test_config_json_uses_transformers_names(checkpoint, tmp_path):
+def test_the_files_are_readable_and_config_json_uses_transformers_names(export, checkpoint, tmp_path):
     path, _ = checkpoint("model.pt", "--moe-expert-count", 6)
-    export(str(path), tmp_path / "hf")
+    export(path, tmp_path / "hf")
+    modes = {file.name: stat.filemode(file.stat().st_mode) for file in (tmp_path / "hf").iterdir()}
+    assert set(modes) >= {"config.json", "generation_config.json", "model.safetensors", "modeling_alma.py"}
+    assert len(set(modes.values())) == 1
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
     expected = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_experts": 6}
     expected |= {"intermediate_size": 128, "vocab_size": 1004, "max_position_embeddings": 64}
     expected |= {"bos_token_id": 2, "eos_token_id": 2, "pad_token_id": 1, "dtype": "float32"}
     assert expected.items() <= config.items()
+
+
+RUN = """
+    --arch switch_gmoe_tiny --decoder-layers 2 --decoder-embed-dim 32 --decoder-attention-heads 2
+    --tokens-per-sample 32 --max-tokens 512 --lr 1e-2 --max-update 6 --warmup-updates 1
+    --no-epoch-checkpoints --num-workers 0 --cpu
+""".split()
+
+
+def test_a_run_gives_the_model_that_it_evaluates_and_its_tokenizer(forked, start, load, stream, tmp_path):
+    """Here the weight average after the cool-down of the last stage."""
+    options = "--learner sm --schedule continuous --cooldown .5 --average poly:4 --stages 1".split()
+    run = tmp_path / "run"
+    forked.launch(stream, "--out", run, *options, "--", *RUN)
+    done = start("export", run, "--out", tmp_path / "hf").wait()
+    assert done.code == 0, done.output
+    saved = torch.load(run / "stage_00/cooldown/checkpoint_last.pt", weights_only=True)
+    found = load(tmp_path / "hf").state_dict()["model.layers.0.self_attn.k_proj.weight"]
+    assert torch.equal(found, saved["extra_state"]["ema"]["decoder.layers.0.self_attn.k_proj.weight"])
+    assert (tmp_path / "hf" / "tokenizer.json").is_file()
+
+
+def test_a_run_without_a_single_model_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="no stage has finished yet; see `alma status"):
+        deployed_by(tmp_path)
+    for member in ("a", "b"):
+        (tmp_path / "stage_00" / member).mkdir(parents=True)
+        (tmp_path / "stage_00" / member / "trained.json").write_text('{"checkpoint": "checkpoint_best.pt"}')
+    (tmp_path / "stage_00" / "result.json").write_text('{"training": [{}, {}]}')
+    with pytest.raises(UserError, match=r"deploys an ensemble of 2 models.*b/checkpoint_best\.pt"):
+        deployed_by(tmp_path)
+    (tmp_path / "stage_00" / "result.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged: delete it and run `alma train` again"):
+        deployed_by(tmp_path)

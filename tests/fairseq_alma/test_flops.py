@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from fairseq import options, tasks
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq import tasks
 from torch.utils.flop_counter import FlopCounterMode
 
 from alma.flops import Shape, Weights
@@ -12,6 +11,7 @@ from slurm.engine.machine import Machine
 from slurm.lm.estimate import estimate, vocabulary_size
 from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
+from tests.fairseq_alma.shared import config_of
 
 NARROW = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 --decoder-attention-heads 2"
 
@@ -29,9 +29,7 @@ def build_dense(stream):
     """`build_dense(*flags)`: a language model of fairseq-train's flags."""
 
     def run(*flags: str):
-        parser = options.get_training_parser(default_task="alma_lm")
-        words = [str(stream), "--tokens-per-sample", "64", *flags]
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))
+        cfg = config_of(stream, "--tokens-per-sample", "64", *flags)
         return cfg.model, tasks.setup_task(cfg.task).build_model(cfg.model)
 
     return run

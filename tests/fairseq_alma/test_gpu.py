@@ -99,9 +99,7 @@ def train(arguments: list) -> list[float]:
     "flags",
     [
         "",
-        "--fp16",
         "--memory-efficient-fp16",
-        "--bf16",
         "--amp",
         "--fp16 --checkpoint-activations",
         "--fp16 --ddp-backend fully_sharded",
@@ -133,10 +131,8 @@ def test_a_training_resumes_with_the_losses_of_one_that_ran_through(stream, tiny
 @pytest.mark.parametrize(
     "flags",
     [
-        "",
         "--moe-capacity-factor 0",
-        "--checkpoint-activations",
-        "--fp16",
+        "--checkpoint-activations --fp16",
         "--amp --fp16-init-scale 65536",
         "--bf16 --ddp-backend pytorch_ddp",
     ],

@@ -9,7 +9,7 @@ from alma.errors import UserError
 from fairseq_alma.growth import GROWN, grow_model_state, grow_optimizer_state, losing_experts
 from fairseq_alma.moe.layer import SwitchFFN, switch_layers
 from fairseq_alma.moe.router import Routing
-from fairseq_alma.training.precision import FP32, by_parameter, flat
+from fairseq_alma.training.precision import FP32
 from tests.fairseq_alma.shared import load
 
 PREFIX = "decoder.layers.1.fc1"
@@ -44,18 +44,6 @@ def test_preserve_without_noise_keeps_logits_even_twice(build, sample):
     twice = grown(build, once, [4, 1, 2], "preserve")  # 4 is itself a copy of 2
     torch.testing.assert_close(logits(twice, sample), before, atol=1e-5, rtol=0)
     assert switch_layers(twice)["1"].router.copies.tolist() == [2, 2, 4, 1, 4, 2, 4, 2, 4]
-
-
-def test_checkpoints_of_earlier_versions_grow():
-    layer = nn.ModuleDict({"fc1": SwitchFFN(8, 16, 3, 0.0, -1.0, F.gelu, nn.Identity())})
-    new = layer.state_dict() | {"fc1.router.copies": torch.tensor([2, 1, 4])}
-    old = dict(new) | {"fc1.router.log_multiplicity": torch.tensor([2.0, 1.0, 4.0]).log().bfloat16()}
-    del old["fc1.router.copies"], old["fc1.router.parent"]
-    for state in (old, new):
-        grow_model_state(state, {"fc1": [2, 0]}, "preserve")
-    assert old["fc1.router.copies"].tolist() == [4, 1, 8, 8, 4]
-    assert old.keys() == new.keys()
-    assert all(torch.equal(old[name], new[name]) for name in new)
 
 
 def test_copy_divides_every_gate_by_one_plus_the_copied_probabilities(build, sample):
@@ -125,7 +113,7 @@ def test_tree_growth_keeps_the_loss_even_after_preserve(build, sample):
 
 
 def test_a_tree_is_grown_trained_and_grown_again_by_fairseq_train(
-    start, train, evaluate, stream, tiny, tmp_path
+    start, train, stage0, evaluate, stream, tiny, tmp_path
 ):
     def flags(stage: int, router="tree") -> list:
         count = ["--stage", stage, "--moe-expert-count", 4 + 2 * stage, "--grow-experts", 2]
@@ -134,8 +122,7 @@ def test_a_tree_is_grown_trained_and_grown_again_by_fairseq_train(
     def nll(checkpoint) -> float:
         return evaluate("--path", checkpoint, "--gen-subset", "valid")["nll"]
 
-    last = [tmp_path / f"stage_0{stage}" / "checkpoint_last.pt" for stage in range(3)]
-    train(last[0].parent)
+    last = [stage0, *(tmp_path / f"stage_0{stage}" / "checkpoint_last.pt" for stage in (1, 2))]
     train(last[1].parent, *flags(1), "--lr", "0", "--max-update", "1")
     assert nll(last[1]) == pytest.approx(nll(last[0]), abs=1e-6)
     train(last[2].parent, *flags(2))
@@ -179,30 +166,18 @@ def test_losing_experts_have_the_largest_summed_loss():
 SHOW = """
 from fairseq_alma import growth
 
-losing = growth.losing_experts
+losing, evaluate = growth.losing_experts, growth.evaluate
 
 def show(losses, count):
     print("losses", *losses.tolist())
     return losing(losses, count)
 
-growth.losing_experts = show
-"""
-# Collectives time out after 10 s, and one process alone would evaluate all batches for longer.
-SLOW = """
-import datetime, functools, time
-import torch
-from fairseq_alma import growth
-
-init, evaluate = torch.distributed.init_process_group, growth.evaluate
-torch.distributed.init_process_group = functools.partial(init, timeout=datetime.timedelta(seconds=10))
-
-def slowly(model, batches, pad):
+def share(model, batches, pad):
     batches = [batch for batch in batches if batch]
     print("share", len(batches))
-    time.sleep(0.25 * len(batches))
     return evaluate(model, batches, pad)
 
-growth.evaluate = slowly
+growth.losing_experts, growth.evaluate = show, share
 """
 
 
@@ -223,7 +198,7 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
     one = start("train", *flags, "--save-dir", tmp_path / "one", *user_dir(SHOW)).wait()
     assert one.code == 0, one.output
     shares, losses = [], numbers(one.output, "losses")
-    for process in start_two(*flags, "--save-dir", tmp_path / "two", *user_dir(SHOW + SLOW)):
+    for process in start_two(*flags, "--save-dir", tmp_path / "two", *user_dir(SHOW)):
         finished = process.wait()
         assert finished.code == 0, finished.output
         shares += numbers(finished.output, "share")
@@ -231,7 +206,7 @@ def test_two_processes_evaluate_half_of_the_validation_set_each(
             assert found == pytest.approx(losses, rel=1e-5)
     assert len(shares) == 2
     assert len(losses) == 4
-    assert 0.25 * sum(shares) > 10 > 0.25 * max(shares)
+    assert abs(shares[0] - shares[1]) <= 1 < shares[0]
     a, b = (load(tmp_path / name / GROWN) for name in ("one", "two"))
     assert a["growth"] == b["growth"]
     torch.testing.assert_close(a["model"], b["model"], atol=1e-6, rtol=1e-5)
@@ -247,9 +222,8 @@ def test_an_error_in_process_0_is_raised_in_all(train, start_two, stream, tiny, 
     assert not (tmp_path / "two" / GROWN).exists()
 
 
-@pytest.mark.parametrize("layout", [flat, by_parameter])
-def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build, layout):
-    """In both layouts of fairseq's fp16 optimizer, without its fp32 weights."""
+def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build):
+    """But for the fp32 weights of half precision."""
     _, model = build("--moe-expert-count", "3")
     shapes = {name: p.shape for name, p in model.named_parameters()}
     states = {
@@ -257,7 +231,7 @@ def test_copies_get_their_parents_optimizer_state_and_nothing_else_changes(build
         for i, shape in enumerate(shapes.values())
     }
     saved = {"state": states, "param_groups": [{"lr": 0.1, "params": list(states)}], "loss_scale": 8.0}
-    found = grow_optimizer_state(layout(saved, list(shapes.values())), shapes, {PREFIX: [1]})
+    found = grow_optimizer_state(saved, shapes, {PREFIX: [1]})
     _, larger = build("--moe-expert-count", "4")
     assert found["param_groups"] == saved["param_groups"]
     assert found["loss_scale"] == 8.0

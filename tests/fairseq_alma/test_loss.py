@@ -7,7 +7,7 @@ from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
-from fairseq_alma.ensemble import EnsembleLanguageModel
+from fairseq_alma.ensemble import ensemble_of
 from fairseq_alma.training import loss as loss_module
 from fairseq_alma.training.loss import ChunkedCrossEntropyCriterion, chunked_nll
 from tests.fairseq_alma.shared import Largest, Plain, assert_same_model
@@ -230,13 +230,12 @@ def test_unsupported_decoders_and_chunk_sizes_are_refused(build, sample):
         ChunkedCrossEntropyCriterion(task, False, 0)
     criterion = ChunkedCrossEntropyCriterion(task, False, 24)
     with pytest.raises(UserError, match="EnsembleDecoder"):
-        criterion(EnsembleLanguageModel.of([model, model]), sample)
+        criterion(ensemble_of([model, model]), sample)
 
 
-@pytest.mark.parametrize("backend", ["pytorch_ddp", "legacy_ddp"])
-def test_two_processes_learn_as_one_with_fairseqs_criterion(train, train_on_two, tmp_path, backend):
+def test_two_processes_learn_as_one_with_fairseqs_criterion(train, train_on_two, tmp_path):
     flags = ("--max-update", "8", "--dropout", "0")
     train(tmp_path / "one", *flags, "--update-freq", "2")
     chunked = ("--criterion", "chunked_cross_entropy", "--loss-chunk-tokens", "100")
-    train_on_two(tmp_path / "two", *flags, *chunked, "--ddp-backend", backend)
+    train_on_two(tmp_path / "two", *flags, *chunked)
     assert_same_model(tmp_path / "one/checkpoint_last.pt", tmp_path / "two/checkpoint_last.pt", exact=False)

@@ -17,7 +17,7 @@ SMALL = "--decoder-layers 2 --decoder-embed-dim 16 --decoder-attention-heads 2"
 SWITCH = f"--arch switch_gmoe_tiny {SMALL}".split()
 SCHEDULES = ("stage", "continuous", "rsqrt", "autoregressive")
 AVERAGES = ("", ".5", "poly:4", "last:2")
-OPTIMIZERS = ("adam", "adamax", "nag", "sgd", "adagrad", "adadelta", "adafactor", "adamw_schedulefree")
+OPTIMIZERS = ("adam", "adamax", "nag", "sgd", "adagrad", "adadelta", "adafactor")
 LSTM = "--decoder-embed-dim 16 --decoder-hidden-size 16 --decoder-out-embed-dim 16"
 MODELS = {
     "transformer_lm": f"{SMALL} --decoder-ffn-embed-dim 32",

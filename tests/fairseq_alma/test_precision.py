@@ -1,4 +1,4 @@
-"""Loss scaling of --amp and --fp16, and the layouts of fp32 weights.
+"""Loss scaling of --amp and --fp16, and the fp32 weights.
 
 test_interrupt tests resuming, test_expert_parallel several processes.
 """
@@ -11,7 +11,7 @@ from fairseq import optim
 from omegaconf import OmegaConf
 
 from fairseq_alma.training import precision
-from fairseq_alma.training.precision import FP32, by_parameter
+from fairseq_alma.training.precision import FP32
 
 SHAPES = [torch.Size(shape) for shape in ((3, 5), (5,), (2, 4, 4))]
 
@@ -29,6 +29,8 @@ def config(**common):
         "threshold_loss_scale": None,
         "min_loss_scale": 1e-4,
         "model_parallel_size": 1,
+        "fp16": True,
+        "bf16": False,
     }
     sections = {"optimizer": adam, "common": defaults | common, "distributed_training": distributed}
     return OmegaConf.create(sections | {"optimization": {"update_freq": [1]}})
@@ -44,7 +46,7 @@ def build(kind, params, **common):
     cfg = config(**common)
     trainer = SimpleNamespace(cfg=cfg, device=torch.device("cpu"), _amp_retries=0)
     trainer.optimizer = kind.build_optimizer(cfg, params)
-    precision.replace_optimizer(trainer, None)
+    precision.replace_optimizer(trainer)
     return trainer.optimizer, trainer
 
 
@@ -88,47 +90,20 @@ def test_amp_skips_an_overflow_and_grows_the_scale_after_its_window():
     assert scales == [1, 0.5, 0.5, 0.5, 1, 1, 1, 2]
 
 
-@pytest.mark.parametrize(
-    "kind", [optim.AMPOptimizer, optim.FP16Optimizer, optim.MemoryEfficientFP16Optimizer]
-)
-def test_a_checkpoint_without_the_scalers_state_loads(kind):
-    half = torch.float32 if kind is optim.AMPOptimizer else torch.float16
-    params = parameters(half)
-    optimizer, trainer = build(kind, params, fp16_no_flatten_grads=True)
-    update(optimizer, params, 0)
-    saved = optimizer.state_dict()
-    del saved["scaler"]
-    for state in saved["state"].values():
-        state.pop(FP32, None)
-    again, trainer = build(kind, params, fp16_no_flatten_grads=True)
-    again.load_state_dict(saved)
-    update(again, params, 1)
-    assert trainer._amp_retries == 0
-    assert float(getattr(again.scaler, "loss_scale", 0) or again.scaler.get_scale()) == 65536
-
-
-@pytest.fixture
-def on_a_gpu(monkeypatch):
-    """fairseq flattens parameters of the current GPU only; parameters on the CPU have the GPU None."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-
-
-@pytest.mark.parametrize("start_flat", [True, False])
-def test_fp16_loads_flat_states_by_parameter_and_back(on_a_gpu, start_flat):
-    models = [parameters(torch.float16), parameters(torch.float16)]
-    whole, _ = build(optim.FP16Optimizer, models[0], fp16_no_flatten_grads=False)
-    parts, _ = build(optim.FP16Optimizer, models[1], fp16_no_flatten_grads=not start_flat)
-    assert whole.has_flat_params
+@pytest.mark.parametrize("fp16", [True, False])
+def test_fp16_and_bf16_resume_with_the_fp32_weights(fp16):
+    dtype = torch.float16 if fp16 else torch.bfloat16
+    models = [parameters(dtype), parameters(dtype)]
+    flags = {"fp16": fp16, "bf16": not fp16, "fp16_no_flatten_grads": True}
+    whole, _ = build(optim.FP16Optimizer, models[0], **flags)
+    parts, _ = build(optim.FP16Optimizer, models[1], **flags)
     for step in range(9):
         if step in (3, 6):
             saved = parts.state_dict()
-            layout = not parts.has_flat_params
-            parts, _ = build(optim.FP16Optimizer, models[1], fp16_no_flatten_grads=not layout)
-            assert parts.has_flat_params == layout
+            assert saved["state"][2][FP32].shape == SHAPES[2]
+            parts, _ = build(optim.FP16Optimizer, models[1], **flags)
             parts.load_state_dict(saved)
         for optimizer, model in zip((whole, parts), models, strict=True):
             update(optimizer, model, step)
-    states = [by_parameter(optimizer.state_dict(), SHAPES)["state"] for optimizer in (whole, parts)]
-    assert states[0][2][FP32].shape == SHAPES[2]
-    torch.testing.assert_close(*states, atol=1e-6, rtol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(whole.fp32_params, parts.fp32_params, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(*models, strict=True))

@@ -22,7 +22,7 @@ from fairseq_alma.switch_lm import CausalSelfAttention, SwitchLanguageModel, com
 from slurm.lm.estimate import Machine, estimate, vocabulary_size
 from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
-from tests.fairseq_alma.shared import Plain
+from tests.fairseq_alma.shared import Plain, config_of
 
 # Millions of parameters counted by hand: shared, per expert, then all with E = 4, 8, 12 experts.
 SIZES = {
@@ -40,12 +40,7 @@ def paper_dictionary() -> Dictionary:
 
 
 def arguments(arch: str, stream, *flags: str):
-    from fairseq import options
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
-    parser = options.get_training_parser(default_task="alma_lm")
-    given = options.parse_args_and_arch(parser, [str(stream), "--task", "alma_lm", "--arch", arch, *flags])
-    return convert_namespace_to_omegaconf(given).model
+    return config_of(stream, "--task", "alma_lm", "--arch", arch, *flags).model
 
 
 # The paper's sizes (Table 2), in millions. Those of its base model exceed the architecture in section 5 by

@@ -16,13 +16,6 @@ def losses_of(*outputs: str) -> list[list[float]]:
     return [[float(record["loss"]) for record in logged(text, "train_inner")] for text in outputs]
 
 
-@pytest.fixture
-def stage0(train, tmp_path):
-    """The last checkpoint of stage 0, with 4 experts."""
-    train(tmp_path / "stage_00")
-    return tmp_path / "stage_00" / "checkpoint_last.pt"
-
-
 def test_a_stage_learns_and_logs_the_router_of_each_layer(train, tmp_path):
     output = train(tmp_path / "run")
     inner, valid = logged(output, "train_inner"), logged(output, "valid")
@@ -159,20 +152,6 @@ def test_half_precisions_learn_like_fp32(train, tmp_path, half, criterion):
         return
     weight = load(tmp_path / "half/checkpoint_last.pt")["model"]["decoder.layers.1.fc1.w1"]  # saved in fp32
     assert torch.equal(weight, weight.to(torch.bfloat16 if "bf16" in half else torch.float16).float())
-
-
-def test_training_resumes_with_and_without_expert_parallelism(train, train_on_two, tmp_path):
-    flags = ("--dropout", "0", "--ddp-backend", "legacy_ddp")
-    train(tmp_path / "one", *flags, "--update-freq", "2", "--max-update", "9")
-    for updates, parallel in (("3", ["--moe-expert-parallel"]), ("6", []), ("9", ["--moe-expert-parallel"])):
-        train_on_two(tmp_path / "both", *flags, "--max-update", updates, *parallel)
-    paths = [tmp_path / name / "checkpoint_last.pt" for name in ("one", "both")]
-    assert_same_model(*paths, exact=False)
-    states = [load(path)["last_optimizer_state"]["state"] for path in paths]
-    for index in states[0]:
-        torch.testing.assert_close(states[0][index], states[1][index], atol=1e-5, rtol=1e-4)
-    output = train(tmp_path / "both", "--max-update", "10", "--moe-expert-parallel")
-    assert "@ 10 updates" in output  # also in one process
 
 
 @pytest.mark.parametrize("parallel", [("--moe-expert-parallel",), pytest.param((), marks=pytest.mark.slow)])

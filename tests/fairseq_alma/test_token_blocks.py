@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from alma.errors import UserError
 from alma.stream import write_index
 from fairseq_alma.data import preprocessed
-from fairseq_alma.data.blocks import (
+from fairseq_alma.data.token_blocks import (
     LanguageModelDataset,
     ReplayBlocks,
     TokenBlocks,

@@ -28,11 +28,20 @@ class Tokens:
     def __init__(self, prefixes: Sequence[str], items: NDArray[np.int64] | None = None):
         self.prefixes = list(prefixes)
         self.files = [_memory_map(prefix) for prefix in self.prefixes]
+        # By run: the number of its file, its first token there, its length in tokens.
         if items is None:
             self.file = np.arange(len(self.files))
             first, lengths = np.zeros_like(self.file), np.array([len(file) for file in self.files])
         else:
-            self.file, first, lengths = _runs([read_index(f"{p}.idx")[0] for p in self.prefixes], items)
+            sizes = [read_index(f"{prefix}.idx")[0] for prefix in self.prefixes]
+            file_items = np.cumsum([0, *map(len, sizes[:-1])])  # first item of each file
+            edges = np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])
+            begins = np.flatnonzero((np.diff(items, prepend=-2) != 1) | np.isin(items, file_items))
+            heads = items[begins]
+            tails = items[np.append(begins[1:], len(items)) - 1]
+            self.file = np.searchsorted(file_items, heads, side="right") - 1
+            first = edges[heads] - edges[file_items[self.file]]
+            lengths = edges[tails + 1] - edges[heads]
         self.edges = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         self.shift = first - self.edges[:-1]  # from a position in the whole to the run's file
 
@@ -222,8 +231,8 @@ def batch_iterator(
     with data_utils.numpy_seed(seed + epoch):
         order = dataset.ordered_indices()
     length = dataset.dataset.length
-    limits = [max_sentences or len(order), max_tokens // length if max_tokens else len(order)]
-    size = max(1, min(*limits, len(order)))
+    limits = (max_sentences or len(order), max_tokens // length if max_tokens else len(order), len(order))
+    size = max(1, min(limits))
     if size > required_batch_size_multiple:
         size -= size % required_batch_size_multiple
     dropped = (len(order) % size or size) % required_batch_size_multiple
@@ -237,19 +246,3 @@ def _memory_map(prefix: str) -> NDArray[np.integer]:
     if not os.path.getsize(f"{prefix}.bin"):  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.memmap(f"{prefix}.bin", dtype, "r").view(np.ndarray)
-
-
-def _runs(
-    sizes: list[NDArray[np.int32]], items: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Runs of consecutive `items` of a file: its number, first token and length in tokens, (runs,) each.
-
-    `sizes`: tokens per item of each file, (items of the file,).
-    """
-    file_items = np.cumsum([0, *(len(each) for each in sizes[:-1])])  # first item of each file
-    edges = np.concatenate([[0], np.cumsum(np.concatenate(sizes), dtype=np.int64)])
-    begins = np.flatnonzero((np.diff(items, prepend=-2) != 1) | np.isin(items, file_items))
-    heads = items[begins]
-    tails = items[np.append(begins[1:], len(items)) - 1]
-    file = np.searchsorted(file_items, heads, side="right") - 1
-    return file, edges[heads] - edges[file_items[file]], edges[tails + 1] - edges[heads]

@@ -1,4 +1,4 @@
-"""A training with a plan (--expect-gpus, --expect-tokens) runs as planned, or ends before it begins."""
+"""Checks before a training begins: its plan (--expect-gpus, --expect-tokens), its files, its folder."""
 
 import os
 import socket
@@ -19,11 +19,11 @@ def check_gpus(cfg) -> None:
     """UserError: torch can use fewer GPUs than planned for this command, such as none with an old driver."""
     wanted = cfg.task.expect_gpus
     # Without a usable driver device_count() may still count the GPUs.
-    found = torch.cuda.device_count() if torch.cuda.is_available() and not cfg.common.cpu else 0
-    if found < wanted:
+    usable = torch.cuda.device_count() if torch.cuda.is_available() and not cfg.common.cpu else 0
+    if usable < wanted:
         raise UserError(
             f"planned: {wanted} GPU{'s' * (wanted != 1)} here, but torch {torch.__version__} can use "
-            f"{found}: compare the driver that nvidia-smi shows with torch's CUDA and install a torch build "
+            f"{usable}: compare the driver that nvidia-smi shows with torch's CUDA and install a torch build "
             "for it, or train on a CPU with --cpu"
         )
 
@@ -35,13 +35,13 @@ def check_batch(cfg) -> None:
     joined = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     data, freq = cfg.dataset, cfg.optimization.update_freq[0]
     limits = (data.batch_size, data.max_tokens, cfg.task.tokens_per_sample, data.required_batch_size_multiple)
-    each = tokens_of(freq, *limits)
-    if each is None or each * joined == cfg.task.expect_tokens:
+    tokens = tokens_of(freq, *limits)
+    if tokens is None or tokens * joined == cfg.task.expect_tokens:
         return
     names = [name for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS") if name in os.environ]
     raise UserError(
-        f"planned: {cfg.task.expect_tokens:,} tokens an update in {cfg.task.expect_tokens / each:g} "
-        f"processes, but {joined} joined, with {joined * each:,} tokens: "
+        f"planned: {cfg.task.expect_tokens:,} tokens an update in {cfg.task.expect_tokens / tokens:g} "
+        f"processes, but {joined} joined, with {joined * tokens:,} tokens: "
         + (f"unset {', '.join(names)}, or " if names else "")
         + f"plan with --distributed-world-size {joined}"
     )
@@ -56,16 +56,13 @@ def check_same_files(paths: Sequence[str]) -> None:
     seen: list = [mine] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(seen, mine)
     first, expected = seen[0]
-    for rank, (host, found) in enumerate(seen):
-        for path, here, there in zip(paths, found, expected, strict=True):
-            if here == there:
-                continue
-            sees = f"sees another {path} than the first process on {first}"
-            if here is None:
-                sees = f"does not see {path}, as the first process on {first} does"
-            elif there is None:
-                sees = f"sees {path}, which the first process on {first} does not see"
-            raise UserError(f"process {rank} on {host} {sees}: all nodes must see the same folder")
+    for rank, (host, contents) in enumerate(seen):
+        for path, here, there in zip(paths, contents, expected, strict=True):
+            if here != there:
+                raise UserError(
+                    f"process {rank} on {host} does not see the same {path} as the first process on {first}: "
+                    "all nodes must see the same folder"
+                )
 
 
 def _content(path: str) -> tuple[int, int] | None:

@@ -1,15 +1,15 @@
 """--store-ema: the weight average in training, after a resume, in a new stage and in our commands."""
 
 import math
-import shutil
 
 import pytest
 import torch
 from fairseq.dataclass.configs import EMAConfig
-from safetensors.torch import load_file
 
+from alma.errors import UserError
+from fairseq_alma.checkpoint import with_weights
 from fairseq_alma.growth import GROWN
-from fairseq_alma.training.average import WeightAverage
+from fairseq_alma.training.weight_average import WeightAverage
 from tests.fairseq_alma.shared import changed, load
 
 EMA = ("--store-ema", "--ema-decay", "0.5")
@@ -22,10 +22,9 @@ def train(last_of):
 
 
 @pytest.fixture
-def averaged(train, tmp_path):
+def averaged(train_once, tmp_path):
     """A checkpoint of 4 updates, with an average."""
-    train(tmp_path / "run", "--max-update", "4")
-    return tmp_path / "run" / "checkpoint_last.pt"
+    return train_once(tmp_path / "run", *EMA, "--max-update", "4")
 
 
 def test_each_weight_is_averaged_once_in_fp32_and_buffers_are_copied(build):
@@ -95,9 +94,7 @@ def test_the_average_starts_with_the_update_that_ema_start_update_names(train, t
     assert len(at) == 3
 
 
-@pytest.mark.parametrize(
-    "flags", ["--members 2", "--fp16", "--checkpoint-activations", "--arch transformer_lm"]
-)
+@pytest.mark.parametrize("flags", ["--members 2 --checkpoint-activations", "--arch transformer_lm --fp16"])
 def test_other_models_are_averaged_too(train, tmp_path, flags):
     flags = flags.replace("transformer_lm", "transformer_lm --share-decoder-input-output-embed")
     state = train(tmp_path, "--max-update", "2", *flags.split())
@@ -163,45 +160,28 @@ def test_expert_parallelism_averages_all_experts(train, tmp_path):
             torch.testing.assert_close(apart[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_the_average_is_evaluated_combined_and_exported(start, evaluate, averaged, tmp_path):
+def test_the_average_is_evaluated(evaluate, averaged, tmp_path):
     state = load(averaged)
-    average = state["extra_state"]["ema"]
     as_model = tmp_path / "as_model.pt"
-    torch.save(state | {"model": average}, as_model)
-
-    def nll(path) -> float:
-        return evaluate("--path", path)["nll"]
-
+    torch.save(state | {"model": state["extra_state"]["ema"]}, as_model)
     record = evaluate("--path", averaged, "--weights", "average", "--valid")
-    found = record["nll"]
-    assert found == nll(as_model)
+    assert record["nll"] == evaluate("--path", as_model)["nll"]
     raw = evaluate("--path", averaged, "--valid")
-    assert record["raw"]["nll"] == raw["nll"] != found
+    assert record["raw"]["nll"] == raw["nll"] != record["nll"]
     assert record["raw"]["valid"] == raw["valid"] != record["valid"]
     assert record["raw"]["perplexity"] == pytest.approx(math.exp(record["raw"]["nll"]))
-    both = tmp_path / "both.pt"
-    combining = ("--out", both, "--weights", "average")
-    assert start("combine", averaged, averaged, *combining).wait().code == 0
-    assert nll(both) == pytest.approx(found, rel=1e-5)
-    assert "has no weight average" in start("combine", both, averaged, *combining).wait().error
-    alone = tmp_path / "alone.pt"
-    assert start("combine", averaged, "--out", alone, "--weights", "average").wait().code == 0
-    assert load(alone)["cfg"]["model"]["_name"] == state["cfg"]["model"]["_name"]
-    assert nll(alone) == found
-    assert start("export", averaged, "--out", tmp_path / "hf", "--weights", "average").wait().code == 0
-    exported = load_file(tmp_path / "hf" / "model.safetensors")
-    key = "layers.0.self_attn.k_proj.weight"
-    assert torch.equal(exported[f"members.0.{key}"], average[f"decoder.{key}"])
 
 
 def test_a_checkpoint_without_an_average_is_one_clear_line(start, stream, averaged, tmp_path):
     plain = changed(averaged, tmp_path / "plain.pt", lambda state: state["extra_state"].pop("ema"))
     average = ("--weights", "average", "--out", tmp_path / "out")
-    for command in (("evaluate", stream, "--path", plain), ("combine", plain), ("export", plain)):
+    for command in (("evaluate", stream, "--path", plain), ("export", plain)):
         error = start(*command, *average).wait().error
         assert error == f"{plain} has no weight average: train with --store-ema, or leave --weights out"
     untrained = ("--untrained", "--arch", "switch_gmoe_tiny")
     assert "an untrained model has no average" in start("evaluate", stream, *untrained, *average).wait().error
+    none = start("export", plain, "--weights", "last:0", "--out", tmp_path / "out").wait()
+    assert "last:0: give trained, average, or last:K such as last:8" in none.error
     assert not (tmp_path / "out").exists()
 
 
@@ -212,26 +192,21 @@ def test_a_wrong_polynomial_average_is_one_clear_line(flags, start, stream, tiny
     assert not list(tmp_path.rglob("*.pt"))
 
 
-def test_the_mean_of_the_last_checkpoints_is_evaluated_and_combined(start, evaluate, train, tmp_path):
+def test_the_mean_of_the_last_checkpoints_is_evaluated(evaluate, train, tmp_path):
     save = tmp_path / "run"
     kept = ("--save-interval-updates", "2", "--keep-interval-updates", "3")
     last = train(save, "--max-update", "7", *kept)  # 2, 4 and 6, and the last
     states = [*(load(path) for path in sorted(save.glob("checkpoint_*_[46].pt"))), last]
     assert [state["optimizer_history"][-1]["num_updates"] for state in states] == [4, 6, 7]
-    out = tmp_path / "mean.pt"
-    combining = ("--weights", "last:3", "--out", out)
-    assert start("combine", save / "checkpoint_last.pt", *combining).wait().code == 0
-    for name, value in load(out)["model"].items():
-        mean = torch.stack([state["model"][name].double() for state in states]).mean(0)
-        torch.testing.assert_close(value.double(), mean, rtol=1e-5, atol=1e-7, msg=name)
+    out = tmp_path / "alone" / "checkpoint_last.pt"
+    mean = with_weights(str(save / "checkpoint_last.pt"), last, "last:3")
+    for name, value in mean["model"].items():
+        expected = torch.stack([state["model"][name].double() for state in states]).mean(0)
+        torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-7, msg=name)
+    out.parent.mkdir()
+    torch.save(mean, out)
     found = evaluate("--path", save / "checkpoint_best.pt", "--weights", "last:3")["nll"]
     assert found == pytest.approx(evaluate("--path", out)["nll"], rel=1e-6)
-    alone = tmp_path / "alone" / "checkpoint_last.pt"
-    alone.parent.mkdir()
-    shutil.copy(out, alone)
-    few = start("combine", alone, "--weights", "last:9", "--out", tmp_path / "x").wait()
     flags = "--save-interval-updates N --keep-interval-updates 9"
-    assert few.error == f"{alone.parent} has 1 checkpoints to average: train with {flags}"
-    none = start("export", out, "--weights", "last:0", "--out", tmp_path / "x").wait()
-    assert "last:0: give trained, average, or last:K such as last:8" in none.error
-    assert not (tmp_path / "x").exists()
+    with pytest.raises(UserError, match=f"{out.parent} has 1 checkpoints to average: train with {flags}"):
+        with_weights(str(out), mean, "last:9")
