@@ -11,7 +11,6 @@ import torch
 
 from alma.errors import UserError
 from alma.files import damage
-from alma.schema import require
 
 _FOREIGN = (
     *(RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
@@ -38,11 +37,12 @@ def reading(path: str | Path, advice: str = _ANEW) -> Iterator[None]:
 def read_checkpoint(
     path: str | Path, device: torch.device | str = "cpu", advice: str = _ANEW
 ) -> dict[str, Any]:
-    """Tensors and plain values that `torch.save` wrote. UserError, with `advice`, for a truncated or foreign
+    """Tensors and plain values that `torch.save` wrote. UserError, with `advice`, for a damaged or foreign
     file."""
     with reading(path, advice):
         if damaged := damage(path):
             raise ValueError(damaged)
         state = torch.load(path, map_location=device, weights_only=True)
-        require(state, {})
+        if not isinstance(state, dict):
+            raise ValueError("it is no dictionary")
         return state

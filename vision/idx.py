@@ -21,24 +21,17 @@ def find(path: Path) -> Path:
 
 def read(path: Path, dimensions: int) -> np.ndarray:
     """The bytes of `find(path)`: images have 3 dimensions, labels 1. UserError: not what its header says."""
-    path = find(path)
+    path, size = find(path), 4 + 4 * dimensions
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            head = file.read(4 + 4 * dimensions)
-            if len(head) < 4 + 4 * dimensions or head[:4] != bytes([0, 0, 8, dimensions]):
-                what = "labels" if dimensions == 1 else "images"
-                raise UserError(f"{path}: not an idx file of {what}: {AGAIN}")
+            head = file.read(size)
+            if len(head) < size or head[:4] != bytes([0, 0, 8, dimensions]):
+                raise UserError(f"{path}: not an idx file of {dimensions} dimensions: {AGAIN}")
             shape = struct.unpack(f">{dimensions}I", head[4:])
-            size = len(head) + math.prod(shape)
-            if size > _LARGEST:
-                raise UserError(
-                    f"{path}: its header says {size:,} bytes, more than any set of this format: {AGAIN}"
-                )
-            content = file.read(math.prod(shape) + 1)
+            values = math.prod(shape)
+            content = file.read(values + 1) if values < _LARGEST else b""
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged ({error}): {AGAIN}") from None
-    if len(head) + len(content) != size:
-        raise UserError(
-            f"{path}: {len(head) + len(content):,} bytes or more, its header says {size:,}: {AGAIN}"
-        )
+    if len(content) != values:
+        raise UserError(f"{path}: does not have the {size + values:,} bytes that its header says: {AGAIN}")
     return np.frombuffer(content, np.uint8).reshape(shape).copy()

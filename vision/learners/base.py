@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vision.average import Average
+    from vision.optim import Average
     from vision.data import StageData
     from vision.examples import AnyExamples
     from vision.mixture import Mixture
@@ -63,7 +63,7 @@ class Learner:
 
     def new_average(self) -> "Average | None":
         """With `settings.average`, an average of models like the present one that has seen none yet."""
-        from vision.average import Average
+        from vision.optim import Average
 
         return Average(self.model, self.settings.average) if self.settings.average else None
 
@@ -86,13 +86,14 @@ class Learner:
     ) -> dict[str, float]:
         """Train on stage `index` and set `valid` to mean loss and error on its validation examples. `resumed`
         is the progress that an interrupted call passed to `callback`. Returns FLOPs by purpose."""
-        from vision.train import Progress, fit
+        from vision.train import Drawing, Progress, fit
 
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
+        drawing = Drawing(data.black, data.replay(index), self.resamples(index, data))
         every_epoch = self.average if self.average and self.average.every_epoch else None
-        options = callback, data.black, data.replay(index), every_epoch, self.resamples(index, data)
-        flops = fit(self.model, train, valid, self.settings, self.generators, progress, *options)
+        options = self.settings, self.generators, drawing, progress, callback, every_epoch
+        flops = fit(self.model, train, valid, *options)
         if self.average and not every_epoch:
             self.average.following(self.model)()
         self.finish()
@@ -104,21 +105,11 @@ class Learner:
         """Called before the training of stage `index`; returns FLOPs by purpose."""
         if self.settings.from_scratch:
             self.reset(index)
-        elif index and self.settings.shrink < 1:
-            self.shrink_and_perturb(index)
         return {}
 
     def resamples(self, index: int, data: "StageData") -> "Tensor | None":
         """Indices (M, n) of the training examples of stage `index` that each member sees; None: all once."""
         return None
-
-    def shrink_and_perturb(self, stage: int) -> None:
-        """Move the weights towards newly drawn ones (Ash and Adams 2020; the noise is new weights)."""
-        old = {name: values.detach().clone() for name, values in self.model.state_dict().items()}
-        self.reset(stage)
-        for name, values in self.model.state_dict().items():  # statistics of batch normalisation, too
-            if values.is_floating_point():
-                values.lerp_(old[name], self.settings.shrink)
 
     def finish(self) -> None:
         """Called after the training of a stage."""

@@ -59,7 +59,7 @@ class Firefly(GrowingLearner):
 
         from vision.firefly import MEASURED, Overgrown
         from vision.flat import align
-        from vision.train import minibatches
+        from vision.train import Drawing, minibatches
 
         train, valid = data.train(index).aligned(), data.valid(index).aligned()
         align(self.model)
@@ -69,7 +69,7 @@ class Firefly(GrowingLearner):
         replay = data.replay(index)
         some = replay.draw(generator)[:MEASURED] if replay else torch.arange(min(MEASURED, len(train.labels)))
         flops = network.measure(train.pixels(some.to(self.device)).permute(0, 3, 1, 2))
-        epoch = partial(minibatches, train, self.settings, [generator], data.black, replay)
+        epoch = partial(minibatches, train, self.settings, [generator], Drawing(data.black, replay))
         flops += network.tune(epoch())
         scores, more = network.scores(epoch())
         choices = network.select(scores, self.budget)
