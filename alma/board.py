@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Board:
-    """Writes an event file in `logdir`, which hides the points at step `first` and later in files before it."""
+    """Writes an event file in `logdir`; it hides earlier files' points from step `first` on."""
 
     def __init__(self, logdir: str | Path, first: int | None = None):
         from tensorboardX import SummaryWriter

@@ -3,7 +3,6 @@
 Shapes: n examples, E experts.
 """
 
-import re
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,11 +16,9 @@ from alma.errors import UserError
 from alma.files import make_directory
 from alma.records import Run
 from alma.report import style
-from alma.schema import require, whole
 from alma.stages import stages
 from vision import data
 from vision.checkpoints import read_checkpoint, reading
-from vision.examples import AnyExamples
 from vision.learners import LEARNERS
 from vision.learners.gmoe import MoE
 from vision.mixture import Mixture
@@ -68,51 +65,15 @@ def positions(tree: Tree, points: np.ndarray, assigned: np.ndarray) -> dict[int,
     """
     from scipy.spatial import cKDTree
 
-    radius, found = 0.08 * float(np.ptp(points, axis=0).max()), {}
+    places, radius = {}, 0.08 * float(np.ptp(points, axis=0).max())
     for leaf in np.unique(assigned).tolist():
-        mine = points[assigned == leaf]  # the one with the most others within the radius
-        found[leaf] = mine[cKDTree(mine).query_ball_point(mine, radius, return_length=True).argmax()]
-    for node, leaves in tree.leaves.items():
-        placed = [found[leaf] for leaf in leaves if leaf in found]
-        if placed and node not in found:
-            found[node] = np.mean(placed, axis=0)
-    return found
-
-
-def apart(places: Mapping[int, np.ndarray], distance: float) -> dict[int, np.ndarray]:
-    """The places (2,) of nodes, moved until no two are closer than `distance` (at most 500 small steps)."""
-    points, angle = np.stack(list(places.values())), np.arange(len(places))
-    points = points + 1e-6 * distance * np.stack([np.cos(angle), np.sin(angle)], axis=1)  # none at one place
-    for _ in range(500):
-        between = points[:, None] - points[None]  # (nodes, nodes, 2)
-        length = np.linalg.norm(between, axis=2) + np.eye(len(points))
-        push = np.clip(distance - length, 0, None) * (1 - np.eye(len(points)))
-        if push.max() < 1e-3 * distance:
-            break
-        points = points + (between * (push / length / 2)[..., None]).sum(1)
-    return dict(zip(places, points, strict=True))
-
-
-def assignment(model: Mixture, examples: AnyExamples, layer: int) -> np.ndarray:
-    """The expert (n,) of each image in mixture layer 1, 2, ...: the largest gate value."""
-    return evaluate(model, examples, lambda images: model.routed(images)[1][layer - 1].argmax(0)).numpy()
-
-
-def embed(images: Tensor) -> np.ndarray:
-    """Deterministic t-SNE (n, 2) of raw pixels."""
-    from sklearn.manifold import TSNE
-
-    pixels = images.flatten(1).float().numpy() / 255
-    perplexity = min(30.0, (len(pixels) - 1) / 3)
-    return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(pixels)
-
-
-def experts_of(path: Path) -> int:
-    """Experts of the model of a stage. UserError: its file is damaged."""
-    state = read_checkpoint(path)
-    with reading(path):
-        require(state["structure"], {"experts": whole(1)}, ["experts"])
-    return state["structure"]["experts"]
+        own = points[assigned == leaf]  # the one with the most others within the radius
+        places[leaf] = own[cKDTree(own).query_ball_point(own, radius, return_length=True).argmax()]
+    inner = [node for node in tree.leaves if node not in places and len(tree.leaves[node]) > 1]
+    for node in inner:
+        if used := [places[leaf] for leaf in tree.leaves[node] if leaf in places]:
+            places[node] = np.mean(used, axis=0)
+    return places
 
 
 def choose(experts: Mapping[int, int]) -> list[int]:
@@ -121,12 +82,11 @@ def choose(experts: Mapping[int, int]) -> list[int]:
     known = sorted(experts)
     last = {experts[stage]: stage for stage in known}
     growth = [last[number] for number in (2, 3, 4) if number in last]
-    ends = [known[0], known[len(known) // 2], known[-1]]
-    return growth if len(growth) > 1 else list(dict.fromkeys(ends))
+    return growth if len(growth) > 1 else sorted({known[0], known[len(known) // 2], known[-1]})
 
 
-def load_run(directory: Path) -> tuple[dict[str, Any], dict[int, Path]]:
-    """Config of a run and the file of each stage. UserError if it is not of a mixture or lacks stages."""
+def load_run(directory: Path, root: str, image_size: int | None) -> tuple[dict[str, Any], data.Dataset]:
+    """Config and data set of a run. UserError: it is not of a mixture, or `root` has other data."""
     config = Run.read(directory).config
     learner = config["learner"]
     if not issubclass(LEARNERS.get(learner, object), MoE):
@@ -135,40 +95,32 @@ def load_run(directory: Path) -> tuple[dict[str, Any], dict[int, Path]]:
         raise UserError(
             f"{directory}: --scenario {config['scenario']} changed the images, which are not kept"
         )
-    names = {path: re.fullmatch(r"stage_(\d+)", path.stem) for path in directory.glob("stage_*.pt")}
-    found = {int(match[1]): path for path, match in names.items() if match}
-    if not found:
-        raise UserError(f"{directory} has no stage_000.pt ...: run it with --save-stages into a new folder")
-    return config, dict(sorted(found.items()))
-
-
-def load_data(config: Mapping[str, Any], root: str, image_size: int | None = None) -> data.Dataset:
-    """The data set of a run. UserError if `root` has other data."""
     dataset = data.load(config["dataset"], root, image_size=image_size)
     if dataset.fingerprint != config["data"]:
-        raise UserError(
-            f"{config['dataset']} in {root} is not the run's data (fingerprint {dataset.fingerprint}, not "
-            f"{config['data']}): give the run's data with --data-root"
-        )
-    return dataset
+        raise UserError(f"{config['dataset']} in {root} is not the run's data: give that with --data-root")
+    return config, dataset
 
 
-def load_model(config: Mapping[str, Any], dataset: data.Dataset, path: Path) -> Mixture:
-    """The mixture of a stage, from the config of its run and its file. UserError: they do not fit."""
+def load_models(
+    directory: Path, config: Mapping[str, Any], dataset: data.Dataset, wanted: list[int] | None
+) -> dict[int, Mixture]:
+    """The mixtures of the `wanted` stages, or of those that `choose` picks. UserError: a stage is missing or
+    damaged."""
+    known = {int(path.stem[6:]): path for path in directory.glob("stage_*.pt") if path.stem[6:].isdigit()}
+    if not known:
+        raise UserError(f"{directory} has no stage_000.pt ...: run it with --save-stages into a new folder")
+    if missing := sorted(set(wanted or []) - known.keys()):
+        raise UserError(f"--stages {missing[0]}: {directory} has stages {min(known)} to {max(known)}")
     kind = LEARNERS[config["learner"]]
-    chosen = {name: value for name, value in config.items() if name in kind.settings_class.names()}
-    settings = kind.settings_class(**chosen)
-    learner = kind(dataset.shape, dataset.classes, settings, config["seed"], torch.device("cpu"))
-    state = read_checkpoint(path)
-    with reading(path):
-        try:
-            learner.load(state)
-        except (RuntimeError, KeyError) as error:
-            reason = " ".join(str(error).split())[:80]
-            raise UserError(
-                f"stages written by another version of this code ({reason}): rerun the run"
-            ) from None
-    return learner.model
+    names = config.keys() & set(kind.settings_class.names())
+    settings, models = kind.settings_class(**{name: config[name] for name in names}), {}
+    with reading(directory):
+        experts = {stage: read_checkpoint(path)["structure"]["experts"] for stage, path in known.items()}
+        for stage in wanted or choose(experts):
+            learner = kind(dataset.shape, dataset.classes, settings, config["seed"], torch.device("cpu"))
+            learner.load(read_checkpoint(known[stage]))
+            models[stage] = learner.model
+    return models
 
 
 def draw(
@@ -179,24 +131,27 @@ def draw(
     layer: int,
     examples: int,
 ) -> None:
-    """Write a figure with one panel per stage: marker = class, colour = expert, gating tree in red."""
+    """Write a figure with one panel per stage: number = class, colour = expert, gating tree in red. The
+    images lie as in a deterministic t-SNE of their raw pixels."""
+    from sklearn.manifold import TSNE
+
     depth = len(next(iter(models.values())).layers)
     if not 1 <= layer <= depth:
         raise UserError(f"--layer {layer}: the run's mixture has layers 1 to {depth}")
-    total = len(dataset.test.labels)
-    picked = torch.from_numpy(np.random.RandomState(0).permutation(total)[:examples])
-    labels = dataset.test.labels[picked].numpy()
-    images, points = dataset.select(dataset.test, picked), embed(dataset.test.images[picked])
+    picked = torch.from_numpy(np.random.RandomState(0).permutation(len(dataset.test.labels))[:examples])
+    labels, images = dataset.test.labels[picked].numpy(), dataset.select(dataset.test, picked)
+    pixels = dataset.test.images[picked].flatten(1).float().numpy() / 255
+    perplexity = min(30.0, (len(pixels) - 1) / 3)
+    points = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(pixels)
     schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
     make_directory(out.parent)
     with style.drawing():
         figure, panels = style.subplots(1, len(models), (3.6 * len(models), 3.9), sharex=True, sharey=True)
         for (stage, model), axes in zip(models.items(), panels[0], strict=True):
-            assigned = assignment(model, images, layer)
-            _draw_points(axes, points, labels, assigned)
+            gates = evaluate(model, images, lambda x, model=model: model.routed(x)[1][layer - 1])
+            assigned = gates.argmax(0).numpy()
             tree = tree_of(model.layers[layer - 1].router.paths, model.experts)
-            places = positions(tree, points, assigned)
-            _draw_tree(axes, tree, apart(places, 0.11 * float(np.ptp(points, axis=0).max())))
+            _draw_panel(axes, points, labels, assigned, tree)
             unused = model.experts - len(np.unique(assigned))
             title = f"{model.experts} expert{'s' if model.experts > 1 else ''}"
             title += f", {unused} of them unused" if unused else ""
@@ -206,19 +161,17 @@ def draw(
         style.save(figure, out)
 
 
-def _draw_points(axes: Any, points: np.ndarray, labels: np.ndarray, assigned: np.ndarray) -> None:
-    """Draw each example as the number of its class, in the colour of its expert."""
-    look = {"linewidths": 0, "alpha": 0.75, "rasterized": True}  # thousands of shapes in a vector format
+def _draw_panel(axes: Any, points: np.ndarray, labels: np.ndarray, assigned: np.ndarray, tree: Tree) -> None:
+    """Draw each example as the number of its class, in the colour of its expert, edges and gates in red, and
+    leaves as circles with the number of their expert."""
+    look: dict[str, Any] = {"linewidths": 0, "alpha": 0.75, "rasterized": True}  # thousands of shapes
+    colours = np.array([EXPERTS[expert % len(EXPERTS)] for expert in assigned])
     for label in np.unique(labels):
-        mine = labels == label
-        colours = [EXPERTS[expert % len(EXPERTS)] for expert in assigned[mine]]
+        own = labels == label
         size = (14 if len(points) > 1000 else 22) * len(str(label)) ** 2
-        axes.scatter(*points[mine].T, c=colours, marker=f"${label}$", s=size, **look)
+        axes.scatter(*points[own].T, c=colours[own], marker=f"${label}$", s=size, **look)
     axes.axis("off")
-
-
-def _draw_tree(axes: Any, tree: Tree, places: Mapping[int, np.ndarray]) -> None:
-    """Draw edges and gates in red, leaves as circles in the colour of their expert, with its number."""
+    places = positions(tree, points, assigned)
     for parent, child in tree.edges:
         if child in places:
             line = np.stack([places[parent], places[child]])
@@ -226,12 +179,13 @@ def _draw_tree(axes: Any, tree: Tree, places: Mapping[int, np.ndarray]) -> None:
             axes.plot(*line.T, color=TREE, linewidth=2, zorder=4)
     experts = len(tree.leaves[tree.root])
     for node, (x, y) in places.items():
-        if node >= experts:
-            root = node == tree.root
-            look = {"marker": "*" if root else "s", "markersize": 14 if root else 7, "zorder": 5 + root / 2}
-            axes.plot(x, y, color=TREE, markeredgecolor="white", **look)
-        else:
+        if node < experts:
             ring = {"markersize": 12, "markeredgecolor": TREE, "markeredgewidth": 2, "zorder": 6}
             axes.plot(x, y, "o", color=EXPERTS[node % len(EXPERTS)], **ring)
             look = {"color": "white", "fontsize": 8, "fontweight": "bold", "zorder": 7}
             axes.text(x, y, str(node), ha="center", va="center_baseline", **look)
+        else:
+            look = (
+                {"marker": "*", "markersize": 14} if node == tree.root else {"marker": "s", "markersize": 7}
+            )
+            axes.plot(x, y, color=TREE, markeredgecolor="white", zorder=5, **look)

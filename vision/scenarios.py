@@ -4,6 +4,7 @@ The scenarios of continual learning, for any data set of `vision.data`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -38,7 +39,8 @@ def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | N
     tests = torch.cat([changed(dataset.test.images, k) for k in range(megabatches)])
     test = Images(tests, labels.repeat(megabatches))
     held_out = [np.arange(k * count, (k + 1) * count) for k in range(megabatches)]
-    whole = dataset.with_images(Images(images, dataset.train.labels), test)
+    whole = replace(dataset, train=Images(images, dataset.train.labels), test=test)
+    whole.__dict__["fingerprint"] = dataset.fingerprint  # of the data set as it was: seeds are repeats
     return MegaBatchStream(whole, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
 
 

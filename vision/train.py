@@ -48,8 +48,8 @@ class Replay:
         return sizes, sizes.cumsum(0) - sizes
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """Indices of an epoch (new,) in random order; the numbers of examples from any two earlier mega-batches
-        differ by one at most."""
+        """Indices of an epoch (new,) in random order. Earlier mega-batches have equal shares, up to one
+        example."""
         sizes, starts = self._places
         fresh = sum(self.earlier) + torch.randperm(self.new, generator=generator)[: self.new - self.old]
         turns = range(max(1, -(-self.old // len(sizes))))

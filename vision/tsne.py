@@ -44,14 +44,9 @@ def main() -> None:
         raise UserError(f"--examples {options.examples}: at least 5")
     from vision import gating_tree  # loads torch
 
-    config, files = gating_tree.load_run(options.run)
-    if missing := sorted(set(options.stages or []) - files.keys()):
-        raise UserError(f"--stages {missing[0]}: {options.run} has stages {min(files)} to {max(files)}")
-    dataset = gating_tree.load_data(config, options.data_root, options.image_size)
-    experts = ((stage, gating_tree.experts_of(path)) for stage, path in files.items())
-    chosen = options.stages or gating_tree.choose(dict(experts))
+    config, dataset = gating_tree.load_run(options.run, options.data_root, options.image_size)
+    models = gating_tree.load_models(options.run, config, dataset, options.stages)
     out = options.out or options.run / "tsne.png"
-    models = {stage: gating_tree.load_model(config, dataset, files[stage]) for stage in chosen}
     gating_tree.draw(config, models, dataset, out, options.layer, options.examples)
     print(out)
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vision.optim import Average
     from vision.data import StageData
     from vision.examples import AnyExamples
     from vision.mixture import Mixture
+    from vision.optim import Average
     from vision.train import Callback, Progress
 
 
