@@ -1,6 +1,5 @@
 """Reading files that `torch.save` wrote."""
 
-import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +11,6 @@ import torch
 from alma.errors import UserError
 from alma.files import damage
 
-_FOREIGN = (
-    *(RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
-    *(AssertionError, pickle.UnpicklingError),
-)
-"""What torch and learners raise for a file with other content than theirs."""
 _ANEW = "delete it, and the run starts again"
 
 
@@ -29,7 +23,7 @@ def reading(path: str | Path, advice: str = _ANEW) -> Iterator[None]:
             yield
     except (MemoryError, torch.OutOfMemoryError):
         raise UserError(f"{path} needs more memory than there is, or is damaged") from None
-    except _FOREIGN as error:
+    except Exception as error:  # of torch and learners, for a file with other content than theirs
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path} is damaged ({reason}): {advice}") from None
 

@@ -55,7 +55,9 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
         return []
     if len(jobs) == 1:
         if jobs[0].arch == "mlp" and "OMP_NUM_THREADS" not in os.environ:
-            _one_thread()
+            import torch
+
+            torch.set_num_threads(1)
         jobs[0].run()
         return []
     from alma.workers import Workers
@@ -81,19 +83,13 @@ def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     return failed
 
 
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
-
-
 def _prepare(shared: Path, count: Any, device: str, large: bool) -> None:
     """Set up a worker process; `count` is the number of those set up so far, `large`: images may be."""
     import torch
 
     from vision import data
 
-    _one_thread()
+    torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
     data.SHARED = shared
     with count.get_lock():
         number = count.value

@@ -9,6 +9,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
+from vision.average import Average
 
 from alma.errors import UserError
 from alma.records import Run
@@ -16,7 +17,6 @@ from tests.vision.conftest import numbers
 from tests.vision.test_memory import Live
 from tests.vision.test_run import command, error_of, jobs
 from vision import MegaBatchStream, run
-from vision.average import Average
 from vision.classifiers import _built, check, costs
 from vision.data import Images, make_dataset
 from vision.learners import LEARNERS, resolve

@@ -48,13 +48,6 @@ class EnsSettings(MemberMixtureSettings, MemberSettings):
             return "--member-order shared gives all members the same minibatches"
         return super().conflict(name, chosen)
 
-    def config(self) -> dict[str, Any]:
-        """Without the shared order: runs older than the setting have it and do not record it."""
-        written = super().config()
-        if self.member_order == "shared":
-            del written["member_order"]
-        return written
-
 
 class Ens(Learner):
     """An ensemble of networks, or of mixtures of experts, trained independently on the same data.
