@@ -125,16 +125,14 @@ class MixtureLayer(nn.Module):
         order = chosen.argsort()
         counts = torch.bincount(chosen, minlength=self.size).tolist()
         parts = z.index_select(examples, order).split(counts, examples)
-        found = [self._alone(expert, part) for expert, part in enumerate(parts) if counts[expert]]
-        return torch.cat(found, examples).index_select(examples, order.argsort())
-
-    def _alone(self, expert: int, z: Tensor) -> Tensor:
-        """Outputs of one expert."""
-        tensors = self.experts.state_dict(keep_vars=True)
-        mine = {name: tensor[expert : expert + 1] for name, tensor in tensors.items()}
-        if isinstance(self.experts, Dense):
-            return functional_call(self.experts, mine, z)[0].relu()
-        return functional_call(self.experts, mine, (z, True))
+        tensors, outputs = self.experts.state_dict(keep_vars=True), []
+        for expert in (number for number, count in enumerate(counts) if count):
+            own = {name: tensor[expert : expert + 1] for name, tensor in tensors.items()}
+            if isinstance(self.experts, Dense):
+                outputs.append(functional_call(self.experts, own, parts[expert])[0].relu())
+            else:
+                outputs.append(functional_call(self.experts, own, (parts[expert], True)))
+        return torch.cat(outputs, examples).index_select(examples, order.argsort())
 
     @property
     def size(self) -> int:
@@ -208,8 +206,8 @@ class Mixture(nn.Module):
             if isinstance(layer.experts, Dense):
                 experts.append(layer.experts.flops)
             else:
-                found, size = layer.experts.flops(size)
-                experts.append(sum(found))
+                layers, size = layer.experts.flops(size)
+                experts.append(sum(layers))
         routers = [layer.router.flops for layer in self.layers]
         paths = [2.0 * layer.router.paths.numel() for layer in self.layers]
         forward = sum(head) + sum(experts) + sum(routers) + self.classifier.flops
@@ -223,7 +221,7 @@ class Mixture(nn.Module):
         experts: list[Any] = [layer.experts for layer in self.layers]
         if self.head:
             return footprint_of([self.head, *experts], self.shape)
-        shapes = [each.weight.shape for each in experts]  # (E, out, in)
+        shapes = [stack.weight.shape for stack in experts]  # (E, out, in)
         return max(2 * inputs + 3 * number * outputs for number, outputs, inputs in shapes)
 
 

@@ -29,8 +29,8 @@ def test_gradients_are_those_of_autocast_in_fp32(backbone, amp):
     flat = Flat(subject.model)
     optimizer = make(flat.values, settings)
     if amp == "fp16":
-        optimizer.state["scale"][0] = 8.0  # 2**16 would overflow, which lowers the scale in training
-        optimizer.train()
+        # 2**16 would overflow, which lowers the scale in training
+        optimizer.load({**optimizer.state, "scale": torch.tensor([8.0, 0.0])})
     with torch.autocast("cpu", HALF[amp]):
         logits = subject.model(images)
     assert logits.dtype == HALF[amp]
@@ -92,18 +92,12 @@ def test_steps_with_a_scaled_loss_are_those_without_and_an_overflow_is_none(sett
 def test_a_checkpoint_has_the_scale():
     values = torch.ones(16)
     one = make(values, Settings(amp="fp16"))
-    one.train()
     for gradient in (torch.inf, torch.inf, 1.0):
         one.scaled(torch.ones(()))
         one.step(values, torch.full((16,), gradient))
-    one.eval()
     again = make(values, Settings(amp="fp16"))
-    for name, tensor in one.state.items():
-        again.state[name].copy_(tensor)
-    again.train()
+    again.load(one.state)
     assert float(again.scaled(torch.ones(()))) == 2.0**14
-    again.eval()
-    assert torch.equal(again.state["scale"], one.state["scale"])
     assert again.state["scale"].tolist() == [2.0**14, 1.0]
 
 

@@ -64,24 +64,6 @@ def test_sm_keeps_its_weights_unless_from_scratch():
         assert torch.allclose(before, weights(subject), atol=1e-3) != from_scratch
 
 
-@pytest.mark.parametrize("name", ["sm", "ens", "gmoe"])
-def test_shrink_and_perturb_moves_the_weights_towards_new_ones(name):
-    subject = learner(name, shrink=0.25)
-    subject.prepare(0, DATA)
-    old = weights(subject)
-    subject.reset(1)
-    new = weights(subject)
-    subject.reset(0)
-    assert torch.equal(weights(subject), old)  # the first stage starts from the weights as they are
-    subject.shrink_and_perturb(1)
-    torch.testing.assert_close(weights(subject), 0.25 * old + 0.75 * new)
-    trained = learner(name, shrink=0.0, epochs=1, lr=1e-6)
-    trained.train(0, DATA)
-    before = weights(trained)
-    trained.train(1, DATA)
-    assert not torch.allclose(before[: len(old)], weights(trained)[: len(old)], atol=1e-3)
-
-
 def test_ens_averages_probabilities_and_member_0_is_sm():
     ens, sm = learner("ens"), learner("sm")
     for subject in (ens, sm):

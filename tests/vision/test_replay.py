@@ -98,8 +98,7 @@ def test_compute_is_that_of_no_replay_and_the_config_records_it(tmp_path):
     assert shared.rows[-1]["trained_on"] == list(range(1, 21))
     assert plain.rows[-1]["value"] != shared.rows[-1]["value"]
     assert shared.config["replay_share"] == 0.5
-    assert shared.config["replay_validation"] == "share"  # else a run of an earlier version would go on
-    assert not {"replay_share", "replay_from", "replay_validation"} & plain.config.keys()
+    assert not {"replay_share", "replay_from"} & plain.config.keys()
 
 
 def test_firefly_grows_on_an_epoch_and_not_on_all_data(tmp_path):

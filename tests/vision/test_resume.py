@@ -30,10 +30,6 @@ OPTIMIZERS = {
     "momentum": {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-3},
     "nesterov": {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "nesterov": True},
 }
-OF_MLPS = {
-    "schedule-free": {"optimizer": "adamw_schedulefree", "lr": 0.01, "weight_decay": 0.1},
-    "schedule-free SGD": {"optimizer": "sgd_schedulefree", "lr": 0.1},
-}
 KINDS = {
     "sm": ("sm", {"augment": True}),
     "ens": ("ens", {"members": 2, "augment": True}),
@@ -188,7 +184,7 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     """Check that a run killed `kills` times, its tensors at other addresses, equals an uninterrupted run."""
     name, options = (KINDS | REPLAYS)[kind]
     options = {"epochs": epochs, "batch_size": 64} | options | (BACKBONES | LIBRARY)[backbone]
-    options |= (OPTIMIZERS | OF_MLPS)[optimizer]
+    options |= OPTIMIZERS[optimizer]
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
     killer = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
@@ -246,9 +242,6 @@ ALL = list(combinations())
 FEW = [  # every kind, optimizers in turn, some VGGs
     (kind, "vgg" if kind in ("ens", "gmoe", "ff") else "mlp", optimizer, "hard" if kind in GATED else None)
     for kind, optimizer in zip([*KINDS, *REPLAYS], cycle(OPTIMIZERS), strict=False)
-] + [
-    ("ens, shared order", "mlp", "schedule-free", None),
-    ("gmoe, average of epochs", "mlp", "schedule-free SGD", None),
 ]
 
 

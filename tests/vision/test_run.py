@@ -14,34 +14,12 @@ import pytest
 import torch
 
 from alma.records import Run
-from tests.vision.conftest import numbers
+from tests.vision.conftest import ROOT, command, error_of, jobs, numbers
+from vision import data
 from vision.learners import LEARNERS
 from vision.presets import PRESETS
-from vision.run import jobs_of, main, parser, run_all
+from vision.run import jobs_of, parser, run_all
 from vision.sweep import SweepRun
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-def command(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["vision/run.py", *map(str, words)])
-    main()
-
-
-def jobs(*words):
-    options = parser().parse_args([*map(str, words), "--out", "there"])
-    return jobs_of(options)
-
-
-def error_of(monkeypatch, capsys, *words):
-    """The line that the command prints before it exits with 2."""
-    with pytest.raises(SystemExit) as stop:
-        command(monkeypatch, *words)
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    return said.err
 
 
 def test_without_arguments_as_a_script_from_anywhere(tmp_path):
@@ -210,11 +188,12 @@ def test_a_file_in_the_way_is_one_clear_line(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
+    monkeypatch.setattr(data, "SHARED", None)
     found, count = [], multiprocessing.Value("i", 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
     for _ in range(5):
-        sys.modules["vision.run"]._prepare({}, count, device, False)
+        sys.modules["vision.run"]._prepare(Path("there"), count, device, False)
     assert found == taken
 
 

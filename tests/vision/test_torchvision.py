@@ -13,9 +13,7 @@ from vision.average import Average
 
 from alma.errors import UserError
 from alma.records import Run
-from tests.vision.conftest import numbers
-from tests.vision.test_memory import Live
-from tests.vision.test_run import command, error_of, jobs
+from tests.vision.conftest import command, equal, error_of, jobs, numbers, seeded
 from vision import MegaBatchStream, run
 from vision.classifiers import _built, check, costs
 from vision.data import Images, make_dataset
@@ -35,10 +33,6 @@ def pictures(count=24, size=8, channels=3, classes=4):
     return MegaBatchStream(make_dataset("folder", images, images), 2)
 
 
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
-
-
 def learner(name, arch=SMALL, shape=(3, 8, 8), classes=4, seed=0, **chosen):
     settings = resolve("folder", name, chosen={"arch": TORCHVISION + arch, "epochs": 2, **chosen})
     return LEARNERS[name](shape, classes, settings, seed, DEVICE)
@@ -48,12 +42,8 @@ def tensors(model):
     return [tensor.detach().clone() for tensor in chain(model.parameters(), model.buffers())]
 
 
-def same(one, other):
-    return len(one) == len(other) and all(map(torch.equal, one, other))
-
-
 def test_resnet18_has_the_known_parameters_and_flops():
-    flops, _ = costs("resnet18", 1000, 224, 224)
+    flops = costs("resnet18", 1000, 224, 224)
     assert flops.forward == flops.inference == pytest.approx(2 * 1.814e9, rel=1e-3)  # torchvision's table
     first = 2 * 64 * 3 * 49 * 112**2
     assert flops.backward == 2 * flops.forward - first
@@ -71,7 +61,7 @@ def test_the_backward_pass_costs_what_the_counter_counts():
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         loss = network(torch.empty(2, 3, 40, 32)).sum()
         torch.autograd.grad(loss, list(network.parameters()))
-    flops, _ = costs("resnet18", 7, 40, 32)
+    flops = costs("resnet18", 7, 40, 32)
     assert counter.get_total_flops() == 2 * (flops.forward + flops.backward)
 
 
@@ -80,24 +70,12 @@ def test_the_backward_pass_costs_what_the_counter_counts():
 def test_every_classifier_costs_what_torchvision_says_and_every_parameter_trains(name):
     known = models.get_model_weights(name).DEFAULT
     size = known.transforms.keywords["crop_size"]
-    flops, footprint = costs(name, len(known.meta["categories"]), size, size)
+    flops = costs(name, len(known.meta["categories"]), size, size)
     assert flops.forward == pytest.approx(2e9 * known.meta["_ops"], rel=0.015)
-    assert footprint > 3 * size * size
     network = _built(name, 7).to("meta").train()
     with torch.device("meta"):
         loss = network(torch.empty(2, 3, size, size)).sum()
         assert len(torch.autograd.grad(loss, list(network.parameters())))
-
-
-@pytest.mark.parametrize("name", ["resnet18", SMALL, DROPOUT, "densenet121"])
-def test_evaluation_holds_the_footprint(name):
-    model = learner("sm", name, (3, 64, 64)).model.eval()
-    images = torch.randn(4, 3, 64, 64)
-    with torch.no_grad(), Live(images, *model.parameters(), *model.buffers()) as live:
-        model(images)
-    held = live.peak / 4 / len(images) + images[0].numel()
-    assert held < 1.3 * model.footprint
-    assert model.footprint < 3 * held
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -114,12 +92,12 @@ def test_weights_are_drawn_as_by_torchvision_from_the_seed_alone():
     one, other = learner("sm"), learner("sm", seed=1)
     ens = learner("ens", members=2)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert not same(tensors(one.model), tensors(other.model))
-    assert same(tensors(one.model), tensors(ens.model.networks[0]))
-    assert not same(tensors(one.model), tensors(ens.model.networks[1]))
+    assert not equal(tensors(one.model), tensors(other.model))
+    assert equal(tensors(one.model), tensors(ens.model.networks[0]))
+    assert not equal(tensors(one.model), tensors(ens.model.networks[1]))
     generator = one.generator_for("init", 0, 0)
     torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-    assert same(tensors(models.get_model(SMALL, num_classes=4)), tensors(one.model.networks[0].network))
+    assert equal(tensors(models.get_model(SMALL, num_classes=4)), tensors(one.model.networks[0].network))
 
 
 @pytest.mark.parametrize("joint", [None, "mean"])
@@ -138,7 +116,7 @@ def test_members_train_as_they_would_alone_but_those_of_umix_together(joint):
     expected = torch.cat(logits).mean(0, True) if joint else torch.cat(logits)
     assert torch.equal(several.model(data.images), expected)
     for member, single in zip(several.model.networks, alone, strict=True):
-        assert same(tensors(member), tensors(single.model)) == (joint is None)
+        assert equal(tensors(member), tensors(single.model)) == (joint is None)
 
 
 def test_resnet18_learns(tmp_path):
@@ -171,7 +149,7 @@ def test_dropout_draws_from_the_seed_of_the_run():
         fit(subject.model, examples, examples, subject.settings, subject.generators)
         assert torch.equal(torch.random.get_rng_state(), before)
         found.append(tensors(subject.model))
-    assert same(*found)
+    assert equal(*found)
     model = subject.model.train()
     assert not torch.equal(model(examples.images), model(examples.images))
 
@@ -205,27 +183,6 @@ def test_the_average_has_averaged_statistics_as_swa_utils_with_buffers():
             torch.testing.assert_close(found, expected[name], msg=name)
 
 
-def test_channels_last_is_a_layout_of_weights_gradients_and_averages():
-    data = pictures(channels=1).dataset
-    examples, found = data.examples(data.train), []
-    for given in ({}, {"channels_last": True}):
-        subject = learner("sm", shape=(1, 8, 8), average="poly:2", augment=False, **given)
-        fit(subject.model, examples, examples, subject.settings, subject.generators, average=subject.average)
-        again = learner("sm", shape=(1, 8, 8), average="poly:2", augment=False, **given)
-        again.load(subject.state())
-        assert same(tensors(again.model), tensors(subject.model))
-        kernels = [p for p in subject.model.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
-        kernels += [p for p in subject.average.model.parameters() if p.dim() == 4 and min(p.shape[1:]) > 1]
-        assert kernels
-        for kernel in kernels:
-            assert kernel.is_contiguous(memory_format=torch.channels_last) == bool(given)
-            assert kernel.is_contiguous() == (not given)
-        assert subject.settings.config().get("channels_last") == given.get("channels_last")
-        found.append(subject)
-    one, other = (subject.model.eval()(examples.images) for subject in found)
-    torch.testing.assert_close(one, other, rtol=0.1, atol=0.05)
-
-
 # Weights of a file
 
 
@@ -241,7 +198,7 @@ def test_weights_of_a_file(tmp_path, capsys):
     check(ens.settings, (3, 8, 8), 4)
     assert capsys.readouterr().out == ""
     for member in ens.model.networks:
-        assert same(list(member.network.state_dict().values()), list(state.values()))
+        assert equal(list(member.network.state_dict().values()), list(state.values()))
     ens.model.networks[0].network.fc.bias.data += 1
     ens.reset(3)
     assert torch.equal(ens.model.networks[0].network.fc.bias, state["fc.bias"])
@@ -259,29 +216,23 @@ def test_the_layer_of_the_classes_starts_at_random_if_their_numbers_differ(tmp_p
         assert torch.equal(found[name], (anew if name.startswith("fc.") else state)[name]), name
 
 
-def test_a_file_of_an_old_version_or_with_auxiliary_modules_fits(tmp_path):
-    old = {"change": lambda state: {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")}}
-    saved(tmp_path / "old.pt", **old)
-    check(learner("sm", weights=str(tmp_path / "old.pt")).settings, (3, 8, 8), 4)
+def test_a_file_with_auxiliary_modules_fits(tmp_path):
     torch.save(models.googlenet(aux_logits=True, init_weights=False).state_dict(), tmp_path / "g.pt")
     check(Settings(arch=TORCHVISION + "googlenet", weights=str(tmp_path / "g.pt")), (3, 32, 32), 1000)
-    renamed = {"change": lambda state: {key.replace("norm1.", "norm.1."): state[key] for key in state}}
-    saved(tmp_path / "d.pt", 1000, name="densenet121", **renamed)
-    check(Settings(arch=TORCHVISION + "densenet121", weights=str(tmp_path / "d.pt")), (3, 32, 32), 1000)
 
 
 MISFITS = {
     "lacks": (
         lambda state: {k: v for k, v in state.items() if k != "conv1.0.weight"},
-        "the file lacks conv1.0.weight",
+        'Missing key(s) in state_dict: "conv1.0.weight"',
     ),
-    "more": (lambda state: state | {"x": torch.zeros(1)}, "x is not in the model"),
+    "more": (lambda state: state | {"x": torch.zeros(1)}, 'Unexpected key(s) in state_dict: "x"'),
     "shape": (
         lambda state: state | {"conv1.0.weight": torch.zeros(24, 1, 3, 3)},
-        "conv1.0.weight is (24, 1, 3, 3), not (24, 3, 3, 3)",
+        "size mismatch for conv1.0.weight",
     ),
-    "width": (lambda state: state | {"fc.weight": torch.zeros(9, 7)}, "fc.weight is (9, 7), not (4, 1024)"),
-    "nested": (lambda state: {"model": state}, "model is no tensor, and"),
+    "width": (lambda state: state | {"fc.weight": torch.zeros(9, 7)}, "size mismatch for fc.weight"),
+    "nested": (lambda state: {"model": state}, "Missing key(s) in state_dict"),
 }
 
 
@@ -308,7 +259,7 @@ def test_a_damaged_file_is_one_line(tmp_path, refused):
         assert str(path) in line
         assert "give a file of torch.save(model.state_dict(), FILE)" in line
     torch.save([1, 2], path)
-    assert "it is [1, 2]: it should be an object" in refused(*play, **options)
+    assert "it is no dictionary" in refused(*play, **options)
     assert not (tmp_path / "run").exists()
 
 
@@ -357,19 +308,12 @@ def test_growth_and_experts_are_refused(tmp_path, monkeypatch, capsys, words):
             "--arch torchvision:resnet18 --hidden 8",
             "--hidden does not apply to sm: torchvision:resnet18 has sizes",
         ),
-        ("--channels-last", "--channels-last does not apply to sm: it needs --arch torchvision:NAME"),
         ("--weights README.md", "--weights does not apply to sm: it needs --arch torchvision:NAME"),
-        ("--arch torchvision:resnet18 --optimizer adamw_schedulefree", "needs --arch mlp"),
     ],
 )
 def test_what_does_not_apply_is_one_line(tmp_path, monkeypatch, capsys, words, reason):
     assert reason in error_of(monkeypatch, capsys, *words.split(), "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_images_of_two_channels_are_refused(refused):
-    subject = Settings(arch=TORCHVISION + SMALL)
-    assert "takes images of 1 or 3 channels, not 2" in refused(check, subject, (2, 8, 8), 4)
 
 
 def test_a_sweep_gives_sizes_and_weights_to_those_that_have_them(tmp_path):

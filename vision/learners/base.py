@@ -138,11 +138,11 @@ class Learner:
             log_probabilities = self.log_probabilities(logits)
             return torch.cat([log_probabilities, self.choice(logits, log_probabilities)[None]])
 
-        found = evaluate(model, examples, judge)  # (C + 1, n)
-        loss = float(F.nll_loss(found[:-1].t(), examples.labels))
+        judged = evaluate(model, examples, judge)  # (C + 1, n)
+        loss = float(F.nll_loss(judged[:-1].t(), examples.labels))
         if not math.isfinite(loss):
             raise UserError(DIVERGED)
-        return {"loss": loss, "error": float((found[-1] != examples.labels).double().mean())}
+        return {"loss": loss, "error": float((judged[-1] != examples.labels).double().mean())}
 
     def votes(self, model: Any, images: "Tensor") -> "Tensor":
         """Logits (V, C, n) of all voters."""
