@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from tests.vision.test_torchvision import DEVICE, SMALL, learner, pictures
+from tests.vision.conftest import CPU
+from tests.vision.test_torchvision import SMALL, learner, pictures
 from vision import MegaBatchStream, run
 from vision.flat import Flat
-from vision.learners import LEARNERS, resolve
+from vision.learners import LEARNERS
 from vision.optim import Scaled, make
 from vision.presets import TORCHVISION, Settings
 from vision.train import evaluate, gradient_writer
@@ -23,7 +24,7 @@ BACKBONES = {
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_gradients_are_those_of_autocast_in_fp32(backbone, amp):
     settings = Settings(**BACKBONES[backbone], amp=amp)
-    subject = LEARNERS["sm"]((3, 32, 32), 4, settings, 0, DEVICE)
+    subject = LEARNERS["sm"]((3, 32, 32), 4, settings, 0, CPU)
     data = pictures(size=32).dataset  # on a map of one pixel, torch has wrong bf16 gradients on a CPU
     images, labels = data.examples(data.train)
     flat = Flat(subject.model)
@@ -99,12 +100,3 @@ def test_a_checkpoint_has_the_scale():
     again.load(one.state)
     assert float(again.scaled(torch.ones(()))) == 2.0**14
     assert again.state["scale"].tolist() == [2.0**14, 1.0]
-
-
-def test_amp_off_is_the_path_of_ever():
-    """The formulas of the MLP; `resolve` records nothing."""
-    assert "amp" not in resolve("digits", "sm").config()
-    subject = LEARNERS["sm"]((1, 8, 8), 10, resolve("digits", "sm"), 0, DEVICE)
-    flat = Flat(subject.model)
-    write = gradient_writer(subject.model, flat, make(flat.values, Settings()), "off")
-    assert write.__qualname__.startswith("MLP.gradient_writer")

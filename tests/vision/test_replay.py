@@ -110,15 +110,6 @@ def test_firefly_grows_on_an_epoch_and_not_on_all_data(tmp_path):
     assert max(flops[1]) < 1.3 * max(flops[0])  # networks grow differently; on all data it is 4 times as much
 
 
-def test_a_share_that_is_none_is_refused(refused, tmp_path):
-    for options, line in (
-        ({"replay_share": 1.0}, "a share"),
-        ({"replay_share": 0.5, "replay": True}, "leave out"),
-    ):
-        assert line in refused(run, STREAM, out=tmp_path / "x", **options)
-    assert not (tmp_path / "x").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
