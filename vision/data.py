@@ -35,7 +35,6 @@ _DAMAGED = (
 _SMALL, _NORMALISED = 1 << 14, 1 << 28
 """Values of an image, and bytes of the images of a stage or test set, up to which they are normalised once.
 Beyond, each batch is normalised anew, which takes little time beside a network for such images."""
-_CHUNK = 256  # images
 
 SHARED: Path | None = None
 """Folder of files in which the processes of a sweep share their data sets."""
@@ -144,77 +143,66 @@ def load(
 
 def _read(name: str, root: str, download: bool, image_size: int | None, cache: Path | None = None) -> Dataset:
     """As `load`; a folder's images are mapped from files in `cache` if given."""
-    if name == "digits":
-        dataset = _digits()
+    parts: Any  # images and labels, for training and for tests
+    if name == "folder":
+        parts = folder.read(Path(root), image_size, cache)
+    elif name == "digits":
+        # scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; a fixed random fifth is the test set.
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        order = np.random.RandomState(0).permutation(len(digits.target))
+        pixels, labels = (digits.images[order] * (255 / 16)).round().astype(np.uint8), digits.target[order]
+        test = np.arange(len(order)) % 5 == 0
+        parts = [(pixels[part][:, None], labels[part]) for part in (~test, test)]
     else:
-        read: Any = _mnist if "mnist" in name else _cifar
-        folders = name == "folder"
-        parts = folder.read(Path(root), image_size, cache) if folders else read(name, Path(root), download)
-        for part, (pixels, targets) in zip(("train", "test"), parts, strict=True):
-            if len(pixels) != len(targets):
-                raise UserError(
-                    f"{Path(root, name.upper())}: {len(pixels)} images, but {len(targets)} labels to {part} "
-                    f"with: {idx.AGAIN}"
-                )
-        train, test = (Images(torch.as_tensor(x), torch.as_tensor(y).long()) for x, y in parts)
-        dataset = make_dataset(name, train, test, _KNOWN.get(name))
+        from torchvision import datasets
+
+        kind = getattr(datasets, name.upper())
+        if "mnist" in name:
+            stems = (
+                ("train", "t10k") if name == "mnist" else ("emnist-balanced-train", "emnist-balanced-test")
+            )
+            raw = Path(root, name.upper(), "raw")
+            files = [(raw / f"{stem}-images-idx3-ubyte", raw / f"{stem}-labels-idx1-ubyte") for stem in stems]
+            if not all(idx.find(path).exists() for path in chain(*files)):
+                kind(root, download=download, **({"split": "balanced"} if name == "emnist" else {}))
+            parts = [(idx.read(images, 3)[:, None], idx.read(labels, 1)) for images, labels in files]
+        else:
+            read = [kind(root, train=train, download=download) for train in (True, False)]
+            parts = [(np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)), part.targets) for part in read]
+    for part, (pixels, labels) in zip(("train", "test"), parts, strict=True):
+        if len(pixels) != len(labels):
+            where = Path(root, name.upper())
+            raise UserError(
+                f"{where}: {len(pixels)} images, but {len(labels)} labels to {part} with: {idx.AGAIN}"
+            )
+    train, test = (Images(torch.as_tensor(x), torch.as_tensor(y).long()) for x, y in parts)
+    dataset = make_dataset(name, train, test, _KNOWN.get(name))
     if not image_size or name == "folder":
         return dataset
     train, test = (
         Images(torch.from_numpy(folder.scaled(images.numpy(), image_size)), labels)
-        for images, labels in (dataset.train, dataset.test)
+        for images, labels in (train, test)
     )
     return replace(dataset, train=train, test=test)
-
-
-def _mnist(name: str, root: Path, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-    from torchvision import datasets
-
-    stems = ("train", "t10k") if name == "mnist" else ("emnist-balanced-train", "emnist-balanced-test")
-    raw = root / name.upper() / "raw"
-    files = [(raw / f"{stem}-images-idx3-ubyte", raw / f"{stem}-labels-idx1-ubyte") for stem in stems]
-    if not all(idx.find(path).exists() for path in chain(*files)):
-        options = {"split": "balanced"} if name == "emnist" else {}
-        getattr(datasets, name.upper())(root, download=download, **options)
-    return [(idx.read(images, 3)[:, None], idx.read(labels, 1)) for images, labels in files]
-
-
-def _cifar(name: str, root: Path, download: bool) -> list[tuple[np.ndarray, list[int]]]:
-    from torchvision import datasets
-
-    read = [getattr(datasets, name.upper())(root, train=train, download=download) for train in (True, False)]
-    return [(np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)), part.targets) for part in read]
-
-
-def _digits() -> Dataset:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; a fixed random fifth is the test set."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    order = np.random.RandomState(0).permutation(len(digits.target))
-    images = torch.from_numpy((digits.images[order] * (255 / 16)).round().astype(np.uint8))[:, None]
-    labels = torch.from_numpy(digits.target[order]).long()
-    test = torch.arange(len(order)) % 5 == 0
-    return make_dataset("digits", Images(images[~test], labels[~test]), Images(images[test], labels[test]))
-
-
-def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of each channel, from counts of the 256 values: doubles take 8 times the memory."""
-    count = partial(torch.bincount, minlength=256)
-    chunks = ([count(channel.flatten()) for channel in part.unbind(1)] for part in images.split(_CHUNK))
-    counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
-    values = torch.arange(256).double() / 255
-    total = counts.sum(1)
-    mean = counts @ values / total
-    variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
-    return tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
 
 
 def make_dataset(name: str, train: Images, test: Images, statistics: Any = None) -> Dataset:
     """A data set of classes 0 to the largest label. `statistics` are mean and std of each channel; None
     computes them from the training images."""
     classes = int(max(train.labels.max(), test.labels.max())) + 1
-    return Dataset(name, train, test, classes, *(statistics or _statistics(train.images)))
+    if statistics is None:  # from counts of the 256 values: doubles take 8 times the memory
+        count = partial(torch.bincount, minlength=256)
+        chunks = (
+            [count(channel.flatten()) for channel in part.unbind(1)] for part in train.images.split(256)
+        )
+        counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
+        values, total = torch.arange(256).double() / 255, counts.sum(1)
+        mean = counts @ values / total
+        variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
+        statistics = tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
+    return Dataset(name, train, test, classes, *statistics)
 
 
 @dataclass(frozen=True)

@@ -87,36 +87,30 @@ def choose(experts: Mapping[int, int]) -> list[int]:
     return growth if len(growth) > 1 else sorted({known[0], known[len(known) // 2], known[-1]})
 
 
-def load_run(directory: Path, root: str, image_size: int | None = None) -> "tuple[dict[str, Any], Dataset]":
-    """Config and data set of a run. UserError: it is not of a mixture, or `root` has other data."""
+def load(
+    directory: Path, root: str, image_size: int | None = None, wanted: list[int] | None = None
+) -> "tuple[dict[str, Any], Dataset, dict[int, Mixture]]":
+    """Config and data set of a run, and its mixtures after the `wanted` stages, or those that `choose` picks.
+    UserError: it is not a run of mixtures, a stage is missing or damaged, or `root` has other data."""
+    import torch
+
     from vision import data
+    from vision.checkpoints import read_checkpoint, reading
+    from vision.learners import LEARNERS
 
     config = Run.read(directory).config
     if config["learner"] not in ("gmoe", "moe"):
         raise UserError(f"{directory} is a run of {config['learner']}: give a run of gmoe or moe")
     if config.get("scenario") in ("rotated", "permuted"):
         raise UserError(f"{directory}: --scenario {config['scenario']} changed its images")
-    dataset = data.load(config["dataset"], root, image_size=image_size)
-    if dataset.fingerprint != config["data"]:
-        raise UserError(f"{config['dataset']} in {root} is not the run's data: give that with --data-root")
-    return config, dataset
-
-
-def load_models(
-    directory: Path, config: Mapping[str, Any], dataset: "Dataset", wanted: list[int] | None = None
-) -> "dict[int, Mixture]":
-    """The mixtures of the `wanted` stages, or of those that `choose` picks. UserError: a stage is missing or
-    damaged."""
-    import torch
-
-    from vision.checkpoints import read_checkpoint, reading
-    from vision.learners import LEARNERS
-
     known = {int(path.stem[6:]): path for path in sorted(directory.glob("stage_[0-9][0-9][0-9]*.pt"))}
     if not known:
         raise UserError(f"{directory} has no stage_000.pt ...: run it with --save-stages into a new folder")
     if missing := sorted(set(wanted or []) - known.keys()):
         raise UserError(f"--stages {missing[0]}: {directory} has stages {min(known)} to {max(known)}")
+    dataset = data.load(config["dataset"], root, image_size=image_size)
+    if dataset.fingerprint != config["data"]:
+        raise UserError(f"{config['dataset']} in {root} is not the run's data: give that with --data-root")
     kind, models = LEARNERS[config["learner"]], {}
     names = config.keys() & set(kind.settings_class.names())
     settings = kind.settings_class(**{name: config[name] for name in names})
@@ -126,7 +120,7 @@ def load_models(
             learner = kind(dataset.shape, dataset.classes, settings, config["seed"], torch.device("cpu"))
             learner.load(read_checkpoint(known[stage]))
             models[stage] = learner.model
-    return models
+    return config, dataset, models
 
 
 def draw(
@@ -230,8 +224,7 @@ def main() -> None:
     options = parser().parse_args()
     if options.examples < 5:
         raise UserError(f"--examples {options.examples}: at least 5")
-    config, dataset = load_run(options.run, options.data_root, options.image_size)
-    models = load_models(options.run, config, dataset, options.stages)
+    config, dataset, models = load(options.run, options.data_root, options.image_size, options.stages)
     out = options.out or options.run / "tsne.png"
     draw(config, models, dataset, out, options.layer, options.examples)
     print(out)

@@ -80,13 +80,13 @@ def test_the_stages_drawn_have_2_3_and_4_experts(experts, chosen):
 
 
 def test_the_model_of_a_stage_has_the_recorded_error(place):
-    config, dataset = tsne.load_run(place, "nowhere")
+    _, dataset, models = tsne.load(place, "nowhere", wanted=[0, 1, 2])
     examples = dataset.examples(dataset.test)
     rows = [json.loads(line) for line in (place / "results.jsonl").read_text().splitlines()]
-    for stage, model in tsne.load_models(place, config, dataset, [0, 1, 2]).items():
+    for stage, model in models.items():
         error = (model(examples.images)[0].argmax(0) != examples.labels).double().mean()
         assert (model.experts, float(error)) == (stage + 1, rows[stage + 1]["value"])
-    assert list(tsne.load_models(place, config, dataset)) == [1, 2]
+    assert list(tsne.load(place, "nowhere")[2]) == [1, 2]
 
 
 def test_the_command_draws_one_panel_per_stage(place, tmp_path, monkeypatch, capsys):

@@ -172,8 +172,9 @@ class Learner:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Further JSON values for the `extra` field of a row: the sizes of a model that grows."""
-        return self.structure
+        """Further JSON values for the `extra` field of a row: members, or the sizes of a model that grows."""
+        members = getattr(self.settings, "members", None)
+        return self.structure | ({"members": members} if members else {})
 
     def state(self) -> dict[str, Any]:
         """Everything that training changes, as tensors and plain values."""

@@ -102,10 +102,6 @@ class Ens(Learner):
             return super().choice(logits, log_probabilities)
         return self.scores(logits).argmax(0)
 
-    @property
-    def details(self) -> dict[str, Any]:
-        return {"members": self.settings.members}
-
 
 @dataclass(frozen=True)
 class UMixSettings(MemberSettings):
@@ -123,7 +119,3 @@ class UMix(Learner):
     def build(self, structure: dict[str, Any]) -> Any:
         """A stack of networks with one output."""
         return self.backbone(self.settings.members, joint=self.settings.umix_average)
-
-    @property
-    def details(self) -> dict[str, Any]:
-        return {"members": self.settings.members}
