@@ -35,9 +35,11 @@ def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | N
                 f"--megabatches {dataset.classes} or fewer"
             )
         groups = np.array_split(np.arange(dataset.classes), megabatches)
-        train, test = (images.labels.numpy() for images in (dataset.train, dataset.test))
-        parts = [random.permutation(np.flatnonzero(np.isin(train, group))) for group in groups]
-        held_out = [np.flatnonzero(np.isin(test, group)) for group in groups]
+        own, held_out = (
+            [np.flatnonzero(np.isin(images.labels.numpy(), group)) for group in groups]
+            for images in (dataset.train, dataset.test)
+        )
+        parts = [random.permutation(indices) for indices in own]
         return MegaBatchStream(dataset, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
 
     pixels = int(np.prod(dataset.shape[1:]))
