@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from vision.models import Conv, ConvBlock, Dense, Flops, combined, footprint_of, pooled, uniform, vgg_widths
+from vision.models import (
+    Backbone,
+    Conv,
+    ConvBlock,
+    Dense,
+    Flops,
+    combined,
+    footprint_of,
+    pooled,
+    uniform,
+    vgg_widths,
+)
 
 POOLED = 4  # height and width to which images are averaged before gating, as in the authors' code
 
@@ -245,26 +256,12 @@ def mixture_vgg(
     return Mixture(layers, Dense(1, channels, classes), ConvBlock(1, shape[0], first), shape)
 
 
-class Committee(nn.Module):
-    """M networks with one voter each, mixtures or models of torchvision, computed one after the other.
-
-    `joint`, "mean" or "sum", combines their logits into one voter.
-    """
+class Committee(Backbone):
+    """M networks with one voter each, mixtures or models of torchvision, computed one after the other."""
 
     def __init__(self, networks: Sequence[Any], joint: str | None = None):
-        super().__init__()
+        super().__init__(len(networks), joint)
         self.networks: Sequence[Any] = nn.ModuleList(networks)  # type: ignore[assignment]
-        self.joint = joint
-
-    @property
-    def members(self) -> int:
-        """Number of networks, M."""
-        return len(self.networks)
-
-    @property
-    def voters(self) -> int:
-        """Number of outputs with a loss of their own, V."""
-        return 1 if self.joint else self.members
 
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
         """Initialise one member."""

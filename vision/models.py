@@ -94,7 +94,7 @@ class Conv(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Base class of both backbones. `joint`, "mean" or "sum", combines all members' logits into one voter."""
+    """Base class of M networks. `joint`, "mean" or "sum", combines all members' logits into one voter."""
 
     def __init__(self, members: int, joint: str | None):
         super().__init__()

@@ -60,6 +60,9 @@ class Settings:
     draft: ClassVar[dict[str, Any]] = {}
     """Where the first draft differs for this learner; `of_preset` adds the general differences."""
 
+    own_layers: ClassVar[bool] = False
+    """Whether the model needs layers of ALMA's own, which grow or have gates."""
+
     arch: str = option(
         "mlp",
         f"backbone: mlp, vgg, or a classifier of torchvision by its name, such as {TORCHVISION}resnet18",
@@ -125,11 +128,6 @@ class Settings:
     def torchvision(self) -> str:
         """The name of a classifier of torchvision; "" for ALMA's own backbones."""
         return self.arch.removeprefix(TORCHVISION) if self.arch.startswith(TORCHVISION) else ""
-
-    @property
-    def own_layers(self) -> bool:
-        """Whether the model needs layers of ALMA's own, which grow or have gates."""
-        return False
 
     @classmethod
     def names(cls) -> list[str]:

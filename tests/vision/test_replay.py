@@ -20,7 +20,7 @@ FAST = {"hidden": 4, "epochs": 2, "waiting_time": 5}
 @given(
     st.lists(st.integers(1, 40), min_size=1, max_size=6),
     st.integers(1, 200),
-    st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.9]),
+    st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.9, 0.95]),
     st.integers(0, 99),
 )
 def test_an_epoch_and_a_validation_sample_have_their_share_evenly_over_earlier_megabatches(
@@ -40,13 +40,6 @@ def test_an_epoch_and_a_validation_sample_have_their_share_evenly_over_earlier_m
         assert counts.max() - counts.min() <= 1
     for k, size in enumerate(earlier):  # of the sample: none is repeated needlessly
         assert len(set(old[whose == k].tolist())) == min(counts[k], size)
-
-
-def test_few_images_keep_a_new_one():
-    for new in range(2, 30):
-        replay = Replay((40, 40), new, 0.95)
-        assert replay.sample(np.random.RandomState(0)).max() >= 80
-        assert replay.draw(torch.Generator().manual_seed(0)).max() >= 80
 
 
 def test_every_new_example_is_drawn_as_often():

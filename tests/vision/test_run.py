@@ -131,11 +131,6 @@ def test_settings_go_to_the_learners_that_take_them():
     assert [job.stream_seed for job in jobs("--seeds", "0-2")] == [0, 1, 2]
     (single,) = jobs("--seed", 3, "--stream-seed", 432)
     assert (single.out, single.stream_seed, single.options["seed"]) == (Path("there"), 432, 3)
-    assert [
-        jobs("--dataset", *words)[0].megabatches for words in (["mnist", "--preset", "draft"], ["emnist"])
-    ] == [50, 50]
-    options = {job.options["learner"]: job.options for job in jobs("--learner", "ens,gmoe", "--gate", "hard")}
-    assert "gate" not in options["ens"]  # without experts
     words = "--learner", "sm,ens,gens", "--gate", "hard", "--experts", 2, "--from-scratch"
     options = {job.options["learner"]: job.options for job in jobs(*words)}
     assert options["ens"]["gate"] == options["gens"]["gate"] == "hard"

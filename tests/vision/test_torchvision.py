@@ -9,8 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
 from alma.errors import UserError
-from alma.records import Run
-from tests.vision.conftest import CPU, command, equal, error_of, jobs, numbers, seeded
+from tests.vision.conftest import CPU, equal, error_of, jobs, numbers, seeded
 from vision import MegaBatchStream, run
 from vision.classifiers import _built, check, costs
 from vision.data import Images, make_dataset
@@ -248,15 +247,6 @@ def test_a_run_goes_on_with_the_same_weights_wherever_they_lie(tmp_path, refused
 
 
 # The command line
-
-
-def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
-    words = ["--arch", ARCH, "--megabatches", 2, "--epochs", 1, "--out", tmp_path / "run"]
-    command(monkeypatch, *words)
-    assert len(Run.read(tmp_path / "run").rows) == 3
-    said = capsys.readouterr()
-    assert "Test error" in said.out
-    assert said.err == ""
 
 
 NO_GROWTH = "a model of torchvision neither grows nor has experts; choose --arch mlp or vgg"

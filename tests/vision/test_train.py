@@ -140,20 +140,6 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
     assert len(best_epochs) > 1 or make is not mlp
 
 
-@pytest.mark.parametrize(("make", "stop"), [(mlp, 1), (vgg, 3), (lambda: hard_mixture(), 2)])
-def test_resumed_training_equals_uninterrupted_training_bit_for_bit(make, stop):
-    whole = make()
-    expected = train(whole, {"augment": True})
-    part = make()
-    watching = Watching(part, stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(part, {"augment": True}, watch=watching)
-    again = make()
-    flops = train(again, {"augment": True}, seed=99, progress=watching.saved[-1])
-    assert equal(again.state_dict(), whole.state_dict())
-    assert flops == expected
-
-
 @pytest.mark.parametrize("waited", [1, 3])
 def test_a_resumed_stage_ends_after_as_many_epochs_without_improvement(waited):
     """Patience ends the stage, and FLOPs count the epochs done."""

@@ -245,12 +245,8 @@ class Learner:
 class GrowthSettings(Settings):
     """Settings of learners whose model grows."""
 
+    own_layers = True
     grow_every: int = option(1, "grow before every K-th stage", at_least=1)
-
-    @property
-    def own_layers(self) -> bool:
-        """The layers that grow."""
-        return True
 
 
 class GrowingLearner(Learner):
@@ -274,14 +270,10 @@ class GrowingLearner(Learner):
 class MixtureSettings(Settings):
     """Settings of mixtures of experts."""
 
+    own_layers = True
     gate: str = option("soft", "weight all experts, or sample one", choices=("soft", "hard"))
     router: str = option("tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"))
     experts: int = option(1, "initial experts per layer; ens, gens: per layer of each member", at_least=1)
-
-    @property
-    def own_layers(self) -> bool:
-        """The layers of experts."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -289,8 +281,8 @@ class MemberMixtureSettings(MixtureSettings):
     """Settings of ensembles, whose members are mixtures if `experts` > 1 and plain networks otherwise."""
 
     @property
-    def own_layers(self) -> bool:
-        """Those of members with several experts."""
+    def own_layers(self) -> bool:  # type: ignore[override]
+        """Whether members have several experts."""
         return self.experts > 1
 
     @classmethod
