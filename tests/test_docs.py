@@ -271,11 +271,11 @@ def test_documented_keys_of_image_runs(tmp_path):
         "sm": {"seed": 1},
     }
     more["moe"]["command"] = "alma images"
-    more["gens"]["members"], more["gmoe"] = 2, {"splits": 2, "shrink": 0.5, "lr_scheduler": "linear"}
+    more["gens"]["members"], more["gmoe"] = 2, {"splits": 2, "lr_scheduler": "linear"}
     more["umix"] = {"replay_share": 0.5, "replay_from": "recent", "amp": "bf16"}
     library, file = "shufflenet_v2_x0_5", tmp_path / "weights.pt"
     torch.save(get_model(library, num_classes=10).state_dict(), file)
-    taken = {"arch": f"torchvision:{library}", "weights": str(file), "channels_last": True}
+    taken = {"arch": f"torchvision:{library}", "weights": str(file)}
     taken = run(stream, "sm", tmp_path / "library", epochs=1, **taken)
     made.append((taken.info, taken.rows))
     for learner, settings in more.items():

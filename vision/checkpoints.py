@@ -1,6 +1,5 @@
 """Reading files that `torch.save` wrote."""
 
-import pickle
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +10,7 @@ import torch
 
 from alma.errors import UserError
 from alma.files import damage
-from alma.schema import require
 
-_FOREIGN = (
-    *(RuntimeError, OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
-    *(AssertionError, pickle.UnpicklingError),
-)
-"""What torch and learners raise for a file with other content than theirs."""
 _ANEW = "delete it, and the run starts again"
 
 
@@ -30,7 +23,7 @@ def reading(path: str | Path, advice: str = _ANEW) -> Iterator[None]:
             yield
     except (MemoryError, torch.OutOfMemoryError):
         raise UserError(f"{path} needs more memory than there is, or is damaged") from None
-    except _FOREIGN as error:
+    except Exception as error:  # of torch and learners, for a file with other content than theirs
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise UserError(f"{path} is damaged ({reason}): {advice}") from None
 
@@ -38,11 +31,12 @@ def reading(path: str | Path, advice: str = _ANEW) -> Iterator[None]:
 def read_checkpoint(
     path: str | Path, device: torch.device | str = "cpu", advice: str = _ANEW
 ) -> dict[str, Any]:
-    """Tensors and plain values that `torch.save` wrote. UserError, with `advice`, for a truncated or foreign
+    """Tensors and plain values that `torch.save` wrote. UserError, with `advice`, for a damaged or foreign
     file."""
     with reading(path, advice):
         if damaged := damage(path):
             raise ValueError(damaged)
         state = torch.load(path, map_location=device, weights_only=True)
-        require(state, {})
+        if not isinstance(state, dict):
+            raise ValueError("it is no dictionary")
         return state

@@ -3,7 +3,8 @@
 Shapes: n examples, C classes. The models take images of three channels; gray ones are repeated.
 """
 
-import re
+import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -11,7 +12,6 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
@@ -21,11 +21,7 @@ from vision.models import Flops
 from vision.presets import TORCHVISION, Settings
 
 _AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
-"""Modules for a second loss in training, which we leave out; pretrained weights have them."""
-_COUNTER = "num_batches_tracked"
-"""Of batch normalisation; old files lack it, and with torchvision's momentum it has no effect."""
-_OLD_NAME = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(?=[12]\.)")
-"""In torchvision's files of DenseNets, which write norm.1 for norm1."""
+"""Modules for a second loss in training, which we leave out; torchvision's weights have them."""
 
 
 class TorchvisionModel(nn.Module):
@@ -37,9 +33,7 @@ class TorchvisionModel(nn.Module):
     def __init__(self, shape: Sequence[int], classes: int, settings: Settings):
         super().__init__()
         self.shape, self.classes, self.settings = tuple(shape), classes, settings
-        layout = torch.channels_last if settings.channels_last else torch.preserve_format
         self.network = _built(settings.torchvision, classes)
-        self.network.to(memory_format=layout)  # type: ignore[call-overload]
         self.generator: torch.Generator | None = None
 
     def draw_from(self, generators: Sequence[torch.Generator]) -> None:
@@ -48,13 +42,11 @@ class TorchvisionModel(nn.Module):
 
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
         """Initialise all parameters and statistics as torchvision does, then with the weights of the file."""
-        drawn = _built(self.settings.torchvision, self.classes, generator)
+        new = _built(self.settings.torchvision, self.classes, generator)
         if self.settings.weights:
-            own = drawn.state_dict()
-            for name, values in weights_for(self.settings, self.classes)[0].items():
-                own[name].copy_(values)
-        mine, new = (chain(each.parameters(), each.buffers()) for each in (self.network, drawn))
-        for tensor, value in zip(mine, new, strict=True):
+            load_weights(new, self.settings, self.classes)
+        pairs = zip(*(chain(m.parameters(), m.buffers()) for m in (self.network, new)), strict=True)
+        for tensor, value in pairs:
             tensor.data.copy_(value)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,12 +61,13 @@ class TorchvisionModel(nn.Module):
     @property
     def flops(self) -> Flops:
         """FLOPs per example, see `costs`."""
-        return costs(self.settings.torchvision, self.classes, *self.shape[1:])[0]
+        return costs(self.settings.torchvision, self.classes, *self.shape[1:])
 
     @property
     def footprint(self) -> int:
-        """Floats per example that evaluation holds at a time, see `costs`."""
-        return costs(self.settings.torchvision, self.classes, *self.shape[1:])[1]
+        """Floats per example that evaluation holds at a time: 24 images of three channels are as much as the
+        largest layers of torchvision's models hold, but for its VGGs, with 64."""
+        return 24 * 3 * math.prod(self.shape[1:])
 
 
 def check(settings: Settings, shape: Sequence[int], classes: int) -> None:
@@ -83,27 +76,21 @@ def check(settings: Settings, shape: Sequence[int], classes: int) -> None:
     if shape[0] not in (1, 3):
         raise UserError(f"--arch {settings.arch} takes images of 1 or 3 channels, not {shape[0]}")
     costs(settings.torchvision, classes, *shape[1:])
-    if settings.weights and (left := weights_for(settings, classes)[1]):
-        print(f"{settings.weights} has other classes: {', '.join(left)} start at random", flush=True)
+    if settings.weights:
+        left = load_weights(_built(settings.torchvision, classes), settings, classes)
+        if left:
+            print(f"{settings.weights} has other classes: {', '.join(left)} start at random", flush=True)
 
 
 @lru_cache(maxsize=8)
-def costs(name: str, classes: int, height: int, width: int) -> tuple[Flops, int]:
-    """FLOPs per example and floats that evaluation holds, for images of height x width pixels.
+def costs(name: str, classes: int, height: int, width: int) -> Flops:
+    """FLOPs per example of images of height x width pixels.
 
     PyTorch's counter counts the forward pass, attention scores included, on tensors without values. The
     backward pass costs twice as much, less the gradient of the images; the counter's own figure is too high
     for convolutions by group. UserError: the model does not take such images.
     """
     network = _built(name, classes).to("meta").train()
-    held = [3 * height * width]
-
-    def hold(module: nn.Module, inputs: object, output: object) -> None:
-        found = tree_leaves((inputs, output))
-        held.append(sum(each.numel() // 2 for each in found if isinstance(each, Tensor)))
-
-    for module in network.modules():
-        module.register_forward_hook(hold)
     try:
         with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
             network(torch.empty(2, 3, height, width))  # two, for batch statistics
@@ -114,37 +101,32 @@ def costs(name: str, classes: int, height: int, width: int) -> tuple[Flops, int]
             "--image-size"
         ) from None
     forward = counter.get_total_flops() / 2
-    first = next(each for each, module in network.named_modules() if isinstance(module, nn.Conv2d))
+    first = next(path for path, module in network.named_modules() if isinstance(module, nn.Conv2d))
     images = sum(counter.get_flop_counts()[f"{type(network).__name__}.{first}"].values()) / 2
-    # A branch beside, such as the identity of a residual block, holds as much as an input.
-    return Flops(forward, 2 * forward - images, forward), 3 * max(held) // 2
+    return Flops(forward, 2 * forward - images, forward)
 
 
-def weights_for(settings: Settings, classes: int) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors of the file `settings.weights` that a model of `classes` classes takes, and the names of
-    those that it cannot take because the file has another number of classes. UserError: others do not fit."""
+def load_weights(network: nn.Module, settings: Settings, classes: int) -> list[str]:
+    """Load the file `settings.weights` into a network of `classes` classes. Returns the names of tensors that
+    keep their values because the file has another number of classes. UserError: others do not fit."""
     path, name = str(settings.weights), settings.torchvision
     state = read_checkpoint(path, advice="give a file of torch.save(model.state_dict(), FILE)")
-    state = {_OLD_NAME.sub(r"\1", key): value for key, value in state.items()}
     state = {key: state[key] for key in state if not key.startswith(_AUXILIARY.get(name, ()))}
-    own, other = _shapes(name, classes), _shapes(name, classes + 1)
-    shapes = {key: tuple(value.shape) for key, value in state.items() if isinstance(value, Tensor)}
-    odd = [f"{key} is no tensor" for key in state if key not in shapes]
-    odd += [f"{key} is not in the model" for key in shapes if key not in own]
-    odd += [f"the file lacks {key}" for key in own if key not in state and not key.endswith(_COUNTER)]
-    wrong = [key for key in own if key in shapes and shapes[key] != own[key]]
-    left = [key for key in wrong if own[key] != other[key] and shapes[key][1:] == own[key][1:]]
-    odd += [f"{key} is {shapes[key]}, not {own[key]}" for key in wrong if key not in left]
-    if odd:
-        more = f", and {len(odd) - 1} more" if len(odd) > 1 else ""
-        raise UserError(f"--weights {path} does not fit {settings.arch}: {odd[0]}{more}")
-    return {key: state[key] for key in shapes if key not in left}, left
-
-
-@lru_cache(maxsize=8)
-def _shapes(name: str, classes: int) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor of a model's state_dict."""
-    return {key: tuple(value.shape) for key, value in _built(name, classes).state_dict().items()}
+    own, wider = network.state_dict(), _built(name, classes + 1).state_dict()
+    left = [
+        key
+        for key in own
+        if own[key].shape != wider[key].shape
+        and isinstance(state.get(key), Tensor)
+        and state[key].shape != own[key].shape
+        and state[key].shape[1:] == own[key].shape[1:]
+    ]
+    try:
+        network.load_state_dict(state | {key: own[key] for key in left})
+    except RuntimeError as error:
+        reason = textwrap.shorten(str(error).partition(":\n")[2] or str(error), 200)
+        raise UserError(f"--weights {path} does not fit {settings.arch}: {reason}") from None
+    return left
 
 
 def _built(name: str, classes: int, generator: torch.Generator | None = None) -> nn.Module:

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from alma.errors import UserError
+from alma.files import atomic_write
 from alma.stages import Stage
 from vision import folder, idx, presets
 from vision.examples import AnyExamples, Examples, StoredExamples
-from vision.shared import SharedMemory
 from vision.train import Replay
 
 VALIDATION = 0.1
@@ -34,10 +35,9 @@ _DAMAGED = (
 _SMALL, _NORMALISED = 1 << 14, 1 << 28
 """Values of an image, and bytes of the images of a stage or test set, up to which they are normalised once.
 Beyond, each batch is normalised anew, which takes little time beside a network for such images."""
-_CHUNK = 256  # images
 
-SHARED: dict[tuple[str, str, bool, int | None], SharedMemory] = {}
-"""Memory that this process shares with others, by the arguments of `load`."""
+SHARED: Path | None = None
+"""Folder of files in which the processes of a sweep share their data sets."""
 
 
 class Images(NamedTuple):
@@ -45,14 +45,6 @@ class Images(NamedTuple):
 
     images: Tensor
     labels: Tensor
-
-    def __reduce__(self) -> Any:
-        """Pickled as arrays, which `SharedMemory` can hold."""
-        return _images, (self.images.numpy(), self.labels.numpy())
-
-
-def _images(images: np.ndarray, labels: np.ndarray) -> Images:
-    return Images(torch.as_tensor(images), torch.as_tensor(labels))
 
 
 @dataclass(frozen=True)
@@ -98,16 +90,6 @@ class Dataset:
         pixel = Images(self.train.images.new_zeros(1, self.shape[0], 1, 1), self.train.labels[:1])
         return self.examples(pixel).images.flatten()
 
-    def with_images(self, train: Images, test: Images) -> "Dataset":
-        """The data set with changed images; its `fingerprint` stays that of the original ones."""
-        changed = replace(self, train=train, test=test)
-        changed.__dict__["fingerprint"] = self.fingerprint
-        return changed
-
-    def __getstate__(self) -> dict[str, Any]:
-        """With the fingerprint, which takes a pass over the images."""
-        return vars(self) | {"fingerprint": self.fingerprint}
-
     @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that identify the data: a hash of all images and labels."""
@@ -138,10 +120,18 @@ def load(
         raise UserError(f"--cache-images needs --dataset folder: the images of {name} are read into memory")
     if image_size is not None and image_size < 1:
         raise UserError(f"--image-size {image_size}: at least 1")
-    read = partial(_read, name, root, download, image_size, cache_images)
+    wanted = name, root, download, image_size
     try:
-        memory = None if cache_images else SHARED.get((name, root, download, image_size))
-        return memory.get(read) if memory else read(_private)
+        if name == "folder" or not SHARED:
+            return _read(*wanted, Path(cache_images) if cache_images else SHARED)
+        file = SHARED / (hashlib.sha256(repr(wanted).encode()).hexdigest()[:16] + ".pt")
+        with FileLock(SHARED / ".lock"):
+            if not file.exists():
+                dataset = _read(*wanted)
+                dataset.fingerprint  # noqa: B018  computed here, it is saved, too
+                with atomic_write(file, "wb") as out:
+                    torch.save(dataset, out)
+        return torch.load(file, mmap=True, weights_only=False)
     except MemoryError:
         lower = ": give --cache-images DIR, or lower --image-size" if name == "folder" else ""
         raise UserError(f"{name} in {root} needs more memory than there is{lower}") from None
@@ -151,99 +141,68 @@ def load(
         raise UserError(f"cannot read {name} from {root} ({reason}): {hint}") from None
 
 
-def _read(
-    name: str,
-    root: str,
-    download: bool,
-    image_size: int | None,
-    cache_images: str | None,
-    allocate: folder.Allocate,
-) -> Dataset:
-    cache = Path(cache_images) if cache_images else None
-    found = _digits() if name == "digits" else _from_files(name, root, download, image_size, cache, allocate)
-    if not image_size or name == "folder":
-        return found
-    inside = partial(folder.in_memory, allocate)
-    train, test = (
-        Images(torch.from_numpy(folder.scaled(images.numpy(), image_size, inside)), labels)
-        for images, labels in (found.train, found.test)
-    )
-    return replace(found, train=train, test=test)
-
-
-def _from_files(
-    name: str,
-    root: str,
-    download: bool,
-    image_size: int | None,
-    cache: Path | None,
-    allocate: folder.Allocate,
-) -> Dataset:
+def _read(name: str, root: str, download: bool, image_size: int | None, cache: Path | None = None) -> Dataset:
+    """As `load`; a folder's images are mapped from files in `cache` if given."""
+    parts: Any  # images and labels, for training and for tests
     if name == "folder":
-        parts: Any = folder.read(Path(root), image_size, allocate, cache)
+        parts = folder.read(Path(root), image_size, cache)
+    elif name == "digits":
+        # scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; a fixed random fifth is the test set.
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        order = np.random.RandomState(0).permutation(len(digits.target))
+        pixels, labels = (digits.images[order] * (255 / 16)).round().astype(np.uint8), digits.target[order]
+        test = np.arange(len(order)) % 5 == 0
+        parts = [(pixels[part][:, None], labels[part]) for part in (~test, test)]
     else:
-        parts = (_mnist if "mnist" in name else _cifar)(name, Path(root), download)
-    for part, (images, labels) in zip(("train", "test"), parts, strict=True):
-        if len(images) != len(labels):
+        from torchvision import datasets
+
+        kind = getattr(datasets, name.upper())
+        if "mnist" in name:
+            stems = (
+                ("train", "t10k") if name == "mnist" else ("emnist-balanced-train", "emnist-balanced-test")
+            )
+            raw = Path(root, name.upper(), "raw")
+            files = [(raw / f"{stem}-images-idx3-ubyte", raw / f"{stem}-labels-idx1-ubyte") for stem in stems]
+            if not all(idx.find(path).exists() for path in chain(*files)):
+                kind(root, download=download, **({"split": "balanced"} if name == "emnist" else {}))
+            parts = [(idx.read(images, 3)[:, None], idx.read(labels, 1)) for images, labels in files]
+        else:
+            read = [kind(root, train=train, download=download) for train in (True, False)]
+            parts = [(np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)), part.targets) for part in read]
+    for part, (pixels, labels) in zip(("train", "test"), parts, strict=True):
+        if len(pixels) != len(labels):
             where = Path(root, name.upper())
             raise UserError(
-                f"{where}: {len(images)} images, but {len(labels)} labels to {part} with: {idx.AGAIN}"
+                f"{where}: {len(pixels)} images, but {len(labels)} labels to {part} with: {idx.AGAIN}"
             )
     train, test = (Images(torch.as_tensor(x), torch.as_tensor(y).long()) for x, y in parts)
-    return make_dataset(name, train, test, _KNOWN.get(name))
-
-
-_private: folder.Allocate = partial(np.empty, dtype=np.uint8)
-
-
-def _mnist(name: str, root: Path, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-    from torchvision import datasets
-
-    stems = ("train", "t10k") if name == "mnist" else ("emnist-balanced-train", "emnist-balanced-test")
-    raw = root / name.upper() / "raw"
-    files = [(raw / f"{stem}-images-idx3-ubyte", raw / f"{stem}-labels-idx1-ubyte") for stem in stems]
-    if not all(idx.find(path).exists() for path in chain(*files)):
-        options = {"split": "balanced"} if name == "emnist" else {}
-        getattr(datasets, name.upper())(root, download=download, **options)
-    return [(idx.read(images, 3)[:, None], idx.read(labels, 1)) for images, labels in files]
-
-
-def _cifar(name: str, root: Path, download: bool) -> list[tuple[np.ndarray, list[int]]]:
-    from torchvision import datasets
-
-    read = [getattr(datasets, name.upper())(root, train=train, download=download) for train in (True, False)]
-    return [(np.ascontiguousarray(part.data.transpose(0, 3, 1, 2)), part.targets) for part in read]
-
-
-def _digits() -> Dataset:
-    """scikit-learn's 1,797 handwritten digits of 8 x 8 pixels; a fixed random fifth is the test set."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    order = np.random.RandomState(0).permutation(len(found.target))
-    images = torch.from_numpy((found.images[order] * (255 / 16)).round().astype(np.uint8))[:, None]
-    labels = torch.from_numpy(found.target[order]).long()
-    test = torch.arange(len(order)) % 5 == 0
-    return make_dataset("digits", Images(images[~test], labels[~test]), Images(images[test], labels[test]))
+    dataset = make_dataset(name, train, test, _KNOWN.get(name))
+    if not image_size or name == "folder":
+        return dataset
+    train, test = (
+        Images(torch.from_numpy(folder.scaled(images.numpy(), image_size)), labels)
+        for images, labels in (train, test)
+    )
+    return replace(dataset, train=train, test=test)
 
 
 def make_dataset(name: str, train: Images, test: Images, statistics: Any = None) -> Dataset:
     """A data set of classes 0 to the largest label. `statistics` are mean and std of each channel; None
     computes them from the training images."""
     classes = int(max(train.labels.max(), test.labels.max())) + 1
-    return Dataset(name, train, test, classes, *(statistics or _statistics(train.images)))
-
-
-def _statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std of each channel, from counts of the 256 values: doubles take 8 times the memory."""
-    count = partial(torch.bincount, minlength=256)
-    chunks = ([count(channel.flatten()) for channel in part.unbind(1)] for part in images.split(_CHUNK))
-    counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
-    values = torch.arange(256).double() / 255
-    total = counts.sum(1)
-    mean = counts @ values / total
-    variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
-    return tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
+    if statistics is None:  # from counts of the 256 values: doubles take 8 times the memory
+        count = partial(torch.bincount, minlength=256)
+        chunks = (
+            [count(channel.flatten()) for channel in part.unbind(1)] for part in train.images.split(256)
+        )
+        counts = sum(map(torch.stack, chunks), torch.zeros(())).double()
+        values, total = torch.arange(256).double() / 255, counts.sum(1)
+        mean = counts @ values / total
+        variance = (counts * (values - mean[:, None]).square()).sum(1) / (total - 1).clamp_min(1)
+        statistics = tuple(mean.tolist()), tuple(variance.sqrt().clamp_min(1e-6).tolist())
+    return Dataset(name, train, test, classes, *statistics)
 
 
 @dataclass(frozen=True)
@@ -291,11 +250,7 @@ class MegaBatchStream(Sequence[MegaBatch]):
         self.parts = [np.asarray(part, dtype=np.int64) for part in parts]
         if min(map(len, self.parts), default=0) < 2:
             raise UserError("a mega-batch needs at least 2 images: one for training, one for validation")
-        if not all(part.min() >= 0 and part.max() < total for part in self.parts):
-            raise UserError(f"parts: indices of training images are 0 to {total - 1}")
-        self.held_out, self.scenario = [np.asarray(each, dtype=np.int64) for each in held_out], scenario
-        if self.held_out and (len(self.held_out) != len(self.parts) or not all(map(len, self.held_out))):
-            raise UserError(f"held_out: give test images for each of the {len(self.parts)} mega-batches")
+        self.held_out, self.scenario = [np.asarray(part, dtype=np.int64) for part in held_out], scenario
 
     @property
     def partition(self) -> int | str:

@@ -10,29 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from alma import environment, processes
+from alma.board import Board
 from alma.errors import UserError
 from alma.files import checkpoint_file, locked, make_directory, temporary_of
 from alma.options import flag_of
 from alma.records import Run
-from alma.schema import AMOUNT, require, whole
 from alma.stages import Stage, check_share, stages
 from vision import presets
-from vision.board import Board
 from vision.learners import LEARNERS, Learner, resolve
 from vision.presets import Settings
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from tqdm import tqdm
 
-    from vision.data import Dataset, MegaBatchStream, StageData
+    from vision.data import MegaBatchStream, StageData
     from vision.train import Progress
 
 CHECKPOINT = "checkpoint.pt"
 _OUT_OF_MEMORY = ("out of memory", "allocate memory", "bad_alloc", "ALLOC_FAILED", "create a memory")
 """In the messages of torch, C++, cuDNN and oneDNN."""
-_STATE = {"done": whole(0), "seconds": AMOUNT, "peak_memory": AMOUNT}
 
 
 def run(
@@ -61,71 +58,55 @@ def run(
     run.json records `command`. An interrupted run resumes, on a CPU bit for bit; a complete one is returned.
     UserError: a bad setting, or `out` holds another run.
     """
-    from vision.data import StageData
+    from vision.data import StageData, check_seed
 
-    chosen, target = _settings(stream.dataset, learner, preset, settings, waiting_time), device_of(device)
-    share = presets.replay_share(preset, replay) if replay_share is None else replay_share
-    check_share(share, replay)
-    schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
-    config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
-    config |= _data_config(stream, share, replay_from, seed) | chosen.config()
-    make_directory(Path(out))
-    with locked(Path(out)):
-        record = Run.open(out, config, {"partition": stream.partition, "weights and order": seed})
-        temporary_of(record.directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
-        if len(record.rows) > len(stream):
-            return record
-        _check_version(record)
-        if command:
-            record.note(command=command)
-        with _fitting(record.directory, chosen, of := stream.dataset):
-            data = StageData(stream, schedule, target, share)
-            subject = LEARNERS[learner](of.shape, of.classes, chosen, seed, target)
-            logdir = Path(tensorboard_logdir) if tensorboard_logdir else None
-            trainer = _Trainer(subject, stream, data, record.directory, save_interval, save_stages, logdir)
-            _play(record, trainer, schedule, chosen.epochs)
-    return record
-
-
-def _data_config(stream: "MegaBatchStream", share: float, source: str, seed: int) -> dict[str, Any]:
-    """The seed and the data of a run for its config; replay by share, scenario and partition if not usual.
-
-    UserError: NumPy does not take the seed.
-    """
-    from vision.data import check_seed
-
-    check_seed(seed)
-    config: dict[str, Any] = {}
-    if share:  # earlier versions validated on all images of all earlier mega-batches
-        config |= {"replay_share": share, "replay_validation": "share"}
-        config |= {"replay_from": source} if source != "all" else {}
-    config |= {"seed": seed, "dataset": stream.dataset.name, "data": stream.dataset.fingerprint}
-    config |= {"scenario": stream.scenario} if stream.scenario else {}
-    return config | ({"partition": stream.partition} if stream.partition != seed else {})
-
-
-def _settings(dataset: "Dataset", *arguments: Any) -> Settings:
-    """What `resolve` finds. UserError also if a model of torchvision does not take the images, or the weights
-    of its file do not fit."""
-    chosen = resolve(dataset.name, *arguments)
+    dataset, target = stream.dataset, device_of(device)
+    chosen = resolve(dataset.name, learner, preset, settings, waiting_time)
     if chosen.torchvision:
         from vision import classifiers
 
         classifiers.check(chosen, dataset.shape, dataset.classes)
-    return chosen
+    share = presets.replay_share(preset, replay) if replay_share is None else replay_share
+    check_share(share, replay)
+    check_seed(seed)
+    schedule = stages(len(stream), waiting_time, replay, replay_from if share else None)
 
+    config = {"learner": learner, "megabatches": len(stream), "waiting_time": waiting_time, "replay": replay}
+    config |= {"replay_share": share} if share else {}
+    config |= {"replay_from": replay_from} if share and replay_from != "all" else {}
+    config |= {"seed": seed, "dataset": dataset.name, "data": dataset.fingerprint}
+    config |= {"scenario": stream.scenario} if stream.scenario else {}
+    config |= {"partition": stream.partition} if stream.partition != seed else {}
+    config |= chosen.config()
 
-def _check_version(record: Run) -> None:
-    """UserError: an earlier version, whose numbers are not reproduced, began the run."""
-    if record.rows and "valid" not in record.rows[0]["extra"]:
-        raise UserError(
-            f"{record.directory} was started by an earlier version, whose numbers this one does not "
-            "reproduce: choose another --out"
-        )
+    directory = Path(out)
+    make_directory(directory)
+    with locked(directory):
+        record = Run.open(directory, config, {"partition": stream.partition, "weights and order": seed})
+        temporary_of(directory / CHECKPOINT).unlink(missing_ok=True)  # of a kill in the last save
+        if len(record.rows) > len(stream):  # complete, even if a kill came before its last checkpoint
+            return record
+        if command:
+            record.note(command=command)
+        with _fitting(directory, chosen):
+            subject = LEARNERS[learner](dataset.shape, dataset.classes, chosen, seed, target)
+            data = StageData(stream, schedule, target, share)
+            logdir = Path(tensorboard_logdir) if tensorboard_logdir else None
+            trainer = _Trainer(subject, stream, data, directory, save_interval, save_stages)
+            with closing(trainer):
+                done = trainer.load()
+                if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
+                    raise UserError(
+                        f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
+                    )
+                trainer.show(len(schedule), logdir)
+                environment.play(record, trainer, schedule, trainer.test, done, trainer.seconds)
+                trainer.save()
+    return record
 
 
 @contextmanager
-def _fitting(directory: Path, chosen: Settings, dataset: "Dataset") -> Iterator[None]:
+def _fitting(directory: Path, chosen: Settings) -> Iterator[None]:
     """Turn the errors of a GPU or a process out of memory into a UserError that says what to lower."""
     try:
         yield
@@ -139,27 +120,6 @@ def _fitting(directory: Path, chosen: Settings, dataset: "Dataset") -> Iterator[
         raise UserError(
             f"{directory}: out of memory ({reason}): lower {', '.join(lower)}, or the number of --jobs"
         ) from None
-
-
-def _play(record: Run, trainer: "_Trainer", schedule: list[Stage], epochs: int) -> None:
-    """Run Algorithm 1 from the checkpoint on. UserError if rows of completed stages are missing."""
-    from tqdm import tqdm
-
-    done = trainer.done
-    if done > len(schedule):
-        raise UserError(
-            f"{record.directory / CHECKPOINT} is of a longer run: delete it, and the run starts again"
-        )
-    if done and schedule[done - 1].last not in (row["t"] for row in record.rows):
-        raise UserError(
-            f"{record.results} lacks rows of completed stages: delete {CHECKPOINT} to repeat them"
-        )
-    name, total = record.directory.name, len(schedule) * epochs
-    bar = tqdm(desc=name, total=total, initial=done * epochs, unit="epoch", disable=None, leave=False)
-    with bar, closing(trainer):
-        trainer.bar = bar
-        environment.play(record, trainer, schedule, trainer.test, done, trainer.seconds)
-        trainer.save()
 
 
 def device_of(name: str) -> "torch.device":
@@ -188,32 +148,86 @@ class _Trainer:
         directory: Path,
         save_interval: float,
         save_stages: bool,
-        logdir: Path | None = None,
     ):
         import torch
 
-        self.learner, self.directory = learner, directory
+        self.learner, self.directory, self._data = learner, directory, data
         self.save_interval, self.save_stages = save_interval, save_stages
-        self.bar: tqdm | None = None
+        self.bar: Any = None
+        self.board: Board | None = None
         self.done = 0  # completed stages
         self.seconds = 0.0  # spent on the current stage before an interruption
-        self._peak = 0
-        self._on_gpu = learner.device.type == "cuda"
+        self._interrupted: Progress | None = None
+        self._saved = time.monotonic()
+        self._peak, self._on_gpu = 0, learner.device.type == "cuda"
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats(learner.device)
         self._own_memory = self._on_gpu or processes.reset_peak_memory()
-        self._data = data
         test = stream.dataset.test
         self._test = stream.dataset.select(test, torch.arange(len(test.labels)), learner.device)
-        self._cache: dict[str, Any] = {}
-        self._raw: dict[str, Any] = {}  # test error, validation and matrix of the weights before averaging
         self._held_out = stream.held_out
+        self._cache: dict[str, Any] = {}  # of `Learner.predict`
+        self._raw: dict[str, Any] = {}  # test error, validation and matrix of the weights before averaging
         self._matrix: list[float] = []  # test error on the held-out images of each mega-batch
-        self._interrupted: Progress | None = None
+
+    def load(self) -> int:
+        """Restore the checkpoint if there is one; returns the number of completed stages."""
+        from vision.checkpoints import read_checkpoint, reading
+        from vision.train import Progress
+
+        path = self.directory / CHECKPOINT
+        if path.exists():
+            state = read_checkpoint(path, self.learner.device)
+            with reading(path):
+                self.learner.load(state["learner"])
+                self.done, self.seconds, self._peak = state["done"], state["seconds"], state["peak_memory"]
+                self._cache, self._raw, self._matrix = state["kept"], state["raw"], state["matrix"]
+                if state["progress"]:
+                    self._interrupted = Progress(**state["progress"])
+        return self.done
+
+    def save(self, progress: "Progress | None" = None) -> None:
+        """Write the checkpoint, within a stage with its progress."""
+        if self.board:
+            self.board.flush()  # a resumed run then finds what precedes its checkpoint
+        state = {
+            "done": self.done,
+            "seconds": time.monotonic() - self._began if progress else 0.0,
+            "peak_memory": self.peak_memory_bytes,
+            "learner": self.learner.state(),
+            "progress": progress and vars(progress),
+            "kept": self._cache,
+            "raw": self._raw,
+            "matrix": self._matrix,
+        }
+        self._write(CHECKPOINT, state)
         self._saved = time.monotonic()
-        self._load()
+
+    def _write(self, name: str, state: dict[str, Any]) -> None:
+        import torch
+
+        with checkpoint_file(self.directory / name) as file:
+            torch.save(state, file)
+
+    def show(self, stages: int, logdir: Path | None) -> None:
+        """Show the progress of training in so many stages, and log it in `logdir`.
+
+        A stage has the same number of steps in the log even if training ends early.
+        """
+        from tqdm import tqdm
+
+        epochs, name = self.learner.settings.epochs, self.directory.name
+        words: Any = {"unit": "epoch", "disable": None, "leave": False}
+        self.bar = tqdm(desc=name, total=stages * epochs, initial=self.done * epochs, **words)
         epoch = self._interrupted.epoch if self._interrupted else 0
-        self.board = Board(logdir, learner.settings.epochs, self.done, epoch) if logdir else None
+        self._first = self.done * epochs + min(epoch + 1, epochs) if self.done or epoch else 0
+        self.board = Board(logdir, self._first) if logdir else None
+
+    def close(self) -> None:
+        """End the progress bar and the log."""
+        for shown in (self.bar, self.board):
+            if shown is not None:
+                shown.close()
 
     def train(self, stage: Stage) -> dict[str, float]:
         """Train on a stage; returns FLOPs by purpose."""
@@ -221,8 +235,10 @@ class _Trainer:
         # not saved: the checkpoint would lose its progress.
         if not self._interrupted and self._due():
             self.save()
-        if self.board:
-            self.board.start(stage)
+        begin = self.done * self.learner.settings.epochs + 1
+        if self.board and begin >= self._first:  # not resumed within it
+            text = f"stage {stage.index}: mega-batches {stage.train_on[0]} to {stage.train_on[-1]}"
+            self.board.writer.add_text("stage", text, begin)
         self._began = time.monotonic() - self.seconds
         self.seconds = 0.0
         flops = self.learner.train(stage.index, self._data, self._interrupted, self)
@@ -232,21 +248,37 @@ class _Trainer:
             self._write(f"stage_{stage.index:03d}.pt", self.learner.state())
         return flops
 
+    def scored(self, epoch: int, score: "Tensor", lr: float) -> None:
+        """Log the mean validation metric of the voters, and the learning rate."""
+        if self.board:
+            settings = self.learner.settings
+            metric = "error" if settings.select == "error" else "loss"
+            values = {"lr": lr, f"valid_{metric}": float(score.mean())}
+            self.board.add(values, self.done * settings.epochs + epoch, "epoch/")
+
+    def epoch_done(self) -> bool:
+        """Advance the progress bar; returns whether a checkpoint is due."""
+        self.bar.update()
+        return self._due()
+
+    def _due(self) -> bool:
+        return time.monotonic() - self._saved >= self.save_interval
+
     def test(self) -> tuple[float, float]:
         """Test error (a fraction) and the FLOPs of measuring it."""
-        predicted, flops = self.learner.predict(self._test, self._cache)
+        learner = self.learner
+        predicted, flops = learner.predict(self._test, self._cache)
         error, self._matrix = self._errors(predicted)
-        if self.learner.average:
-            raw, matrix = self._errors(self.learner.classify(self.learner.model, self._test))
+        if learner.average:
+            raw, matrix = self._errors(learner.classify(learner.model, self._test))
             self._raw = {"error": raw} | ({"matrix": matrix} if matrix else {})
             if self.done:
-                examples = self._data.valid(self.done - 1)
-                self._raw["valid"] = self.learner.assess(self.learner.model, examples)
+                self._raw["valid"] = learner.assess(learner.model, self._data.valid(self.done - 1))
         if self.board:
-            valid = {f"valid_{name}": value for name, value in (self.valid or {}).items()}
-            raw_error = {"raw_test_error": self._raw["error"]} if self._raw else {}
-            shown = {"test_error": error, "parameters": self.parameters, **valid, **self.learner.details}
-            self.board.tested(self.done, shown | raw_error)
+            values = {"test_error": error, "parameters": self.parameters, **learner.details}
+            values |= {f"valid_{name}": value for name, value in (self.valid or {}).items()}
+            values |= {"raw_test_error": self._raw["error"]} if self._raw else {}
+            self.board.add(values, self.done * learner.settings.epochs, "stage/")
         return error, flops
 
     def _errors(self, predicted: "Tensor") -> tuple[float, list[float]]:
@@ -281,66 +313,5 @@ class _Trainer:
         a peak memory that covers the whole process; "matrix": errors on each mega-batch's held-out part.
         """
         memory_of = "" if self._own_memory else "process"
-        found = {"raw": self._raw, "matrix": self._matrix, "memory_of": memory_of}
-        return self.learner.details | {name: value for name, value in found.items() if value}
-
-    def scored(self, epoch: int, score: "Tensor", lr: float) -> None:
-        """Log the mean validation metric of the voters, and the learning rate."""
-        if self.board:
-            metric = "error" if self.learner.settings.select == "error" else "loss"
-            self.board.epoch(epoch, lr=lr, **{f"valid_{metric}": float(score.mean())})
-
-    def epoch_done(self) -> bool:
-        """Advance the progress bar; returns whether a checkpoint is due."""
-        if self.bar is not None:
-            self.bar.update()
-        return self._due()
-
-    def save(self, progress: "Progress | None" = None) -> None:
-        """Write the checkpoint, within a stage with its progress."""
-        if self.board:
-            self.board.writer.flush()  # a resumed run then finds what precedes its checkpoint
-        state = {
-            "done": self.done,
-            "seconds": time.monotonic() - self._began if progress else 0.0,
-            "peak_memory": self.peak_memory_bytes,
-            "learner": self.learner.state(),
-            "progress": progress and vars(progress),
-            "kept": self._cache,
-            "raw": self._raw,
-            "matrix": self._matrix,
-        }
-        self._write(CHECKPOINT, state)
-        self._saved = time.monotonic()
-
-    def close(self) -> None:
-        """End the log."""
-        if self.board:
-            self.board.writer.close()
-
-    def _due(self) -> bool:
-        return time.monotonic() - self._saved >= self.save_interval
-
-    def _write(self, name: str, state: dict[str, Any]) -> None:
-        import torch
-
-        with checkpoint_file(self.directory / name) as file:
-            torch.save(state, file)
-
-    def _load(self) -> None:
-        from vision.checkpoints import read_checkpoint, reading
-        from vision.train import Progress
-
-        path = self.directory / CHECKPOINT
-        if not path.exists():
-            return
-        state = read_checkpoint(path, self.learner.device)
-        with reading(path):
-            require(state, _STATE, [*_STATE, "kept", "progress"])
-            require(state["kept"], {})
-            self.learner.load(state["learner"])
-            self.done, self._cache, self._raw = state["done"], state["kept"], state.get("raw", {})
-            self._matrix = state.get("matrix", [])
-            self.seconds, self._peak = state["seconds"], state["peak_memory"]
-            if state["progress"]:
-                self._interrupted = Progress(**state["progress"])
+        more = {"raw": self._raw, "matrix": self._matrix, "memory_of": memory_of}
+        return self.learner.details | {name: value for name, value in more.items() if value}

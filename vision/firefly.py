@@ -204,8 +204,7 @@ class Overgrown:
         torch._foreach_mul_([p.data for p in self.perturbations], 1 / len(self.candidates))
         seen = 0
         for images, labels in batches:
-            found = self.gradients(images, labels)
-            for p, gradient in zip(self.perturbations, found, strict=True):
+            for p, gradient in zip(self.perturbations, self.gradients(images, labels), strict=True):
                 turned = F.normalize(p.detach().flatten(1)) - F.normalize(gradient.flatten(1))
                 p.data = F.normalize(turned).mul_(_norms(p.data)[:, None]).view(p.shape)
             seen += len(labels)
@@ -222,17 +221,16 @@ class Overgrown:
                 sums += gradient * len(labels)
             seen += len(labels)
         pairs = zip(self.perturbations, total, strict=True)
-        found = [(p.data * sums).flatten(1).sum(1) / seen for p, sums in pairs]
-        return found, seen * sum(self.flops)
+        return [(p.data * sums).flatten(1).sum(1) / seen for p, sums in pairs], seen * sum(self.flops)
 
     @property
     def flops(self) -> tuple[float, float]:
         """Forward and backward FLOPs per example, counted as in `vision.models.Flops`; the weights of the
         classifier have no gradient."""
         forward, head = 0.0, 2.0 * self.classifier.weight.numel()
-        for each, now, after in zip(self.candidates, self.pixels, [*self.pixels[1:], 1], strict=True):
-            weights = 2 * each.weight.numel() + each.new.numel() + each.layer.numel()
-            forward += 2.0 * (weights * now + each.outgoing.numel() * after)
+        for layer, now, after in zip(self.candidates, self.pixels, [*self.pixels[1:], 1], strict=True):
+            weights = 2 * layer.weight.numel() + layer.new.numel() + layer.layer.numel()
+            forward += 2.0 * (weights * now + layer.outgoing.numel() * after)
         first = self.candidates[0]
         images = 2.0 * (2 * first.weight.numel() + first.new.numel()) * self.pixels[0]
         return forward + head, 2 * forward + head - images

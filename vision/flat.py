@@ -88,9 +88,9 @@ def _flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _views(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    found, start = [], 0
+    views, start = [], 0
     for tensor in like:
-        place = vector[start : start + tensor.numel()]
-        found.append(place.as_strided(tensor.shape, tensor.stride()))  # perhaps channels last
+        part = vector[start : start + tensor.numel()]
+        views.append(part.as_strided(tensor.shape, tensor.stride()))  # perhaps channels last
         start += _padded_size(tensor)
-    return found
+    return views

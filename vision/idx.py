@@ -21,24 +21,16 @@ def find(path: Path) -> Path:
 
 def read(path: Path, dimensions: int) -> np.ndarray:
     """The bytes of `find(path)`: images have 3 dimensions, labels 1. UserError: not what its header says."""
-    path = find(path)
+    path, begin = find(path), 4 + 4 * dimensions
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            head = file.read(4 + 4 * dimensions)
-            if len(head) < 4 + 4 * dimensions or head[:4] != bytes([0, 0, 8, dimensions]):
-                what = "labels" if dimensions == 1 else "images"
-                raise UserError(f"{path}: not an idx file of {what}: {AGAIN}")
-            shape = struct.unpack(f">{dimensions}I", head[4:])
-            size = len(head) + math.prod(shape)
-            if size > _LARGEST:
-                raise UserError(
-                    f"{path}: its header says {size:,} bytes, more than any set of this format: {AGAIN}"
-                )
-            content = file.read(math.prod(shape) + 1)
+            content = file.read(_LARGEST)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"{path}: damaged ({error}): {AGAIN}") from None
-    if len(head) + len(content) != size:
-        raise UserError(
-            f"{path}: {len(head) + len(content):,} bytes or more, its header says {size:,}: {AGAIN}"
-        )
-    return np.frombuffer(content, np.uint8).reshape(shape).copy()
+    if len(content) < begin or content[:4] != bytes([0, 0, 8, dimensions]):
+        raise UserError(f"{path}: not an idx file of {dimensions} dimensions: {AGAIN}")
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    size = begin + math.prod(shape)
+    if len(content) != size:
+        raise UserError(f"{path}: damaged, its header says {size:,} bytes: {AGAIN}")
+    return np.frombuffer(content, np.uint8, offset=begin).reshape(shape).copy()

@@ -13,7 +13,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from vision.models import Conv, ConvBlock, Dense, Flops, combined, footprint_of, pooled, uniform, vgg_widths
+from vision.models import (
+    Backbone,
+    Conv,
+    ConvBlock,
+    Dense,
+    Flops,
+    combined,
+    footprint_of,
+    pooled,
+    uniform,
+    vgg_widths,
+)
 
 POOLED = 4  # height and width to which images are averaged before gating, as in the authors' code
 
@@ -125,16 +136,14 @@ class MixtureLayer(nn.Module):
         order = chosen.argsort()
         counts = torch.bincount(chosen, minlength=self.size).tolist()
         parts = z.index_select(examples, order).split(counts, examples)
-        found = [self._alone(expert, part) for expert, part in enumerate(parts) if counts[expert]]
-        return torch.cat(found, examples).index_select(examples, order.argsort())
-
-    def _alone(self, expert: int, z: Tensor) -> Tensor:
-        """Outputs of one expert."""
-        tensors = self.experts.state_dict(keep_vars=True)
-        mine = {name: tensor[expert : expert + 1] for name, tensor in tensors.items()}
-        if isinstance(self.experts, Dense):
-            return functional_call(self.experts, mine, z)[0].relu()
-        return functional_call(self.experts, mine, (z, True))
+        tensors, outputs = self.experts.state_dict(keep_vars=True), []
+        for expert in (number for number, count in enumerate(counts) if count):
+            own = {name: tensor[expert : expert + 1] for name, tensor in tensors.items()}
+            if isinstance(self.experts, Dense):
+                outputs.append(functional_call(self.experts, own, parts[expert])[0].relu())
+            else:
+                outputs.append(functional_call(self.experts, own, (parts[expert], True)))
+        return torch.cat(outputs, examples).index_select(examples, order.argsort())
 
     @property
     def size(self) -> int:
@@ -208,8 +217,8 @@ class Mixture(nn.Module):
             if isinstance(layer.experts, Dense):
                 experts.append(layer.experts.flops)
             else:
-                found, size = layer.experts.flops(size)
-                experts.append(sum(found))
+                layers, size = layer.experts.flops(size)
+                experts.append(sum(layers))
         routers = [layer.router.flops for layer in self.layers]
         paths = [2.0 * layer.router.paths.numel() for layer in self.layers]
         forward = sum(head) + sum(experts) + sum(routers) + self.classifier.flops
@@ -223,7 +232,7 @@ class Mixture(nn.Module):
         experts: list[Any] = [layer.experts for layer in self.layers]
         if self.head:
             return footprint_of([self.head, *experts], self.shape)
-        shapes = [each.weight.shape for each in experts]  # (E, out, in)
+        shapes = [stack.weight.shape for stack in experts]  # (E, out, in)
         return max(2 * inputs + 3 * number * outputs for number, outputs, inputs in shapes)
 
 
@@ -247,26 +256,12 @@ def mixture_vgg(
     return Mixture(layers, Dense(1, channels, classes), ConvBlock(1, shape[0], first), shape)
 
 
-class Committee(nn.Module):
-    """M networks with one voter each, mixtures or models of torchvision, computed one after the other.
-
-    `joint`, "mean" or "sum", combines their logits into one voter.
-    """
+class Committee(Backbone):
+    """M networks with one voter each, mixtures or models of torchvision, computed one after the other."""
 
     def __init__(self, networks: Sequence[Any], joint: str | None = None):
-        super().__init__()
+        super().__init__(len(networks), joint)
         self.networks: Sequence[Any] = nn.ModuleList(networks)  # type: ignore[assignment]
-        self.joint = joint
-
-    @property
-    def members(self) -> int:
-        """Number of networks, M."""
-        return len(self.networks)
-
-    @property
-    def voters(self) -> int:
-        """Number of outputs with a loss of their own, V."""
-        return 1 if self.joint else self.members
 
     def reset(self, generator: torch.Generator, member: int = 0) -> None:
         """Initialise one member."""

@@ -94,7 +94,7 @@ class Conv(nn.Module):
 
 
 class Backbone(nn.Module):
-    """Base class of both backbones. `joint`, "mean" or "sum", combines all members' logits into one voter."""
+    """Base class of M networks. `joint`, "mean" or "sum", combines all members' logits into one voter."""
 
     def __init__(self, members: int, joint: str | None):
         super().__init__()
@@ -110,10 +110,6 @@ class Backbone(nn.Module):
         for layer in self.modules():
             if isinstance(layer, Dense | Conv):
                 layer.reset(member, generator)
-
-    def vote(self, logits: Tensor) -> Tensor:
-        """Logits of the members (M, C, n) -> those of the voters (V, C, n)."""
-        return combined(logits, self.joint)
 
 
 def combined(logits: Tensor, joint: str | None) -> Tensor:
@@ -135,7 +131,7 @@ class MLP(Backbone):
     def forward(self, x: Tensor) -> Tensor:
         """Images (n, ...) with D values each, or (M, n, channels, height, width) -> logits (V, C, n)."""
         layers = [(layer.weight, layer.bias) for layer in self.layers]
-        return self.vote(_activations(layers, _rows(x).mT)[-1])
+        return combined(_activations(layers, _rows(x).mT)[-1], self.joint)
 
     def train(self, mode: bool = True) -> "MLP":
         """Set the mode without a walk over the layers, which have none."""
@@ -145,7 +141,7 @@ class MLP(Backbone):
     def gradient_writer(self) -> Callable[[Tensor, Tensor], None]:
         """A function of images and labels, (n,) or (M, n), that writes each parameter's `grad`. The loss is
         the sum of the voters' mean cross-entropies. Formulas replace autograd, whose overhead exceeds the
-        cost of products this small (LOG.md)."""
+        cost of products this small (log/)."""
         layers = [(layer.weight.data, layer.bias.data) for layer in self.layers]
         gradients: list[Any] = [(layer.weight.grad, layer.bias.grad) for layer in self.layers]
         classes = torch.arange(self.widths[-1], device=layers[0][0].device)[:, None]
@@ -155,7 +151,13 @@ class MLP(Backbone):
             x, n = _rows(x), labels.shape[-1]
             z = _activations(layers, x.mT)
             right = (classes == labels.unsqueeze(-2)).float()
-            d = self.vote(z.pop()).softmax(1).sub_(right).mul_(share / n).expand(self.members, -1, -1)
+            d = (
+                combined(z.pop(), self.joint)
+                .softmax(1)
+                .sub_(right)
+                .mul_(share / n)
+                .expand(self.members, -1, -1)
+            )
             for i in reversed(range(len(layers))):
                 weight_gradient, bias_gradient = gradients[i]
                 torch.sum(d, 2, keepdim=True, out=bias_gradient)
@@ -187,10 +189,10 @@ def _rows(x: Tensor) -> Tensor:
 
 def _activations(layers: Sequence[tuple[Tensor, Tensor]], x: Tensor) -> list[Tensor]:
     """Inputs (D, n) or (M, D, n) -> [inputs, outputs of each hidden layer after ReLU, logits (M, C, n)]."""
-    found = [x]
+    values = [x]
     for weight, bias in layers:
-        found.append(dense(weight, bias, found[-1] if len(found) == 1 else found[-1].relu_()))
-    return found
+        values.append(dense(weight, bias, values[-1] if len(values) == 1 else values[-1].relu_()))
+    return values
 
 
 class VGG(Backbone):
@@ -219,7 +221,7 @@ class VGG(Backbone):
             x = x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
         for i, block in enumerate(self.blocks):
             x = block(x, shared and i == 0)
-        return self.vote(self.classifier(pooled(x, self.members)))
+        return combined(self.classifier(pooled(x, self.members)), self.joint)
 
     @property
     def flops(self) -> Flops:

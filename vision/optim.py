@@ -1,24 +1,28 @@
-"""Optimizers of one vector of parameters: Adadelta, SGD, and Schedule-Free.
+"""Optimizers of one vector of parameters, the schedule of their learning rate, and the average of weights.
 
-The first two match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a
-torch.optim step is overhead, and torch.optim imports torch's compiler (LOG.md).
+Adadelta and SGD match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a
+torch.optim step is overhead, and torch.optim imports torch's compiler.
 """
 
+import copy
 import math
+from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vision.presets import SCHEDULE_FREE, Settings
+from alma import averages
+from vision.presets import Settings
 
 
 class Optimizer:
     """Updates a vector of parameters. `lr` may change between steps."""
 
     lr: float
-    state: dict[str, Tensor]
-    """Vectors that checkpoints save, complete after `eval`."""
+    state: Mapping[str, Tensor]
+    """Vectors that checkpoints save."""
     param_groups: list[dict[str, Any]]
     """What torch's GradScaler reads, see `Scaled`."""
 
@@ -30,11 +34,10 @@ class Optimizer:
         """The loss whose gradients `step` takes."""
         return loss
 
-    def train(self) -> None:
-        """Called before the steps of an epoch."""
-
-    def eval(self) -> None:
-        """Called after them; turns the weights that train into those that are tested, if they differ."""
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore a saved `state`."""
+        for name, vector in self.state.items():
+            vector.copy_(state[name])
 
 
 class Adadelta(Optimizer):
@@ -64,7 +67,7 @@ class SGD(Optimizer):
 
     def __init__(self, values: Tensor, lr: float, momentum: float, weight_decay: float, nesterov: bool):
         self.lr, self.momentum, self.weight_decay, self.nesterov = lr, momentum, weight_decay, nesterov
-        self.state: dict[str, Tensor] = {"velocity": torch.zeros_like(values)} if momentum else {}
+        self.state = {"velocity": torch.zeros_like(values)} if momentum else {}
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
         """Update `values` in place; overwrites `gradients`."""
@@ -76,48 +79,6 @@ class SGD(Optimizer):
         values.add_(gradients, alpha=-self.lr)
 
 
-class ScheduleFree(Optimizer):
-    """AdamW or SGD of the library schedulefree (Defazio et al. 2024).
-
-    Between `train` and `eval` the parameters are y, where gradients are computed; else x, a weighted mean of
-    all z, the points that the base optimizer reaches.
-    """
-
-    COUNTS = ("k", "weight_sum", "lr_max")  # the library's names
-
-    def __init__(self, values: Tensor, settings: Settings):
-        import schedulefree
-
-        self._values, self.lr, beta = torch.nn.Parameter(values), settings.lr, settings.momentum
-        options: Any = {"lr": settings.lr, "weight_decay": settings.weight_decay}
-        vectors = {"z": values.clone()}
-        if settings.optimizer == "adamw_schedulefree":
-            vectors["exp_avg_sq"] = torch.zeros_like(values)
-            self._steps: Any = schedulefree.AdamWScheduleFree([self._values], betas=(beta, 0.999), **options)
-        else:
-            self._steps = schedulefree.SGDScheduleFree([self._values], momentum=beta, **options)
-        self._steps.state[self._values] = vectors
-        self._group = self._steps.param_groups[0]
-        counts = torch.tensor([float(self._group[name]) for name in self.COUNTS], dtype=torch.float64)
-        self.state = {**vectors, "counts": counts}
-
-    def train(self) -> None:
-        """x -> y."""
-        self._group.update(zip(self.COUNTS, self.state["counts"].tolist(), strict=True))
-        self._steps.train()
-
-    def eval(self) -> None:
-        """y -> x."""
-        self._steps.eval()
-        counts = [float(self._group[name]) for name in self.COUNTS]
-        self.state["counts"].copy_(torch.tensor(counts, dtype=torch.float64))
-
-    def step(self, values: Tensor, gradients: Tensor) -> None:
-        """Update `values`, those of `__init__`, in place; overwrites `gradients`."""
-        self._group["lr"], self._values.grad = self.lr, gradients
-        self._steps.step()
-
-
 class Scaled(Optimizer):
     """Another optimizer behind torch's GradScaler: its loss is scaled up, so that gradients do not vanish in
     half precision. A step whose gradients overflow is left out, and the scale halved."""
@@ -125,15 +86,23 @@ class Scaled(Optimizer):
     NAMES = ("scale", "_growth_tracker")  # of GradScaler.state_dict
 
     def __init__(self, inner: Optimizer, values: Tensor):
-        self._inner, self._values = inner, torch.nn.Parameter(values)
+        self._inner, self._values = inner, nn.Parameter(values)
         self._scaler = torch.amp.GradScaler(values.device.type)
         inner.param_groups = [{"params": [self._values]}]
-        self.state = {**inner.state, "scale": torch.zeros(len(self.NAMES), dtype=torch.float64)}
-        self._note()
 
-    def _note(self) -> None:
-        found = self._scaler.state_dict()
-        self.state["scale"].copy_(torch.tensor([float(found[name]) for name in self.NAMES]))
+    @property
+    def state(self) -> Mapping[str, Tensor]:  # type: ignore[override]
+        """That of the other optimizer, and the scale with the number of steps since it changed (2,)."""
+        saved = self._scaler.state_dict()
+        scale = torch.tensor([saved[name] for name in self.NAMES], dtype=torch.float64)
+        return {**self._inner.state, "scale": scale}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore a saved `state`."""
+        scale, steps = state["scale"].tolist()
+        saved = dict(zip(self.NAMES, (scale, int(steps)), strict=True))
+        self._scaler.load_state_dict(self._scaler.state_dict() | saved)
+        self._inner.load(state)
 
     @property
     def lr(self) -> float:  # type: ignore[override]
@@ -143,18 +112,6 @@ class Scaled(Optimizer):
     @lr.setter
     def lr(self, value: float) -> None:
         self._inner.lr = value
-
-    def train(self) -> None:
-        """With the saved scale."""
-        scale, steps = self.state["scale"].tolist()
-        saved = dict(zip(self.NAMES, (scale, int(steps)), strict=True))
-        self._scaler.load_state_dict(self._scaler.state_dict() | saved)
-        self._inner.train()
-
-    def eval(self) -> None:
-        """Saves the scale."""
-        self._inner.eval()
-        self._note()
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
         """Update `values`, those of `__init__`, in place unless a gradient is infinite."""
@@ -167,20 +124,51 @@ class Scaled(Optimizer):
         return self._scaler.scale(loss)
 
 
+def make(values: Tensor, settings: Settings) -> Optimizer:
+    """A new optimizer of `values`, as the settings choose it."""
+    made: Optimizer
+    if settings.optimizer == "adadelta":
+        made = Adadelta(values, settings.lr, settings.weight_decay)
+    else:
+        made = SGD(values, settings.lr, settings.momentum, settings.weight_decay, settings.nesterov)
+    return Scaled(made, values) if settings.amp == "fp16" else made
+
+
 def decay(scheduler: str, done: float) -> float:
     """Factor of the learning rate after the share `done` of a stage's epochs: 1 at first, towards 0."""
     return {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[scheduler]
 
 
-def make(values: Tensor, settings: Settings) -> Optimizer:
-    """A new optimizer of `values`, as the settings choose it."""
-    found = _chosen(values, settings)
-    return Scaled(found, values) if settings.amp == "fp16" else found
+class Average:
+    """A moving average of a model's weights (Polyak and Juditsky 1992): with a decay over stages, with
+    `poly:ETA` over epochs. `alma.averages` has the updates. Statistics of batch normalisation are averaged,
+    too."""
 
+    def __init__(self, model: Any, kind: float | str):
+        self.model, self.updates = copy.deepcopy(model), 0
+        self.eta = averages.eta_of(kind)
+        self.decay = 0.0 if isinstance(kind, str) else kind
+        self.every_epoch = self.eta is not None
 
-def _chosen(values: Tensor, settings: Settings) -> Optimizer:
-    if settings.optimizer in SCHEDULE_FREE:
-        return ScheduleFree(values, settings)
-    if settings.optimizer == "adadelta":
-        return Adadelta(values, settings.lr, settings.weight_decay)
-    return SGD(values, settings.lr, settings.momentum, settings.weight_decay, settings.nesterov)
+    def following(self, model: nn.Module) -> Callable[[], None]:
+        """A function that updates the average with the weights that `model`, of the same sizes, then has.
+        Both must keep their tensors."""
+        mine, new = (
+            [t.data for t in chain(m.parameters(), m.buffers()) if t.is_floating_point()]
+            for m in (self.model, model)
+        )
+
+        def update() -> None:
+            self.updates += 1
+            torch._foreach_lerp_(mine, new, averages.share(self.updates, self.decay, self.eta))
+
+        return update
+
+    def state(self) -> dict[str, Any]:
+        """The average as tensors and plain values."""
+        return {"model": self.model.state_dict(), "updates": self.updates}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore a `state` of a model of the same sizes."""
+        self.model.load_state_dict(state["model"])
+        self.updates = state["updates"]

@@ -17,36 +17,27 @@ from alma.options import CHANGED, NEVER, check_ranges, option, recorded
 
 DATASETS = ("digits", "mnist", "emnist", "cifar10", "cifar100", "folder")
 PRESETS = ("paper", "draft", "authors", "anytime")
-SCHEDULE_FREE: dict[str, dict[str, Any]] = {
-    "adamw_schedulefree": {"lr": 0.0025, "momentum": 0.9},
-    "sgd_schedulefree": {"lr": 1.0, "momentum": 0.9},
-}
-"""The Schedule-Free optimizers (Defazio et al. 2024) and their library's defaults."""
-OF_OPTIMIZER = SCHEDULE_FREE | {
+OF_OPTIMIZER: dict[str, dict[str, Any]] = {
     "adadelta": {"lr": 1.0, "momentum": 0.0},
     "sgd": {"lr": 0.01, "momentum": 0.9},
 }
 """Settings of an optimizer that is chosen in place of the data set's."""
 TORCHVISION = "torchvision:"
-_DIGITS = 16
 
 
 def _arch(value: str) -> str:
     """A value of --arch. ValueError: it is none."""
-    if value in ("mlp", "vgg"):
-        return value
-    name, meant = value.removeprefix(TORCHVISION), ""
+    known, name = ["mlp", "vgg"], value.removeprefix(TORCHVISION)
     if name != value:
         from torchvision import models
 
-        known = models.list_models(module=models)
-        if name in known:
-            return value
-        near = closest(name, known)
-        meant = f" (did you mean {TORCHVISION}{near}?)" if near else ""
+        known += [TORCHVISION + model for model in models.list_models(module=models)]
+    if value in known:
+        return value
+    near = closest(value, known) if name != value else None
     raise ValueError(
         f"{value}: choose from mlp, vgg, or {TORCHVISION}NAME with a classifier of torchvision, such as "
-        f"{TORCHVISION}resnet18{meant}"
+        f"{TORCHVISION}resnet18" + (f" (did you mean {near}?)" if near else "")
     )
 
 
@@ -67,7 +58,10 @@ class Settings:
     authors: ClassVar[dict[str, Any]] = {"select": "error", "patience": 25, "patience_delta": 0.001}
     """Where the authors' released code differs from the paper."""
     draft: ClassVar[dict[str, Any]] = {}
-    """Where the first draft differs for this learner; the function `draft` adds the general differences."""
+    """Where the first draft differs for this learner; `of_preset` adds the general differences."""
+
+    own_layers: ClassVar[bool] = False
+    """Whether the model needs layers of ALMA's own, which grow or have gates."""
 
     arch: str = option(
         "mlp",
@@ -84,7 +78,7 @@ class Settings:
         metavar="FILE",
         record=NEVER,
     )
-    optimizer: str = option("adadelta", "optimizer", choices=("adadelta", "sgd", *SCHEDULE_FREE))
+    optimizer: str = option("adadelta", "optimizer", choices=("adadelta", "sgd"))
     lr: float = option(1.0, "learning rate", above=0)
     lr_scheduler: str = option(
         "constant",
@@ -92,7 +86,7 @@ class Settings:
         choices=("constant", "linear", "cosine"),
         record=CHANGED,
     )
-    momentum: float = option(0.0, "momentum of SGD; of Schedule-Free its beta, or beta 1")
+    momentum: float = option(0.0, "momentum of SGD")
     weight_decay: float = option(0.0, "weight decay")
     nesterov: bool = option(False, "Nesterov momentum")
     batch_size: int = option(128, "examples per minibatch", at_least=1)
@@ -103,11 +97,6 @@ class Settings:
         record=CHANGED,
     )
     epochs: int = option(100, "epochs per stage", at_least=1)
-    channels_last: bool = option(
-        False,
-        f"with --arch {TORCHVISION}NAME: weights of convolutions with channels last in memory, as images are",
-        record=CHANGED,
-    )
     augment: bool = option(False, "random crops (padding 4) and flips")
     select: str = option(
         "loss",
@@ -117,13 +106,6 @@ class Settings:
     patience: int = option(0, "end a stage after this many epochs without improvement (0: never)")
     patience_delta: float = option(0.0, "smallest decrease of the validation metric that is an improvement")
     from_scratch: bool = option(False, "draw new weights before every stage (gens has --gens-init)")
-    shrink: float = option(
-        1.0,
-        "shrink and perturb: before each stage but the first, the weights become S times the weights plus "
-        "1 - S times newly drawn ones",
-        metavar="S",
-        record=CHANGED,
-    )
     average: float | str = option(
         0.0,
         "average of the weights that is tested: a decay, over stages (0: off), or poly:ETA, over epochs",
@@ -136,10 +118,6 @@ class Settings:
         check_ranges(self)
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise UserError("--nesterov needs --optimizer sgd and --momentum above 0")
-        if self.optimizer in SCHEDULE_FREE:
-            self._check_schedule_free()
-        if self.shrink > 1:
-            raise UserError(f"--shrink {self.shrink:g}: at most 1")
         if self.torchvision and self.own_layers:
             raise UserError(
                 f"--arch {self.arch}: a model of torchvision neither grows nor has experts; choose --arch "
@@ -151,44 +129,24 @@ class Settings:
         """The name of a classifier of torchvision; "" for ALMA's own backbones."""
         return self.arch.removeprefix(TORCHVISION) if self.arch.startswith(TORCHVISION) else ""
 
-    @property
-    def own_layers(self) -> bool:
-        """Whether the model needs layers of ALMA's own, which grow or have gates."""
-        return False
-
-    def _check_schedule_free(self) -> None:
-        if not 0 < self.momentum < 1:
-            raise UserError(f"--momentum {self.momentum:g}: --optimizer {self.optimizer} needs one in (0, 1)")
-        if self.arch != "mlp":
-            raise UserError(
-                f"--optimizer {self.optimizer} needs --arch mlp: batch statistics of {self.arch} would be of "
-                "the weights that train, not of those that are tested"
-            )
-
     @classmethod
     def names(cls) -> list[str]:
         """Names of all fields."""
-        return [each.name for each in fields(cls)]
+        return [field.name for field in fields(cls)]
 
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
         """Why the setting `name` has no effect with the others in `chosen`; None if it has."""
-        if name == "average" and chosen[name] and chosen.get("from_scratch"):
+        library, value = chosen.get("arch", "").startswith(TORCHVISION), chosen[name]
+        if name == "average" and value and chosen.get("from_scratch"):
             return "--from-scratch draws new weights, and weights of unrelated models have no average"
-        if name == "shrink" and chosen[name] != 1 and chosen.get("from_scratch"):
-            return "--from-scratch draws new weights"
-        if name == "patience" and chosen[name] and chosen.get("select") == "last":
+        if name == "patience" and value and chosen.get("select") == "last":
             return "--select last does not ask which epoch is best"
-        if name == "momentum" and chosen[name] and chosen.get("optimizer") == "adadelta":
+        if name == "momentum" and value and chosen.get("optimizer") == "adadelta":
             return "Adadelta has none"
-        if name == "lr_scheduler" and chosen[name] != "constant" and chosen.get("optimizer") in SCHEDULE_FREE:
-            return f"--optimizer {chosen['optimizer']} has no schedule"
-        if name == "shrink" and chosen[name] != 1 and chosen.get("weights"):
-            return "the new weights would be those of --weights"
-        library = chosen.get("arch", "").startswith(TORCHVISION)
         if name == "hidden" and library:
             return f"{chosen['arch']} has sizes of its own"
-        if name in ("weights", "channels_last") and chosen[name] and not library:
+        if name == "weights" and value and not library:
             return f"it needs --arch {TORCHVISION}NAME"
         return None
 
@@ -198,12 +156,11 @@ class Settings:
         if self.torchvision:
             del written["hidden"]
         if self.weights:
-            written["weights"] = sha256_file(self.weights)[:_DIGITS]
+            written["weights"] = sha256_file(self.weights)[:16]
         return written
 
 
 _VGG = {"arch": "vgg", "optimizer": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4, "augment": True}
-_MEGABATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100, "folder": 100}
 OF_DATASET: dict[str, dict[str, Any]] = {
     "digits": {"hidden": 32},
     "mnist": {},
@@ -213,21 +170,12 @@ OF_DATASET: dict[str, dict[str, Any]] = {
     "folder": _VGG,
 }
 """Settings of each data set that differ from the defaults (appendix B.1)."""
-
-
 ANYTIME: dict[str, Any] = {"epochs": 10, "select": "last", "average": "poly:8"}
 """Settings of --preset anytime for learners that take them."""
-_ANYTIME_REPLAY_SHARE = 0.9
-
-
-def anytime(dataset: str) -> dict[str, Any]:
-    """ANYTIME for a data set. Digits keep 100 epochs: 10 in each of 20 stages would be 200 updates in all."""
-    return {name: value for name, value in ANYTIME.items() if (dataset, name) != ("digits", "epochs")}
-
-
-def replay_share(preset: str | None, replay: bool) -> float:
-    """The share of replay under a preset, if none is given and without `replay` of everything."""
-    return _ANYTIME_REPLAY_SHARE if preset == "anytime" and not replay else 0.0
+SCENARIOS = ("classes", "rotated", "permuted")
+"""Streams that drift; see `scenarios.make_stream`."""
+SCENARIO_MEGABATCHES = 5
+_MEGABATCHES = {"digits": 20, "mnist": 500, "emnist": 500, "cifar10": 100, "cifar100": 100, "folder": 100}
 
 
 def default_preset(dataset: str) -> str:
@@ -235,26 +183,20 @@ def default_preset(dataset: str) -> str:
     return "draft" if dataset in ("emnist", "cifar100") else "paper"
 
 
-SCENARIOS = ("classes", "rotated", "permuted")
-"""Streams that drift; see `scenarios.make_stream`."""
-SCENARIO_MEGABATCHES = 5
+def of_preset(preset: str, dataset: str, kind: type[Settings], waiting_time: int) -> dict[str, Any]:
+    """Where a preset differs from the paper's settings.
 
-
-def megabatches(dataset: str, preset: str | None = None, scenario: str | None = None) -> int:
-    """Number of mega-batches B of a data set under a preset (None: its default preset), or of a scenario."""
-    if scenario:
-        return SCENARIO_MEGABATCHES
-    drafted = (preset or default_preset(dataset)) == "draft"
-    return 50 if drafted and dataset != "digits" else _MEGABATCHES[dataset]
-
-
-def draft(dataset: str, kind: type[Settings], waiting_time: int) -> dict[str, Any]:
-    """Where the paper's first draft (arXiv 2106.09563v1) differs from its final version.
-
-    Sections 5 (Models: 4 to 32 units, growth every 5 mega-batches, soft gates on CIFAR), 5.1 (w = 50 waits
-    for the whole stream), 5.2 and E (two experts at the start), C.1.1 (hard gates on MNIST and EMNIST),
-    C.1.2 (200 epochs on CIFAR). The draft leaves open how often ff grows; we take the value of gmoe.
+    The first draft (arXiv 2106.09563v1): sections 5 (Models: 4 to 32 units, growth every 5 mega-batches, soft
+    gates on CIFAR), 5.1 (w = 50 waits for the whole stream), 5.2 and E (two experts at the start), C.1.1
+    (hard gates on MNIST and EMNIST), C.1.2 (200 epochs on CIFAR). It leaves open how often ff grows; we take
+    the value of gmoe.
     """
+    if preset == "authors":
+        return dict(kind.authors)
+    if preset == "anytime":  # 10 epochs in each of 20 stages of digits would be 200 updates in all
+        return {n: value for n, value in ANYTIME.items() if (dataset, n) != ("digits", "epochs")}
+    if preset == "paper":
+        return {}
     given: dict[str, Any] = {"hidden": 32, **kind.draft}
     if OF_DATASET[dataset].get("arch") == "vgg":
         given["epochs"] = 200
@@ -263,3 +205,16 @@ def draft(dataset: str, kind: type[Settings], waiting_time: int) -> dict[str, An
     if "grow_every" in kind.names():
         given["grow_every"] = -(-5 // waiting_time)  # 5 mega-batches in stages, rounded up
     return given
+
+
+def replay_share(preset: str | None, replay: bool) -> float:
+    """The share of replay under a preset, if none is given and without `replay` of everything."""
+    return 0.9 if preset == "anytime" and not replay else 0.0
+
+
+def megabatches(dataset: str, preset: str | None = None, scenario: str | None = None) -> int:
+    """Number of mega-batches B of a data set under a preset (None: its default preset), or of a scenario."""
+    if scenario:
+        return SCENARIO_MEGABATCHES
+    drafted = (preset or default_preset(dataset)) == "draft"
+    return 50 if drafted and dataset != "digits" else _MEGABATCHES[dataset]

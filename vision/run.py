@@ -7,13 +7,14 @@ import multiprocessing
 import os
 import re
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 if __name__ == "__main__":  # import from the checkout instead of the script's folder, absent with -P
     sys.path[: not sys.flags.safe_path] = [str(Path(__file__).resolve().parent.parent)]
@@ -25,10 +26,7 @@ from alma.protocol import StreamOptions
 from vision import presets
 from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
-from vision.sweep import USUAL, Source, SweepRun, jobs_of, read_sections
-
-if TYPE_CHECKING:
-    from vision.shared import SharedMemory
+from vision.sweep import USUAL, SweepRun, jobs_of, read_sections
 
 _ABOUT = (
     "Train image learners on a stream of mega-batches, test them after each mega-batch, and compare them. "
@@ -45,61 +43,54 @@ examples:
   alma images experiments/figure7.yaml --size small --jobs 2
 """
 
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of malloc.h
-
 
 def run_all(jobs: Sequence[SweepRun], processes: int) -> list[Exception]:
     """Run the jobs in processes of one thread each; returns the errors of those that failed.
 
-    They share the memory of data sets, and each takes the next GPU. A single job runs in this process: an
-    MLP, which gains nothing from more, in one thread unless OMP_NUM_THREADS is set. UserError: the system
-    killed a process.
+    They share data sets in files, and each takes the next GPU. A single job runs in this process: an MLP,
+    which gains nothing from more, in one thread unless OMP_NUM_THREADS is set. UserError: the system killed a
+    process.
     """
     if not jobs:  # an empty part of a sweep
         return []
     if len(jobs) == 1:
         if jobs[0].arch == "mlp" and "OMP_NUM_THREADS" not in os.environ:
-            _one_thread()
+            import torch
+
+            torch.set_num_threads(1)
         jobs[0].run()
         return []
     from alma.workers import Workers
-    from vision.shared import SharedMemory
 
     failed: list[Exception] = []
     started = time.monotonic()
-    shared = {job.source: SharedMemory() for job in jobs}
     count = multiprocessing.get_context("spawn").Value("i", 0)
     large = any(job.dataset["name"] == "folder" for job in jobs)
-    setup = partial(_prepare, shared, count, jobs[0].options["device"], large)
-    with Workers(processes, setup, flag="--jobs") as workers:
-        for done, (number, seconds) in enumerate(workers.run(_timed, [(job,) for job in jobs]), start=1):
-            name, outcome = jobs[number].out.name, "failed"
-            try:
-                outcome = f"{seconds():.0f} s"
-            except UserError as error:
-                failed.append(error)
-            except Exception as error:
-                traceback.print_exception(error)
-                failed.append(RuntimeError(f"{name}: {type(error).__name__}: {error}"))
-            left = (time.monotonic() - started) / done * (len(jobs) - done)
-            print(f"{done}/{len(jobs)}  {name}: {outcome}  (about {left / 60:.0f} min left)", flush=True)
+    with tempfile.TemporaryDirectory(prefix="alma-images-") as shared:
+        setup = partial(_prepare, Path(shared), count, jobs[0].options["device"], large)
+        with Workers(processes, setup, flag="--jobs") as workers:
+            for done, (number, seconds) in enumerate(workers.run(_timed, [(job,) for job in jobs]), start=1):
+                name, outcome = jobs[number].out.name, "failed"
+                try:
+                    outcome = f"{seconds():.0f} s"
+                except UserError as error:
+                    failed.append(error)
+                except Exception as error:
+                    traceback.print_exception(error)
+                    failed.append(RuntimeError(f"{name}: {type(error).__name__}: {error}"))
+                left = (time.monotonic() - started) / done * (len(jobs) - done)
+                print(f"{done}/{len(jobs)}  {name}: {outcome}  (about {left / 60:.0f} min left)", flush=True)
     return failed
 
 
-def _one_thread() -> None:
-    import torch
-
-    torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
-
-
-def _prepare(shared: "Mapping[Source, SharedMemory]", count: Any, device: str, large: bool) -> None:
+def _prepare(shared: Path, count: Any, device: str, large: bool) -> None:
     """Set up a worker process; `count` is the number of those set up so far, `large`: images may be."""
     import torch
 
     from vision import data
 
-    _one_thread()
-    data.SHARED.update(shared)
+    torch.set_num_threads(1)  # idle OpenMP threads spin: two runs on two cores would slow each other down
+    data.SHARED = shared
     with count.get_lock():
         number = count.value
         count.value += 1
@@ -108,7 +99,7 @@ def _prepare(shared: "Mapping[Source, SharedMemory]", count: Any, device: str, l
     if large:
         # glibc keeps freed blocks up to 32 MB: 100 MB with large images; with small ones that is faster.
         with contextlib.suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 4 << 20)
+            ctypes.CDLL(None).mallopt(-3, 4 << 20)  # M_MMAP_THRESHOLD of malloc.h
 
 
 def _timed(job: SweepRun) -> float:
@@ -131,90 +122,78 @@ def summarise(places: Sequence[Path], out: Path) -> None:
 
 def parser() -> Parser:
     """The command line: flags of the data, of the runs, and one for each setting of a learner."""
-    lines = [f"  {name:5} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in LEARNERS.items()]
+    learners = [f"  {name:5} {(kind.__doc__ or '').splitlines()[0]}" for name, kind in LEARNERS.items()]
     made = Parser(
         prog="python vision/run.py",
         usage="%(prog)s [EXPERIMENT.yaml] [options]",
         description=_ABOUT,
-        epilog="\n".join(["learners:", *lines, _EXAMPLES]),
+        epilog="\n".join(["learners:", *learners, _EXAMPLES]),
     )
-    file = "YAML file of options, without dashes; options of the command line override it"
-    made.add_argument("experiment", nargs="?", type=Path, metavar="EXPERIMENT", help=file)
+    text = "YAML file of options, without dashes; options of the command line override it"
+    made.add_argument("experiment", nargs="?", type=Path, metavar="EXPERIMENT", help=text)
     made.add_argument("--size", metavar="SIZE", help=SIZE)
-    _add_data_flags(made.add_argument_group("data", "The data set, and how it is cut into mega-batches."))
-    runs = "What is trained in each stage, and on which mega-batches."
-    _add_run_flags(made.add_argument_group("runs", runs))
-    _add_machine_flags(made.add_argument_group("where to run"))
-    settings = "Settings of learners. Without a value, the preset decides by the data set."
-    _add_settings(made.add_argument_group("settings", settings))
-    return made
 
-
-def _add_data_flags(group: Any) -> None:
-    add = group.add_argument
+    add = made.add_argument_group("data", "The data set, and how it is cut into mega-batches.").add_argument
     add("--dataset", **names_of(presets.DATASETS), default=["digits"], help="data set (default: digits)")
     add("--data-root", default=USUAL["data_root"], metavar="DIR", help=DATA_ROOT)
-    download = "download missing files with torchvision"
-    add("--download", action=argparse.BooleanOptionalAction, default=False, help=download)
-    size = "scale images to S x S pixels (default: their own size)"
-    add("--image-size", type=number_list, metavar="S", help=size)
-    cache = "with --dataset folder: keep the decoded images in files in DIR, made once, instead of in memory"
-    add("--cache-images", metavar="DIR", help=cache)
-    defaults = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"
-    batches = f"mega-batches of the stream (default: {defaults})"
-    add("--megabatches", type=number_list, metavar="B", help=batches)
-    drift = (
+    text = "download missing files with torchvision"
+    add("--download", action=argparse.BooleanOptionalAction, default=False, help=text)
+    text = "scale images to S x S pixels (default: their own size)"
+    add("--image-size", type=number_list, metavar="S", help=text)
+    text = "with --dataset folder: keep the decoded images in files in DIR, made once, instead of in memory"
+    add("--cache-images", metavar="DIR", help=text)
+    usual = "MNIST 500, CIFAR-10 and folder 100, digits 20; EMNIST, CIFAR-100 and --preset draft 50"
+    text = f"mega-batches of the stream (default: {usual})"
+    add("--megabatches", type=number_list, metavar="B", help=text)
+    text = (
         "a stream that drifts: each mega-batch has classes of its own, its images rotated or its pixels "
         f"permuted, and a test set of its own (default B: {presets.SCENARIO_MEGABATCHES})"
     )
-    add("--scenario", **names_of(presets.SCENARIOS), help=drift)
-    seed = "seed of the partition into mega-batches (default: --seed; of the authors' code: 432)"
-    add("--stream-seed", type=number_list, metavar="S", help=seed)
+    add("--scenario", **names_of(presets.SCENARIOS), help=text)
+    text = "seed of the partition into mega-batches (default: --seed; of the authors' code: 432)"
+    add("--stream-seed", type=number_list, metavar="S", help=text)
 
-
-def _add_run_flags(group: Any) -> None:
-    add = group.add_argument
-    learners = names_of(LEARNERS) | {"metavar": "L,..."}
-    add("--learner", **learners, default=["sm"], help="learners, listed below (default: sm)")
-    options = options_of(StreamOptions)
-    wait = f"{options['waiting_time'].metadata['help']}; all: the whole stream (default: 1)"
-    add("--waiting-time", type=_waits, default=[1], metavar="W,...", help=wait)
+    group = made.add_argument_group("runs", "What is trained in each stage, and on which mega-batches.")
+    add, options = group.add_argument, options_of(StreamOptions)
+    known = names_of(LEARNERS) | {"metavar": "L,..."}
+    add("--learner", **known, default=["sm"], help="learners, listed below (default: sm)")
+    text = f"{options['waiting_time'].metadata['help']}; all: the whole stream (default: 1)"
+    add("--waiting-time", type=_waits, default=[1], metavar="W,...", help=text)
     replay = [options[name] for name in options if name.startswith("replay")]
     add_options(group, replay, StreamOptions, several=True, changes={"replay": {"default": [False]}})
-    add_options(group, [all_settings()["hidden"]], several=True)
-    seed = f"{SEEDS}; seeds the weights, the data order and the partition into mega-batches (default: 0)"
-    add("--seed", "--seeds", type=number_list, default=[0], metavar="LIST", help=seed)
-    source = (
-        "of the paper, its first draft or the authors' code, or anytime, for a tenth of the paper's compute "
-        "(default: paper; EMNIST, CIFAR-100: draft)"
+    settings = all_settings()
+    add_options(group, [settings.pop("hidden")], several=True)
+    text = f"{SEEDS}; seeds the weights, the data order and the partition into mega-batches (default: 0)"
+    add("--seed", "--seeds", type=number_list, default=[0], metavar="LIST", help=text)
+    text = (
+        "settings of the paper, its first draft or the authors' code, or anytime, for a tenth of the paper's "
+        "compute (default: paper; EMNIST, CIFAR-100: draft)"
     )
-    add("--preset", **names_of(presets.PRESETS), help=f"settings {source}")
+    add("--preset", **names_of(presets.PRESETS), help=text)
 
-
-def _add_machine_flags(group: Any) -> None:
-    add = group.add_argument
+    add = made.add_argument_group("where to run").add_argument
     add("--device", default=USUAL["device"], help="auto, cpu, cuda, cuda:1, ... (default: auto)")
-    folder = "run directory; of a sweep, the folder of its runs (default: runs/DATASET_LEARNER)"
-    add("--out", type=Path, metavar="RUN", help=folder)
+    text = "run directory; of a sweep, the folder of its runs (default: runs/DATASET_LEARNER)"
+    add("--out", type=Path, metavar="RUN", help=text)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
-    part = "train every N-th run from the K-th on, without tables and figures"
-    add("--part", type=_part, metavar="K/N", help=part)
+    text = "train every N-th run from the K-th on, without tables and figures"
+    add("--part", type=_part, metavar="K/N", help=text)
     add("--list", action="store_true", help="print the run directories, one per line, and exit")
-    interval = "seconds between two checkpoints (default: 30)"
-    add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=interval)
-    stages = "keep the model of every stage, for `alma tsne`"
-    add("--save-stages", action=argparse.BooleanOptionalAction, default=False, help=stages)
-    board = "folder for TensorBoard logs: one curve over all stages; a sweep makes a folder for each run"
-    add("--tensorboard-logdir", type=Path, metavar="DIR", help=board)
+    text = "seconds between two checkpoints (default: 30)"
+    add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=text)
+    text = "keep the model of every stage, for `alma tsne`"
+    add("--save-stages", action=argparse.BooleanOptionalAction, default=False, help=text)
+    text = "folder for TensorBoard logs: one curve over all stages; a sweep makes a folder for each run"
+    add("--tensorboard-logdir", type=Path, metavar="DIR", help=text)
 
-
-def _add_settings(group: Any) -> None:
-    for name, setting in all_settings().items():
-        if name != "hidden":
-            having = owners(name)
-            some = f" ({', '.join(having)})" * (len(having) < len(LEARNERS))
-            help_text = {"help": setting.metadata["help"] + some}
-            add_options(group, [setting], several=True, changes={name: help_text})
+    text = "Settings of learners. Without a value, the preset decides by the data set."
+    group = made.add_argument_group("settings", text)
+    for name, setting in settings.items():
+        having = owners(name)
+        whose = f" ({', '.join(having)})" if len(having) < len(LEARNERS) else ""
+        changes = {name: {"help": setting.metadata["help"] + whose}}
+        add_options(group, [setting], several=True, changes=changes)
+    return made
 
 
 def _waits(text: str) -> list[int | str]:

@@ -3,7 +3,7 @@
 The scenarios of continual learning, for any data set of `vision.data`.
 """
 
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -27,9 +27,33 @@ def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | N
     check_seed(seed)
     if scenario is None:
         return MegaBatchStream(dataset, megabatches, seed)
+    random = np.random.RandomState(seed)
     if scenario == "classes":
-        return _by_class(dataset, megabatches, seed)
-    changed = (_rotated if scenario == "rotated" else _permuted)(dataset, megabatches, seed)
+        if not 1 <= megabatches <= dataset.classes:
+            raise UserError(
+                f"--scenario classes: {megabatches} mega-batches of {dataset.classes} classes: give "
+                f"--megabatches {dataset.classes} or fewer"
+            )
+        groups = np.array_split(np.arange(dataset.classes), megabatches)
+        own, held_out = (
+            [np.flatnonzero(np.isin(images.labels.numpy(), group)) for group in groups]
+            for images in (dataset.train, dataset.test)
+        )
+        parts = [random.permutation(indices) for indices in own]
+        return MegaBatchStream(dataset, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
+
+    pixels = int(np.prod(dataset.shape[1:]))
+    orders = [np.arange(pixels), *(random.permutation(pixels) for _ in range(megabatches - 1))]
+
+    def changed(images: Tensor, k: int) -> Tensor:
+        """The images of mega-batch k = 0, 1, ..."""
+        if scenario == "permuted":
+            return images.flatten(2)[..., torch.from_numpy(orders[k])].view_as(images)
+        from torchvision.transforms import InterpolationMode
+        from torchvision.transforms.functional import rotate
+
+        return rotate(images, HALF_TURN * k / megabatches, InterpolationMode.BILINEAR) if k else images
+
     parts = MegaBatchStream(dataset, megabatches, seed).parts
     images = dataset.train.images.clone()
     for k, part in enumerate(parts):
@@ -38,37 +62,6 @@ def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | N
     tests = torch.cat([changed(dataset.test.images, k) for k in range(megabatches)])
     test = Images(tests, labels.repeat(megabatches))
     held_out = [np.arange(k * count, (k + 1) * count) for k in range(megabatches)]
-    whole = dataset.with_images(Images(images, dataset.train.labels), test)
+    whole = replace(dataset, train=Images(images, dataset.train.labels), test=test)
+    whole.__dict__["fingerprint"] = dataset.fingerprint  # of the data set as it was: seeds are repeats
     return MegaBatchStream(whole, seed=seed, parts=parts, held_out=held_out, scenario=scenario)
-
-
-def _by_class(dataset: Dataset, megabatches: int, seed: int) -> MegaBatchStream:
-    if not 1 <= megabatches <= dataset.classes:
-        raise UserError(
-            f"--scenario classes: {megabatches} mega-batches of {dataset.classes} classes: give "
-            f"--megabatches {dataset.classes} or fewer"
-        )
-    random = np.random.RandomState(seed)
-    groups = np.array_split(np.arange(dataset.classes), megabatches)
-    train, test = (labels.numpy() for labels in (dataset.train.labels, dataset.test.labels))
-    parts = [random.permutation(np.flatnonzero(np.isin(train, group))) for group in groups]
-    held_out = [np.flatnonzero(np.isin(test, group)) for group in groups]
-    return MegaBatchStream(dataset, seed=seed, parts=parts, held_out=held_out, scenario="classes")
-
-
-def _rotated(dataset: Dataset, megabatches: int, seed: int) -> Callable[[Tensor, int], Tensor]:
-    """A function that rotates the images of mega-batch k = 0, 1, ..."""
-    from torchvision.transforms import InterpolationMode
-    from torchvision.transforms.functional import rotate
-
-    def rotated(images: Tensor, k: int) -> Tensor:
-        return rotate(images, HALF_TURN * k / megabatches, InterpolationMode.BILINEAR) if k else images
-
-    return rotated
-
-
-def _permuted(dataset: Dataset, megabatches: int, seed: int) -> Callable[[Tensor, int], Tensor]:
-    """A function that permutes the pixels of the images of mega-batch k = 0, 1, ..."""
-    random, pixels = np.random.RandomState(seed), int(np.prod(dataset.shape[1:]))
-    orders = [np.arange(pixels), *(random.permutation(pixels) for _ in range(megabatches - 1))]
-    return lambda images, k: images.flatten(2)[..., torch.from_numpy(orders[k])].view_as(images)

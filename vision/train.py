@@ -1,6 +1,6 @@
 """The training loop, the only one: all learners train here."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from alma.errors import UserError
 from vision import optim
-from vision.average import Average
 from vision.examples import AnyExamples, Examples
 from vision.flat import Flat, align
 from vision.mixture import Committee, Mixture
 from vision.models import MLP
+from vision.optim import Average
 from vision.presets import Settings
 
 EVALUATION_BATCH = 2000  # examples, at most
@@ -48,7 +48,8 @@ class Replay:
         return sizes, sizes.cumsum(0) - sizes
 
     def draw(self, generator: torch.Generator) -> Tensor:
-        """Indices of an epoch (new,) in random order; each earlier mega-batch gives as many, to one."""
+        """Indices of an epoch (new,) in random order. Earlier mega-batches have equal shares, up to one
+        example."""
         sizes, starts = self._places
         fresh = sum(self.earlier) + torch.randperm(self.new, generator=generator)[: self.new - self.old]
         turns = range(max(1, -(-self.old // len(sizes))))
@@ -61,16 +62,27 @@ class Replay:
         """Indices (new,) with the same shares as an epoch, for validation. None is repeated, unless an
         earlier mega-batch has fewer examples than it should give."""
         sources = len(self.earlier)
-        given = np.full(sources, self.old // sources)
-        given[random.permutation(sources)[: self.old % sources]] += 1
+        numbers = np.full(sources, self.old // sources)
+        numbers[random.permutation(sources)[: self.old % sources]] += 1
         *starts, fresh = np.cumsum([0, *self.earlier])
         chosen = []
-        for start, size, number in zip(starts, self.earlier, given, strict=True):
-            # Also where none is taken, so that the numbers stay those of earlier runs.
-            order = random.permutation(size)
+        for start, size, number in zip(starts, self.earlier, numbers, strict=True):
+            order = random.permutation(size)  # where none is taken, too: results of runs depend on it
             if number:
                 chosen.append(start + np.resize(order, number))
         return np.concatenate([*chosen, fresh + random.permutation(self.new)[: self.new - self.old]])
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How minibatches draw from the training examples of a stage."""
+
+    black: Tensor | float = 0.0  # pixel (channels,) that pads images in augmentation
+    replay: Replay | None = None  # draws each epoch; None: all examples
+    resamples: Tensor | None = None  # (M, n): what each member has in place of each example
+
+
+ALL_EXAMPLES = Drawing()
 
 
 @dataclass
@@ -83,7 +95,7 @@ class Progress:
     best: Tensor | None = None  # (V,) lowest validation loss or error
     now: tuple[Tensor, Tensor] | None = None  # current parameters and buffers
     kept: tuple[Tensor, Tensor] | None = None  # parameters and buffers of each voter's best epoch
-    optimizer: dict[str, Tensor] = field(default_factory=dict)
+    optimizer: Mapping[str, Tensor] = field(default_factory=dict)
     generators: list[Tensor] = field(default_factory=list)  # states
 
 
@@ -106,34 +118,43 @@ def fit(
     valid: AnyExamples,
     settings: Settings,
     generators: Sequence[torch.Generator],
+    drawing: Drawing = ALL_EXAMPLES,
     progress: Progress | None = None,
     callback: Callback | None = None,
-    black: Tensor | float = 0.0,
-    replay: Replay | None = None,
     average: Average | None = None,
-    resamples: Tensor | None = None,
 ) -> dict[str, float]:
     """Train `model` on `train` and leave it at its best epoch on `valid` (section 5, appendix B.1).
 
     The best epoch of each voter has the lowest validation loss or error, or is the last (`settings.select`);
-    its batch statistics are kept too. `generators`, `black`, `replay`, `resamples`: see `minibatches`;
-    `average` is updated every epoch, `progress` resumes. Returns FLOPs by purpose. UserError: diverged.
+    its batch statistics are kept too. `generators`, `drawing`: see `minibatches`; `average` is updated every
+    epoch, `progress` resumes. Returns FLOPs by purpose. UserError: training diverged.
     """
     train, valid = train.aligned(), valid.aligned()
     flat, at = Flat(model), progress or Progress()
     if isinstance(model, Mixture | Committee):
         model.draw_from(generators)
     optimizer = optim.make(flat.values, settings)
-    best, kept = _start(at, flat, optimizer, generators, model.voters)
     write_gradients = gradient_writer(model, flat, optimizer, settings.amp)
     update_average = average.following(model) if average else lambda: None
+    measure = error_of if settings.select == "error" else loss_of
+    if at.best is None or at.now is None or at.kept is None:
+        best = torch.full((model.voters,), torch.inf, device=flat.values.device)
+        kept = flat.snapshot()
+    else:
+        best, kept = at.best, at.kept
+        flat.restore(at.now)
+        optimizer.load(at.optimizer)
+        for generator, state in zip(generators, at.generators, strict=True):
+            generator.set_state(state.cpu())
+
     while at.epoch < settings.epochs and not (settings.patience and at.waited >= settings.patience):
         model.train()
         optimizer.lr = settings.lr * optim.decay(settings.lr_scheduler, at.epoch / settings.epochs)
-        batches = minibatches(train, settings, generators, black, replay, resamples)
-        _train_epoch(batches, write_gradients, optimizer, flat)
+        for images, labels in minibatches(train, settings, generators, drawing):
+            write_gradients(images, labels)
+            optimizer.step(flat.values, flat.gradients)
         update_average()
-        score = validate(model, valid, error_of if settings.select == "error" else loss_of)
+        score = validate(model, valid, measure)
         better = (score < best - settings.patience_delta) | (settings.select == "last")
         at.epoch, at.waited = at.epoch + 1, at.waited + 1
         if callback:
@@ -143,50 +164,19 @@ def fit(
             best, at.waited = torch.where(better, score, best), 0
         if callback and callback.epoch_done():
             at.now, at.kept, at.optimizer = (flat.values, flat.buffers), kept, optimizer.state
-            callback.save(replace(at, best=best, generators=[each.get_state() for each in generators]))
+            states = [generator.get_state() for generator in generators]
+            callback.save(replace(at, best=best, generators=states))
+
     flat.restore(kept)
     if not (best.isfinite().all() and flat.values.isfinite().all()):
         raise UserError(DIVERGED)
     model.zero_grad()
-    return _flops(model, at, replay.new if replay else len(train.labels), len(valid.labels))
-
-
-def _start(
-    at: Progress, flat: Flat, optimizer: optim.Optimizer, generators: Sequence[torch.Generator], voters: int
-) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Restore training from `at`, if it has begun. Returns each voter's best score and the snapshot of its
-    parameters and buffers at that epoch."""
-    if at.best is None or at.now is None or at.kept is None:
-        return torch.full((voters,), torch.inf, device=flat.values.device), flat.snapshot()
-    flat.restore(at.now)
-    for name, values in at.optimizer.items():
-        optimizer.state[name].copy_(values)
-    for generator, state in zip(generators, at.generators, strict=True):
-        generator.set_state(state.cpu())
-    return at.best, at.kept
-
-
-def _train_epoch(
-    batches: Iterator[Examples],
-    write_gradients: Callable[[Tensor, Tensor], None],
-    optimizer: optim.Optimizer,
-    flat: Flat,
-) -> None:
-    """One update per minibatch; then the parameters are those to test."""
-    optimizer.train()
-    for images, labels in batches:
-        write_gradients(images, labels)
-        optimizer.step(flat.values, flat.gradients)
-    optimizer.eval()
-
-
-def _flops(model: Any, at: Progress, train: int, valid: int) -> dict[str, float]:
-    """FLOPs by purpose of `at.epoch` epochs over numbers of training and validation examples."""
-    flops, seen = model.flops, at.epoch * train
+    cost, seen = model.flops, at.epoch * (drawing.replay.new if drawing.replay else len(train.labels))
+    validation = at.epoch * len(valid.labels) * cost.inference
     return at.spent | {
-        "forward": seen * flops.forward,
-        "backward": seen * flops.backward,
-        "validation": at.spent.get("validation", 0.0) + at.epoch * valid * flops.inference,
+        "forward": seen * cost.forward,
+        "backward": seen * cost.backward,
+        "validation": at.spent.get("validation", 0.0) + validation,
     }
 
 
@@ -253,21 +243,20 @@ def minibatches(
     examples: AnyExamples,
     settings: Settings,
     generators: Sequence[torch.Generator],
-    black: Tensor | float = 0.0,
-    replay: Replay | None = None,
-    resamples: Tensor | None = None,
+    drawing: Drawing = ALL_EXAMPLES,
 ) -> Iterator[Examples]:
-    """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n). If
-    one minibatch holds all examples, their order is kept, but not with `replay`. A last minibatch of one
-    example would have no batch statistics, so it joins the one before. Augmentation pads with `black`
-    (channels,). `replay` draws the epoch. `resamples` (M, all examples): what each member has in place of
-    each example."""
+    """The minibatches of one epoch in random order; with M `generators`, in one order per member (M, n).
+
+    If one minibatch holds all examples, their order is kept, but not with replay. A last minibatch of one
+    example would have no batch statistics, so it joins the one before.
+    """
+    replay, resamples = drawing.replay, drawing.resamples
     n, size = replay.new if replay else len(examples.labels), settings.batch_size
     if n <= size and not settings.augment and not replay and resamples is None:
         yield examples.part(0, n)
         return
     if replay:
-        orders = [replay.draw(g) for g in generators]
+        orders = [replay.draw(generator) for generator in generators]
     else:
         orders = [torch.arange(n) if n <= size else torch.randperm(n, generator=g) for g in generators]
     chosen = torch.stack(orders)
@@ -280,7 +269,7 @@ def minibatches(
         images = examples.pixels(piece)
         if settings.augment:
             pairs = zip(images, generators, strict=True)
-            images = torch.stack([augment(member, generator, black) for member, generator in pairs])
+            images = torch.stack([augment(member, generator, drawing.black) for member, generator in pairs])
         images, labels = images.permute(0, 1, 4, 2, 3), examples.labels[piece]
         yield Examples(images, labels) if len(piece) > 1 else Examples(images[0], labels[0])
 

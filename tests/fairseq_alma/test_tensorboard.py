@@ -1,16 +1,15 @@
 """TensorBoard shows one curve per model over all stages, whatever interrupted them."""
 
 import itertools
-import struct
-from collections import Counter, defaultdict
+from collections import Counter
 
 import pytest
 import torch
 from launcher import read_requests
-from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from fairseq_alma.checkpoint import updates_so_far
 from slurm.lm.plan import make_plan
+from tests.events import points
 
 # Loaded with --user-dir: the process dies in update 7, with its points up to 6 written.
 DIES = """
@@ -27,26 +26,6 @@ def train_step(self, sample, model, criterion, optimizer, update_num, **kwargs):
 
 AlmaLMTask.train_step = train_step
 """
-
-
-def points(folder, hide: bool = True) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of each tag of a folder, in the order written; a text has the value 0.
-
-    `hide`: without the points that a later process replaces, as TensorBoard shows them.
-    """
-    found = defaultdict(list)
-    for path in sorted(folder.glob("events.out.tfevents.*")):
-        content, at = path.read_bytes(), 0
-        while at < len(content):
-            (size,) = struct.unpack_from("<Q", content, at)
-            event = Event.FromString(content[at + 12 : at + 12 + size])
-            at += size + 16
-            if hide and event.session_log.status == SessionLog.START:
-                for each in found.values():
-                    each[:] = [point for point in each if point[0] < event.step]
-            for value in event.summary.value:
-                found[value.tag].append((event.step, value.simple_value))
-    return found
 
 
 def steps(folder, tag: str) -> list[int]:

@@ -1,15 +1,63 @@
 """Shared by the tests of image learners."""
 
+import sys
+from pathlib import Path
+
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
+from vision import data
+from vision.run import jobs_of, main, parser
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
 
 
 def numbers(run):
     """The rows of a run, or of a folder, without those fields that differ between machines."""
     rows = (run if isinstance(run, Run) else Run.read(run)).rows
     return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
+
+
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
+
+
+def equal(one, other):
+    """Whether two sequences of tensors, or two state_dicts, are equal bit for bit."""
+    if isinstance(one, dict):
+        one, other = one.values(), other.values()
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def picture(path, pixels):
+    """Write an image file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def command(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["vision/run.py", *map(str, words)])
+    main()
+
+
+def jobs(*words):
+    return jobs_of(parser().parse_args([*map(str, words), "--out", "there"]))
+
+
+def error_of(monkeypatch, capsys, *words):
+    """The line that the command prints before it exits with 2."""
+    with pytest.raises(SystemExit) as stop:
+        command(monkeypatch, *words)
+    assert stop.value.code == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    return said.err
 
 
 @pytest.fixture
@@ -24,3 +72,22 @@ def refused():
         return line
 
     return message
+
+
+@pytest.fixture
+def no_cache():
+    """Data sets are read anew."""
+    data.load.cache_clear()
+    yield
+    data.load.cache_clear()
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A folder of 70 + 4 images of 6 x 4 pixels in two classes, more than one chunk of the decoder."""
+    for part, n in (("train", 35), ("test", 2)):
+        for label, name in enumerate(("cat", "dog")):
+            for i in range(n):
+                colour = np.full((6, 4, 3), [i, 100 * label, {"train": 1, "test": 2}[part]], dtype=np.uint8)
+                picture(tmp_path / "tree" / part / name / f"{i:02}.png", colour)
+    return tmp_path / "tree"

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from tests.vision.test_torchvision import DEVICE, SMALL, learner, pictures
+from tests.vision.conftest import CPU
+from tests.vision.test_torchvision import SMALL, learner, pictures
 from vision import MegaBatchStream, run
 from vision.flat import Flat
-from vision.learners import LEARNERS, resolve
+from vision.learners import LEARNERS
 from vision.optim import Scaled, make
 from vision.presets import TORCHVISION, Settings
 from vision.train import evaluate, gradient_writer
@@ -23,14 +24,14 @@ BACKBONES = {
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_gradients_are_those_of_autocast_in_fp32(backbone, amp):
     settings = Settings(**BACKBONES[backbone], amp=amp)
-    subject = LEARNERS["sm"]((3, 32, 32), 4, settings, 0, DEVICE)
+    subject = LEARNERS["sm"]((3, 32, 32), 4, settings, 0, CPU)
     data = pictures(size=32).dataset  # on a map of one pixel, torch has wrong bf16 gradients on a CPU
     images, labels = data.examples(data.train)
     flat = Flat(subject.model)
     optimizer = make(flat.values, settings)
     if amp == "fp16":
-        optimizer.state["scale"][0] = 8.0  # 2**16 would overflow, which lowers the scale in training
-        optimizer.train()
+        # 2**16 would overflow, which lowers the scale in training
+        optimizer.load({**optimizer.state, "scale": torch.tensor([8.0, 0.0])})
     with torch.autocast("cpu", HALF[amp]):
         logits = subject.model(images)
     assert logits.dtype == HALF[amp]
@@ -46,7 +47,7 @@ def test_gradients_are_those_of_autocast_in_fp32(backbone, amp):
     assert not torch.equal(exact.gradients, flat.gradients)
 
 
-@pytest.mark.parametrize("name", ["sm", "ens", "gmoe", "ff"])
+@pytest.mark.parametrize("name", ["ens", "ff"])
 def test_runs_are_close_to_those_in_fp32_and_tested_in_fp32(tmp_path, name):
     stream, options = MegaBatchStream("digits", 3), {"epochs": 3, "arch": "vgg", "hidden": 4}
     options |= {"members": 2} if name == "ens" else {}
@@ -92,25 +93,10 @@ def test_steps_with_a_scaled_loss_are_those_without_and_an_overflow_is_none(sett
 def test_a_checkpoint_has_the_scale():
     values = torch.ones(16)
     one = make(values, Settings(amp="fp16"))
-    one.train()
     for gradient in (torch.inf, torch.inf, 1.0):
         one.scaled(torch.ones(()))
         one.step(values, torch.full((16,), gradient))
-    one.eval()
     again = make(values, Settings(amp="fp16"))
-    for name, tensor in one.state.items():
-        again.state[name].copy_(tensor)
-    again.train()
+    again.load(one.state)
     assert float(again.scaled(torch.ones(()))) == 2.0**14
-    again.eval()
-    assert torch.equal(again.state["scale"], one.state["scale"])
     assert again.state["scale"].tolist() == [2.0**14, 1.0]
-
-
-def test_amp_off_is_the_path_of_ever():
-    """The formulas of the MLP; `resolve` records nothing."""
-    assert "amp" not in resolve("digits", "sm").config()
-    subject = LEARNERS["sm"]((1, 8, 8), 10, resolve("digits", "sm"), 0, DEVICE)
-    flat = Flat(subject.model)
-    write = gradient_writer(subject.model, flat, make(flat.values, Settings()), "off")
-    assert write.__qualname__.startswith("MLP.gradient_writer")

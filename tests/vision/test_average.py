@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from tests.vision.conftest import CPU
 from vision import MegaBatchStream, run
 from vision.data import StageData
 from vision.experiment import stages
@@ -12,7 +13,6 @@ from vision.learners import LEARNERS, resolve
 
 VGG = {"arch": "vgg", "hidden": 4, "optimizer": "sgd", "lr": 0.02, "momentum": 0.9}
 STREAM = MegaBatchStream("digits", 20)
-CPU = torch.device("cpu")
 
 
 def learner(name, **options):
@@ -34,7 +34,7 @@ def logits(model, examples):
 @pytest.mark.parametrize("average", [0.7, "poly:4"])
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("sm", {"arch": "vgg", "hidden": 2}), ("sm", {}), ("ens", {}), ("umix", {}), ("moe", {})],
+    [("sm", {"arch": "vgg", "hidden": 2}), ("ens", {}), ("moe", {})],
 )
 def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, options, average):
     """Those of each stage, or with poly:ETA of each epoch; with the statistics of batch normalisation."""
@@ -119,11 +119,3 @@ def test_a_run_records_the_error_of_the_average_and_of_the_raw_weights(name, tmp
     assert averaged[10:] != values[10:]
     assert [row["parameters"] for row in both.rows] == [row["parameters"] for row in plain.rows]
     assert both.config == plain.config | {"average": 0.9}
-
-
-def test_what_has_no_average_is_refused(refused):
-    assert "trained in one stage only" in refused(learner, "gens")
-    assert "unrelated models" in refused(learner, "sm", from_scratch=True)
-    for decay in (1.0, -0.1, float("nan"), "poly", "poly:-1", "last:8"):
-        assert "--average" in refused(learner, "sm", average=decay)
-    assert learner("gens", average=0).average is None

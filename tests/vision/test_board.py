@@ -1,35 +1,14 @@
 """TensorBoard shows one curve over all stages of a run, interrupted or not."""
 
-import struct
-from collections import defaultdict
-
 import pytest
-from tensorboardX.proto.event_pb2 import Event, SessionLog
 
+from tests.events import points
 from tests.vision.conftest import numbers
 from vision import MegaBatchStream, run
 from vision.experiment import _Trainer
 
 STREAM = MegaBatchStream("digits", 4)
 OPTIONS = {"epochs": 3, "hidden": 4, "waiting_time": 2}
-
-
-def points(folder):
-    """(step, value) of each tag in the order of writing, without those that a later process hides."""
-    found = defaultdict(list)
-    for path in sorted(folder.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime_ns):
-        content, at = path.read_bytes(), 0
-        while at < len(content):
-            (size,) = struct.unpack_from("<Q", content, at)
-            event = Event.FromString(content[at + 12 : at + 12 + size])
-            at += size + 16
-            if event.session_log.status == SessionLog.START:
-                for tag, each in found.items():
-                    found[tag] = [point for point in each if point[0] < event.step]
-            for value in event.summary.value:
-                text = b"".join(value.tensor.string_val).decode()
-                found[value.tag].append((event.step, text or value.simple_value))
-    return found
 
 
 def test_one_curve_over_all_stages(tmp_path):

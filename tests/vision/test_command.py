@@ -1,7 +1,6 @@
 """run.json records the command of each run."""
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,11 +68,3 @@ def test_a_recorded_command_repeats_the_run(sweep, tmp_path):
     assert numbers(tmp_path) == numbers(run.directory)
     assert made.config == run.config
     assert made.info["command"] == run.info["command"].replace(str(run.directory), str(tmp_path))
-
-
-def test_older_runs_lack_a_command_until_they_resume(sweep, tmp_path):
-    job = replace(recorded(Run.read(sweep / "sm_w1_h8_lr-1_s0").info["command"], tmp_path), command="")
-    assert "command" not in job.run().info
-    Run.read(tmp_path).results.unlink()
-    (tmp_path / "checkpoint.pt").unlink()
-    assert replace(job, command="alma images").run().info["command"] == "alma images"

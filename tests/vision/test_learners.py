@@ -8,22 +8,22 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from alma.stages import stages
+from tests.vision.conftest import CPU
 from vision.data import MegaBatchStream, StageData
 from vision.examples import Examples
 from vision.learners import LEARNERS, resolve
 from vision.train import fit, loss_of
 
-DEVICE = torch.device("cpu")
 STREAM = MegaBatchStream("digits", 12)
 SCHEDULE = stages(12, 2)
-DATA = StageData(STREAM, SCHEDULE, DEVICE)
+DATA = StageData(STREAM, SCHEDULE, CPU)
 TEST = STREAM.dataset.examples(STREAM.dataset.test)
 
 
 def learner(name, seed=0, **chosen):
     chosen = {"epochs": 4, "hidden": 6} | chosen
     settings = resolve("digits", name, chosen=chosen)
-    return LEARNERS[name](STREAM.dataset.shape, STREAM.dataset.classes, settings, seed, DEVICE)
+    return LEARNERS[name](STREAM.dataset.shape, STREAM.dataset.classes, settings, seed, CPU)
 
 
 def errors_of(subject):
@@ -64,24 +64,6 @@ def test_sm_keeps_its_weights_unless_from_scratch():
         assert torch.allclose(before, weights(subject), atol=1e-3) != from_scratch
 
 
-@pytest.mark.parametrize("name", ["sm", "ens", "gmoe"])
-def test_shrink_and_perturb_moves_the_weights_towards_new_ones(name):
-    subject = learner(name, shrink=0.25)
-    subject.prepare(0, DATA)
-    old = weights(subject)
-    subject.reset(1)
-    new = weights(subject)
-    subject.reset(0)
-    assert torch.equal(weights(subject), old)  # the first stage starts from the weights as they are
-    subject.shrink_and_perturb(1)
-    torch.testing.assert_close(weights(subject), 0.25 * old + 0.75 * new)
-    trained = learner(name, shrink=0.0, epochs=1, lr=1e-6)
-    trained.train(0, DATA)
-    before = weights(trained)
-    trained.train(1, DATA)
-    assert not torch.allclose(before[: len(old)], weights(trained)[: len(old)], atol=1e-3)
-
-
 def test_ens_averages_probabilities_and_member_0_is_sm():
     ens, sm = learner("ens"), learner("sm")
     for subject in (ens, sm):
@@ -96,27 +78,22 @@ def test_ens_averages_probabilities_and_member_0_is_sm():
     assert not torch.equal(expected, logits.mean(0).argmax(0))  # averaging logits would differ
 
 
-def test_members_have_separate_orders_unless_shared():
-    """Two members with the same initial weights stay equal only with a shared order or a single minibatch."""
-    for order, batch_size, alike in (("own", 32, False), ("shared", 32, True), ("own", 1000, True)):
-        ens = learner("ens", members=2, member_order=order, batch_size=batch_size)
-        for values in ens.model.state_dict().values():
-            values[1] = values[0]
-        ens.train(0, DATA)
-        assert all(torch.equal(*values) for values in ens.model.state_dict().values()) == alike
-        other = learner("ens", members=2, member_order="shared", batch_size=batch_size)
-        for values in other.model.state_dict().values():
-            values[1] = values[0]
-        other.train(0, DATA)
-        assert torch.equal(weights(ens), weights(other)) == alike
-
-
-def test_each_member_has_its_own_augmentation():
-    ens = learner("ens", members=2, augment=True, batch_size=1000)
+@pytest.mark.parametrize(
+    ("options", "alike"),
+    [
+        ({"batch_size": 32}, False),
+        ({"batch_size": 32, "member_order": "shared"}, True),
+        ({"batch_size": 1000}, True),  # a single minibatch
+        ({"batch_size": 1000, "augment": True}, False),
+    ],
+)
+def test_members_have_separate_orders_and_augmentation_unless_shared(options, alike):
+    """Two members with the same initial weights stay equal only if they see the same."""
+    ens = learner("ens", members=2, **options)
     for values in ens.model.state_dict().values():
         values[1] = values[0]
     ens.train(0, DATA)
-    assert not torch.equal(*ens.model.state_dict()["layers.0.weight"])
+    assert all(torch.equal(*values) for values in ens.model.state_dict().values()) == alike
 
 
 @pytest.mark.parametrize("batch_size", [16, 1000])
@@ -151,9 +128,9 @@ def test_bagging_trains_as_its_members_one_by_one_on_their_resamples(batch_size)
 def test_a_replayed_megabatch_keeps_its_resample():
     ens = learner("ens", members=2, bootstrap=True)
     own, size = ens.resamples(0, DATA), sum(DATA.sizes(0).values())
-    replayed = ens.resamples(1, StageData(STREAM, stages(12, 2, True), DEVICE))
+    replayed = ens.resamples(1, StageData(STREAM, stages(12, 2, True), CPU))
     assert torch.equal(replayed[:, :size], own)
-    share = StageData(STREAM, stages(12, 2, replay_from="all"), DEVICE, 0.5)
+    share = StageData(STREAM, stages(12, 2, replay_from="all"), CPU, 0.5)
     ens.train(1, share)
     assert torch.equal(ens.resamples(1, share), replayed)
 
@@ -184,11 +161,6 @@ def test_the_majority_decides_and_the_mean_only_between_tied_classes():
     clear = counts.amax(0) > 2
     assert torch.equal(vote.predict(TEST, {})[0][clear], counts.argmax(0)[clear])
     assert not torch.equal(vote.predict(TEST, {})[0], mean.predict(TEST, {})[0])
-
-
-def test_one_vote_is_that_of_the_network():
-    alone, sm = learner("ens", members=1, combine="vote", bootstrap=True), learner("sm")
-    assert torch.equal(alone.predict(TEST, {})[0], sm.predict(TEST, {})[0])
 
 
 @pytest.mark.parametrize("name", ["sm", "ens", "ens, vote", "umix", "gens", "gmoe"])

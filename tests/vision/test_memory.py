@@ -120,13 +120,6 @@ def test_out_of_memory_is_one_line_that_says_what_to_lower(tmp_path, child):
     assert "lower --batch-size, now 40, --hidden, --members, --image-size, or the number of --jobs" in line
 
 
-def test_too_large_a_data_set_is_one_line(tmp_path, monkeypatch, refused):
-    folder(tmp_path, 8, 4, 4)
-    monkeypatch.setattr(data, "_private", lambda shape: np.empty((10**15, *shape), np.uint8))
-    data.load.cache_clear()
-    assert "lower --image-size" in refused(data.load, "folder", str(tmp_path))
-
-
 # The whole of a sweep, as a user starts it
 
 

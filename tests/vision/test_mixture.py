@@ -4,14 +4,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.vision.conftest import seeded
 from vision.mixture import Gating, mixture_mlp, mixture_vgg
 from vision.train import loss_of
 
 KINDS = ["mlp", "vgg"]
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def mixture(kind, experts=1, tree=True, hard=False):

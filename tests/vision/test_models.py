@@ -6,13 +6,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.vision.conftest import seeded
 from vision.flat import Flat
 from vision.models import MLP, VGG, mlp_widths, vgg_widths
 from vision.train import loss_of
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def stack(kind, members, joint=None, seed=0):

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.vision.conftest import numbers
+from tests.vision.conftest import equal, numbers
 from vision import MegaBatchStream, checkpoints, experiment, run, train
 from vision.data import StageData, make_dataset
 from vision.examples import Examples, StoredExamples
@@ -29,10 +29,6 @@ OPTIMIZERS = {
     "sgd": {"optimizer": "sgd", "lr": 0.05},
     "momentum": {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-3},
     "nesterov": {"optimizer": "sgd", "lr": 0.02, "momentum": 0.9, "nesterov": True},
-}
-OF_MLPS = {
-    "schedule-free": {"optimizer": "adamw_schedulefree", "lr": 0.01, "weight_decay": 0.1},
-    "schedule-free SGD": {"optimizer": "sgd_schedulefree", "lr": 0.1},
 }
 KINDS = {
     "sm": ("sm", {"augment": True}),
@@ -123,10 +119,6 @@ def learner(kind, backbone, **chosen):
     return LEARNERS[name](dataset.shape, dataset.classes, found, 0, torch.device("cpu"))
 
 
-def same(one, other):
-    return len(one) == len(other) and all(map(torch.equal, one, other))
-
-
 @pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_tensors_are_aligned_in_training_after_growth_and_after_loading(kind, backbone, monkeypatch):
@@ -188,7 +180,7 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
     """Check that a run killed `kills` times, its tensors at other addresses, equals an uninterrupted run."""
     name, options = (KINDS | REPLAYS)[kind]
     options = {"epochs": epochs, "batch_size": 64} | options | (BACKBONES | LIBRARY)[backbone]
-    options |= (OPTIMIZERS | OF_MLPS)[optimizer]
+    options |= OPTIMIZERS[optimizer]
     options |= {"gate": gate} if gate else {}
     play = {"stream": STREAM, "learner": name, "waiting_time": 4, "save_interval": 1e9, **options}
     killer = Kills(kills, 3 * epochs, f"{kind} {backbone} {optimizer} {gate}")
@@ -233,7 +225,7 @@ def resumes(tmp_path, monkeypatch, kind, backbone, optimizer, gate, kills, epoch
                     part = run(out=tmp_path / "part", **play)
     assert lives == kills + 1
     assert numbers(part) == numbers(whole)
-    assert same(*(tensors_of(tmp_path / which / CHECKPOINT) for which in ("whole", "part")))
+    assert equal(*(tensors_of(tmp_path / which / CHECKPOINT) for which in ("whole", "part")))
 
 
 def combinations():
@@ -246,15 +238,12 @@ ALL = list(combinations())
 FEW = [  # every kind, optimizers in turn, some VGGs
     (kind, "vgg" if kind in ("ens", "gmoe", "ff") else "mlp", optimizer, "hard" if kind in GATED else None)
     for kind, optimizer in zip([*KINDS, *REPLAYS], cycle(OPTIMIZERS), strict=False)
-] + [
-    ("ens, shared order", "mlp", "schedule-free", None),
-    ("gmoe, average of epochs", "mlp", "schedule-free SGD", None),
 ]
 
 
 @pytest.mark.parametrize("which", FEW, ids=str)
 def test_runs_killed_several_times_equal_the_uninterrupted_one(tmp_path, monkeypatch, which):
-    resumes(tmp_path, monkeypatch, *which, kills=7, epochs=3)
+    resumes(tmp_path, monkeypatch, *which, kills=4, epochs=3)
 
 
 @pytest.mark.parametrize(

@@ -8,40 +8,19 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 import torch
 
 from alma.records import Run
-from tests.vision.conftest import numbers
+from tests.vision.conftest import ROOT, command, error_of, jobs, numbers
+from vision import data
 from vision.learners import LEARNERS
 from vision.presets import PRESETS
-from vision.run import jobs_of, main, parser, run_all
+from vision.run import jobs_of, parser, run_all
 from vision.sweep import SweepRun
-
-ROOT = Path(__file__).parent.parent.parent
-
-
-def command(monkeypatch, *words):
-    monkeypatch.setattr(sys, "argv", ["vision/run.py", *map(str, words)])
-    main()
-
-
-def jobs(*words):
-    options = parser().parse_args([*map(str, words), "--out", "there"])
-    return jobs_of(options)
-
-
-def error_of(monkeypatch, capsys, *words):
-    """The line that the command prints before it exits with 2."""
-    with pytest.raises(SystemExit) as stop:
-        command(monkeypatch, *words)
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    return said.err
 
 
 def test_without_arguments_as_a_script_from_anywhere(tmp_path):
@@ -152,11 +131,6 @@ def test_settings_go_to_the_learners_that_take_them():
     assert [job.stream_seed for job in jobs("--seeds", "0-2")] == [0, 1, 2]
     (single,) = jobs("--seed", 3, "--stream-seed", 432)
     assert (single.out, single.stream_seed, single.options["seed"]) == (Path("there"), 432, 3)
-    assert [
-        jobs("--dataset", *words)[0].megabatches for words in (["mnist", "--preset", "draft"], ["emnist"])
-    ] == [50, 50]
-    options = {job.options["learner"]: job.options for job in jobs("--learner", "ens,gmoe", "--gate", "hard")}
-    assert "gate" not in options["ens"]  # without experts
     words = "--learner", "sm,ens,gens", "--gate", "hard", "--experts", 2, "--from-scratch"
     options = {job.options["learner"]: job.options for job in jobs(*words)}
     assert options["ens"]["gate"] == options["gens"]["gate"] == "hard"
@@ -164,16 +138,14 @@ def test_settings_go_to_the_learners_that_take_them():
     assert "from_scratch" not in options["gens"]
 
 
-def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("learner", "preset"), zip(LEARNERS, cycle(PRESETS), strict=False))
+def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeypatch, learner, preset):
     monkeypatch.setattr(sys.modules["vision.run"], "summarise", lambda *_: None)  # figures: seconds each time
-    for preset in PRESETS:
-        for learner in LEARNERS:
-            out = tmp_path / f"{preset}_{learner}"
-            words = f"--learner {learner} --preset {preset} --megabatches 3 --epochs 2 --hidden 3 --out"
-            command(monkeypatch, *words.split(), out)
-            run = Run.read(out)
-            assert len(run.rows) == 4
-            assert run.config.get("replay_share", 0) == (0.9 if preset == "anytime" else 0)
+    words = f"--learner {learner} --preset {preset} --megabatches 3 --epochs 2 --hidden 3 --out"
+    command(monkeypatch, *words.split(), tmp_path)
+    run = Run.read(tmp_path)
+    assert len(run.rows) == 4
+    assert run.config.get("replay_share", 0) == (0.9 if preset == "anytime" else 0)
 
 
 @pytest.mark.parametrize(
@@ -187,16 +159,13 @@ def test_every_learner_and_every_preset_is_on_the_command_line(tmp_path, monkeyp
         (["--jobs", "0"], "--jobs 0: at least 1"),
         (["--optimizer", "sgd", "--lr", "1e30"], "training diverged"),
         (["--nonsense"], "--nonsense"),
+        (["--out", "taken"], "choose another --out"),
     ],
 )
 def test_wrong_input_is_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
+    Path("taken").touch()
     assert message in error_of(monkeypatch, capsys, *words)
-
-
-def test_a_file_in_the_way_is_one_clear_line(tmp_path, monkeypatch, capsys):
-    (tmp_path / "taken").write_text("")
-    assert "choose another --out" in error_of(monkeypatch, capsys, "--out", tmp_path / "taken")
 
 
 @pytest.mark.parametrize(
@@ -210,11 +179,12 @@ def test_a_file_in_the_way_is_one_clear_line(tmp_path, monkeypatch, capsys):
     ],
 )
 def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
+    monkeypatch.setattr(data, "SHARED", None)
     found, count = [], multiprocessing.Value("i", 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
     for _ in range(5):
-        sys.modules["vision.run"]._prepare({}, count, device, False)
+        sys.modules["vision.run"]._prepare(Path("there"), count, device, False)
     assert found == taken
 
 

@@ -63,9 +63,5 @@ def test_an_ordinary_stream_has_no_matrix(tmp_path):
     assert "scenario" not in made.config
 
 
-def test_held_out_parts_must_fit_the_stream(refused):
-    parts = [np.arange(10), np.arange(10, 20)]
-    assert "test images for each of the 2 mega-batches" in refused(
-        MegaBatchStream, DIGITS, parts=parts, held_out=[np.arange(3)]
-    )
+def test_more_megabatches_than_classes_are_refused(refused):
     assert "--megabatches 10 or fewer" in refused(make_stream, DIGITS, 11, 0, "classes")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from alma.errors import UserError
+from tests.vision.conftest import equal, seeded
 from vision.mixture import mixture_mlp
 from vision.models import MLP, VGG, vgg_widths
 from vision.presets import Settings
@@ -19,10 +20,6 @@ from vision.train import (
     minibatches,
     validate,
 )
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def examples(n, seed, size=4, channels=1):
@@ -50,7 +47,8 @@ def vgg(members=1, seed=0, size=4):
 
 def train(model, settings=None, n=50, seed=0, progress=None, watch=None, valid=None):
     chosen = Settings(**{"epochs": 5, "batch_size": 16, "lr": 0.5} | (settings or {}))
-    return fit(model, examples(n, 1), valid or examples(20, 2), chosen, [seeded(seed)], progress, watch)
+    options = {"progress": progress, "callback": watch}
+    return fit(model, examples(n, 1), valid or examples(20, 2), chosen, [seeded(seed)], **options)
 
 
 class Watching:
@@ -71,10 +69,6 @@ class Watching:
         self.saved.append(copy.deepcopy(progress))
         if len(self.saved) == self.stop_after:
             raise KeyboardInterrupt
-
-
-def equal(a, b):
-    return all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.parametrize("make", [mlp, vgg])
@@ -132,7 +126,7 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
             model.double()
             data = [Examples(part.images.double(), part.labels) for part in data]
         watching = Watching(model)
-        fit(model, *data, chosen, [seeded(0)], None, watching)
+        fit(model, *data, chosen, [seeded(0)], callback=watching)
         assert watching.saved[-1].epoch * 4 == 20
         return watching
 
@@ -144,21 +138,6 @@ def test_a_stack_trains_as_its_members_one_by_one(make):
             torch.testing.assert_close(together.state_dict()[name][member], value[0], atol=1e-5, rtol=1e-5)
         best_epochs.add(next(i for i, state in enumerate(epochs) if equal(state, model.state_dict())))
     assert len(best_epochs) > 1 or make is not mlp
-
-
-@pytest.mark.parametrize("make", [mlp, vgg, lambda: hard_mixture()])
-@pytest.mark.parametrize("stop", [1, 3])
-def test_resumed_training_equals_uninterrupted_training_bit_for_bit(make, stop):
-    whole = make()
-    expected = train(whole, {"augment": True})
-    part = make()
-    watching = Watching(part, stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(part, {"augment": True}, watch=watching)
-    again = make()
-    flops = train(again, {"augment": True}, seed=99, progress=watching.saved[-1])
-    assert equal(again.state_dict(), whole.state_dict())
-    assert flops == expected
 
 
 @pytest.mark.parametrize("waited", [1, 3])
@@ -221,13 +200,6 @@ def test_one_epoch_is_every_example_once_in_random_order():
 def test_no_minibatch_of_a_single_example_is_left_over(n, sizes):
     found = minibatches(examples(n, 1), Settings(batch_size=16), [seeded(0)])
     assert [len(batch.labels) for batch in found] == sizes
-
-
-def test_validation_in_several_batches_equals_one(monkeypatch):
-    model, data = mlp(2), examples(50, 1)
-    whole = validate(model, data, loss_of)
-    monkeypatch.setattr("vision.train.EVALUATION_BATCH", 16)
-    torch.testing.assert_close(validate(model, data, loss_of), whole)
 
 
 def test_augmented_images_are_shifted_and_flipped():

@@ -7,9 +7,9 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
-from vision import MegaBatchStream, gating_tree, run, tsne
+from tests.vision.conftest import seeded
+from vision import MegaBatchStream, run, tsne
 from vision.mixture import Gating
 
 
@@ -26,7 +26,7 @@ def grown(*splits, tree=True):
     """Gating that starts with one expert and splits the given experts in turn."""
     router = Gating(2, 1, tree)
     for expert in splits:
-        router.split(expert, torch.Generator().manual_seed(0))
+        router.split(expert, seeded(0))
     return router
 
 
@@ -37,41 +37,32 @@ def grown(*splits, tree=True):
         ((0,), [(2, 0), (2, 1)]),
         # Expert 0 becomes node 3 + 0 with 0 and 1; then 1 becomes node 3 + 1 with 1 and 2.
         ((0, 1), [(3, 0), (3, 4), (4, 1), (4, 2)]),
-        ((0, 0), [(3, 1), (3, 4), (4, 0), (4, 2)]),
         ((0, 1, 0), [(4, 5), (4, 6), (5, 1), (5, 2), (6, 0), (6, 3)]),
         ((0, 1, 2), [(4, 0), (4, 5), (5, 1), (5, 6), (6, 2), (6, 3)]),
     ],
 )
 def test_tree_is_read_from_the_paths(splits, edges):
     experts = len(splits) + 1
-    tree = gating_tree.tree_of(grown(*splits).paths, experts)
+    tree = tsne.tree_of(grown(*splits).paths, experts)
     assert tree.edges == edges
     assert tree.root == (experts if splits else 0)
     assert tree.leaves[tree.root] == list(range(experts))
 
 
 def test_flat_gating_is_a_star():
-    tree = gating_tree.tree_of(grown(0, 1, tree=False).paths, 3)
+    tree = tsne.tree_of(grown(0, 1, tree=False).paths, 3)
     assert (tree.root, tree.edges) == (3, [(3, 0), (3, 1), (3, 2)])
 
 
 def test_a_leaf_is_where_its_examples_are_densest_and_a_gate_at_the_mean_of_its_leaves():
-    tree = gating_tree.tree_of(grown(0, 1).paths, 3)
+    tree = tsne.tree_of(grown(0, 1).paths, 3)
     points = np.array([[0.0, 0.0], [20.0, 0.0], [20.5, 0.0], [40.0, 60.0], [80.0, 60.0], [80.0, 60.0]])
-    found = gating_tree.positions(tree, points, np.array([0, 0, 0, 1, 2, 2]))
+    placed = tsne.positions(tree, points, np.array([0, 0, 0, 1, 2, 2]))
     expected = {0: (20, 0), 1: (40, 60), 2: (80, 60), 4: (60, 60), 3: (140 / 3, 40)}
-    assert {node: tuple(place) for node, place in found.items()} == {
-        n: pytest.approx(p) for n, p in expected.items()
+    assert {node: tuple(at) for node, at in placed.items()} == {
+        node: pytest.approx(at) for node, at in expected.items()
     }
-    assert 2 not in gating_tree.positions(tree, points, np.array([0, 0, 1, 1, 1, 1]))
-
-
-def test_nodes_that_pile_up_are_moved_apart():
-    piled = {0: np.zeros(2), 1: np.zeros(2), 2: np.array([0.5, 0]), 3: np.array([9.0, 9.0])}
-    found = gating_tree.apart(piled, 2.0)
-    places = list(found.values())
-    assert min(np.linalg.norm(one - other) for i, one in enumerate(places) for other in places[:i]) > 1.9
-    assert found[3].tolist() == pytest.approx([9, 9], abs=1e-3)
+    assert 2 not in tsne.positions(tree, points, np.array([0, 0, 1, 1, 1, 1]))
 
 
 @pytest.mark.parametrize(
@@ -79,90 +70,61 @@ def test_nodes_that_pile_up_are_moved_apart():
     [
         ({0: 1, 1: 2, 2: 3, 3: 4, 4: 5}, [1, 2, 3]),
         ({0: 2, 1: 2, 2: 3, 3: 3, 4: 4}, [1, 3, 4]),
-        ({0: 1, 1: 2, 2: 3}, [1, 2]),
         ({0: 2, 1: 2, 2: 2, 3: 2, 4: 2}, [0, 2, 4]),
         ({0: 6, 1: 7}, [0, 1]),
         ({3: 1}, [3]),
     ],
 )
 def test_the_stages_drawn_have_2_3_and_4_experts(experts, chosen):
-    assert gating_tree.choose(experts) == chosen
-
-
-@pytest.mark.parametrize("gate", ["soft", "hard"])
-def test_each_example_is_assigned_to_the_expert_of_its_layer(place, gate):
-    config, files = gating_tree.load_run(place)
-    dataset = gating_tree.load_data(config, "nowhere")
-    model = gating_tree.load_model(config | {"gate": gate}, dataset, files[2])
-    assert model.layers[0].hard == (gate == "hard")
-    router = model.layers[0].router
-    router.weight.data.normal_(generator=torch.Generator().manual_seed(0))  # so that all experts are used
-    examples = dataset.examples(dataset.test)
-    images = examples.images
-    z = images.flatten(1).t()
-    expected = router.choose(z) if gate == "hard" else router(z).argmax(0)
-    assert len(expected.unique()) == 3
-    assert gating_tree.assignment(model, examples, 1).tolist() == expected.tolist()
-    second = model.routed(images)[1][1].argmax(0)
-    assert gating_tree.assignment(model, examples, 2).tolist() == second.tolist()
+    assert tsne.choose(experts) == chosen
 
 
 def test_the_model_of_a_stage_has_the_recorded_error(place):
-    config, files = gating_tree.load_run(place)
-    dataset = gating_tree.load_data(config, "nowhere")
+    _, dataset, models = tsne.load(place, "nowhere", wanted=[0, 1, 2])
+    examples = dataset.examples(dataset.test)
     rows = [json.loads(line) for line in (place / "results.jsonl").read_text().splitlines()]
-    for stage, path in files.items():
-        model = gating_tree.load_model(config, dataset, path)
-        examples = dataset.examples(dataset.test)
+    for stage, model in models.items():
         error = (model(examples.images)[0].argmax(0) != examples.labels).double().mean()
         assert (model.experts, float(error)) == (stage + 1, rows[stage + 1]["value"])
+    assert list(tsne.load(place, "nowhere")[2]) == [1, 2]
 
 
 def test_the_command_draws_one_panel_per_stage(place, tmp_path, monkeypatch, capsys):
     two, one = tmp_path / "new/two.png", place / "tsne.png"
-    for options in (
-        ["--examples", "30", "--out", str(two)],
-        ["--examples", "20", "--stages", "2", "--layer", "2"],
-    ):
-        monkeypatch.setattr(sys, "argv", ["tsne", str(place), *options])
+    for words in (f"--examples 30 --out {two}", "--examples 20 --stages 2 --layer 2"):
+        monkeypatch.setattr(sys, "argv", ["tsne", str(place), *words.split()])
         runpy.run_path(tsne.__file__, run_name="__main__")
     assert capsys.readouterr().out == f"{two}\n{one}\n"
-    widths = []
-    for path in (two, one):
-        picture = path.read_bytes()
-        assert picture.startswith(b"\x89PNG")
-        assert len(picture) > 10_000
-        assert "class" in path.with_suffix(".svg").read_text()
-        widths.append(int.from_bytes(picture[16:20]))
-    assert widths[0] > 1.9 * widths[1]
-
-
-def damaged(place, to, stages=True, **config):
-    """A copy of the run with another config."""
-    info = json.loads((place / "run.json").read_text())
-    shutil.copytree(place, to, ignore=None if stages else shutil.ignore_patterns("stage_*"))
-    (to / "run.json").write_text(json.dumps(info | {"config": info["config"] | config}))
+    pictures = [path.read_bytes() for path in (two, one)]
+    assert all(picture.startswith(b"\x89PNG") and len(picture) > 10_000 for picture in pictures)
+    wide, narrow = (int.from_bytes(picture[16:20]) for picture in pictures)
+    assert wide > 1.9 * narrow
+    assert "class" in two.with_suffix(".svg").read_text()
 
 
 @pytest.mark.parametrize(
     ("changes", "words", "message"),
     [
-        (None, [], "not a run directory"),
-        ({"stages": False}, [], "--save-stages"),
-        ({"learner": "sm"}, [], "sm, which has no gates"),
-        ({"dataset": "mnist"}, ["--data-root", "nowhere"], "give its folder with --data-root"),
-        ({"data": "0" * 16}, [], "not the run's data"),
-        ({"hidden": 5}, [], "another version"),
-        ({}, ["--stages", "1,7"], "--stages 7"),
-        ({}, ["--stages", "a"], "a list such as 1,5"),
-        ({}, ["--layer", "3"], "layers 1 to 2"),
-        ({}, ["--examples", "4"], "at least 5"),
+        (None, "", "not a run directory"),
+        ({"stages": False}, "", "--save-stages"),
+        ({"learner": "sm"}, "", "a run of sm: give a run of gmoe or moe"),
+        ({"dataset": "mnist"}, "--data-root nowhere", "give its folder with --data-root"),
+        ({"data": "0" * 16}, "", "not the run's data"),
+        ({"hidden": 5}, "", "is damaged"),
+        ({}, "--stages 1,7", "--stages 7"),
+        ({}, "--stages a", "a list such as 1,5"),
+        ({}, "--layer 3", "layers 1 to 2"),
+        ({}, "--examples 4", "at least 5"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(place, tmp_path, changes, words, message, monkeypatch, capsys):
-    if changes is not None:
-        damaged(place, tmp_path / "run", **changes)
-    monkeypatch.setattr(sys, "argv", ["tsne", str(tmp_path / "run"), *words])
+    if changes is not None:  # a copy of the run with another config
+        ignored = None if changes.pop("stages", True) else shutil.ignore_patterns("stage_*")
+        shutil.copytree(place, tmp_path / "run", ignore=ignored)
+        info = json.loads((place / "run.json").read_text())
+        info["config"] |= changes
+        (tmp_path / "run/run.json").write_text(json.dumps(info))
+    monkeypatch.setattr(sys, "argv", ["tsne", str(tmp_path / "run"), *words.split()])
     with pytest.raises(SystemExit) as stop:
         tsne.main()
     printed = capsys.readouterr()

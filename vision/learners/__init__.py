@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import Field, fields
 from typing import Any
 
-from alma.errors import UserError, require_package
+from alma.errors import UserError
 from alma.options import flag_of
 from vision import presets
 from vision.learners.base import Learner
@@ -28,10 +28,10 @@ LEARNERS: dict[str, type[Learner]] = {
 
 def all_settings() -> dict[str, Field]:
     """The settings of all learners by name, as the first learner with each of them defines it."""
-    found: dict[str, Field] = {}
+    known: dict[str, Field] = {}
     for kind in LEARNERS.values():
-        found |= {each.name: each for each in fields(kind.settings_class) if each.name not in found}
-    return found
+        known |= {field.name: field for field in fields(kind.settings_class) if field.name not in known}
+    return known
 
 
 def owners(setting: str) -> list[str]:
@@ -62,7 +62,7 @@ def resolve(
     optimizer than theirs, and `chosen`.
 
     `preset` None is that of `presets.default_preset`. UserError: an unknown name, a value out of range, a
-    chosen setting that the learner does not take, or a missing package.
+    chosen setting that the learner does not take.
     """
     preset = preset or presets.default_preset(dataset)
     for name, known in ((dataset, presets.DATASETS), (learner, LEARNERS), (preset, presets.PRESETS)):
@@ -73,25 +73,20 @@ def resolve(
         if problem := refusal(learner, name, chosen):
             raise UserError(problem)
     kind = LEARNERS[learner].settings_class
-    given = dict(presets.OF_DATASET[dataset])
-    if preset == "authors":
-        given |= kind.authors
-    if preset == "draft":
-        given |= presets.draft(dataset, kind, waiting_time)
+    of_preset = presets.of_preset(preset, dataset, kind, waiting_time)
     if preset == "anytime":  # without what conflicts with a chosen setting
-        for name, value in presets.anytime(dataset).items():
+        for name, value in list(of_preset.items()):
             together = {**chosen, name: value}
-            if not any(kind.conflict(each, together) for each in together):
-                given[name] = value
+            if any(kind.conflict(other, together) for other in together):
+                del of_preset[name]
+    given = presets.OF_DATASET[dataset] | of_preset
     usual = given.get("optimizer", "adadelta")
-    if (optimizer := chosen.get("optimizer", usual)) != usual:
+    optimizer = chosen.get("optimizer", usual)
+    if optimizer != usual:
         given |= presets.OF_OPTIMIZER.get(optimizer, {})
     if problem := refusal(learner, "momentum", {"momentum": 0.0, **chosen, "optimizer": optimizer}):
         raise UserError(problem)
     given |= chosen
-    if given.get("optimizer", "adadelta") != "sgd" and "nesterov" not in chosen:
+    if optimizer != "sgd" and "nesterov" not in chosen:
         given["nesterov"] = False  # the authors' preset has it for their CIFAR runs, which use SGD
-    settings = kind(**given)
-    if settings.optimizer in presets.SCHEDULE_FREE:
-        require_package("schedulefree", f"--optimizer {settings.optimizer}")
-    return settings
+    return kind(**given)

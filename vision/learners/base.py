@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vision.average import Average
     from vision.data import StageData
     from vision.examples import AnyExamples
     from vision.mixture import Mixture
+    from vision.optim import Average
     from vision.train import Callback, Progress
 
 
@@ -63,7 +63,7 @@ class Learner:
 
     def new_average(self) -> "Average | None":
         """With `settings.average`, an average of models like the present one that has seen none yet."""
-        from vision.average import Average
+        from vision.optim import Average
 
         return Average(self.model, self.settings.average) if self.settings.average else None
 
@@ -86,13 +86,14 @@ class Learner:
     ) -> dict[str, float]:
         """Train on stage `index` and set `valid` to mean loss and error on its validation examples. `resumed`
         is the progress that an interrupted call passed to `callback`. Returns FLOPs by purpose."""
-        from vision.train import Progress, fit
+        from vision.train import Drawing, Progress, fit
 
         progress = resumed or Progress(spent=self.prepare(index, data))
         train, valid = data.train(index), data.valid(index)
+        drawing = Drawing(data.black, data.replay(index), self.resamples(index, data))
         every_epoch = self.average if self.average and self.average.every_epoch else None
-        options = callback, data.black, data.replay(index), every_epoch, self.resamples(index, data)
-        flops = fit(self.model, train, valid, self.settings, self.generators, progress, *options)
+        options = self.settings, self.generators, drawing, progress, callback, every_epoch
+        flops = fit(self.model, train, valid, *options)
         if self.average and not every_epoch:
             self.average.following(self.model)()
         self.finish()
@@ -104,21 +105,11 @@ class Learner:
         """Called before the training of stage `index`; returns FLOPs by purpose."""
         if self.settings.from_scratch:
             self.reset(index)
-        elif index and self.settings.shrink < 1:
-            self.shrink_and_perturb(index)
         return {}
 
     def resamples(self, index: int, data: "StageData") -> "Tensor | None":
         """Indices (M, n) of the training examples of stage `index` that each member sees; None: all once."""
         return None
-
-    def shrink_and_perturb(self, stage: int) -> None:
-        """Move the weights towards newly drawn ones (Ash and Adams 2020; the noise is new weights)."""
-        old = {name: values.detach().clone() for name, values in self.model.state_dict().items()}
-        self.reset(stage)
-        for name, values in self.model.state_dict().items():  # statistics of batch normalisation, too
-            if values.is_floating_point():
-                values.lerp_(old[name], self.settings.shrink)
 
     def finish(self) -> None:
         """Called after the training of a stage."""
@@ -147,11 +138,11 @@ class Learner:
             log_probabilities = self.log_probabilities(logits)
             return torch.cat([log_probabilities, self.choice(logits, log_probabilities)[None]])
 
-        found = evaluate(model, examples, judge)  # (C + 1, n)
-        loss = float(F.nll_loss(found[:-1].t(), examples.labels))
+        judged = evaluate(model, examples, judge)  # (C + 1, n)
+        loss = float(F.nll_loss(judged[:-1].t(), examples.labels))
         if not math.isfinite(loss):
             raise UserError(DIVERGED)
-        return {"loss": loss, "error": float((found[-1] != examples.labels).double().mean())}
+        return {"loss": loss, "error": float((judged[-1] != examples.labels).double().mean())}
 
     def votes(self, model: Any, images: "Tensor") -> "Tensor":
         """Logits (V, C, n) of all voters."""
@@ -181,8 +172,9 @@ class Learner:
 
     @property
     def details(self) -> dict[str, Any]:
-        """Further JSON values for the `extra` field of a row: the sizes of a model that grows."""
-        return self.structure
+        """Further JSON values for the `extra` field of a row: members, or the sizes of a model that grows."""
+        members = getattr(self.settings, "members", None)
+        return self.structure | ({"members": members} if members else {})
 
     def state(self) -> dict[str, Any]:
         """Everything that training changes, as tensors and plain values."""
@@ -253,12 +245,8 @@ class Learner:
 class GrowthSettings(Settings):
     """Settings of learners whose model grows."""
 
+    own_layers = True
     grow_every: int = option(1, "grow before every K-th stage", at_least=1)
-
-    @property
-    def own_layers(self) -> bool:
-        """The layers that grow."""
-        return True
 
 
 class GrowingLearner(Learner):
@@ -282,14 +270,10 @@ class GrowingLearner(Learner):
 class MixtureSettings(Settings):
     """Settings of mixtures of experts."""
 
+    own_layers = True
     gate: str = option("soft", "weight all experts, or sample one", choices=("soft", "hard"))
     router: str = option("tree", "binary tree of gates, or one flat softmax", choices=("tree", "flat"))
     experts: int = option(1, "initial experts per layer; ens, gens: per layer of each member", at_least=1)
-
-    @property
-    def own_layers(self) -> bool:
-        """The layers of experts."""
-        return True
 
 
 @dataclass(frozen=True)
@@ -297,8 +281,8 @@ class MemberMixtureSettings(MixtureSettings):
     """Settings of ensembles, whose members are mixtures if `experts` > 1 and plain networks otherwise."""
 
     @property
-    def own_layers(self) -> bool:
-        """Those of members with several experts."""
+    def own_layers(self) -> bool:  # type: ignore[override]
+        """Whether members have several experts."""
         return self.experts > 1
 
     @classmethod

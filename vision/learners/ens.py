@@ -48,13 +48,6 @@ class EnsSettings(MemberMixtureSettings, MemberSettings):
             return "--member-order shared gives all members the same minibatches"
         return super().conflict(name, chosen)
 
-    def config(self) -> dict[str, Any]:
-        """Without the shared order: runs older than the setting have it and do not record it."""
-        written = super().config()
-        if self.member_order == "shared":
-            del written["member_order"]
-        return written
-
 
 class Ens(Learner):
     """An ensemble of networks, or of mixtures of experts, trained independently on the same data.
@@ -109,10 +102,6 @@ class Ens(Learner):
             return super().choice(logits, log_probabilities)
         return self.scores(logits).argmax(0)
 
-    @property
-    def details(self) -> dict[str, Any]:
-        return {"members": self.settings.members}
-
 
 @dataclass(frozen=True)
 class UMixSettings(MemberSettings):
@@ -130,7 +119,3 @@ class UMix(Learner):
     def build(self, structure: dict[str, Any]) -> Any:
         """A stack of networks with one output."""
         return self.backbone(self.settings.members, joint=self.settings.umix_average)
-
-    @property
-    def details(self) -> dict[str, Any]:
-        return {"members": self.settings.members}

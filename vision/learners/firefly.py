@@ -11,7 +11,6 @@ from vision.presets import Settings
 
 if TYPE_CHECKING:
     from vision.data import StageData
-    from vision.examples import AnyExamples
     from vision.firefly import Choice, Overgrown
 
 
@@ -59,7 +58,7 @@ class Firefly(GrowingLearner):
 
         from vision.firefly import MEASURED, Overgrown
         from vision.flat import align
-        from vision.train import minibatches
+        from vision.train import Drawing, evaluate, loss_of, minibatches
 
         train, valid = data.train(index).aligned(), data.valid(index).aligned()
         align(self.model)
@@ -69,16 +68,25 @@ class Firefly(GrowingLearner):
         replay = data.replay(index)
         some = replay.draw(generator)[:MEASURED] if replay else torch.arange(min(MEASURED, len(train.labels)))
         flops = network.measure(train.pixels(some.to(self.device)).permute(0, 3, 1, 2))
-        epoch = partial(minibatches, train, self.settings, [generator], data.black, replay)
+        epoch = partial(minibatches, train, self.settings, [generator], Drawing(data.black, replay))
         flops += network.tune(epoch())
         scores, more = network.scores(epoch())
         choices = network.select(scores, self.budget)
-        grown = self._grown(network, choices)
+        before, old = self.model, self.parameters
+        self.model = self._grown(network, choices)
         if self.average:
             self.average.model = self._grown(network.moved_to(self.average.model), choices)
-        self.growth = self._compare(grown, choices, valid)
-        compared = len(valid.labels) * (self.model.flops.inference + grown.flops.inference)
-        self.model = grown
+        logits = [evaluate(model, valid) for model in (before, self.model)]
+        self.growth = {  # its effect on the validation examples, and what was added
+            "function_error": float((logits[1] - logits[0]).abs().max()),
+            "loss_before": float(loss_of(logits[0], valid.labels)),
+            "loss_after": float(loss_of(logits[1], valid.labels)),
+            "split": sum(len(choice.split) for choice in choices),
+            "new": sum(len(choice.new) for choice in choices),
+            "layers": sum(choice.layer for choice in choices),
+            "added_parameters": self.parameters - old,
+        }
+        compared = len(valid.labels) * (before.flops.inference + self.model.flops.inference)
         return {"growth": flops + more, "validation": compared}
 
     def _grown(self, network: "Overgrown", choices: "list[Choice]") -> Any:
@@ -86,21 +94,6 @@ class Firefly(GrowingLearner):
         model = self.build({"widths": network.widths(choices)}).to(self.device)
         network.write(choices, model)
         return model
-
-    def _compare(self, grown: Any, choices: "list[Choice]", examples: "AnyExamples") -> dict[str, float]:
-        """Effect of a growth on the logits and losses of `examples`, and what was added."""
-        from vision.train import evaluate, loss_of
-
-        before, after = (evaluate(model, examples) for model in (self.model, grown))
-        return {
-            "function_error": float((after - before).abs().max()),
-            "loss_before": float(loss_of(before, examples.labels)),
-            "loss_after": float(loss_of(after, examples.labels)),
-            "split": sum(len(choice.split) for choice in choices),
-            "new": sum(len(choice.new) for choice in choices),
-            "layers": sum(choice.layer for choice in choices),
-            "added_parameters": sum(p.numel() for p in grown.parameters()) - self.parameters,
-        }
 
     @property
     def details(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class GEnsSettings(MemberMixtureSettings):
     @classmethod
     def conflict(cls, name: str, chosen: Mapping[str, Any]) -> str | None:
         """`from_scratch` would reset a network that has never been trained, `average` would average one."""
-        if (name == "from_scratch" and chosen[name]) or (name == "shrink" and chosen[name] != 1):
+        if name == "from_scratch" and chosen[name]:
             return "every stage adds a new member; see --gens-init"
         if name == "average" and chosen[name]:
             return "each member is trained in one stage only"

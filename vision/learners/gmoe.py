@@ -81,11 +81,11 @@ class GMoE(GrowingLearner, MoE):
 
         self.model.eval()
         align(self.model)
-        found: list[Any] = [0] * len(self.model.layers)
+        scores: list[Any] = [0] * len(self.model.layers)
         for images, labels in evaluation_batches(self.model, examples.aligned()):
             with torch.no_grad():
                 logits, gates = self.model.routed(images)
             losses = F.cross_entropy(logits[0].t(), labels, reduction="none")
             weight = losses if self.settings.grow_by == "loss" else torch.ones_like(losses)
-            found = [total + layer @ weight for total, layer in zip(found, gates, strict=True)]
-        return found
+            scores = [total + layer @ weight for total, layer in zip(scores, gates, strict=True)]
+        return scores

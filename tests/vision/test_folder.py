@@ -1,0 +1,262 @@
+"""Folders of images, in memory or in files that are mapped; data sets that the processes of a sweep share."""
+
+import multiprocessing
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.vision.conftest import command, equal, jobs, numbers, picture
+from vision import MegaBatchStream, data, folder, run
+
+SPAWN = multiprocessing.get_context("spawn")
+pytestmark = pytest.mark.usefixtures("no_cache")
+
+
+def load(root, cache=None, size=None):
+    data.load.cache_clear()
+    return data.load("folder", str(root), image_size=size, cache_images=cache and str(cache))
+
+
+def same(one, other):
+    assert one.fingerprint == other.fingerprint
+    assert (one.mean, one.std, one.classes) == (other.mean, other.std, other.classes)
+    return equal([*one.train, *one.test], [*other.train, *other.test])
+
+
+def test_folder(tree):
+    read = load(tree)
+    assert (read.shape, read.classes, read.name) == ((3, 6, 4), 2, "folder")
+    assert read.train.images.dtype == torch.uint8
+    assert read.train.labels.tolist() == [0] * 35 + [1] * 35
+    assert read.train.images[:, :, 0, 0].tolist() == [[i, 100 * c, 1] for c in range(2) for i in range(35)]
+    assert (read.train.images == read.train.images[:, :, :1, :1]).all()
+    assert read.test.images[:, :, 5, 3].tolist() == [[i, 100 * c, 2] for c in range(2) for i in range(2)]
+    x = read.examples(read.train).images[:, :2]
+    assert x.mean((0, 2, 3)).tolist() == pytest.approx([0, 0], abs=1e-5)
+    assert x.std((0, 2, 3)).tolist() == pytest.approx([1, 1], abs=1e-3)
+
+
+def test_files_are_those_of_torchvision_in_its_order(tmp_path):
+    from torchvision.datasets import ImageFolder
+
+    for name in ("dog/1.png", "cat/2.png", "cat/b/10.PNG", "cat/b/9.png", "cat/a/z.png", "cat/a.png"):
+        picture(tmp_path / name, np.zeros((6, 4, 3), np.uint8))
+    (tmp_path / "cat/note.txt").touch()
+    (tmp_path / "linked").symlink_to(tmp_path / "dog")
+    expected = ImageFolder(str(tmp_path))
+    listed = folder._listed(tmp_path)
+    pairs = [(path, label) for label, paths in enumerate(listed.values()) for path in paths]
+    assert (pairs, list(listed)) == (expected.samples, expected.classes)
+
+
+def test_gray_and_palette_images_become_colour(tmp_path):
+    for part in ("train", "test"):
+        picture(tmp_path / part / "a" / "gray.png", np.full((2, 2), 40, dtype=np.uint8))
+        palette = Image.fromarray(np.ones((2, 2), dtype=np.uint8), mode="P")
+        palette.putpalette([0, 0, 0, 10, 20, 30])
+        palette.save(tmp_path / part / "a" / "palette.png")
+        Image.new("RGBA", (2, 2), (1, 2, 3, 255)).save(tmp_path / part / "a" / "rgba.png")
+    read = load(tmp_path)
+    assert read.shape == (3, 2, 2)
+    assert read.train.images[:, :, 1, 1].tolist() == [[40, 40, 40], [10, 20, 30], [1, 2, 3]]
+
+
+def test_image_size(tree):
+    picture(tree / "train" / "cat" / "00.png", np.full((9, 9, 3), 7, dtype=np.uint8))
+    read = load(tree, size=5)
+    assert read.shape == (3, 5, 5)
+    assert (read.train.images[0] == 7).all()
+    assert read.train.images[1].flatten(1).unique(dim=1).flatten().tolist() == [1, 0, 1]
+
+
+def rename(tree):
+    (tree / "test/dog").rename(tree / "dog")
+
+
+def empty(tree):
+    for part in ("train", "test"):
+        (tree / part / "bird").mkdir()
+
+
+def lack(tree):
+    (tree / "test").rename(tree / "elsewhere")
+
+
+def large(tree):
+    picture(tree / "train/cat/00.png", np.zeros((9, 9, 3), np.uint8))
+
+
+def large_tests(tree):
+    for path in (tree / "test").rglob("*.png"):
+        picture(path, np.zeros((6, 5, 3), np.uint8))
+
+
+def half(tree):
+    path = tree / "train/dog/33.png"
+    path.write_bytes(path.read_bytes()[:40])
+
+
+REFUSED = [
+    (rename, "differ in classes: dog"),
+    (empty, "train/bird has no images: --data-root needs train/CLASS"),
+    (lack, "has no folder test/: --data-root needs"),
+    (large, "several sizes, such as (6, 4) and (9, 9): give --image-size"),
+    (large_tests, "images of train/ and test/ differ in size: give --image-size"),
+    (half, "cannot read the image"),
+    (lambda tree: (tree / "train/dog/33.png").write_bytes(b""), "dog/33.png"),
+    (lambda tree: (tree / "train/dog/33.png").write_bytes(b"no image"), "dog/33.png"),
+    (lambda tree: picture(tree / "test/cat/00.png", np.full((6, 4), 1000, np.uint16)), "8 bits per channel"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED)
+def test_what_is_no_folder_of_images_is_one_line(tree, refused, change, message):
+    change(tree)
+    assert message in refused(load, tree)
+
+
+# Files of decoded images
+
+
+def test_images_on_disk_are_those_in_memory_are_mapped_and_decoded_once(tree, tmp_path, monkeypatch):
+    cache, plain = tmp_path / "cache", load(tree)
+    first = load(tree, cache)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    for part in (first.train, first.test):
+        spans = [([int(end, 16) for end in line[0].split("-")], line[-1]) for line in maps]
+        (file,) = [file for (low, high), file in spans if low <= part.images.data_ptr() < high]
+        assert file.endswith(".npy")
+    assert first.select(first.train, torch.arange(9), stored=True).source is first.train.images
+    monkeypatch.setattr(folder, "_decoded", None)
+    assert same(plain, first)
+    names = sorted(path.name for path in cache.iterdir())
+    assert [re.sub("[0-9a-f]{16}", "HASH", name) for name in names] == [
+        ".lock",
+        "test_HASH.npy",
+        "train_HASH.npy",
+    ]
+    assert np.load(cache / names[2]).shape == (70, 3, 6, 4)  # as any reader of .npy files
+    assert same(plain, load(tree.rename(tmp_path / "moved"), cache))
+
+
+def test_a_changed_image_or_size_makes_another_file(tree, tmp_path):
+    cache = tmp_path / "cache"
+    before = load(tree, cache)
+    assert load(tree, cache, size=9).shape == (3, 9, 9)
+    picture(tree / "train/cat/03.png", np.zeros((6, 4, 3), np.uint8))
+    after = load(tree, cache)
+    assert after.fingerprint != before.fingerprint
+    assert not after.train.images[3].any()
+    assert (len(list(cache.glob("train_*"))), len(list(cache.glob("test_*")))) == (3, 2)
+
+
+def test_what_was_killed_while_decoding_is_made_anew(tree, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def half(paths, size, out):
+        out.write(b"half")
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "_decoded", half)
+        with pytest.raises(Killed):
+            load(tree, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.npy"))
+    assert same(load(tree), load(tree, tmp_path / "cache"))
+
+
+def test_errors_of_the_cache_are_one_line(tree, tmp_path, refused, monkeypatch):
+    load(tree, cache := tmp_path / "cache")
+    (file,) = cache.glob("train_*.npy")
+    os.truncate(file, 1000)
+    assert f"{file} is damaged" in refused(load, tree, cache)
+    (tmp_path / "file").touch()
+    assert f"{tmp_path}/file is not a folder" in refused(load, tree, tmp_path / "file")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    line = refused(load, tree, tmp_path / "third")
+    assert "cannot be written (No space left on device): choose another --cache-images" in line
+
+
+def test_a_set_larger_than_the_memory_is_refused_without_a_cache(tree, tmp_path, refused, monkeypatch):
+    pages = os.sysconf
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 if name == "SC_PHYS_PAGES" else pages(name))
+    assert "give --cache-images DIR, or lower --image-size" in refused(load, tree, size=200)
+    assert load(tree, tmp_path / "cache", size=200).shape == (3, 200, 200)
+
+
+def test_a_run_from_disk_equals_one_in_memory_bit_for_bit(tree, tmp_path):
+    options = {"epochs": 2, "hidden": 4, "batch_size": 4, "replay_share": 0.5}
+    runs = [
+        run(MegaBatchStream(load(tree, cache), 2), "gens", tmp_path / str(bool(cache)), **options)
+        for cache in (None, tmp_path / "cache")
+    ]
+    assert numbers(runs[0]) == numbers(runs[1])
+    assert runs[0].config == runs[1].config
+
+
+def test_the_command_line(tree, tmp_path, monkeypatch, refused):
+    cache = tmp_path / "cache"
+    words = f"--dataset folder --data-root {tree} --cache-images {cache} --megabatches 2".split()
+    (job,) = jobs(*words)
+    assert f"--cache-images {cache}" in job.command
+    assert "changed images in memory" in refused(jobs, *words, "--scenario", "rotated")
+    assert "--cache-images needs --dataset folder" in refused(data.load, "digits", cache_images="there")
+    assert "--image-size 0" in refused(data.load, "folder", image_size=0)
+    assert "digits, mnist" in refused(data.load, "nist")
+    sweep = f"--arch mlp --epochs 1 --hidden 2 --seeds 0-1 --jobs 2 --part 1/1 --out {tmp_path / 'run'}"
+    command(monkeypatch, *words, *sweep.split())
+    assert len(list(cache.glob("*.npy"))) == 2
+
+
+# Sharing
+
+
+def load_in_child(shared, name, root, queue):
+    data.SHARED = shared
+    reads = []
+    read = data._read
+    data._read = lambda *arguments: (reads.append(name), read(*arguments))[1]
+    decoded = folder._decoded
+    folder._decoded = lambda *arguments: (reads.append("decoded"), decoded(*arguments))[1]
+    made = data.load(name, root, image_size=12)
+    made.train.images[0] = 99  # in a private copy
+    queue.put((reads, made.fingerprint))
+
+
+@pytest.mark.parametrize("name", ["digits", "folder"])
+def test_one_process_reads_a_shared_data_set_and_others_map_it(tree, tmp_path, name, monkeypatch):
+    plain, queue = data.load(name, str(tree), image_size=12), SPAWN.Queue()
+    (tmp_path / "shared").mkdir()
+    arguments = tmp_path / "shared", name, str(tree), queue
+    children = [SPAWN.Process(target=load_in_child, args=arguments) for _ in range(2)]
+    for child in children:
+        child.start()
+    results = [queue.get(timeout=200) for _ in children]
+    for child in children:
+        child.join()
+    reads = [read for reads, _ in results for read in reads]
+    assert reads.count("digits" if name == "digits" else "decoded") == (1 if name == "digits" else 2)
+    data.load.cache_clear()
+    monkeypatch.setattr(data, "SHARED", tmp_path / "shared")
+    assert same(data.load(name, str(tree), image_size=12), plain)
+
+
+def test_other_data_sets_are_scaled_as_a_folder_is():
+    scaled, plain = data.load("digits", image_size=20), data.load("digits")
+    assert scaled.shape == (1, 20, 20)
+    assert (scaled.mean, scaled.std, scaled.classes) == (plain.mean, plain.std, plain.classes)
+    assert scaled.fingerprint != plain.fingerprint
+    assert torch.equal(scaled.train.labels, plain.train.labels)
+    for k in (0, 500):
+        image = Image.fromarray(plain.train.images[k, 0].numpy()).resize((20, 20), Image.Resampling.BILINEAR)
+        assert torch.equal(scaled.train.images[k, 0], torch.from_numpy(np.array(image)))
