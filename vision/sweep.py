@@ -23,7 +23,7 @@ from vision.presets import Settings
 DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
 DATA += ("replay_share", "replay_from")
 _OF_THE_STREAM = {"dataset", "image_size", "megabatches", "stream_seed", "scenario"}
-_OF_THE_COMMAND = {"device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
+_OF_THE_COMMAND = {"cluster", "device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
 
 USUAL = {"data_root": "data", "device": "auto", "cache_images": None}
 """Defaults of flags that a recorded command leaves out."""

@@ -1,37 +1,44 @@
 """Submitted jobs: RUN/jobs.json, and the state of each job from its marker and from SLURM."""
 
 import os
-import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from tqdm import tqdm
+import msgspec
 
 from alma.errors import UserError
 from alma.files import write_json_atomic
-from alma.schema import TEXT, Kind, is_text, list_of, optional, parse_json, require, whole
 from slurm.engine.children import last_problem
 from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
 
-JOBS, VERSION = "jobs.json", 1
+JOBS = "jobs.json"
 MOVING = ("waiting", "queued", "requeued", "running")
 BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 """States that a job does not leave by itself, the most telling first."""
-_WHICH = {"failed": "which failed", "cancelled": "which was cancelled", "lost": "which is lost"}
-_WHICH |= {"never submitted": "which was never submitted"}
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
 _TAIL_BYTES = 256 * 1024
-_JOB_ID = Kind(
-    "an id of SLURM", lambda value: is_text(value) and re.fullmatch(r"\d+(_\d+)?", value) is not None
-)
-_JOB = {"name": TEXT, "kind": TEXT, "directory": TEXT, "marker": TEXT, "updates": optional(whole(0))}
-_JOB |= {"job": optional(_JOB_ID), "log": optional(TEXT), "needs": list_of(whole(0))}
 _BY_SLURM = ("srun: ", "slurmstepd")  # lines that report the failure of a task but not its cause
+_Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
+_JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]  # would else be an option of scancel
+
+
+class _Entry(msgspec.Struct):
+    """A job in jobs.json, see `SubmittedJob`; folders and markers are relative to the run."""
+
+    name: _Text
+    kind: _Text
+    directory: _Text
+    marker: _Text
+    updates: Annotated[int, msgspec.Meta(ge=0)] | None
+    job: _JobId | None
+    log: _Text | None
+    needs: list[str]
+    """Markers of jobs that come before it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,18 +101,18 @@ class JobStatus:
 
 def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Run directories at or below `places`, without duplicates. Raises UserError if a place has none."""
-    found: dict[Path, Path] = {}
+    runs: dict[Path, Path] = {}
     for place in map(Path, places):
         if not place.is_dir():
             raise UserError(f"{place} is not a folder: give run directories, or folders of runs")
         below = [Path(folder) for folder, _, files in os.walk(place) if {JOBS, "run.json"} & set(files)]
         if not below:
             raise UserError(f"no runs in {place}: no folder in it has a jobs.json or a run.json")
-        launched = set(filter(on_cluster, below))
         # The jobs of a sweep stand for its runs, which are folders below it.
+        launched = set(filter(on_cluster, below))
         below = [folder for folder in below if folder in launched or folder.parent not in launched]
-        found |= {folder.resolve(): folder for folder in sorted(below)}
-    return list(found.values())
+        runs |= {folder.resolve(): folder for folder in sorted(below)}
+    return list(runs.values())
 
 
 def on_cluster(run: Path) -> bool:
@@ -114,43 +121,33 @@ def on_cluster(run: Path) -> bool:
 
 
 def write_jobs(run: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Write jobs.json; `entries` are jobs as `read_jobs` reads them, each after the jobs it needs."""
-    write_json_atomic(run / JOBS, {"version": VERSION, "units": entries})
+    """Write jobs.json; `entries` are as `_Entry`, each after the jobs it needs."""
+    write_json_atomic(run / JOBS, {"jobs": entries})
 
 
 def read_jobs(run: Path) -> list[SubmittedJob]:
     """The jobs of a run. Raises UserError if jobs.json is missing or damaged."""
     path = run / JOBS
-    jobs: list[SubmittedJob] = []
+    jobs: dict[str, SubmittedJob] = {}
     try:
-        content = parse_json(path.read_bytes())
-        if content["version"] != VERSION:
-            raise UserError(
-                f"{path}: version {content['version']}, not {VERSION}: use the ALMA that wrote it"
-            )
-        for each in content["units"]:
-            require(each, _JOB)
-            if not all(0 <= index < len(jobs) for index in each["needs"]):
-                raise ValueError(f"{each['name']} needs a job that does not come before it")
-            jobs.append(
-                SubmittedJob(
-                    run=run,
-                    name=each["name"],
-                    kind=each["kind"],
-                    directory=run / each["directory"],
-                    marker=run / each["marker"],
-                    updates=each["updates"],
-                    job_id=each["job"],
-                    log=Path(each["log"]) if each["log"] else None,
-                    needs=tuple(jobs[index] for index in each["needs"]),
-                )
+        for entry in msgspec.json.decode(path.read_bytes(), type=dict[str, list[_Entry]])["jobs"]:
+            jobs[entry.marker] = SubmittedJob(
+                run=run,
+                name=entry.name,
+                kind=entry.kind,
+                directory=run / entry.directory,
+                marker=run / entry.marker,
+                updates=entry.updates,
+                job_id=entry.job,
+                log=Path(entry.log) if entry.log else None,
+                needs=tuple(jobs[marker] for marker in entry.needs),
             )
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{run} was not launched on a cluster: it has no jobs.json") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (msgspec.DecodeError, KeyError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise UserError(f"{path} is damaged ({problem}): rerun the launch command to rewrite it") from None
-    return jobs
+    return list(jobs.values())
 
 
 def live_jobs(runs: Sequence[Path]) -> list[SubmittedJob]:
@@ -171,25 +168,29 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
     return list(seen.values())
 
 
-def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterator[list[JobStatus]]:
-    """Yield `look(runs)` every `seconds` until all jobs are done or none is moving.
+def watch(
+    runs: Sequence[Path],
+    seconds: float,
+    patient: bool = False,
+    others: Callable[[], list[JobStatus]] = list,
+) -> Iterator[list[JobStatus]]:
+    """Yield `look(runs)` and `others()` every `seconds` until all are done or none is moving.
 
     Retries while SLURM does not answer, for example during a restart of its controller. Without `patient`, a
     first look without an answer raises NoAnswer.
     """
     still = silent = False
-    first = not patient
     while True:
         try:
-            seen = look(runs)
+            seen = [*look(runs), *others()]
         except NoAnswer as error:
-            if first:
+            if not patient:
                 raise
             if not silent:
                 say(f"warning: {error}; asking again")
             silent = True
         else:
-            first = silent = False
+            patient, silent = True, False
             yield seen
             # Two still looks: between a node's failure and its requeue, SLURM calls a job failed.
             before, still = still, not any(status.state in MOVING for status in seen)
@@ -201,30 +202,26 @@ def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterat
 def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
     """Wait until all jobs are done or none is moving; return those in a state of BAD.
 
-    Shows a progress bar on a terminal, else a line for each change; held jobs are named on both.
+    Prints a line for each change, and for each job that is held.
     """
-    states: dict[tuple[Path, str], str] = {}
+    before: dict[Path, JobStatus] = {}
     seen: list[JobStatus] = []
-    form = "{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}{postfix}"
-    with tqdm(desc="jobs", total=0, bar_format=form, dynamic_ncols=True, disable=None) as bar:
-        for seen in watch(runs, seconds):
-            if bar.disable and not states:
-                say(f"jobs: {count(seen)}")
-            for status in seen:
-                key, state = (status.job.run, status.job.name), "held" if status.held else status.state
-                if states.get(key, status.state) != state and (bar.disable or status.held):
-                    say(str(status))
-                states[key] = state
-            bar.total, bar.n = len(seen), sum(status.state == "done" for status in seen)
-            bar.set_postfix_str(count(seen))
+    for seen in watch(runs, seconds):
+        if not before:
+            say(f"jobs: {count(seen)}")
+        for status in seen:
+            last = before.get(status.job.marker)
+            if status.held if last is None else (status.state, status.held) != (last.state, last.held):
+                say(str(status))
+            before[status.job.marker] = status
     return [status for status in seen if status.state in BAD]
 
 
 def count(seen: Iterable[JobStatus]) -> str:
+    """Such as "2 done, 1 running, 1 failed"."""
     counts = Counter(status.state for status in seen)
-    return ", ".join(
-        f"{counts[state]} {state}" for state in ("done", *reversed(MOVING), *BAD) if counts[state]
-    )
+    states = ("done", *reversed(MOVING), *BAD)
+    return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])
 
 
 def tail(log: Path) -> str:
@@ -246,13 +243,18 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     if state and state.running:
         return JobStatus(job, "running", state.node)
     if state and not state.live and state.word != "CANCELLED":
-        why, log = _failure(job, state.word)
-        return JobStatus(job, "failed", state.node, why, log)
+        if state.word not in (
+            "FAILED",
+            "COMPLETED",
+        ):  # TIMEOUT, OUT_OF_MEMORY: the log's errors follow from it
+            return JobStatus(job, "failed", state.node, f"SLURM says {state.word}", job.log)
+        why, log = _last_error(job)
+        return JobStatus(job, "failed", state.node, why or f"its job ended without {job.marker.name}", log)
     if roots := [need.root or need for need in needs if need.state in BAD]:
-        root = min(roots, key=lambda each: BAD.index(each.state))  # a failure before a cancellation
-        return JobStatus(job, "cancelled", why=f"needs {root.job.name}, {_WHICH[root.state]}", root=root)
+        root = min(roots, key=lambda status: BAD.index(status.state))  # a failure before a cancellation
+        return JobStatus(job, "cancelled", why=f"needs {root.job.name} ({root.state})", root=root)
     if state is None:
-        why, log = _problem(job)
+        why, log = _last_error(job)
         return JobStatus(job, "lost", "", "; ".join(filter(None, ("no longer known to SLURM", why))), log)
     if not state.live:
         return JobStatus(job, "cancelled", state.node)
@@ -263,21 +265,13 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     return JobStatus(job, "requeued" if state.restarts else "queued", why=why, held=held)
 
 
-def _failure(job: SubmittedJob, word: str) -> tuple[str, Path | None]:
-    """Why a job ended in SLURM's state `word` without its marker, and the log that tells."""
-    if word not in ("FAILED", "COMPLETED"):  # TIMEOUT, OUT_OF_MEMORY: errors in the log only follow from it
-        return f"SLURM says {word}", job.log
-    why, log = _problem(job)
-    return why or f"its job ended without {job.marker.name}", log
-
-
-def _problem(job: SubmittedJob) -> tuple[str, Path | None]:
+def _last_error(job: SubmittedJob) -> tuple[str, Path | None]:
     """The last error in a job's logs, and its log."""
     # Those of its processes first: `own_log` also has errors of earlier attempts. SLURM ends the first
     # process when another one fails, which alone says why.
     others = sorted(job.log.parent.glob(f"{job.job_id}_*_log.out")) if job.log else []
     for log in filter(None, (job.log, *others, job.own_log)):
         lines = [line for line in tail(log).splitlines() if not line.startswith(_BY_SLURM)]
-        if found := last_problem("\n".join(lines)):
-            return found[1], log
+        if problem := last_problem("\n".join(lines)):
+            return problem[1], log
     return "", job.log

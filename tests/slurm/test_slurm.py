@@ -115,7 +115,7 @@ def preempted_by_the_signal_asked_for(_, folder, expected):
 def timed_out_saves_and_resumes(cluster, folder, expected):
     run = prepare(cluster, folder, seconds=14)  # SLURM looks every 30 s
     # 9 minutes would take 9 minutes: once it trains, the job gets a limit that is nearer than the signal.
-    with run.during(0, "--timeout-min", "9", "--signal-delay-s", "115", "--stages", "1") as job:
+    with run.during(0, "--timeout-min", "9", "--sbatch", "signal=USR2@115", "--stages", "1") as job:
         cluster.run("scontrol", "update", f"jobid={job}", "timelimit=2")
     assert run.launcher.rows == expected["gmoe"][:2]
     assert run.trainings >= 2

@@ -39,13 +39,13 @@ def test_table(slurm, run, monkeypatch, capsys):
         "run evaluation of stage 0 waiting 20 needs stage 0, member 2 of 2",
         "run stage 1, member 1 of 2 failed 8_0 n1 jobs/8_0.out: boom",
         "run stage 1, member 2 of 2 waiting 8_1 needs stage 0, member 2 of 2",
-        "run evaluation of stage 1 cancelled 21 needs stage 1, member 1 of 2, which failed",
+        "run evaluation of stage 1 cancelled 21 needs stage 1, member 1 of 2 (failed)",
     }
     assert total == "2 done, 1 running, 2 waiting, 1 failed, 1 cancelled"
 
 
 def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatch, capsys):
-    write(run, [entry("untrained", None, ".", "untrained.json", None, [])])
+    write(run, entry("untrained", "untrained.json", None))
     assert states(run) == {"untrained": "never submitted"}
     finish(run, "untrained.json")
     assert call(status.main, monkeypatch, ".") == 0  # a folder of runs
@@ -63,8 +63,7 @@ def test_no_slurm_here(slurm, run, monkeypatch, capsys):
 
 
 def test_jobs_of_data_prep_have_only_the_log_of_slurm(slurm, run, monkeypatch, capsys):
-    each = entry("scan 0", 0, ".", "share-scan-00000.json", "7_0", []) | {"kind": "data_prep"}
-    write(run, [each])
+    write(run, entry("scan 0", "share-scan-00000.json", "7_0", kind="data_prep"))
     slurm.has(squeue="7_0|RUNNING|n1|0|None|\n")
     call(status.main, monkeypatch, run)
     assert capsys.readouterr().out.splitlines()[1].endswith("  jobs/7_0.out")
@@ -73,9 +72,8 @@ def test_jobs_of_data_prep_have_only_the_log_of_slurm(slurm, run, monkeypatch, c
 def test_the_error_of_a_process_other_than_the_first_is_found(slurm, run, monkeypatch, capsys):
     """SLURM ended the first one, which says nothing."""
     slurm.has(squeue="5|COMPLETED|n1|0|x|\n7_0|FAILED|n1|0|x|\n")
-    entries = [entry("stage 0", 0, "stage_00", "stage_00/trained.json", "7_0", [])]
-    entries[0]["log"] = f"{Path.cwd()}/jobs/7_0/7_0_0_log.out"
-    write(run, entries)
+    log = f"{Path.cwd()}/jobs/7_0/7_0_0_log.out"
+    write(run, entry("stage 0", "stage_00/trained.json", "7_0", log=log))
     Path("jobs/7_0").mkdir()
     Path("jobs/7_0/7_0_0_log.out").write_text(
         "srun: error: n2: task 1: Exited with exit code 1\nslurmstepd-n1: error: *** STEP\n"
@@ -143,10 +141,16 @@ def test_a_local_run_whose_stages_are_complete_is_done(local, monkeypatch, capsy
 
 
 def test_watch_continues_while_a_local_run_is_locked(local, monkeypatch, capsys):
-    with locked(local.directory):
-        looks = status._looks([], [local.directory], 0.01)
-        assert next(looks)[0].state == next(looks)[0].state == "running"
-    assert [seen[0].state for seen in looks] == ["stopped"]
+    lock = locked(local.directory)
+    lock.__enter__()
+    timer = threading.Timer(0.1, lock.__exit__, [None, None, None])
+    timer.start()
+    assert call(status.main, monkeypatch, "--watch", "0.02", "local") == 1
+    timer.join()
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("1 ")] == [
+        "1 running",
+        "1 stopped",
+    ]
 
 
 def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
@@ -250,10 +254,10 @@ def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):
     blocked = cluster.submit("true", *after, f"afterok:{array}_1")
     waiting = cluster.submit("true", *after, f"afterok:{array}_0")
     other = cluster.submit("sleep 600")
-    jobs = [(f"member {k}", f"{array}_{k}", []) for k in range(3)]
-    jobs += [("blocked", blocked, [1]), ("waiting", waiting, [0]), ("gone", "999999999", [])]
-    run = Path("run")
-    write(run, [entry(name, 0, name, f"{name}/trained.json", *each) for name, *each in jobs])
+    jobs = [(f"member {k}", f"{array}_{k}") for k in range(3)]
+    jobs += [("blocked", blocked, "member 1"), ("waiting", waiting, "member 0"), ("gone", "999999999")]
+    run, done = Path("run"), "{}/trained.json".format
+    write(run, *(entry(name, done(name), job, *map(done, needs)) for name, job, *needs in jobs))
     cluster.wait_for(f"{array}_1", "FAILED")
     cluster.wait_for(f"{array}_0", "RUNNING")
     cluster.wait_for(f"{array}_2", "RUNNING")
