@@ -204,12 +204,12 @@ def last_problem(output: str) -> re.Match[str] | None:
 
 def _stop(process: subprocess.Popen | Fork) -> None:
     """End the child if it is running, and workers that outlived it."""
-    # A child that is attached to the terminal has no process group of its own.
-    send = process.send_signal if terminal.attached else lambda number: os.killpg(process.pid, number)
+    send = os.kill if terminal.attached else os.killpg  # at the terminal it has no process group of its own
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:
-            send(signal.SIGTERM)
+            send(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        send(signal.SIGKILL)
+        if process.poll() is None or not terminal.attached:
+            send(process.pid, signal.SIGKILL)
     process.wait()

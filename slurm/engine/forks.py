@@ -92,11 +92,6 @@ class Fork:
             self._status.close()
         return self.returncode
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless the command has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
 
 def main() -> None:
     """The server: fork for each request on stdin, until the launcher has closed its end."""

@@ -1,6 +1,7 @@
 """What one SLURM job does: restartable work, which SLURM may kill, requeue and run again at any time."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from alma.errors import UserError
 from slurm.engine import children
-from slurm.engine.parents import signal_at_parents_death
+from slurm.engine.parents import PR_SET_PDEATHSIG
 
 SAVING_SECONDS = 90  # for a training to finish its update and write its checkpoint
 _REQUEUE_SECONDS = 600
@@ -85,7 +86,7 @@ class Job(ABC):
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, end)
         signal.signal(signal.SIGUSR1, orphaned)
-        signal_at_parents_death(signal.SIGUSR1)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)  # sent by the kernel when slurmstepd ends
         try:
             self.work()
         except (UserError, children.StageFailed) as error:

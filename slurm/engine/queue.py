@@ -28,11 +28,10 @@ _JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]  # would else b
 
 
 class _Entry(msgspec.Struct):
-    """A job in jobs.json, see `SubmittedJob`; folders and markers are relative to the run."""
+    """A job in jobs.json, see `SubmittedJob`; markers are relative to the run."""
 
     name: _Text
     kind: _Text
-    directory: _Text
     marker: _Text
     updates: Annotated[int, msgspec.Meta(ge=0)] | None
     job: _JobId | None
@@ -48,7 +47,6 @@ class SubmittedJob:
     run: Path
     name: str
     kind: str  # untrained, train, evaluate, sweep, data_prep; run: a whole local run
-    directory: Path
     marker: Path
     """File that exists once the job is complete."""
     updates: int | None
@@ -72,7 +70,7 @@ class SubmittedJob:
         """Output of its child processes over all its SLURM jobs; None: only `log` exists."""
         if self.kind == "sweep":
             return self.marker.with_suffix(".log")
-        return self.directory / _CHILD_LOGS[self.kind] if self.kind in _CHILD_LOGS else None
+        return self.marker.with_name(_CHILD_LOGS[self.kind]) if self.kind in _CHILD_LOGS else None
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,6 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
                 run=run,
                 name=entry.name,
                 kind=entry.kind,
-                directory=run / entry.directory,
                 marker=run / entry.marker,
                 updates=entry.updates,
                 job_id=entry.job,

@@ -14,15 +14,15 @@ from alma.options import add_options, check_ranges, flag_of, given, option, opti
 from slurm.engine.machine import Machine
 
 _FLAG_OF = {  # options of sbatch that have a flag here
-    **{name: name for name in ("partition", "nodes", "cpus-per-task", "tasks-per-node")},
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), "gpus-per-node"),
     **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu"), "tasks-per-node"),
     **{"mem": "mem-gb", "time": "timeout-min"},
+    **{name: name for name in ("partition", "nodes", "cpus-per-task", "tasks-per-node")},
 }
-_OURS = (
-    *("job-name", "output", "error", "input", "open-mode", "chdir", "dependency", "requeue", "no-requeue"),
-    *("kill-on-invalid-dep", "wrap", "wait", "test-only", "parsable", "array"),
-)
+_OURS = """
+    job-name output error input open-mode chdir dependency requeue no-requeue kill-on-invalid-dep wrap wait
+    test-only parsable array
+""".split()
 _FORMS = {"gres": r"\w+(:[A-Za-z]\w*)?", "signal": r"USR2@\d+"}
 _EXAMPLES = {"gres": "gres=gpu:a100, with the number in --gpus-per-node", "signal": "signal=USR2@300"}
 _INSTEAD = {"mem-per-cpu": "mem_gb", "mem-per-gpu": "mem_gb", "cpus-per-gpu": "cpus_per_task"}
@@ -153,20 +153,15 @@ class Resources:
 
 
 _PAPER = Resources()
-_PLACES = {
-    "local": "on this machine",
-    "debug": "on this machine, with training attached to the terminal, so that breakpoint() works (one GPU)",
-    "slurm": "as SLURM jobs",
-}
 WAIT = "with --cluster slurm: wait until all jobs have ended; exit with 1 if one failed"
 
 
 def add_cluster(group: argparse._ArgumentGroup, *places: str) -> None:
     """Add --cluster with the choices `places`, the first of which is the default."""
-    texts = "; ".join(f"{place}: {_PLACES[place]}" for place in places)
-    group.add_argument(
-        "--cluster", choices=places, default=places[0], help=f"where to run; {texts} (default: {places[0]})"
-    )
+    debug = "debug: here, with training attached to the terminal, so that breakpoint() works (one GPU); "
+    text = f"where to run; local: on this machine; {debug * ('debug' in places)}slurm: as SLURM jobs"
+    help_text = f"{text} (default: {places[0]})"
+    group.add_argument("--cluster", choices=places, default=places[0], help=help_text)
 
 
 def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: str = "training") -> None:

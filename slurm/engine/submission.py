@@ -178,7 +178,6 @@ def record(
         {
             "name": job.name,
             "kind": job.kind,
-            "directory": os.path.relpath(job.directory, run),
             "marker": os.path.relpath(job.marker, run),
             "updates": job.updates,
             "job": ids.get(job.marker),

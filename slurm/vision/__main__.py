@@ -33,7 +33,7 @@ def parser() -> Parser:
         allow_abbrev=False,
     )
     group = made.add_argument_group("where to run")
-    resources.add_cluster(group, "slurm")
+    group.add_argument("--cluster", choices=("slurm",), default="slurm", help="as SLURM jobs")
     runs = "runs of each job, at most; --cpus-per-task of them run at a time (default: 20)"
     group.add_argument("--runs-per-job", type=count, default=20, metavar="N", help=runs)
     dry = "print the input of sbatch; submit and write nothing"

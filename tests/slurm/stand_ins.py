@@ -51,8 +51,8 @@ class Slurm:
 def entry(name: str, marker: str, job: str | None, *needs: str, **changes: object) -> dict:
     """A job of jobs.json; `needs` are markers."""
     kind = {"untrained.json": "untrained", "result.json": "evaluate"}.get(Path(marker).name, "train")
-    made = {"name": name, "kind": kind, "directory": os.path.dirname(marker) or ".", "marker": marker}
-    made |= {"updates": 400 if kind == "train" else None, "job": job, "needs": needs}
+    made = {"name": name, "kind": kind, "marker": marker, "job": job, "needs": needs}
+    made["updates"] = 400 if kind == "train" else None
     return made | {"log": job and f"{os.getcwd()}/jobs/{job}.out"} | changes
 
 
@@ -60,7 +60,7 @@ def write(run: Path, *entries: dict) -> None:
     """Write jobs.json, and make the folders of its jobs and of SLURM's logs."""
     Path("jobs").mkdir(exist_ok=True)
     for job in entries:
-        (run / job["directory"]).mkdir(parents=True, exist_ok=True)
+        (run / job["marker"]).parent.mkdir(parents=True, exist_ok=True)
     queue.write_jobs(run, entries)
 
 

@@ -116,7 +116,7 @@ def test_errors_in_logs(slurm, run):
     assert "failed: RuntimeError: CUDA error; log: run/stage_00/member_0/train.log" in str(first)
 
 
-_GOOD = {"name": "stage 0", "kind": "train", "directory": "a", "marker": "a/trained.json", "updates": 9}
+_GOOD = {"name": "stage 0", "kind": "train", "marker": "a/trained.json", "updates": 9}
 _GOOD |= {"job": "7_2", "log": None, "needs": []}
 
 
