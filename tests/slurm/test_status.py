@@ -55,13 +55,6 @@ def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatc
     assert slurm.calls("squeue") == slurm.calls("scancel") == []
 
 
-def test_no_slurm_here(slurm, run, monkeypatch, capsys):
-    (slurm.folder / "squeue").unlink()
-    assert call(status.main, monkeypatch, run) == 2
-    said = capsys.readouterr().err
-    assert said == "error: no SLURM here (no squeue): run this on a machine of the cluster\n"
-
-
 def test_jobs_of_data_prep_have_only_the_log_of_slurm(slurm, run, monkeypatch, capsys):
     write(run, entry("scan 0", "share-scan-00000.json", "7_0", kind="data_prep"))
     slurm.has(squeue="7_0|RUNNING|n1|0|None|\n")
@@ -115,15 +108,6 @@ def train(run: Run, stage: int, text: str, *markers: str) -> None:
         (folder / marker).touch()
 
 
-def test_a_locked_local_run_is_running(local, monkeypatch, capsys):
-    train(local, 0, "\n$ fairseq-train\nRuntimeError: of a worker, caught\n")
-    with locked(local.directory):
-        line = local_state(monkeypatch, capsys, 0)
-    assert line.startswith("local mega-batch 0 of 4 running 9.50 local/stage_00/train.log: pid ")
-    train(local, 0, "\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
-    assert " stopped " in local_state(monkeypatch, capsys, 1)
-
-
 def test_a_local_run_whose_stages_are_complete_is_done(local, monkeypatch, capsys):
     local.note(stages=2)
     train(local, 0, "", "trained.json", "result.json")
@@ -140,44 +124,42 @@ def test_a_local_run_whose_stages_are_complete_is_done(local, monkeypatch, capsy
     assert "not launched on a cluster" in capsys.readouterr().err
 
 
-def test_watch_continues_while_a_local_run_is_locked(local, monkeypatch, capsys):
+def test_a_locked_local_run_is_running_and_watched(local, monkeypatch, capsys):
+    train(local, 0, "\n$ fairseq-train\nRuntimeError: of a worker, caught\n")
     lock = locked(local.directory)
     lock.__enter__()
+    line = local_state(monkeypatch, capsys, 0)
+    assert line.startswith("local mega-batch 0 of 4 running 9.50 local/stage_00/train.log: pid ")
+    train(local, 0, "\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
     timer = threading.Timer(0.1, lock.__exit__, [None, None, None])
     timer.start()
     assert call(status.main, monkeypatch, "--watch", "0.02", "local") == 1
     timer.join()
-    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("1 ")] == [
-        "1 running",
-        "1 stopped",
-    ]
+    totals = [line for line in capsys.readouterr().out.splitlines() if line.startswith("1 ")]
+    assert totals == ["1 running", "1 stopped"]
 
 
 def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
-    """After `--stages 1`, an error, a killed child and a killed launcher."""
+    """After an error, a killed child and a killed launcher."""
     monkeypatch.chdir(tmp_path)
-    asked, failed, ended, killed = (make(tmp_path / name) for name in ("asked", "failed", "ended", "killed"))
-    asked.run("--stages", "1")
+    failed, ended, killed = (make(tmp_path / name) for name in ("failed", "ended", "killed"))
     failed.environment["FAKE_CRASH"] = "1:1:python"
-    failed.run(code=1)
     ended.environment["FAKE_CRASH"] = "1:1:kill"  # as the kernel does when memory runs out
-    ended.run(code=1)
     killed.environment["FAKE_SLEEP"] = "60"
-    process = killed.start()
+    left, gone, process = (run.start() for run in (failed, ended, killed))
     wait_for(killed.pids.exists)
     assert call(status.main, monkeypatch, "killed") == 0
     assert " running " in capsys.readouterr().out
     process.kill()
-    process.communicate()
-    assert call(status.main, monkeypatch, "asked/run", "failed/run", "ended/run", "killed/run") == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].endswith("1 of 4 stages requested")
-    assert " failed " in lines[2]
-    assert lines[2].endswith("stage_01/train.log: RuntimeError: CUDA error: out of luck")
-    assert " failed " in lines[3]
-    assert "signal 9 (Killed)" in lines[3]
-    assert " stopped " in lines[4]
-    assert lines[5] == "1 done, 2 failed, 1 stopped"
+    assert (left.wait(60), gone.wait(60), process.wait(60)) == (1, 1, -9)
+    assert call(status.main, monkeypatch, "failed/run", "ended/run", "killed/run") == 1
+    _, *lines, total = capsys.readouterr().out.splitlines()
+    assert " failed " in lines[0]
+    assert lines[0].endswith("stage_01/train.log: RuntimeError: CUDA error: out of luck")
+    assert " failed " in lines[1]
+    assert "signal 9 (Killed)" in lines[1]
+    assert " stopped " in lines[2]
+    assert total == "2 failed, 1 stopped"
 
 
 def test_watch_ends_when_all_is_done(slurm, run, monkeypatch, capsys):
@@ -209,10 +191,25 @@ def test_ctrl_c_ends_watch(slurm, run, monkeypatch, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--watch", "0", "run"], ["--watch", "nan", "run"], [], ["absent"]])
-def test_wrong_command_lines(slurm, run, monkeypatch, capsys, words):
-    assert call(status.main, monkeypatch, *words) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        (status, "--watch 0 run", "0: give seconds, more than 0, and runs before --watch"),
+        (status, "--watch nan run", "nan: give seconds"),
+        (status, "", "required: RUN"),
+        (status, "absent", "absent is not a folder: give run directories"),
+        (cancel, "jobs", "no runs in jobs: no folder in it has a jobs.json or a run.json"),
+        (status, "run", "no SLURM here (no squeue): run this on a machine of the cluster"),
+        (cancel, "run", "no SLURM here (no squeue)"),
+    ],
+)
+def test_wrong_command_lines(slurm, run, monkeypatch, capsys, command, words, message):
+    (slurm.folder / "squeue").unlink()
+    assert call(command.main, monkeypatch, *words.split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
 
 
 def test_cancel_cancels_incomplete_jobs_only(slurm, run, monkeypatch, capsys):
