@@ -1,6 +1,9 @@
 """Stand-ins for programs of SLURM, and jobs.json of a made-up run."""
 
 import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +65,15 @@ def write(run: Path, *entries: dict) -> None:
     for job in entries:
         (run / job["marker"]).parent.mkdir(parents=True, exist_ok=True)
     queue.write_jobs(run, entries)
+
+
+@contextmanager
+def later(change: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Within the block, `change(*arguments)` comes after .3 s."""
+    timer = threading.Timer(0.3, change, arguments)
+    timer.start()
+    yield
+    timer.join()
 
 
 def finish(run: Path, *markers: str) -> None:

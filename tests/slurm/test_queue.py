@@ -1,24 +1,13 @@
 """States of submitted jobs, over stand-ins for SLURM's programs."""
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
-from stand_ins import entry, finish, finish_all, states, write
+from stand_ins import entry, finish, finish_all, later, states, write
 
 from alma.errors import UserError
 from slurm.engine import queue, squeue
-
-
-def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path):
-    write(tmp_path / "other", entry("stage 0", "stage_00/trained.json", "7_2"))
-    finish(run, "untrained.json")
-    slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "7_0 7_1 7_2 20 8_0 8_1 21".split()))
-    queue.look([run, tmp_path / "other"])
-    (asked,) = slurm.calls("squeue")
-    assert asked[asked.index("-j") + 1] == "7,20,8,21"
-    assert slurm.calls("sacct") == []
 
 
 @pytest.mark.parametrize(
@@ -62,15 +51,6 @@ def test_dependents_of_a_failed_job_are_cancelled_and_say_so(slurm, run):
     assert queue.look([run])[3].why == "needs stage 0, member 2 of 2 (failed)"
 
 
-def test_unknown_jobs_are_lost(slurm, run):
-    finish(run, "untrained.json")
-    slurm.fails(squeue="slurm_load_jobs error: Invalid job id specified")
-    seen = {each.job.name: each for each in queue.look([run])}
-    assert seen["stage 0, member 1 of 2"].state == "lost"
-    assert "no longer known to SLURM" in seen["stage 0, member 1 of 2"].why
-    assert seen["evaluation of stage 1"].why == "needs stage 0, member 1 of 2 (lost)"
-
-
 def test_accounting_has_jobs_that_slurmctld_forgot(slurm, run):
     slurm.has(
         squeue="20|PENDING||0|Dependency|\n",
@@ -87,13 +67,19 @@ def test_accounting_has_jobs_that_slurmctld_forgot(slurm, run):
     assert squeue.ask(["7_0", "8_1"]).keys() == {"7_0", "8_1"}  # without other jobs of the answer
 
 
-@pytest.mark.parametrize("answer", ["Slurm accounting storage is disabled", None])
-def test_a_failing_sacct_is_ignored(slurm, run, answer):
-    slurm.has(squeue="5|RUNNING|n1|0|None|\n", sacct="no table\n7_0|FAILED|n1\n")
-    if answer:
-        slurm.fails(sacct=answer)
-    assert states(run)["untrained"] == "running"
-    assert states(run)["stage 0, member 1 of 2"] == "lost"
+@pytest.mark.parametrize("sacct", ["no table\n7_0|FAILED|n1\n", "", None])
+def test_jobs_that_slurm_does_not_know_are_lost(slurm, run, sacct):
+    """Without accounting, or a table; squeue fails for a single unknown job."""
+    slurm.fails(squeue="slurm_load_jobs error: Invalid job id specified")
+    if sacct is None:
+        slurm.fails(sacct="Slurm accounting storage is disabled")
+    else:
+        slurm.has(sacct=sacct)
+    finish(run, "untrained.json")
+    seen = {each.job.name: each for each in queue.look([run])}
+    assert seen["stage 0, member 1 of 2"].state == "lost"
+    assert "no longer known to SLURM" in seen["stage 0, member 1 of 2"].why
+    assert seen["evaluation of stage 1"].why == "needs stage 0, member 1 of 2 (lost)"
 
 
 def test_settings_of_the_user_do_not_filter_the_answer(slurm, run, monkeypatch):
@@ -149,43 +135,44 @@ def test_a_first_look_that_fails_ends_watch(slurm, run, monkeypatch):
         next(queue.watch([run], 0.01))
 
 
+RUNNING = "".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split())
+
+
+def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path):
+    write(tmp_path / "other", entry("stage 0", "stage_00/trained.json", "7_2"))
+    finish(run, "untrained.json")
+    slurm.has(squeue=RUNNING + "7_2|RUNNING|n1|0|None|\n")
+    queue.look([run, tmp_path / "other"])
+    (asked,) = slurm.calls("squeue")
+    assert asked[asked.index("-j") + 1] == "7,20,8,21"
+    assert slurm.calls("sacct") == []
+
+
 def test_watch_retries_when_slurm_stops_answering(slurm, run, capsys):
-    slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split()))
+    slurm.has(squeue=RUNNING)
     looks = queue.watch([run], 0.01)
     next(looks)
     slurm.fails(squeue="Socket timed out")
-    timer = threading.Timer(0.3, finish_all, [run])
-    timer.start()
-    assert {each.state for each in next(looks)} == {"done"}
-    timer.join()
+    with later(finish_all, run):
+        assert {each.state for each in next(looks)} == {"done"}
     assert capsys.readouterr().err.count("Socket timed out; asking again") == 1
 
 
-def test_wait_names_jobs_that_slurm_holds_once(slurm, run, capsys):
-    slurm.has(squeue="7_0|PENDING||1|launch failed requeued held|\n7_1|PENDING||0|Priority|\n")
-    finish(run, "untrained.json")
-    timer = threading.Timer(0.4, finish_all, [run])
-    timer.start()
-    queue.wait([run], 0.1)
-    timer.join()
-    told = [line for line in capsys.readouterr().err.splitlines() if "release" in line]
-    why = "launch failed requeued held: release it with: scontrol release 7_0"
-    assert [line.partition("(")[2] for line in told] == [f"job id 7_0) requeued: {why}"]
-
-
-def test_wait_prints_changes_and_returns_failures(slurm, run, capsys):
-    slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1".split()))
+def test_wait_prints_changes_and_held_jobs_and_returns_failures(slurm, run, capsys):
+    slurm.has(
+        squeue="5|RUNNING|n1|0|None|\n7_1|PENDING||1|launch failed requeued held|\n7_0|PENDING||0|Priority|\n"
+    )
 
     def end():
         finish(run, "untrained.json", "stage_00/member_0/trained.json")
         slurm.has(squeue="7_1|OUT_OF_MEMORY|n1|0|x|\n8_0|CANCELLED||0|x|\n")
 
-    timer = threading.Timer(0.4, end)
-    timer.start()
-    failed = queue.wait([run], 0.1)
-    timer.join()
+    with later(end):
+        failed = queue.wait([run], 0.1)
     cancelled = dict.fromkeys(("20", "8_0", "8_1", "21"), "cancelled")
     assert {each.job.job_id: each.state for each in failed} == {"7_1": "failed", **cancelled}
     said = capsys.readouterr().err
     assert "run: untrained (job id 5) done" in said
+    held = "launch failed requeued held: release it with: scontrol release 7_1"
+    assert said.count(f"run: stage 0, member 2 of 2 (job id 7_1) requeued: {held}") == 1
     assert "run: stage 0, member 2 of 2 (job id 7_1) failed: SLURM says OUT_OF_MEMORY; log: " in said

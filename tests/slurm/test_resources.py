@@ -83,21 +83,16 @@ def test_a_dry_run_says_what_each_job_asks_for_and_flags_change_it(tmp_path):
         "each training: 2 nodes, each with 4 GPUs, 400 GB; each evaluation: 1 node with 1 GPU,"
     )
     assert found == ["--gpus-per-node=1", "--gpus-per-node=4", "--mem=100GB", "--mem=400GB"]
-    _, found = lines(
-        *("--sbatch", "mem-per-gpu=40G", "--sbatch", "exclusive", "--sbatch", "gres=gpu"),
-        "--cpus-per-task",
-        "8",
-    )
-    assert found == [
-        "--cpus-per-task=1",
-        "--cpus-per-task=8",
-        "--gres=gpu:1",
-        "--gres=gpu:8",
-        "--mem-per-gpu=40G",
-    ]
-    says, found = lines("--gpus-per-node", "0", "--tasks-per-node", "8")
-    assert says.startswith("each training: 1 node with the defaults of the cluster; each")
-    assert found == []
+
+
+def test_an_evaluation_asks_for_its_share():
+    wanted = Resources(cpus_per_task=8, sbatch=["mem-per-gpu=40G", "exclusive", "gres=gpu"])
+    whole, share = asked(wanted), asked(wanted.alone())
+    assert (whole["gres"], share["gres"]) == ("gpu:8", "gpu:1")
+    assert (whole["cpus-per-task"], share["cpus-per-task"]) == ("8", "1")
+    assert (whole["mem-per-gpu"], share["mem-per-gpu"]) == ("40G", "40G")
+    cpus = Resources(gpus_per_node=0, tasks_per_node=8)
+    assert str(cpus) == str(cpus.alone()) == "1 node with the defaults of the cluster"
 
 
 @pytest.mark.parametrize(

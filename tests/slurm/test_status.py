@@ -1,12 +1,11 @@
 """`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs, and once over a real SLURM."""
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from launcher import call, make, wait_for
-from stand_ins import entry, finish, finish_all, states, write
+from stand_ins import entry, finish, finish_all, later, states, write
 
 from alma.files import locked
 from alma.records import Run
@@ -48,18 +47,15 @@ def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatc
     write(run, entry("untrained", "untrained.json", None))
     assert states(run) == {"untrained": "never submitted"}
     finish(run, "untrained.json")
+    write(Path("stream"), entry("scan 0", "share-scan-00000.json", "7_0", kind="data_prep"))
+    finish(Path("stream"), "share-scan-00000.json")
     assert call(status.main, monkeypatch, ".") == 0  # a folder of runs
-    assert capsys.readouterr().out.endswith("\n1 done\n")
+    _, _, scan, total = capsys.readouterr().out.splitlines()
+    assert scan.endswith("  jobs/7_0.out")  # of SLURM, the only one
+    assert total == "2 done"
     assert call(cancel.main, monkeypatch, run) == 0
     assert capsys.readouterr().out == "nothing to cancel\n"
     assert slurm.calls("squeue") == slurm.calls("scancel") == []
-
-
-def test_jobs_of_data_prep_have_only_the_log_of_slurm(slurm, run, monkeypatch, capsys):
-    write(run, entry("scan 0", "share-scan-00000.json", "7_0", kind="data_prep"))
-    slurm.has(squeue="7_0|RUNNING|n1|0|None|\n")
-    call(status.main, monkeypatch, run)
-    assert capsys.readouterr().out.splitlines()[1].endswith("  jobs/7_0.out")
 
 
 def test_the_error_of_a_process_other_than_the_first_is_found(slurm, run, monkeypatch, capsys):
@@ -131,10 +127,8 @@ def test_a_locked_local_run_is_running_and_watched(local, monkeypatch, capsys):
     line = local_state(monkeypatch, capsys, 0)
     assert line.startswith("local mega-batch 0 of 4 running 9.50 local/stage_00/train.log: pid ")
     train(local, 0, "\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
-    timer = threading.Timer(0.1, lock.__exit__, [None, None, None])
-    timer.start()
-    assert call(status.main, monkeypatch, "--watch", "0.02", "local") == 1
-    timer.join()
+    with later(lock.__exit__, None, None, None):
+        assert call(status.main, monkeypatch, "--watch", "0.02", "local") == 1
     totals = [line for line in capsys.readouterr().out.splitlines() if line.startswith("1 ")]
     assert totals == ["1 running", "1 stopped"]
 
@@ -164,10 +158,8 @@ def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
 
 def test_watch_ends_when_all_is_done(slurm, run, monkeypatch, capsys):
     slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split()))
-    timer = threading.Timer(0.3, finish_all, [run])
-    timer.start()
-    assert call(status.main, monkeypatch, "--watch", "0.1", run) == 0
-    timer.join()
+    with later(finish_all, run):
+        assert call(status.main, monkeypatch, "--watch", "0.1", run) == 0
     out = capsys.readouterr().out
     assert out.count("7 running") == 1  # printed again only after a change
     assert out.rstrip().endswith("7 done")

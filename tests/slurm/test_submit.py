@@ -56,21 +56,6 @@ def finish(plan, *names: str) -> None:
             job.marker.write_text("{}")
 
 
-def test_a_stage_is_an_array_that_follows_the_previous_stage_by_element(tmp_path):
-    jobs = sent(plans(tmp_path, "sm", "ens --members 2"))
-    assert jobs[0] == ("alma-untrained", ["sm untrained", "ens--members2 untrained"], None)
-    first = ["ens--members2 stage 0, member 1 of 2", "ens--members2 stage 0, member 2 of 2"]
-    assert jobs[1] == ("alma-stage0", ["sm stage 0", *first], None)
-    assert [(name, after) for name, _, after in jobs[2:4]] == [
-        ("alma-stage1", "aftercorr:2"),
-        ("alma-stage2", "aftercorr:3"),
-    ]
-    evaluations = {what[0]: after for name, what, after in jobs if name.startswith("alma-evaluate")}
-    assert evaluations["sm evaluation of stage 1"] == "afterok:3_0"
-    assert evaluations["ens--members2 evaluation of stage 2"] == "afterok:4_1:4_2"
-    assert len(jobs) == 1 + 3 + 6
-
-
 @pytest.mark.parametrize("words", ["gens --seeds 0-1", "sm --from-scratch --seeds 0-1"])
 def test_independent_trainings_have_no_dependency(tmp_path, words):
     made = plans(tmp_path, words)
@@ -89,7 +74,7 @@ def test_independent_trainings_have_no_dependency(tmp_path, words):
 
 
 def test_elements_of_a_chain_keep_their_index(tmp_path):
-    """Also among runs with fewer stages, and gens."""
+    """Also among runs with fewer stages, and gens: a stage is an array that follows the one before."""
     jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "ens --members 2", "sm"))
     places = {name: (f"{number}_{place}", after) for number, (_, what, after) in enumerate(jobs, 1)
               for place, name in enumerate(what)}  # fmt: skip
@@ -105,6 +90,7 @@ def test_elements_of_a_chain_keep_their_index(tmp_path):
     for name, (_, after) in places.items():
         if "evaluation of" in name and "ens" not in name:
             assert after == f"afterok:{places[name.replace('evaluation of ', '')][0]}"
+    assert places["ens--members2 evaluation of stage 2"][1] == "afterok:6_0:6_1"
     assert places["gens evaluation of stage 2"][1] == "afterok:2_4:4:5"
 
 
