@@ -26,19 +26,11 @@ SECONDS = 10.0
 HEADER = ["run", "job", "state", "job id", "node", "updates", "perplexity", "ETA", "log"]
 _ABOUT = "Show the state of runs: a line for each job on a cluster, and for each run on this machine."
 _STATES = """\
-state            a job on a cluster                       a run on this machine
-done             its marker exists                        all requested stages have rows
-running          running in SLURM                         a process holds its lock
-queued           waits for resources                      -
-waiting          waits for a job that it needs            -
-requeued         ran before, is queued again              -
-failed           its SLURM job ended without its marker   its last log ends with an error
-stopped          -                                        none of the others: killed, or Ctrl-C
-cancelled        by a user, or a job it needs failed      -
-lost             SLURM no longer knows its job id         -
-never submitted  it has no job id                         -
+A job waits (for a job that it needs), is queued (for resources), requeued or running; then it is done, which
+its marker shows, failed, cancelled (by a user, or a job it needs failed), lost (SLURM no longer knows it) or
+was never submitted. A run on this machine is running, done, failed or stopped (killed, or Ctrl-C).
 
-Exit code 0: every job is done or active (running to requeued); 1: one is not.
+Exit code 0: every job is done or active (waiting to running); 1: one is not.
 
 examples:
   alma status runs

@@ -118,8 +118,8 @@ def main() -> None:
 def _wait_for_command(files: list[int]) -> None:
     """The waiter. Its fork, the command, returns from here at its end."""
     *standard, status, request = files
-    with open(request) as file:
-        given = json.load(file)
+    with open(request) as content:
+        given = json.load(content)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     dies_first = dies_with_parent()
     if pid := os.fork():

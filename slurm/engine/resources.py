@@ -13,18 +13,11 @@ from alma.errors import UserError
 from alma.options import add_options, check_ranges, flag_of, given, option, options_of
 from slurm.engine.machine import Machine
 
-_FLAG_OF = {  # options of sbatch that have a flag here
-    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket"), "gpus-per-node"),
-    **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu"), "tasks-per-node"),
-    **{"mem": "mem-gb", "time": "timeout-min"},
-    **{name: name for name in ("partition", "nodes", "cpus-per-task", "tasks-per-node")},
-}
-_OURS = """
-    job-name output error input open-mode chdir dependency requeue no-requeue kill-on-invalid-dep wrap wait
-    test-only parsable array
-""".split()
-_FORMS = {"gres": r"\w+(:[A-Za-z]\w*)?", "signal": r"USR2@\d+"}
-_EXAMPLES = {"gres": "gres=gpu:a100, with the number in --gpus-per-node", "signal": "signal=USR2@300"}
+_SET_HERE = re.compile(
+    r"partition|nodes|(n?tasks|gpus)(-per-\w+)?|cpus-per-task|mem|time|job-name|output|error|input|open-mode|chdir"
+    r"|dependency|array|(no-)?requeue|kill-on-invalid-dep|wrap|wait|test-only|parsable"
+)
+"""Options of sbatch that have a flag here, or that are set for each job."""
 _INSTEAD = {"mem-per-cpu": "mem_gb", "mem-per-gpu": "mem_gb", "cpus-per-gpu": "cpus_per_task"}
 """Options of sbatch that say the same as an option here in another way."""
 
@@ -61,13 +54,10 @@ class Resources:
             words = f"--sbatch {key}" if value is True else f"--sbatch {key}={value}"
             if not re.fullmatch(r"[a-z][a-z-]+", key) or "\n" in str(value):
                 raise UserError(f"{words}: give the long name of an option of sbatch, such as account=NAME")
-            if key in _FLAG_OF:
-                raise UserError(f"{words}: give --{_FLAG_OF[key]} instead")
-            if key in _OURS:
-                raise UserError(f"{words}: alma sets it for each job; leave it out")
-            without = key == "gres" and not self.gpus_per_node
-            if without or (key in _FORMS and not re.fullmatch(_FORMS[key], str(value))):
-                raise UserError(f"{words}: give it as {_EXAMPLES[key]}")
+            if _SET_HERE.fullmatch(key):
+                raise UserError(f"{words}: alma sets it, by a flag such as --timeout-min or for each job")
+            if key == "signal" and not str(value).startswith("USR2@"):
+                raise UserError(f"{words}: jobs save on USR2: give the seconds as signal=USR2@300")
             if key in _INSTEAD and getattr(self, _INSTEAD[key]):
                 raise UserError(f"{words}: contradicts {flag_of(_INSTEAD[key])}; leave one of them out")
         if self.gpus_per_node and self.tasks_per_node not in (1, self.gpus_per_node):
@@ -94,6 +84,8 @@ class Resources:
         """
         passed = {**self.passed, "requeue": True, "kill-on-invalid-dep": "yes"}
         gpus, gres = self.gpus_per_node or None, passed.pop("gres", None)
+        if gpus and gres:
+            gpus, gres = None, f"{gres}:{gpus}"
         cores = self.cpus_per_task or None
         return {
             "job_name": name,
@@ -101,8 +93,8 @@ class Resources:
             "partition": self.partition,
             "nodes": self.nodes,
             "ntasks_per_node": self.tasks_per_node,
-            "gpus_per_node": None if gres else gpus,
-            "gres": f"{gres}:{gpus}" if gres and gpus else None,
+            "gpus_per_node": gpus,
+            "gres": gres,
             "cpus_per_task": cores,
             "mem": f"{self.mem_gb}GB" if self.mem_gb else None,
             "time": self.timeout_min,

@@ -105,9 +105,9 @@ def _call(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     users = ("SQUEUE_", "SACCT_", "SINFO_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(users)}
     environment["SLURM_BITSTR_LEN"] = "0"
-    options = {"env": environment, "capture_output": True, "text": True, "timeout": _ANSWER_SECONDS}
+    command, limit = [program, *arguments], _ANSWER_SECONDS
     try:
-        return subprocess.run([program, *arguments], **options)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=limit)
     except FileNotFoundError:
         raise UserError(f"no SLURM here (no {program}): run this on a machine of the cluster") from None
     except subprocess.TimeoutExpired:

@@ -174,6 +174,7 @@ def record(
     needs = {job.marker: list(job.needs) for job in jobs}
     dropped = [job for job in before if job.run == run and job.marker not in needs]
     needs |= {job.marker: [need.marker for need in job.needs] for job in dropped}
+    both: list[Job | SubmittedJob] = [*jobs, *dropped]
     entries = [
         {
             "name": job.name,
@@ -184,7 +185,7 @@ def record(
             "log": logs.get(job.marker),
             "needs": [os.path.relpath(marker, run) for marker in needs[job.marker] if marker in needs],
         }
-        for job in (*jobs, *dropped)
+        for job in both
     ]
     queue.write_jobs(run, entries)
 
