@@ -1,6 +1,7 @@
 """Submitted jobs: RUN/jobs.json, and the state of each job from its marker and from SLURM."""
 
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,47 +24,31 @@ BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
 _TAIL_BYTES = 256 * 1024
 _BY_SLURM = ("srun: ", "slurmstepd")  # lines that report the failure of a task but not its cause
-_Text = Annotated[str, msgspec.Meta(pattern=r"\A[^\x00-\x1f\x7f-\x9f]*\Z")]
+_PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
+_Text = Annotated[str, msgspec.Meta(pattern=_PRINTABLE)]
 _JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]  # would else be an option of scancel
 
 
-class _Entry(msgspec.Struct):
-    """A job in jobs.json, see `SubmittedJob`; markers are relative to the run."""
+class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
+    """A job as jobs.json records it, where markers are relative to the run."""
 
+    run: Path = Path()
     name: _Text
-    kind: _Text
-    marker: _Text
-    updates: Annotated[int, msgspec.Meta(ge=0)] | None
-    job: _JobId | None
-    log: _Text | None
-    needs: list[str]
-    """Markers of jobs that come before it."""
-
-
-@dataclass(frozen=True, eq=False)
-class SubmittedJob:
-    """A job as jobs.json records it."""
-
-    run: Path
-    name: str
-    kind: str  # untrained, train, evaluate, sweep, data_prep; run: a whole local run
+    kind: _Text  # untrained, train, evaluate, sweep, data_prep; run: a whole local run
     marker: Path
     """File that exists once the job is complete."""
-    updates: int | None
+    updates: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Of a whole training."""
-    job_id: str | None
+    job_id: _JobId | None = msgspec.field(default=None, name="job")
     """In SLURM, such as 7 or 7_1; None: it was complete at launch, or sbatch refused it."""
-    log: Path | None
+    log: Path | None = None
     """Output of the SLURM job."""
-    needs: tuple["SubmittedJob", ...]
+    needs: tuple[Path, ...] = ()
+    """Markers of the run's jobs that must be complete before this one starts."""
 
     @property
     def done(self) -> bool:
-        # Listed, not tested: NFS caches for up to a minute that a file does not exist.
-        try:
-            return self.marker.name in os.listdir(self.marker.parent)
-        except OSError:
-            return False
+        return is_there(self.marker)
 
     @property
     def own_log(self) -> Path | None:
@@ -113,55 +98,62 @@ def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     return list(runs.values())
 
 
+def is_there(marker: Path) -> bool:
+    """Whether a marker exists. It is listed, not tested: NFS caches for up to a minute that it does not."""
+    try:
+        return marker.name in os.listdir(marker.parent)
+    except OSError:
+        return False
+
+
 def on_cluster(run: Path) -> bool:
     """Whether the run was launched on a cluster."""
     return (run / JOBS).exists()
 
 
 def write_jobs(run: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Write jobs.json; `entries` are as `_Entry`, each after the jobs it needs."""
+    """Write jobs.json; `entries` are as `SubmittedJob`, each after the jobs it needs."""
     write_json_atomic(run / JOBS, {"jobs": entries})
 
 
 def read_jobs(run: Path) -> list[SubmittedJob]:
     """The jobs of a run. Raises UserError if jobs.json is missing or damaged."""
-    path = run / JOBS
-    jobs: dict[str, SubmittedJob] = {}
+
+    def path_in(kind: type, text: Any) -> Path:
+        if not isinstance(text, str) or not re.match(_PRINTABLE, text):
+            raise ValueError("expected a path")
+        return run / text
+
+    file = run / JOBS
     try:
-        for entry in msgspec.json.decode(path.read_bytes(), type=dict[str, list[_Entry]])["jobs"]:
-            jobs[entry.marker] = SubmittedJob(
-                run=run,
-                name=entry.name,
-                kind=entry.kind,
-                marker=run / entry.marker,
-                updates=entry.updates,
-                job_id=entry.job,
-                log=Path(entry.log) if entry.log else None,
-                needs=tuple(jobs[marker] for marker in entry.needs),
-            )
+        content = msgspec.json.decode(file.read_bytes(), type=dict[str, list[SubmittedJob]], dec_hook=path_in)
+        jobs = content["jobs"]
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{run} was not launched on a cluster: it has no jobs.json") from None
     except (msgspec.DecodeError, KeyError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path} is damaged ({problem}): rerun the launch command to rewrite it") from None
-    return list(jobs.values())
+        raise UserError(f"{file} is damaged ({problem}): rerun the launch command to rewrite it") from None
+    for job in jobs:
+        job.run = run
+    return jobs
 
 
 def live_jobs(runs: Sequence[Path]) -> list[SubmittedJob]:
     """Incomplete jobs that SLURM has queued or running. Raises UserError and NoAnswer as `ask` does."""
-    ids = {job: job.job_id for run in runs for job in read_jobs(run) if job.job_id and not job.done}
-    states = ask(list(ids.values()))
-    return [job for job, job_id in ids.items() if job_id in states and states[job_id].live]
+    jobs = [job for run in runs for job in read_jobs(run) if job.job_id and not job.done]
+    states = ask([str(job.job_id) for job in jobs])
+    return [job for job in jobs if job.job_id in states and states[job.job_id].live]
 
 
 def look(runs: Sequence[Path]) -> list[JobStatus]:
     """Status of all jobs, in the order of jobs.json. Raises UserError and NoAnswer as `ask` does."""
     jobs = [job for run in runs for job in read_jobs(run)]
     states = ask([job.job_id for job in jobs if job.job_id and not job.done])
-    seen: dict[SubmittedJob, JobStatus] = {}
+    seen: dict[Path, JobStatus] = {}
     for job in jobs:
+        needs = [seen[marker] for marker in job.needs if marker in seen]
         # `_judge` rereads the marker: a job that SLURM reports as ended may just have written it.
-        seen[job] = _judge(job, states.get(job.job_id or ""), [seen[need] for need in job.needs])
+        seen[job.marker] = _judge(job, states.get(job.job_id or ""), needs)
     return list(seen.values())
 
 

@@ -40,13 +40,13 @@ def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     Cancels jobs that need a job which is neither complete nor queued, as SLURM itself will.
     """
     live = queue.live_jobs([run for run in runs if queue.on_cluster(run)])
-    able: list[SubmittedJob] = []
+    able: dict[Path, SubmittedJob] = {}
     for job in live:  # in the order of jobs.json: needed jobs come first
-        if all(need.done or need in able for need in job.needs):
-            able.append(job)
-    if stuck := [str(job.job_id) for job in live if job not in able]:
+        if all(marker in able or queue.is_there(marker) for marker in job.needs):
+            able[job.marker] = job
+    if stuck := [str(job.job_id) for job in live if job.marker not in able]:
         scancel(stuck)
-    return able
+    return list(able.values())
 
 
 def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[SubmittedJob]) -> None:
@@ -169,12 +169,14 @@ def record(
     and stay recorded even if `jobs` no longer has them.
     """
     # As submitit names the output of a job's first task.
-    logs = {marker: str(folder / job_id / f"{job_id}_0_log.out") for marker, job_id in ids.items()}
+    logs = {
+        marker: os.path.abspath(folder / job_id / f"{job_id}_0_log.out") for marker, job_id in ids.items()
+    }
     logs |= {job.marker: str(job.log) for job in before}
-    needs = {job.marker: list(job.needs) for job in jobs}
-    dropped = [job for job in before if job.run == run and job.marker not in needs]
-    needs |= {job.marker: [need.marker for need in job.needs] for job in dropped}
-    both: list[Job | SubmittedJob] = [*jobs, *dropped]
+    both: list[Job | SubmittedJob] = list(jobs)
+    markers = {job.marker for job in jobs}
+    both += [job for job in before if job.run == run and job.marker not in markers]
+    markers |= {job.marker for job in both}
     entries = [
         {
             "name": job.name,
@@ -183,7 +185,7 @@ def record(
             "updates": job.updates,
             "job": ids.get(job.marker),
             "log": logs.get(job.marker),
-            "needs": [os.path.relpath(marker, run) for marker in needs[job.marker] if marker in needs],
+            "needs": [os.path.relpath(marker, run) for marker in job.needs if marker in markers],
         }
         for job in both
     ]

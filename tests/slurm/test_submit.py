@@ -171,8 +171,8 @@ def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path)
     record(long.out, jobs_of(short), {job.marker: job.job_id for job in kept}, tmp_path / "new", kept)
     now = {job.name: job for job in queue.read_jobs(long.out)}
     assert list(now) == ["untrained", "stage 0", "evaluation of stage 0", "stage 1", "evaluation of stage 1"]
-    assert [job.name for job in now["stage 1"].needs] == ["stage 0"]
-    assert [job.name for job in now["evaluation of stage 1"].needs] == ["stage 1"]
+    assert now["stage 1"].needs == (now["stage 0"].marker,)
+    assert now["evaluation of stage 1"].needs == (now["stage 1"].marker,)
     assert (now["stage 0"].job_id, now["stage 1"].job_id) == (None, "14")
     assert now["stage 1"].log == tmp_path / "old/14/14_0_log.out"
 
