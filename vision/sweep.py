@@ -137,9 +137,9 @@ def _resolved(point: Point) -> Settings:
     return resolve(point["dataset"], point["learner"], preset, chosen, point["waiting_time"])
 
 
-def _varying(learner: str, found: Iterable[tuple[Any, Point, Settings]]) -> list[str]:
-    """The given settings in which the runs of a learner differ, apart from its size."""
-    mine = [(point, vars(resolved) | point) for _, point, resolved in found if point["learner"] == learner]
+def _varying(learner: str, runs: Iterable[tuple[Any, Point, Settings]]) -> list[str]:
+    """The given settings that differ between the runs of a learner, without its size."""
+    mine = [(point, vars(resolved) | point) for _, point, resolved in runs if point["learner"] == learner]
     given = [name for name in (*DATA, *all_settings()) if any(name in point for point, _ in mine)]
     return [n for n in given if n != "hidden" and len({values.get(n) for _, values in mine}) > 1]
 
@@ -187,6 +187,6 @@ def _job(section: argparse.Namespace, point: Point, resolved: Settings, name: st
 def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespace]:
     """The sections of a command line, see `experiments.read_sections`, with the default of --out."""
     sections = experiments.read_sections(parser, words, _OF_THE_COMMAND)
-    for each in sections:
-        each.out = each.out or Path("runs", "_".join([*each.dataset, *each.learner]))
+    for section in sections:
+        section.out = section.out or Path("runs", "_".join([*section.dataset, *section.learner]))
     return sections

@@ -3,18 +3,22 @@
 Most of the life of a job is waiting, so the scenarios run at the same time.
 """
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launcher import SMALL, Launcher, finish, make
+from launcher import ROOT, SMALL, Launcher, finish, make
 
+from alma.records import MACHINE_FIELDS, Run
 from slurm.engine import queue
 from tests.slurm.cluster import Cluster
 
@@ -180,8 +184,58 @@ def failed_jobs_are_resubmitted_while_others_run(cluster, folder, _):
     cluster.run("scancel", *before.values(), *new)
 
 
+def sweep_of_images_resumes_and_completes(cluster, folder, _):
+    """A run that fails fails its part only, a requeued part resumes within a run, a relaunch completes."""
+
+    def alma(*words: str, code: int = 0) -> tuple[str, str]:
+        environment = cluster.environment | {"PYTHONPATH": str(ROOT)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "alma", *words], cwd=folder, env=environment, **pipes
+        )
+        return finish(process, code, timeout=1200)
+
+    def rows(run: Path) -> list[dict]:
+        rows = Run.read(run).rows
+        return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
+
+    flags = ("images", "--hidden", "2", "--megabatches", "3", "--epochs", "30", "--save-interval", "0")
+    place, foreign = folder / "x", folder / "x/sm_w1_h2_s1"
+    alma(*flags, "--lr", "0.5", "--seed", "1", "--out", "x/sm_w1_h2_s1")
+    words = (*flags, "--seeds", "0-3", "--out", "x", "--cluster", "slurm", "--runs-per-job", "2")
+    assert "2 jobs submitted" in alma(*words)[1]
+    requeued, failing = queue.read_jobs(place)
+    begun, complete = place / "sm_w1_h2_s2/results.jsonl", place / "sm_w1_h2_s0/results.jsonl"
+    cluster.until(lambda: begun.exists() and begun.read_text().count("\n") >= 2, timeout=60)
+    first = complete.read_text()
+    cluster.run("scancel", "--signal=USR2", requeued.job_id)  # as SLURM does before a timeout
+    cluster.until(lambda: cluster.jobs()[requeued.job_id]["Restarts"] == "1")
+    before = begun.read_text()
+    assert not requeued.done
+    ended = cluster.wait([requeued.job_id, failing.job_id], timeout=90)
+    assert ended == {requeued.job_id: "COMPLETED", failing.job_id: "FAILED"}
+    assert begun.read_text().startswith(before)
+    assert complete.read_text() == first
+    _, *lines, total = alma("status", "x", code=1)[0].splitlines()
+    assert len(lines) == 2  # one for each part, none for the runs
+    assert "1 of 2 runs failed: x/sm_w1_h2_s1 holds a run with other settings" in lines[1]
+    assert total == "1 done, 1 failed"
+    shutil.rmtree(foreign)
+    out, err = alma(*words, "--wait")
+    assert "1 jobs submitted" in err
+    assert f"alma report {place}" in out
+    names = [f"sm_w1_h2_s{seed}" for seed in range(4)]
+    assert sorted(path.name for path in place.iterdir()) == sorted(["jobs.json", "slurm_jobs", *names])
+    marked = [json.loads(job.marker.read_text())["runs"] for job in queue.read_jobs(place)]
+    assert sorted(run for runs in marked for run in runs) == [f"x/{name}" for name in names]
+    alma(*flags, "--seed", "2", "--out", "y")
+    assert rows(place / "sm_w1_h2_s2") == rows(folder / "y")
+    assert {len(rows(place / name)) for name in names} == {4}
+
+
 SCENARIOS = (  # the longest first
     timed_out_saves_and_resumes,
+    sweep_of_images_resumes_and_completes,
     preempted_by_sigterm,
     preempted_by_the_signal_asked_for,
     node_goes_down,

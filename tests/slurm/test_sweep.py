@@ -1,16 +1,14 @@
-"""Sweeps of image runs as array jobs: `alma images --cluster slurm`, in part on a real SLURM."""
+"""Sweeps of image runs as array jobs: `alma images --cluster slurm`; see also test_slurm.py."""
 
 import itertools
-import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 from launcher import call
 
-from alma.records import MACHINE_FIELDS, Run
-from slurm import cancel, status
+from alma.records import Run
+from slurm import cancel
 from slurm.engine import children, queue
 from slurm.vision import part
 from slurm.vision.__main__ import main as sweep
@@ -18,21 +16,6 @@ from vision.run import main as vision
 
 TINY = ("--hidden", "2", "--megabatches", "2", "--waiting-time", "2", "--epochs", "1")
 SLURM = ("--cluster", "slurm", "--timeout-min", "30")
-
-
-@pytest.fixture
-def on_cluster(cluster, tmp_path, monkeypatch):
-    """This process, in an empty folder, on a machine of the cluster."""
-    for name, value in cluster.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
-    return cluster
-
-
-def rows(run: Path) -> list[dict]:
-    return [
-        {key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in Run.read(run).rows
-    ]
 
 
 def test_list_names_the_runs_and_runs_nothing(tmp_path, monkeypatch, capsys):
@@ -53,7 +36,7 @@ def test_parts_cover_the_sweep_and_an_empty_part_does_nothing(tmp_path, monkeypa
         assert call(vision, monkeypatch, *words, "--part", f"{number}/3") == 0
         assert {path.name for path in (tmp_path / "x").iterdir()} == names  # and no figures
     assert capsys.readouterr().out == ""
-    assert len(rows(tmp_path / "x/sm_w2_h2_s0")) == len(rows(tmp_path / "x/sm_w2_h2_s1")) == 3
+    assert [len(Run.read(tmp_path / "x" / name).rows) for name in sorted(names)] == [3, 3]
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/3/5"])
@@ -129,49 +112,10 @@ def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, w
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failing_part_and_a_requeued_one(on_cluster, tmp_path, monkeypatch, capsys):
-    """A run that fails fails its part only. The other part resumes within a run. A relaunch completes."""
-    flags = ("--hidden", "2", "--megabatches", "3", "--epochs", "30", "--save-interval", "0")
-    place, foreign = tmp_path / "x", tmp_path / "x/sm_w1_h2_s1"
-    assert call(vision, monkeypatch, *TINY, "--lr", "0.5", "--out", foreign) == 0
-    words = (*SLURM, "--runs-per-job", "2", *flags, "--seeds", "0-3", "--out", "x")
-    assert call(sweep, monkeypatch, *words) == 0
-    assert "2 jobs submitted" in capsys.readouterr().err
-    requeued, failing = queue.read_jobs(place)
-    array = requeued.job_id.partition("_")[0]
-    begun, complete = place / "sm_w1_h2_s2/results.jsonl", place / "sm_w1_h2_s0/results.jsonl"
-    on_cluster.until(lambda: begun.exists() and begun.read_text().count("\n") >= 2, timeout=60)
-    first = complete.read_text()
-    on_cluster.run("scancel", "--signal=USR2", requeued.job_id)  # as SLURM does before a timeout
-    on_cluster.until(lambda: on_cluster.jobs()[requeued.job_id]["Restarts"] == "1")
-    before = begun.read_text()
-    assert not requeued.done
-    on_cluster.wait([array], timeout=90)
-    assert sorted(on_cluster.states(array).values()) == ["COMPLETED", "FAILED"]
-    assert begun.read_text().startswith(before)
-    assert complete.read_text() == first
-    assert call(status.main, monkeypatch, place) == 1
-    _, *lines, total = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2  # one for each part, none for the runs
-    assert "1 of 2 runs failed: x/sm_w1_h2_s1 holds a run with other settings" in lines[1]
-    assert total == "1 done, 1 failed"
-    shutil.rmtree(foreign)
-    assert call(sweep, monkeypatch, *words, "--wait") == 0
-    out, err = capsys.readouterr()
-    assert "1 jobs submitted" in err
-    assert f"alma report {place}" in out
-    names = [f"sm_w1_h2_s{seed}" for seed in range(4)]
-    assert sorted(path.name for path in place.iterdir()) == sorted(["jobs.json", "slurm_jobs", *names])
-    marked = [json.loads(path.read_text())["runs"] for path in (place / "slurm_jobs").glob("part_*.json")]
-    assert sorted(run for runs in marked for run in runs) == sorted(f"x/{name}" for name in names)
-    assert call(vision, monkeypatch, *flags, "--seed", "2", "--out", "y") == 0
-    assert rows(place / "sm_w1_h2_s2") == rows(tmp_path / "y")
-    assert {len(rows(place / name)) for name in names} == {4}
-    assert requeued.done
-    assert failing.done
-
-
-def test_running_parts_are_not_resubmitted_and_can_be_cancelled(on_cluster, monkeypatch, capsys):
+def test_running_parts_are_not_resubmitted_and_can_be_cancelled(cluster, tmp_path, monkeypatch, capsys):
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(children, "ask", lambda *_: "x/sm_w1_h32_s0\nx/sm_w1_h32_s1\n")  # faster
     words = (*SLURM, "--epochs", "100000", "--seeds", "0-1", "--out", "x", "--runs-per-job")
     assert call(sweep, monkeypatch, *words, "1") == 0
@@ -182,7 +126,7 @@ def test_running_parts_are_not_resubmitted_and_can_be_cancelled(on_cluster, monk
     assert call(sweep, monkeypatch, *words, "2") == 2
     assert "part 1 of 2" in capsys.readouterr().err
     for job_id in ids:
-        on_cluster.wait_for(job_id, "RUNNING")
+        cluster.wait_for(job_id, "RUNNING")
     assert call(cancel.main, monkeypatch, "x") == 0
     assert capsys.readouterr().out.endswith("cancelled 2 jobs\n")
-    assert set(on_cluster.states(*ids).values()) <= {"CANCELLED", "COMPLETING"}
+    assert set(cluster.states(*ids).values()) <= {"CANCELLED", "COMPLETING"}
