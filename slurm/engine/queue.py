@@ -120,7 +120,7 @@ def read_jobs(run: Path) -> list[SubmittedJob]:
     """The jobs of a run. Raises UserError if jobs.json is missing or damaged."""
 
     def path_in(kind: type, text: Any) -> Path:
-        if not isinstance(text, str) or not re.match(_PRINTABLE, text):
+        if not isinstance(text, str) or not text or not re.match(_PRINTABLE, text):
             raise ValueError("expected a path")
         return run / text
 
