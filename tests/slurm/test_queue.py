@@ -91,14 +91,19 @@ def test_settings_of_the_user_do_not_filter_the_answer(slurm, run, monkeypatch):
 
 
 def test_errors_in_logs(slurm, run):
-    slurm.has(squeue="5|FAILED|n1|0|x|\n7_0|FAILED|n1|0|x|\n7_1|COMPLETED|n1|0|x|\n")
+    """SLURM ends the first process of a job when another fails, which alone says why."""
+    slurm.has(squeue="5|FAILED|n1|0|x|\n7_0|FAILED|n1|0|x|\n7_1|COMPLETED|n1|0|x|\n8_0|FAILED|n1|0|x|\n")
     Path("jobs/5.out").write_text("error: stage 0: no room\nsrun: error: n1: Exited with exit code 1\n")
     (run / "untrained.log").write_text("RuntimeError: mended long ago\n")
     (run / "stage_00/member_0/train.log").write_text("RuntimeError: CUDA error\n")
-    untrained, first, second, *_ = queue.look([run])
+    Path("jobs/8_0.out").write_text("srun: error: n2: task 1: Exited\nslurmstepd-n1: error: *** STEP\n")
+    Path("jobs/8_0_1_log.out").write_text("error: process 8 on n2: no file of this start\n")
+    (run / "stage_01/member_0/train.log").write_text("error: training: signal 15 (Terminated)\n")
+    untrained, first, second, _, third, *_ = queue.look([run])
     assert (untrained.why, untrained.log) == ("stage 0: no room", Path("jobs/5.out").resolve())
     assert (first.why, first.log) == ("RuntimeError: CUDA error", run / "stage_00/member_0/train.log")
     assert second.why == "its job ended without trained.json"
+    assert third.why == "process 8 on n2: no file of this start"
     assert "failed: RuntimeError: CUDA error; log: run/stage_00/member_0/train.log" in str(first)
 
 

@@ -13,8 +13,6 @@ from slurm import cancel, status
 from slurm.engine import queue, squeue
 
 INNER = '2026-11-21 08:22:25 | INFO | train_inner | {"ppl": "%s", "ups": "%s", "num_updates": "%s"}\n'
-
-
 VALID = '2026-11-21 08:22:40 | INFO | valid | {"epoch": 1, "valid_ppl": "483", "valid_num_updates": "80"}\n'
 
 
@@ -56,21 +54,6 @@ def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatc
     assert call(cancel.main, monkeypatch, run) == 0
     assert capsys.readouterr().out == "nothing to cancel\n"
     assert slurm.calls("squeue") == slurm.calls("scancel") == []
-
-
-def test_the_error_of_a_process_other_than_the_first_is_found(slurm, run, monkeypatch, capsys):
-    """SLURM ended the first one, which says nothing."""
-    slurm.has(squeue="5|COMPLETED|n1|0|x|\n7_0|FAILED|n1|0|x|\n")
-    log = f"{Path.cwd()}/jobs/7_0/7_0_0_log.out"
-    write(run, entry("stage 0", "stage_00/trained.json", "7_0", log=log))
-    Path("jobs/7_0").mkdir()
-    Path("jobs/7_0/7_0_0_log.out").write_text(
-        "srun: error: n2: task 1: Exited with exit code 1\nslurmstepd-n1: error: *** STEP\n"
-    )
-    Path("jobs/7_0/7_0_1_log.out").write_text("error: process 8 on n2: no file of this start\n")
-    (run / "stage_00/train.log").write_text("error: training of stage 0: signal 15 (Terminated)\n")
-    assert call(status.main, monkeypatch, run) == 1
-    assert "7_0_1_log.out: process 8 on n2: no file of this start" in capsys.readouterr().out
 
 
 @pytest.fixture
