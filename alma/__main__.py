@@ -30,7 +30,6 @@ TOOLS = {
     "inspect": Tool("data", "data_prep.inspect", "describe a stream, test if it is i.i.d., verify its files"),
     "train": Tool("training", "slurm.launch", "train a language model on a stream, here or on SLURM"),
     "images": Tool("training", "vision.run", "train image learners: digits, MNIST, CIFAR, your own folder"),
-    "sweep": Tool("training", "slurm.sweep", "train many image learners as one SLURM array"),
     "reproduce": Tool("training", "slurm.reproduce", "run and draw a figure or table of the paper"),
     "demo": Tool("training", "slurm.demo", "see all of it on small data, in minutes"),
     "status": Tool("jobs", "slurm.status", "show the state of runs: progress, errors, logs"),

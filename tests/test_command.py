@@ -29,7 +29,7 @@ for module, *words in json.load(sys.stdin):
 print(json.dumps(found))
 """
 """Runs command lines of modules as `python -m` does, all in one process."""
-MODULES = ("data_prep", "data_prep.corpus", "data_prep.inspect", "slurm.launch", "slurm.sweep", "slurm.demo")
+MODULES = ("data_prep", "data_prep.corpus", "data_prep.inspect", "slurm.launch", "slurm.demo")
 MODULES += ("slurm.status", "slurm.cancel", "alma.report", "vision.tsne")
 
 
@@ -119,7 +119,6 @@ def test_the_version_is_that_of_the_package(monkeypatch, capsys):
         ("--verison", "did you mean --version?"),
         ("train s --learner gmo", "did you mean gmoe?"),
         ("train s --arch x", "--arch is a flag of fairseq-train: put it after `--`"),
-        ("sweep --seeds 0-2", "if --seeds is a flag of alma images, put it after `--`"),
         ("data c --out s --documents a=lines", "did you mean line?"),
         ("report r --figures visoin", "did you mean vision?"),
         ("status runs --wach", "did you mean --watch?"),

@@ -91,7 +91,7 @@ def arguments_of(*modules: str) -> Iterator[Words]:
             yield arguments
 
 
-SPECIAL = {"slurm.launch", "slurm.sweep", "vision.run", "data_prep.__main__", "benchmarks.__main__"}
+SPECIAL = {"slurm.launch", "vision.run", "data_prep.__main__", "benchmarks.__main__"}
 """Modules with a test of their own below."""
 
 
@@ -150,16 +150,15 @@ def test_launch_accepts_its_commands(monkeypatch):
         assert make_plan(request, 4).stages
 
 
-def test_sweeps_and_images_accept_their_commands(monkeypatch):
-    from slurm.sweep import parser
-    from vision.run import parser as images
+def test_images_accept_their_commands(monkeypatch):
+    from slurm.vision.__main__ import parser as on_slurm
+    from vision.run import parser
     from vision.sweep import jobs_of, read_sections
 
     monkeypatch.chdir(ROOT)
-    sweeps = [(words, words.index("--")) for words in arguments_of("slurm.sweep")]
-    assert all(parser().parse_args(words[:split]) for words, split in sweeps)
-    for words in (*arguments_of("vision.run"), *(words[split + 1 :] for words, split in sweeps)):
-        assert jobs_of(*read_sections(images(), words)), words
+    for words in arguments_of("vision.run"):
+        flags = on_slurm().parse_known_args(words)[1] if "slurm" in words else words
+        assert jobs_of(*read_sections(parser(), flags)), words
 
 
 @pytest.mark.parametrize("program", FAIRSEQ)

@@ -176,8 +176,10 @@ def parser() -> Parser:
     text = "run directory; of a sweep, the folder of its runs (default: runs/DATASET_LEARNER)"
     add("--out", type=Path, metavar="RUN", help=text)
     add("--jobs", type=int, default=1, metavar="N", help=JOBS)
-    text = "train every N-th run from the K-th on, without tables and figures"
-    add("--part", type=_part, metavar="K/N", help=text)
+    cluster = "where to run; slurm: as jobs, with flags of their own: see alma images --cluster slurm --help"
+    add("--cluster", choices=("local", "slurm"), default="local", help=f"{cluster} (default: local)")
+    part = "train every N-th run from the K-th on, without tables and figures"
+    add("--part", type=_part, metavar="K/N", help=part)
     add("--list", action="store_true", help="print the run directories, one per line, and exit")
     text = "seconds between two checkpoints (default: 30)"
     add("--save-interval", type=float, default=30.0, metavar="SECONDS", help=text)
@@ -213,6 +215,10 @@ def _part(text: str) -> tuple[int, int]:
 @command
 def main() -> None:
     """Entry point of `python vision/run.py`."""
+    where = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    where.add_argument("--cluster", nargs="?")
+    if where.parse_known_args()[0].cluster == "slurm":  # of another wing, which only starts this command
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "slurm.vision", *sys.argv[1:]])
     sections = read_sections(parser(), sys.argv[1:])
     options = sections[0]
     if options.jobs < 1:

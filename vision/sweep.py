@@ -23,7 +23,7 @@ from vision.presets import Settings
 DATA: tuple[str, ...] = ("dataset", "image_size", "megabatches", "stream_seed", "preset", "scenario")
 DATA += ("replay_share", "replay_from")
 _OF_THE_STREAM = {"dataset", "image_size", "megabatches", "stream_seed", "scenario"}
-_OF_THE_COMMAND = {"device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
+_OF_THE_COMMAND = {"cluster", "device", "help", "jobs", "list", "part", "save-interval", "tensorboard-logdir"}
 
 USUAL = {"data_root": "data", "device": "auto", "cache_images": None}
 """Defaults of flags that a recorded command leaves out."""
@@ -67,38 +67,35 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
     UserError: no learner takes it, a value is out of range, or `out` holds a sweep and this is a single run,
     or the reverse.
     """
-    found: dict[Any, tuple[argparse.Namespace, Point, Settings]] = {}
+    distinct: dict[Any, tuple[argparse.Namespace, Point, Settings]] = {}
     refusals: dict[str, str] = {}
     for section in sections:
         for point, refused in _points(section):
-            refusals |= {name: reason for name, reason in refused.items() if name not in refusals}
-            resolved = _resolved(point)
-            found.setdefault((resolved, *_beside(point)), (section, point, resolved))
-    taken = {name for _, point, _ in found.values() for name in point}
+            for name, reason in refused.items():
+                refusals.setdefault(name, reason)
+            resolved, share = _resolved(point), _share(point)
+            # Other names of the same values are equal, so equal runs are trained once.
+            others = {name: value for name, value in point.items() if name not in {*all_settings(), "preset"}}
+            others |= {"megabatches": _megabatches(point), "replay_share": share}
+            others["replay_from"] = point.get("replay_from", "all") if share else None
+            distinct.setdefault((resolved, *sorted(others.items())), (section, point, resolved))
+    taken = {name for _, point, _ in distinct.values() for name in point}
     for name, reason in refusals.items():
         if name not in taken:
             raise UserError(reason)
-    single = len(found) == 1 and not sections[0].experiment
+    single = len(distinct) == 1 and not sections[0].experiment
     if out := sections[0].out:
         check_nesting(out, sweep=not single)
-    varying = {name: _varying(name, found.values()) for name in {p["learner"] for _, p, _ in found.values()}}
+    learners = {point["learner"] for _, point, _ in distinct.values()}
+    varying = {learner: _varying(learner, distinct.values()) for learner in learners}
     jobs = [
         _job(section, point, resolved, "" if single else _name(point, resolved, varying[point["learner"]]))
-        for section, point, resolved in found.values()
+        for section, point, resolved in distinct.values()
     ]
     places = Counter(job.out for job in jobs)
     if twice := next((place for place, number in places.items() if number > 1), None):
         raise UserError(f"{twice}: two runs of the sweep have this folder: give them one at a time")
     return jobs
-
-
-def _beside(point: Point) -> list[tuple[str, Any]]:
-    """What identifies a run beside the settings of its learner; other names of the same values are equal."""
-    share = _share(point)
-    told = {name: value for name, value in point.items() if name not in all_settings() and name != "preset"}
-    told |= {"megabatches": _megabatches(point), "replay_share": share}
-    told["replay_from"] = point.get("replay_from", "all") if share else None
-    return sorted(told.items())
 
 
 def _share(point: Point) -> float:
@@ -140,9 +137,9 @@ def _resolved(point: Point) -> Settings:
     return resolve(point["dataset"], point["learner"], preset, chosen, point["waiting_time"])
 
 
-def _varying(learner: str, found: Iterable[tuple[Any, Point, Settings]]) -> list[str]:
-    """The given settings in which the runs of a learner differ, apart from its size."""
-    mine = [(point, vars(resolved) | point) for _, point, resolved in found if point["learner"] == learner]
+def _varying(learner: str, runs: Iterable[tuple[Any, Point, Settings]]) -> list[str]:
+    """The given settings that differ between the runs of a learner, without its size."""
+    mine = [(point, vars(resolved) | point) for _, point, resolved in runs if point["learner"] == learner]
     given = [name for name in (*DATA, *all_settings()) if any(name in point for point, _ in mine)]
     return [n for n in given if n != "hidden" and len({values.get(n) for _, values in mine}) > 1]
 
@@ -159,6 +156,7 @@ def _name(point: Point, resolved: Settings, varying: Sequence[str]) -> str:
 
 def _job(section: argparse.Namespace, point: Point, resolved: Settings, name: str) -> SweepRun:
     """The job of a point, in the folder `name` of the section's, or there if `name` is empty."""
+    out = section.out / name
     dataset = {"name": point["dataset"], "root": section.data_root, "download": section.download}
     dataset["image_size"] = point.get("image_size")
     if section.cache_images:
@@ -167,12 +165,16 @@ def _job(section: argparse.Namespace, point: Point, resolved: Settings, name: st
         dataset["cache_images"] = section.cache_images
     options = {name: value for name, value in point.items() if name not in _OF_THE_STREAM}
     options |= {name: getattr(section, name) for name in ("device", "save_interval", "save_stages")}
+    # The command has the settings that were given for this run.
+    given = {name: value for name, value in point.items() if (name, value) != ("replay", False)}
+    given |= {name: getattr(section, name) for name in USUAL if getattr(section, name) != USUAL[name]}
     if section.tensorboard_logdir:
-        options["tensorboard_logdir"] = section.tensorboard_logdir / name
-    out = section.out / name
+        options["tensorboard_logdir"] = given["tensorboard_logdir"] = section.tensorboard_logdir / name
+    words = [word for name, value in given.items() for word in (flag_of(name), setting_text(value))]
+    words += [flag_of(name) for name in ("download", "save_stages") if getattr(section, name)]
     return SweepRun(
         out,
-        _command(section, point, out, options.get("tensorboard_logdir")),
+        shlex.join(["alma", "images", *words, "--out", str(out)]),
         dataset,
         _megabatches(point),
         point["stream_seed" if "stream_seed" in point else "seed"],
@@ -182,19 +184,9 @@ def _job(section: argparse.Namespace, point: Point, resolved: Settings, name: st
     )
 
 
-def _command(section: argparse.Namespace, point: Point, out: Path, logdir: Path | None) -> str:
-    """The command line of the run in `out`, with the settings that were given for it."""
-    given = {name: value for name, value in point.items() if (name, value) != ("replay", False)}
-    given |= {name: getattr(section, name) for name in USUAL if getattr(section, name) != USUAL[name]}
-    given |= {"tensorboard_logdir": logdir} if logdir else {}
-    words = [word for name, value in given.items() for word in (flag_of(name), setting_text(value))]
-    words += [flag_of(name) for name in ("download", "save_stages") if getattr(section, name)]
-    return shlex.join(["alma", "images", *words, "--out", str(out)])
-
-
 def read_sections(parser: Parser, words: Sequence[str]) -> list[argparse.Namespace]:
     """The sections of a command line, see `experiments.read_sections`, with the default of --out."""
     sections = experiments.read_sections(parser, words, _OF_THE_COMMAND)
-    for each in sections:
-        each.out = each.out or Path("runs", "_".join([*each.dataset, *each.learner]))
+    for section in sections:
+        section.out = section.out or Path("runs", "_".join([*section.dataset, *section.learner]))
     return sections

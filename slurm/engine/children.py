@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 from alma.errors import UserError
 from slurm.engine import terminal
@@ -34,6 +34,10 @@ class StageFailed(Exception):
     """A child failed for a reason other than user input; the message is one line."""
 
 
+class Saved(StageFailed):
+    """A signal stopped a training, which saved a checkpoint if it had started; run it again."""
+
+
 @contextlib.contextmanager
 def failures_in_one_line() -> Iterator[None]:
     """Print StageFailed as `error: ...` and exit with code 1."""
@@ -42,10 +46,6 @@ def failures_in_one_line() -> Iterator[None]:
     except StageFailed as failed:
         print(f"error: {failed}", file=sys.stderr)
         sys.exit(1)
-
-
-class Saved(StageFailed):
-    """A signal stopped a training, which saved a checkpoint if it had started; run it again."""
 
 
 @contextlib.contextmanager
@@ -77,17 +77,32 @@ def run(
     """
     problem: re.Match[str] | None = None
     unbuffered = {"PYTHONUNBUFFERED": "1"} if terminal.attached else {}
-    with log.open("ab") as output, log.open("rb") as lines:
+    # A log rather than a pipe: it stays complete if the launcher dies, and a worker that keeps a pipe open
+    # cannot block the launcher.
+    with log.open("ab") as output, log.open("rb") as appended:
         output.write(f"\n$ {shlex.join(command)}\n".encode())
         output.flush()
-        lines.seek(0, os.SEEK_END)
+        appended.seek(0, os.SEEK_END)
         process = _start(command, (None, output, output), {**unbuffered, **(environment or {})})
         _running.add(process.pid)
+        rest, ended = b"", False
         try:
-            for line in _follow(lines, process):
-                problem = _USER_ERROR.match(line) or _EXCEPTION.match(line) or problem
-                if watch:
-                    watch(line)
+            while not ended:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(timeout=0.1)
+                ended = (
+                    process.returncode is not None
+                )  # tested before the last read, which then misses nothing
+                new = appended.read()
+                if terminal.attached:  # in bytes, because a debugger's prompt has no newline
+                    sys.stdout.buffer.write(new)
+                    sys.stdout.buffer.flush()
+                *lines, rest = (rest + new).split(b"\n")
+                for line in filter(None, [*lines, rest] if ended else lines):
+                    text = line.decode(errors="replace")
+                    problem = _USER_ERROR.match(text) or _EXCEPTION.match(text) or problem
+                    if watch:
+                        watch(text)
         finally:
             _running.discard(process.pid)
             _stop(process)
@@ -113,8 +128,8 @@ def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
         output.seek(0)
         errors.seek(0)
         if process.returncode:
-            problem = last_problem(errors.read())
-            raise failure(what, process.returncode, problem, f"command: {shlex.join(command)}")
+            where = f"command: {shlex.join(command)}"
+            raise failure(what, process.returncode, last_problem(errors.read()), where)
         return output.read()
 
 
@@ -183,43 +198,18 @@ def failure(what: str, code: int, problem: re.Match[str] | None, where: str) -> 
 
 def last_problem(output: str) -> re.Match[str] | None:
     """Match of the last line that reports an error, its message in group 1; None if there is none."""
-    found = (_USER_ERROR.match(line) or _EXCEPTION.match(line) for line in reversed(output.splitlines()))
-    return next(filter(None, found), None)
-
-
-def _follow(log: BinaryIO, process: subprocess.Popen | Fork) -> Iterator[str]:
-    """Yield lines as they are appended to `log`, until `process` has ended.
-
-    A file rather than a pipe: the log stays complete if the launcher dies, and a worker that keeps the pipe
-    open cannot block the launcher.
-    """
-    rest = b""
-    ended = False
-    while not ended:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=0.1)
-        ended = process.returncode is not None  # tested before the last read, which then misses nothing
-        new = log.read()
-        if terminal.attached:  # in bytes, because a debugger's prompt has no newline
-            sys.stdout.buffer.write(new)
-            sys.stdout.buffer.flush()
-        *lines, rest = (rest + new).split(b"\n")
-        yield from (line.decode(errors="replace") for line in (*lines, rest if ended else b"") if line)
+    lines = reversed(output.splitlines())
+    return next(filter(None, (_USER_ERROR.match(line) or _EXCEPTION.match(line) for line in lines)), None)
 
 
 def _stop(process: subprocess.Popen | Fork) -> None:
     """End the child if it is running, and workers that outlived it."""
-
-    def send(number: int) -> None:
-        if terminal.attached:  # without a process group of its own
-            process.send_signal(number)
-        else:
-            os.killpg(process.pid, number)
-
+    send = os.kill if terminal.attached else os.killpg  # at the terminal it has no process group of its own
     with contextlib.suppress(ProcessLookupError):
         if process.poll() is None:
-            send(signal.SIGTERM)
+            send(process.pid, signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
-        send(signal.SIGKILL)
+        if process.poll() is None or not terminal.attached:
+            send(process.pid, signal.SIGKILL)
     process.wait()

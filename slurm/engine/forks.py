@@ -7,8 +7,8 @@ not end when its client is killed while a fork runs.)
     launcher ── server ── waiter ── command
                         ╰ waiter ── command
 
-The server imports the libraries and forks a waiter for each request. The waiter forks the command, tells the
-launcher its process id, waits for it and tells the exit code. Each dies with the one before it.
+The server imports the libraries and forks a waiter for each request. The waiter forks the command, sends the
+launcher its process id, waits for it and sends the exit code. Each dies with the one before it.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from slurm.engine.parents import dies_with_parent
 
@@ -52,9 +51,8 @@ class ForkServer:
         """
         reader, writer = os.pipe()
         try:
-            request = {"words": words, "environment": dict(environment), "directory": os.getcwd()}
             with tempfile.TemporaryFile("w+") as file:  # a message would hold 208 kB
-                json.dump(request, file)
+                json.dump({"words": words, "environment": dict(environment), "directory": os.getcwd()}, file)
                 file.seek(0)
                 socket.send_fds(self._socket, [b"\n"], [*files, writer, file.fileno()])
         finally:
@@ -94,11 +92,6 @@ class Fork:
             self._status.close()
         return self.returncode
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal, unless the command has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
 
 def main() -> None:
     """The server: fork for each request on stdin, until the launcher has closed its end."""
@@ -112,47 +105,41 @@ def main() -> None:
         message, files, *_ = socket.recv_fds(requests, 1, 5)
         if not message:
             return
-        first = dies_with_parent()
+        dies_first = dies_with_parent()
         if not os.fork():
-            first()
+            dies_first()
             requests.close()
-            break
+            _wait_for_command(files)
+            return  # only in the fork that is the command
         for file in files:
             os.close(file)
-    with open(files.pop()) as content:
-        request = json.load(content)
-    _wait(request, files)
 
 
-def _wait(request: dict[str, Any], files: list[int]) -> None:
-    """The waiter; its fork returns from here at the end of the command."""
+def _wait_for_command(files: list[int]) -> None:
+    """The waiter. Its fork, the command, returns from here at its end."""
+    *standard, status, request = files
+    with open(request) as content:
+        given = json.load(content)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    first = dies_with_parent()
-    pid = os.fork()
-    if not pid:
-        first()
-        _run(request, files)
-        return
-    with contextlib.suppress(OSError):  # as `_run` does; whichever is first
-        os.setpgid(pid, 0)
-    os.write(files[3], b"%d\n" % pid)
-    os.write(files[3], b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    os._exit(0)
-
-
-def _run(request: dict[str, Any], files: list[int]) -> None:
+    dies_first = dies_with_parent()
+    if pid := os.fork():
+        with contextlib.suppress(OSError):  # as the command does; whichever is first
+            os.setpgid(pid, 0)
+        os.write(status, b"%d\n" % pid)
+        os.write(status, b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        os._exit(0)
+    dies_first()
     os.setpgid(0, 0)
-    for number, file in enumerate(files[:3]):
+    for number, file in enumerate(standard):
         os.dup2(file, number)
-    for file in files:
         os.close(file)
-    os.chdir(request["directory"])
+    os.close(status)
+    os.chdir(given["directory"])
     os.environ.clear()
-    os.environ.update(request["environment"])
+    os.environ.update(given["environment"])
     logging.root.handlers.clear()  # of the imports; the command sets its own
-    module, *arguments = request["words"]
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    sys.argv = given["words"]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What one SLURM job does: restartable work, which SLURM may kill, requeue and run again at any time."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from alma.errors import UserError
 from slurm.engine import children
-from slurm.engine.parents import signal_at_parents_death
+from slurm.engine.parents import PR_SET_PDEATHSIG
 
 SAVING_SECONDS = 90  # for a training to finish its update and write its checkpoint
 _REQUEUE_SECONDS = 600
@@ -59,7 +60,7 @@ class Job(ABC):
         """Do what is missing; on failure print `error: ...` and exit with code 1. Called by submitit."""
         ending = []
         by_submitit = signal.getsignal(signal.SIGUSR2)
-        holder = os.getppid()
+        slurmstepd = os.getppid()
 
         def end(number: int, frame) -> None:
             # SLURM signals all processes of a job, so the training may end at the same time.
@@ -70,13 +71,22 @@ class Job(ABC):
                 children.save(0)
 
         def orphaned(number: int, frame) -> None:
-            if os.getppid() != holder:
-                _requeue()
+            # The kernel killed slurmstepd when memory ran out. SLURM does not notice: srun would wait, and
+            # this process run, until the job's time is over.
+            if os.getppid() == slurmstepd:
+                return
+            children.save(SAVING_SECONDS)
+            print("the slurmstepd of this job is gone: requeueing the job", flush=True)
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                # Fails if another task has already requeued the job.
+                requeue = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
+                subprocess.run(requeue, timeout=_REQUEUE_SECONDS)
+            sys.exit(1)
 
         for number in (signal.SIGTERM, signal.SIGUSR2):
             signal.signal(number, end)
         signal.signal(signal.SIGUSR1, orphaned)
-        signal_at_parents_death(signal.SIGUSR1)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)  # sent by the kernel when slurmstepd ends
         try:
             self.work()
         except (UserError, children.StageFailed) as error:
@@ -93,16 +103,3 @@ class Job(ABC):
 
         children.save(SAVING_SECONDS)
         return DelayedSubmission(self)
-
-
-def _requeue() -> None:
-    """Save and requeue this job, whose slurmstepd was killed (by the kernel, when memory ran out).
-
-    SLURM does not notice: srun would wait, and this process run, until the job's time is over.
-    """
-    children.save(SAVING_SECONDS)
-    print("the slurmstepd of this job is gone: requeueing the job", flush=True)
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        # Fails if another task has already requeued the job.
-        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], timeout=_REQUEUE_SECONDS)
-    sys.exit(1)

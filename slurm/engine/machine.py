@@ -21,8 +21,11 @@ class Machine:
 
     @classmethod
     def here(cls) -> "Machine":
-        """This machine, from nvidia-smi, CUDA_VISIBLE_DEVICES and /proc/meminfo."""
-        return cls(_gpus(), _free_memory())
+        """This machine, from nvidia-smi, CUDA_VISIBLE_DEVICES and MemAvailable of /proc/meminfo."""
+        meminfo = Path("/proc/meminfo")
+        text = meminfo.read_text() if meminfo.exists() else ""
+        available = re.search(r"^MemAvailable: +(\d+) kB$", text, re.MULTILINE)
+        return cls(_gpus(), int(available[1]) * 1024 if available else None)
 
     def slot(self, jobs: int, on_cpu: bool) -> "Machine":
         """The equal share of each of `jobs` concurrent trainings. Raises UserError if GPUs are too few."""
@@ -59,14 +62,4 @@ def _visible() -> list[str] | None:
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None
-    names = (name.strip() for name in text.split(","))
-    return list(takewhile(lambda name: name not in ("", "-1"), names))
-
-
-def _free_memory() -> int | None:
-    """MemAvailable in bytes; None without /proc."""
-    try:
-        found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None
+    return list(takewhile(lambda name: name not in ("", "-1"), map(str.strip, text.split(","))))

@@ -1,16 +1,11 @@
-"""Signals to a process whose parent ends."""
+"""Children that end with their parent."""
 
 import ctypes
 import os
 import signal
 from collections.abc import Callable
 
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-
-
-def signal_at_parents_death(number: int) -> None:
-    """Have the kernel send this process signal `number` when its parent ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>: the signal that a process gets when its parent ends
 
 
 def dies_with_parent() -> Callable[[], None]:
@@ -23,7 +18,7 @@ def dies_with_parent() -> Callable[[], None]:
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def first() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent died before the call above
             os._exit(1)
 

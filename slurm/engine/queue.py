@@ -1,75 +1,61 @@
 """Submitted jobs: RUN/jobs.json, and the state of each job from its marker and from SLURM."""
 
 import os
+import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta
-from tqdm import tqdm
+import msgspec
 
 from alma.errors import UserError
 from alma.files import write_json_atomic
-from alma.schema import NATURAL, TEXT, parse_json, require
 from slurm.engine.children import last_problem
 from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
 
-JOBS, VERSION = "jobs.json", 1
+JOBS = "jobs.json"
 MOVING = ("waiting", "queued", "requeued", "running")
 BAD = ("failed", "cancelled", "lost", "never submitted", "stopped")
 """States that a job does not leave by itself, the most telling first."""
-_WHICH = {"failed": "which failed", "cancelled": "which was cancelled", "lost": "which is lost"}
-_WHICH |= {"never submitted": "which was never submitted"}
 _CHILD_LOGS = {"untrained": "untrained.log", "train": "train.log", "evaluate": "eval.log"}
 _TAIL_BYTES = 256 * 1024
-_JOB_ID = Annotated[str, Meta(pattern=r"^[0-9]+(_[0-9]+)?\Z")]
-_JOB: dict[str, Any] = {
-    "name": TEXT,
-    "kind": TEXT,
-    "directory": TEXT,
-    "marker": TEXT,
-    "updates": NATURAL | None,
-}
-_JOB |= {"job": _JOB_ID | None, "log": TEXT | None, "needs": list[NATURAL]}
 _BY_SLURM = ("srun: ", "slurmstepd")  # lines that report the failure of a task but not its cause
+_PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
+_Text = Annotated[str, msgspec.Meta(pattern=_PRINTABLE)]
+_JobId = Annotated[str, msgspec.Meta(pattern=r"\A\d+(_\d+)?\Z")]  # would else be an option of scancel
 
 
-@dataclass(frozen=True, eq=False)
-class SubmittedJob:
-    """A job as jobs.json records it."""
+class SubmittedJob(msgspec.Struct, kw_only=True, eq=False):
+    """A job as jobs.json records it, where markers are relative to the run."""
 
-    run: Path
-    name: str
-    kind: str  # untrained, train, evaluate, sweep, data_prep; run: a whole local run
-    directory: Path
+    run: Path = Path()
+    name: _Text
+    kind: _Text  # untrained, train, evaluate, sweep, data_prep; run: a whole local run
     marker: Path
     """File that exists once the job is complete."""
-    updates: int | None
+    updates: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Of a whole training."""
-    job_id: str | None
+    job_id: _JobId | None = msgspec.field(default=None, name="job")
     """In SLURM, such as 7 or 7_1; None: it was complete at launch, or sbatch refused it."""
-    log: Path | None
+    log: Path | None = None
     """Output of the SLURM job."""
-    needs: tuple["SubmittedJob", ...]
+    needs: tuple[Path, ...] = ()
+    """Markers of the run's jobs that must be complete before this one starts."""
 
     @property
     def done(self) -> bool:
-        # Listed, not tested: NFS caches for up to a minute that a file does not exist.
-        try:
-            return self.marker.name in os.listdir(self.marker.parent)
-        except OSError:
-            return False
+        return is_there(self.marker)
 
     @property
     def own_log(self) -> Path | None:
         """Output of its child processes over all its SLURM jobs; None: only `log` exists."""
         if self.kind == "sweep":
             return self.marker.with_suffix(".log")
-        return self.directory / _CHILD_LOGS[self.kind] if self.kind in _CHILD_LOGS else None
+        return self.marker.with_name(_CHILD_LOGS[self.kind]) if self.kind in _CHILD_LOGS else None
 
 
 @dataclass(frozen=True)
@@ -98,18 +84,26 @@ class JobStatus:
 
 def find(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Run directories at or below `places`, without duplicates. Raises UserError if a place has none."""
-    found: dict[Path, Path] = {}
+    runs: dict[Path, Path] = {}
     for place in map(Path, places):
         if not place.is_dir():
             raise UserError(f"{place} is not a folder: give run directories, or folders of runs")
         below = [Path(folder) for folder, _, files in os.walk(place) if {JOBS, "run.json"} & set(files)]
         if not below:
             raise UserError(f"no runs in {place}: no folder in it has a jobs.json or a run.json")
-        launched = set(filter(on_cluster, below))
         # The jobs of a sweep stand for its runs, which are folders below it.
+        launched = set(filter(on_cluster, below))
         below = [folder for folder in below if folder in launched or folder.parent not in launched]
-        found |= {folder.resolve(): folder for folder in sorted(below)}
-    return list(found.values())
+        runs |= {folder.resolve(): folder for folder in sorted(below)}
+    return list(runs.values())
+
+
+def is_there(marker: Path) -> bool:
+    """Whether a marker exists. It is listed, not tested: NFS caches for up to a minute that it does not."""
+    try:
+        return marker.name in os.listdir(marker.parent)
+    except OSError:
+        return False
 
 
 def on_cluster(run: Path) -> bool:
@@ -118,82 +112,74 @@ def on_cluster(run: Path) -> bool:
 
 
 def write_jobs(run: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Write jobs.json; `entries` are jobs as `read_jobs` reads them, each after the jobs it needs."""
-    write_json_atomic(run / JOBS, {"version": VERSION, "units": entries})
+    """Write jobs.json; `entries` are as `SubmittedJob`, each after the jobs it needs."""
+    write_json_atomic(run / JOBS, {"jobs": entries})
 
 
 def read_jobs(run: Path) -> list[SubmittedJob]:
     """The jobs of a run. Raises UserError if jobs.json is missing or damaged."""
-    path = run / JOBS
-    jobs: list[SubmittedJob] = []
+
+    def path_in(kind: type, text: Any) -> Path:
+        if not isinstance(text, str) or not text or not re.match(_PRINTABLE, text):
+            raise ValueError("expected a path")
+        return run / text
+
+    file = run / JOBS
     try:
-        content = parse_json(path.read_bytes())
-        if content["version"] != VERSION:
-            raise UserError(
-                f"{path}: version {content['version']}, not {VERSION}: use the ALMA that wrote it"
-            )
-        for each in content["units"]:
-            require(each, _JOB)
-            if not all(0 <= index < len(jobs) for index in each["needs"]):
-                raise ValueError(f"{each['name']} needs a job that does not come before it")
-            jobs.append(
-                SubmittedJob(
-                    run=run,
-                    name=each["name"],
-                    kind=each["kind"],
-                    directory=run / each["directory"],
-                    marker=run / each["marker"],
-                    updates=each["updates"],
-                    job_id=each["job"],
-                    log=Path(each["log"]) if each["log"] else None,
-                    needs=tuple(jobs[index] for index in each["needs"]),
-                )
-            )
+        content = msgspec.json.decode(file.read_bytes(), type=dict[str, list[SubmittedJob]], dec_hook=path_in)
+        jobs = content["jobs"]
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{run} was not launched on a cluster: it has no jobs.json") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (msgspec.DecodeError, KeyError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise UserError(f"{path} is damaged ({problem}): rerun the launch command to rewrite it") from None
+        raise UserError(f"{file} is damaged ({problem}): rerun the launch command to rewrite it") from None
+    for job in jobs:
+        job.run = run
     return jobs
 
 
 def live_jobs(runs: Sequence[Path]) -> list[SubmittedJob]:
     """Incomplete jobs that SLURM has queued or running. Raises UserError and NoAnswer as `ask` does."""
-    ids = {job: job.job_id for run in runs for job in read_jobs(run) if job.job_id and not job.done}
-    states = ask(list(ids.values()))
-    return [job for job, job_id in ids.items() if job_id in states and states[job_id].live]
+    jobs = [job for run in runs for job in read_jobs(run) if job.job_id and not job.done]
+    states = ask([str(job.job_id) for job in jobs])
+    return [job for job in jobs if job.job_id in states and states[job.job_id].live]
 
 
 def look(runs: Sequence[Path]) -> list[JobStatus]:
     """Status of all jobs, in the order of jobs.json. Raises UserError and NoAnswer as `ask` does."""
     jobs = [job for run in runs for job in read_jobs(run)]
     states = ask([job.job_id for job in jobs if job.job_id and not job.done])
-    seen: dict[SubmittedJob, JobStatus] = {}
+    seen: dict[Path, JobStatus] = {}
     for job in jobs:
+        needs = [seen[marker] for marker in job.needs if marker in seen]
         # `_judge` rereads the marker: a job that SLURM reports as ended may just have written it.
-        seen[job] = _judge(job, states.get(job.job_id or ""), [seen[need] for need in job.needs])
+        seen[job.marker] = _judge(job, states.get(job.job_id or ""), needs)
     return list(seen.values())
 
 
-def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterator[list[JobStatus]]:
-    """Yield `look(runs)` every `seconds` until all jobs are done or none is moving.
+def watch(
+    runs: Sequence[Path],
+    seconds: float,
+    patient: bool = False,
+    others: Callable[[], list[JobStatus]] = list,
+) -> Iterator[list[JobStatus]]:
+    """Yield `look(runs)` and `others()` every `seconds` until all are done or none is moving.
 
     Retries while SLURM does not answer, for example during a restart of its controller. Without `patient`, a
     first look without an answer raises NoAnswer.
     """
     still = silent = False
-    first = not patient
     while True:
         try:
-            seen = look(runs)
+            seen = [*look(runs), *others()]
         except NoAnswer as error:
-            if first:
+            if not patient:
                 raise
             if not silent:
                 say(f"warning: {error}; asking again")
             silent = True
         else:
-            first = silent = False
+            patient, silent = True, False
             yield seen
             # Two still looks: between a node's failure and its requeue, SLURM calls a job failed.
             before, still = still, not any(status.state in MOVING for status in seen)
@@ -205,30 +191,26 @@ def watch(runs: Sequence[Path], seconds: float, patient: bool = False) -> Iterat
 def wait(runs: Sequence[Path], seconds: float = 5.0) -> list[JobStatus]:
     """Wait until all jobs are done or none is moving; return those in a state of BAD.
 
-    Shows a progress bar on a terminal, else a line for each change; held jobs are named on both.
+    Prints a line for each change, and for each job that is held.
     """
-    states: dict[tuple[Path, str], str] = {}
+    before: dict[Path, JobStatus] = {}
     seen: list[JobStatus] = []
-    form = "{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}{postfix}"
-    with tqdm(desc="jobs", total=0, bar_format=form, dynamic_ncols=True, disable=None) as bar:
-        for seen in watch(runs, seconds):
-            if bar.disable and not states:
-                say(f"jobs: {count(seen)}")
-            for status in seen:
-                key, state = (status.job.run, status.job.name), "held" if status.held else status.state
-                if states.get(key, status.state) != state and (bar.disable or status.held):
-                    say(str(status))
-                states[key] = state
-            bar.total, bar.n = len(seen), sum(status.state == "done" for status in seen)
-            bar.set_postfix_str(count(seen))
+    for seen in watch(runs, seconds):
+        if not before:
+            say(f"jobs: {count(seen)}")
+        for status in seen:
+            last = before.get(status.job.marker)
+            if status.held if last is None else (status.state, status.held) != (last.state, last.held):
+                say(str(status))
+            before[status.job.marker] = status
     return [status for status in seen if status.state in BAD]
 
 
 def count(seen: Iterable[JobStatus]) -> str:
+    """Such as "2 done, 1 running, 1 failed"."""
     counts = Counter(status.state for status in seen)
-    return ", ".join(
-        f"{counts[state]} {state}" for state in ("done", *reversed(MOVING), *BAD) if counts[state]
-    )
+    states = ("done", *reversed(MOVING), *BAD)
+    return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])
 
 
 def tail(log: Path) -> str:
@@ -250,13 +232,18 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     if state and state.running:
         return JobStatus(job, "running", state.node)
     if state and not state.live and state.word != "CANCELLED":
-        why, log = _failure(job, state.word)
-        return JobStatus(job, "failed", state.node, why, log)
+        if state.word not in (
+            "FAILED",
+            "COMPLETED",
+        ):  # TIMEOUT, OUT_OF_MEMORY: the log's errors follow from it
+            return JobStatus(job, "failed", state.node, f"SLURM says {state.word}", job.log)
+        why, log = _last_error(job)
+        return JobStatus(job, "failed", state.node, why or f"its job ended without {job.marker.name}", log)
     if roots := [need.root or need for need in needs if need.state in BAD]:
-        root = min(roots, key=lambda each: BAD.index(each.state))  # a failure before a cancellation
-        return JobStatus(job, "cancelled", why=f"needs {root.job.name}, {_WHICH[root.state]}", root=root)
+        root = min(roots, key=lambda status: BAD.index(status.state))  # a failure before a cancellation
+        return JobStatus(job, "cancelled", why=f"needs {root.job.name} ({root.state})", root=root)
     if state is None:
-        why, log = _problem(job)
+        why, log = _last_error(job)
         return JobStatus(job, "lost", "", "; ".join(filter(None, ("no longer known to SLURM", why))), log)
     if not state.live:
         return JobStatus(job, "cancelled", state.node)
@@ -267,21 +254,13 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     return JobStatus(job, "requeued" if state.restarts else "queued", why=why, held=held)
 
 
-def _failure(job: SubmittedJob, word: str) -> tuple[str, Path | None]:
-    """Why a job ended in SLURM's state `word` without its marker, and the log that tells."""
-    if word not in ("FAILED", "COMPLETED"):  # TIMEOUT, OUT_OF_MEMORY: errors in the log only follow from it
-        return f"SLURM says {word}", job.log
-    why, log = _problem(job)
-    return why or f"its job ended without {job.marker.name}", log
-
-
-def _problem(job: SubmittedJob) -> tuple[str, Path | None]:
+def _last_error(job: SubmittedJob) -> tuple[str, Path | None]:
     """The last error in a job's logs, and its log."""
     # Those of its processes first: `own_log` also has errors of earlier attempts. SLURM ends the first
     # process when another one fails, which alone says why.
     others = sorted(job.log.parent.glob(f"{job.job_id}_*_log.out")) if job.log else []
     for log in filter(None, (job.log, *others, job.own_log)):
         lines = [line for line in tail(log).splitlines() if not line.startswith(_BY_SLURM)]
-        if found := last_problem("\n".join(lines)):
-            return found[1], log
+        if problem := last_problem("\n".join(lines)):
+            return problem[1], log
     return "", job.log

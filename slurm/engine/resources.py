@@ -6,23 +6,18 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from alma.errors import UserError
 from alma.options import add_options, check_ranges, flag_of, given, option, options_of
 from slurm.engine.machine import Machine
 
-_FLAG_OF = {  # options of sbatch that have a flag here
-    **{name: name for name in ("partition", "account", "qos", "constraint", "exclude", "comment", "nodes")},
-    **{name: name for name in ("gres", "gpus-per-node", "cpus-per-task", "tasks-per-node")},
-    **dict.fromkeys(("gpus", "gpus-per-task", "gpus-per-socket"), "gpus-per-node"),
-    **dict.fromkeys(("ntasks", "ntasks-per-node", "ntasks-per-gpu"), "tasks-per-node"),
-    **{"mem": "mem-gb", "time": "timeout-min", "signal": "signal-delay-s", "array": "array-parallelism"},
-}
-_OURS = (
-    *("job-name", "output", "error", "input", "open-mode", "chdir", "dependency", "requeue", "no-requeue"),
-    *("kill-on-invalid-dep", "wrap", "wait", "test-only", "parsable"),
+_SET_HERE = re.compile(
+    r"partition|nodes|(n?tasks|gpus)(-per-\w+)?|cpus-per-task|mem|time|job-name|output|error|input|open-mode|chdir"
+    r"|dependency|array|(no-)?requeue|kill-on-invalid-dep|wrap|wait|test-only|parsable"
 )
+"""Options of sbatch that have a flag here, or that are set for each job."""
 _INSTEAD = {"mem-per-cpu": "mem_gb", "mem-per-gpu": "mem_gb", "cpus-per-gpu": "cpus_per_task"}
 """Options of sbatch that say the same as an option here in another way."""
 
@@ -35,40 +30,19 @@ class Resources:
     """
 
     partition: str | None = option(None, "partition to submit to", metavar="NAME")
-    account: str | None = option(None, "account to charge", metavar="NAME")
-    qos: str | None = option(None, "quality of service, which sets priority and limits", metavar="NAME")
-    constraint: str | None = option(
-        None, "only nodes with these features, such as v100 or 'a100|h100'", metavar="FEATURES"
-    )
-    exclude: str | None = option(None, "nodes to avoid, such as node[03,17]", metavar="NODES")
-    comment: str | None = option(None, "comment of the jobs; some clusters require one")
     nodes: int = option(1, "nodes; their GPUs train together", at_least=1)
     gpus_per_node: int = option(8, "GPUs per node; 0: none")
-    gres: str | None = option(
-        None,
-        "ask for the GPUs as --gres=NAME:N, such as gpu or gpu:a100, and not as --gpus-per-node",
-        metavar="NAME",
-    )
     tasks_per_node: int = option(
         1, "processes that SLURM starts per node; 1: fairseq starts one for each GPU", at_least=1
     )
     cpus_per_task: int | None = option(None, "CPU cores per task; 0: the cluster's default")
     mem_gb: int | None = option(None, "memory per node in GB; 0: the cluster's default")
     timeout_min: int = option(
-        1440,
-        "time limit in minutes, at least 20; a job that reaches it is requeued and resumes",
-        at_least=1,
+        1440, "time limit in minutes, at least 20; a job that reaches it is requeued and resumes", at_least=1
     )
-    signal_delay_s: int = option(
-        120,
-        "seconds between the signal to save and the end of a job (time limit or preemption)",
-        at_least=1,
-    )
-    array_parallelism: int = option(256, "jobs of an array that may run at the same time", at_least=1)
-    max_requeues: int = option(10, "times that a job may be requeued after its time limit")
     sbatch: Sequence[str] | None = option(
         None,
-        "another option of sbatch by its long name, such as reservation=nlp or exclusive; may repeat",
+        "another option of sbatch by its long name, such as account=nlp or exclusive; may repeat",
         metavar="KEY[=VALUE]",
     )
     mem_gb_alone: int | None = None
@@ -77,28 +51,20 @@ class Resources:
     def __post_init__(self):
         check_ranges(self)
         for key, value in self.passed.items():
-            self._check_passed(key, value)
-        if self.gres and (self.gres.rpartition(":")[2].isdecimal() or not self.gpus_per_node):
-            raise UserError(
-                f"--gres {self.gres}: give the name of the GPUs only, such as gpu, and their number by "
-                "--gpus-per-node"
-            )
+            words = f"--sbatch {key}" if value is True else f"--sbatch {key}={value}"
+            if not re.fullmatch(r"[a-z][a-z-]+", key) or "\n" in str(value):
+                raise UserError(f"{words}: give the long name of an option of sbatch, such as account=NAME")
+            if _SET_HERE.fullmatch(key):
+                raise UserError(f"{words}: alma sets it, by a flag such as --timeout-min or for each job")
+            if key == "signal" and not str(value).startswith("USR2@"):
+                raise UserError(f"{words}: jobs save on USR2: give the seconds as signal=USR2@300")
+            if key in _INSTEAD and getattr(self, _INSTEAD[key]):
+                raise UserError(f"{words}: contradicts {flag_of(_INSTEAD[key])}; leave one of them out")
         if self.gpus_per_node and self.tasks_per_node not in (1, self.gpus_per_node):
             raise UserError(
                 f"--tasks-per-node {self.tasks_per_node}, but --gpus-per-node {self.gpus_per_node}: give as "
                 "many tasks as GPUs, or one, or --gpus-per-node 0"
             )
-
-    def _check_passed(self, key: str, value: str | bool) -> None:
-        given = f"--sbatch {key}" if value is True else f"--sbatch {key}={value}"
-        if not re.fullmatch(r"[a-z][a-z-]+", key) or "\n" in str(value):
-            raise UserError(f"{given}: give the long name of an option of sbatch, such as reservation=NAME")
-        if key in _FLAG_OF:
-            raise UserError(f"{given}: give --{_FLAG_OF[key]} instead")
-        if key in _OURS:
-            raise UserError(f"{given}: alma sets it for each job; leave it out")
-        if key in _INSTEAD and getattr(self, _INSTEAD[key]):
-            raise UserError(f"{given}: contradicts {flag_of(_INSTEAD[key])}; leave one of them out")
 
     @property
     def passed(self) -> dict[str, str | bool]:
@@ -110,35 +76,48 @@ class Resources:
         """Whether the user says nothing about an option, such as mem_gb, nor by --sbatch."""
         return getattr(self, name) is None and all(_INSTEAD.get(key) != name for key in self.passed)
 
-    def parameters(self) -> dict[str, Any]:
-        """Arguments of submitit's SlurmExecutor.update_parameters.
+    def parameters(self, name: str, dependency: str | None = None) -> dict[str, Any]:
+        """Arguments of submitit's SlurmExecutor.update_parameters for a job called `name`.
 
         Unless told so, srun does not take over --cpus-per-task (since SLURM 22.05), nor end a job whose
         process has died.
         """
-        gpus: dict[str, Any] = {}
-        if self.gpus_per_node and self.gres:
-            gpus = {"gres": f"{self.gres}:{self.gpus_per_node}"}
-        elif self.gpus_per_node:
-            gpus = {"gpus_per_node": self.gpus_per_node}
-        cores = {"cpus_per_task": self.cpus_per_task} if self.cpus_per_task else {}
-        memory = {"mem": f"{self.mem_gb}GB"} if self.mem_gb else {}
-        named = ("partition", "account", "qos", "constraint", "exclude", "comment")
+        passed = {**self.passed, "requeue": True, "kill-on-invalid-dep": "yes"}
+        gpus, gres = self.gpus_per_node or None, passed.pop("gres", None)
+        if gpus and gres:
+            gpus, gres = None, f"{gres}:{gpus}"
+        cores = self.cpus_per_task or None
         return {
-            **{name: getattr(self, name) for name in named if getattr(self, name) is not None},
-            **gpus,
-            **cores,
-            **memory,
-            "srun_args": ["--kill-on-bad-exit=1", *(f"--cpus-per-task={n}" for n in cores.values())],
-            "wckey": None,  # else submitit's, which a cluster may not know
+            "job_name": name,
+            "dependency": dependency,
+            "partition": self.partition,
             "nodes": self.nodes,
             "ntasks_per_node": self.tasks_per_node,
+            "gpus_per_node": gpus,
+            "gres": gres,
+            "cpus_per_task": cores,
+            "mem": f"{self.mem_gb}GB" if self.mem_gb else None,
             "time": self.timeout_min,
-            "signal_delay_s": self.signal_delay_s,
-            "array_parallelism": self.array_parallelism,
+            "srun_args": ["--kill-on-bad-exit=1"] + [f"--cpus-per-task={cores}"] * bool(cores),
+            "wckey": None,  # else submitit's, which a cluster may not know
+            "signal_delay_s": 120,
             "stderr_to_stdout": True,
-            "additional_parameters": {**self.passed, "requeue": True, "kill-on-invalid-dep": "yes"},
+            "additional_parameters": passed,
         }
+
+    def script(
+        self,
+        command: str,
+        folder: Path,
+        name: str,
+        dependency: str | None = None,
+        elements: int | None = None,
+    ) -> str:
+        """The input of sbatch as submitit makes it; `elements` of an array, whose logs go to `folder`."""
+        from submitit.slurm.slurm import _make_sbatch_string
+
+        options = self.parameters(name, dependency)
+        return _make_sbatch_string(command, folder, map_count=elements, **options)
 
     def machine(self) -> Machine:
         """The machine of a training: its GPUs, of unknown size, and its memory if it is given."""
@@ -158,33 +137,23 @@ class Resources:
 
     def __str__(self) -> str:
         """Such as "2 nodes, each with 8 GPUs, 16 cores, 60 GB"; without what is left to the cluster."""
-        numbers = {
-            "GPU": self.gpus_per_node,
-            "core": (self.cpus_per_task or 0) * self.tasks_per_node,
-            "GB": self.mem_gb or 0,
-        }
-        each = [f"{n} {name}{'s' * (n > 1 and name != 'GB')}" for name, n in numbers.items() if n]
+        cores = (self.cpus_per_task or 0) * self.tasks_per_node
+        numbers = {"GPU": self.gpus_per_node, "core": cores, "GB": self.mem_gb or 0}
+        amounts = [f"{n} {name}{'s' * (n > 1 and name != 'GB')}" for name, n in numbers.items() if n]
         nodes = f"{self.nodes} nodes, each" if self.nodes > 1 else "1 node"
-        return f"{nodes} with {', '.join(each) or 'the defaults of the cluster'}"
+        return f"{nodes} with {', '.join(amounts) or 'the defaults of the cluster'}"
 
 
 _PAPER = Resources()
-
-
-_PLACES = {
-    "local": "on this machine",
-    "debug": "on this machine, with training attached to the terminal, so that breakpoint() works (one GPU)",
-    "slurm": "as SLURM jobs",
-}
 WAIT = "with --cluster slurm: wait until all jobs have ended; exit with 1 if one failed"
 
 
 def add_cluster(group: argparse._ArgumentGroup, *places: str) -> None:
     """Add --cluster with the choices `places`, the first of which is the default."""
-    texts = "; ".join(f"{place}: {_PLACES[place]}" for place in places)
-    group.add_argument(
-        "--cluster", choices=places, default=places[0], help=f"where to run; {texts} (default: {places[0]})"
-    )
+    debug = "debug: here, with training attached to the terminal, so that breakpoint() works (one GPU); "
+    text = f"where to run; local: on this machine; {debug * ('debug' in places)}slurm: as SLURM jobs"
+    help_text = f"{text} (default: {places[0]})"
+    group.add_argument("--cluster", choices=places, default=places[0], help=help_text)
 
 
 def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: str = "training") -> None:
@@ -199,9 +168,7 @@ def add_flags(parser: argparse.ArgumentParser, usual: Resources = _PAPER, what: 
 
 
 def check_cluster(
-    options: argparse.Namespace,
-    slurm: Sequence[str] = ("dry_run", "wait"),
-    local: Sequence[str] = (),
+    options: argparse.Namespace, slurm: Sequence[str] = ("dry_run", "wait"), local: Sequence[str] = ()
 ) -> None:
     """Raise UserError for options that contradict --cluster, or if `--cluster slurm` finds no SLURM.
 
@@ -210,13 +177,10 @@ def check_cluster(
     """
     on_slurm = options.cluster == "slurm"
     names = local if on_slurm else (*options_of(Resources), *slurm)
-    values = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    found = [name for name, value in values.items() if value is not None and value is not False]
-    if found:
-        words = ", ".join(map(flag_of, found))
-        if on_slurm:
-            raise UserError(f"{words}: not with --cluster slurm, only on this machine")
-        raise UserError(f"{words}: only with --cluster slurm")
+    values = {name: getattr(options, name, None) for name in names}
+    if wrong := [flag_of(name) for name, value in values.items() if value is not None and value is not False]:
+        where = "not with --cluster slurm, only on this machine" if on_slurm else "only with --cluster slurm"
+        raise UserError(f"{', '.join(wrong)}: {where}")
     if on_slurm and not getattr(options, "dry_run", False) and not shutil.which("sbatch"):
         raise UserError("no SLURM here (no sbatch): run this on a machine of the cluster")
 

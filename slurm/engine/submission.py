@@ -1,11 +1,10 @@
 """Submission: all missing jobs go to SLURM at once, each depending on exactly the jobs it `needs`.
 
-Jobs with the same `array` become one array job where dependencies allow it: elements that need the elements
-at their own index of other arrays follow by `aftercorr`. Any other job with needs is submitted alone, with
-`afterok`. A permanent failure cancels its dependents only (kill-on-invalid-dep).
+Jobs with the same `array` become array jobs, each with one dependency: none, or `aftercorr` on earlier arrays
+where each element needs the elements at its own index. Any other job is submitted alone, with `afterok`. A
+permanent failure cancels its dependents only (kill-on-invalid-dep).
 """
 
-import itertools
 import os
 import shlex
 import subprocess
@@ -14,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from alma.errors import UserError
 from slurm.engine import queue
@@ -25,6 +23,7 @@ from slurm.engine.squeue import scancel
 from slurm.engine.terminal import say
 
 LOGS = "slurm_jobs"
+_MAX_REQUEUES = 10  # after time-outs
 _PYTHON = f"{shlex.quote(sys.executable)} -P"  # without modules of the current folder, such as a slurm.py
 _TRANSIENT = (
     "Requested nodes are busy",
@@ -41,38 +40,13 @@ def in_queue(runs: Sequence[Path]) -> list[SubmittedJob]:
     Cancels jobs that need a job which is neither complete nor queued, as SLURM itself will.
     """
     live = queue.live_jobs([run for run in runs if queue.on_cluster(run)])
-    able: list[SubmittedJob] = []
+    able: dict[Path, SubmittedJob] = {}
     for job in live:  # in the order of jobs.json: needed jobs come first
-        if all(need.done or need in able for need in job.needs):
-            able.append(job)
-    if stuck := [str(job.job_id) for job in live if job not in able]:
+        if all(marker in able or queue.is_there(marker) for marker in job.needs):
+            able[job.marker] = job
+    if stuck := [str(job.job_id) for job in live if job.marker not in able]:
         scancel(stuck)
-    return able
-
-
-def submit(
-    jobs: Sequence[Job],
-    resources: Resources,
-    send: Submit,
-    ids: dict[Path, str],
-    sent: Callable[[Sequence[Job]], None] = lambda jobs: None,
-) -> None:
-    """Submit, in the given order of arrays, all `jobs` that are neither complete nor in `ids`.
-
-    jobs: each after the jobs it needs. ids: ids of queued jobs by marker; those of new jobs are added.
-    sent: called with the jobs of each submission when their ids are known.
-    """
-    missing = [job for job in jobs if job.marker not in ids and not job.done]
-    arrays: dict[str, list[Job]] = {job.array: [] for job in missing}
-    for job in _by_place(missing):
-        arrays[job.array].append(job)
-    for name, group in arrays.items():
-        wanted = resources.alone() if group[0].alone else resources
-        waits = [[ids[marker] for marker in job.needs if marker in ids] for job in group]
-        for elements, dependency in _split(group, waits):
-            new = send(name, elements, wanted, dependency)
-            ids.update(zip((job.marker for job in elements), new, strict=True))
-            sent(elements)
+    return list(able.values())
 
 
 def launch(jobs: Sequence[Job], wanted: Resources, folder: Path, busy: Sequence[SubmittedJob]) -> None:
@@ -104,43 +78,50 @@ def follow(runs: Sequence[Path], wait: bool) -> list[JobStatus]:
     return []
 
 
-def _by_place(missing: Sequence[Job]) -> list[Job]:
-    """Sort jobs so that each has the index in its array that the job it needs has.
+def submit(
+    jobs: Sequence[Job],
+    resources: Resources,
+    send: Submit,
+    ids: dict[Path, str],
+    sent: Callable[[Sequence[Job]], None] = lambda jobs: None,
+) -> None:
+    """Submit, in the given order of arrays, all `jobs` that are neither complete nor in `ids`.
 
-    First by the length of the chain of dependents, then by the number of jobs needed together.
+    jobs: each after the jobs it needs. ids: ids of queued jobs by marker; those of new jobs are added.
+    sent: called with the jobs of each submission when their ids are known.
     """
-    chain: dict[Path, int] = defaultdict(int)
-    together: dict[Path, int] = defaultdict(int)
-    for job in reversed(missing):  # dependents first
-        for marker in (job.marker, *job.needs):
-            together[marker] = max(together[marker], len(job.needs))
+    missing = [job for job in jobs if job.marker not in ids and not job.done]
+    followers: dict[Path, int] = defaultdict(int)  # length of the chain of jobs that wait for a marker
+    for job in reversed(missing):
         for marker in job.needs:
-            chain[marker] = max(chain[marker], 1 + chain[job.marker])
-    return sorted(missing, key=lambda job: (-chain[job.marker], together[job.marker]))
+            followers[marker] = max(followers[marker], 1 + followers[job.marker])
+    groups: dict[str, list[Job]] = {job.array: [] for job in missing}
+    for job in sorted(missing, key=lambda job: -followers[job.marker]):  # long runs keep their index
+        groups[job.array].append(job)
+    for name, group in groups.items():
+        for elements, dependency in _arrays(group, ids):
+            wanted = resources.alone() if group[0].alone else resources
+            new = send(name, elements, wanted, dependency)
+            ids.update(zip((job.marker for job in elements), new, strict=True))
+            sent(elements)
 
 
-def _split(group: Sequence[Job], waits: Sequence[Sequence[str]]) -> Iterator[tuple[list[Job], str | None]]:
-    """Split a group into arrays and single jobs, each with its dependency; `waits`: ids that a job needs."""
-    free: list[Job] = []
-    corresponding: dict[tuple[str, ...], dict[int, tuple[Job, str]]] = defaultdict(dict)
-    for job, ids in zip(group, waits, strict=True):
-        arrays = tuple(job_id.partition("_")[0] for job_id in ids)
-        places = {job_id.partition("_")[2] for job_id in ids}
-        after = ":".join(("afterok", *ids))
-        if not ids:
-            free.append(job)
-        elif len(places) == 1 and places != {""} and len(set(arrays)) == len(arrays):
-            corresponding[arrays][int(places.pop())] = job, after
+def _arrays(group: Sequence[Job], ids: Mapping[Path, str]) -> Iterator[tuple[list[Job], str | None]]:
+    """Split a group into arrays and single jobs, each with its dependency."""
+    arrays: dict[tuple[str, ...], list[Job]] = defaultdict(list)  # by the arrays that they follow
+    needs = {job.marker: [ids[marker] for marker in job.needs if marker in ids] for job in group}
+    for job in group:
+        needed = [job_id.partition("_") for job_id in needs[job.marker]]
+        followed = tuple(array for array, _, _ in needed)
+        if all(index == str(len(arrays[followed])) for _, _, index in needed):
+            arrays[followed].append(job)
         else:
-            yield [job], after
-    if free:
-        yield free, None
-    for arrays, placed in corresponding.items():
-        gap = next(place for place in itertools.count() if place not in placed)
-        if gap > 1:  # new elements are numbered from 0, so only those before the gap correspond
-            yield [placed.pop(place)[0] for place in range(gap)], ":".join(("aftercorr", *arrays))
-        for job, after in placed.values():
-            yield [job], after
+            yield [job], ":".join(("afterok", *needs[job.marker]))
+    for followed, jobs in arrays.items():
+        if followed and len(jobs) == 1:
+            yield jobs, ":".join(("afterok", *needs[jobs[0].marker]))
+        elif jobs:
+            yield jobs, ":".join(("aftercorr", *followed)) if followed else None
 
 
 def to_slurm(folder: Path) -> Submit:
@@ -150,8 +131,8 @@ def to_slurm(folder: Path) -> Submit:
 
     def send(name: str, jobs: Sequence[Job], resources: Resources, dependency: str | None) -> list[str]:
         try:
-            executor = SlurmExecutor(folder / "%j", resources.max_requeues, python=_PYTHON)
-            executor.update_parameters(**parameters(name, resources, dependency))
+            executor = SlurmExecutor(folder / "%j", _MAX_REQUEUES, python=_PYTHON)
+            executor.update_parameters(**resources.parameters(name, dependency))
             return [str(sent.job_id) for sent in executor.submit_array(jobs)]
         except (FailedJobError, FailedSubmissionError, RuntimeError, OSError) as error:
             reason = " ".join(str(error).split())
@@ -162,33 +143,21 @@ def to_slurm(folder: Path) -> Submit:
 
 def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[list[str], str]:
     """Submit nothing; return the input of sbatch for each single job or array, and the totals in words."""
-    from submitit.slurm.slurm import _make_sbatch_string
-
     texts: list[str] = []
-    number_of_jobs, gpu_hours = 0, 0.0
+    gpu_hours: list[float] = []  # of each job
 
     def send(name: str, group: Sequence[Job], wanted: Resources, dependency: str | None) -> list[str]:
-        nonlocal number_of_jobs, gpu_hours
-        number = f"<{len(texts) + 1}>"
-        count: dict[str, Any] = {"map_count": len(group)} if len(group) > 1 else {}
+        number, several = f"<{len(texts) + 1}>", len(group) > 1
         command = f"{_PYTHON} -u -m submitit.core._submit {shlex.quote(f'{folder}/%j')}"
-        text = _make_sbatch_string(command, folder / "%j", **parameters(name, wanted, dependency), **count)
+        text = wanted.script(command, folder / "%j", name, dependency, len(group) if several else None)
         texts.append(f"# {number} {', '.join(map(str, group))}\n{text}")
-        number_of_jobs += len(group)
-        gpus = wanted.nodes * wanted.gpus_per_node
-        gpu_hours += len(group) * gpus * wanted.timeout_min / 60
-        return [f"{number}_{place}" for place in range(len(group))] if len(group) > 1 else [number]
+        gpu_hours.extend([wanted.nodes * wanted.gpus_per_node * wanted.timeout_min / 60] * len(group))
+        return [f"{number}_{index}" for index in range(len(group))] if several else [number]
 
     submit(jobs, resources, send, {})
-    count = f"{len(texts)} submissions with {number_of_jobs} jobs"
-    requested = f"{gpu_hours:,.0f} GPU-hours requested, before requeues (jobs x GPUs x --timeout-min)"
+    count = f"{len(texts)} submissions with {len(gpu_hours)} jobs"
+    requested = f"{sum(gpu_hours):,.0f} GPU-hours requested, before requeues (jobs x GPUs x --timeout-min)"
     return texts, f"{count}, {requested}"
-
-
-def parameters(name: str, resources: Resources, dependency: str | None) -> dict[str, Any]:
-    """Arguments of submitit's SlurmExecutor.update_parameters."""
-    after = {"dependency": dependency} if dependency else {}
-    return {**resources.parameters(), **after, "job_name": name}
 
 
 def record(
@@ -200,23 +169,23 @@ def record(
     and stay recorded even if `jobs` no longer has them.
     """
     # As submitit names the output of a job's first task.
-    logs = {marker: str(folder / job_id / f"{job_id}_0_log.out") for marker, job_id in ids.items()}
+    logs = {
+        marker: os.path.abspath(folder / job_id / f"{job_id}_0_log.out") for marker, job_id in ids.items()
+    }
     logs |= {job.marker: str(job.log) for job in before}
-    needs = {job.marker: list(job.needs) for job in jobs}
-    old = [job for job in before if job.run == run and job.marker not in needs]
-    needs |= {job.marker: [need.marker for need in job.needs] for job in old}
-    places = {marker: place for place, marker in enumerate(needs)}
-    both: list[Job | SubmittedJob] = [*jobs, *old]
+    both: list[Job | SubmittedJob] = list(jobs)
+    markers = {job.marker for job in jobs}
+    both += [job for job in before if job.run == run and job.marker not in markers]
+    markers |= {job.marker for job in both}
     entries = [
         {
             "name": job.name,
             "kind": job.kind,
-            "directory": os.path.relpath(job.directory, run),
             "marker": os.path.relpath(job.marker, run),
             "updates": job.updates,
             "job": ids.get(job.marker),
             "log": logs.get(job.marker),
-            "needs": [places[marker] for marker in needs[job.marker] if marker in places],
+            "needs": [os.path.relpath(marker, run) for marker in job.needs if marker in markers],
         }
         for job in both
     ]
@@ -230,11 +199,9 @@ def log_folder(place: Path) -> Path:
 
 def check(resources: Resources) -> None:
     """Raise UserError if sbatch would refuse a training with these resources, or its evaluation."""
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    for name, each in (("training", resources), ("evaluation", resources.alone())):
-        text = _make_sbatch_string("true", Path(LOGS), **parameters(name, each, None))
-        answer = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True)
+    for name, wanted in (("training", resources), ("evaluation", resources.alone())):
+        script = wanted.script("true", Path(LOGS), name)
+        answer = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, text=True)
         # A full, drained or reserved cluster fails the test but accepts jobs for later.
         if answer.returncode and not any(reason in answer.stderr for reason in _TRANSIENT):
             raise UserError(f"sbatch would refuse the {name}: {' '.join(answer.stderr.split())}")

@@ -149,7 +149,7 @@ def state_of(directory: Path) -> JobStatus:
     rows, end = run.rows, run.config["megabatches"]
     t = rows[-1]["t"] if rows else 0
     name = f"mega-batch {t} of {end}"
-    job = SubmittedJob(directory, name, "run", directory, run.results, None, None, None, ())
+    job = SubmittedJob(run=directory, name=name, kind="run", marker=run.results)
     found = [path for log in _MARKERS for path in directory.rglob(log)]
     logs = sorted(found, key=lambda log: log.stat().st_mtime, reverse=True)
     latest = next(iter(logs), None)

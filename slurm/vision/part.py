@@ -1,20 +1,20 @@
-"""A part of a sweep of image runs, the work of one SLURM job. It only calls vision/run.py."""
+"""A part of a sweep of image runs, the work of one SLURM job. It only calls `alma images`."""
 
+import hashlib
 import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from alma.files import make_directory, patiently_locked, sha256_file, write_json_atomic
+from alma.files import make_directory, patiently_locked, write_json_atomic
 from slurm.engine import children
 from slurm.engine.jobs import Job
 from slurm.engine.submission import LOGS
 
-VISION = Path(__file__).resolve().parents[2] / "vision" / "run.py"
+_IMAGES = (sys.executable, "-m", "alma", "images")
 _SIGNAL_SECONDS = 2
 
 
@@ -26,26 +26,11 @@ class PartJob(Job):
     part: str
     """K/N, the value of --part."""
     runs: tuple[str, ...]
-    """Its run directories, as vision/run.py names them."""
+    """Its run directories, as `alma images --list` names them."""
     cpus: int
-    files: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of the experiment among the flags, and of its sizes."""
-
-    @property
-    def content(self) -> dict[str, Any]:
-        files = {"files": self.files} if self.files else {}
-        return {"flags": list(self.flags), "runs": list(self.runs), **files}
-
-    @property
-    def done(self) -> bool:
-        """Whether the marker exists, with the same runs and flags."""
-        try:
-            return json.loads(self.marker.read_bytes()) == self.content
-        except (OSError, ValueError):
-            return False
 
     def work(self) -> None:
-        """Run vision/run.py, which skips complete runs and resumes others."""
+        """Run `alma images`, which skips complete runs and resumes others."""
         if self.done:
             return
         words = [*self.flags, "--part", self.part, "--jobs", str(self.cpus)]
@@ -54,26 +39,26 @@ class PartJob(Job):
         with patiently_locked(self.marker.parent, f".{self.marker.stem}.lock"):
             try:
                 # The signal of `children.save` only ends it: its checkpoints are at most half a minute old.
-                children.run(
-                    [sys.executable, str(VISION), *words],
-                    self.marker.with_suffix(".log"),
-                    self.name,
-                    environment={"OMP_NUM_THREADS": str(self.cpus)},
-                )
+                log, environment = self.marker.with_suffix(".log"), {"OMP_NUM_THREADS": str(self.cpus)}
+                children.run([*_IMAGES, *words], log, self.name, environment=environment)
             except children.StageFailed:
                 time.sleep(_SIGNAL_SECONDS)  # a signal to the whole job may have reached the child first
                 raise
-            write_json_atomic(self.marker, self.content)
+            write_json_atomic(self.marker, {"flags": self.flags, "runs": self.runs})
 
 
 def parts(flags: Sequence[str], runs_per_job: int, cpus: int) -> list[PartJob]:
-    """Split a sweep into parts. Raises UserError if vision/run.py refuses the flags."""
-    outs = children.ask([sys.executable, str(VISION), *flags, "--list"], "listing the runs").splitlines()
+    """Split a sweep into parts. Raises UserError if `alma images` refuses the flags.
+
+    The markers of other flags, or of an experiment that has changed, have other names.
+    """
+    outs = children.ask([*_IMAGES, *flags, "--list"], "listing the runs").splitlines()
     out = Path(outs[0] if len(outs) == 1 else os.path.dirname(outs[0])).resolve()
     count = -(-len(outs) // runs_per_job)
     experiments = [Path(flag) for flag in flags if flag.endswith(".yaml")]
-    settings = [path for one in experiments for path in (one, *sorted(one.parent.glob("sizes/*.yaml")))]
-    files = {str(path): sha256_file(path) for path in settings}
+    files = [path for one in experiments for path in (one, *sorted(one.parent.glob("sizes/*.yaml")))]
+    content = json.dumps([*flags, *outs, *(path.read_text() for path in files)])
+    digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     return [
         PartJob(
             run=out,
@@ -81,12 +66,11 @@ def parts(flags: Sequence[str], runs_per_job: int, cpus: int) -> list[PartJob]:
             kind="sweep",
             array="alma-sweep",
             directory=out,
-            marker=out / LOGS / f"part_{number}_of_{count}.json",
+            marker=out / LOGS / f"part_{number}_of_{count}_{digest}.json",
             flags=tuple(flags),
             part=f"{number}/{count}",
             runs=tuple(outs[number - 1 :: count]),
             cpus=cpus,
-            files=files,
         )
         for number in range(1, count + 1)
     ]

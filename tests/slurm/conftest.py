@@ -32,16 +32,16 @@ def slurm(tmp_path, monkeypatch):
 def run(tmp_path, monkeypatch) -> Path:
     """Two members, two stages: untrained, stages 0 (array 7) and 1 (array 8), evaluations 20 and 21."""
     monkeypatch.chdir(tmp_path)
-    entries = [entry("untrained", None, ".", "untrained.json", "5", [])]
-    for stage, member in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        at = f"stage_0{stage}/member_{member}"
-        name, job = f"stage {stage}, member {member + 1} of 2", f"{7 + stage}_{member}"
-        entries.append(entry(name, stage, at, f"{at}/trained.json", job, [member + 1] if stage else []))
-        if member:
-            at, needs = f"stage_0{stage}", [len(entries) - 2, len(entries) - 1]
-            name = f"evaluation of stage {stage}"
-            entries.append(entry(name, stage, at, f"{at}/result.json", str(20 + stage), needs))
-    write(Path("run"), entries)
+    entries = [entry("untrained", "untrained.json", "5")]
+    for stage in (0, 1):
+        models = [f"stage_0{stage}/member_{member}/trained.json" for member in (0, 1)]
+        for member, marker in enumerate(models):
+            needs = [f"stage_00/member_{member}/trained.json"] if stage else []
+            name = f"stage {stage}, member {member + 1} of 2"
+            entries.append(entry(name, marker, f"{7 + stage}_{member}", *needs))
+        result = f"stage_0{stage}/result.json"
+        entries.append(entry(f"evaluation of stage {stage}", result, str(20 + stage), *models))
+    write(Path("run"), *entries)
     return Path("run")
 
 

@@ -1,7 +1,9 @@
 """Stand-ins for programs of SLURM, and jobs.json of a made-up run."""
 
-import json
 import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,29 +51,40 @@ class Slurm:
         return [line.split()[1:] for line in lines if line.split()[0] == name]
 
 
-def entry(
-    name: str, stage: int | None, directory: str, marker: str, job: str | None, needs: list[int]
-) -> dict:
-    kind = "untrained" if stage is None else "evaluate" if name.startswith("eval") else "train"
-    made = {"name": name, "kind": kind, "directory": directory, "marker": marker, "job": job, "needs": needs}
+def entry(name: str, marker: str, job: str | None, *needs: str, **changes: object) -> dict:
+    """A job of jobs.json; `needs` are markers."""
+    kind = {"untrained.json": "untrained", "result.json": "evaluate"}.get(Path(marker).name, "train")
+    made = {"name": name, "kind": kind, "marker": marker, "job": job, "needs": needs}
     made["updates"] = 400 if kind == "train" else None
-    return made | {"log": job and f"{os.getcwd()}/jobs/{job}.out"}
+    return made | {"log": job and f"{os.getcwd()}/jobs/{job}.out"} | changes
 
 
-def write(run: Path, entries: list[dict]) -> None:
+def write(run: Path, *entries: dict) -> None:
+    """Write jobs.json, and make the folders of its jobs and of SLURM's logs."""
     Path("jobs").mkdir(exist_ok=True)
-    for each in entries:
-        (run / each["directory"]).mkdir(parents=True, exist_ok=True)
-    (run / "jobs.json").write_text(json.dumps({"version": 1, "units": entries}))
+    for job in entries:
+        (run / job["marker"]).parent.mkdir(parents=True, exist_ok=True)
+    queue.write_jobs(run, entries)
+
+
+@contextmanager
+def later(change: Callable[..., None], *arguments: object) -> Iterator[None]:
+    """Within the block, `change(*arguments)` comes after .3 s."""
+    timer = threading.Timer(0.3, change, arguments)
+    timer.start()
+    yield
+    timer.join()
 
 
 def finish(run: Path, *markers: str) -> None:
+    """Write markers, with the measurement of an evaluation."""
     for marker in markers:
         (run / marker).write_text('{"perplexity": 118.574}')
 
 
 def finish_all(run: Path) -> None:
-    finish(run, *(str(job.marker.relative_to(run)) for job in queue.read_jobs(run)))
+    for job in queue.read_jobs(run):
+        finish(job.run, str(job.marker.relative_to(run)))
 
 
 def states(run: Path) -> dict[str, str]:

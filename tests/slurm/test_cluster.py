@@ -1,27 +1,10 @@
-"""The private cluster of the tests ends with them, and has a sacct."""
+"""The private cluster of the tests ends with them."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 from launcher import ROOT, ended, wait_for
-
-
-def test_sacct_tells_submitit_the_states(cluster, tmp_path):
-    from submitit.slurm.slurm import SlurmInfoWatcher
-
-    job = cluster.submit("[ $SLURM_ARRAY_TASK_ID = 1 ]", "--array=1-2")
-    held = cluster.submit("true", "--hold", "--array=0-2%1")
-    cluster.wait([job])
-    told = cluster.run("sacct", "-o", "JobID,State,NodeList", "--parsable2", "-j", job, "-j", held, "-j", "1")
-    cluster.run("scancel", held)
-    states = {key: info["State"] for key, info in SlurmInfoWatcher().read_info(told).items()}
-    assert states == {
-        f"{job}_1": "COMPLETED",
-        f"{job}_2": "FAILED",
-        **{f"{held}_{index}": "PENDING" for index in range(3)},
-    }
-    assert cluster.wait([held]) == {f"{held}_{k}": "CANCELLED" for k in range(3)}
 
 
 def test_nothing_stays_behind_when_the_test_process_is_gone(tmp_path):

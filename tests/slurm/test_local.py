@@ -94,7 +94,7 @@ def test_more_jobs_than_gpus_are_refused_before_anything_is_made(gpus, tmp_path,
         (["--jobs", "0"], "--jobs 0: at least 1"),
         (["--seeds", "2-0"], "argument --seeds: 2-0: a range goes up: give 0-2"),
         (["--cluster", "slurm", "--jobs", "1"], "--jobs: not with --cluster slurm, only on this machine"),
-        (["--qos", "high", "--wait"], "--qos, --wait: only with --cluster slurm"),
+        (["--partition", "high", "--wait"], "--partition, --wait: only with --cluster slurm"),
         (["--cluster", "debug", "--jobs", "2"], "--jobs 2: debug attaches one training to the terminal"),
     ],
 )

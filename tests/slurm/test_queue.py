@@ -1,25 +1,13 @@
 """States of submitted jobs, over stand-ins for SLURM's programs."""
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
-from stand_ins import entry, finish, finish_all, states, write
-from tqdm import tqdm
+from stand_ins import entry, finish, finish_all, later, states, write
 
 from alma.errors import UserError
 from slurm.engine import queue, squeue
-
-
-def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path):
-    write(tmp_path / "other", [entry("stage 0", 0, "stage_00", "stage_00/trained.json", "7_2", [])])
-    finish(run, "untrained.json")
-    slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "7_0 7_1 7_2 20 8_0 8_1 21".split()))
-    queue.look([run, tmp_path / "other"])
-    (asked,) = slurm.calls("squeue")
-    assert asked[asked.index("-j") + 1] == "7,20,8,21"
-    assert slurm.calls("sacct") == []
 
 
 @pytest.mark.parametrize(
@@ -57,58 +45,41 @@ def test_dependents_of_a_failed_job_are_cancelled_and_say_so(slurm, run):
     assert seen["stage 1, member 1 of 2"].state == "running"
     for name in ("evaluation of stage 0", "stage 1, member 2 of 2", "evaluation of stage 1"):
         assert seen[name].state == "cancelled"
-        assert seen[name].why == "needs stage 0, member 2 of 2, which failed"
+        assert seen[name].why == "needs stage 0, member 2 of 2 (failed)"
     (run / "stage_00/member_0/trained.json").unlink()
     slurm.has(squeue="7_0|CANCELLED||0|x|\n7_1|FAILED|n1|0|x|\n")  # a failure explains more
-    assert queue.look([run])[3].why == "needs stage 0, member 2 of 2, which failed"
-
-
-def test_other_jobs_in_the_answer_are_ignored(slurm):
-    slurm.has(squeue="7_0|PENDING||0|x|\n7_1|PENDING||0|x|\n", sacct="7_1|FAILED|\n8_[0-2]|CANCELLED|\n")
-    assert squeue.ask(["7_0", "8_2"]).keys() == {"7_0", "8_2"}
-
-
-def test_unknown_jobs_are_lost(slurm, run):
-    finish(run, "untrained.json")
-    slurm.fails(squeue="slurm_load_jobs error: Invalid job id specified")
-    seen = {each.job.name: each for each in queue.look([run])}
-    assert seen["stage 0, member 1 of 2"].state == "lost"
-    assert "no longer known to SLURM" in seen["stage 0, member 1 of 2"].why
-    assert seen["evaluation of stage 1"].why == "needs stage 0, member 1 of 2, which is lost"
+    assert queue.look([run])[3].why == "needs stage 0, member 2 of 2 (failed)"
 
 
 def test_accounting_has_jobs_that_slurmctld_forgot(slurm, run):
     slurm.has(
         squeue="20|PENDING||0|Dependency|\n",
-        sacct="5|RUNNING|n1\n7_0|FAILED|n1\n7_1|TIMEOUT|n2\n8_[0-1%2]|CANCELLED by 0|None assigned\nx\n",
+        sacct="JobID|State|NodeList\n5|RUNNING|n1\n7_0|FAILED|n1\n7_1|TIMEOUT|n2\n7_9|FAILED|n1\n"
+        "8_[0-1%2]|CANCELLED by 0|None assigned\nx\n",
     )
     seen = {each.job.job_id: each for each in queue.look([run])}
     assert seen["5"].state == "lost"  # accounting missed its end
     assert (seen["7_0"].state, seen["7_1"].state) == ("failed", "failed")
     assert seen["7_1"].why == "SLURM says TIMEOUT"
-    assert {seen["8_0"].state, seen["8_1"].state} == {"cancelled"}
+    assert {(seen[job].state, seen[job].node) for job in ("8_0", "8_1")} == {("cancelled", "")}
     (asked,) = slurm.calls("sacct")
     assert asked[asked.index("-j") + 1] == "5,7,8,21"  # 20 is known
+    assert squeue.ask(["7_0", "8_1"]).keys() == {"7_0", "8_1"}  # without other jobs of the answer
 
 
-def test_a_failing_sacct_is_ignored(slurm, run):
-    slurm.has(squeue="5|RUNNING|n1|0|None|\n")
-    slurm.fails(sacct="Slurm accounting storage is disabled")
-    assert states(run)["untrained"] == "running"
-    assert states(run)["stage 0, member 1 of 2"] == "lost"
-
-
-@pytest.mark.parametrize(
-    ("name", "elements"),
-    [
-        ("7", ["7"]),
-        ("7_3", ["7_3"]),
-        ("7_[1-3,9%2]", ["7_1", "7_2", "7_3", "7_9"]),
-        ("7_[0-4:2]", ["7_0", "7_2", "7_4"]),
-    ],
-)
-def test_elements_that_never_ran(name, elements):
-    assert squeue._elements(name) == elements
+@pytest.mark.parametrize("sacct", ["no table\n7_0|FAILED|n1\n", "", None])
+def test_jobs_that_slurm_does_not_know_are_lost(slurm, run, sacct):
+    """Without accounting, or a table; squeue fails for a single unknown job."""
+    slurm.fails(squeue="slurm_load_jobs error: Invalid job id specified")
+    if sacct is None:
+        slurm.fails(sacct="Slurm accounting storage is disabled")
+    else:
+        slurm.has(sacct=sacct)
+    finish(run, "untrained.json")
+    seen = {each.job.name: each for each in queue.look([run])}
+    assert seen["stage 0, member 1 of 2"].state == "lost"
+    assert "no longer known to SLURM" in seen["stage 0, member 1 of 2"].why
+    assert seen["evaluation of stage 1"].why == "needs stage 0, member 1 of 2 (lost)"
 
 
 def test_settings_of_the_user_do_not_filter_the_answer(slurm, run, monkeypatch):
@@ -120,48 +91,46 @@ def test_settings_of_the_user_do_not_filter_the_answer(slurm, run, monkeypatch):
 
 
 def test_errors_in_logs(slurm, run):
-    slurm.has(squeue="5|FAILED|n1|0|x|\n7_0|FAILED|n1|0|x|\n7_1|COMPLETED|n1|0|x|\n")
+    """SLURM ends the first process of a job when another fails, which alone says why."""
+    slurm.has(squeue="5|FAILED|n1|0|x|\n7_0|FAILED|n1|0|x|\n7_1|COMPLETED|n1|0|x|\n8_0|FAILED|n1|0|x|\n")
     Path("jobs/5.out").write_text("error: stage 0: no room\nsrun: error: n1: Exited with exit code 1\n")
     (run / "untrained.log").write_text("RuntimeError: mended long ago\n")
     (run / "stage_00/member_0/train.log").write_text("RuntimeError: CUDA error\n")
-    untrained, first, second, *_ = queue.look([run])
+    Path("jobs/8_0.out").write_text("srun: error: n2: task 1: Exited\nslurmstepd-n1: error: *** STEP\n")
+    Path("jobs/8_0_1_log.out").write_text("error: process 8 on n2: no file of this start\n")
+    (run / "stage_01/member_0/train.log").write_text("error: training: signal 15 (Terminated)\n")
+    untrained, first, second, _, third, *_ = queue.look([run])
     assert (untrained.why, untrained.log) == ("stage 0: no room", Path("jobs/5.out").resolve())
     assert (first.why, first.log) == ("RuntimeError: CUDA error", run / "stage_00/member_0/train.log")
     assert second.why == "its job ended without trained.json"
+    assert third.why == "process 8 on n2: no file of this start"
     assert "failed: RuntimeError: CUDA error; log: run/stage_00/member_0/train.log" in str(first)
 
 
+_GOOD = {"name": "stage 0", "kind": "train", "marker": "a/trained.json", "updates": 9}
+_GOOD |= {"job": "7_2", "log": None, "needs": []}
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("content", "problem"),
     [
-        {"job": "--user=root"},  # would be an option of scancel
-        {"needs": "none"},
-        {"marker": None},
-        {"updates": 1e9},
-        {"name": "\x1b[2J"},
+        ("{", "truncated"),
+        ("[]", "Expected `object`"),
+        ("{}", "'jobs'"),
+        ("[" * 100_000, ""),
+        ({"job": "--user=root"}, r"\.job"),  # would be an option of scancel
+        ({"needs": "none"}, r"\.needs"),
+        ({"needs": [3]}, r"\.needs"),
+        ({"marker": None}, r"\.marker"),
+        ({"updates": 1.5}, r"\.updates"),
+        ({"name": "\x1b[2J"}, r"\.name"),
     ],
 )
-def test_a_job_whose_values_are_of_other_kinds_is_an_error(run, change):
-    good = entry("stage 0", 0, "stage_00", "stage_00/trained.json", "7_2", [])
-    write(run, [good])
-    (run / "jobs.json").write_text(json.dumps({"version": 1, "units": [good | change]}))
-    with pytest.raises(UserError, match=f"run/jobs.json is damaged .*{next(iter(change))} is"):
+def test_a_damaged_jobs_file_is_an_error(run, content, problem):
+    text = content if isinstance(content, str) else json.dumps({"jobs": [_GOOD | content]})
+    (run / "jobs.json").write_text(text)
+    with pytest.raises(UserError, match=f"run/jobs.json is damaged .*{problem}"):
         queue.read_jobs(run)
-
-
-def test_a_damaged_jobs_file_is_an_error(run):
-    itself = entry("stage 0", 0, "stage_00", "stage_00/trained.json", "7_2", [0])  # needs a later job
-    of_another_version = '{"version": 2, "units": []}'
-    for content in (
-        "{",
-        "[]",
-        '{"version": 1}',
-        json.dumps({"version": 1, "units": [itself]}),
-        of_another_version,
-    ):
-        (run / "jobs.json").write_text(content)
-        with pytest.raises(UserError, match="run/jobs.json.*(is damaged|version 2, not 1)"):
-            queue.read_jobs(run)
 
 
 def test_a_first_look_that_fails_ends_watch(slurm, run, monkeypatch):
@@ -171,45 +140,44 @@ def test_a_first_look_that_fails_ends_watch(slurm, run, monkeypatch):
         next(queue.watch([run], 0.01))
 
 
+RUNNING = "".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split())
+
+
+def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path):
+    write(tmp_path / "other", entry("stage 0", "stage_00/trained.json", "7_2"))
+    finish(run, "untrained.json")
+    slurm.has(squeue=RUNNING + "7_2|RUNNING|n1|0|None|\n")
+    queue.look([run, tmp_path / "other"])
+    (asked,) = slurm.calls("squeue")
+    assert asked[asked.index("-j") + 1] == "7,20,8,21"
+    assert slurm.calls("sacct") == []
+
+
 def test_watch_retries_when_slurm_stops_answering(slurm, run, capsys):
-    slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split()))
+    slurm.has(squeue=RUNNING)
     looks = queue.watch([run], 0.01)
     next(looks)
     slurm.fails(squeue="Socket timed out")
-    timer = threading.Timer(0.3, finish_all, [run])
-    timer.start()
-    assert {each.state for each in next(looks)} == {"done"}
-    timer.join()
+    with later(finish_all, run):
+        assert {each.state for each in next(looks)} == {"done"}
     assert capsys.readouterr().err.count("Socket timed out; asking again") == 1
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_wait_names_jobs_that_slurm_holds_once(slurm, run, capsys, monkeypatch, terminal):
-    monkeypatch.setattr(queue, "tqdm", lambda **settings: tqdm(**settings | {"disable": not terminal}))
-    slurm.has(squeue="7_0|PENDING||1|launch failed requeued held|\n7_1|PENDING||0|Priority|\n")
-    finish(run, "untrained.json")
-    timer = threading.Timer(0.4, finish_all, [run])
-    timer.start()
-    queue.wait([run], 0.1)
-    timer.join()
-    told = [line for line in capsys.readouterr().err.splitlines() if "release" in line]
-    why = "launch failed requeued held: release it with: scontrol release 7_0"
-    assert [line.partition("(")[2] for line in told] == [f"job id 7_0) requeued: {why}"]
-
-
-def test_wait_prints_changes_and_returns_failures(slurm, run, capsys):
-    slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1".split()))
+def test_wait_prints_changes_and_held_jobs_and_returns_failures(slurm, run, capsys):
+    slurm.has(
+        squeue="5|RUNNING|n1|0|None|\n7_1|PENDING||1|launch failed requeued held|\n7_0|PENDING||0|Priority|\n"
+    )
 
     def end():
         finish(run, "untrained.json", "stage_00/member_0/trained.json")
         slurm.has(squeue="7_1|OUT_OF_MEMORY|n1|0|x|\n8_0|CANCELLED||0|x|\n")
 
-    timer = threading.Timer(0.4, end)
-    timer.start()
-    failed = queue.wait([run], 0.1)
-    timer.join()
+    with later(end):
+        failed = queue.wait([run], 0.1)
     cancelled = dict.fromkeys(("20", "8_0", "8_1", "21"), "cancelled")
     assert {each.job.job_id: each.state for each in failed} == {"7_1": "failed", **cancelled}
     said = capsys.readouterr().err
     assert "run: untrained (job id 5) done" in said
+    held = "launch failed requeued held: release it with: scontrol release 7_1"
+    assert said.count(f"run: stage 0, member 2 of 2 (job id 7_1) requeued: {held}") == 1
     assert "run: stage 0, member 2 of 2 (job id 7_1) failed: SLURM says OUT_OF_MEMORY; log: " in said

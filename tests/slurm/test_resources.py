@@ -8,14 +8,11 @@ from launcher import make
 
 from alma.errors import UserError
 from slurm.engine.resources import Resources
-from slurm.engine.submission import parameters
 from slurm.lm import hosts
 
 
 def script(resources: Resources, folder: Path, command: str = "true") -> str:
-    from submitit.slurm.slurm import _make_sbatch_string
-
-    return _make_sbatch_string(command, folder, **parameters("name", resources, None))
+    return resources.script(command, folder, "name")
 
 
 def asked(resources: Resources) -> dict[str, str]:
@@ -27,29 +24,32 @@ def test_only_what_was_asked_for_is_in_the_input_of_sbatch():
     plain = asked(Resources())
     assert plain["gpus-per-node"] == "8"
     assert not plain.keys() & {"wckey", "mem", "cpus-per-task", "gres", "partition"}
-    by_gres = asked(Resources(gres="gpu:a100", gpus_per_node=4))
+    by_gres = asked(Resources(sbatch=["gres=gpu:a100"], gpus_per_node=4))
     assert by_gres["gres"] == "gpu:a100:4"
     assert "gpus-per-node" not in by_gres
-    assert asked(Resources(gres="gpu", gpus_per_node=4).alone())["gres"] == "gpu:1"
-    words = ["reservation=nlp", "--exclusive", "wckey=mine", "licenses=a:2,b=1"]
-    more = asked(Resources(sbatch=words))
-    added = {"reservation": "nlp", "exclusive": "", "wckey": "mine", "licenses": "a:2,b=1"}
-    assert {name: more[name].strip("'") for name in more if name not in plain} == added
-    assert {name: more[name] for name in plain} == plain
+    assert asked(Resources(sbatch=["gres=scratch:9"], gpus_per_node=0))["gres"] == "scratch:9"
+    words = ["qos=high", "--exclusive", "wckey=mine", "licenses=a:2,b=1", "signal=USR2@300"]
+    more = {name: value.strip("'") for name, value in asked(Resources(sbatch=words)).items()}
+    added = {"qos": "high", "exclusive": "", "wckey": "mine", "licenses": "a:2,b=1", "signal": "USR2@300"}
+    assert more == plain | added
+    assert plain["signal"] == "USR2@120"
 
 
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"sbatch": ["gpus=4"]}, "--sbatch gpus=4: give --gpus-per-node instead"),
-        ({"sbatch": ["time=10"]}, "--sbatch time=10: give --timeout-min instead"),
-        ({"sbatch": ["ntasks=8"]}, "give --tasks-per-node instead"),
-        ({"sbatch": ["no-requeue"]}, "--sbatch no-requeue: alma sets it for each job"),
+        (
+            {"sbatch": ["gpus=4"]},
+            "--sbatch gpus=4: alma sets it, by a flag such as --timeout-min or for each job",
+        ),
+        ({"sbatch": ["no-requeue"]}, "--sbatch no-requeue: alma sets it"),
         ({"sbatch": ["N=2"]}, "--sbatch N=2: give the long name"),
         ({"sbatch": ["x=a\nrm"]}, "give the long name"),
         ({"sbatch": ["mem-per-cpu=2G"], "mem_gb": 9}, "mem-per-cpu=2G: contradicts --mem-gb"),
-        ({"gres": "gpu:8"}, "--gres gpu:8: give the name of the GPUs only"),
-        ({"gres": "gpu", "gpus_per_node": 0}, "their number by --gpus-per-node"),
+        ({"sbatch": ["signal=TERM@60"]}, "jobs save on USR2: give the seconds as signal=USR2@300"),
+        ({"nodes": 0}, "--nodes 0: at least 1"),
+        ({"gpus_per_node": -1}, "--gpus-per-node -1: at least 0"),
+        ({"timeout_min": 0}, "--timeout-min 0: at least 1"),
     ],
 )
 def test_contradictions_are_refused_in_one_line(given, problem):
@@ -82,19 +82,16 @@ def test_a_dry_run_says_what_each_job_asks_for_and_flags_change_it(tmp_path):
         "each training: 2 nodes, each with 4 GPUs, 400 GB; each evaluation: 1 node with 1 GPU,"
     )
     assert found == ["--gpus-per-node=1", "--gpus-per-node=4", "--mem=100GB", "--mem=400GB"]
-    _, found = lines(
-        "--sbatch", "mem-per-gpu=40G", "--sbatch", "exclusive", "--gres", "gpu", "--cpus-per-task", "8"
-    )
-    assert found == [
-        "--cpus-per-task=1",
-        "--cpus-per-task=8",
-        "--gres=gpu:1",
-        "--gres=gpu:8",
-        "--mem-per-gpu=40G",
-    ]
-    says, found = lines("--gpus-per-node", "0", "--tasks-per-node", "8")
-    assert says.startswith("each training: 1 node with the defaults of the cluster; each")
-    assert found == []
+
+
+def test_an_evaluation_asks_for_its_share():
+    wanted = Resources(cpus_per_task=8, sbatch=["mem-per-gpu=40G", "exclusive", "gres=gpu"])
+    whole, share = asked(wanted), asked(wanted.alone())
+    assert (whole["gres"], share["gres"]) == ("gpu:8", "gpu:1")
+    assert (whole["cpus-per-task"], share["cpus-per-task"]) == ("8", "1")
+    assert (whole["mem-per-gpu"], share["mem-per-gpu"]) == ("40G", "40G")
+    cpus = Resources(gpus_per_node=0, tasks_per_node=8)
+    assert str(cpus) == str(cpus.alone()) == "1 node with the defaults of the cluster"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +120,7 @@ def test_slurm_gives_every_process_its_gpus_and_cores(cluster, tmp_path):
     Since SLURM 22.05 srun takes over no --cpus-per-task; without a plugin that binds tasks to cores, as here,
     only its command line shows it.
     """
-    wanted = Resources(gres="gpu:fake", gpus_per_node=2, cpus_per_task=6, mem_gb=3, sbatch=["nice=1"])
+    wanted = Resources(gpus_per_node=2, cpus_per_task=6, mem_gb=3, sbatch=["nice=1", "gres=gpu:fake"])
     tell = f"bash -c 'echo $SLURM_CPUS_PER_TASK $CUDA_VISIBLE_DEVICES > {tmp_path}/told'"
     (tmp_path / "script").write_text(script(wanted, tmp_path, tell))
     job = cluster.run("sbatch", "--parsable", tmp_path / "script").strip()

@@ -3,18 +3,22 @@
 Most of the life of a job is waiting, so the scenarios run at the same time.
 """
 
+import json
 import os
 import re
+import shutil
 import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from launcher import SMALL, Launcher, finish, make
+from launcher import ROOT, SMALL, Launcher, finish, make
 
+from alma.records import MACHINE_FIELDS, Run
 from slurm.engine import queue
 from tests.slurm.cluster import Cluster
 
@@ -27,25 +31,23 @@ AT_A_TIME = 5
 class OnSlurm:
     """A launcher whose jobs go to `cluster`, with slow updates."""
 
-    cluster: object
+    cluster: Cluster
     launcher: Launcher
-
-    def words(self, *options: str) -> list[str]:
-        stages = MEMBERS if self.launcher.learner == "ens" else ("--stages", "3")
-        return ["--cluster", "slurm", "--wait", "--timeout-min", "30", *stages, *options]
-
-    def launch(self, *options: str, code: int = 0) -> tuple[str, str]:
-        """Launch and wait for the end."""
-        return finish(self.start(*options), code, timeout=1200)
 
     def start(self, *options: str) -> subprocess.Popen:
         self.launcher.environment |= self.cluster.environment
-        return self.launcher.start(*self.words(*options), flags=FLAGS)
+        stages = MEMBERS if self.launcher.learner == "ens" else ("--stages", "3")
+        words = ("--cluster", "slurm", "--timeout-min", "30", *stages, *options)
+        return self.launcher.start(*words, flags=FLAGS)
+
+    def launch(self, *options: str, code: int = 0) -> tuple[str, str]:
+        """Launch and wait for the end."""
+        return finish(self.start("--wait", *options), code, timeout=1200)
 
     @contextmanager
     def during(self, stage: int, *options: str):
         """Enter while the first training of `stage` runs; on exit wait for a successful end."""
-        process = self.start(*options)
+        process = self.start("--wait", *options)
         try:
             self.cluster.until(lambda: self.updates(stage) >= 1, timeout=60)
             yield self.job(f"stage {stage}")
@@ -115,7 +117,7 @@ def preempted_by_the_signal_asked_for(_, folder, expected):
 def timed_out_saves_and_resumes(cluster, folder, expected):
     run = prepare(cluster, folder, seconds=14)  # SLURM looks every 30 s
     # 9 minutes would take 9 minutes: once it trains, the job gets a limit that is nearer than the signal.
-    with run.during(0, "--timeout-min", "9", "--signal-delay-s", "115", "--stages", "1") as job:
+    with run.during(0, "--timeout-min", "9", "--sbatch", "signal=USR2@115", "--stages", "1") as job:
         cluster.run("scontrol", "update", f"jobid={job}", "timelimit=2")
     assert run.launcher.rows == expected["gmoe"][:2]
     assert run.trainings >= 2
@@ -145,26 +147,13 @@ def slurmstepd_is_killed(cluster, folder, expected):
     assert run.updates(1) == 4  # saved before the requeue, so none is repeated
 
 
-def training_is_killed(cluster, folder, expected):
-    """Its dependents are cancelled; a relaunch completes the run."""
-    run = prepare(cluster, folder)
-    process = run.start()
-    cluster.until(lambda: run.updates(1) >= 1, timeout=60)
-    os.kill(int(run.launcher.pids.read_text().split()[-1]), signal.SIGKILL)
-    _, err = finish(process, 1, timeout=600)
+def killed_member_stops_its_dependents_only(cluster, folder, expected):
+    """A relaunch completes the run."""
+    run = prepare(cluster, folder, "gens", 0.0)
+    run.launcher.environment["FAKE_CRASH"] = "1:2:kill"
+    _, err = run.launch(code=1)
     assert "signal 9 (Killed)" in err.splitlines()[-1]
     assert "stage_01/train.log" in err.splitlines()[-1]
-    assert run.launcher.rows == expected["gmoe"][:2]
-    ids = ",".join(str(job.job_id) for job in run.jobs if job.job_id)
-    assert cluster.run("squeue", "-h", "-j", ids) == ""
-    run.launch()
-    assert run.launcher.rows == expected["gmoe"]
-
-
-def failing_member_stops_its_dependents_only(cluster, folder, expected):
-    run = prepare(cluster, folder, "gens", 0.0)
-    run.launcher.environment["FAKE_CRASH"] = "1:2:python"
-    run.launch(code=1)
     done = {job.name for job in run.jobs if job.done}
     assert done == {"untrained", "stage 0", "stage 2", "evaluation of stage 0"}
     states = cluster.states(*(run.job(f"{of}stage {k}") for of in ("", "evaluation of ") for k in range(3)))
@@ -178,14 +167,13 @@ def failing_member_stops_its_dependents_only(cluster, folder, expected):
 
 def failed_jobs_are_resubmitted_while_others_run(cluster, folder, _):
     run = prepare(cluster, folder, "gens", 600.0)
-    run.launcher.environment |= cluster.environment | {"FAKE_CRASH": "1:0:python"}
-    words = ("--cluster", "slurm", "--stages", "3")
-    run.launcher.run(*words, flags=FLAGS)
+    run.launcher.environment["FAKE_CRASH"] = "1:0:python"
+    finish(run.start())
     cluster.wait_for(run.job("stage 1"), "FAILED", timeout=60)
     before = {name: run.job(name) for name in ("stage 0", "stage 2", "evaluation of stage 0")}
     failed = run.job("stage 1")
     run.launcher.environment.pop("FAKE_CRASH")
-    _, err = run.launcher.run(*words, flags=FLAGS)
+    _, err = finish(run.start())
     assert "3 jobs are already in the queue" in err
     assert "\n3 jobs submitted" in err
     assert {name: run.job(name) for name in before} == before
@@ -196,14 +184,63 @@ def failed_jobs_are_resubmitted_while_others_run(cluster, folder, _):
     cluster.run("scancel", *before.values(), *new)
 
 
+def sweep_of_images_resumes_and_completes(cluster, folder, _):
+    """A run that fails fails its part only, a requeued part resumes within a run, a relaunch completes."""
+
+    def alma(*words: str, code: int = 0) -> tuple[str, str]:
+        environment = cluster.environment | {"PYTHONPATH": str(ROOT)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "alma", *words], cwd=folder, env=environment, **pipes
+        )
+        return finish(process, code, timeout=1200)
+
+    def rows(run: Path) -> list[dict]:
+        rows = Run.read(run).rows
+        return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
+
+    flags = ("images", "--hidden", "2", "--megabatches", "3", "--epochs", "30", "--save-interval", "0")
+    place, foreign = folder / "x", folder / "x/sm_w1_h2_s1"
+    alma(*flags, "--lr", "0.5", "--seed", "1", "--out", "x/sm_w1_h2_s1")
+    words = (*flags, "--seeds", "0-3", "--out", "x", "--cluster", "slurm", "--runs-per-job", "2")
+    assert "2 jobs submitted" in alma(*words)[1]
+    requeued, failing = queue.read_jobs(place)
+    begun, complete = place / "sm_w1_h2_s2/results.jsonl", place / "sm_w1_h2_s0/results.jsonl"
+    cluster.until(lambda: begun.exists() and begun.read_text().count("\n") >= 2, timeout=60)
+    first = complete.read_text()
+    cluster.run("scancel", "--signal=USR2", requeued.job_id)  # as SLURM does before a timeout
+    cluster.until(lambda: cluster.jobs()[requeued.job_id]["Restarts"] == "1")
+    before = begun.read_text()
+    assert not requeued.done
+    ended = cluster.wait([requeued.job_id, failing.job_id], timeout=90)
+    assert ended == {requeued.job_id: "COMPLETED", failing.job_id: "FAILED"}
+    assert begun.read_text().startswith(before)
+    assert complete.read_text() == first
+    _, *lines, total = alma("status", "x", code=1)[0].splitlines()
+    assert len(lines) == 2  # one for each part, none for the runs
+    assert "1 of 2 runs failed: x/sm_w1_h2_s1 holds a run with other settings" in lines[1]
+    assert total == "1 done, 1 failed"
+    shutil.rmtree(foreign)
+    out, err = alma(*words, "--wait")
+    assert "1 jobs submitted" in err
+    assert f"alma report {place}" in out
+    names = [f"sm_w1_h2_s{seed}" for seed in range(4)]
+    assert sorted(path.name for path in place.iterdir()) == sorted(["jobs.json", "slurm_jobs", *names])
+    marked = [json.loads(job.marker.read_text())["runs"] for job in queue.read_jobs(place)]
+    assert sorted(run for runs in marked for run in runs) == [f"x/{name}" for name in names]
+    alma(*flags, "--seed", "2", "--out", "y")
+    assert rows(place / "sm_w1_h2_s2") == rows(folder / "y")
+    assert {len(rows(place / name)) for name in names} == {4}
+
+
 SCENARIOS = (  # the longest first
     timed_out_saves_and_resumes,
+    sweep_of_images_resumes_and_completes,
     preempted_by_sigterm,
     preempted_by_the_signal_asked_for,
     node_goes_down,
     slurmstepd_is_killed,
-    training_is_killed,
-    failing_member_stops_its_dependents_only,
+    killed_member_stops_its_dependents_only,
     stages_of_members_are_arrays_of_nodes,
     failed_jobs_are_resubmitted_while_others_run,
 )

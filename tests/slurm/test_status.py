@@ -1,12 +1,11 @@
 """`slurm.status` and `slurm.cancel` over stand-ins for SLURM's programs, and once over a real SLURM."""
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from launcher import call, make, wait_for
-from stand_ins import entry, finish, finish_all, states, write
+from stand_ins import entry, finish, finish_all, later, states, write
 
 from alma.files import locked
 from alma.records import Run
@@ -14,8 +13,6 @@ from slurm import cancel, status
 from slurm.engine import queue, squeue
 
 INNER = '2026-11-21 08:22:25 | INFO | train_inner | {"ppl": "%s", "ups": "%s", "num_updates": "%s"}\n'
-
-
 VALID = '2026-11-21 08:22:40 | INFO | valid | {"epoch": 1, "valid_ppl": "483", "valid_num_updates": "80"}\n'
 
 
@@ -39,51 +36,24 @@ def test_table(slurm, run, monkeypatch, capsys):
         "run evaluation of stage 0 waiting 20 needs stage 0, member 2 of 2",
         "run stage 1, member 1 of 2 failed 8_0 n1 jobs/8_0.out: boom",
         "run stage 1, member 2 of 2 waiting 8_1 needs stage 0, member 2 of 2",
-        "run evaluation of stage 1 cancelled 21 needs stage 1, member 1 of 2, which failed",
+        "run evaluation of stage 1 cancelled 21 needs stage 1, member 1 of 2 (failed)",
     }
     assert total == "2 done, 1 running, 2 waiting, 1 failed, 1 cancelled"
 
 
 def test_jobs_that_were_complete_at_launch_have_no_job_id(slurm, run, monkeypatch, capsys):
-    write(run, [entry("untrained", None, ".", "untrained.json", None, [])])
+    write(run, entry("untrained", "untrained.json", None))
     assert states(run) == {"untrained": "never submitted"}
     finish(run, "untrained.json")
+    write(Path("stream"), entry("scan 0", "share-scan-00000.json", "7_0", kind="data_prep"))
+    finish(Path("stream"), "share-scan-00000.json")
     assert call(status.main, monkeypatch, ".") == 0  # a folder of runs
-    assert capsys.readouterr().out.endswith("\n1 done\n")
+    _, _, scan, total = capsys.readouterr().out.splitlines()
+    assert scan.endswith("  jobs/7_0.out")  # of SLURM, the only one
+    assert total == "2 done"
     assert call(cancel.main, monkeypatch, run) == 0
     assert capsys.readouterr().out == "nothing to cancel\n"
     assert slurm.calls("squeue") == slurm.calls("scancel") == []
-
-
-def test_no_slurm_here(slurm, run, monkeypatch, capsys):
-    (slurm.folder / "squeue").unlink()
-    assert call(status.main, monkeypatch, run) == 2
-    said = capsys.readouterr().err
-    assert said == "error: no SLURM here (no squeue): run this on a machine of the cluster\n"
-
-
-def test_jobs_of_data_prep_have_only_the_log_of_slurm(slurm, run, monkeypatch, capsys):
-    each = entry("scan 0", 0, ".", "share-scan-00000.json", "7_0", []) | {"kind": "data_prep"}
-    write(run, [each])
-    slurm.has(squeue="7_0|RUNNING|n1|0|None|\n")
-    call(status.main, monkeypatch, run)
-    assert capsys.readouterr().out.splitlines()[1].endswith("  jobs/7_0.out")
-
-
-def test_the_error_of_a_process_other_than_the_first_is_found(slurm, run, monkeypatch, capsys):
-    """SLURM ended the first one, which says nothing."""
-    slurm.has(squeue="5|COMPLETED|n1|0|x|\n7_0|FAILED|n1|0|x|\n")
-    entries = [entry("stage 0", 0, "stage_00", "stage_00/trained.json", "7_0", [])]
-    entries[0]["log"] = f"{Path.cwd()}/jobs/7_0/7_0_0_log.out"
-    write(run, entries)
-    Path("jobs/7_0").mkdir()
-    Path("jobs/7_0/7_0_0_log.out").write_text(
-        "srun: error: n2: task 1: Exited with exit code 1\nslurmstepd-n1: error: *** STEP\n"
-    )
-    Path("jobs/7_0/7_0_1_log.out").write_text("error: process 8 on n2: no file of this start\n")
-    (run / "stage_00/train.log").write_text("error: training of stage 0: signal 15 (Terminated)\n")
-    assert call(status.main, monkeypatch, run) == 1
-    assert "7_0_1_log.out: process 8 on n2: no file of this start" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -117,15 +87,6 @@ def train(run: Run, stage: int, text: str, *markers: str) -> None:
         (folder / marker).touch()
 
 
-def test_a_locked_local_run_is_running(local, monkeypatch, capsys):
-    train(local, 0, "\n$ fairseq-train\nRuntimeError: of a worker, caught\n")
-    with locked(local.directory):
-        line = local_state(monkeypatch, capsys, 0)
-    assert line.startswith("local mega-batch 0 of 4 running 9.50 local/stage_00/train.log: pid ")
-    train(local, 0, "\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
-    assert " stopped " in local_state(monkeypatch, capsys, 1)
-
-
 def test_a_local_run_whose_stages_are_complete_is_done(local, monkeypatch, capsys):
     local.note(stages=2)
     train(local, 0, "", "trained.json", "result.json")
@@ -142,46 +103,46 @@ def test_a_local_run_whose_stages_are_complete_is_done(local, monkeypatch, capsy
     assert "not launched on a cluster" in capsys.readouterr().err
 
 
-def test_watch_continues_while_a_local_run_is_locked(local, monkeypatch, capsys):
-    with locked(local.directory):
-        looks = status._looks([], [local.directory], 0.01)
-        assert next(looks)[0].state == next(looks)[0].state == "running"
-    assert [seen[0].state for seen in looks] == ["stopped"]
+def test_a_locked_local_run_is_running_and_watched(local, monkeypatch, capsys):
+    train(local, 0, "\n$ fairseq-train\nRuntimeError: of a worker, caught\n")
+    lock = locked(local.directory)
+    lock.__enter__()
+    line = local_state(monkeypatch, capsys, 0)
+    assert line.startswith("local mega-batch 0 of 4 running 9.50 local/stage_00/train.log: pid ")
+    train(local, 0, "\n$ fairseq-train\nRuntimeError: of an earlier start\n\n$ fairseq-train\n")
+    with later(lock.__exit__, None, None, None):
+        assert call(status.main, monkeypatch, "--watch", "0.02", "local") == 1
+    totals = [line for line in capsys.readouterr().out.splitlines() if line.startswith("1 ")]
+    assert totals == ["1 running", "1 stopped"]
 
 
 def test_states_of_runs_that_the_launcher_left(tmp_path, monkeypatch, capsys):
-    """After `--stages 1`, an error, a killed child and a killed launcher."""
+    """After an error, a killed child and a killed launcher."""
     monkeypatch.chdir(tmp_path)
-    asked, failed, ended, killed = (make(tmp_path / name) for name in ("asked", "failed", "ended", "killed"))
-    asked.run("--stages", "1")
+    failed, ended, killed = (make(tmp_path / name) for name in ("failed", "ended", "killed"))
     failed.environment["FAKE_CRASH"] = "1:1:python"
-    failed.run(code=1)
     ended.environment["FAKE_CRASH"] = "1:1:kill"  # as the kernel does when memory runs out
-    ended.run(code=1)
     killed.environment["FAKE_SLEEP"] = "60"
-    process = killed.start()
+    left, gone, process = (run.start() for run in (failed, ended, killed))
     wait_for(killed.pids.exists)
     assert call(status.main, monkeypatch, "killed") == 0
     assert " running " in capsys.readouterr().out
     process.kill()
-    process.communicate()
-    assert call(status.main, monkeypatch, "asked/run", "failed/run", "ended/run", "killed/run") == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].endswith("1 of 4 stages requested")
-    assert " failed " in lines[2]
-    assert lines[2].endswith("stage_01/train.log: RuntimeError: CUDA error: out of luck")
-    assert " failed " in lines[3]
-    assert "signal 9 (Killed)" in lines[3]
-    assert " stopped " in lines[4]
-    assert lines[5] == "1 done, 2 failed, 1 stopped"
+    assert (left.wait(60), gone.wait(60), process.wait(60)) == (1, 1, -9)
+    assert call(status.main, monkeypatch, "failed/run", "ended/run", "killed/run") == 1
+    _, *lines, total = capsys.readouterr().out.splitlines()
+    assert " failed " in lines[0]
+    assert lines[0].endswith("stage_01/train.log: RuntimeError: CUDA error: out of luck")
+    assert " failed " in lines[1]
+    assert "signal 9 (Killed)" in lines[1]
+    assert " stopped " in lines[2]
+    assert total == "2 failed, 1 stopped"
 
 
 def test_watch_ends_when_all_is_done(slurm, run, monkeypatch, capsys):
     slurm.has(squeue="".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split()))
-    timer = threading.Timer(0.3, finish_all, [run])
-    timer.start()
-    assert call(status.main, monkeypatch, "--watch", "0.1", run) == 0
-    timer.join()
+    with later(finish_all, run):
+        assert call(status.main, monkeypatch, "--watch", "0.1", run) == 0
     out = capsys.readouterr().out
     assert out.count("7 running") == 1  # printed again only after a change
     assert out.rstrip().endswith("7 done")
@@ -205,10 +166,25 @@ def test_ctrl_c_ends_watch(slurm, run, monkeypatch, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["--watch", "0", "run"], ["--watch", "nan", "run"], [], ["absent"]])
-def test_wrong_command_lines(slurm, run, monkeypatch, capsys, words):
-    assert call(status.main, monkeypatch, *words) == 2
-    assert capsys.readouterr().err.startswith("error: ")
+@pytest.mark.parametrize(
+    ("command", "words", "message"),
+    [
+        (status, "--watch 0 run", "0: give seconds, more than 0, and runs before --watch"),
+        (status, "--watch nan run", "nan: give seconds"),
+        (status, "", "required: RUN"),
+        (status, "absent", "absent is not a folder: give run directories"),
+        (cancel, "jobs", "no runs in jobs: no folder in it has a jobs.json or a run.json"),
+        (status, "run", "no SLURM here (no squeue): run this on a machine of the cluster"),
+        (cancel, "run", "no SLURM here (no squeue)"),
+    ],
+)
+def test_wrong_command_lines(slurm, run, monkeypatch, capsys, command, words, message):
+    (slurm.folder / "squeue").unlink()
+    assert call(command.main, monkeypatch, *words.split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
 
 
 def test_cancel_cancels_incomplete_jobs_only(slurm, run, monkeypatch, capsys):
@@ -250,10 +226,10 @@ def test_real_slurm(cluster, tmp_path, monkeypatch, capsys):
     blocked = cluster.submit("true", *after, f"afterok:{array}_1")
     waiting = cluster.submit("true", *after, f"afterok:{array}_0")
     other = cluster.submit("sleep 600")
-    jobs = [(f"member {k}", f"{array}_{k}", []) for k in range(3)]
-    jobs += [("blocked", blocked, [1]), ("waiting", waiting, [0]), ("gone", "999999999", [])]
-    run = Path("run")
-    write(run, [entry(name, 0, name, f"{name}/trained.json", *each) for name, *each in jobs])
+    jobs = [(f"member {k}", f"{array}_{k}") for k in range(3)]
+    jobs += [("blocked", blocked, "member 1"), ("waiting", waiting, "member 0"), ("gone", "999999999")]
+    run, done = Path("run"), "{}/trained.json".format
+    write(run, *(entry(name, done(name), job, *map(done, needs)) for name, job, *needs in jobs))
     cluster.wait_for(f"{array}_1", "FAILED")
     cluster.wait_for(f"{array}_0", "RUNNING")
     cluster.wait_for(f"{array}_2", "RUNNING")

@@ -6,7 +6,6 @@ import json
 import pytest
 from launcher import SMALL, read_requests
 
-from alma.errors import UserError
 from slurm.engine import queue, submission
 from slurm.engine.resources import Resources
 from slurm.engine.submission import dry_run, record, submit
@@ -57,21 +56,6 @@ def finish(plan, *names: str) -> None:
             job.marker.write_text("{}")
 
 
-def test_a_stage_is_an_array_that_follows_the_previous_stage_by_element(tmp_path):
-    jobs = sent(plans(tmp_path, "sm", "ens --members 2"))
-    assert jobs[0] == ("alma-untrained", ["sm untrained", "ens--members2 untrained"], None)
-    first = ["ens--members2 stage 0, member 1 of 2", "ens--members2 stage 0, member 2 of 2"]
-    assert jobs[1] == ("alma-stage0", ["sm stage 0", *first], None)
-    assert [(name, after) for name, _, after in jobs[2:4]] == [
-        ("alma-stage1", "aftercorr:2"),
-        ("alma-stage2", "aftercorr:3"),
-    ]
-    evaluations = {what[0]: after for name, what, after in jobs if name.startswith("alma-evaluate")}
-    assert evaluations["sm evaluation of stage 1"] == "afterok:3_0"
-    assert evaluations["ens--members2 evaluation of stage 2"] == "afterok:4_1:4_2"
-    assert len(jobs) == 1 + 3 + 6
-
-
 @pytest.mark.parametrize("words", ["gens --seeds 0-1", "sm --from-scratch --seeds 0-1"])
 def test_independent_trainings_have_no_dependency(tmp_path, words):
     made = plans(tmp_path, words)
@@ -90,23 +74,24 @@ def test_independent_trainings_have_no_dependency(tmp_path, words):
 
 
 def test_elements_of_a_chain_keep_their_index(tmp_path):
-    """Also among runs with fewer stages, and gens."""
+    """Also among runs with fewer stages, and gens: a stage is an array that follows the one before."""
     jobs = sent(plans(tmp_path, "sm --waiting-time 3", "gens", "ens --members 2", "sm"))
     places = {name: (f"{number}_{place}", after) for number, (_, what, after) in enumerate(jobs, 1)
               for place, name in enumerate(what)}  # fmt: skip
     arrays = [(what, after) for name, what, after in jobs if name.startswith("alma-stage")]
     of_ens = [[f"ens--members2 stage {k}, member {m} of 2" for m in (1, 2)] for k in range(3)]
     assert arrays == [
-        (["sm stage 0", *of_ens[0], "sm--waiting-time3 stage 0", "gens stage 0"], None),
+        ([*of_ens[0], "sm stage 0", "sm--waiting-time3 stage 0", "gens stage 0"], None),
+        ([*of_ens[1], "sm stage 1"], "aftercorr:2"),
         (["gens stage 1"], None),
-        (["sm stage 1", *of_ens[1]], "aftercorr:2"),
         (["gens stage 2"], None),
-        (["sm stage 2", *of_ens[2]], "aftercorr:4"),
+        ([*of_ens[2], "sm stage 2"], "aftercorr:3"),
     ]
     for name, (_, after) in places.items():
         if "evaluation of" in name and "ens" not in name:
             assert after == f"afterok:{places[name.replace('evaluation of ', '')][0]}"
-    assert places["gens evaluation of stage 2"][1] == "afterok:2_4:3:5"
+    assert places["ens--members2 evaluation of stage 2"][1] == "afterok:6_0:6_1"
+    assert places["gens evaluation of stage 2"][1] == "afterok:2_4:4:5"
 
 
 def test_a_relaunch_submits_missing_jobs(tmp_path):
@@ -147,7 +132,7 @@ def test_a_kill_between_two_submissions_loses_no_job(tmp_path, monkeypatch):
         return send(*arguments)
 
     def read():
-        return [job for job in json.loads((made.out / "jobs.json").read_text())["units"] if job["job"]]
+        return [job for job in json.loads((made.out / "jobs.json").read_text())["jobs"] if job["job"]]
 
     monkeypatch.setattr(submission, "to_slurm", lambda folder: killed)
     with pytest.raises(KeyboardInterrupt):
@@ -186,29 +171,25 @@ def test_queued_jobs_stay_recorded_when_a_launch_requests_fewer_stages(tmp_path)
     record(long.out, jobs_of(short), {job.marker: job.job_id for job in kept}, tmp_path / "new", kept)
     now = {job.name: job for job in queue.read_jobs(long.out)}
     assert list(now) == ["untrained", "stage 0", "evaluation of stage 0", "stage 1", "evaluation of stage 1"]
-    assert [job.name for job in now["stage 1"].needs] == ["stage 0"]
-    assert [job.name for job in now["evaluation of stage 1"].needs] == ["stage 1"]
+    assert now["stage 1"].needs == (now["stage 0"].marker,)
+    assert now["evaluation of stage 1"].needs == (now["stage 1"].marker,)
     assert (now["stage 0"].job_id, now["stage 1"].job_id) == (None, "14")
     assert now["stage 1"].log == tmp_path / "old/14/14_0_log.out"
 
 
 def test_a_dry_run_has_the_papers_node_and_the_total_gpu_hours(tmp_path):
-    wanted = Resources(partition="learn", account="alma", timeout_min=60, mem_gb=400, array_parallelism=2)
+    wanted = Resources(
+        partition="learn", timeout_min=60, mem_gb=400, sbatch=["account=alma", "signal=USR2@60"]
+    )
     jobs = all_jobs(plans(tmp_path, "sm", "ens --members 2"))
     texts, totals = dry_run(jobs, wanted, tmp_path / "logs")
-    array = next(text for text in texts if "--array=0-2%2" in text)
+    array = next(text for text in texts if "--array=0-2%3" in text)
     for line in ("--gpus-per-node=8", "--nodes=1", "--partition=learn", "--account=alma", "--time=60"):
         assert f"#SBATCH {line}\n" in array
-    for line in ("--requeue", "--kill-on-invalid-dep=yes", "--signal=USR2@120", "--mem=400GB"):
+    for line in ("--requeue", "--kill-on-invalid-dep=yes", "--signal=USR2@60", "--mem=400GB"):
         assert f"#SBATCH {line}\n" in array
     evaluation = next(text for text in texts if "alma-evaluate0" in text)
     assert "--gpus-per-node=1\n" in evaluation
     assert "--mem=50GB\n" in evaluation
     assert f"10 submissions with {9 + 2 + 6} jobs, {9 * 8 + 8} GPU-hours requested" in totals
     assert not (tmp_path / "logs").exists()
-
-
-@pytest.mark.parametrize(("name", "value"), [("nodes", 0), ("gpus_per_node", -1), ("timeout_min", 0)])
-def test_resources_out_of_range_are_refused(name, value):
-    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}: at least"):
-        Resources(**{name: value})

@@ -1,65 +1,42 @@
-"""Sweeps of image runs as array jobs, in part on a real SLURM."""
+"""Sweeps of image runs as array jobs: `alma images --cluster slurm`; see also test_slurm.py."""
 
-import dataclasses
-import json
+import itertools
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from launcher import ROOT, call, finish
+from launcher import call
 
-from alma.records import MACHINE_FIELDS, Run
-from slurm import cancel, status, sweep
+from alma.records import Run
+from slurm import cancel
 from slurm.engine import children, queue
 from slurm.vision import part
+from slurm.vision.__main__ import main as sweep
 from vision.run import main as vision
 
 TINY = ("--hidden", "2", "--megabatches", "2", "--waiting-time", "2", "--epochs", "1")
-
-
-def launch(folder: Path, environment: dict[str, str], *words: str, code: int = 0) -> tuple[str, str]:
-    """Run `python -m slurm.sweep` outside the checkout; return stdout and stderr."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "slurm.sweep", *words],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    return finish(process, code, timeout=1200)
-
-
-def rows(run: Path) -> list[dict]:
-    return [
-        {key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in Run.read(run).rows
-    ]
+SLURM = ("--cluster", "slurm", "--timeout-min", "30")
 
 
 def test_list_names_the_runs_and_runs_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert call(vision, monkeypatch, "--list", "--learner", "sm,ens", "--seeds", "0-1", "--out", "x") == 0
-    names = [f"x/{learner}_w1_h32_s{seed}" for learner in ("sm", "ens") for seed in (0, 1)]
-    assert capsys.readouterr().out.splitlines() == names
-    assert call(vision, monkeypatch, "--list") == 0
-    assert capsys.readouterr().out == "runs/digits_sm\n"
-    assert call(vision, monkeypatch, "--list", "--seeds", "0-4", "--part", "2/3", "--out", "x") == 0
-    assert capsys.readouterr().out.splitlines() == ["x/sm_w1_h32_s1", "x/sm_w1_h32_s4"]
+    for words, names in (
+        ("--learner sm,ens --seeds 0-1", [f"x/{name}_w1_h32_s{s}" for name in ("sm", "ens") for s in (0, 1)]),
+        ("--seeds 0-4 --part 2/3", ["x/sm_w1_h32_s1", "x/sm_w1_h32_s4"]),
+        ("", ["x"]),
+    ):
+        assert call(vision, monkeypatch, "--list", "--out", "x", *words.split()) == 0
+        assert capsys.readouterr().out.splitlines() == names
     assert list(tmp_path.iterdir()) == []
 
 
 def test_parts_cover_the_sweep_and_an_empty_part_does_nothing(tmp_path, monkeypatch, capsys):
     words = (*TINY, "--seeds", "0-1", "--out", tmp_path / "x")
-    assert call(vision, monkeypatch, *words, "--part", "2/3") == 0
-    assert [path.name for path in (tmp_path / "x").iterdir()] == ["sm_w2_h2_s1"]  # and no figures
-    assert call(vision, monkeypatch, *words, "--part", "3/3") == 0
-    assert len(list((tmp_path / "x").iterdir())) == 1
-    assert call(vision, monkeypatch, *words, "--part", "1/3") == 0
+    for number, names in ((2, {"sm_w2_h2_s1"}), (3, {"sm_w2_h2_s1"}), (1, {"sm_w2_h2_s0", "sm_w2_h2_s1"})):
+        assert call(vision, monkeypatch, *words, "--part", f"{number}/3") == 0
+        assert {path.name for path in (tmp_path / "x").iterdir()} == names  # and no figures
     assert capsys.readouterr().out == ""
-    assert len(rows(tmp_path / "x/sm_w2_h2_s0")) == len(rows(tmp_path / "x/sm_w2_h2_s1")) == 3
+    assert [len(Run.read(tmp_path / "x" / name).rows) for name in sorted(names)] == [3, 3]
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", "1/3/5"])
@@ -68,11 +45,19 @@ def test_malformed_parts_are_refused(monkeypatch, capsys, text):
     assert f"'{text}': K/N with K from 1 to N" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--cluster", "slurm"], ["--cluster=slurm"]])
+def test_images_leaves_a_sweep_on_slurm_to_another_command(monkeypatch, words):
+    started = []
+    monkeypatch.setattr(os, "execv", lambda _, command: started.append(command))
+    call(vision, monkeypatch, "--list", *words, "--partition", "learn")
+    assert started[0][1:] == ["-P", "-m", "slurm.vision", "--list", *words, "--partition", "learn"]
+
+
 def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))  # no SLURM here
-    words = ("--cluster", "slurm", "--dry-run", "--runs-per-job", "20", "--partition", "learn", "--")
-    assert call(sweep.main, monkeypatch, *words, "--seeds", "0-40", "--out", "x") == 0
+    words = ("--seeds", "0-40", "--out", "x", "--dry-run", "--runs-per-job", "20", "--partition", "learn")
+    assert call(sweep, monkeypatch, *SLURM, *words) == 0
     said = capsys.readouterr().out
     for line in ("--array=0-2%3", "--cpus-per-task=1", "--nodes=1", "--partition=learn", "--requeue"):
         assert f"#SBATCH {line}\n" in said
@@ -82,58 +67,44 @@ def test_a_dry_run_shows_one_array_of_tasks_without_a_gpu(tmp_path, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_part_is_done_if_its_marker_has_the_same_runs_and_flags(tmp_path, monkeypatch):
-    monkeypatch.setattr(children, "ask", lambda *_: f"{tmp_path}/x/s0\n{tmp_path}/x/s1\n")
-    (first,) = part.parts(("--seeds", "0-1"), 2, 1)
-    assert not first.done
-    first.marker.parent.mkdir(parents=True)
-    first.marker.write_text(json.dumps(first.content))
-    assert first.done
-    assert not dataclasses.replace(first, runs=("x/s0", "x/s2")).done
-    assert not dataclasses.replace(first, flags=("--seeds", "0-1", "--epochs", "3")).done
-    first.marker.write_text("{")
-    assert not first.done
-
-
-def test_an_experiment_is_split_and_a_change_of_it_undoes_its_parts(tmp_path, monkeypatch):
+def test_an_experiment_is_split_and_a_change_of_runs_flags_or_files_undoes_its_parts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("sizes").mkdir()
     Path("sizes/small.yaml").write_text("hidden: 2")
     Path("one.yaml").write_text("learner: [sm, ens]\nseeds: 0-2")
-    made = part.parts(("one.yaml", "--size", "small"), 4, 1)
-    assert [job.part for job in made] == ["1/2", "2/2"]
-    assert made[0].run == tmp_path / "runs/one_small"
-    assert made[1].runs == tuple(
-        f"runs/one_small/{name}_w1_h2_s{s}" for name, s in (("sm", 1), ("ens", 0), ("ens", 2))
-    )
-    made[0].marker.parent.mkdir(parents=True)
-    made[0].marker.write_text(json.dumps(made[0].content))
-    assert made[0].done
+    flags = ("one.yaml", "--size", "small")
+    first, second = part.parts(flags, 4, 1)
+    assert (first.part, first.run) == ("1/2", tmp_path / "runs/one_small")
+    assert [Path(run).name for run in second.runs] == ["sm_w1_h2_s1", "ens_w1_h2_s0", "ens_w1_h2_s2"]
+    assert {Path(run).parent for run in second.runs} == {Path("runs/one_small")}
+    listed = "\n".join([*itertools.chain(*zip(first.runs, second.runs, strict=True))])
+    monkeypatch.setattr(children, "ask", lambda *_: listed)
+    first.marker.parent.mkdir(parents=True)
+    first.marker.touch()
+    first.work()  # nothing
+    assert [job.done for job in part.parts(flags, 4, 1)] == [True, False]
+    assert not part.parts((*flags, "--epochs", "3"), 4, 1)[0].done
     Path("sizes/small.yaml").write_text("hidden: 2\nepochs: 3")
-    assert not part.parts(("one.yaml", "--size", "small"), 4, 1)[0].done
+    assert not part.parts(flags, 4, 1)[0].done
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--runs-per-job", "0"], "--runs-per-job 0: give 1 or more"),
+        (["--runs-per-job", "0"], "--runs-per-job: '0' is not a positive whole number"),
         (["--nodes", "2"], "a part of a sweep is one task"),
-        (["--", "--jobs", "2"], "--jobs: not with --cluster slurm"),
-        (["--", "--part=1/2"], "--part=1/2: not with --cluster slurm"),
-        (["--", "--learner", "nobody"], "'nobody': choose from sm"),
-        (
-            ["--cluster", "local", "--gpus-per-node", "0", "--runs-per-job", "20"],
-            "--gpus-per-node, --runs-per-job: only with --cluster slurm",
-        ),
-        (["--", "--seeds", "0-1"], "no SLURM here (no sbatch): run this on a machine of the cluster"),
-        (["--seeds", "0-3"], "unrecognized arguments: --seeds"),
+        (["--jobs", "2"], "--jobs: not with --cluster slurm"),
+        (["--part=1/2"], "--part=1/2: not with --cluster slurm"),
+        (["--learner", "nobody"], "'nobody': choose from sm"),
+        (["--partitoin", "nobody"], "unrecognized arguments: --partitoin"),
+        (["--seeds", "0-1"], "no SLURM here (no sbatch): run this on a machine of the cluster"),
     ],
 )
 def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
-    found = None if "no sbatch" in message else "/bin/sbatch"
-    monkeypatch.setattr("slurm.engine.resources.shutil.which", lambda name: found)
-    assert call(sweep.main, monkeypatch, "--cluster", "slurm", *words) == 2
+    there = None if "no sbatch" in message else "/bin/sbatch"
+    monkeypatch.setattr("slurm.engine.resources.shutil.which", lambda name: there)
+    assert call(sweep, monkeypatch, *SLURM, *words) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert message in said
@@ -141,83 +112,18 @@ def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, w
     assert list(tmp_path.iterdir()) == []
 
 
-def test_local_sweeps_call_vision_run(monkeypatch):
-    called = []
-    monkeypatch.setattr(os, "execv", lambda _, words: sys.exit(called.append(words)))
-    assert call(sweep.main, monkeypatch, "--", *TINY) == 0
-    assert called == [[sys.executable, str(ROOT / "vision/run.py"), *TINY]]
-
-
-def test_ten_runs_are_one_array_of_four_jobs(cluster, tmp_path, monkeypatch, capsys):
-    """A run that fails fails its part only, and a relaunch completes that one."""
-    monkeypatch.chdir(tmp_path)
-    place = tmp_path / "x"
-    foreign = place / "sm_w2_h2_s1"
-    assert call(vision, monkeypatch, *TINY, "--lr", "0.5", "--out", foreign) == 0
-    words = ("--cluster", "slurm", "--wait", "--runs-per-job", "3", "--timeout-min", "30", "--", *TINY)
-    words += ("--seeds", "0-9", "--out", "x")
-    _, err = launch(tmp_path, cluster.environment, *words, code=1)
-    assert "4 jobs submitted" in err
-    assert "part 2 of 4" in err.splitlines()[-1]
-    assert "1 of 3 runs failed: x/sm_w2_h2_s1 holds a run with other settings" in err.splitlines()[-1]
-    (array,) = {(job.job_id or "").partition("_")[0] for job in queue.read_jobs(place)}
-    cluster.until(lambda: sorted(cluster.states(array).values()) == ["COMPLETED"] * 3 + ["FAILED"])
-    shutil.rmtree(foreign)
-    out, err = launch(tmp_path, cluster.environment, *words)
-    assert "1 jobs submitted" in err
-    assert "alma report" in out
-    names = [f"sm_w2_h2_s{seed}" for seed in range(10)]
-    assert sorted(path.name for path in place.iterdir()) == sorted(["jobs.json", "slurm_jobs", *names])
-    assert {tuple(row["t"] for row in rows(place / name)) for name in names} == {(0, 1, 2)}
-    markers = sorted(f"part_{number}_of_4.json" for number in range(1, 5))
-    assert sorted(path.name for path in (place / "slurm_jobs").glob("*.json")) == markers
-    marked = [json.loads((place / "slurm_jobs" / name).read_text())["runs"] for name in markers]
-    assert sorted(run for each in marked for run in each) == sorted(f"x/{name}" for name in names)
-    for name, value in cluster.environment.items():
-        monkeypatch.setenv(name, value)
-    capsys.readouterr()
-    assert call(status.main, monkeypatch, place) == 0
-    _, *lines, total = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4  # one for each part, none for the runs
-    assert total == "4 done"
-
-
-def test_a_requeued_job_resumes_in_the_middle_of_a_run(cluster, tmp_path, monkeypatch):
-    flags = "--hidden 2 --megabatches 4 --epochs 30 --save-interval 0 --seeds 0-2".split()
-    words = ("--cluster", "slurm", "--runs-per-job", "4", "--timeout-min", "30", "--", *flags, "--out", "x")
-    launch(tmp_path, cluster.environment, *words)
-    (part,) = queue.read_jobs(tmp_path / "x")
-    assert part.job_id
-    job_id, begun = part.job_id, tmp_path / "x/sm_w1_h2_s1/results.jsonl"
-    cluster.until(lambda: begun.exists() and begun.read_text().count("\n") >= 2, timeout=60)
-    complete = (tmp_path / "x/sm_w1_h2_s0/results.jsonl").read_text()
-    cluster.run("scancel", "--signal=USR2", job_id)  # as SLURM does before a timeout
-    cluster.until(lambda: cluster.jobs()[job_id]["Restarts"] == "1")
-    before = begun.read_text()
-    assert not part.done
-    cluster.until(lambda: part.done, timeout=90, job_ids=[job_id])
-    assert begun.read_text().startswith(before)
-    assert (tmp_path / "x/sm_w1_h2_s0/results.jsonl").read_text() == complete
-    monkeypatch.chdir(tmp_path)
-    assert call(vision, monkeypatch, *flags, "--part", "2/3", "--out", "y") == 0
-    assert rows(tmp_path / "x/sm_w1_h2_s1") == rows(tmp_path / "y/sm_w1_h2_s1")
-    assert len(rows(tmp_path / "x/sm_w1_h2_s2")) == 5
-
-
 def test_running_parts_are_not_resubmitted_and_can_be_cancelled(cluster, tmp_path, monkeypatch, capsys):
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr(children, "ask", lambda *_: "x/sm_w1_h32_s0\nx/sm_w1_h32_s1\n")  # faster
-    flags = ("--epochs", "100000", "--seeds", "0-1", "--out", "x")
-    options = ("--cluster", "slurm")
-    assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0
+    words = (*SLURM, "--epochs", "100000", "--seeds", "0-1", "--out", "x", "--runs-per-job")
+    assert call(sweep, monkeypatch, *words, "1") == 0
     ids = [job.job_id for job in queue.read_jobs(Path("x"))]
-    assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "1", "--", *flags) == 0
+    assert call(sweep, monkeypatch, *words, "1") == 0
     assert "0 jobs submitted" in capsys.readouterr().err
     assert [job.job_id for job in queue.read_jobs(Path("x"))] == ids
-    assert call(sweep.main, monkeypatch, *options, "--runs-per-job", "2", "--", *flags) == 2
+    assert call(sweep, monkeypatch, *words, "2") == 2
     assert "part 1 of 2" in capsys.readouterr().err
     for job_id in ids:
         cluster.wait_for(job_id, "RUNNING")

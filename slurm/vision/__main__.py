@@ -1,0 +1,81 @@
+"""Submit a sweep of image runs as one SLURM array, several runs in each job: `alma images --cluster slurm`.
+
+Rerun the command to submit what is neither complete nor queued.
+"""
+
+import signal
+
+from alma.errors import Parser, UserError, command, count
+from alma.files import make_directory, patiently_locked
+from slurm.engine import children, resources, submission
+from slurm.engine.resources import Resources
+from slurm.vision.part import parts
+
+USUAL = Resources(gpus_per_node=0, cpus_per_task=1)
+_SET_HERE = ("--part", "--list", "--jobs")
+_EXAMPLES = """\
+examples:
+  # the plan of 300 runs, in 15 jobs of 20; then the jobs, and their state
+  alma images --learner sm,ens,gmoe --seeds 0-99 --out runs/digits --cluster slurm --dry-run
+  alma images --learner sm,ens,gmoe --seeds 0-99 --out runs/digits --cluster slurm
+  alma status runs/digits --watch
+"""
+
+
+def parser() -> Parser:
+    """The flags that `alma images` has with --cluster slurm only; all others are those of vision/run.py."""
+    made = Parser(
+        prog="alma images --cluster slurm",
+        usage="alma images [EXPERIMENT.yaml] [flags of alma images] --cluster slurm [options]",
+        description="Train image learners as one SLURM array, several runs in each job. Rerun the command to "
+        "submit what is neither complete nor queued. `alma images --help` describes the other flags.",
+        epilog=_EXAMPLES,
+        allow_abbrev=False,
+    )
+    group = made.add_argument_group("where to run")
+    group.add_argument("--cluster", choices=("slurm",), default="slurm", help="as SLURM jobs")
+    runs = "runs of each job, at most; --cpus-per-task of them run at a time (default: 20)"
+    group.add_argument("--runs-per-job", type=count, default=20, metavar="N", help=runs)
+    dry = "print the input of sbatch; submit and write nothing"
+    group.add_argument("--dry-run", action="store_true", help=dry)
+    group.add_argument("--wait", action="store_true", help=resources.WAIT)
+    resources.add_flags(made, USUAL, "job of the array")
+    return made
+
+
+@command
+@children.failures_in_one_line()
+def main() -> None:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    options, flags = parser().parse_known_args()
+    resources.check_cluster(options)
+    for flag in flags:
+        if flag.partition("=")[0] in _SET_HERE:
+            raise UserError(f"{flag}: not with --cluster slurm; --cpus-per-task runs go at a time")
+    wanted = resources.read(options, USUAL)
+    if wanted.nodes > 1 or wanted.tasks_per_node > 1:
+        raise UserError("--nodes and --tasks-per-node: a part of a sweep is one task")
+    sweep = parts(flags, options.runs_per_job, wanted.cpus_per_task or 1)
+    out = sweep[0].run
+    folder = submission.log_folder(out)
+    if options.dry_run:
+        texts, totals = submission.dry_run(sweep, wanted, folder)
+        print(*texts, totals, sep="\n")
+        return
+    make_directory(folder.parent)
+    with patiently_locked(folder.parent):  # else two launches could both find an empty queue
+        busy = submission.in_queue([out])
+        if foreign := [job for job in busy if job.marker not in {part.marker for part in sweep}]:
+            raise UserError(
+                f"{out}: {foreign[0].name} (job id {foreign[0].job_id}) of another launch is in the queue: "
+                f"wait, or cancel it with: alma cancel {out}"
+            )
+        submission.launch(sweep, wanted, folder, busy)
+    if problems := submission.follow([out], options.wait):
+        raise children.StageFailed("; ".join(map(str, problems)))
+    if options.wait:
+        print(f"compare runs with: alma report {out}")
+
+
+if __name__ == "__main__":
+    main()
