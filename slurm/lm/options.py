@@ -29,10 +29,10 @@ examples:
   # the settings that this project recommends: one schedule, averaged weights, old data in every stage
   alma train stream --learner sm --preset anytime --out runs/anytime
   # two learners at three learning rates, each of the six runs in a folder of its own
-  alma train experiments/tune/lr.yaml --stream stream learner=sm,gmoe lr=5e-4,1e-3,2e-3
+  alma train experiments/tune.yaml runs=lr --stream stream learner=sm,gmoe lr=5e-4,1e-3,2e-3
   # a row of the paper's Table 2 with three seeds on SLURM: first the plan, then the jobs
-  alma train experiments/table2/gmoe_w1_base.yaml --stream stream --seeds 0-2 --cluster slurm --dry-run
-  alma train experiments/table2/gmoe_w1_base.yaml --stream stream --seeds 0-2 --cluster slurm
+  alma train experiments/table2.yaml runs=gmoe_w1 --stream stream --seeds 0-2 --cluster slurm --dry-run
+  alma train experiments/table2.yaml runs=gmoe_w1 --stream stream --seeds 0-2 --cluster slurm
 """
 
 

@@ -10,14 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from alma.errors import UserError, closest
-from alma.experiments import (
-    Combination,
-    check_nesting,
-    experiment_files,
-    is_experiment,
-    read_experiment,
-    read_overrides,
-)
+from alma.experiments import Combination, check_nesting, read_experiment, read_overrides
 from alma.options import flag_of, given, options_of
 from alma.protocol import of_preset
 from slurm.engine import children
@@ -43,7 +36,7 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
     options = options or parse(words)
     flags = read_flags(list(itertools.dropwhile(lambda word: word != "--", words))[1:])
     options.what, overrides = read_overrides(options.what)
-    experiments = [Path(each) for each in options.what if is_experiment(Path(each))]
+    experiments = [Path(word) for word in options.what if word.endswith(".yaml")]
     if not experiments:
         if overrides:
             key = next(iter(overrides))
@@ -55,7 +48,7 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
     if len(experiments) < len(options.what):
         raise UserError("give a stream, or experiments (.yaml) with their stream as --stream, not both")
     requests: dict[Path, Request] = {}
-    for file in experiment_files(experiments):
+    for file in experiments:
         for each in read_experiment(file, options.size, overrides):
             _check_names(file, each, _names(words) | flags.keys())
             _check_keys(overrides, options, each)

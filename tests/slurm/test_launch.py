@@ -148,12 +148,10 @@ def test_modules_in_the_current_folder_are_the_users(launcher):
 
 
 def test_experiments_run_one_after_the_other(launcher):
-    (launcher.folder / "set/sizes").mkdir(parents=True)
-    size = "stream: stream\nwaiting-time: 2\nflags: {arch: switch_gmoe_tiny, max-update: 1, cpu: true}"
-    (launcher.folder / "set/sizes/tiny.yaml").write_text(size)
-    for name, learner in (("fixed", "sm"), ("grow", "gmoe")):
-        (launcher.folder / f"set/{name}_big.yaml").write_text(f"learner: {learner}\nsize: big")
-    out, _ = launcher.run_words("set", "--size", "tiny", "max-update=2")
+    size = "{stream: stream, waiting-time: 2, flags: {arch: switch_gmoe_tiny, max-update: 1, cpu: true}}"
+    runs = "{fixed: {learner: sm}, grow: {learner: gmoe}}"
+    (launcher.folder / "set.yaml").write_text(f"runs: {runs}\nsizes:\n  tiny: {size}\n")
+    out, _ = launcher.run_words("set.yaml", "--size", "tiny", "max-update=2")
     assert out.count("perplexity") == 2
     for name in ("fixed_tiny", "grow_tiny"):
         run = Run.read(launcher.folder / "runs/set" / name)
@@ -207,15 +205,14 @@ def test_a_dry_run_shows_a_short_plan_and_makes_nothing(launcher):
 def test_a_plan_needs_neither_a_stream_nor_room(launcher):
     """With a disk that is too small; hours by FLOPs, of the base size as in the paper: 58 exaFLOPs a run."""
     words = ["--megabatches", "4", "--tflops-per-gpu", "40", "--dry-run", "--cluster", "slurm"]
-    row = str(ROOT / "experiments/table2/sm12_w1_base.yaml")
-    _, err = launcher.run_words(row, *words, "--mem-gb", "1", "stream=missing")
+    table = str(ROOT / "experiments/table2.yaml")
+    _, err = launcher.run_words(table, "runs=sm12_w1", *words, "--mem-gb", "1", "stream=missing")
     assert "assumed: 4 mega-batches, and a dictionary of 50,260 tokens" in err
     header, cells = (line.split() for line in err.splitlines()[2:4])
     flops, hours = (float(cells[header.index(name)].replace(",", "")) for name in ("TFLOPs", "GPU-hours"))
     assert hours == pytest.approx(flops / 40 / 3600, abs=1)
     assert hours > 10
-    both = [str(ROOT / f"experiments/table2/{name}_w1_base.yaml") for name in ("sm4", "gmoe")]
-    _, err = launcher.run_words(*both, "--dry-run", "--megabatches", "6", code=2)
+    _, err = launcher.run_words(table, "runs=sm4_w1,gmoe_w1", "--dry-run", "--megabatches", "6", code=2)
     assert "gmoe_w1_base: --grow-experts 2,2,4: 3 growths given, but 6 stages grow 5 times" in err
     assert "add --dry-run" in launcher.run("--megabatches", "4", code=2)[1]
 

@@ -63,11 +63,12 @@ def test_a_dry_run_says_what_each_job_asks_for_and_flags_change_it(tmp_path):
     Its experiment has two workers that read data for each GPU.
     """
     launcher = make(tmp_path)
-    experiment = str(Path("experiments/table2/gmoe_w1_large.yaml").resolve())
-    words = ["--cluster", "slurm", "--dry-run", "--megabatches", "4", "--verbose"]
+    experiment = str(Path("experiments/table2.yaml").resolve())
+    words = ["--cluster", "slurm", "--dry-run", "--megabatches", "4", "--verbose", "runs=gmoe_w1"]
 
     def lines(*more: str) -> tuple[str, list[str]]:
-        out, err = launcher.run_words(experiment, "--stream", "stream", *words, *more, "--", "--fp16=false")
+        given = ("--size", "large", "--stream", "stream", *words, *more, "--", "--fp16=false")
+        out, err = launcher.run_words(experiment, *given)
         says = next(line for line in err.splitlines() if line.startswith("each training: "))
         found = dict.fromkeys(re.findall(r"^#SBATCH (--(?:mem|cpus|gpus|gres)\S+)", out, re.MULTILINE))
         return says, sorted(found)
