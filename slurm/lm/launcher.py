@@ -16,10 +16,9 @@ from slurm.engine.terminal import say
 from slurm.lm.announce import announce
 from slurm.lm.checks import check, count_megabatches
 from slurm.lm.cluster import launch_on_slurm, show_jobs
-from slurm.lm.hosts import with_hosts
 from slurm.lm.local import launch_here
 from slurm.lm.options import Launch
-from slurm.lm.placement import place
+from slurm.lm.placement import place, with_hosts
 from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
 from slurm.lm.sharing import share

@@ -11,7 +11,7 @@ from alma.learners import text_learners
 from alma.options import add_options, check_ranges, flag_of, option, options_of
 from alma.protocol import ANYTIME, TEXT_PRESETS
 from slurm.engine import resources
-from slurm.lm.settings import Request
+from slurm.lm.plan import Request
 
 MAIN_FLAGS: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
 MAIN_FLAGS += ("--tokens-per-sample", "--max-tokens", "--batch-size", "--update-freq", "--max-update")

@@ -17,7 +17,7 @@ from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
 from slurm.lm.options import Launch, parse, parser
-from slurm.lm.settings import Flags, FlagValues, Request
+from slurm.lm.plan import Flags, FlagValues, Request
 
 _EVERY_STAGE = "leave it out, the launcher sets it for every stage"
 OF_THE_LAUNCHER = {
