@@ -210,16 +210,18 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     if request.placement:  # its values in place of the user's
         if request.placement.by_machine:
             config["tokens_per_update"] = request.placement.tokens
-        flags |= {name: request.chosen([name]) for name in ("--distributed-world-size", "--update-freq")}
+        for name in ("--distributed-world-size", "--update-freq"):
+            flags[name] = flag_words(name, request.settings[name])
         # fairseq-train compares it with the tokens that it trains on.
         flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
+    board = _tensorboard(request, 0)  # of the untrained model
     specs = tuple(_stage(whole, stage, flags) for stage in schedule[: request.stages])
     first = [training for training in specs[0].trainings if not training.cools]
     seeds = [request.seed + SEED_STEP * member for member in range(len(first))]
     untrained = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
     untrained += flag_words("--context-window", request.context_window or None)
     untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments]
-    untrained += _tensorboard(request, 0)
+    untrained += board
     members = {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {}
     return Plan(request, config, members, tuple(untrained), specs)
 
@@ -244,6 +246,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
     index, learner, settings = stage.index, LEARNERS[request.learner], request.settings
     count, joint, separate = request.members or 1, learner.joint, learner.separate
     renews, one_schedule, updates = request.renews, request.one_schedule, request.updates
+    average = request.average_words
     out = request.out / f"stage_{index:02d}"
     arrived = f"{stage.first}-{stage.last}" if stage.last > stage.first else str(stage.last)
     title = f"stage {index} (mega-batch {arrived})"
@@ -263,7 +266,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         replays = name.startswith("replay_")  # stage 0 has nothing to replay
         if options_of(request)[name].metadata["passed"] and name[:5] != "grow_" and (index or not replays):
             shared += flag_words(flag_of(name), value)
-    shared += request.average_words
+    shared += average
     # A line for every 5% of a stage or more often, as `slurm.lm.progress` reads it.
     interval = min(100, max(1, (updates or 2000) // 20))
     for name, text in {"--log-format": "json", "--log-interval": str(interval)}.items():
@@ -273,7 +276,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
     if request.update_multiplier * counted > 1 and updates:
         own["--max-update"] = flag_words("--max-update", updates * counted)
     if one_schedule and "--warmup-updates" not in own:  # else it would grow with --max-update
-        own["--warmup-updates"] = request.chosen(["--warmup-updates"])
+        own["--warmup-updates"] = flag_words("--warmup-updates", settings["--warmup-updates"])
     if request.update_multiplier > 1 and "--total-num-update" in own:
         total = int(settings["--total-num-update"]) * request.update_multiplier
         own["--total-num-update"] = flag_words("--total-num-update", total)
