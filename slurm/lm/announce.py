@@ -35,19 +35,19 @@ def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> list[E
         sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
     estimates = [estimate(plan, sizes[plan.stream], machine) for plan in plans]
     say(table(estimates, options.tflops_per_gpu))
-    verbose = options.verbose
     if text := describe(plans):
         say(text)
-    trained_with: dict[str, Path] = {}
+    first: dict[str, Path] = {}  # runs of equal settings are announced once
     for plan in plans:
-        trained_with.setdefault(described(plan.stages[0].settings, verbose), plan.out)
-    for text, out in trained_with.items():
-        say(f"{out}: {text}" if len(trained_with) > 1 else text)
-    if verbose:
-        for plan in plans:
-            for spec in plan.stages:
-                commands = [training.command for training in spec.trainings] + [spec.evaluate]
-                say("\n".join(map(shlex.join, commands)))
+        first.setdefault(described(plan.stages[0].settings, options.verbose), plan.out)
+    for text, out in first.items():
+        say(f"{out}: {text}" if len(first) > 1 else text)
+    for spec in (spec for plan in plans if options.verbose for spec in plan.stages):
+        say(
+            "\n".join(
+                shlex.join(command) for command in [*(one.command for one in spec.trainings), spec.evaluate]
+            )
+        )
     try:
         check_fit(estimates)
     except UserError as error:
@@ -63,11 +63,9 @@ def describe(plans: Sequence[Plan]) -> str:
     """Such as "3 of 12 trainings are shared: 1,800 of 7,200 updates less"; "" if none is."""
     trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
     shared = [training for training in trainings if training.source]
-    if not shared:
-        return ""
-    saved, total = (sum(each.updates or 0 for each in some) for some in (shared, trainings))
-    less = f": {saved:,} of {total:,} updates less" if saved else ""
-    return f"{len(shared)} of {len(trainings)} trainings are shared{less}"
+    saved, updates = (sum(one.updates or 0 for one in some) for some in (shared, trainings))
+    less = f": {saved:,} of {updates:,} updates less" if saved else ""
+    return f"{len(shared)} of {len(trainings)} trainings are shared{less}" if shared else ""
 
 
 def described(settings: FlagValues, whole: bool) -> str:

@@ -102,6 +102,7 @@ class ProgressBar:
         self._say(f"{self.title}: done in {seconds:.0f} s, {message}{left}")
 
     def _before(self, trainings: int) -> int:
+        """Updates of the first so many trainings."""
         return sum(size or 0 for size in self.sizes[:trainings])
 
     def _say(self, message: str) -> None:

@@ -147,19 +147,19 @@ class EvaluateJob(RunJob):
 
 def jobs_of(plan: Plan) -> list[RunJob]:
     """All jobs of a run in a possible order of execution."""
-    shared: dict[str, Any] = {"plan": plan, "run": plan.out}
-    jobs: list[RunJob] = [UntrainedJob(directory=plan.out, marker=plan.out / UNTRAINED, **shared)]
+    out = plan.out
+    jobs: list[RunJob] = [UntrainedJob(plan=plan, run=out, directory=out, marker=out / UNTRAINED)]
     for index, spec in enumerate(plan.stages):
-        shared["index"] = index
+        shared: dict[str, Any] = {"plan": plan, "run": out, "index": index}
         count = sum(not training.cools for training in spec.trainings)
         for number, training in enumerate(spec.trainings):
             of = f", member {number % count + 1} of {count}" if count > 1 else ""
-            array = f"alma-cooldown{index}" if training.cools else f"alma-stage{index}"
+            kind, after = (f"cooldown{index}", ", cool-down") if training.cools else (f"stage{index}", "")
             needed = training.source or training.previous
             jobs.append(
                 TrainJob(
-                    name=f"stage {index}{of}" + (", cool-down" if training.cools else ""),
-                    array=f"{array}-shared" if training.source else array,
+                    name=f"stage {index}{of}{after}",
+                    array=f"alma-{kind}-shared" if training.source else f"alma-{kind}",
                     directory=training.directory,
                     marker=training.directory / TRAINED,
                     needs=(needed / TRAINED,) if needed else (),

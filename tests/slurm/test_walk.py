@@ -1,7 +1,7 @@
 """The way of `alma train` from words to a plan, read in the order in which it runs.
 
-A reader follows one --dry-run. Each call takes her to the module of the function, method or property that it calls,
-once for each place of the text that calls; a return is a call into a module that she had left for another one.
+A reader follows one --dry-run. Each call takes her to the module of the function, method or property, once for
+each place of the text that calls; a return is a call into a module that she had left for another one.
 """
 
 import sys
