@@ -43,9 +43,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         near = closest(path.name, (file.name for file in path.parent.glob("*.yaml")))
         hint = f"; did you mean {path.with_name(near)}?" if near else ""
         raise UserError(f"{path}: no such experiment{hint}") from None
-    except RecursionError:
-        raise UserError(f"{path}: not YAML (nested too deeply)") from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: not UTF-8, a date or number that is none
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, no such date
         raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(record, dict):
         raise UserError(f"{path}: give options as `name: value`, such as `learner: sm`")

@@ -20,7 +20,7 @@ from slurm.lm.plan import Plan
 from slurm.lm.progress import ProgressBar
 from slurm.lm.record import open_run, summary
 from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect, read_measured
-from slurm.lm.stage import Environment, EvaluateJob, RunJob, TrainJob, jobs_of
+from slurm.lm.stage import Environment, RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
 """The marker that each log's job writes."""
@@ -62,7 +62,7 @@ def run_in_order(plan: Plan, run: Run) -> None:
                     job.do(watch=progress.read)
                 progress.trained(now=not (complete or training.source))
                 continue
-            is_stage = isinstance(job, EvaluateJob)
+            is_stage = job.kind == "evaluate"
             title = job.spec.title if is_stage else "untrained model"
             if not job.done:
                 progress.start(title, "evaluating")
