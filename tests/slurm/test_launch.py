@@ -98,9 +98,8 @@ def test_a_growing_ensemble_trains_one_member_a_stage(launcher):
     assert [line.split()[2] for line in out.splitlines()[1:6]] == ["4", "4", "4@2", "4@3", "4@4"]
 
 
-@pytest.mark.parametrize("learner", ["gmoe", "gens"])
-def test_a_finished_run_resumes_on_a_longer_stream(launcher, learner, tmp_path):
-    launcher.learner = learner
+def test_a_finished_run_resumes_on_a_longer_stream(launcher, tmp_path):
+    launcher.learner = "gmoe"
     launcher.run()
     before = launcher.rows
     write_stream(launcher.folder / "stream", 5)
@@ -108,7 +107,7 @@ def test_a_finished_run_resumes_on_a_longer_stream(launcher, learner, tmp_path):
     assert err.count("was complete") == 4
     assert err.count("done in") == 1
     assert launcher.rows[:5] == before
-    at_once = make(tmp_path / "at_once", learner=learner)
+    at_once = make(tmp_path / "at_once", learner="gmoe")
     write_stream(at_once.folder / "stream", 5)
     at_once.run()
     assert launcher.rows == at_once.rows
@@ -190,15 +189,16 @@ def test_one_process_checks_all_flags(launcher):
 
 
 def test_a_dry_run_shows_a_short_plan_and_makes_nothing(launcher):
-    for options, printed in (((), 0), (("--cluster", "slurm"), 1 + 4 + 4 + 1)):
-        out, err = launcher.run("--dry-run", *options)
-        lines = ESTIMATE + bool(options)  # what each job asks of SLURM
+    on_slurm = ("--dry-run", "--cluster", "slurm")
+    for options, printed in ((("--dry-run",), 0), (on_slurm, 1 + 4 + 4 + 1)):
+        out, err = launcher.run(*options)
+        lines = ESTIMATE + len(options) // 2  # what each job asks of SLURM
         assert (len(err.splitlines()), len(out.splitlines())) == (lines, printed)
         assert "--lr 0.001 --lr-scheduler polynomial_decay" in err.splitlines()[ESTIMATE - 1]
-        more, longer = launcher.run("--dry-run", "--verbose", *options)
-        assert "\n  --adam-betas (0.9,0.98)\n" in longer
-        assert "-m fairseq_alma.evaluate stream" in longer
-        assert ("#SBATCH" in more) == bool(options)
+    out, err = launcher.run("--verbose", *on_slurm)
+    assert "\n  --adam-betas (0.9,0.98)\n" in err
+    assert "-m fairseq_alma.evaluate stream" in err
+    assert "#SBATCH" in out
     assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
 
 
@@ -214,15 +214,11 @@ def test_a_plan_needs_neither_a_stream_nor_room(launcher):
     assert hours > 10
     _, err = launcher.run_words(table, "runs=sm4_w1,gmoe_w1", "--dry-run", "--megabatches", "6", code=2)
     assert "gmoe_w1_base: --grow-experts 2,2,4: 3 growths given, but 6 stages grow 5 times" in err
-    assert "add --dry-run" in launcher.run("--megabatches", "4", code=2)[1]
 
 
 def test_bad_command_lines_are_one_line_before_anything_is_made(launcher):
     checked = "checking the flags of fairseq-train\nerror: "
     for words, flags, message in (
-        (("--partition", "learn"), (), "error: --partition: only with --cluster slurm"),
-        (("--mem-gb", "8", "--cluster", "debug"), (), "error: --mem-gb: only with --cluster slurm"),
-        (("--max-updates", "1"), (), "error: unrecognized arguments: --max-updates"),
         (("--dry-run",), ("--max-tokns", "1"), checked + "unrecognized argument --max-tokns 1"),
         (
             ("--cluster", "slurm", "--dry-run"),
@@ -233,7 +229,7 @@ def test_bad_command_lines_are_one_line_before_anything_is_made(launcher):
     ):
         _, err = launcher.run(*words, code=2, flags=flags)
         assert err.startswith(message)
-        assert err.count("\n") == 1 + ("checking" in message)
+        assert err.count("\n") == 2
     launcher.environment["PATH"] = str(launcher.folder)  # no sbatch
     assert "no SLURM here" in launcher.run("--cluster", "slurm", code=2)[1]
     launcher.data = "strem"
@@ -245,7 +241,7 @@ def test_bad_command_lines_are_one_line_before_anything_is_made(launcher):
 
 
 def test_local_refuses_a_run_with_queued_jobs(launcher):
-    """Unless squeue knows none of them, or is missing."""
+    """Unless squeue knows none of them."""
     bin_folder = launcher.folder / "bin"
     bin_folder.mkdir()
     squeue = bin_folder / "squeue"
@@ -260,18 +256,14 @@ def test_local_refuses_a_run_with_queued_jobs(launcher):
         squeue.chmod(0o755)
 
     answer("RUNNING")
-    for options in ((), ("--jobs", "2")):
-        _, err = launcher.run(*options, code=2)
-        assert err.splitlines()[ESTIMATE:] == [
-            "error: run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
-            "them with: alma cancel run"
-        ]
+    assert launcher.run(code=2)[1].splitlines()[ESTIMATE:] == [
+        "error: run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
+        "them with: alma cancel run"
+    ]
     assert not (launcher.out / "run.json").exists()
     answer("COMPLETED")
-    launcher.run("--stages", "1")
-    squeue.unlink()
-    launcher.run("--jobs", "2")
-    assert len(launcher.rows) == 5
+    launcher.run("--stages", "1", "--jobs", "2")
+    assert len(launcher.rows) == 2
 
 
 def test_cool_downs_are_evaluated_and_do_not_reach_the_next_stage(launcher):

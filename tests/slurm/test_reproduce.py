@@ -204,6 +204,8 @@ def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
     assert names == ["sm_w1_h2_s0", "sm_w2_h2_s0"]
     started = []
     monkeypatch.setattr(reproduce, "run", lambda one, wanted=(): started.append(one.words[2]) or 0)
+    runs = "".join(f"reproduced/small/runs/digits/{name}\n" for name in names)
+    monkeypatch.setattr(reproduce.children, "ask", lambda *_: runs)
     assert call(main, monkeypatch, "all") == 0
     assert started == ["vision.run", "alma.report"]  # of the second figure
     said = capfd.readouterr().out
@@ -215,6 +217,7 @@ def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
 
 
 def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce.children, "ask", lambda *_: "run\n")
     killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
     assert reproduce.run(reproduce.Command(killed)) == 137  # as in a shell
     codes = iter([0, 3])
@@ -238,6 +241,7 @@ def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, 
     assert len(started) == 1
     assert not Path("reproduced").exists()
     started.clear()
+    monkeypatch.setattr(reproduce.children, "ask", lambda *_: "run\n")
     monkeypatch.setattr(reproduce, "run", lambda one, wanted=(): started.append(one.words) or 0)
     assert call(main, monkeypatch, "all", "--size", "medium", "--download") == 0
     assert started[0][-3:] == ["mnist", "data", "download"]
