@@ -94,14 +94,16 @@ def run(lines: Sequence[str]) -> None:
     threads = max(1, (os.cpu_count() or 1) // len(lines))
     # Idle OpenMP threads spin: processes that each use all cores would slow each other down.
     environment = {**os.environ, **OWN_MODULES, "OMP_NUM_THREADS": str(threads)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if len(lines) > 1 else {}
+    pipe = subprocess.PIPE if len(lines) > 1 else None
 
     def follow(line: str) -> int:
         """Run one; with several, each line of output follows the name of its folder."""
         program, *arguments = shlex.split(line)
         words = [sys.executable, *(["-m", "alma"] if program == "alma" else []), *arguments]
         name = Path(words[words.index("--out") + 1]).name if "--out" in words else ""
-        with subprocess.Popen(words, env=environment, text=True, **pipes) as process:
+        with subprocess.Popen(
+            words, env=environment, text=True, stdout=pipe, stderr=pipe and subprocess.STDOUT
+        ) as process:
             for text in process.stdout or ():
                 print(f"{name:>6} | {text}", end="", flush=True)
         return process.returncode

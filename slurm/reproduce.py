@@ -156,12 +156,11 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> O
         print(f"\n{name} {one}", flush=True)
         if code := run(one, record["drawn"] if one is todo[-1] else ()):
             return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, code=code)
-    seconds = round(time.monotonic() - started, 1)
-    if not (files := drawn(out, record["drawn"])):
-        return Outcome(name, "done, nothing drawn", seconds)
-    make_directory(out)
-    write_json_atomic(marker, content | {"seconds": seconds})
-    return Outcome(name, "done", seconds, files)
+    seconds, files = round(time.monotonic() - started, 1), drawn(out, record["drawn"])
+    if files:
+        make_directory(out)
+        write_json_atomic(marker, content | {"seconds": seconds})
+    return Outcome(name, "done" if files else "done, nothing drawn", seconds, files)
 
 
 def run(one: Command, wanted: Sequence[str] = ()) -> int:

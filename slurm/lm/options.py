@@ -24,8 +24,6 @@ examples:
   alma train stream --learner gmoe --grow-experts 2,2,4 --out runs/gmoe
   # a small model for a CPU; the flags after -- are those of fairseq-train
   alma train stream --learner sm --out runs/tiny -- --arch switch_gmoe_tiny --max-update 400
-  # one learning-rate schedule over all stages, and averages of the weights
-  alma train stream --learner sm --schedule continuous --average .999 --out runs/average
   # the settings that this project recommends: one schedule, averaged weights, old data in every stage
   alma train stream --learner sm --preset anytime --out runs/anytime
   # two learners at three learning rates, each of the six runs in a folder of its own

@@ -251,7 +251,8 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
     arrived = f"{stage.first}-{stage.last}" if stage.last > stage.first else str(stage.last)
     title = f"stage {index} (mega-batch {arrived})"
 
-    experts, grown = settings.get("--moe-expert-count"), []
+    experts: Any = settings.get("--moe-expert-count")
+    grown: list[str] = []
     growth = request.grow_experts if learner.growth and index else None
     if growth:
         experts += sum(growth[:index])

@@ -62,7 +62,7 @@ def digests(out: Path) -> dict[str, str]:
 
 
 def test_arrays_make_the_stream_of_one_machine(cluster, corpus, tmp_path):
-    """A kill in between changes nothing, nor does a squeue that fails; no stage that is complete has jobs again."""
+    """A kill changes nothing, nor does a squeue that fails; no stage that is complete has jobs again."""
     here = start(None, corpus, tmp_path / "here", "--workers", "1")
     on_slurm = ("--cluster", "slurm", "--workers", "3")
     before = set(cluster.jobs())
