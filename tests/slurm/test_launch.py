@@ -73,29 +73,25 @@ def test_waiting_rows_carry_the_unchanged_model(launcher):
     assert err.count("\n") == 3
 
 
-def test_an_ensemble_trains_every_member_at_every_stage(launcher):
-    launcher.learner = "ens"
-    out, err = launcher.run("--members", "3")
+@pytest.mark.parametrize(
+    ("learner", "words", "members"), [("ens", ["--members", "3"], [3] * 5), ("gens", [], [1, 1, 2, 3, 4])]
+)
+def test_ensembles_train_all_members_or_a_new_one_in_each_stage(launcher, learner, words, members):
+    launcher.learner = learner
+    out, err = launcher.run(*words)
     rows = launcher.rows
-    assert [row["extra"]["members"] for row in rows] == [3] * 5
-    assert [row["parameters"] for row in rows] == [12000] * 5
-    assert [row["train_flops"] for row in rows] == [0, *[3 * 2.001e12] * 4]
+    assert [row["extra"]["members"] for row in rows] == members
+    assert [row["parameters"] for row in rows] == [4000 * count for count in members]
+    trained = 3 if learner == "ens" else 1
+    assert [row["train_flops"] for row in rows] == [0, *[trained * 2.001e12] * 4]
+    shown = [line.split()[2] for line in out.splitlines()[1:6]]
+    assert shown == [f"4@{count}" if count > 1 else "4" for count in members]
     assert err.count("done in") == 4
-    assert "stage 1 (mega-batch 2), member 2 of 3: training" in err
-    assert out.splitlines()[1].split()[2] == "4@3"
-    log = (launcher.out / "stage_01/member_2/train.log").read_text()
-    assert "--finetune-from-model run/stage_00/member_2/checkpoint_best.pt" in log
-    assert Run.read(launcher.out).info["seeds"] == {"member_0": 0, "member_1": 1000, "member_2": 2000}
-
-
-def test_a_growing_ensemble_trains_one_member_a_stage(launcher):
-    launcher.learner = "gens"
-    out, _ = launcher.run()
-    rows = launcher.rows
-    assert [row["extra"]["members"] for row in rows] == [1, 1, 2, 3, 4]
-    assert [row["parameters"] for row in rows] == [4000, 4000, 8000, 12000, 16000]
-    assert [row["train_flops"] for row in rows] == [0, *[2.001e12] * 4]
-    assert [line.split()[2] for line in out.splitlines()[1:6]] == ["4", "4", "4@2", "4@3", "4@4"]
+    if learner == "ens":
+        assert "stage 1 (mega-batch 2), member 2 of 3: training" in err
+        log = (launcher.out / "stage_01/member_2/train.log").read_text()
+        assert "--finetune-from-model run/stage_00/member_2/checkpoint_best.pt" in log
+        assert Run.read(launcher.out).info["seeds"] == {"member_0": 0, "member_1": 1000, "member_2": 2000}
 
 
 def test_a_finished_run_resumes_on_a_longer_stream(launcher, tmp_path):
