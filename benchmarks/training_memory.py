@@ -37,8 +37,7 @@ from fairseq_alma.moe import layer
 from fairseq_alma.moe.dispatchers import GroupedDispatcher, PaddedDispatcher
 from fairseq_alma.training.adam import FusedAdam
 from slurm.engine.machine import Machine
-from slurm.lm.estimate import Cost
-from slurm.lm.memory import PROCESS
+from slurm.lm.estimate import PROCESS, Cost
 
 VOCABULARY = 50_000
 V100 = 32_000_000_000

@@ -46,7 +46,7 @@ TRAINING: dict[str, object] = {
     "--no-epoch-checkpoints": True,
     "--num-workers": 0,  # blocks are slices of a memory map: fairseq's thread that reads ahead suffices
 }
-"""As in experiments/table2/sizes/base.yaml, without --num-workers, and without --fp16: no gain on a CPU."""
+"""As size base of experiments/table2.yaml, without --num-workers, and without --fp16: no gain on a CPU."""
 
 _SAVING = (
     *("--save-interval", "--save-interval-updates", "--no-epoch-checkpoints"),

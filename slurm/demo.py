@@ -34,7 +34,7 @@ STEPS = {"the corpus": 4, "the stream": 6, "language models": 80, "image learner
 def corpus(out: Path) -> tuple[str, tuple[int, int] | None]:
     """Write the text of the demo; its file, and its first and last year: None if it has no dates.
 
-    Dated text are the changelogs of Debian's packages, if the machine has enough of them.
+    Dated text is the changelogs of Debian's packages, if the machine has enough of them.
     """
     changelogs, documentation = (out / f"corpus/{name}.jsonl" for name in ("changelogs", "pydoc"))
     if any(CHANGELOGS.glob("*/changelog.Debian.gz")):
@@ -60,17 +60,12 @@ def years(path: Path) -> tuple[int, int] | None:
             words[year] += len(record["text"].split())
     spans = [range(year, year + PERIODS) for year in sorted(words)]
     enough = [span for span in spans if all(words[year] >= LEAST_WORDS for year in span)]
-    if not enough:
-        return None
-    best = max(enough, key=lambda span: sum(documents[year] for year in span))
-    return best[0], best[-1]
+    best = max(enough, key=lambda span: sum(documents[year] for year in span), default=None)
+    return (best[0], best[-1]) if best else None
 
 
 def steps(out: Path, text: str, span: tuple[int, int] | None) -> list[list[str]]:
-    """The command lines of each step but the first; those of one step run at the same time.
-
-    `text` and `span`: see `corpus`.
-    """
+    """The command lines of each step but the first; those of one step run at the same time. See `corpus`."""
     stream, runs = (shlex.quote(str(out / name)) for name in ("stream", "runs"))
     sizes = "--mega-batches 4 --words 100k --eval-words 10k --valid-words 10k --vocab-size 4000"
     if span:
@@ -94,41 +89,30 @@ def steps(out: Path, text: str, span: tuple[int, int] | None) -> list[list[str]]
     ]
 
 
-def remaining(place: int, passed: float) -> str:
-    """How long the steps from `place` on take, at the pace of those before: they took `passed` seconds."""
-    usual = list(STEPS.values())
-    pace = max(1.0, passed / sum(usual[:place])) if place else 1.0
-    left = pace * sum(usual[place:])
-    return f"about {left:.0f} s left" if left < 90 else f"about {left / 60:.0f} min left"
-
-
 def run(lines: Sequence[str]) -> None:
     """Run the command lines of a step at the same time, each on its share of the cores; exit if one fails."""
     threads = max(1, (os.cpu_count() or 1) // len(lines))
     # Idle OpenMP threads spin: processes that each use all cores would slow each other down.
     environment = {**os.environ, **OWN_MODULES, "OMP_NUM_THREADS": str(threads)}
-    output = None if len(lines) == 1 else subprocess.PIPE
-    processes = []
-    for line in lines:
-        print(f"\n$ {line}", flush=True)
+    pipe = subprocess.PIPE if len(lines) > 1 else None
+
+    def follow(line: str) -> int:
+        """Run one; with several, each line of output follows the name of its folder."""
         program, *arguments = shlex.split(line)
         words = [sys.executable, *(["-m", "alma"] if program == "alma" else []), *arguments]
-        error = output and subprocess.STDOUT
-        processes.append(subprocess.Popen(words, env=environment, stdout=output, stderr=error, text=True))
+        name = Path(words[words.index("--out") + 1]).name if "--out" in words else ""
+        with subprocess.Popen(
+            words, env=environment, text=True, stdout=pipe, stderr=pipe and subprocess.STDOUT
+        ) as process:
+            for text in process.stdout or ():
+                print(f"{name:>6} | {text}", end="", flush=True)
+        return process.returncode
+
+    print(*(f"\n$ {line}" for line in lines), sep="\n", flush=True)
     with ThreadPoolExecutor(len(lines)) as pool:
-        codes = list(pool.map(_follow, processes, lines))
-    for code in codes:
-        if code:
-            sys.exit(code if code > 0 else 1)
-
-
-def _follow(process: subprocess.Popen, line: str) -> int:
-    """Print the output of a process, each line after the name of its folder; return its exit code."""
-    words = shlex.split(line)
-    name = Path(words[words.index("--out") + 1]).name if "--out" in words else ""
-    for text in process.stdout or ():
-        print(f"{name:>6} | {text}", end="", flush=True)
-    return process.wait()
+        codes = list(pool.map(follow, lines))
+    if code := next(filter(None, codes), 0):
+        sys.exit(max(code, 1))
 
 
 def parser() -> Parser:
@@ -150,17 +134,20 @@ def parser() -> Parser:
 def main() -> None:
     started = time.monotonic()
     out = parser().parse_args().out
-
-    def announce(place: int, name: str) -> None:
-        told = "on two idle cores" if not place else "at this pace"
-        left = remaining(place, time.monotonic() - started)
-        print(f"\n[{place + 1}/{len(STEPS)}] {name} ({left} {told})", flush=True)
-
-    first, *others = STEPS
-    announce(0, first)
-    for place, (name, lines) in enumerate(zip(others, steps(out, *corpus(out)), strict=True), start=1):
-        announce(place, name)
-        run(lines)
+    usual = list(STEPS.values())
+    todo: list[list[str]] = []
+    for place, name in enumerate(STEPS):
+        passed = time.monotonic() - started
+        pace, basis = 1.0, "on two idle cores"
+        if place:
+            pace, basis = max(1.0, passed / sum(usual[:place])), "at this pace"
+        left = pace * sum(usual[place:])
+        time_left = f"about {left:.0f} s" if left < 90 else f"about {left / 60:.0f} min"
+        print(f"\n[{place + 1}/{len(STEPS)}] {name} ({time_left} left {basis})", flush=True)
+        if place:
+            run(todo[place - 1])
+        else:
+            todo = steps(out, *corpus(out))
     print(f"\ndone in {time.monotonic() - started:.0f} s: {out / 'report/report.md'}")
 
 

@@ -21,23 +21,22 @@ from alma.errors import Parser, UserError, closest, command
 from alma.experiments import read_settings
 from alma.files import make_directory, write_json_atomic
 from alma.help_texts import DATA_ROOT, JOBS
-from alma.schema import AMOUNT, require
 from alma.tables import as_text
 from slurm.engine import children
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
+SIZES = ("small", "medium", "saturated", "paper")
 DATA = {"small": "digits", "medium": "mnist"}
 """The data set of all image figures, by size; at the paper's size each has its own."""
-MODELS = {"small": ("tiny",), "saturated": ("saturated_small", "saturated")}
-"""The sizes of all language models, likewise, in experiments/table2/sizes/."""
-SIZES = ("small", "medium", "saturated", "paper")
+TABLE2, TIME = TEXT = ("table2", "time")
+"""Experiments of language models, below EXPERIMENTS, and the folders of their runs."""
+MODELS = {"small": ("tiny",), "saturated": ("saturated_small", "saturated"), "paper": ("base", "large")}
+"""The sizes of the rows of Table 2, by size."""
 _LOAD = (
     "import sys; from alma.errors import command; from vision.data import load; "
     "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
 )
 _DATA_SET = re.compile("cifar100?|e?mnist")
-TABLE2, TIME = TEXT = ("table2", "time")
-"""Folders of the experiments of language models, below EXPERIMENTS, and of their runs."""
 _DRAWINGS = ("figure6", "draft-figure2")
 _PRINTED = 12  # words of a command
 _EXAMPLES = """\
@@ -55,8 +54,6 @@ class Command(NamedTuple):
 
     words: list[str]
     folder: Path | None = None
-    drawn: tuple[str, ...] = ()
-    """Of a report: the wanted figures. Why its runs do not allow others is of no interest."""
 
     def __str__(self) -> str:
         words = ["python" if word == sys.executable else word for word in self.words]
@@ -69,8 +66,8 @@ class Outcome(NamedTuple):
 
     name: str
     state: str
-    seconds: float
-    files: list[Path]
+    seconds: float = 0
+    files: Sequence[Path] = ()
     code: int = 0
 
 
@@ -87,17 +84,14 @@ def index() -> dict[str, dict[str, Any]]:
 
 def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Iterator[Command]:
     """The commands that run the experiments of a figure or table, and the one that draws it."""
-    place, experiments = options.out / options.size, record["experiments"]
+    place = options.out / options.size
     own = record.get("flags", {}).get(options.size, "")
-    if TABLE2 in experiments:
-        yield from _table2(experiments[TABLE2].split(), place, place / name, options)
-        return
-    if TIME in experiments:
-        yield from _time(experiments[TIME].split(), place, place / name, options)
-        return
     root = ["--data-root", options.data_root] if options.data_root else []
     runs: list[str] = []
-    for key, text in experiments.items():
+    for key, text in record["experiments"].items():
+        if key in TEXT:
+            yield from _text(key, text.split(), place.resolve(), (place / name).resolve(), options)
+            return
         file, *flags = f"{text} {own}".split()
         folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), key) + re.sub("[- ]+", "-", own[1:])
         size = ["--size", options.size] if options.size in DATA else []
@@ -111,42 +105,33 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
     yield tool("alma.report", *dict.fromkeys(runs), "--figures", "vision", "--out", place / name)
 
 
-def _table2(rows: Sequence[str], place: Path, out: Path, options: argparse.Namespace) -> Iterator[Command]:
-    """The commands for rows of Table 2. UserError: there is no stream."""
-    place, out = place.resolve(), out.resolve()  # the launcher starts in `place`
+def _text(
+    experiment: str, rows: Sequence[str], place: Path, out: Path, options: argparse.Namespace
+) -> Iterator[Command]:
+    """The commands for rows of Table 2, or for runs on streams with dates. UserError: there is no stream."""
+    is_table = experiment == TABLE2
+    models = MODELS[options.size] if is_table else ("small",)
     stream = options.stream and options.stream.resolve()
-    small = MODELS.get(options.size, ())
-    if options.size == "small" and stream is None:
+    if stream is None and is_table and options.size == "small":
         stream = place / "stream"
         yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
     if stream is None:
-        recipe = EXPERIMENTS / (f"table2/sizes/{small[-1]}.yaml" if small else "streams/paper.sh")
+        recipe = f"size {models[-1]} of {EXPERIMENTS / experiment}.yaml"
         raise UserError(f"{out.name} needs the stream of {recipe}: make it, and give it with --stream")
-    models = small or ("base", "large")
-    for model in models:
-        files = [EXPERIMENTS / TABLE2 / f"{row}_{'base' if small else model}.yaml" for row in rows]
-        words = [*files, "--size", model, "--stream", stream, "--jobs", options.jobs]
+    for model in models:  # the launcher starts in `place`
+        words = [EXPERIMENTS / f"{experiment}.yaml", f"runs={','.join(rows)}", "--size", model]
+        words += ["--stream", stream, *([] if is_table else ["--seeds", "0-2"]), "--jobs", options.jobs]
         yield tool("slurm.launch", *words, folder=place)
     runs = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
-    yield tool("alma.report", *runs, "--table", "lm", "--figures", "lm", "--out", out)
-
-
-def _time(names: Sequence[str], place: Path, out: Path, options: argparse.Namespace) -> Iterator[Command]:
-    """The commands for the experiments of dated streams, three seeds each. UserError: there is no stream."""
-    recipe = EXPERIMENTS / TIME / "sizes/small.yaml"
-    if options.stream is None:
-        raise UserError(f"{out.name} needs the stream of {recipe}: make it, and give it with --stream")
-    files = [EXPERIMENTS / TIME / f"{name}.yaml" for name in names]
-    words = [*files, "--stream", options.stream.resolve(), "--seeds", "0-2", "--jobs", options.jobs]
-    yield tool("slurm.launch", *words, folder=place.resolve())
-    yield tool("alma.report", place.resolve() / "runs" / TIME, "--figures", "lm", "--out", out.resolve())
+    shown = [*runs, "--table", "lm"] if is_table else [place / "runs" / TIME]
+    yield tool("alma.report", *shown, "--figures", "lm", "--out", out)
 
 
 def check_data(records: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
     """Read, with --download fetch, each image data set that the figures need; exit if one is missing."""
     texts = [folder for record in records for folder in record["experiments"] if folder not in TEXT]
-    found = (DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts)  # type: ignore[index]
-    for name in sorted(set(found) - {"digits"}):
+    names = {DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts}  # type: ignore[index]
+    for name in sorted(names - {"digits"}):
         words = [sys.executable, "-c", _LOAD, name, str(options.data_root or "data")]
         if code := run(Command(words + ["download"] * options.download)):
             sys.exit(code)
@@ -155,50 +140,43 @@ def check_data(records: Sequence[Mapping[str, Any]], options: argparse.Namespace
 def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Outcome:
     """Run and draw a figure or table, unless that is done; with --dry-run only print the commands."""
     out = options.out / options.size / name
-    *todo, report = commands(name, record, options)
-    todo.append(report._replace(drawn=tuple(record["drawn"])))
+    todo = list(commands(name, record, options))
     if options.dry_run:
         print(f"\n{name}", *todo, sep="\n")
-        return Outcome(name, "dry run", 0, [])
-    marker = out / "done.json"
-    content = {"commands": [one.words for one in todo], "experiments": _digest()}
-    files = drawn(out, record["drawn"])
-    if files and (seconds := _taken(marker, content)) is not None:
-        return Outcome(name, "complete", seconds, files)
+        return Outcome(name, "dry run")
+    experiments = sorted(set(EXPERIMENTS.rglob("*.yaml")) - {EXPERIMENTS / "index.yaml"})
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in experiments)).hexdigest()
+    content = {"commands": [one.words for one in todo], "experiments": digest}
+    marker, files = out / "done.json", drawn(out, record["drawn"])
+    done = json.loads(marker.read_bytes()) if files and marker.exists() else {}
+    if done.items() >= content.items():
+        return Outcome(name, "complete", done["seconds"], files)
     started = time.monotonic()
     for one in todo:
         print(f"\n{name} {one}", flush=True)
-        if code := run(one):
-            return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, [], code)
-    seconds = time.monotonic() - started
-    if not (files := drawn(out, record["drawn"])):
-        return Outcome(name, "done, nothing drawn", seconds, [])
-    make_directory(out)
-    write_json_atomic(marker, content | {"seconds": round(seconds, 1)})
-    return Outcome(name, "done", seconds, files)
+        if code := run(one, record["drawn"] if one is todo[-1] else ()):
+            return Outcome(name, f"failed, exit code {code}", time.monotonic() - started, code=code)
+    seconds, files = round(time.monotonic() - started, 1), drawn(out, record["drawn"])
+    if files:
+        make_directory(out)
+        write_json_atomic(marker, content | {"seconds": seconds})
+    return Outcome(name, "done" if files else "done, nothing drawn", seconds, files)
 
 
-def _taken(marker: Path, content: Mapping[str, Any]) -> float | None:
-    """The seconds that `marker` records for the same content; None: made otherwise, or no such file."""
-    try:
-        done = json.loads(marker.read_bytes())
-        require(done, {"seconds": AMOUNT}, needed=("seconds",))
-    except (OSError, ValueError):
-        return None
-    return done["seconds"] if done.items() >= content.items() else None
+def run(one: Command, wanted: Sequence[str] = ()) -> int:
+    """Run a command; return its exit code as a shell would.
 
-
-def run(one: Command) -> int:
-    """Run a command; return its exit code as a shell would."""
+    `wanted`: figures of a report, which then does not say why its runs allow no others.
+    """
     if one.folder:
         make_directory(one.folder)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     environment = {**os.environ, **children.OWN_MODULES, "PATH": path}
-    output = subprocess.PIPE if one.drawn else None
+    output = subprocess.PIPE if wanted else None
     done = subprocess.run(one.words, cwd=one.folder, env=environment, check=False, stdout=output, text=True)
     for line in (done.stdout or "").splitlines():
         remark = re.match(r"\w+_B\d+ (\w+): ", line)
-        if not (remark and remark[1] not in one.drawn):
+        if not (remark and remark[1] not in wanted):
             print(line)
     return done.returncode if done.returncode >= 0 else 128 - done.returncode
 
@@ -208,11 +186,6 @@ def drawn(out: Path, names: Sequence[str]) -> list[Path]:
     shows = re.compile(rf"(^|_)({'|'.join(names)})(_[hB]\d+)*$")
     files = sorted([*out.glob("*.png"), *out.glob("table*.md")])
     return [file for file in files if shows.search(file.stem)]
-
-
-def _digest() -> str:
-    files = sorted(set(EXPERIMENTS.rglob("*.yaml")) - {EXPERIMENTS / "index.yaml"})
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def overview(records: Mapping[str, Mapping[str, Any]]) -> str:
@@ -233,24 +206,32 @@ def summary(rows: Sequence[Outcome]) -> str:
     return as_text(lines)
 
 
-def findings(names: Sequence[str], records: Mapping[str, Mapping[str, Any]], size: str) -> str:
-    """A line for each figure and table: what the paper found, and at the small size what was found there."""
-    lines = []
-    for name in names:
-        record = records[name]
-        seen = f"; at this size: {record['small']}" if size == "small" else ""
-        lines.append(f"{name}: {record.get('beyond', 'paper')}: {record['finding']}{seen}")
-    return "\n".join(lines)
+def finding(name: str, record: Mapping[str, Any], size: str) -> str:
+    """What the paper found, and at the small size what was found there."""
+    seen = f"; at this size: {record['small']}" if size == "small" else ""
+    return f"{name}: {record.get('beyond', 'paper')}: {record['finding']}{seen}"
 
 
-def _chosen(options: argparse.Namespace, records: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The names to reproduce; all: those of the paper at this size. UserError: one has no such size."""
-    named = [name for name in options.figures if name != "all"]
-    for name in named:
-        if options.size not in (sizes := _sizes(records[name])):
+def chosen(options: argparse.Namespace, records: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The names to reproduce; all: those of the paper at this size. UserError: no such name or size."""
+    if not options.figures:
+        raise UserError("give a figure or table, such as figure7, or all; --list shows them")
+    names: list[str] = []
+    for name in options.figures:
+        if name == "all":
+            paper = [own for own in records if "beyond" not in records[own]]
+            names += [own for own in paper if options.size in _sizes(records[own])]
+        elif name in _DRAWINGS:
+            raise UserError(f"{name} is a drawing of a growth step: there is nothing to run")
+        elif name not in records:
+            number = re.findall(r"\d+", name)
+            near = closest(name, [own for own in records if re.findall(r"\d+", own) == number])
+            raise UserError(f"{name}: no such figure; " + (f"did you mean {near}?" if near else "see --list"))
+        elif options.size not in (sizes := _sizes(records[name])):
             raise UserError(f"{name} has no --size {options.size}: give --size {' or '.join(sizes)}")
-    every = [name for name in records if "beyond" not in records[name]] if "all" in options.figures else []
-    return list(dict.fromkeys([name for name in every if options.size in _sizes(records[name])] + named))
+        else:
+            names.append(name)
+    return list(dict.fromkeys(names))
 
 
 def _sizes(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -269,20 +250,12 @@ def parser() -> Parser:
         epilog=_EXAMPLES,
     )
     add = made.add_argument
-    add(
-        "figures",
-        nargs="*",
-        metavar="FIGURE",
-        help="such as figure7, table2, draft-figure3; all: those of the paper; or time",
-    )
+    figures = "such as figure7, table2, draft-figure3; all: those of the paper; or time"
+    add("figures", nargs="*", metavar="FIGURE", help=figures)
     add("--list", action="store_true", help="print all figures and tables with data, runs and cost, and exit")
-    size = (
-        "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; saturated: language "
-    )
-    size += (
-        "models with the paper's tokens a parameter, on a CPU; paper: the paper's settings (default: small)"
-    )
-    add("--size", choices=SIZES, default="small", help=size)
+    size = "small: for a CPU, without a download; medium: image figures on MNIST, B = 50; saturated: "
+    size += "language models with the paper's tokens a parameter, on a CPU; paper: the paper's settings "
+    add("--size", choices=SIZES, default="small", help=f"{size}(default: small)")
     out = "folder for runs, figures and tables (default: reproduced)"
     add("--out", type=Path, default=Path("reproduced"), metavar="DIR", help=out)
     add("--data-root", type=Path, metavar="DIR", help=f"with --size medium or paper: {DATA_ROOT}")
@@ -304,16 +277,7 @@ def main() -> None:
         return
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: give 1 or more")
-    if not options.figures:
-        raise UserError("give a figure or table, such as figure7, or all; --list shows them")
-    for name in options.figures:
-        if name in _DRAWINGS:
-            raise UserError(f"{name} is a drawing of a growth step: there is nothing to run")
-        if name not in records and name != "all":
-            same_number = [each for each in records if re.findall(r"\d+", each) == re.findall(r"\d+", name)]
-            near = closest(name, same_number)
-            raise UserError(f"{name}: no such figure; " + (f"did you mean {near}?" if near else "see --list"))
-    names = _chosen(options, records)
+    names = chosen(options, records)
     if not options.dry_run:
         check_data([records[name] for name in names], options)
     rows: list[Outcome] = []
@@ -322,8 +286,8 @@ def main() -> None:
         if rows[-1].code:
             break
     if not options.dry_run:
-        done = [row.name for row in rows if not row.code]
-        print(f"\n{summary(rows)}\n\n{findings(done, records, options.size)}")
+        findings = [finding(row.name, records[row.name], options.size) for row in rows if not row.code]
+        print(f"\n{summary(rows)}\n", *findings, sep="\n")
     sys.exit(rows[-1].code)
 
 

@@ -22,7 +22,7 @@ alma data "wiki=$out/wiki.jsonl" --out "$out/stream" --mega-batches 4 --words "$
 	--max-document-words 1k --seed 1
 
 for learner in sm4 gmoe; do
-	alma train "$here/../../experiments/table2/${learner}_w1_base.yaml" --stream "$out/stream" \
+	alma train "$here/../../experiments/table2.yaml" "runs=${learner}_w1" --stream "$out/stream" \
 		--size "${SIZE:-small}" --out "$out/runs/$learner" --seed 1
 done
 alma report "$out/runs" --out "$out/report"

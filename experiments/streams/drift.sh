@@ -2,7 +2,7 @@
 # Two streams that drift, from three texts: encyclopedia, books, web pages (UTF-8, a blank line between documents).
 #   sh experiments/streams/drift.sh WIKI BOOKS WEB
 # drift_domains: WIKI, BOOKS, WEB, a third of each. drift_slide: from WIKI to BOOKS in five steps. No text is in two
-# mega-batches. 0.3M words a mega-batch, as experiments/table2/sizes/small.yaml; two minutes of one core.
+# mega-batches. 0.3M words a mega-batch, as size small of experiments/table2.yaml; two minutes of one core.
 set -e
 wiki=$1 books=$2 web=$3
 parts=drift.corpus

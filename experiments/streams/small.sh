@@ -1,5 +1,5 @@
 #!/bin/sh
-# The stream of experiments/table2/sizes/tiny.yaml, without a download: documentation that is installed with Python
+# The stream of size tiny of experiments/table2.yaml, without a download: documentation that is installed with Python
 # and its packages. 4 mega-batches and an evaluation mega-batch; half a minute of one core, 16 MB.
 #   sh experiments/streams/small.sh [STREAM]
 set -e

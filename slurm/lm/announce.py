@@ -13,12 +13,10 @@ from alma.tables import as_text
 from slurm.engine.machine import Machine
 from slurm.engine.terminal import say
 from slurm.lm.estimate import Cost, Estimate, estimate, total, vocabulary_size
-from slurm.lm.memory import Precision
 from slurm.lm.options import MAIN_FLAGS, Launch
-from slurm.lm.plan import Plan
+from slurm.lm.plan import FlagValues, Plan
 from slurm.lm.record import run_config
 from slurm.lm.request import OF_THE_LAUNCHER
-from slurm.lm.settings import FlagValues
 
 _VOCABULARY = 50_260  # the paper's
 _GB = 1e9
@@ -37,19 +35,19 @@ def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> list[E
         sizes = {stream: size or _VOCABULARY for stream, size in sizes.items()}
     estimates = [estimate(plan, sizes[plan.stream], machine) for plan in plans]
     say(table(estimates, options.tflops_per_gpu))
-    verbose = options.verbose
     if text := describe(plans):
         say(text)
-    trained_with: dict[str, Path] = {}
+    first: dict[str, Path] = {}  # runs of equal settings are announced once
     for plan in plans:
-        trained_with.setdefault(described(plan.stages[0].settings, verbose), plan.out)
-    for text, out in trained_with.items():
-        say(f"{out}: {text}" if len(trained_with) > 1 else text)
-    if verbose:
-        for plan in plans:
-            for spec in plan.stages:
-                commands = [training.command for training in spec.trainings] + [spec.evaluate]
-                say("\n".join(map(shlex.join, commands)))
+        first.setdefault(described(plan.stages[0].settings, options.verbose), plan.out)
+    for text, out in first.items():
+        say(f"{out}: {text}" if len(first) > 1 else text)
+    for spec in (spec for plan in plans if options.verbose for spec in plan.stages):
+        say(
+            "\n".join(
+                shlex.join(command) for command in [*(one.command for one in spec.trainings), spec.evaluate]
+            )
+        )
     try:
         check_fit(estimates)
     except UserError as error:
@@ -65,11 +63,9 @@ def describe(plans: Sequence[Plan]) -> str:
     """Such as "3 of 12 trainings are shared: 1,800 of 7,200 updates less"; "" if none is."""
     trainings = [training for plan in plans for spec in plan.stages for training in spec.trainings]
     shared = [training for training in trainings if training.source]
-    if not shared:
-        return ""
-    saved, total = (sum(each.updates or 0 for each in some) for some in (shared, trainings))
-    less = f": {saved:,} of {total:,} updates less" if saved else ""
-    return f"{len(shared)} of {len(trainings)} trainings are shared{less}"
+    saved, updates = (sum(one.updates or 0 for one in some) for some in (shared, trainings))
+    less = f": {saved:,} of {updates:,} updates less" if saved else ""
+    return f"{len(shared)} of {len(trainings)} trainings are shared{less}" if shared else ""
 
 
 def described(settings: FlagValues, whole: bool) -> str:
@@ -83,39 +79,48 @@ def described(settings: FlagValues, whole: bool) -> str:
 
 def table(estimates: Sequence[Estimate], rate: float | None = None) -> str:
     """A line for each run, and the totals of several runs; GPU-hours at `rate` TFLOPs a second of a GPU."""
+
+    def work(costs: Sequence[Cost]) -> list[str]:
+        updates, flops = total(cost.updates for cost in costs), total(cost.flops for cost in costs)
+        hours = [_text(flops, rate * 1e12 * 3600)] if rate else []
+        tokens = _text(total(cost.tokens for cost in costs), 1e6, "M")
+        return ["?" if updates is None else f"{updates:,}", tokens, _text(flops, 1e12), *hours]
+
     lines = [["run", "learner", "experts", "parameters", "updates", "tokens", "TFLOPs"]]
     lines[0] += [*(["GPU-hours"] if rate else []), "GB/process"]
-    for each in estimates:
-        parameters, memory = _text(each.parameters, 1e6, "M"), _text(each.memory, _GB)
-        work = _work(each.updates, each.tokens, each.flops, rate)
-        lines.append([str(each.out), each.learner, each.experts, parameters, *work, memory])
+    for run in estimates:
+        parameters, memory = _text(run.parameters, 1e6, "M"), _text(run.memory, _GB)
+        lines.append([str(run.out), run.learner, run.experts, parameters, *work(run.costs), memory])
     if len(estimates) > 1:
-        trained = [cost for each in estimates for cost in each.costs if not cost.shared]
-        updates, tokens = total(cost.updates for cost in trained), total(cost.tokens for cost in trained)
-        flops = total(cost.flops for cost in trained)
-        lines.append(["total", "", "", "", *_work(updates, tokens, flops, rate), ""])
+        trained = [cost for run in estimates for cost in run.costs if not cost.shared]
+        lines.append(["total", "", "", "", *work(trained), ""])
     return as_text(lines)
 
 
 def check_fit(estimates: Sequence[Estimate]) -> None:
     """Raise UserError if the rest of a run does not fit its machine: GPUs, memory or disk. Writes nothing."""
-    left = {each.out: [cost for cost in each.costs if not cost.result.exists()] for each in estimates}
-    for out, costs in left.items():
-        if costs:
-            _check_precision(out, costs[0])
-            _check_memory(out, max(costs, key=lambda cost: cost.memory or 0))
-    _check_disk(left)
+    disks: dict[int, int] = {}  # bytes of missing checkpoints of all runs
+    for run in estimates:
+        left = [cost for cost in run.costs if not cost.result.exists()]
+        if left:
+            _check_machine(run.out, max(left, key=lambda cost: cost.memory or 0))
+        place = next(path for path in (run.out.absolute(), *run.out.absolute().parents) if path.exists())
+        disk = place.stat().st_dev
+        new = [cost for cost in left if not (cost.shared or any(cost.directory.glob("checkpoint*.pt")))]
+        disks[disk] = disks.get(disk, 0) + sum(cost.checkpoints for cost in new)
+        free = shutil.disk_usage(place).free
+        if disks[disk] > free:
+            raise UserError(
+                f"{run.out}: checkpoints need about {disks[disk] / _GB:,.1f} GB of disk, and {place} has "
+                f"{free / _GB:,.1f} GB free: make room, choose another --out, or run fewer --stages"
+            )
 
 
-def _check_precision(out: Path, cost: Cost) -> None:
-    half = cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"]
-    if half and not cost.on_gpu:
+def _check_machine(out: Path, cost: Cost) -> None:
+    """The largest training has the GPUs and the memory: processes on a CPU share its, GPUs have their own."""
+    if cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"] and not cost.on_gpu:
         why = "this training runs on a CPU" if cost.machine.gpus else "this machine has none"
         raise UserError(f"{out}: --fp16 needs a GPU, and {why}: `-- --fp16=false` turns it off")
-
-
-def _check_memory(out: Path, cost: Cost) -> None:
-    """Processes on a CPU share its memory; on GPUs each has its own."""
     processes = 1 if cost.on_gpu else cost.processes
     there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
     need = (cost.memory or 0) * processes
@@ -123,37 +128,12 @@ def _check_memory(out: Path, cost: Cost) -> None:
         return
     several = f" for {processes} processes" if processes > 1 else ""
     what = "a GPU here has" if cost.on_gpu else "this machine has free"
-    half = " or --fp16" if cost.on_gpu and Precision(cost.settings).width == 4 else ""
+    half = " or --fp16" if cost.on_gpu and not cost.half else ""
     raise UserError(
         f"{out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
         f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "
         f"or --checkpoint-activations{half}, after the `--`"
     )
-
-
-def _check_disk(left: dict[Path, list[Cost]]) -> None:
-    """The missing checkpoints of all runs on the same disk must fit together."""
-    need: dict[int, int] = {}
-    for out, costs in left.items():
-        place = next(each for each in (out.absolute(), *out.absolute().parents) if each.exists())
-        disk = place.stat().st_dev
-        new = (cost for cost in costs if not (cost.shared or any(cost.directory.glob("checkpoint*.pt"))))
-        need[disk] = need.get(disk, 0) + sum(cost.checkpoints for cost in new)
-        free = shutil.disk_usage(place).free
-        if need[disk] > free:
-            raise UserError(
-                f"{out}: checkpoints need about {need[disk] / _GB:,.1f} GB of disk, and {place} has "
-                f"{free / _GB:,.1f} GB free: make room, choose another --out, or run fewer --stages"
-            )
-
-
-def _work(updates: int | None, tokens: int | None, flops: int | None, rate: float | None) -> list[str]:
-    return [
-        "?" if updates is None else f"{updates:,}",
-        _text(tokens, 1e6, "M"),
-        _text(flops, 1e12),
-        *([_text(flops, rate * 1e12 * 3600)] if rate else []),
-    ]
 
 
 def _text(number: int | None, scale: float, name: str = "") -> str:

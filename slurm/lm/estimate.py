@@ -14,12 +14,17 @@ from types import SimpleNamespace
 from alma.flops import Shape
 from alma.stream import Stream, is_stream
 from slurm.engine.machine import Machine
-from slurm.lm.memory import HOST_PROCESS, Memory, Precision
-from slurm.lm.plan import Plan
-from slurm.lm.settings import FlagValues, tokens_of_batch
+from slurm.lm.plan import FlagValues, Plan, tokens_of_batch
 
 SPECIALS = 4  # bos, pad, eos, unk: fairseq's dictionary adds them to the lines of dict.txt
 CHECKPOINTS = 2  # files of a training, besides those at intervals: best and last, if none is a link
+PROCESS = 1.0e9  # bytes of a process without a model: fairseq and torch on a CPU, or a GPU's CUDA context
+HOST_PROCESS = 4.0e9
+"""Bytes of host memory of a process on a GPU without a model: torch, CUDA and the buffers of NCCL. A guess on
+the safe side, not measured."""
+_MOMENTS = {"adafactor": 0, "sgd": 0, "adagrad": 1, "nag": 1}
+"""Numbers of the optimizer for a parameter, in fp32; others have 2, as Adam."""
+_EFFICIENT = ("--memory-efficient-fp16", "--memory-efficient-bf16")
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,11 @@ class Cost:
         return bool(self.machine.gpus) and not self.settings["--cpu"]
 
     @property
+    def half(self) -> bool:
+        """Whether weights, gradients and activations have 2 bytes instead of 4."""
+        return any(self.settings.get(flag) for flag in ("--fp16", "--bf16", *_EFFICIENT))
+
+    @property
     def processes(self) -> int:
         return self.settings["--distributed-world-size"] or 1
 
@@ -62,10 +72,6 @@ class Cost:
         return self.shape.parameters if self.shape else None
 
     @property
-    def batch(self) -> int | None:
-        return tokens_of_batch(self.settings)
-
-    @property
     def updates(self) -> int | None:
         return self.settings["--max-update"] or None
 
@@ -73,30 +79,33 @@ class Cost:
     def tokens(self) -> int | None:
         """Of the whole training, with every batch full (the last of an epoch may be smaller)."""
         passes = self.settings["--update-freq"][0]  # of a process per update, in the first epoch
-        factors = (self.batch, passes, self.processes, self.updates)
+        factors = (tokens_of_batch(self.settings), passes, self.processes, self.updates)
         return None if None in factors else math.prod(factor or 0 for factor in factors)
 
     @property
     def flops(self) -> int | None:
         """Of forward and backward passes, without attention scores, as in the records."""
-        if self.shape is None or self.tokens is None:
-            return None
-        return self.shape.training_flops(self.tokens)
+        return None if self.shape is None or self.tokens is None else self.shape.training_flops(self.tokens)
+
+    @property
+    def _has_master(self) -> bool:
+        """Whether FP16Optimizer keeps weights and gradients in fp32 besides the model's."""
+        return self.half and not any(self.settings.get(flag) for flag in _EFFICIENT)
+
+    @property
+    def _state(self) -> int:
+        """Bytes of a parameter in the optimizer's moments and in a moving average, in fp32."""
+        return 4 * (_MOMENTS.get(self.settings["--optimizer"], 2) + bool(self.settings.get("--store-ema")))
+
+    @property
+    def saved(self) -> int:
+        """Bytes of a checkpoint: fp32 weights, twice with FP16Optimizer, and `_state`; 0 if unknown."""
+        return (4 * (1 + self._has_master) + self._state) * (self.parameters or 0)
 
     @property
     def checkpoints(self) -> int:
         """Bytes on disk; 0 if unknown."""
-        files = CHECKPOINTS + max(1, self.settings["--keep-interval-updates"])
-        return files * Precision(self.settings).saved * (self.parameters or 0)
-
-    @property
-    def memory(self) -> int | None:
-        """Bytes of one process; None if unknown."""
-        if self.shape is None or self.parameters is None or self.batch is None:
-            return None
-        return Memory(
-            self.settings, self.shape, self.parameters, self.batch, self.processes, self.on_gpu
-        ).total
+        return (CHECKPOINTS + max(1, self.settings["--keep-interval-updates"])) * self.saved
 
     def host_memory(self, processes: int) -> int | None:
         """Bytes of the memory of a node with so many of its processes; None if unknown.
@@ -108,8 +117,53 @@ class Cost:
             return self.memory and processes * self.memory
         if self.parameters is None:
             return None
-        checkpoint = Precision(self.settings).saved * self.parameters
-        return processes * (int(HOST_PROCESS) + 4 * self.parameters) + 2 * checkpoint
+        return processes * (int(HOST_PROCESS) + 4 * self.parameters) + 2 * self.saved
+
+    @cached_property
+    def memory(self) -> int | None:
+        """Bytes of one process, None if unknown; benchmarks/training_memory.py compares it with a count.
+
+        PROCESS, weights, optimizer, and the larger of two peaks (on a CPU, where malloc keeps freed memory,
+        their sum): the loss, when all activations are saved and no gradient exists; and the backward pass of
+        the first layer, with its activations and all gradients. DistributedDataParallel has a copy of the
+        gradients at all times. With --moe-expert-parallel each process holds some of the experts.
+
+        Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section
+        4.1, count for a token of a layer 8 widths and 2 hidden widths, and dropout masks of 2 widths. fairseq
+        adds a copy of the attention's output, and its GELU saves its input in fp32. Their 5 a s^2 b bytes of
+        attention scores are saved only with --attention-dropout on a CPU: else
+        scaled_dot_product_attention recomputes them.
+        """
+        shape, settings, batch = self.shape, self.settings, tokens_of_batch(self.settings)
+        if shape is None or batch is None:
+            return None
+        width, mask = (2 if self.half else 4), (1 if self.on_gpu else 4)  # a mask is a float on a CPU
+        fused = settings.get("--fp16") or settings.get("--memory-efficient-fp16")  # log_softmax writes fp32
+        here = averaged = shape.parameters
+        if settings.get("--moe-expert-parallel") and self.processes > 1:
+            experts = shape.members * shape.experts * shape.per_expert
+            averaged -= experts
+            here = averaged + experts // self.processes
+        numbers = width + 8 * self._has_master + self._state
+        fixed = here * numbers + averaged * width * (self.processes > 1)
+        dim, hidden, heads = shape.dim, shape.hidden, settings["--decoder-attention-heads"]
+        layer = (9 * dim + hidden) * width + 4 * hidden + 2 * dim * mask + 4 * heads
+        if not self.on_gpu and settings["--attention-dropout"]:
+            layer += heads * settings["--tokens-per-sample"] * (2 * width + mask)
+        # Tokens by expert, and outputs before the gate in fp32.
+        layers = shape.layers * layer + shape.switch_layers * (dim * (width + 4) + 8 * shape.experts)
+        if settings["--checkpoint-activations"]:
+            layers = shape.layers * dim * width
+        ends = dim * (4 * width + mask)  # embedding, its dropout mask, the last norm
+        # Logits, log-probabilities and gradients of all tokens, and with several members their sum; or of a
+        # chunk, with gradients of the output weights.
+        logits = batch * ((10 if fused else 12) + 4 * (shape.members > 1))
+        if chunk := settings.get("--loss-chunk-tokens"):
+            token, weight = (4, 4) if width == 4 else (8 if fused else 10, 6)
+            logits = min(batch, chunk) * token + shape.members * dim * weight
+        at_loss = batch * shape.members * (layers + ends) + shape.vocabulary * logits
+        peaks = (at_loss, here * width + batch * (layer + ends))
+        return int(PROCESS) + fixed + (max(peaks) if self.on_gpu else sum(peaks))
 
 
 @dataclass(frozen=True)
@@ -121,12 +175,11 @@ class Estimate:
     costs: tuple[Cost, ...]
     deployed: tuple[Cost, ...]
     """Of the trainings whose models are deployed after the last stage."""
-    parameters: int | None
-    """Of all models deployed at the end."""
-    updates: int | None
-    """Of all trainings, as are `tokens` and `flops`."""
-    tokens: int | None
-    flops: int | None
+
+    @property
+    def parameters(self) -> int | None:
+        """Of all models deployed at the end."""
+        return total(cost.parameters for cost in self.deployed)
 
     @property
     def memory(self) -> int | None:
@@ -149,29 +202,14 @@ class Estimate:
 
 def estimate(plan: Plan, vocabulary: int | None, machine: Machine) -> Estimate:
     """Cost of `plan` on `machine`, for a dict.txt of `vocabulary` tokens."""
-    costs = {
-        training.directory: Cost(
-            training.directory,
-            spec.directory / "result.json",
-            {**spec.settings, "--max-update": training.updates or 0},
-            vocabulary,
-            machine,
-            training.source is not None,
-        )
-        for spec in plan.stages
-        for training in spec.trainings
-    }
+    costs = {}
+    for spec in plan.stages:
+        for training in spec.trainings:
+            settings = {**spec.settings, "--max-update": training.updates or 0}
+            where, marker = training.directory, spec.directory / "result.json"
+            costs[where] = Cost(where, marker, settings, vocabulary, machine, training.source is not None)
     deployed = tuple(costs[directory] for directory in plan.stages[-1].models)
-    return Estimate(
-        plan.out,
-        plan.config["learner"],
-        tuple(costs.values()),
-        deployed,
-        parameters=total(cost.parameters for cost in deployed),
-        updates=total(cost.updates for cost in costs.values()),
-        tokens=total(cost.tokens for cost in costs.values()),
-        flops=total(cost.flops for cost in costs.values()),
-    )
+    return Estimate(plan.out, plan.config["learner"], tuple(costs.values()), deployed)
 
 
 def vocabulary_size(data: str) -> int | None:

@@ -3,7 +3,6 @@
 import argparse
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,29 +15,21 @@ from slurm.engine.terminal import say
 from slurm.lm.announce import announce
 from slurm.lm.checks import check, count_megabatches
 from slurm.lm.cluster import launch_on_slurm, show_jobs
-from slurm.lm.hosts import with_hosts
 from slurm.lm.local import launch_here
 from slurm.lm.options import Launch
-from slurm.lm.placement import place
+from slurm.lm.placement import place, with_hosts
 from slurm.lm.plan import make_plan
 from slurm.lm.request import read_requests, resolved
 from slurm.lm.sharing import share
 
 
+@children.failures_in_one_line()
 def start(words: Sequence[str], parsed: argparse.Namespace) -> None:
     """Run a command line of the launcher, whose options are `parsed`."""
     for ending in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(ending) is signal.SIG_DFL:  # nohup ignores SIGHUP
             signal.signal(ending, signal.default_int_handler)  # end the child and say so, as on Ctrl-C
     options = Launch(parsed.cluster, **given(Launch, parsed))
-    try:
-        _launch(words, parsed, options)
-    except children.StageFailed as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        sys.exit(1)
-
-
-def _launch(words: Sequence[str], parsed: argparse.Namespace, options: Launch) -> None:
     resources.check_cluster(parsed, slurm=("wait",), local=("jobs",))
     wanted, jobs, on_slurm = resources.read(parsed), options.jobs or 1, options.cluster == "slurm"
     if options.megabatches and not options.dry_run:

@@ -2,9 +2,9 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -20,7 +20,7 @@ from slurm.lm.plan import Plan
 from slurm.lm.progress import ProgressBar
 from slurm.lm.record import open_run, summary
 from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect, read_measured
-from slurm.lm.stage import Environment, EvaluateJob, RunJob, TrainJob, jobs_of
+from slurm.lm.stage import Environment, RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}
 """The marker that each log's job writes."""
@@ -28,29 +28,21 @@ _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT
 
 def launch_here(plans: Sequence[Plan], jobs: int) -> None:
     """Run all plans on this machine, `jobs` jobs at a time; print the rows."""
-    if jobs > 1:
-        with _opened(plans) as runs:
-            run_side_by_side(plans, runs, jobs)
+    for group in [plans] if jobs > 1 else [[plan] for plan in plans]:
+        if len(plans) > 1 and jobs == 1:
+            print(f"\n{group[0].out}", flush=True)
+        with ExitStack() as stack:
+            for plan in group:
+                make_directory(plan.out)
+                stack.enter_context(locked(plan.out))
+                check_queue(plan)
+            runs = [open_run(plan) for plan in group]
+            if jobs > 1:
+                run_side_by_side(plans, runs, jobs)
+            else:
+                run_in_order(group[0], runs[0])
         for run in runs:
-            print(f"\n{run.directory}\n{summary(run)}")
-        return
-    for plan in plans:
-        if len(plans) > 1:
-            print(f"\n{plan.out}", flush=True)
-        with _opened([plan]) as (run,):
-            run_in_order(plan, run)
-        print(summary(run))
-
-
-@contextmanager
-def _opened(plans: Sequence[Plan]) -> Iterator[list[Run]]:
-    """Lock the directories of the runs, then create or resume them."""
-    with ExitStack() as stack:
-        for plan in plans:
-            make_directory(plan.out)
-            stack.enter_context(locked(plan.out))
-            check_queue(plan)
-        yield [open_run(plan) for plan in plans]
+            print(f"\n{run.directory}\n{summary(run)}" if jobs > 1 else summary(run))
 
 
 def run_in_order(plan: Plan, run: Run) -> None:
@@ -59,35 +51,27 @@ def run_in_order(plan: Plan, run: Run) -> None:
     with ProgressBar([training.updates for training in trainings]) as progress:
         for job in jobs_of(plan):
             if isinstance(job, TrainJob):
-                _train(job, progress)
-            else:
-                _evaluate(job, progress)
-                collect(plan, run)
-
-
-def _train(job: TrainJob, progress: ProgressBar) -> None:
-    complete = job.done or (job.spec.directory / RESULT).exists()
-    if not complete and job.training.source:
-        job.do()
-        say(f"{job.training.title}: shared with {job.training.source}")
-        complete = True
-    if not complete:
-        resumed = (job.directory / "checkpoint_last.pt").exists()
-        progress.start(job.training.title, resumed=resumed, earlier=job.training.earlier)
-        job.do(watch=progress.read)
-    progress.trained(now=not complete)
-
-
-def _evaluate(job: RunJob, progress: ProgressBar) -> None:
-    trained = isinstance(job, EvaluateJob)
-    title = job.spec.title if trained else "untrained model"
-    if not job.done:
-        progress.start(title, "evaluating")
-        job.do()
-        if trained:
-            progress.done(f"perplexity {read_measured(job.marker)['perplexity']:.2f}")
-    elif trained:
-        say(f"{title}: was complete")
+                training = job.training
+                complete = job.done or (job.spec.directory / RESULT).exists()
+                if not complete and training.source:
+                    job.do()
+                    say(f"{training.title}: shared with {training.source}")
+                elif not complete:
+                    resumed = (job.directory / "checkpoint_last.pt").exists()
+                    progress.start(training.title, resumed=resumed, earlier=training.earlier)
+                    job.do(watch=progress.read)
+                progress.trained(now=not (complete or training.source))
+                continue
+            is_stage = job.kind == "evaluate"
+            title = job.spec.title if is_stage else "untrained model"
+            if not job.done:
+                progress.start(title, "evaluating")
+                job.do()
+                if is_stage:
+                    progress.done(f"perplexity {read_measured(job.marker)['perplexity']:.2f}")
+            elif is_stage:
+                say(f"{title}: was complete")
+            collect(plan, run)
 
 
 def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> None:
@@ -103,6 +87,20 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
     free: SimpleQueue[Environment] = SimpleQueue()
     for names in devices(jobs):
         free.put({} if names is None else {"CUDA_VISIBLE_DEVICES": names})
+
+    def do(job: RunJob) -> None:
+        began, complete = time.monotonic(), job.done
+        if not complete:
+            say(f"{job}: started")
+            environment = free.get()
+            try:
+                job.do(environment)
+            finally:
+                free.put(environment)
+        with appending:  # also after a complete job: a kill may have come before its rows
+            collect(job.plan, records[job.run])
+        say(f"{job}: was complete" if complete else f"{job}: done in {time.monotonic() - began:.0f} s")
+
     started: dict[Future, Path] = {}
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(jobs))
@@ -110,8 +108,7 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
         while waiting or started:
             ready = [marker for marker in waiting if not needs[marker]]
             for marker in ready[: jobs - len(started)]:
-                job = waiting.pop(marker)
-                started[pool.submit(_do, job, records[job.run], appending, free)] = marker
+                started[pool.submit(do, waiting.pop(marker))] = marker
             if not started:
                 break  # only dependents of failed jobs are left
             done, _ = wait(started, return_when=FIRST_COMPLETED)
@@ -122,25 +119,10 @@ def run_side_by_side(plans: Sequence[Plan], runs: Sequence[Run], jobs: int) -> N
                     errors.append(error)
                     say(f"error: {marker.parent}: {error}")
                     continue
-                for each in needs.values():
-                    each.discard(marker)
+                for markers in needs.values():
+                    markers.discard(marker)
     if errors:
         raise errors[0]
-
-
-def _do(job: RunJob, run: Run, appending: threading.Lock, free: "SimpleQueue[Environment]") -> None:
-    began = time.monotonic()
-    complete = job.done
-    if not complete:
-        say(f"{job}: started")
-        environment = free.get()
-        try:
-            job.do(environment)
-        finally:
-            free.put(environment)
-    with appending:  # also after a complete job: a kill may have come before its rows
-        collect(job.plan, run)
-    say(f"{job}: was complete" if complete else f"{job}: done in {time.monotonic() - began:.0f} s")
 
 
 def state_of(directory: Path) -> JobStatus:
@@ -150,15 +132,15 @@ def state_of(directory: Path) -> JobStatus:
     t = rows[-1]["t"] if rows else 0
     name = f"mega-batch {t} of {end}"
     job = SubmittedJob(run=directory, name=name, kind="run", marker=run.results)
-    found = [path for log in _MARKERS for path in directory.rglob(log)]
-    logs = sorted(found, key=lambda log: log.stat().st_mtime, reverse=True)
-    latest = next(iter(logs), None)
+    logs = [path for log in _MARKERS for path in directory.rglob(log)]
+    logs.sort(key=lambda log: log.stat().st_mtime, reverse=True)
+    latest = logs[0] if logs else None
     if who := holder(directory):
         return JobStatus(job, "running", why=who, log=latest)
     schedule = stages(end, run.config["waiting_time"], run.config["replay"])
-    asked = min(run.info.get("stages") or len(schedule), len(schedule))
-    if rows and t >= schedule[asked - 1].last:
-        return JobStatus(job, "done", why="" if t == end else f"{asked} of {len(schedule)} stages requested")
+    count = min(run.info.get("stages") or len(schedule), len(schedule))
+    if rows and t >= schedule[count - 1].last:
+        return JobStatus(job, "done", why="" if t == end else f"{count} of {len(schedule)} stages requested")
     for log in logs:
         if log.with_name(_MARKERS[log.name]).exists():
             continue

@@ -3,7 +3,7 @@
 import argparse
 import itertools
 from collections.abc import Sequence
-from dataclasses import Field, dataclass
+from dataclasses import dataclass
 
 from alma.errors import Parser, number_list
 from alma.help_texts import SEEDS, SIZE
@@ -11,7 +11,7 @@ from alma.learners import text_learners
 from alma.options import add_options, check_ranges, flag_of, option, options_of
 from alma.protocol import ANYTIME, TEXT_PRESETS
 from slurm.engine import resources
-from slurm.lm.settings import Request
+from slurm.lm.plan import Request
 
 MAIN_FLAGS: tuple[str, ...] = ("--arch", "--optimizer", "--lr", "--lr-scheduler", "--warmup-updates")
 MAIN_FLAGS += ("--tokens-per-sample", "--max-tokens", "--batch-size", "--update-freq", "--max-update")
@@ -24,15 +24,13 @@ examples:
   alma train stream --learner gmoe --grow-experts 2,2,4 --out runs/gmoe
   # a small model for a CPU; the flags after -- are those of fairseq-train
   alma train stream --learner sm --out runs/tiny -- --arch switch_gmoe_tiny --max-update 400
-  # one learning-rate schedule over all stages, and averages of the weights
-  alma train stream --learner sm --schedule continuous --average .999 --out runs/average
   # the settings that this project recommends: one schedule, averaged weights, old data in every stage
   alma train stream --learner sm --preset anytime --out runs/anytime
   # two learners at three learning rates, each of the six runs in a folder of its own
-  alma train experiments/tune/lr.yaml --stream stream learner=sm,gmoe lr=5e-4,1e-3,2e-3
+  alma train experiments/tune.yaml runs=lr --stream stream learner=sm,gmoe lr=5e-4,1e-3,2e-3
   # a row of the paper's Table 2 with three seeds on SLURM: first the plan, then the jobs
-  alma train experiments/table2/gmoe_w1_base.yaml --stream stream --seeds 0-2 --cluster slurm --dry-run
-  alma train experiments/table2/gmoe_w1_base.yaml --stream stream --seeds 0-2 --cluster slurm
+  alma train experiments/table2.yaml runs=gmoe_w1 --stream stream --seeds 0-2 --cluster slurm --dry-run
+  alma train experiments/table2.yaml runs=gmoe_w1 --stream stream --seeds 0-2 --cluster slurm
 """
 
 
@@ -86,40 +84,34 @@ def parser() -> Parser:
         "what",
         nargs="+",
         metavar="STREAM|EXPERIMENT",
-        help="a stream made by `alma data`, or a directory of fairseq-preprocess; or experiments: YAML files "
-        "or folders of them, and key=value to change an option or flag that they set; key=A,B or key=[A,B]: "
-        "a run for each value. Without brackets, commas are part of the value in grow-experts, and after a "
-        "quote or parenthesis",
+        help="a stream made by `alma data`, or a directory of fairseq-preprocess; or experiments: YAML "
+        "files, runs=A,B for some of their runs, and key=value to change an option or flag that they set; "
+        "key=A,B or key=[A,B]: a run for each value. Without brackets, commas are part of the value in "
+        "grow-experts, and after a quote or parenthesis",
     )
-    options = options_of(Request)
+    options, specs = options_of(Request), text_learners()
     group = made.add_argument_group("run", "--stream and --size are for experiments.")
     group.add_argument("--size", metavar="SIZE", help=SIZE)
     add_options(group, [options.pop(name) for name in ("stream", "out", "name")])
-    _add_learner_options(made, options)
-    group = made.add_argument_group("where to run")
-    resources.add_cluster(group, "local", "debug", "slurm")
-    add_options(group, options_of(Launch).values(), Launch)
-    resources.add_flags(made)
-    return made
-
-
-def _add_learner_options(made: Parser, options: dict[str, Field]) -> None:
-    specs = text_learners()
-    kinds = "; ".join(f"{name}: {spec.help}" for name, spec in specs.items())
-    counts = ", ".join(f"{spec.members} for {name}" for name, spec in specs.items() if spec.members)
-    growing = ", ".join(name for name, spec in specs.items() if spec.growth)
     growth = [options.pop(name) for name in list(options) if name.startswith("grow_")]
+    counts = ", ".join(f"{spec.members} for {name}" for name, spec in specs.items() if spec.members)
+    kinds = "; ".join(f"{name}: {spec.help}" for name, spec in specs.items())
+    changes: dict[str, dict] = {"learner": {"choices": specs, "metavar": None, "help": kinds}}
+    changes["members"] = {"help": f"{options['members'].metadata['help']} (default: {counts})"}
     group = made.add_argument_group("learner", "What is trained in each stage, and on which mega-batches.")
-    members = f"{options['members'].metadata['help']} (default: {counts})"
-    learner = {"choices": specs, "metavar": None, "help": kinds}
-    changes: dict[str, dict] = {"learner": learner, "members": {"help": members}}
     add_options(group, options.values(), Request, changes=changes)
     words = " ".join(f"{flag_of(name)} {value}" for name, value in ANYTIME.items())
     preset = f"options that are not given; anytime: {words}, as far as the learner has them (default: paper)"
     group.add_argument("--preset", choices=TEXT_PRESETS, help=preset)
     group.add_argument("--seeds", type=number_list, metavar="LIST", help=f"{SEEDS}, in RUN_s0 and so on")
+    growing = ", ".join(name for name, spec in specs.items() if spec.growth)
     group = made.add_argument_group("growth", f"How experts are added between stages; for {growing}.")
     add_options(group, growth)
+    group = made.add_argument_group("where to run")
+    resources.add_cluster(group, "local", "debug", "slurm")
+    add_options(group, options_of(Launch).values(), Launch)
+    resources.add_flags(made)
+    return made
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

@@ -1,16 +1,25 @@
-"""The processes of a training, and how they share the batch of an update.
+"""The processes of a training, how they share the batch of an update, and what they need of their nodes.
 
 The batch is the user's: --batch-size (or --max-tokens) x --update-freq x --distributed-world-size. If the
 machine has another number of GPUs, --update-freq changes so that the batch stays. Without
 --distributed-world-size the batch follows from the first machine of a run, and the run keeps it.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from alma.errors import UserError
 from alma.records import Run
 from slurm.engine.machine import Machine
-from slurm.lm.settings import Placement, Request, tokens_of_batch
+from slurm.engine.resources import Resources
+from slurm.engine.squeue import largest_node
+from slurm.lm.estimate import Estimate, total
+from slurm.lm.plan import Placement, Request, tokens_of_batch
+
+_CORES = 2
+"""For each process that trains and each of its workers that read data, as submitit advises."""
+_GB = 10**9
 
 
 def place(request: Request, machine: Machine) -> Request:
@@ -21,55 +30,68 @@ def place(request: Request, machine: Machine) -> Request:
     settings = request.settings
     freq = settings["--update-freq"]
     batch = tokens_of_batch(settings)
-    asked = settings["--distributed-world-size"]
-    earlier = None if asked or batch is None else _processes_before(request, batch * freq[0])
+    requested, kept = settings["--distributed-world-size"], None
+    begun = (request.out / "run.json").exists()
+    if begun and batch and not requested and (run := Run.read(request.out)).trained:
+        before = run.info.get("tokens_per_update")
+        kept = before // (batch * freq[0]) if before and before % (batch * freq[0]) == 0 else None
     gpus = 0 if settings["--cpu"] else len(machine.gpus)
-    processes = _processes(asked or earlier, gpus, machine.tasks)
-    wanted = asked or earlier or processes
-    fewer = max(n for n in range(1, processes + 1) if not any(each * wanted % n for each in freq))
+    processes = requested or kept or gpus or 1
+    if machine.tasks is None:
+        processes = min(processes, gpus or processes)
+    elif gpus or machine.tasks > 1:
+        processes = gpus or machine.tasks
+    wanted = requested or kept or processes
+    fewer = max(n for n in range(1, processes + 1) if not any(passes * wanted % n for passes in freq))
     if fewer < processes:
-        if not earlier or machine.tasks:
-            raise UserError(_uneven(request, freq[0], wanted, processes, fewer))
+        if not kept or machine.tasks:
+            raise UserError(_uneven(request, freq[0], wanted, processes, fewer, begun))
         processes = fewer  # a run in progress goes on, on some of the GPUs
-    shared = [each * wanted // processes for each in freq]
+    shared = [passes * wanted // processes for passes in freq]
     tokens = batch and batch * freq[0] * wanted
-    made = Placement(processes, processes if gpus else 0, tokens, by_machine=not asked and wanted > 1)
+    made = Placement(processes, processes if gpus else 0, tokens, by_machine=not requested and wanted > 1)
     values = {"--distributed-world-size": processes, "--update-freq": shared}
     return replace(request, settings={**settings, **values}, placement=made)
 
 
-def _processes(wanted: int | None, gpus: int, tasks: int | None) -> int:
-    """Processes on `gpus`, in a SLURM job of `tasks` (None: on this machine), if a user wants as many."""
-    if tasks is None:
-        return min(wanted or gpus, gpus) if gpus else wanted or 1
-    if gpus:
-        return gpus
-    return tasks if tasks > 1 else wanted or 1
-
-
-def _processes_before(request: Request, tokens: int) -> int | None:
-    """Processes with `tokens` each that have the batch of the run in --out; None: it has trained nothing."""
-    if not (request.out / "run.json").exists() or not (run := Run.read(request.out)).trained:
-        return None
-    if "tokens_per_update" not in run.info:  # of an older version
-        return len((run.info.get("machine") or {}).get("gpus") or []) or None
-    before = run.info["tokens_per_update"]
-    same = isinstance(before, int) and before % tokens == 0
-    return before // tokens if same else None
-
-
-def _uneven(request: Request, freq: int, wanted: int, processes: int, fewer: int) -> str:
+def _uneven(request: Request, freq: int, wanted: int, processes: int, fewer: int, begun: bool) -> str:
     passes = freq * wanted
     other = f"`-- --distributed-world-size {fewer} --update-freq {passes // fewer}` on {fewer} of them"
-    size = request.settings["--batch-size"]
-    for smaller in range((size or 1) - 1, 0, -1):
+    size = request.settings["--batch-size"] or 1
+    for smaller in range(size - 1, 0, -1):
         if size * passes % (smaller * processes) == 0:
             words = f"--batch-size {smaller} --update-freq {size * passes // (smaller * processes)}"
             other += f", or `-- {words} --distributed-world-size {processes}`"
             break
-    if (request.out / "run.json").exists():
+    if begun:
         other = f"GPUs for {fewer} processes, or, for a new run, {other}"
     return (
         f"{processes} processes cannot share the {passes} batches of an update (--update-freq "
         f"{freq} x --distributed-world-size {wanted}) evenly; for the same update give {other}"
     )
+
+
+def with_hosts(resources: Resources, estimates: Sequence[Estimate]) -> Resources:
+    """`resources` with the cores and the memory that its GPUs need, at most those of a node.
+
+    Numbers that the user gave stay, and so does everything without GPUs. Without an estimate the memory is
+    the cluster's default.
+    """
+    if not resources.gpus_per_node:
+        return resources
+    most_cores, most_memory = largest_node(resources.partition) or (math.inf, math.inf)
+    sized, costs = resources, [cost for run in estimates for cost in run.costs]
+    if resources.leaves_open("cpus_per_task"):
+        workers = max(cost.settings["--num-workers"] for cost in costs)
+        processes = resources.gpus_per_node // resources.tasks_per_node
+        cores = min(_CORES * (1 + workers) * processes, most_cores // resources.tasks_per_node)
+        sized = replace(sized, cpus_per_task=int(cores))
+    if resources.leaves_open("mem_gb"):
+        trainings = [cost.host_memory(-(-cost.processes // resources.nodes)) for cost in costs]
+        evaluations = [run.evaluation_host_memory for run in estimates]
+        if total([*trainings, *evaluations]) is not None:
+            most = most_memory / 1024  # SLURM's GB; less than 1: the cluster does not know
+            needs = [max(need or 0 for need in needs) for needs in (trainings, evaluations)]
+            training, evaluation = (int(min(math.ceil(need / _GB), most)) or None for need in needs)
+            sized = replace(sized, mem_gb=training, mem_gb_alone=evaluation)
+    return sized

@@ -4,23 +4,31 @@ Pure functions: nothing is run, read or written. The plan is plain data, the sam
 """
 
 import math
+import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from alma import averages
+from alma.batches import tokens_of
 from alma.errors import UserError
-from alma.learners import DEFAULT_GROWTH
-from alma.options import flag_words, recorded
+from alma.learners import DEFAULT_GROWTH, LEARNERS, LearnerSpec
+from alma.options import NEVER, changed, check_ranges, flag_of, flag_words, option, options_of, recorded
+from alma.protocol import TextOptions
 from alma.stages import Stage, stages
-from slurm.lm.checks import CUT_FLAGS, ENCODER
-from slurm.lm.settings import Flags, FlagValues, Request
 
+Flags = Mapping[str, Sequence[str]]
+"""The words of each flag of fairseq-train by its name, which is one of them."""
+FlagValues = Mapping[str, Any]
+"""The value of every flag of fairseq-train by its first name."""
 COOLDOWN = "cooldown"
 """Folder of a cool-down, in that of its training."""
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
+CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
+ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
 _EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
 _OF_OTHER_SCHEDULERS = ("--warmup-init-lr", "--lr-shrink")  # which polynomial_decay lacks
@@ -29,13 +37,101 @@ _EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-mul
 _EVALUATION_FLAGS += ("--sample-break-mode", "--add-bos-token", *CUT_FLAGS)
 
 
+def tokens_of_batch(settings: FlagValues) -> int | None:
+    """Tokens of one forward pass in one process, in full sequences; None without a limit of a batch."""
+    limits = ("--batch-size", "--max-tokens", "--tokens-per-sample", "--required-batch-size-multiple")
+    return tokens_of(1, *(settings[name] for name in limits))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What each training of a run gets of its machine."""
+
+    processes: int
+    gpus: int
+    """Of all processes; 0: a CPU."""
+    tokens: int | None
+    """Of an update, in full batches; None: unknown."""
+    by_machine: bool
+    """Whether the number of GPUs, and no flag, determines `tokens`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request(TextOptions):
+    """What a command line, or an experiment, requests of the launcher: the options of a run."""
+
+    stream: str = option(None, "stream that the experiments train on", metavar="STREAM", record=NEVER)
+    out: Path = option(
+        None,
+        "run directory to create or resume (default of an experiment: runs/FOLDER/NAME)",
+        metavar="RUN",
+        record=NEVER,
+    )
+    stages: int | None = option(
+        None,
+        "train N stages, then stop; rerun with a larger N to go on (default: all stages)",
+        at_least=1,
+        record=NEVER,
+    )
+    flags: Flags = field(default_factory=dict)
+    """Of fairseq-train."""
+    settings: FlagValues = field(default_factory=dict)
+    """fairseq-train's values for `flags`; required by `make_plan`."""
+    placement: Placement | None = None
+    """From `place`; None: not decided."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    @property
+    def learner_spec(self) -> LearnerSpec:
+        return LEARNERS[self.learner]
+
+    @property
+    def updates(self) -> int:
+        """Of a stage; 0: no limit."""
+        return self.settings["--max-update"] * self.update_multiplier
+
+    @property
+    def one_schedule(self) -> bool:
+        """Whether one schedule spans all stages: optimizer and learning rate go on."""
+        return self.schedule != "stage"
+
+    @property
+    def renews(self) -> bool:
+        """Whether each stage trains new models."""
+        return self.from_scratch or self.learner_spec.fresh
+
+    @property
+    def average_words(self) -> list[str]:
+        """Flags of fairseq-train that keep what --average needs."""
+        if kept := averages.last_of(self.average):
+            return ["--keep-interval-updates", str(kept)]
+        if not self.average:
+            return []
+        kind = "--ema-decay" if averages.eta_of(self.average) is None else "--ema-poly"
+        return ["--store-ema", kind, str(self.average).removeprefix("poly:")]
+
+    @property
+    def command(self) -> str:
+        """The shell line that requests this run alone: options that are not the default, and all flags."""
+        given = changed(self)
+        words = ["alma", "train", given.pop("stream")]
+        words += [word for name, value in given.items() for word in flag_words(flag_of(name), value)]
+        return shlex.join([*words, *(["--", *chain(*self.flags.values())] if self.flags else [])])
+
+    def chosen(self, names: Sequence[str]) -> list[str]:
+        """The words of flags of fairseq-train, by their values in `settings`."""
+        return [word for name in names for word in flag_words(name, self.settings.get(name))]
+
+
 @dataclass(frozen=True)
 class Training:
     """One fairseq-train: a stage of a model, or of one member of an ensemble."""
 
     directory: Path
     arguments: tuple[str, ...]
-    """Of fairseq-train, but for --finetune-from-model: the best checkpoint of `previous` is not known yet."""
+    """Of fairseq-train but --finetune-from-model: the best checkpoint is unknown until `previous` ends."""
     previous: Path | None
     """Directory of the training whose model it continues; None: a new model."""
     title: str
@@ -63,7 +159,7 @@ class StageSpec:
     models: tuple[Path, ...]
     """Directories of the trainings whose models are evaluated, together if there are several."""
     evaluate: tuple[str, ...]
-    """Command line without --path, which `Training.arguments` explains."""
+    """Command line without --path: the best checkpoints are unknown until the trainings end."""
     title: str
     settings: FlagValues
     """Of its trainings: those of the request, with the stage's own experts, members and updates."""
@@ -92,151 +188,52 @@ class Plan:
 
 def make_plan(request: Request, megabatches: int) -> Plan:
     """Plan a run, whose settings `check` has accepted, on B = `megabatches`. Raises UserError for growths."""
+    learner = LEARNERS[request.learner]
     replay_from = request.replay_from if request.replay_share else None
     schedule = stages(megabatches, request.waiting_time, request.replay, replay_from)
-    experts = request.settings.get("--moe-expert-count")  # of the first stage; None: a dense model
-    growth = _growth(request, len(schedule) - 1, experts)
-    router, optimizer = _grow_modes(request)
-    specs = []
-    for stage in schedule[: request.stages]:
-        count = None if experts is None else experts + sum(growth[: stage.index])
-        grown = []
-        if growth and stage.index and not request.from_scratch:
-            grown = ["--grow-experts", str(growth[stage.index - 1])]
-            grown += ["--grow-router", router, "--grow-optimizer", optimizer]
-        specs.append(_spec(request, stage, grown, count))
-    first = [training for training in specs[0].trainings if not training.cools]
-    seeds = [_seed(request, 0, member) for member in range(len(first))]
-    untrained = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
-    untrained += [*_context(request), "--out", str(request.out / "untrained.json"), *first[0].arguments]
-    return Plan(
-        request,
-        _config(request, megabatches, growth),
-        {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {},
-        (*untrained, *_tensorboard(request, 0)),
-        tuple(specs),
-    )
-
-
-def _config(request: Request, megabatches: int, growth: list[int]) -> dict[str, Any]:
-    """Every setting that changes results; defaults only where they always apply."""
-    if request.learner_spec.members is not None:
-        request = replace(request, members=request.models)
-    if request.learner_spec.growth:
-        router, optimizer = _grow_modes(request)
-        request = replace(request, grow_experts=growth, grow_router=router, grow_optimizer=optimizer)
-    config = {"learner": request.learner, "megabatches": megabatches, **recorded(request)}
-    config["arch"] = request.arch
+    whole = request  # with a value for each option of its learner
+    if learner.members is not None:
+        whole = replace(whole, members=request.members or learner.members)
+    if learner.growth:
+        kept = "copy" if request.schedule != "stage" else "reset"
+        whole = replace(
+            whole,
+            grow_experts=_growth(request, len(schedule) - 1),
+            grow_router=request.grow_router or "preserve",
+            grow_optimizer=request.grow_optimizer or kept,
+        )
+    config = {"learner": request.learner, "megabatches": megabatches, **recorded(whole)}
+    config["arch"] = request.settings["--arch"]
     config["moe_expert_count"] = request.settings.get("--moe-expert-count")
-    config["fairseq_flags"] = list(chain(*_passed(request.flags).values()))
-    if request.placement and request.placement.by_machine:
-        config["tokens_per_update"] = request.placement.tokens
-    return config
+    flags = {name: words for name, words in request.flags.items() if name not in _SET_HERE}
+    config["fairseq_flags"] = list(chain(*flags.values()))
+    if request.placement:  # its values in place of the user's
+        if request.placement.by_machine:
+            config["tokens_per_update"] = request.placement.tokens
+        for name in ("--distributed-world-size", "--update-freq"):
+            flags[name] = flag_words(name, request.settings[name])
+        # fairseq-train compares it with the tokens that it trains on.
+        flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
+    board = _tensorboard(request, 0)  # of the untrained model
+    specs = tuple(_stage(whole, stage, flags) for stage in schedule[: request.stages])
+    first = [training for training in specs[0].trainings if not training.cools]
+    seeds = [request.seed + SEED_STEP * member for member in range(len(first))]
+    untrained = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
+    untrained += flag_words("--context-window", request.context_window or None)
+    untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments]
+    untrained += board
+    members = {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {}
+    return Plan(request, config, members, tuple(untrained), specs)
 
 
-def _spec(request: Request, stage: Stage, grown: list[str], experts: int | None) -> StageSpec:
-    directory = request.out / f"stage_{stage.index:02d}"
-    members = range(request.models if request.learner_spec.separate else 1)
-    deployed = request.learner_spec.deployed
-    oldest = 0 if deployed is None else max(0, stage.index + 1 - deployed)
-    models = [request.directory(k, member) for k in range(oldest, stage.index + 1) for member in members]
-    evaluate = [*_EVALUATE, request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
-    evaluate += ["--stage", str(stage.index), "--waiting-time", str(request.waiting_time)]
-    evaluate += ["--out", str(directory / "result.json"), *_context(request)]
-    if request.average:
-        weights = request.average if request.averaged_checkpoints else "average"
-        evaluate += ["--weights", str(weights)]
-    evaluate += [*request.chosen(_EVALUATION_FLAGS), *request.flags.get(ENCODER, ())]
-    evaluate += _tensorboard(request, stage.index)
-    jointly = request.models if request.learner_spec.joint else None  # members of one fairseq-train
-    own = {"--moe-expert-count": experts, "--members": jointly or 1, "--max-update": request.updates}
-    sizes = ["--arch", request.arch, *flag_words("--moe-expert-count", experts)]
-    sizes += flag_words("--members", jointly)
-    trainings = [_training(request, stage, member, [*sizes, *grown]) for member in members]
-    if request.cooldown:
-        trainings += [_cooldown(request, stage, member, sizes) for member in members]
-        models = [training.directory for training in trainings if training.cools]
-    settings = {**request.settings, **own}
-    return StageSpec(
-        stage, directory, tuple(trainings), tuple(models), tuple(evaluate), _title(stage), settings
-    )
-
-
-def _training(request: Request, stage: Stage, member: int, sizes: list[str]) -> Training:
-    directory = request.directory(stage.index, member)
-    new = not stage.index or request.renews
-    return Training(
-        directory,
-        (
-            *_stage_words(request, stage, member, directory, sizes),
-            *_tensorboard(request, stage.index, member),
-            *chain(*_multiplied(request, stage.index).values()),
-        ),
-        None if new else request.directory(stage.index - 1, member),
-        _title(stage) + _of(request, member),
-        request.updates or None,
-        request.updates * stage.index if request.one_schedule else 0,
-    )
-
-
-def _cooldown(request: Request, stage: Stage, member: int, sizes: list[str]) -> Training:
-    """Linear decay of the learning rate to 0 from the end of a stage; the next stage does not see it."""
-    trunk = request.directory(stage.index, member)
-    done = request.updates * (stage.index + 1)
-    updates = max(1, round(request.cooldown * request.updates))
-    rate, warmup = request.settings["--lr"][0], request.settings["--warmup-updates"]
-    if done < warmup:
-        rate *= done / warmup
-    elif request.schedule == "rsqrt":  # as fairseq's inverse_sqrt
-        rate *= math.sqrt(warmup / done)
-    decay = {"--lr-scheduler": "polynomial_decay", "--lr": rate, "--warmup-updates": done}
-    decay |= {"--max-update": done + updates, "--total-num-update": done + updates}
-    flags = _placed(request) | {name: flag_words(name, value) for name, value in decay.items()}
-    for name in _OF_OTHER_SCHEDULERS:
-        flags.pop(name, None)
-    return Training(
-        trunk / COOLDOWN,
-        (*_stage_words(request, stage, member, trunk / COOLDOWN, sizes), *chain(*flags.values())),
-        trunk,
-        f"{_title(stage)}{_of(request, member)}, cool-down",
-        updates,
-        done,
-        cools=True,
-    )
-
-
-def _stage_words(
-    request: Request, stage: Stage, member: int, directory: Path, sizes: list[str]
-) -> tuple[str, ...]:
-    """Words of fairseq-train that a stage and its cool-down share."""
-    words = [request.stream, "--task", "alma_lm", *sizes, "--stage", str(stage.index)]
-    words += ["--seed", str(_seed(request, stage.index, member)), "--save-dir", str(directory)]
-    return (*words, *request.option_words(stage.index), *request.average_words, *_log_flags(request))
-
-
-def _of(request: Request, member: int) -> str:
-    return f", member {member + 1} of {request.models}" if request.learner_spec.separate else ""
-
-
-def _title(stage: Stage) -> str:
-    arrived = f"{stage.first}-{stage.last}" if stage.last > stage.first else str(stage.last)
-    return f"stage {stage.index} (mega-batch {arrived})"
-
-
-def _seed(request: Request, index: int, member: int) -> int:
-    models_before = index * request.models if request.learner_spec.fresh else 0
-    return request.seed + SEED_STEP * (models_before + member)
-
-
-def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
-    if not request.learner_spec.growth:
-        return []
+def _growth(request: Request, steps: int) -> list[int]:
+    """Experts to add before each stage but the first."""
     numbers = request.grow_experts or [DEFAULT_GROWTH]
     text = f"--grow-experts {','.join(map(str, numbers))}"
     growth = numbers * steps if len(numbers) == 1 else numbers
     if len(growth) != steps:
         raise UserError(f"{text}: {len(numbers)} growths given, but {steps + 1} stages grow {steps} times")
-    now = experts or 0
+    now = request.settings.get("--moe-expert-count") or 0
     for step, more in enumerate(growth, start=1):
         if more > now:
             raise UserError(f"{text}: growth {step} adds {more} to {now} experts: at most double them")
@@ -244,51 +241,102 @@ def _growth(request: Request, steps: int, experts: int | None) -> list[int]:
     return growth
 
 
-def _grow_modes(request: Request) -> tuple[str, str]:
-    kept = "copy" if request.one_schedule else "reset"
-    return request.grow_router or "preserve", request.grow_optimizer or kept
+def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
+    """A stage of a request with a value for each option; `flags`: the user's, for each stage alike."""
+    index, learner, settings = stage.index, LEARNERS[request.learner], request.settings
+    count, joint, separate = request.members or 1, learner.joint, learner.separate
+    renews, one_schedule, updates = request.renews, request.one_schedule, request.updates
+    average = request.average_words
+    out = request.out / f"stage_{index:02d}"
+    arrived = f"{stage.first}-{stage.last}" if stage.last > stage.first else str(stage.last)
+    title = f"stage {index} (mega-batch {arrived})"
+
+    experts: Any = settings.get("--moe-expert-count")
+    grown: list[str] = []
+    growth = request.grow_experts if learner.growth and index else None
+    if growth:
+        experts += sum(growth[:index])
+        if not request.from_scratch:
+            grown = ["--grow-experts", str(growth[index - 1]), "--grow-router", str(request.grow_router)]
+            grown += ["--grow-optimizer", str(request.grow_optimizer)]
+    sizes = ["--arch", settings["--arch"], *flag_words("--moe-expert-count", experts)]
+    sizes += flag_words("--members", count if joint else None)  # of one fairseq-train
+    here = [request.stream, "--task", "alma_lm", *sizes]
+    shared = []  # by a training and its cool-down
+    for name, value in changed(request).items():
+        replays = name.startswith("replay_")  # stage 0 has nothing to replay
+        if options_of(request)[name].metadata["passed"] and name[:5] != "grow_" and (index or not replays):
+            shared += flag_words(flag_of(name), value)
+    shared += average
+    # A line for every 5% of a stage or more often, as `slurm.lm.progress` reads it.
+    interval = min(100, max(1, (updates or 2000) // 20))
+    for name, text in {"--log-format": "json", "--log-interval": str(interval)}.items():
+        shared += [] if name in flags else [name, text]
+    own = dict(flags)
+    counted = index + 1 if one_schedule else 1
+    if request.update_multiplier * counted > 1 and updates:
+        own["--max-update"] = flag_words("--max-update", updates * counted)
+    if one_schedule and "--warmup-updates" not in own:  # else it would grow with --max-update
+        own["--warmup-updates"] = flag_words("--warmup-updates", settings["--warmup-updates"])
+    if request.update_multiplier > 1 and "--total-num-update" in own:
+        total = int(settings["--total-num-update"]) * request.update_multiplier
+        own["--total-num-update"] = flag_words("--total-num-update", total)
+
+    def folder(of_stage: int, member: int) -> Path:
+        path = request.out / f"stage_{of_stage:02d}"
+        return path / f"member_{member}" if separate else path
+
+    members = range(count if separate else 1)
+    trainings, cooled = [], []
+    for member in members:
+        seed = request.seed + SEED_STEP * (member + (index * count if learner.fresh else 0))
+        common = ["--stage", str(index), "--seed", str(seed), "--save-dir"]
+        directory = folder(index, member)
+        name = f"{title}, member {member + 1} of {count}" if separate else title
+        words = [*here, *grown, *common, str(directory), *shared, *_tensorboard(request, index, member)]
+        words += chain(*own.values())
+        previous = None if not index or renews else folder(index - 1, member)
+        earlier = updates * index if one_schedule else 0
+        trainings.append(Training(directory, tuple(words), previous, name, updates or None, earlier))
+        if request.cooldown:  # the next stage does not see it
+            place, length = directory / COOLDOWN, max(1, round(request.cooldown * updates))
+            words = [*here, *common, str(place), *shared, *_cooldown_flags(request, flags, index, length)]
+            end = updates * (index + 1)
+            name += ", cool-down"
+            cooled.append(Training(place, tuple(words), directory, name, length, end, cools=True))
+    oldest = 0 if learner.deployed is None else max(0, index + 1 - learner.deployed)
+    models = [folder(k, member) for k in range(oldest, index + 1) for member in members]
+    models = [training.directory for training in cooled] or models
+    evaluate = _evaluation(request, index, out / "result.json")
+    values = {"--moe-expert-count": experts, "--members": count if joint else 1, "--max-update": updates}
+    trainings += cooled
+    return StageSpec(stage, out, tuple(trainings), tuple(models), evaluate, title, {**settings, **values})
 
 
-def _multiplied(request: Request, index: int) -> Flags:
-    """The flags to pass on to stage `index`: --max-update and --total-num-update times --update-multiplier.
-
-    Without --total-num-update the learning-rate schedule has the length of the training. With one schedule
-    for all stages, --max-update includes the updates of earlier stages.
-    """
-    flags = _placed(request)
-    counted = index + 1 if request.one_schedule else 1
-    if request.update_multiplier * counted > 1 and request.updates:
-        flags["--max-update"] = flag_words("--max-update", request.updates * counted)
-    if request.one_schedule and "--warmup-updates" not in flags:  # else it would grow with --max-update
-        flags["--warmup-updates"] = request.chosen(["--warmup-updates"])
-    if request.update_multiplier > 1 and "--total-num-update" in flags:
-        total = int(request.settings["--total-num-update"]) * request.update_multiplier
-        flags["--total-num-update"] = flag_words("--total-num-update", total)
-    return flags
+def _cooldown_flags(request: Request, flags: Flags, index: int, length: int) -> list[str]:
+    """Flags of a linear decay of the learning rate to 0 over `length` updates, from the end of a stage."""
+    done = request.updates * (index + 1)
+    rate, warmup = request.settings["--lr"][0], request.settings["--warmup-updates"]
+    if done < warmup:
+        rate *= done / warmup
+    elif request.schedule == "rsqrt":  # as fairseq's inverse_sqrt
+        rate *= math.sqrt(warmup / done)
+    decay = {"--lr-scheduler": "polynomial_decay", "--lr": rate, "--warmup-updates": done}
+    decay |= {"--max-update": done + length, "--total-num-update": done + length}
+    own = {name: words for name, words in flags.items() if name not in _OF_OTHER_SCHEDULERS}
+    own |= {name: flag_words(name, value) for name, value in decay.items()}
+    return list(chain(*own.values()))
 
 
-def _placed(request: Request) -> dict[str, Sequence[str]]:
-    """The flags to pass on, with those of the placement in place of the user's.
-
-    fairseq-train compares --expect-tokens with the tokens that it trains on.
-    """
-    flags = dict(_passed(request.flags))
-    if request.placement:
-        flags |= {name: request.chosen([name]) for name in ("--distributed-world-size", "--update-freq")}
-        flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
-    return flags
-
-
-def _passed(flags: Flags) -> Flags:
-    """The flags without those that the plan sets for each stage."""
-    return {name: words for name, words in flags.items() if name not in _SET_HERE}
-
-
-def _log_flags(request: Request) -> list[str]:
-    """Log format for `slurm.lm.progress`, with a line for every 5% of a stage or more often."""
-    interval = min(100, max(1, (request.updates or 2000) // 20))
-    wanted = {"--log-format": "json", "--log-interval": str(interval)}
-    return [word for pair in wanted.items() if pair[0] not in request.flags for word in pair]
+def _evaluation(request: Request, index: int, result: Path) -> tuple[str, ...]:
+    """The command line that evaluates a stage, without --path."""
+    words = [*_EVALUATE, request.stream, "--task", "alma_lm", "--gen-subset", "test", "--valid"]
+    words += ["--stage", str(index), "--waiting-time", str(request.waiting_time), "--out", str(result)]
+    words += flag_words("--context-window", request.context_window or None)
+    if request.average:
+        words += ["--weights", str(request.average) if averages.last_of(request.average) else "average"]
+    words += [*request.chosen(_EVALUATION_FLAGS), *request.flags.get(ENCODER, ())]
+    return (*words, *_tensorboard(request, index))
 
 
 def _tensorboard(request: Request, index: int, member: int | None = None) -> list[str]:
@@ -300,7 +348,3 @@ def _tensorboard(request: Request, index: int, member: int | None = None) -> lis
     separate = member is not None and request.learner_spec.separate
     path = Path(folder, request.out.name, *stage, *([f"member_{member}"] if separate else []))
     return flag_words("--tensorboard-logdir", path)
-
-
-def _context(request: Request) -> list[str]:
-    return flag_words("--context-window", request.context_window or None)

@@ -1,7 +1,6 @@
 """Progress of a local run: one bar over all its stages on a terminal, else a line for each phase."""
 
 import json
-import re
 import time
 from collections.abc import Sequence
 
@@ -11,7 +10,6 @@ from slurm.engine import terminal
 from slurm.engine.terminal import say
 
 _LINE_SECONDS = 60  # between lines about one training
-_TRAINING = re.compile(r".* \| train_inner \| (\{.*\})$")
 _PHASES = {
     " | fairseq_cli.train | model: ": "loading data",
     " | fairseq.trainer | begin training epoch ": "training",
@@ -42,12 +40,9 @@ class ProgressBar:
     def __exit__(self, *_: object) -> None:
         self.bar.close()
 
-    def start(
-        self, title: str, phase: str = "starting fairseq", resumed: bool = False, earlier: int = 0
-    ) -> None:
+    def start(self, title: str, phase: str = "starting fairseq", *, resumed: bool = False, earlier=0) -> None:
         """Start a training or an evaluation; `earlier` updates of other trainings are in fairseq's count."""
-        self.title, self.resumed, self.earlier = title, resumed, earlier
-        self.said = set()
+        self.title, self.resumed, self.earlier, self.said = title, resumed, earlier, set()
         self.phase(phase)
 
     def phase(self, name: str) -> None:
@@ -60,13 +55,12 @@ class ProgressBar:
 
     def read(self, line: str) -> None:
         """Take one line of fairseq's log; lines without a phase or an update are ignored."""
-        if phase := next((phase for mark, phase in _PHASES.items() if mark in line), None):
+        for phase in (phase for mark, phase in _PHASES.items() if mark in line):
             self.phase(phase)
-        found = _TRAINING.match(line)
         try:
-            stats = json.loads(found[1]) if found else {}
+            stats = json.loads(line.partition(" | train_inner | ")[2])
             updates = int(stats["num_updates"]) - self.earlier
-        except (ValueError, KeyError):  # another line, or mixed lines of several processes
+        except (ValueError, KeyError, TypeError):  # another line, or mixed lines of several processes
             return
         self.phase("training")
         shown = ", ".join(f"{name} {stats[name]}" for name in ("loss", "ppl", "wps") if name in stats)
@@ -74,22 +68,19 @@ class ProgressBar:
             if time.monotonic() - self.spoke > _LINE_SECONDS:
                 self._say(f"{self.title}: {updates} of {self.sizes[self.complete] or '?'} updates, {shown}")
             return
-        before = self._before(self.complete)
         if self.resumed:  # earlier updates took no time in this process
             self.bar.initial += updates
             self.resumed = False
         self.bar.set_postfix_str(shown, refresh=False)
-        self.bar.update(before + updates - self.bar.n)
+        self.bar.update(self._before(self.complete) + updates - self.bar.n)
 
     def trained(self, now: bool = True) -> None:
         """Count a complete training; `now`: it was trained in this process."""
         self.complete += 1
         self.skipped += not now
-        if self.bar.disable or None in self.sizes:
-            return
-        if not now:
-            self.bar.initial += self.sizes[self.complete - 1] or 0
-        self.bar.update(self._before(self.complete) - self.bar.n)
+        if not (self.bar.disable or None in self.sizes):
+            self.bar.initial += 0 if now else self.sizes[self.complete - 1] or 0
+            self.bar.update(self._before(self.complete) - self.bar.n)
 
     def done(self, message: str) -> None:
         """Report a complete stage, and the time left."""
@@ -102,6 +93,7 @@ class ProgressBar:
         self._say(f"{self.title}: done in {seconds:.0f} s, {message}{left}")
 
     def _before(self, trainings: int) -> int:
+        """Updates of the first so many trainings."""
         return sum(size or 0 for size in self.sizes[:trainings])
 
     def _say(self, message: str) -> None:

@@ -39,10 +39,7 @@ def run_config(plan: Plan) -> tuple[dict[str, Any], tuple[str, ...]]:
     waiting_time, replay = plan.config["waiting_time"], plan.config["replay"]
     config = plan.config | identity(plan.stream)
     if (plan.out / "run.json").exists():
-        run = Run.read(plan.out)
-        if run.trained and "tokens_per_update" not in run.config:  # of an older version
-            config.pop("tokens_per_update", None)
-        before = run.config["megabatches"]
+        before = Run.read(plan.out).config["megabatches"]
         if before < plan.config["megabatches"] and waiting_time <= before:
             last = stages(before, waiting_time, replay)[-1]
             now = stages(plan.config["megabatches"], waiting_time, replay)[last.index]

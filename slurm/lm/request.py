@@ -1,30 +1,23 @@
 """Options, experiments and flags of fairseq-train become requests."""
 
 import argparse
-import dataclasses
 import itertools
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from alma.errors import UserError, closest
-from alma.experiments import (
-    Combination,
-    check_nesting,
-    experiment_files,
-    is_experiment,
-    read_experiment,
-    read_overrides,
-)
+from alma.experiments import check_nesting, read_experiment, read_overrides
 from alma.options import flag_of, given, options_of
 from alma.protocol import of_preset
 from slurm.engine import children
 from slurm.engine.resources import Resources
 from slurm.engine.terminal import say
 from slurm.lm.options import Launch, parse, parser
-from slurm.lm.settings import Flags, FlagValues, Request
+from slurm.lm.plan import Flags, FlagValues, Request
 
 _EVERY_STAGE = "leave it out, the launcher sets it for every stage"
 OF_THE_LAUNCHER = {
@@ -43,7 +36,7 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
     options = options or parse(words)
     flags = read_flags(list(itertools.dropwhile(lambda word: word != "--", words))[1:])
     options.what, overrides = read_overrides(options.what)
-    experiments = [Path(each) for each in options.what if is_experiment(Path(each))]
+    experiments = [Path(word) for word in options.what if word.endswith(".yaml")]
     if not experiments:
         if overrides:
             key = next(iter(overrides))
@@ -54,46 +47,35 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
         return _requests(options, flags)
     if len(experiments) < len(options.what):
         raise UserError("give a stream, or experiments (.yaml) with their stream as --stream, not both")
+    named = {*flags, *(word.partition("=")[0] for word in words)}
+    known = [name.replace("_", "-") for name in vars(options)]
     requests: dict[Path, Request] = {}
-    for file in experiment_files(experiments):
-        for each in read_experiment(file, options.size, overrides):
-            _check_names(file, each, _names(words) | flags.keys())
-            _check_keys(overrides, options, each)
+    for file in experiments:
+        for run in read_experiment(file, options.size, overrides):
+            names, own_flags = ({word.partition("=")[0] for word in own} for own in (run.words, run.flags))
+            if machine := sorted(_OF_THE_MACHINE & names):
+                say_where = f"{machine[0]} says where to run: give {machine[0]} on the command line"
+                raise UserError(f"{file}: {say_where}")
+            for key in run.swept:
+                if f"--{key}" in named:
+                    raise UserError(f"{file}: {key} is a list: give {key}=VALUE in place of --{key}")
+            for key in overrides:
+                if f"--{key}" in names and key not in known:
+                    near = closest(key, [*known, *(name[2:] for name in own_flags)])
+                    hint = f"did you mean {near}?" if near else "give other flags of fairseq-train after `--`"
+                    raise UserError(f"{key}=: neither an option nor a flag that the experiment sets; {hint}")
             try:
-                merged = parse([*each.words, *words])
+                merged = parse([*run.words, *words])
                 merged.what = [merged.stream]
-                requested = _requests(merged, {**read_flags(each.flags), **flags}, each.folder)
+                found = _requests(merged, {**read_flags(run.flags), **flags}, run.folder)
             except UserError as error:
                 raise UserError(f"{file}: {error}") from None
-            for request in requested:
+            for request in found:
                 if requests.setdefault(request.out, request) != request:
                     raise UserError(
                         f"{file}: another experiment goes to {request.out} too: give one at a time"
                     )
     return list(requests.values())
-
-
-def _check_names(file: Path, combination: Combination, named: Collection[str]) -> None:
-    """Raise UserError for a setting that only the command line has, or a list that is `named` there too."""
-    if machine := sorted(_OF_THE_MACHINE & _names(combination.words)):
-        raise UserError(f"{file}: {machine[0]} says where to run: give {machine[0]} on the command line")
-    for name in combination.swept:
-        if f"--{name}" in named:
-            raise UserError(f"{file}: {name} is a list: give {name}=VALUE in place of --{name}")
-
-
-def _names(words: Iterable[str]) -> set[str]:
-    return {word.partition("=")[0] for word in words}
-
-
-def _check_keys(keys: Iterable[str], options: argparse.Namespace, combination: Combination) -> None:
-    """Raise UserError for a key of key=value that is neither an option nor a flag of the experiment."""
-    known = [name.replace("_", "-") for name in vars(options)]
-    for key in keys:
-        if f"--{key}" in _names(combination.words) and key not in known:
-            meant = closest(key, [*known, *(name[2:] for name in _names(combination.flags))])
-            hint = f"did you mean {meant}?" if meant else "give other flags of fairseq-train after `--`"
-            raise UserError(f"{key}=: neither an option nor a flag that the experiment sets; {hint}")
 
 
 def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> list[Request]:
@@ -117,15 +99,11 @@ def _requests(options: argparse.Namespace, flags: Flags, folder: str = "") -> li
         raise UserError(f"--out {options.out}: give the folder of a run, such as runs/sm")
     chosen = of_preset(options.preset, given(Request, options))
     request = Request(**{**chosen, "stream": stream, "flags": flags, "out": out})
-    found = [request]
-    if options.seeds is not None:
-        found = [
-            dataclasses.replace(request, seed=seed, out=out.with_name(f"{out.name}_s{seed}"))
-            for seed in options.seeds
-        ]
-    for each in found:
-        check_nesting(options.out if folder else each.out, sweep=bool(folder))
-    return found
+    seeds = options.seeds or []
+    requests = [replace(request, seed=seed, out=out.with_name(f"{out.name}_s{seed}")) for seed in seeds]
+    for one in requests or [request]:
+        check_nesting(options.out if folder else one.out, sweep=bool(folder))
+    return requests or [request]
 
 
 def read_flags(words: Sequence[str]) -> Flags:
@@ -154,22 +132,20 @@ def resolve(lines: Sequence[Sequence[str]]) -> list[FlagValues]:
     distinct = list(dict.fromkeys(map(tuple, lines)))
     command = [sys.executable, "-m", "fairseq_alma.check"]
     answer = children.ask(command, "checking the flags of fairseq-train", json.dumps(distinct))
-    found = [each["settings"] | {"--arch": each["arch"]} for each in json.loads(answer)]
-    return [found[distinct.index(tuple(line))] for line in lines]
+    values = [line["settings"] | {"--arch": line["arch"]} for line in json.loads(answer)]
+    return [values[distinct.index(tuple(line))] for line in lines]
 
 
 def resolved(requests: Sequence[Request]) -> list[Request]:
     """The requests with their settings. Raises UserError if fairseq-train would refuse their flags."""
-    lines = [
-        [
-            *(each.stream, "--task", "alma_lm", "--schedule", each.schedule),  # which sets other defaults
-            *(*each.average_words, *itertools.chain(*each.flags.values())),
-        ]
-        for each in requests
-    ]
+    lines = []
+    for request in requests:
+        of_options = (*("--schedule", request.schedule), *request.average_words)  # which set other defaults
+        flags = itertools.chain(*request.flags.values())
+        lines.append([request.stream, "--task", "alma_lm", *of_options, *flags])
     found = []
     for request, settings in zip(requests, resolve(lines), strict=True):
         if "--distributed-world-size" not in request.flags:  # the default is this machine's number of GPUs
             settings = {**settings, "--distributed-world-size": None}
-        found.append(dataclasses.replace(request, settings=settings))
+        found.append(replace(request, settings=settings))
     return found

@@ -49,11 +49,11 @@ def _measured(plan: Plan, spec: StageSpec | None) -> Measured:
         return measured_fields(read_measured(plan.out / UNTRAINED, 0), [])
     trained = [training.directory for training in spec.trainings]
     new = [directory in trained for directory in spec.models]
-    found = measured_fields(read_measured(spec.directory / RESULT, len(new)), new)
+    fields = measured_fields(read_measured(spec.directory / RESULT, len(new)), new)
     markers = [read_marker(directory / TRAINED) for directory in trained if (directory / TRAINED).exists()]
     if sources := [marker["shared_with"] for marker in markers if "shared_with" in marker]:
-        found["extra"]["shared_with"] = sources
-    return found
+        fields["extra"]["shared_with"] = sources
+    return fields
 
 
 def waiting_fields(row: Mapping[str, Any]) -> Measured:

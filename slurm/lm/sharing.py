@@ -12,7 +12,7 @@ from pathlib import Path
 
 from alma.errors import UserError
 from alma.files import make_directory, write_json_atomic
-from slurm.lm.plan import Plan, Training
+from slurm.lm.plan import Plan
 from slurm.lm.rows import TRAINED, read_marker
 
 
@@ -24,31 +24,26 @@ def share(plans: Sequence[Plan]) -> list[Plan]:
     """
     numbers: dict[Path, int] = {}  # of the group of a training
     groups: dict[tuple[object, ...], list[Path]] = {}
-    places: dict[tuple[object, ...], int] = {}
-    for training in (each for plan in plans for spec in plan.stages for each in spec.trainings):
-        key = (*_without_folder(training), training.previous and numbers[training.previous])
-        numbers[training.directory] = places.setdefault(key, len(places))
-        groups.setdefault(key, []).append(training.directory)
+    for training in (one for plan in plans for spec in plan.stages for one in spec.trainings):
+        words = list(training.arguments)
+        at = words.index("--save-dir")
+        before = training.previous and numbers[training.previous]
+        group = groups.setdefault((*words[:at], *words[at + 2 :], before), [])
+        group.append(training.directory)
+        numbers[training.directory] = numbers.get(group[0], len(groups))
     sources: dict[Path, Path] = {}
-    for directories in groups.values():
-        first = next((each for each in directories if (each / TRAINED).exists()), directories[0])
-        begun = {each for each in directories if (each / "checkpoint_last.pt").exists()}
-        sources |= {each: first for each in directories if each != first and each not in begun}
-    return [_with_sources(plan, sources) for plan in plans]
-
-
-def _without_folder(training: Training) -> list[str]:
-    words = list(training.arguments)
-    place = words.index("--save-dir")
-    return words[:place] + words[place + 2 :]
-
-
-def _with_sources(plan: Plan, sources: dict[Path, Path]) -> Plan:
-    stages = []
-    for spec in plan.stages:
-        sourced = [replace(each, source=sources.get(each.directory)) for each in spec.trainings]
-        stages.append(replace(spec, trainings=tuple(sourced)))
-    return replace(plan, stages=tuple(stages))
+    for group in groups.values():
+        first = next((path for path in group if (path / TRAINED).exists()), group[0])
+        begun = {path for path in group if (path / "checkpoint_last.pt").exists()}
+        sources |= {path: first for path in group if path != first and path not in begun}
+    shared = []
+    for plan in plans:
+        stages = []
+        for spec in plan.stages:
+            trainings = [replace(one, source=sources.get(one.directory)) for one in spec.trainings]
+            stages.append(replace(spec, trainings=tuple(trainings)))
+        shared.append(replace(plan, stages=tuple(stages)))
+    return shared
 
 
 def take_over(source: Path, directory: Path) -> None:

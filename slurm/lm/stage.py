@@ -53,21 +53,6 @@ class RunJob(Job):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UntrainedJob(RunJob):
-    """Evaluate the model before any training, for t = 0."""
-
-    name: str = "untrained"
-    kind: str = "untrained"
-    array: str = "alma-untrained"
-    alone: bool = True
-
-    def do(self, environment: Environment | None = None) -> None:
-        if not self.done:
-            what = "evaluation of the untrained model"
-            children.run(self.plan.untrained, self.run / "untrained.log", what, environment=environment)
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainJob(RunJob):
     kind: str = "train"
     training: Training
@@ -133,33 +118,36 @@ class TrainJob(RunJob):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJob(RunJob):
-    """Evaluate the models deployed after a stage."""
+    """Evaluate the untrained model, or those deployed after a stage; `kind` says which."""
 
-    kind: str = "evaluate"
     alone: bool = True
 
     def do(self, environment: Environment | None = None) -> None:
-        if not self.done:
+        if self.done:
+            return
+        command, log, what = self.plan.untrained, "untrained.log", "evaluation of the untrained model"
+        if self.kind == "evaluate":
             models = ":".join(str(self.model_of(model)) for model in self.spec.models)
-            command = [*self.spec.evaluate, "--path", models]
-            children.run(command, self.directory / "eval.log", self.name, environment=environment)
+            command, log, what = (*self.spec.evaluate, "--path", models), "eval.log", self.name
+        children.run(command, self.directory / log, what, environment=environment)
 
 
 def jobs_of(plan: Plan) -> list[RunJob]:
     """All jobs of a run in a possible order of execution."""
-    shared: dict[str, Any] = {"plan": plan, "run": plan.out}
-    jobs: list[RunJob] = [UntrainedJob(directory=plan.out, marker=plan.out / UNTRAINED, **shared)]
+    out = plan.out
+    untrained: dict[str, Any] = {"name": "untrained", "kind": "untrained", "array": "alma-untrained"}
+    jobs: list[RunJob] = [EvaluateJob(plan=plan, run=out, directory=out, marker=out / UNTRAINED, **untrained)]
     for index, spec in enumerate(plan.stages):
-        shared["index"] = index
+        shared: dict[str, Any] = {"plan": plan, "run": out, "index": index}
         count = sum(not training.cools for training in spec.trainings)
         for number, training in enumerate(spec.trainings):
             of = f", member {number % count + 1} of {count}" if count > 1 else ""
-            array = f"alma-cooldown{index}" if training.cools else f"alma-stage{index}"
+            kind, after = (f"cooldown{index}", ", cool-down") if training.cools else (f"stage{index}", "")
             needed = training.source or training.previous
             jobs.append(
                 TrainJob(
-                    name=f"stage {index}{of}" + (", cool-down" if training.cools else ""),
-                    array=f"{array}-shared" if training.source else array,
+                    name=f"stage {index}{of}{after}",
+                    array=f"alma-{kind}-shared" if training.source else f"alma-{kind}",
                     directory=training.directory,
                     marker=training.directory / TRAINED,
                     needs=(needed / TRAINED,) if needed else (),
@@ -172,6 +160,7 @@ def jobs_of(plan: Plan) -> list[RunJob]:
         jobs.append(
             EvaluateJob(
                 name=f"evaluation of stage {index}",
+                kind="evaluate",
                 array=f"alma-evaluate{index}",
                 directory=spec.directory,
                 marker=spec.directory / RESULT,

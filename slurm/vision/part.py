@@ -56,7 +56,7 @@ def parts(flags: Sequence[str], runs_per_job: int, cpus: int) -> list[PartJob]:
     out = Path(outs[0] if len(outs) == 1 else os.path.dirname(outs[0])).resolve()
     count = -(-len(outs) // runs_per_job)
     experiments = [Path(flag) for flag in flags if flag.endswith(".yaml")]
-    files = [path for one in experiments for path in (one, *sorted(one.parent.glob("sizes/*.yaml")))]
+    files = [path for one in experiments for path in (one, *one.parent.glob("sizes.yaml"))]
     content = json.dumps([*flags, *outs, *(path.read_text() for path in files)])
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
     return [

@@ -33,7 +33,7 @@ def refused(capsys, *words: str) -> str:
 
 def test_the_literal_command_trains_as_the_paper_does():
     ours = settings("--task", "alma_lm")
-    base = yaml.safe_load((ROOT / "experiments/table2/sizes/base.yaml").read_text())["flags"]
+    base = yaml.safe_load((ROOT / "experiments/table2.yaml").read_text())["sizes"]["base"]["flags"]
     # These are the file's own: number of GPUs, precision, data loading.
     for flag in base.keys() - {"arch", "distributed-world-size", "fp16", "num-workers", "warmup-updates"}:
         value = base[flag]

@@ -16,7 +16,7 @@ from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from alma.stream import VERSION, FileInfo, Part, Stream
 from slurm.lm import request
-from slurm.lm.settings import Request
+from slurm.lm.plan import Request
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests/slurm/fake"

@@ -52,7 +52,7 @@ GMOE = ["--learner", "gmoe"]
         (["--seeds", "0-99999999999"], "more than 100,000 numbers"),
         (["--cooldown", ".1"], "needs --schedule continuous or rsqrt"),
         (["--cooldown", "2", "--schedule", "rsqrt"], "--cooldown 2: a share of the updates"),
-        (["--cooldown", ".1", "--schedule", "rsqrt", "--", "--max-update", "0"], "needs a length of stages"),
+        (["--cooldown", ".1", "--schedule", "rsqrt", "--", "--max-update", "0"], "0.1 needs the length"),
         (["--cooldown", ".1", "--schedule", "rsqrt", "--average", "last:2"], "leave out --average last:2"),
         (["--replay-share", "1"], "--replay-share 1.0: a share"),
         (["--replay-share", ".5", "--replay"], "leave out --replay or --replay-share"),

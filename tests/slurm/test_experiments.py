@@ -1,16 +1,51 @@
-"""Experiment files: table2 has the rows of the paper's Table 2; errors are one clear line."""
+"""Experiment files: lists, sizes, named runs, overrides; table2 has the rows of the paper's Table 2."""
 
+import shlex
 from pathlib import Path
 
 import pytest
-from launcher import ROOT, read_requests
+from launcher import ROOT, SMALL, read_requests
 
 from alma.errors import UserError
 from alma.experiments import read_overrides
+from alma.records import Run
 from alma.report.lm.reference import reference
 from slurm.lm.plan import make_plan
 
-FILES = sorted((ROOT / "experiments/table2").glob("*.yaml"))
+SIZES = """\
+sizes:
+  big: {stream: stream, flags: {max-update: 3, lr: 1e-3}}
+  tiny: {stream: stream, waiting-time: 2, flags: {max-update: 1, cpu: true}}
+  swept: {stream: stream, replay: [false, true], flags: {lr: [1e-3, 2e-3]}}
+"""
+SET = f"""\
+size: big
+runs:
+  grow: {{learner: gmoe, grow-experts: 2}}
+  fixed: {{learner: sm, replay: true, flags: {{moe-expert-count: 8, lr: 2e-3}}}}
+{SIZES}"""
+TUNED = """\
+learner: [sm, gmoe]
+waiting-time: [1, 2]
+stream: stream
+flags: {arch: switch_gmoe_tiny, max-update: 2, lr: 1e-3}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory, with experiments of two runs, of four combinations and of a size beside it."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in (
+        ("set", SET),
+        ("in/tuned", TUNED),
+        ("in/plain", "learner: sm\nsize: swept"),
+        ("in/sizes", SIZES),
+    ):
+        path = Path(f"{name}.yaml")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    return tmp_path
 
 
 def setting(request) -> tuple[str, int, int, str]:
@@ -20,19 +55,20 @@ def setting(request) -> tuple[str, int, int, str]:
     return request.learner, request.waiting_time, request.update_multiplier, experts + members
 
 
-@pytest.mark.parametrize("size", ["base", "large"])
-def test_there_is_a_file_for_every_row_of_the_papers_table(monkeypatch, size):
+@pytest.mark.parametrize("size", ["base", "large", "small"])
+def test_there_is_a_run_for_every_row_of_the_papers_table(monkeypatch, size):
     monkeypatch.chdir(ROOT)
-    files = [str(file) for file in FILES if file.stem.endswith(f"_{size}")]
-    requests = read_requests([*files, "--stream", "S"])
-    found = [setting(request) for request in requests]
-    rows = {line[:4] for line in reference() if line.size == size}
+    requests = read_requests(["experiments/table2.yaml", "--size", size])
+    rows = {line[:4] for line in reference() if line.size == "base"}
     later = {row for row in rows if row[0] in ("gens", "gmoe") and row[3] not in ("4@1", "4")}
-    assert sorted(found) == sorted(rows - later)
+    assert sorted(map(setting, requests)) == sorted(rows - later)
+    assert {str(request.out).rpartition("_")[2] for request in requests} == {size}
+    assert {str(request.out.parent) for request in requests} == {"runs/table2"}
+    arch = "switch_gmoe_tiny" if size == "small" else f"switch_gmoe_{size}"
+    assert {request.settings["--arch"] for request in requests} == {arch}
     for request in requests:
         made = make_plan(request, 4)
         last = made.stages[-1]
-        assert request.settings["--arch"] == f"switch_gmoe_{size}"
         if request.learner == "gmoe":
             words = [" ".join(spec.trainings[0].command) for spec in made.stages]
             for experts, command in zip((4, 6, 8, 12), words, strict=True):
@@ -41,121 +77,209 @@ def test_there_is_a_file_for_every_row_of_the_papers_table(monkeypatch, size):
             assert "--grow-noise=0.1" in words[-1]
         if request.waiting_time == 3:
             assert last.stage.last == 3  # the paper has no result at the fourth mega-batch
-        assert request.settings["--batch-size"] * 3 * 8 == 192
+        assert size == "small" or request.settings["--batch-size"] * 3 * 8 == 192
 
 
-def test_size_small_has_the_same_rows(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    small = read_requests(["experiments/table2", "--size", "small"])
-    assert len(small) == len(FILES) / 2 == 15
-    base = read_requests([str(file) for file in FILES if file.stem.endswith("_base")])
-    assert [setting(request) for request in small] == [setting(request) for request in base]
-    assert {str(request.out).rpartition("_")[2] for request in small} == {"small"}
-    assert {request.settings["--arch"] for request in small} == {"switch_gmoe_tiny"}
-
-
-def experiments(folder: Path) -> None:
-    """Two experiments and two sizes."""
-    (folder / "set/sizes").mkdir(parents=True)
-    files = {
-        "grow_big": "learner: gmoe\ngrow-experts: 2\nsize: big",
-        "fixed_big": "learner: sm\nsize: big\nreplay: true\nflags: {moe-expert-count: 8, lr: 2e-3}",
-        "sizes/big": "stream: stream\nflags: {max-update: 3, lr: 1e-3}",
-        "sizes/tiny": "stream: stream\nwaiting-time: 2\nflags: {max-update: 1, cpu: true}",
-    }
-    for name, text in files.items():
-        (folder / f"set/{name}.yaml").write_text(text)
-
-
-def test_the_command_line_overrides_files(tmp_path, monkeypatch):
-    experiments(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    grown, fixed = read_requests(["set/grow_big.yaml", "set/fixed_big.yaml"])
+def test_the_command_line_overrides_files(folder):
+    grown, fixed = read_requests(["set.yaml"])
     assert (grown.learner, grown.grow_experts, str(grown.out)) == ("gmoe", [2], "runs/set/grow_big")
     assert (fixed.replay, fixed.stream, grown.replay) == (True, "stream", False)
-    wanted = {"--max-update": "3", "--lr": "2e-3", "--moe-expert-count": "8"}
-    assert fixed.flags == {name: [f"{name}={value}"] for name, value in wanted.items()}
-    words = ["set", "--size", "tiny", "--seed", "5", "--stream", "x", "--", "--max-update", "7"]
-    fixed, grown = read_requests(words)
+    flags = {"--max-update": "3", "--lr": "2e-3", "--moe-expert-count": "8"}
+    assert fixed.flags == {name: [f"{name}={value}"] for name, value in flags.items()}
+    words = ["set.yaml", "--size", "tiny", "--seed", "5", "--stream", "x", "--", "--max-update", "7"]
+    grown, fixed = read_requests(words)
     assert [str(one.out) for one in (fixed, grown)] == ["runs/set/fixed_tiny", "runs/set/grow_tiny"]
     assert {(one.seed, one.waiting_time, one.stream) for one in (fixed, grown)} == {(5, 2, "x")}
     assert grown.flags == {"--max-update": ["--max-update", "7"], "--cpu": ["--cpu"]}
-    assert read_requests([*words, "--cpu=false"])[0].flags.keys() == {
-        "--max-update",
-        "--moe-expert-count",
-        "--lr",
-    }
+    (fixed,) = read_requests(["set.yaml", "runs=fixed", *words[1:], "--cpu=false"])
+    assert fixed.flags.keys() == {"--max-update", "--moe-expert-count", "--lr"}
 
 
-def test_key_value_overrides_all_files_and_flags_override_key_value(tmp_path, monkeypatch):
-    experiments(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    words = ["set", "max-update=9", "replay=false", "--stages", "2", "waiting-time=3", "seed=4", "size=tiny"]
-    fixed, grown = read_requests(words)
-    for one in (fixed, grown):
+def test_key_value_overrides_all_files_and_flags_override_key_value(folder):
+    words = ["set.yaml", "max-update=9", "replay=false", "--stages", "2", "waiting-time=3", "seed=4"]
+    words += ["size=tiny", "runs=fixed,grow"]
+    found = read_requests(words)
+    for one in found:
         assert (one.replay, one.waiting_time, one.seed, one.stages) == (False, 3, 4, 2)
         assert one.settings["--max-update"] == 9
         assert one.out.name.endswith("_tiny")
-    assert grown.flags.keys() == {"--max-update", "--cpu"}
-    fixed, grown = read_requests([*words, "cpu=false", "--seed", "5", "--", "--max-update", "7"])
-    assert {(one.seed, one.settings["--max-update"]) for one in (fixed, grown)} == {(5, 7)}
-    assert grown.flags.keys() == {"--max-update"}
-    (one,) = read_requests(["set/fixed_big.yaml", "lr=", "max-update=3"])  # without a value: left out
+    assert found[0].flags.keys() == {"--max-update", "--cpu"}
+    found = read_requests([*words, "cpu=false", "--seed", "5", "--", "--max-update", "7"])
+    assert {(one.seed, one.settings["--max-update"]) for one in found} == {(5, 7)}
+    assert found[0].flags.keys() == {"--max-update"}
+    (one,) = read_requests(["set.yaml", "runs=fixed", "lr=", "max-update=3"])  # without a value: left out
     assert one.flags.keys() == {"--max-update", "--moe-expert-count"}
 
 
-def test_texts_stay_as_they_are_written():
+def test_texts_and_paths_stay_as_they_are_written(folder):
     for text in ("2024_05", "010", "1.10", "on", "run #2", "a,b"):
         assert read_overrides([f"name={text}"]) == ([], {"name": text})
     assert read_overrides(["name='a: b'"]) == ([], {"name": "a: b"})
     assert len(read_overrides(["lr=" + ",".join(f"{i}e-5" for i in range(1, 90))])[1]["lr"]) == 89
-
-
-def test_an_override_that_is_no_value_is_one_line():
-    with pytest.raises(UserError, match="lr=2020-13-45: the value is not YAML"):
-        read_requests(["set/fixed_big.yaml", "lr=2020-13-45"])
-
-
-def test_an_existing_path_may_contain_an_equals_sign(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     Path("lr=1").mkdir()
-    (one,) = read_requests(["lr=1", "--learner", "sm", "--out", "R"])
-    assert one.stream == "lr=1"
-    (one,) = read_requests(["lr=1:lr=2", "--learner", "sm", "--out", "R"])
-    assert one.stream == "lr=1:lr=2"
+    for stream in ("lr=1", "lr=1:lr=2"):
+        (one,) = read_requests([stream, "--learner", "sm", "--out", "R"])
+        assert one.stream == stream
+
+
+def outs(*words):
+    return [str(request.out.relative_to("runs/in")) for request in read_requests([*words])]
+
+
+def test_every_combination_has_a_folder_and_its_settings(folder):
+    found = read_requests(["in/tuned.yaml", "lr=2e-4,1e-3", "--seeds", "0-1"])
+    settings = [
+        (request.out.name, request.learner, request.waiting_time, request.flags["--lr"], request.seed)
+        for request in found
+    ]
+    assert settings == [
+        (f"learner-{learner}_waiting-time-{w}_lr-{lr}_s{seed}", learner, w, [f"--lr={lr}"], seed)
+        for learner in ("sm", "gmoe")
+        for w in (1, 2)
+        for lr in ("2e-4", "1e-3")
+        for seed in (0, 1)
+    ]
+    assert {str(request.out.parent) for request in found} == {"runs/in/tuned"}
+    assert all(make_plan(request, 4).stages for request in found)
+    assert outs("in/plain.yaml", "lr=3e-3")[0] == "plain_swept/replay-off_lr-3e-3"  # joins the others
+    assert [request.replay for request in read_requests(["in/plain.yaml", "lr="])] == [False, True]
+    there = read_requests(["in/plain.yaml", "lr=", "--out", "there"])
+    assert [str(request.out) for request in there] == ["there/replay-off", "there/replay-on"]
+
+
+def test_which_commas_separate_values(folder):
+    """Brackets are a list; a bare comma list is one, unless the option takes a comma list itself."""
+    words = ["in/tuned.yaml", "learner=gmoe", "waiting-time=1"]
+    prefix = "tuned/learner-gmoe_waiting-time-1"
+    for text, names in (
+        ("replay=off,on", ["_replay-off", "_replay-on"]),
+        ("lr=[2e-4, 1e-3]", ["_lr-2e-4", "_lr-1e-3"]),
+        ("lr=[2e-4]", ["_lr-2e-4"]),
+        ("lr=2e-4", [""]),
+        ("average=.999,last:8", ["_average-0.999", "_average-last-8"]),
+        ("grow-experts=2,2,4", [""]),
+        ("grow-experts=[4,'2,2,4']", ["_grow-experts-4", "_grow-experts-2-2-4"]),
+        ("seeds=0-1,3", ["_s0", "_s1", "_s3"]),
+        ("name=a,b", [""]),
+    ):
+        assert outs(*words, text) == [prefix + name for name in names], text
+    Path("in/tuned.yaml").write_text(TUNED.replace("}", ', adam-betas: "(0.9,0.98)"}'))
+    (one,) = read_requests([*words, "adam-betas=(0.9,0.99)"])
+    assert one.flags["--adam-betas"] == ["--adam-betas=(0.9,0.99)"]
+    assert outs(*words, "adam-betas=['(0.9,0.98)','(0.8,0.9)']")[1] == f"{prefix}_adam-betas-0.8-0.9"
 
 
 @pytest.mark.parametrize(
     ("text", "words", "message"),
     [
-        ("learner: sm", "set/new.yaml", "give --stream"),
-        ("learner: sm\nsize: huge", "set/new.yaml", "no such size; there are: big, tiny"),
-        ("learnr: sm", "set/new.yaml", "set/new.yaml: unrecognized arguments: --learnr=sm"),
-        ("size: big", "set/new.yaml", "give --learner"),
-        ("learner: [sm", "set/new.yaml", "set/new.yaml: not YAML"),
-        ("learner: 2026-99-99", "set/new.yaml", "set/new.yaml: not YAML .month must be"),
-        ("learner: &a [*a]", "set/new.yaml", "new.yaml: give each option a number, a text"),
-        ("1: sm", "set/new.yaml", "new.yaml: give each option a number, a text"),
-        ("learner: !!python/name:os.system x", "set/new.yaml", "set/new.yaml: not YAML"),
-        ("sm", "set/new.yaml", "give options as"),
-        ("learner: sm\nflags: fast", "set/new.yaml --size big", "give flags as"),
-        ("learner: sm\nflags: {seed: 1}", "set/new.yaml --size big", "give --seed before"),
-        ("learner: sm\nout: runs/set/fixed_tiny", "set --size tiny", "another experiment goes to"),
-        ("learner: sm", "set/none.yaml", "set/none.yaml: no such experiment"),
-        ("learner: sm", "stream set/new.yaml", "not both"),
+        ("learner: sm", "new.yaml", "give --stream"),
+        ("learner: sm\nsize: huge", "in/new.yaml", "in/new.yaml: huge: no such size; there are: big, swept"),
+        ("learner: sm\nsize: x\nsizes: none.yaml", "new.yaml", "none.yaml: no such experiment"),
+        ("learnr: sm", "new.yaml", "new.yaml: unrecognized arguments: --learnr=sm"),
+        ("size: big", "in/new.yaml", "give --learner"),
+        ("learner: [sm", "new.yaml", "new.yaml: not YAML"),
+        ("learner: &a [*a]", "new.yaml", "new.yaml: give each option a number, a text"),
+        ("sm", "new.yaml", "give options as"),
+        ("learner: sm\nflags: fast", "in/new.yaml --size big", "give options, flags and runs as"),
+        ("learner: sm\nruns: {a: {seed: 1}}", "new.yaml runs=b", "new.yaml: no run b; there are: a"),
+        ("learner: sm\nlr: {high: 1}", "in/new.yaml --size big", "new.yaml: lr: give a value, or a list"),
+        ("learner: sm\nflags: {seed: 1}", "in/new.yaml --size big", "give --seed before"),
+        ("learner: sm\nout: runs/set/fixed_tiny", "set.yaml in/new.yaml --size tiny", "goes to"),
+        ("learner: sm", "stream new.yaml", "not both"),
         ("learner: sm", "stream stream --learner sm", "give one stream"),
-        ("learner: sm", "set learnr=ens", "learnr=: neither an option nor a .* sets; did you mean learner"),
-        ("learner: sm", "set dropout=.1", "dropout=: neither .*; give other flags of "),
-        ("learner: sm", "set max-updates=3", "did you mean max-update"),
-        ("learner: sm", "set partition=x", "give --partition on the command line"),
-        ("learner: sm", "set lr=[1", r"lr=\[1: the value is not YAML"),
+        ("learner: sm", "set.yaml learnr=ens", "learnr=: neither an option nor .*; did you mean learner"),
+        ("learner: sm", "set.yaml dropout=.1", "dropout=: neither .*; give other flags of "),
+        ("learner: sm", "set.yaml max-updates=3", "did you mean max-update"),
+        ("learner: sm", "set.yaml partition=x", "give --partition on the command line"),
+        ("learner: sm", "set.yaml lr=[1", r"lr=\[1: the value is not YAML"),
         ("learner: sm", "stream --out R lr=1", "lr=: key=value overrides experiments"),
+        ("", "in/tuned.yaml lr=[]", "key=value: lr: give a value, or a list of values"),
+        ("", "in/tuned.yaml stream=[a,b]", "key=value: stream takes one value, not a list"),
+        ("", "in/tuned.yaml seed=[0,1]", "seed takes one value, .*; several seeds are `seeds: 0-2`"),
+        ("", "in/tuned.yaml grow-experts=[2,2,4]", "folder grow-experts-2; a value with commas needs quotes"),
+        ("", "in/tuned.yaml jobs=1,2", "--jobs says where to run"),
+        ("", "in/tuned.yaml learner=sm,gmo", "in/tuned.yaml: argument --learner: .*did you mean gmoe"),
+        ("", "in/tuned.yaml replay=off,maybe", "argument --replay: ignored explicit argument 'maybe'"),
+        ("", "in/tuned.yaml lr=1e-3,2e-3 -- --lr 1", "lr is a list: give lr=VALUE in place of --lr"),
     ],
 )
-def test_bad_experiments_are_one_clear_line(tmp_path, monkeypatch, text, words, message):
-    experiments(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    Path("set/new.yaml").write_text(text)
+def test_bad_experiments_are_one_clear_line(folder, text, words, message):
+    for path in ("new.yaml", "in/new.yaml"):
+        Path(path).write_text(text)
     with pytest.raises(UserError, match=message) as refused:
         read_requests(words.split())
     assert "\n" not in str(refused.value)
+
+
+def test_no_run_lies_in_another_one(folder):
+    Path("runs/in/tuned").mkdir(parents=True)
+    Path("runs/in/tuned/run.json").touch()
+    with pytest.raises(UserError, match="runs/in/tuned is a single run: give a sweep another --out"):
+        read_requests(["in/tuned.yaml", "--seeds", "0-1"])
+    assert read_requests(["in/tuned.yaml", "--out", "runs/in"])
+    single = ["stream", "--learner", "sm", "--out", "runs/in"]
+    with pytest.raises(UserError, match="runs/in has runs in folders .*: give --out runs/in/NAME"):
+        read_requests(single)
+    assert [request.out.name for request in read_requests([*single, "--seeds", "0-1"])] == ["in_s0", "in_s1"]
+
+
+@pytest.mark.parametrize("size", ["base", "tiny"])
+def test_the_experiments_that_tune(monkeypatch, size):
+    monkeypatch.chdir(ROOT)
+    found = read_requests(["experiments/tune.yaml", "--size", size, "learner=sm,gmoe"])
+    assert len(found) == 2 * (5 + 4 + 3)
+    assert all(len(make_plan(request, 4).stages) == 1 for request in found)
+    rates = {request.settings["--lr"][0] for request in found if request.out.parent.name == f"lr_{size}"}
+    assert (min(rates), max(rates), len(rates)) == (2e-4, 5e-3, 5)
+
+
+def test_combinations_are_checked_before_the_first_one_starts(launcher):
+    """Then they train; a second start trains nothing."""
+    (launcher.folder / "tuned.yaml").write_text(TUNED)
+
+    def start(*words):
+        process = launcher.start_words("tuned.yaml", "waiting-time=2", "out=runs", *words, "--jobs", "2")
+        return process.communicate(timeout=60)[1], process.returncode
+
+    err, code = start("max-update=2,fast")
+    assert (code, err.splitlines()[-1].partition(":")[0]) == (2, "error"), err
+    assert not (launcher.folder / "runs").exists()
+    assert start()[1] == 0
+    places = sorted(path.parent for path in (launcher.folder / "runs").glob("*/run.json"))
+    assert [path.name for path in places] == ["learner-gmoe_waiting-time-2", "learner-sm_waiting-time-2"]
+    assert [len(Run.read(path).rows) for path in places] == [5, 5]
+    assert "training" not in start()[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "S --learner sm --out R",
+        "S --learner ens --members 3 --replay --seeds 0-1 --name 'a b' --out R -- --lr 1e-3 --cpu",
+        "S --learner gmoe --grow-experts 2,2,4 --grow-router copy --stages 2 --out R -- --lr=2e-3",
+        "S --learner sm --schedule rsqrt --average .999 --replay-share .5 --cooldown .1 --seed 7 --out R",
+        "S --learner sm --average last:2 --from-scratch --context-window 4 --update-multiplier 3 --out R --"
+        " --save-interval-updates 9 --max-update 60 --adam-betas '(0.9, 0.98)'",
+        "in/tuned.yaml lr=1e-3,2e-3",
+        "in/plain.yaml",
+    ],
+)
+def test_a_recorded_command_requests_that_run_alone(folder, words):
+    found = read_requests(shlex.split(words))
+    assert found
+    for request in found:
+        command = shlex.split(request.command)
+        assert command[:2] == ["alma", "train"]
+        assert read_requests(command[2:]) == [request], request.command
+
+
+def test_a_recorded_command_repeats_the_run(launcher):
+    launcher.learner = "gmoe"
+    launcher.run("--grow-experts", "1", "--seed", "5", flags=(*SMALL, "--max-update", "3"))
+    first, rows = Run.read(launcher.out), launcher.rows
+    words = shlex.split(first.info["command"])[2:]
+    words[words.index("--out") + 1] = launcher.run_name = "again"
+    launcher.run_words(*words)
+    assert launcher.rows == rows
+    assert Run.read(launcher.out).config == first.config
+    assert shlex.split(Run.read(launcher.out).info["command"])[2:] == words

@@ -97,17 +97,18 @@ def test_a_second_launcher_on_the_same_run_is_refused(launcher):
     first.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("crash", [("FAKE_UNTRAINED", "user"), ("FAKE_CRASH", "0:0:user")])
-def test_a_corrected_command_starts_anew_if_nothing_was_trained(launcher, crash):
-    launcher.environment |= [crash]
-    launcher.run(code=2)
-    assert (launcher.out / "run.json").exists()
-    launcher.environment.clear()
-    launcher.run("--seed", "3")
-    assert Run.read(launcher.out).config["seed"] == 3
-    plain = make(launcher.folder / "plain")
-    plain.run("--seed", "3")
-    assert launcher.rows == plain.rows
+def test_a_corrected_command_starts_anew_if_nothing_was_trained(launcher):
+    rows = []
+    for name, crash in (("first", {"FAKE_UNTRAINED": "user"}), ("second", {"FAKE_CRASH": "0:0:user"})):
+        one = make(launcher.folder / name, environment=crash)
+        one.run(code=2)
+        assert (one.out / "run.json").exists()
+        one.environment.clear()
+        one.run("--seed", "3", "--stages", "2")
+        assert Run.read(one.out).config["seed"] == 3
+        rows.append(one.rows)
+    launcher.run("--seed", "3", "--stages", "2")
+    assert rows == [launcher.rows] * 2
 
 
 def test_a_preempted_evaluation_of_the_untrained_model_deletes_nothing(launcher):

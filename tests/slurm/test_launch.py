@@ -73,34 +73,29 @@ def test_waiting_rows_carry_the_unchanged_model(launcher):
     assert err.count("\n") == 3
 
 
-def test_an_ensemble_trains_every_member_at_every_stage(launcher):
-    launcher.learner = "ens"
-    out, err = launcher.run("--members", "3")
-    rows = launcher.rows
-    assert [row["extra"]["members"] for row in rows] == [3] * 5
-    assert [row["parameters"] for row in rows] == [12000] * 5
-    assert [row["train_flops"] for row in rows] == [0, *[3 * 2.001e12] * 4]
-    assert err.count("done in") == 4
-    assert "stage 1 (mega-batch 2), member 2 of 3: training" in err
-    assert out.splitlines()[1].split()[2] == "4@3"
-    log = (launcher.out / "stage_01/member_2/train.log").read_text()
-    assert "--finetune-from-model run/stage_00/member_2/checkpoint_best.pt" in log
-    assert Run.read(launcher.out).info["seeds"] == {"member_0": 0, "member_1": 1000, "member_2": 2000}
-
-
-def test_a_growing_ensemble_trains_one_member_a_stage(launcher):
-    launcher.learner = "gens"
-    out, _ = launcher.run()
-    rows = launcher.rows
-    assert [row["extra"]["members"] for row in rows] == [1, 1, 2, 3, 4]
-    assert [row["parameters"] for row in rows] == [4000, 4000, 8000, 12000, 16000]
-    assert [row["train_flops"] for row in rows] == [0, *[2.001e12] * 4]
-    assert [line.split()[2] for line in out.splitlines()[1:6]] == ["4", "4", "4@2", "4@3", "4@4"]
-
-
-@pytest.mark.parametrize("learner", ["gmoe", "gens"])
-def test_a_finished_run_resumes_on_a_longer_stream(launcher, learner, tmp_path):
+@pytest.mark.parametrize(
+    ("learner", "words", "members"), [("ens", ["--members", "3"], [3] * 5), ("gens", [], [1, 1, 2, 3, 4])]
+)
+def test_ensembles_train_all_members_or_a_new_one_in_each_stage(launcher, learner, words, members):
     launcher.learner = learner
+    out, err = launcher.run(*words)
+    rows = launcher.rows
+    assert [row["extra"]["members"] for row in rows] == members
+    assert [row["parameters"] for row in rows] == [4000 * count for count in members]
+    trained = 3 if learner == "ens" else 1
+    assert [row["train_flops"] for row in rows] == [0, *[trained * 2.001e12] * 4]
+    shown = [line.split()[2] for line in out.splitlines()[1:6]]
+    assert shown == [f"4@{count}" if count > 1 else "4" for count in members]
+    assert err.count("done in") == 4
+    if learner == "ens":
+        assert "stage 1 (mega-batch 2), member 2 of 3: training" in err
+        log = (launcher.out / "stage_01/member_2/train.log").read_text()
+        assert "--finetune-from-model run/stage_00/member_2/checkpoint_best.pt" in log
+        assert Run.read(launcher.out).info["seeds"] == {"member_0": 0, "member_1": 1000, "member_2": 2000}
+
+
+def test_a_finished_run_resumes_on_a_longer_stream(launcher, tmp_path):
+    launcher.learner = "gmoe"
     launcher.run()
     before = launcher.rows
     write_stream(launcher.folder / "stream", 5)
@@ -108,7 +103,7 @@ def test_a_finished_run_resumes_on_a_longer_stream(launcher, learner, tmp_path):
     assert err.count("was complete") == 4
     assert err.count("done in") == 1
     assert launcher.rows[:5] == before
-    at_once = make(tmp_path / "at_once", learner=learner)
+    at_once = make(tmp_path / "at_once", learner="gmoe")
     write_stream(at_once.folder / "stream", 5)
     at_once.run()
     assert launcher.rows == at_once.rows
@@ -148,12 +143,10 @@ def test_modules_in_the_current_folder_are_the_users(launcher):
 
 
 def test_experiments_run_one_after_the_other(launcher):
-    (launcher.folder / "set/sizes").mkdir(parents=True)
-    size = "stream: stream\nwaiting-time: 2\nflags: {arch: switch_gmoe_tiny, max-update: 1, cpu: true}"
-    (launcher.folder / "set/sizes/tiny.yaml").write_text(size)
-    for name, learner in (("fixed", "sm"), ("grow", "gmoe")):
-        (launcher.folder / f"set/{name}_big.yaml").write_text(f"learner: {learner}\nsize: big")
-    out, _ = launcher.run_words("set", "--size", "tiny", "max-update=2")
+    size = "{stream: stream, waiting-time: 2, flags: {arch: switch_gmoe_tiny, max-update: 1, cpu: true}}"
+    runs = "{fixed: {learner: sm}, grow: {learner: gmoe}}"
+    (launcher.folder / "set.yaml").write_text(f"runs: {runs}\nsizes:\n  tiny: {size}\n")
+    out, _ = launcher.run_words("set.yaml", "--size", "tiny", "max-update=2")
     assert out.count("perplexity") == 2
     for name in ("fixed_tiny", "grow_tiny"):
         run = Run.read(launcher.folder / "runs/set" / name)
@@ -192,40 +185,36 @@ def test_one_process_checks_all_flags(launcher):
 
 
 def test_a_dry_run_shows_a_short_plan_and_makes_nothing(launcher):
-    for options, printed in (((), 0), (("--cluster", "slurm"), 1 + 4 + 4 + 1)):
-        out, err = launcher.run("--dry-run", *options)
-        lines = ESTIMATE + bool(options)  # what each job asks of SLURM
+    on_slurm = ("--dry-run", "--cluster", "slurm")
+    for options, printed in ((("--dry-run",), 0), (on_slurm, 1 + 4 + 4 + 1)):
+        out, err = launcher.run(*options)
+        lines = ESTIMATE + len(options) // 2  # what each job asks of SLURM
         assert (len(err.splitlines()), len(out.splitlines())) == (lines, printed)
         assert "--lr 0.001 --lr-scheduler polynomial_decay" in err.splitlines()[ESTIMATE - 1]
-        more, longer = launcher.run("--dry-run", "--verbose", *options)
-        assert "\n  --adam-betas (0.9,0.98)\n" in longer
-        assert "-m fairseq_alma.evaluate stream" in longer
-        assert ("#SBATCH" in more) == bool(options)
+    out, err = launcher.run("--verbose", *on_slurm)
+    assert "\n  --adam-betas (0.9,0.98)\n" in err
+    assert "-m fairseq_alma.evaluate stream" in err
+    assert "#SBATCH" in out
     assert sorted(path.name for path in launcher.folder.iterdir()) == ["stream"]
 
 
 def test_a_plan_needs_neither_a_stream_nor_room(launcher):
     """With a disk that is too small; hours by FLOPs, of the base size as in the paper: 58 exaFLOPs a run."""
     words = ["--megabatches", "4", "--tflops-per-gpu", "40", "--dry-run", "--cluster", "slurm"]
-    row = str(ROOT / "experiments/table2/sm12_w1_base.yaml")
-    _, err = launcher.run_words(row, *words, "--mem-gb", "1", "stream=missing")
+    table = str(ROOT / "experiments/table2.yaml")
+    _, err = launcher.run_words(table, "runs=sm12_w1", *words, "--mem-gb", "1", "stream=missing")
     assert "assumed: 4 mega-batches, and a dictionary of 50,260 tokens" in err
     header, cells = (line.split() for line in err.splitlines()[2:4])
     flops, hours = (float(cells[header.index(name)].replace(",", "")) for name in ("TFLOPs", "GPU-hours"))
     assert hours == pytest.approx(flops / 40 / 3600, abs=1)
     assert hours > 10
-    both = [str(ROOT / f"experiments/table2/{name}_w1_base.yaml") for name in ("sm4", "gmoe")]
-    _, err = launcher.run_words(*both, "--dry-run", "--megabatches", "6", code=2)
+    _, err = launcher.run_words(table, "runs=sm4_w1,gmoe_w1", "--dry-run", "--megabatches", "6", code=2)
     assert "gmoe_w1_base: --grow-experts 2,2,4: 3 growths given, but 6 stages grow 5 times" in err
-    assert "add --dry-run" in launcher.run("--megabatches", "4", code=2)[1]
 
 
 def test_bad_command_lines_are_one_line_before_anything_is_made(launcher):
     checked = "checking the flags of fairseq-train\nerror: "
     for words, flags, message in (
-        (("--partition", "learn"), (), "error: --partition: only with --cluster slurm"),
-        (("--mem-gb", "8", "--cluster", "debug"), (), "error: --mem-gb: only with --cluster slurm"),
-        (("--max-updates", "1"), (), "error: unrecognized arguments: --max-updates"),
         (("--dry-run",), ("--max-tokns", "1"), checked + "unrecognized argument --max-tokns 1"),
         (
             ("--cluster", "slurm", "--dry-run"),
@@ -236,7 +225,7 @@ def test_bad_command_lines_are_one_line_before_anything_is_made(launcher):
     ):
         _, err = launcher.run(*words, code=2, flags=flags)
         assert err.startswith(message)
-        assert err.count("\n") == 1 + ("checking" in message)
+        assert err.count("\n") == 2
     launcher.environment["PATH"] = str(launcher.folder)  # no sbatch
     assert "no SLURM here" in launcher.run("--cluster", "slurm", code=2)[1]
     launcher.data = "strem"
@@ -248,7 +237,7 @@ def test_bad_command_lines_are_one_line_before_anything_is_made(launcher):
 
 
 def test_local_refuses_a_run_with_queued_jobs(launcher):
-    """Unless squeue knows none of them, or is missing."""
+    """Unless squeue knows none of them."""
     bin_folder = launcher.folder / "bin"
     bin_folder.mkdir()
     squeue = bin_folder / "squeue"
@@ -263,18 +252,14 @@ def test_local_refuses_a_run_with_queued_jobs(launcher):
         squeue.chmod(0o755)
 
     answer("RUNNING")
-    for options in ((), ("--jobs", "2")):
-        _, err = launcher.run(*options, code=2)
-        assert err.splitlines()[ESTIMATE:] == [
-            "error: run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
-            "them with: alma cancel run"
-        ]
+    assert launcher.run(code=2)[1].splitlines()[ESTIMATE:] == [
+        "error: run: jobs of this run are in SLURM's queue (job ids 77): give --cluster slurm, or cancel "
+        "them with: alma cancel run"
+    ]
     assert not (launcher.out / "run.json").exists()
     answer("COMPLETED")
-    launcher.run("--stages", "1")
-    squeue.unlink()
-    launcher.run("--jobs", "2")
-    assert len(launcher.rows) == 5
+    launcher.run("--stages", "1", "--jobs", "2")
+    assert len(launcher.rows) == 2
 
 
 def test_cool_downs_are_evaluated_and_do_not_reach_the_next_stage(launcher):

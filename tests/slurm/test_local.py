@@ -6,9 +6,10 @@ import signal
 from dataclasses import replace
 
 import pytest
-from launcher import SMALL, ended, make, wait_for
+from launcher import SMALL, call, ended, make, wait_for
 
 from slurm.engine.machine import Machine, devices
+from slurm.launch import main
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def test_each_training_sees_the_gpus_of_its_slot_alone(gpus, tmp_path, monkeypat
     assert sorted(re.findall("GPUs: (.*)", "".join(logs))) == ["0,1", "2,3"]
 
 
-@pytest.mark.parametrize(("jobs", "given"), [(1, None), (2, None), (4, None), (2, "3")])
+@pytest.mark.parametrize(("jobs", "given"), [(1, None), (2, None), (2, "3")])
 def test_trainings_side_by_side_share_the_cores(tmp_path, monkeypatch, jobs, given):
     """Unless the user gives the number of threads. Idle ones spin: too many take ten times as long."""
     run = make(tmp_path / "x")
@@ -96,10 +97,15 @@ def test_more_jobs_than_gpus_are_refused_before_anything_is_made(gpus, tmp_path,
         (["--cluster", "slurm", "--jobs", "1"], "--jobs: not with --cluster slurm, only on this machine"),
         (["--partition", "high", "--wait"], "--partition, --wait: only with --cluster slurm"),
         (["--cluster", "debug", "--jobs", "2"], "--jobs 2: debug attaches one training to the terminal"),
+        (["--mem-gb", "8", "--cluster", "debug"], "--mem-gb: only with --cluster slurm"),
+        (["--megabatches", "4"], "--megabatches plans without a stream: add --dry-run"),
     ],
 )
-def test_options_that_do_not_apply_are_refused(launcher, words, message):
-    _, err = launcher.run(*words, code=2)
+def test_options_that_do_not_apply_are_refused(launcher, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(launcher.folder)
+    monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
+    assert call(main, monkeypatch, "stream", "--learner", "sm", "--out", "run", *words) == 2
+    err = capsys.readouterr().err
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert not launcher.out.exists()

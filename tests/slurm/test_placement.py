@@ -1,6 +1,5 @@
 """The batch of an update stays the user's, whatever the number of GPUs."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -98,21 +97,6 @@ def test_a_run_keeps_the_batch_of_its_first_machine(tmp_path, monkeypatch):
     assert words(placed(here(5), out=tmp_path / "run"))["distributed-world-size"] == "4"
     with pytest.raises(UserError, match="give GPUs for 4 processes"):
         placed(Resources(gpus_per_node=5).machine(), out=tmp_path / "run")
-
-
-def test_a_run_of_an_older_version_goes_on(tmp_path, monkeypatch):
-    """Its machine tells the batch, if it had GPUs."""
-    monkeypatch.setattr(record, "identity", lambda stream: {})
-    record.open_run(placed(here(8), out=tmp_path))
-    (tmp_path / "x.pt").touch()
-    info = json.loads((tmp_path / "run.json").read_text())
-    del info["config"]["tokens_per_update"], info["tokens_per_update"]
-    for names, freq in (["A100"] * 8, "12"), ([], "3"):
-        (tmp_path / "run.json").write_text(json.dumps(info | {"machine": {"gpus": names}}))
-        resumed = placed(here(2), out=tmp_path)
-        assert words(resumed)["update-freq"] == freq
-        record.open_run(resumed)
-        record.open_run(placed(here(2), out=tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -229,29 +229,12 @@ def test_averages_are_kept_in_training_and_evaluated(average, flag, kept, weight
     assert made.config["average"] == average
 
 
-def test_context_is_for_evaluation_only():
-    made = plan("--context-window 8")
-    assert {value(command, "--context-window") for command in (made.untrained, made.stages[1].evaluate)} == {
-        "8"
-    }
-    assert values(made, "context-window") == [None] * 4
-    assert made.config["context_window"] == 8
-
-
-def test_fewer_stages_are_the_same_run():
-    made = plan("--waiting-time 3 --stages 1")
-    assert len(made.stages) == 1
-    assert made.config == plan("--waiting-time 3").config
-    assert len(plan("--stages 9").stages) == 4
-
-
-def test_a_dense_model_has_no_experts():
+def test_config_holds_all_that_changes_results_and_no_output_path():
+    assert plan("--waiting-time 3 --stages 1").config == plan("--waiting-time 3").config
+    assert [len(plan(f"--stages {n}").stages) for n in (1, 9)] == [1, 4]
     dense = plan("-- -a transformer_lm")
     assert values(dense, "arch") == ["transformer_lm"] * 4
     assert values(dense, "moe-expert-count") == [None] * 4
-
-
-def test_config_holds_all_that_changes_results_and_no_output_path():
     made = plan("--name base -- --lr 1e-3 --adam-betas (0.9,0.98)")
     assert made.config == {
         "learner": "sm",
@@ -267,6 +250,9 @@ def test_config_holds_all_that_changes_results_and_no_output_path():
 
 
 def test_evaluation_inherits_the_flags_it_needs():
+    made = plan("--context-window 8")
+    assert {value(words, "--context-window") for words in (made.untrained, made.stages[1].evaluate)} == {"8"}
+    assert values(made, "context-window") == [None] * 4
     aliased = plan("-- --max-sentences 4 --max-sentences=2").stages[0].evaluate
     assert value(aliased, "--batch-size") == "2"
     flags = "--max-tokens 4096 --lr 1 --tokens-per-sample 256 --fp16 --megabatch-words 9"

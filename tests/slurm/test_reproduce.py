@@ -1,6 +1,5 @@
 """The commands behind each figure and table of the paper, and what a second start does."""
 
-import argparse
 import itertools
 import shlex
 import sys
@@ -19,6 +18,10 @@ from vision.sweep import jobs_of, read_sections
 
 RECORDS = index()
 IMAGES = [name for name, one in RECORDS.items() if not {"table2", "time"} & one["experiments"].keys()]
+
+
+def options_of(*words):
+    return reproduce.parser().parse_args([*map(str, words)])
 
 
 def jobs(words):
@@ -46,10 +49,10 @@ def test_image_figures_have_the_runs_that_the_index_says(name, size):
     assert len(found) == record["runs"][size == "paper"]
 
 
-@pytest.mark.parametrize("size", itertools.chain(*MODELS.values()))
+@pytest.mark.parametrize("size", [*MODELS["small"], *MODELS["saturated"]])
 def test_tables_have_the_rows_that_the_index_says(size, monkeypatch):
     monkeypatch.chdir(EXPERIMENTS.parent)
-    requests = read_requests(["experiments/table2", "--size", size])
+    requests = read_requests(["experiments/table2.yaml", "--size", size])
     assert {request.settings["--arch"] for request in requests} == {"switch_gmoe_tiny"}
     assert {request.stream for request in requests} == {f"stream_{size.removesuffix('_small')}"}
     rows = {request.out.name.removesuffix(f"_{size}") for request in requests}
@@ -82,25 +85,25 @@ def test_the_list_names_everything_with_data_runs_and_cost(monkeypatch, capsys):
 
 def test_each_figure_ends_with_the_paper_s_finding_and_what_the_small_size_showed():
     for name, record in RECORDS.items():
-        at_small = reproduce.findings([name], RECORDS, "small")
+        at_small = reproduce.finding(name, record, "small")
         who = record.get("beyond", "paper")
         assert at_small == f"{name}: {who}: {record['finding']}; at this size: {record['small']}"
         assert at_small.count("\n") == 0
-        assert reproduce.findings([name], RECORDS, "paper") == f"{name}: {who}: {record['finding']}"
+        assert reproduce.finding(name, record, "paper") == f"{name}: {who}: {record['finding']}"
 
 
 def test_streams_with_dates_have_the_runs_that_the_index_says(tmp_path, monkeypatch):
     """With the real parser of experiments; they are no part of all."""
-    options = argparse.Namespace(out=tmp_path, size="small", stream=tmp_path / "stream", jobs=1)
+    options = options_of("--out", tmp_path, "--stream", tmp_path / "stream")
     launch, report = reproduce.commands("time", RECORDS["time"], options)
     words = launch.words[3:]
     requests = read_requests([word for word in words if word not in ("--jobs", "1")])
     assert len(requests) == RECORDS["time"]["runs"][0]
-    files = {path.stem for path in (EXPERIMENTS / "time").glob("*.yaml")}
-    assert files == set(RECORDS["time"]["experiments"]["time"].split())
+    runs = yaml.safe_load((EXPERIMENTS / "time.yaml").read_text())["runs"]
+    assert [*runs] == RECORDS["time"]["experiments"]["time"].split()
     assert launch.folder / "runs/time" == Path(report.words[3])
     assert all(request.out.is_relative_to("runs/time") for request in requests)
-    every = reproduce._chosen(argparse.Namespace(figures=["all"], size="small"), RECORDS)
+    every = reproduce.chosen(options_of("all"), RECORDS)
     assert every == [name for name in RECORDS if name != "time"]
 
 
@@ -119,11 +122,10 @@ def test_a_dry_run_prints_the_commands_and_makes_nothing(tmp_path, monkeypatch, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("size", "models"), [("saturated", MODELS["saturated"]), ("paper", ("base", "large"))]
-)
-def test_language_models_of_both_sizes_run_and_are_reported(tmp_path, size, models):
-    options = argparse.Namespace(out=tmp_path, size=size, stream=tmp_path / "stream", jobs=1)
+@pytest.mark.parametrize("size", ["saturated", "paper"])
+def test_language_models_of_both_sizes_run_and_are_reported(tmp_path, size):
+    models = MODELS[size]
+    options = options_of("--out", tmp_path, "--size", size, "--stream", tmp_path / "stream")
     *launches, report = reproduce.commands("table1", RECORDS["table1"], options)
     rows = RECORDS["table1"]["experiments"]["table2"].split()
     runs = {model: [f"{row}_{model}" for row in rows] for model in models}
@@ -154,8 +156,8 @@ def test_language_models_of_both_sizes_run_and_are_reported(tmp_path, size, mode
         ),
         (["time", "--size", "paper"], "time has no --size paper: give --size small"),
         (["all", "time", "--size", "saturated"], "time has no --size saturated: give --size small"),
-        (["time"], "time/sizes/small.yaml: make it, and give it with --stream"),
-        (["table1", "--size", "saturated"], "table2/sizes/saturated.yaml: make it, and give it"),
+        (["time"], "size small of {EXPERIMENTS}/time.yaml: make it, and give it with --stream"),
+        (["table1", "--size", "saturated"], "size saturated of {EXPERIMENTS}/table2.yaml: make it, and"),
     ],
 )
 def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, words, message):
@@ -163,7 +165,7 @@ def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, w
     assert call(main, monkeypatch, *words) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
-    assert message in said
+    assert message.format(EXPERIMENTS=EXPERIMENTS) in said
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
@@ -172,7 +174,7 @@ def test_wrong_command_lines_are_one_clear_line(tmp_path, monkeypatch, capsys, w
 def small(tmp_path, monkeypatch):
     """Experiments of two runs in a folder of their own; the current folder is empty."""
     folder = tmp_path / "experiments"
-    (folder / "sizes").mkdir(parents=True)
+    folder.mkdir()
     record = {"shows": "s", "data": "d", "runs": [2, 2], "cost": ["", ""], "drawn": ["learning_curves"]}
     record |= {"finding": "waiting helps", "small": "best w 2"}
     records = {
@@ -181,7 +183,7 @@ def small(tmp_path, monkeypatch):
     }
     (folder / "index.yaml").write_text(yaml.safe_dump(records))
     (folder / "one.yaml").write_text("learner: sm")
-    (folder / "sizes/small.yaml").write_text("megabatches: 2\nepochs: 1\nhidden: 2")
+    (folder / "sizes.yaml").write_text("sizes: {small: {megabatches: 2, epochs: 1, hidden: 2}}")
     monkeypatch.setattr(reproduce, "EXPERIMENTS", folder)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -201,7 +203,9 @@ def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
     names = sorted(path.name for path in Path("reproduced/small/runs/digits").iterdir())
     assert names == ["sm_w1_h2_s0", "sm_w2_h2_s0"]
     started = []
-    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words[2]) or 0)
+    monkeypatch.setattr(reproduce, "run", lambda one, wanted=(): started.append(one.words[2]) or 0)
+    runs = "".join(f"reproduced/small/runs/digits/{name}\n" for name in names)
+    monkeypatch.setattr(reproduce.children, "ask", lambda *_: runs)
     assert call(main, monkeypatch, "all") == 0
     assert started == ["vision.run", "alma.report"]  # of the second figure
     said = capfd.readouterr().out
@@ -213,10 +217,11 @@ def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
 
 
 def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce.children, "ask", lambda *_: "run\n")
     killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
     assert reproduce.run(reproduce.Command(killed)) == 137  # as in a shell
     codes = iter([0, 3])
-    monkeypatch.setattr(reproduce, "run", lambda one: next(codes))
+    monkeypatch.setattr(reproduce, "run", lambda one, wanted=(): next(codes))
     assert call(main, monkeypatch, "all") == 3
     said = capsys.readouterr().out
     assert "failed, exit code 3" in said
@@ -227,8 +232,8 @@ def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, 
     """With one line that names the data set, and what is missing; --download fetches it once, first."""
     started = []
     real = reproduce.run
-    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or real(one))
-    (small / "sizes/medium.yaml").write_text("dataset: mnist\nmegabatches: 2")
+    monkeypatch.setattr(reproduce, "run", lambda one, wanted=(): started.append(one.words) or real(one))
+    (small / "sizes.yaml").write_text("sizes: {medium: {dataset: mnist, megabatches: 2}}")
     assert call(main, monkeypatch, "all", "--size", "paper", "--data-root", "nowhere") == 2
     said = capfd.readouterr()
     assert "cannot read mnist from nowhere" in said.err
@@ -236,7 +241,8 @@ def test_missing_images_end_everything_before_the_first_run(small, monkeypatch, 
     assert len(started) == 1
     assert not Path("reproduced").exists()
     started.clear()
-    monkeypatch.setattr(reproduce, "run", lambda one: started.append(one.words) or 0)
+    monkeypatch.setattr(reproduce.children, "ask", lambda *_: "run\n")
+    monkeypatch.setattr(reproduce, "run", lambda one, wanted=(): started.append(one.words) or 0)
     assert call(main, monkeypatch, "all", "--size", "medium", "--download") == 0
     assert started[0][-3:] == ["mnist", "data", "download"]
     assert [words[2] for words in started[1:]] == ["vision.run", "alma.report"] * 2

@@ -2,13 +2,14 @@
 
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from launcher import make
 
 from alma.errors import UserError
 from slurm.engine.resources import Resources
-from slurm.lm import hosts
+from slurm.lm.placement import with_hosts
 
 
 def script(resources: Resources, folder: Path, command: str = "true") -> str:
@@ -63,11 +64,12 @@ def test_a_dry_run_says_what_each_job_asks_for_and_flags_change_it(tmp_path):
     Its experiment has two workers that read data for each GPU.
     """
     launcher = make(tmp_path)
-    experiment = str(Path("experiments/table2/gmoe_w1_large.yaml").resolve())
-    words = ["--cluster", "slurm", "--dry-run", "--megabatches", "4", "--verbose"]
+    experiment = str(Path("experiments/table2.yaml").resolve())
+    words = ["--cluster", "slurm", "--dry-run", "--megabatches", "4", "--verbose", "runs=gmoe_w1"]
 
     def lines(*more: str) -> tuple[str, list[str]]:
-        out, err = launcher.run_words(experiment, "--stream", "stream", *words, *more, "--", "--fp16=false")
+        given = ("--size", "large", "--stream", "stream", *words, *more, "--", "--fp16=false")
+        out, err = launcher.run_words(experiment, *given)
         says = next(line for line in err.splitlines() if line.startswith("each training: "))
         found = dict.fromkeys(re.findall(r"^#SBATCH (--(?:mem|cpus|gpus|gres)\S+)", out, re.MULTILINE))
         return says, sorted(found)
@@ -98,20 +100,20 @@ def test_an_evaluation_asks_for_its_share():
     ("node", "cores", "gb"),
     [("128 2000000", 16, 57), ("12 2000000", 12, 57), ("128 40960", 16, 40), ("128 1", 16, None)],
 )
-def test_no_more_than_a_node_has(slurm, node, cores, gb, monkeypatch):
+def test_no_more_than_a_node_has(slurm, node, cores, gb):
     """sinfo of two kinds of nodes; RealMemory 1: the cluster does not know its memory."""
     slurm.has(sinfo=f"4 1\n{node}\nno such thing")
-    monkeypatch.setattr(hosts, "_needs", lambda *_: (57 * 10**9, 8 * 10**9))
     wanted = Resources(partition="learn")
-    cost = type("Cost", (), {"settings": {"--num-workers": 0}})
-    estimates = [type("Estimate", (), {"costs": [cost]})]
-    sized = hosts.with_hosts(wanted, estimates)
+    cost = Mock(settings={"--num-workers": 0}, processes=8)
+    cost.host_memory.return_value = 57 * 10**9
+    estimates = [Mock(costs=[cost], evaluation_host_memory=8 * 10**9)]
+    sized = with_hosts(wanted, estimates)
     assert (sized.cpus_per_task, sized.mem_gb) == (cores, gb)
     assert slurm.calls("sinfo")[0][-2:] == ["--partition", "learn"]
     given = Resources(cpus_per_task=90, mem_gb=9000)
-    assert hosts.with_hosts(given, estimates) == given
+    assert with_hosts(given, estimates) == given
     slurm.fails(sinfo="no")
-    assert hosts.with_hosts(wanted, estimates).mem_gb == 57
+    assert with_hosts(wanted, estimates).mem_gb == 57
 
 
 def test_slurm_gives_every_process_its_gpus_and_cores(cluster, tmp_path):

@@ -1,7 +1,6 @@
 """Runs of one launch that have a training in common train it once."""
 
 import json
-import tracemalloc
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -48,17 +47,6 @@ def test_equal_trainings_and_only_these_are_shared():
     }
     assert describe(made) == "4 of 21 trainings are shared: 8 of 42 updates less"
     assert describe(plans("sm --out A")) == ""
-
-
-def test_memory_grows_with_the_number_of_stages_alone():
-    """Keys that held those of the stage before doubled with each stage: 40 MB at 20 of them."""
-    made = plans("sm --out A", "ens --out B", megabatches=20)
-    tracemalloc.start()
-    shared = share(made)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(sources(shared)) == 20
-    assert peak < 5e6
 
 
 def test_totals_count_what_is_trained():

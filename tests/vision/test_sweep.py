@@ -23,14 +23,13 @@ def names(*words):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two experiments and two sizes."""
+    """Two experiments, and their sizes beside them."""
     files = {
         "one": "size: big\nlearner: [sm, gmoe]\nwaiting-time: [1, all]\nreplay: [off, on]\nepochs: 3",
         "parts": "learner: gmoe\nseeds: 0-1\nruns:\n- {router: [tree, flat]}\n- {learner: moe, experts: 3}",
-        "sizes/big": "dataset: mnist\nhidden: [4, 64]\nepochs: 9\nlr: 1e-3",
-        "sizes/small": "megabatches: 6\nhidden: 5",
+        "sizes": "sizes:\n  big: {dataset: mnist, hidden: [4, 64], epochs: 9, lr: 1e-3}\n"
+        "  small: {megabatches: 6, hidden: 5}",
     }
-    (tmp_path / "sizes").mkdir()
     for name, text in files.items():
         (tmp_path / f"{name}.yaml").write_text(text)
     return tmp_path
@@ -152,7 +151,7 @@ def test_sections_have_settings_of_their_own_and_share_no_run(folder):
         ("replay: [maybe]", "new.yaml: argument --replay.*: 'maybe': off, on or off,on"),
         ("lr: {high: 1}", "new.yaml: lr: give a value, or a list"),
         ("lr:", "new.yaml: lr: give a value, or a list"),
-        ("runs: 3", "new.yaml: give sections as a list"),
+        ("runs: 3", "new.yaml: give options, flags and runs as"),
         ("jobs: 2", "new.yaml: jobs says how to run: give --jobs on the command line"),
         ("cluster: slurm", "new.yaml: cluster says how to run"),
         ("members: 2", "--members does not apply to sm: it is a setting of ens, umix"),
