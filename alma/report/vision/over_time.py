@@ -7,7 +7,7 @@ from alma.learners import colour_of
 from alma.report import style
 from alma.report.figures import Curve, draw_over_time, frame_over_time
 from alma.report.results import Result
-from alma.report.style import GREY, End, LegendEntries
+from alma.report.style import GREY, LegendEntries
 from alma.report.vision import parts, select
 from alma.report.vision.select import Missing, distinct, size, wait
 
@@ -21,15 +21,11 @@ _DRAFT_COLOURS = ("#7A4A21", "#2F5FC4", "#C62828", "#7B2D9B")
 def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 1 right: error over time of one learner and size; a colour per waiting time."""
     shown, colours = select.most_waits(results), style.wait_colours(map(wait, results))
-    figure, ((axes,),) = style.subplots(1, 1, (4.4, 2.9))
+    figure, ((axes,),) = style.subplots(1, 1, (5.0, 2.9))
     curves = [draw_over_time(axes, result, color=colours[wait(result)]) for result in shown]
-    axes.set_title(f"{parts.title(results)}: {shown[0].method}, {parts.size_label(shown[0])}")
+    axes.set_title(f"{results[0].stream}: {shown[0].method}, {parts.size_label(shown[0])}")
     frame_over_time(figure, [([axes], curves)], _ERROR, area=True)
-    ends = [
-        End(curve.x[-1], curve.y[-1], f"w = {wait(curve.result)}", {"color": colours[wait(curve.result)]})
-        for curve in curves
-    ]
-    style.label_ends(figure, {axes: ends})
+    style.add_legend(figure, {"waiting time": parts.wait_entries(shown, results)})
     return {"": figure}
 
 
@@ -53,7 +49,7 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
             )
             axes.set_title(f"{name}, {hidden}", color=colour_of(learner), fontweight="bold")
     frame_over_time(figure, list(zip(grid, curves.values(), strict=True)), _ERROR)
-    heading = f"{parts.title(results)}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
+    heading = f"{results[0].stream}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
     style.add_legend(figure, {heading: [], "waiting time": parts.wait_entries(shown, results)})
     return {"": figure}
 
@@ -82,7 +78,7 @@ def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     waits = parts.wait_entries(shown, results)
     bars: LegendEntries = [("where waiting longer has the lowest error", {"linestyle": ""})]
     groups = {"learner": lines, "waiting time": waits, "bars": bars}
-    style.add_legend(figure, {parts.title(results): [], **groups})
+    style.add_legend(figure, {results[0].stream: [], **groups})
     return {"": figure}
 
 
@@ -124,37 +120,35 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
     frame_over_time(figure, [(list(panels.values()), curves)], _ERROR)
     lines: LegendEntries = [("without", {"color": GREY}), ("with", {"color": GREY, "linestyle": "--"})]
     waits = parts.wait_entries(drawn, results)
-    style.add_legend(figure, {parts.title(results): [], "waiting time": waits, "replay": lines})
+    style.add_legend(figure, {results[0].stream: [], "waiting time": waits, "replay": lines})
     return {"": figure}
 
 
 def update_rates(results: Sequence[Result]) -> dict[str, Any]:
     """The first draft's Figure 1: four curves of tardy, greedy and intermediate updates, and growth."""
     shown = select.update_rates(results)
-    figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
-    curves, ends = [], []
-    for (name, result), colour in zip(shown.items(), _DRAFT_COLOURS, strict=True):
-        curves.append(draw_over_time(axes, result, color=colour))
-        ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, {"color": colour}))
-    axes.set_title(parts.title(results))
+    figure, ((axes,),) = style.subplots(1, 1, (5.4, 2.9))
+    legend = [(name, {"color": colour}) for name, colour in zip(shown, _DRAFT_COLOURS, strict=True)]
+    curves = [draw_over_time(axes, shown[name], **look) for name, look in legend]
+    axes.set_title(results[0].stream)
     frame_over_time(figure, [([axes], curves)], _ERROR, area=True)
-    style.label_ends(figure, {axes: ends})
+    style.add_legend(figure, {"": legend})
     return {"": figure}
 
 
 def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
     """The first draft's Figure 5 left: tree gates, flat gates, no growth, and an ensemble of mixtures."""
     shown = select.ablation(results)
-    figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
+    figure, ((axes,),) = style.subplots(1, 1, (5.4, 2.9))
     learners = [result.learner for result in shown.values()]
-    curves, ends = [], []
+    curves, legend = [], []
     for i, (name, result) in enumerate(shown.items()):
         look = style.variant(colour_of(result.learner), learners[:i].count(result.learner))
         curves.append(draw_over_time(axes, result, **look))
-        ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, look))
+        legend.append((name, look))
     tree = next(iter(shown.values()))
     replay = ", replay" if tree.config["replay"] else ""
-    axes.set_title(f"{parts.title(results)}, {parts.size_label(tree)}, w = {wait(tree)}{replay}")
+    axes.set_title(f"{results[0].stream}, {parts.size_label(tree)}, w = {wait(tree)}{replay}")
     frame_over_time(figure, [([axes], curves)], _ERROR)
-    style.label_ends(figure, {axes: ends})
+    style.add_legend(figure, {"": legend})
     return {"": figure}
