@@ -97,11 +97,6 @@ def size(result: Result) -> int:
     return result.config.get("hidden", 0)
 
 
-def single_stage(result: Result) -> bool:
-    """Whether it waits for the whole stream, without replay, which would change nothing."""
-    return wait(result) == result.megabatches and not result.config["replay"]
-
-
 def distinct(key: Callable[[Result], int], results: Iterable[Result]) -> list[int]:
     """The different values of `key`, ascending."""
     return sorted(set(map(key, results)))
@@ -127,18 +122,17 @@ def without_replay(results: Iterable[Result]) -> list[Result]:
 
 def replay_pairs(results: Sequence[Result]) -> list[Pair]:
     """Pairs (without, with replay) that differ in nothing else. Missing: there are none."""
-    if not any(result.config["replay"] for result in results):
-        raise Missing("no run with --replay")
     pairs = _pairs(results, "replay", False, True)
     if not pairs:
-        raise Missing("no two runs that differ only in --replay")
+        some = any(result.config["replay"] for result in results)
+        raise Missing("no two runs that differ only in --replay" if some else "no run with --replay")
     return pairs
 
 
 def at_one_wait(pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs at waiting time 10, as in Figure 4, or else at the most frequent one."""
     count = Counter(wait(plain) for plain, _ in pairs)
-    chosen = 10 if 10 in count else min(count, key=lambda w: (-count[w], w))
+    chosen = min(count, key=lambda w: (w != 10, -count[w], w))
     return [pair for pair in pairs if wait(pair[0]) == chosen]
 
 
@@ -209,16 +203,14 @@ def update_rates(results: Sequence[Result]) -> dict[str, Result]:
 
 def cer_against(results: Iterable[Result], cost: Measure) -> list[Curve]:
     """CER against a cost: a curve over ascending sizes for each method and waiting time (Figure 2)."""
-    families: dict[tuple[str, int], list[Result]] = {}
-    for result in results:
-        families.setdefault((result.method, wait(result)), []).append(result)
-    curves = []
-    for members in families.values():
-        members.sort(key=size)
-        points = [(r.over_seeds(cost)[0], *r.over_seeds(cer)) for r in members]
-        x, y, deviation = map(list, zip(*points, strict=True))
-        curves.append(Curve(members[0], x, y, deviation))
-    return curves
+    curves: dict[tuple[str, int], Curve] = {}
+    for result in sorted(results, key=size):
+        curve = curves.setdefault((result.method, wait(result)), Curve(result, [], [], []))
+        point = result.over_seeds(cost)[0], *result.over_seeds(cer)
+        for values, value in zip((curve.x, curve.y, curve.deviation), point, strict=True):
+            values.append(value)
+    order = dict.fromkeys((result.method, wait(result)) for result in results)
+    return [curves[key] for key in order]
 
 
 class Spoke(NamedTuple):
