@@ -8,12 +8,11 @@ from matplotlib.colors import to_hex
 from alma.learners import colour_of
 from alma.records import Run
 from alma.report import labels
-from alma.report.html import page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.reference import reference
 from alma.report.results import compute, find_runs, group
-from alma.report.vision import select, trade_offs
+from alma.report.vision import costs, select
 
 from .synthetic import (
     averaged,
@@ -139,7 +138,7 @@ def test_the_front_has_a_marker_per_variant_and_a_line_without_variants(tmp_path
         averaged(image_run(tmp_path / f"w2{seed}", [0.5, 0.35], 2, seed=seed, average=0.7), 0.5)
     image_run(tmp_path / "replay", [0.19, 0.09], learner="ens", replay=True)  # costs 1 + 2 TFLOPs
     results = results_of(tmp_path)
-    figure = trade_offs.front(results)[""]
+    figure = costs.front(results)[""]
     (axes,) = figure.axes
     solid, dotted = ([tuple(point) for point in line.get_xydata()] for line in axes.lines[:2])
     assert solid == dotted == [(2, pytest.approx(15)), (3, pytest.approx(14))]  # ff: 18 with the average
@@ -167,12 +166,12 @@ def test_the_front_has_a_marker_per_variant_and_a_line_without_variants(tmp_path
 def test_an_average_that_beats_all_moves_the_front(tmp_path):
     averaged(image_run(tmp_path / "sm", [0.5, 0.3], average=0.9), 0.5)
     image_run(tmp_path / "ens", [0.3, 0.2], learner="ens")
-    (axes,) = trade_offs.front(results_of(tmp_path))[""].axes
+    (axes,) = costs.front(results_of(tmp_path))[""].axes
     assert [line.get_ydata()[0] for line in axes.lines[:2]] == pytest.approx([20, 25])
 
 
 def test_the_front_without_averages_has_no_variants(grid):
-    figure = trade_offs.front(results_of(grid))[""]
+    figure = costs.front(results_of(grid))[""]
     assert legend_of(figure) == [
         *("learner", "sm", "ens", "gmoe", "moe", "size", "4 units", "8 units"),
         *("", "no other is better in both", "with replay"),
@@ -198,24 +197,6 @@ def test_an_unfinished_run_has_one_remark(tmp_path):
     averaged(image_run(tmp_path / "a", [0.5, 0.3], rows=2, average=0.9), 0.5)
     _, remarks = select.finished(find_runs([tmp_path]))
     assert remarks == [f"not finished (t=1/2), left out of the figures: {tmp_path / 'a'}"]
-
-
-def test_the_page_counts_a_training_once_and_shows_two_configurations(tmp_path):
-    averaged(image_run(tmp_path / "a", [0.5, 0.3], average=0.9), 0.5)
-    averaged(lm_run(tmp_path / "b", [30, 20], average="last:8", schedule="continuous"), 0.5)
-    data = page.page_data(find_runs([tmp_path]))
-    assert data["about"][0] == "2 runs"
-    text, images = sorted(data["sections"], key=lambda section: "perplexity" not in section["title"])
-    assert images["summary"][0].startswith("1 run: 2 configurations of 1 learner (sm)")
-    assert images["summary"][-1].endswith("training compute: sm, average w=1.")
-    marks = [(each["schedule"], each["average"]) for each in images["configurations"]]
-    assert marks == [("each stage", "none"), ("each stage", "0.9")]
-    marks = [(each["schedule"], each["average"]) for each in text["configurations"]]
-    assert marks == [("continuous", "none"), ("continuous", "last:8")]
-    captions = [section["panels"][0]["caption"] for section in (images, text)]
-    assert ["A ring" in each and "A dot" in each for each in captions] == [False, True]
-    settings = next(panel for panel in images["panels"] if panel["title"] == "Settings")
-    assert [row[1] for row in settings["rows"]] == ["", "0.9"]
 
 
 @pytest.fixture

@@ -29,6 +29,8 @@ Choice = tuple[str, dict[str, Any], dict[str, Any]]
 """An entry of a figure's menu: name, new attributes of each trace, new attributes of the axes."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+BANDS = 12
+"""Most configurations whose curves have bands."""
 POINTS = 500
 """Most points of a curve; more are decimated."""
 # Named, as Plotly's own choice of buttons includes one that sends the data to its server.
@@ -92,7 +94,7 @@ def _point(result: Result, cost: Measure, measure: Measure, factor: int) -> dict
 
 
 def curves(results: Sequence[Result]) -> Figure:
-    """A curve per configuration over the mega-batches, with a band of ±1 deviation; a menu has the measures.
+    """A curve per configuration over the mega-batches, if few with a band; a menu has the measures.
 
     A value is held until the next stage. Untrained errors are dotted; untrained perplexity is left out.
     """
@@ -108,7 +110,7 @@ def curves(results: Sequence[Result]) -> Figure:
     for name, (measure, factor) in measures.items():
         start = len(traces)
         for result, look in zip(results, looks, strict=True):
-            traces += _curve(result, measure, factor, look)
+            traces += _curve(result, measure, factor, look, banded=len(results) <= BANDS)
         if len(traces) > start:
             shown[name] = range(start, len(traces))
     choices: list[Choice] = []
@@ -119,7 +121,9 @@ def curves(results: Sequence[Result]) -> Figure:
     return _figure(traces, choices)
 
 
-def _curve(result: Result, measure: MeasureByT, factor: int, look: Mapping[str, Any]) -> list[Figure]:
+def _curve(
+    result: Result, measure: MeasureByT, factor: int, look: Mapping[str, Any], banded: bool
+) -> list[Figure]:
     """The traces of a result: its curve, the band of several seeds, the untrained part; [] without values."""
     known = [measure(rows) for rows in result.repeats]
     times = [t for t in _steps(result) if all(values.get(t) is not None for values in known)]
@@ -141,7 +145,7 @@ def _curve(result: Result, measure: MeasureByT, factor: int, look: Mapping[str, 
         return _trace(result) | own | {"line": {"shape": "hv", "color": look["color"], **line}}
 
     traces = []
-    if start < last and any(deviation for _, deviation in points):
+    if start < last and banded and any(deviation for _, deviation in points):
         red, green, blue = (int(look["color"][i : i + 2], 16) for i in (1, 3, 5))
         fill = {"fill": "tonexty", "fillcolor": f"rgba({red}, {green}, {blue}, 0.16)"}
         for sign, more in ((1, {}), (-1, fill)):
@@ -209,7 +213,13 @@ def _axes(x_name: str, y_name: str, x: Sequence[float], y: Sequence[float]) -> d
 
 def _figure(traces: list[Figure], choices: Sequence[Choice]) -> Figure:
     """The traces with a menu; the first choice is made."""
-    axis = {"gridcolor": "#e6eaee", "linecolor": "#d5dce2", "zeroline": False, "automargin": True}
+    axis = {
+        "gridcolor": "#e6eaee",
+        "linecolor": "#d5dce2",
+        "zeroline": False,
+        "automargin": True,
+        "exponentformat": "e",
+    }
     layout: Figure = {"hovermode": "closest", "showlegend": True, "hoverlabel": {"align": "left"}}
     layout |= {"margin": {"l": 64, "r": 16, "t": 48, "b": 48}, "font": {"color": "#1b2229", "size": 13}}
     layout |= {"plot_bgcolor": "white", "xaxis": axis, "yaxis": axis}

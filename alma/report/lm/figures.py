@@ -196,10 +196,11 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     panels[2].set_xscale("linear")
     panels[2].xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 4, 10], integer=True))
     panels[0].set_ylabel(y_label)
-    panels[0].margins(x=0.09)
+    panels[0].margins(x=0.12)
+    counts = sorted({entry.experts(entry.result.times[-1]) or 0 for entry in shown})
     for entry, line in ours:
         count = entry.experts(entry.result.times[-1])
-        if entry.method == "SM" and count:
+        if entry.method == "SM" and count:  # in a column of its own, so that numbers do not overlap
             text = {
                 "textcoords": "offset points",
                 "ha": "right",
@@ -207,7 +208,13 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
                 "fontsize": 7,
                 "color": _RED,
             }
-            panels[0].annotate(str(count), (line.x[0][0], line.y[0]), (-5, 0), annotation_clip=False, **text)
+            panels[0].annotate(
+                str(count),
+                (line.x[0][0], line.y[0]),
+                (-5 - 9 * counts.index(count), 0),
+                annotation_clip=False,
+                **text,
+            )
     marks = [(name, mark(marker)) for name, marker in markers.items()]
     groups: dict[str, LegendEntries] = {"learner": list(names.items()), "size": marks}
     if theirs:
