@@ -28,6 +28,8 @@ _STALENESS = (
     "loss beyond that of the model whose newest training data are of that mega-batch. Models of a higher age "
     "have trained less. Right: loss above the best model of these configurations on that mega-batch."
 )
+WRITTEN = 12
+"""Most rows and columns of a heat map with its values in the cells."""
 _MERGED = re.compile(r"^(\d{4})-\d{4}\.\.\d{4}-(\d{4})$")  # merged periods of N years, see data_prep.dates
 
 
@@ -88,9 +90,9 @@ def _matrices(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
 
     display = shown[0][0].display
     values = [value for _, cells in shown for row in cells for value in row if math.isfinite(value)]
-    scale = style.colour_scale(values, logarithmic=not display.untrained)
     drawn = [(result, result.label, cells) for result, cells in shown]
-    figure, panels = _heat_maps(drawn, scale, "after mega-batch t", f"test {display.name}")
+    bar = f"test {display.name}"
+    figure, panels = _heat_maps(drawn, values, "after mega-batch t", bar, logarithmic=not display.untrained)
     for axes, (_, cells) in zip(panels, shown, strict=True):
         look: Any = {"fill": False, "edgecolor": "black", "clip_on": False, "zorder": 3}
         look["linewidth"] = max(0.3, min(1.1, 12 / len(cells)))
@@ -101,28 +103,66 @@ def _matrices(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
 
 def _experts(shown: Sequence[tuple[Result, str, list[list[float]]]]) -> Any:
     """A panel per result and layer."""
-    scale = style.colour_scale([0, *(value for _, _, cells in shown for row in cells for value in row)])
+    values = [0, *(value for _, _, cells in shown for row in cells for value in row)]
     drawn = [(result, f"{result.label}, layer {layer}", cells) for result, layer, cells in shown]
-    return _heat_maps(drawn, scale, "expert", "share of tokens (%)")[0]
+    return _heat_maps(drawn, values, "expert", "share of tokens (%)")[0]
 
 
 def _heat_maps(
-    shown: Sequence[tuple[Result, str, list[list[float]]]], scale: Any, rows: str, bar: str
+    shown: Sequence[tuple[Result, str, list[list[float]]]],
+    values: Sequence[float],
+    rows: str,
+    bar: str,
+    logarithmic: bool = False,
 ) -> tuple[Any, list[Any]]:
-    """A figure with a heat map for each result, title and matrix, in panels of one shape; and the panels."""
+    """A figure with a heat map for each result, title and matrix, in panels of one shape; and the panels.
+
+    Row 1 is at the top; colours span `values`; NaN leaves a cell empty. Up to WRITTEN rows and columns,
+    values are written in the cells. Panels with the same periods share those below the lowest panel of each column.
+    """
+    from matplotlib import colors, ticker
+
+    low, high = min(values, default=1), max(values, default=1)
+    high = high if high > low else low + 0.1 * (low or 1)
+    scale = colors.LogNorm(low, high) if logarithmic else colors.Normalize(low, high)
     most = max(len(cells) for _, _, cells in shown)
     columns = max(len(cells[0]) for _, _, cells in shown)
     inches = min(3.6, max(1.9, 0.36 * columns)), min(3.2, max(1.0, 0.27 * most)) + 0.3
     figure, by_name = style.named_panels([str(i) for i in range(len(shown))], inches)
     panels = list(by_name.values())
     for axes, (result, title, cells) in zip(panels, shown, strict=True):
-        image = style.heat_map(axes, cells, scale)
+        box = (0.5, len(cells[0]) + 0.5, len(cells) + 0.5, 0.5)
+        look = {"cmap": "Blues", "aspect": "auto", "interpolation": "nearest"}
+        image = axes.imshow(cells, norm=scale, extent=box, **look)
+        axes.grid(visible=False)
+        for axis, count in ((axes.xaxis, len(cells[0])), (axes.yaxis, len(cells))):
+            every = ticker.MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
+            axis.set_major_locator(ticker.FixedLocator(range(1, count + 1)) if count <= WRITTEN else every)
+        for i, row in enumerate(cells if max(len(cells), len(cells[0])) <= WRITTEN else (), start=1):
+            for j, value in enumerate(row, start=1):
+                if math.isfinite(value):
+                    text = f"{value:,.0f}" if value >= 99.95 else f"{value:.{1 if value >= 0.95 else 2}f}"
+                    colour = "white" if scale(value) > 0.55 else "black"
+                    axes.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
         axes.set_ylim(most + 0.5, 0.5)
-        look = {"color": colour_of(result.learner), "fontweight": "bold"}
-        axes.set_title(textwrap.fill(title, round(13 * inches[0])), **look)
-    style.name_columns(figure, panels, [periods(result) for result, _, _ in shown])
+        axes.set_title(
+            textwrap.fill(title, round(13 * inches[0])), color=colour_of(result.learner), fontweight="bold"
+        )
+    names = [periods(result) for result, _, _ in shown]
+    if any(names):
+        lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}.values()
+        shared = len(set(map(tuple, names))) == 1
+        lines = 1 if shared else panels[0].get_gridspec().nrows
+        longest = max(len(name) for of_panel in names for name in of_panel)
+        figure.set_figheight(figure.get_figheight() + lines * 0.065 * longest)  # inches a letter
+        for axes, own in zip(panels, names, strict=True):
+            axes.xaxis.set_major_formatter(lambda x, _, own=own: dict(enumerate(own, 1)).get(x, ""))
+            axes.tick_params(axis="x", labelrotation=90, labelbottom=not shared or axes in lowest)
     style.name_axes(figure, panels, "held-out part of mega-batch", rows)
-    style.colour_bar(figure, panels, image, bar)
+    legend = figure.colorbar(image, ax=panels, label=bar, aspect=25, fraction=0.06)
+    legend.outline.set_visible(False)
+    style.number_axis(legend.ax, "y", (low, high), 1 if logarithmic else math.inf)
+    legend.ax.set_ylim(low, high)
     return figure, panels
 
 

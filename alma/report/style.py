@@ -12,8 +12,6 @@ from alma.files import atomic_write
 
 WAIT_RAMP = ("#E08A00", "#EE7B51", "#DC5E66", "#BC3A85", "#960FA3", "#6600A7", "#2C0594")
 """Colours of waiting times, from short to long, after matplotlib's plasma; see `wait_colours`."""
-WRITTEN = 12
-"""Most rows and columns of a heat map with its values in the cells."""
 LINE_STYLES = ("-", "--", "-.", (0, (4, 1, 1, 1, 1, 1)))
 MARKERS = "osD^vPX"
 GREY = "0.25"
@@ -156,66 +154,6 @@ def number_axis(axes: Any, name: str, values: Sequence[float], log_from: float =
     axis.set_major_formatter(
         ticker.EngFormatter(sep="") if high >= 1e5 else ticker.StrMethodFormatter("{x:,.6g}")
     )
-
-
-def colour_scale(values: Sequence[float], logarithmic: bool = False) -> Any:
-    """A scale of heat-map colours that spans the values."""
-    from matplotlib import colors
-
-    low, high = min(values, default=1), max(values, default=1)
-    high = high if high > low else low + 0.1 * (low or 1)
-    return colors.LogNorm(low, high) if logarithmic else colors.Normalize(low, high)
-
-
-def heat_map(axes: Any, cells: Sequence[Sequence[float]], scale: Any) -> Any:
-    """Draw a matrix, with row 1 at the top; NaN leaves a cell empty. Returns the image.
-
-    Up to WRITTEN rows and columns, values are written in the cells.
-    """
-    from matplotlib import ticker
-
-    rows, columns = len(cells), len(cells[0])
-    box = (0.5, columns + 0.5, rows + 0.5, 0.5)
-    image = axes.imshow(cells, norm=scale, cmap="Blues", aspect="auto", extent=box, interpolation="nearest")
-    axes.grid(visible=False)
-    for axis, count in ((axes.xaxis, columns), (axes.yaxis, rows)):
-        every = ticker.MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
-        axis.set_major_locator(ticker.FixedLocator(range(1, count + 1)) if count <= WRITTEN else every)
-    for i, row in enumerate(cells if max(rows, columns) <= WRITTEN else (), start=1):
-        for j, value in enumerate(row, start=1):
-            if value == value:  # not NaN
-                text = f"{value:,.0f}" if value >= 99.95 else f"{value:.{1 if value >= 0.95 else 2}f}"
-                colour = "white" if scale(value) > 0.55 else "black"
-                axes.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
-    return image
-
-
-def name_columns(figure: Any, panels: Sequence[Any], names: Sequence[Sequence[str]]) -> None:
-    """Write names, those of each panel, in place of the numbers of heat maps' columns, if there are any.
-
-    Panels with the same names share those below the lowest panel of each column.
-    """
-    if not any(names):
-        return
-    shared = len({tuple(of_panel) for of_panel in names}) == 1
-    lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}.values()
-    longest = max(len(name) for of_panel in names for name in of_panel)
-    rows = 1 if shared else figure.axes[0].get_gridspec().nrows
-    figure.set_figheight(figure.get_figheight() + rows * 0.065 * longest)  # inches a letter
-    for axes, own in zip(panels, names, strict=True):
-        axes.xaxis.set_major_formatter(lambda x, _, own=own: dict(enumerate(own, 1)).get(x, ""))
-        axes.tick_params(axis="x", labelrotation=90, labelbottom=not shared or axes in lowest)
-
-
-def colour_bar(figure: Any, panels: Sequence[Any], image: Any, label: str) -> None:
-    """Add the scale of the colours of an image to the right of all panels."""
-    from matplotlib import colors
-
-    bar = figure.colorbar(image, ax=list(panels), label=label, aspect=25, fraction=0.06)
-    bar.outline.set_visible(False)
-    low, high = image.norm.vmin, image.norm.vmax
-    number_axis(bar.ax, "y", (low, high), 1 if isinstance(image.norm, colors.LogNorm) else math.inf)
-    bar.ax.set_ylim(low, high)
 
 
 def frame(axes: Any, values: Sequence[float]) -> None:

@@ -106,14 +106,6 @@ def test_an_unfinished_run_has_the_ages_of_its_models(tmp_path):
     assert rows_of(tmp_path)["sm (not finished, t=2/4)"]["staleness"] == "4.00"
 
 
-def test_one_stage_over_the_whole_stream_has_regret_alone(tmp_path):
-    drifting(image_run(tmp_path / "a", [0.5, 0.4, 0.3, 0.2], 4), law(0.04, 0.01))
-    (row,) = rows_of(tmp_path).values()
-    assert row["regret, past"] == "0.00"
-    assert not {"staleness", "regret, next"} & row.keys()
-    assert report(tmp_path, "--out", tmp_path / "out").returncode == 0
-
-
 def test_raw_and_averaged_weights_are_two_configurations(tmp_path):
     run = averaged(image_run(tmp_path, [0.5, 0.4, 0.3, 0.2], average=0.9), 0.5)
     drifting(run, law(0.02))

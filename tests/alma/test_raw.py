@@ -6,7 +6,6 @@ import pytest
 from matplotlib.colors import to_hex
 
 from alma.learners import colour_of
-from alma.records import Run
 from alma.report import labels
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
@@ -39,13 +38,6 @@ def test_the_raw_weights_are_a_run_without_average(tmp_path):
     assert one == two == 2
 
 
-def test_a_run_without_average_stays_alone(grid):
-    runs = find_runs([grid])
-    assert {type(run) for run in runs} == {Run}
-    assert len(runs) == len(list(grid.iterdir()))
-    assert {result.variant for result in results_of(grid)} == {""}
-
-
 def test_text_has_raw_perplexity_per_word_and_no_other_measure_of_the_average(tmp_path):
     run = averaged(lm_run(tmp_path, [9.0, 4.0], average=0.9), 0.5)
     more = {"tokens": 300, "words": 200, "nll": 1.0, "expert_layers": {"1": {}}, "valid": {"loss": 1.0}}
@@ -75,26 +67,6 @@ def test_no_seed_counts_twice(tmp_path):
     assert counts == {"sm": "3", "sm, average 0.9": "3", "sm, average 0.7": "1"}
     assert rows["sm"]["t=2"].startswith("40.00 ")  # 60 without average, 30 and 30 raw
     assert "counted as repeats" not in report(tmp_path).stdout
-
-
-def test_of_several_averages_the_longest_run_has_the_raw_weights(tmp_path):
-    averaged(image_run(tmp_path / "a", [0.5, 0.3], rows=2, average=0.9), 0.5)
-    averaged(image_run(tmp_path / "b", [0.5, 0.3], average=0.7), 0.5)
-    assert [len(run.rows) for run in find_runs([tmp_path])] == [2, 3, 3]
-
-
-def test_every_table_has_a_row_for_each(tmp_path):
-    averaged(image_run(tmp_path / "a", [0.5, 0.3], average=0.9), 0.5)
-    averaged(image_run(tmp_path / "b", [0.5, 0.3], learner="ens", name="mine", average=0.9), 0.5)
-    assert {name: row["t=2"] for name, row in by_learner(tmp_path).items()} == {
-        **{"mine (ens)": "30.00", "mine (ens), average": "15.00"},
-        **{"sm": "30.00", "sm, average": "15.00"},
-    }
-    done = report(tmp_path, "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    markdown = (tmp_path / "out/report.md").read_text()
-    assert markdown.count(f"| {tmp_path / 'a'} |") == 1  # a directory has one line of provenance
-    assert len((tmp_path / "out/report.csv").read_text().splitlines()) == 1 + 4 * 3
 
 
 def test_a_learners_own_text_reaches_the_csv(tmp_path):
@@ -161,13 +133,6 @@ def test_the_front_has_a_marker_per_variant_and_a_line_without_variants(tmp_path
     }
     names = ["the paper's learner", "the paper's learner, replay", "averaged weights"]
     assert legend_of(figure)[: 4 + 4] == ["learner", "sm", "ens", "ff", "variant", *names]
-
-
-def test_an_average_that_beats_all_moves_the_front(tmp_path):
-    averaged(image_run(tmp_path / "sm", [0.5, 0.3], average=0.9), 0.5)
-    image_run(tmp_path / "ens", [0.3, 0.2], learner="ens")
-    (axes,) = costs.front(results_of(tmp_path))[""].axes
-    assert [line.get_ydata()[0] for line in axes.lines[:2]] == pytest.approx([20, 25])
 
 
 def test_the_front_without_averages_has_no_variants(grid):
@@ -256,20 +221,6 @@ def test_the_front_of_text_averages_complete_runs_with_the_smallest_wait(text_ru
         ("sm, continuous, average last:8", 3000): (13.5, 0),
         ("ens", 6000): (26, 0),
     }
-
-
-def test_the_command_draws_both_figures_of_text(text_runs, tmp_path):
-    done = report(text_runs, "--figures", "lm", "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert [line.rpartition("/")[2] for line in lines if line.endswith(".png")] == [
-        "figure5.png",
-        "front.png",
-    ]
-    assert (tmp_path / "out/front.png").read_bytes().startswith(b"\x89PNG")
-    assert "Average perplexity over the stream" in (tmp_path / "out/report.md").read_text()
-    left_out = "SM_w3 (3x steps) of base; SM_w3 (3x steps), average 0.99 of base; MoE_w1 of base"
-    assert f"not in the front (one waiting time, whole stream): {left_out}" in lines
 
 
 def test_a_run_without_any_raw_numbers_is_one_run(tmp_path):

@@ -4,14 +4,12 @@ import re
 
 import pytest
 
-from alma.learners import LEARNERS, colour_of
+from alma.learners import colour_of
 from alma.report import figures
 from alma.report.results import non_dominated
 from alma.report.style import WAIT_RAMP, wait_colours
 from alma.report.vision import costs, over_time, parts, select
-from alma.report.vision import figures as vision_figures
 from alma.report.vision.select import Missing
-from alma.stages import stages
 
 from .synthetic import averaged, error_of, image_run, legend_of, rename_metric, report, results_of
 
@@ -89,14 +87,6 @@ def test_error_over_time_is_dotted_while_untrained_and_has_a_band(tmp_path):
     assert 90 < axes.get_ylim()[1] < 100  # the untrained part is shown
     assert legend_of(figure) == ["w = 2", "w = 4"]
     assert axes.get_ylabel() == "test error (%)"
-
-
-def test_panels_over_time_show_the_untrained_error_on_a_log_axis(tmp_path):
-    image_run(tmp_path / "w1", [0.4, 0.2, 0.1, 0.05])
-    image_run(tmp_path / "w4", [0, 0, 0, 0.04], w=4)
-    for axes in panels(over_time.small_and_large(results_of(tmp_path))[""]):
-        assert axes.get_yscale() == "log"
-        assert 90 < axes.get_ylim()[1] < 120
 
 
 def test_two_learners_share_a_panel_that_marks_where_waiting_wins(tmp_path):
@@ -228,15 +218,6 @@ def test_ablation_has_an_ensemble_of_mixtures_and_never_a_single_network(tmp_pat
     assert legend_of(figure) == list(shown)
 
 
-def test_errata_in_captions_agree_with_the_schedule(tmp_path):
-    for w, factor in ((10, "5.5 times for w = 10"), (1, "50.5 times for w = 1")):
-        plain, replay = (sum(len(s.train_on) for s in stages(100, w, again)) for again in (False, True))
-        assert f"{replay / plain:.1f} times for w = {w}" == factor
-        assert factor in vision_figures.FIGURES["replay_over_time"][1]
-    for name in ("trade_offs", "replay", "replay_waits"):
-        assert "at most B" in vision_figures.FIGURES[name][1]
-
-
 def test_methods_show_unusual_settings(tmp_path):
     for size in (4, 8):
         image_run(tmp_path / f"tree{size}", [0.5, 0.4], size=size, learner="gmoe", router="tree", experts=1)
@@ -298,12 +279,3 @@ def test_without_image_runs_it_is_an_error_and_nothing_is_written(tmp_path):
     done = report(tmp_path / "a", "--figures", "vision", "--out", tmp_path / "out")
     assert "no image run" in error_of(done)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_hundred_runs_are_one_figure_with_a_short_legend(tmp_path):
-    for learner in list(LEARNERS)[:5]:
-        for w in (1, 2, 4, 5, 10):
-            for size in (4, 8, 16, 32):
-                image_run(tmp_path / f"{learner}{w}{size}", [0.5] * 10, w, size, learner=learner)
-    figure = costs.against_costs(results_of(tmp_path))[""]
-    assert len(legend_of(figure)) == 2 + 5 + 5

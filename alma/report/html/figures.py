@@ -2,37 +2,24 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alma.learners import colour_of
 from alma.report import compare
+from alma.report.figures import over_time
 from alma.report.html.summary import final
 from alma.report.labels import replay
-from alma.report.results import (
-    Measure,
-    Result,
-    Rows,
-    column,
-    compute,
-    mean_and_deviation,
-    memory,
-    non_dominated,
-    validation,
-)
+from alma.report.results import Measure, Result, compute, mean_and_deviation, memory, non_dominated
 from alma.report.sections import model_size, rounded
 
 Figure = dict[str, Any]
-MeasureByT = Callable[[Rows], Mapping[int, Any]]
-"""Numbers of a run by t; None, or no entry, where there is none."""
 Choice = tuple[str, dict[str, Any], dict[str, Any]]
 """An entry of a figure's menu: name, new attributes of each trace, new attributes of the axes."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 BANDS = 12
 """Most configurations whose curves have bands."""
-POINTS = 500
-"""Most points of a curve; more are decimated."""
 # Named, as Plotly's own choice of buttons includes one that sends the data to its server.
 _CONFIG = {"displaylogo": False, "responsive": True}
 _CONFIG |= {"modeBarButtons": [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]]}
@@ -94,81 +81,59 @@ def _point(result: Result, cost: Measure, measure: Measure, factor: int) -> dict
 
 
 def curves(results: Sequence[Result]) -> Figure:
-    """A curve per configuration over the mega-batches, if few with a band; a menu has the measures.
+    """The test metric of each configuration over the mega-batches; a value is held until the next stage.
 
-    A value is held until the next stage. Untrained errors are dotted; untrained perplexity is left out.
+    If there are few, with a band of ±1 deviation. Untrained errors are dotted; untrained perplexity is left
+    out.
     """
-    display, looks = results[0].display, _looks(results)
-    measures: dict[str, tuple[MeasureByT, int]] = {
-        f"test {display.name}": (lambda rows: column(rows, "value"), display.factor),
-        f"validation {display.name}": (validation, display.factor),
-        "parameters": (lambda rows: column(rows, "parameters"), 1),
-        "experts": (lambda rows: {t: e.get("experts") for t, e in column(rows, "extra").items()}, 1),
-    }
     traces: list[Figure] = []
-    shown: dict[str, range] = {}  # positions of the traces of a measure
-    for name, (measure, factor) in measures.items():
-        start = len(traces)
-        for result, look in zip(results, looks, strict=True):
-            traces += _curve(result, measure, factor, look, banded=len(results) <= BANDS)
-        if len(traces) > start:
-            shown[name] = range(start, len(traces))
-    choices: list[Choice] = []
-    for name, own in shown.items():
-        visible = {"visible": [i in own for i in range(len(traces))]}
-        values = [y for i in own for y in traces[i]["y"] if y is not None]
-        choices.append((name, visible, _axes("mega-batch t", name, [0, results[0].megabatches], values)))
-    return _figure(traces, choices)
+    for result, look in zip(results, _looks(results), strict=True):
+        curve = over_time(result)
+        points = list(zip(curve.x, curve.y, curve.deviation, strict=True))
+        steps = [
+            p for i, p in enumerate(points) if not i or p[1:] != points[i - 1][1:] or i == len(points) - 1
+        ]
+        shapes: list[tuple[dict[str, Any], int]] = [({"width": look["width"], "dash": look["dash"]}, 0)]
+        if len(results) <= BANDS and any(curve.deviation):
+            shapes += [({"width": 0}, 1), ({"width": 0}, -1)]
+        waiting = [p for p in steps if result.waiting(int(p[0]))]
+        trained = steps[len(waiting) :]
+        for line, sign in shapes if trained else ():
+            traces.append(_line(result, trained, sign, look, line))
+        if len(shapes) > 1 and trained:
+            red, green, blue = (int(look["color"][i : i + 2], 16) for i in (1, 3, 5))
+            traces[-1] |= {"fill": "tonexty", "fillcolor": f"rgba({red}, {green}, {blue}, 0.16)"}
+        if waiting:
+            faint = _line(result, [*waiting, *trained[:1]], 0, look, {"width": 1.2, "dash": "dot"})
+            traces.append(faint | {"opacity": 0.4, "showlegend": not trained})
+    values = [y for trace in traces for y in trace["y"] if y is not None]
+    name = f"test {results[0].display.name}"
+    axes = _axes("mega-batch t", name, [0, results[0].megabatches], values)
+    return _figure(traces, [(name, {}, axes)])
 
 
-def _curve(
-    result: Result, measure: MeasureByT, factor: int, look: Mapping[str, Any], banded: bool
-) -> list[Figure]:
-    """The traces of a result: its curve, the band of several seeds, the untrained part; [] without values."""
-    known = [measure(rows) for rows in result.repeats]
-    times = [t for t in _steps(result) if all(values.get(t) is not None for values in known)]
-    if len(times) > POINTS:
-        times = [*times[:2], *(times[i * len(times) // POINTS] for i in range(2, POINTS - 1)), times[-1]]
-    points = [mean_and_deviation([factor * values[t] for values in known]) for t in times]
-    if not any(math.isfinite(mean) for mean, _ in points):
-        return []
-    start, last = sum(result.waiting(t) for t in times), len(times)  # the trained points
-    end = result.times[-1] + max(0.5, 0.015 * result.megabatches)  # the last value is held, to be seen
-
-    def piece(first: int, stop: int, until: float, line: Mapping[str, Any], sign: int = 0) -> Figure:
-        ys = [rounded(mean + sign * deviation) for mean, deviation in points[first:stop]]
-        texts = []
-        for mean, deviation in points[first:stop]:
-            texts.append(compare.number(mean) + f" ±{compare.number(deviation)}" * bool(deviation))
-        own = {"x": [*times[first:stop], until], "y": [*ys, *ys[-1:]], "customdata": [*texts, *texts[-1:]]}
-        own |= {"mode": "lines", "legendgroup": result.label, "showlegend": False}
-        return _trace(result) | own | {"line": {"shape": "hv", "color": look["color"], **line}}
-
-    traces = []
-    if start < last and banded and any(deviation for _, deviation in points):
-        red, green, blue = (int(look["color"][i : i + 2], 16) for i in (1, 3, 5))
-        fill = {"fill": "tonexty", "fillcolor": f"rgba({red}, {green}, {blue}, 0.16)"}
-        for sign, more in ((1, {}), (-1, fill)):
-            traces.append(piece(start, last, end, {"width": 0}, sign) | {"hoverinfo": "skip"} | more)
-    if start < last:
-        main = piece(start, last, end, {"width": look["width"], "dash": look["dash"]})
-        main["marker"] = {"symbol": look["symbol"], "size": [*[6] * (last - start), 0]}
-        main["mode"] = "lines+markers" if last <= 30 else "lines"
-        traces.append(main | {"showlegend": True})
-    if start and result.display.untrained:
-        faint = piece(0, start, times[start] if start < last else end, {"width": 1.2, "dash": "dot"})
-        traces.append(faint | {"opacity": 0.4, "showlegend": not traces})
-    return traces
-
-
-def _steps(result: Result) -> list[int]:
-    """The t at which another model answers, or the metric changes; the first t included."""
-
-    def state(t: int) -> list[Any]:
-        return [result.repeats[0][t]["stage"], *(rows[t]["value"] for rows in result.repeats)]
-
-    pairs = itertools.pairwise(result.times)
-    return [result.times[0], *(t for before, t in pairs if state(t) != state(before))]
+def _line(
+    result: Result,
+    points: Sequence[tuple[float, float, float]],
+    sign: int,
+    look: Mapping[str, Any],
+    line: Figure,
+) -> Figure:
+    """A line through points (t, mean, deviation), or an edge of the band: `sign` deviations from the mean."""
+    texts = [
+        compare.number(y) + f" ±{compare.number(deviation)}" * (deviation > 0) for _, y, deviation in points
+    ]
+    return _trace(result) | {
+        "x": [t for t, *_ in points],
+        "y": [rounded(y + sign * deviation) for _, y, deviation in points],
+        "customdata": texts,
+        "mode": "lines" if sign or len(points) > 30 else "lines+markers",
+        "line": {"shape": "hv", "color": look["color"], **line},
+        "marker": {"symbol": look["symbol"], "size": 6},
+        "legendgroup": result.label,
+        "showlegend": not sign,
+        **({"hoverinfo": "skip"} if sign else {}),
+    }
 
 
 def _looks(results: Sequence[Result]) -> list[dict[str, Any]]:
