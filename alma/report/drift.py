@@ -118,7 +118,8 @@ def _heat_maps(
     """A figure with a heat map for each result, title and matrix, in panels of one shape; and the panels.
 
     Row 1 is at the top; colours span `values`; NaN leaves a cell empty. Up to WRITTEN rows and columns,
-    values are written in the cells. Panels with the same periods share those below the lowest panel of each column.
+    values are written in the cells. Panels with the same periods share those below the lowest panel of their
+    column.
     """
     from matplotlib import colors, ticker
 

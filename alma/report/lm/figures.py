@@ -76,9 +76,8 @@ def write_figures(
     with style.drawing():
         for suffix, entries in found.items():
             shown = comparable(entries)
-            leave_out(
-                "Figure 5 (one waiting time, usual updates, no replay, not from scratch)", entries, shown
-            )
+            rule = "one waiting time, usual updates, no replay, not from scratch"
+            leave_out(f"Figure 5 ({rule})", entries, shown)
             if not shown:
                 continue
             figure, matched = figure5(shown, paper, f"average {metric} over {_first(shown)}..t")
