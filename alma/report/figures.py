@@ -146,9 +146,13 @@ def frame_over_time(
         for axes in panels:
             number_axis(axes, "x", times)
             number_axis(axes, "y", values, log_from=math.inf if area else 3)
-            style.frame(axes, values)
-            if area:
-                axes.set_ylim(bottom=0)
+            low, high = min(values), max(values)
+            if axes.get_yscale() == "log":
+                margin = max(high / low, 1.1) ** 0.06
+                axes.set_ylim(low / margin, high * margin)
+            else:
+                margin = 0.06 * (high - low or abs(high) or 1)
+                axes.set_ylim(0 if area else low - margin, high + margin)
             if len(all_panels) > 1:
                 axes.xaxis.get_major_locator().set_params(nbins=4)
     style.name_axes(figure, all_panels, "mega-batch t", label)

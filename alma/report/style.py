@@ -156,17 +156,6 @@ def number_axis(axes: Any, name: str, values: Sequence[float], log_from: float =
     )
 
 
-def frame(axes: Any, values: Sequence[float]) -> None:
-    """Limit the y axis, whose scale is set, to `values` and a small margin."""
-    low, high = min(values), max(values)
-    if axes.get_yscale() == "log":
-        margin = max(high / low, 1.1) ** 0.06
-        axes.set_ylim(low / margin, high * margin)
-    else:
-        margin = 0.06 * (high - low or abs(high) or 1)
-        axes.set_ylim(low - margin, high + margin)
-
-
 def add_legend(figure: Any, groups: Mapping[str, LegendEntries]) -> None:
     """Add a legend to the right of all panels, with a heading for each group of entries."""
     from matplotlib.lines import Line2D

@@ -70,7 +70,7 @@ def markdown(text: str) -> str:
     return html.escape(text, quote=False).replace("*", "\\*")
 
 
-class Cell(NamedTuple):
+class PaperCell(NamedTuple):
     """A cell of a `PaperTable`, all as text: what is shown, and the numbers of CSV; "" for none."""
 
     text: str = ""
@@ -83,7 +83,7 @@ class Line(NamedTuple):
     """A row of a `PaperTable`; text omits the first name of a row that is `continued` from the one above."""
 
     names: list[str]
-    cells: list[Cell]
+    cells: list[PaperCell]
     block: str  # rows of one learner, between rules
     continued: bool = False
 

@@ -9,7 +9,7 @@ from alma.report import age_table, drift
 from alma.report.html import page
 from alma.report.results import find_runs, group
 
-from .synthetic import averaged, drifting, image_run, legend_of, lm_run, report
+from .synthetic import drifting, image_run, legend_of, lm_run, report
 
 STEPS = {"age.csv", *(f"error_B4_staleness.{suffix}" for suffix in ("png", "svg", "pdf"))}
 
@@ -104,16 +104,6 @@ def test_an_unfinished_run_has_the_ages_of_its_models(tmp_path):
     assert list(found[0].curves["regret"]) == [-1, 0, 1, 2, 3]
     assert found[0].columns["staleness"] == pytest.approx([4])
     assert rows_of(tmp_path)["sm (not finished, t=2/4)"]["staleness"] == "4.00"
-
-
-def test_raw_and_averaged_weights_are_two_configurations(tmp_path):
-    run = averaged(image_run(tmp_path, [0.5, 0.4, 0.3, 0.2], average=0.9), 0.5)
-    drifting(run, law(0.02))
-    text = run.results.read_text().replace('"raw": {', '"raw": {"matrix": [0.3, 0.4, 0.5, 0.6], ')
-    run.results.write_text(text)
-    rows = rows_of(tmp_path)
-    assert [rows[name]["staleness"] for name in ("sm, average", "sm")] == ["2.00", "0.00"]
-    assert rows["sm"]["regret, newest"] == "25.00"
 
 
 def test_csv_files_have_fractions_for_each_run(runs):

@@ -146,18 +146,6 @@ def test_the_front_without_averages_has_no_variants(grid):
     assert not [line for line in figure.axes[0].lines if line.get_linestyle() == ":"]
 
 
-def test_validation_scores_do_not_choose_between_averages(tmp_path):
-    for lr, score in ((1, 0.3), (2, 0.4)):
-        run = averaged(image_run(tmp_path / str(lr), [0.5, 0.3], lr=lr, average=0.9), 0.5)
-        replaced(
-            run, '"raw": {', f'"valid": {{"error": {1 - score}}}, "raw": {{"valid": {{"error": {score}}}, '
-        )
-    output = report(tmp_path, "--select", "valid", "--hold", "average").stdout
-    lines = [line for line in output.splitlines() if line.startswith("best")]
-    choice = "best of 2 by validation error (%): {} w=1: lr={} ({}.00); left out: lr={} ({}.00)"
-    assert sorted(lines) == [choice.format("sm", 1, 30, 2, 40), choice.format("sm, average", 2, 60, 1, 70)]
-
-
 def test_an_unfinished_run_has_one_remark(tmp_path):
     averaged(image_run(tmp_path / "a", [0.5, 0.3], rows=2, average=0.9), 0.5)
     _, remarks = select.finished(find_runs([tmp_path]))

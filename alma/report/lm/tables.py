@@ -11,7 +11,7 @@ from alma.report.labels import distinguishing
 from alma.report.lm.entries import SHOWN, TOLERANCE, Entry, setting, sizes
 from alma.report.lm.reference import KS, Reference, reference, reference_iid
 from alma.report.results import Result
-from alma.report.tables import Cell, Line, PaperTable
+from alma.report.tables import Line, PaperCell, PaperTable
 
 _SIZES = (
     "The paper prints 65M, 91M and 116M for its base model with 4, 8 and 12 experts; the architecture that "
@@ -50,7 +50,7 @@ def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "
         at = width * order.index(entry.size)
         phases = itertools.groupby((t for t in result.times if t >= 1), entry.structure)
         for number, (structure, phase) in enumerate(phases):
-            blank = [Cell()] * (width * len(order))
+            blank = [PaperCell()] * (width * len(order))
             made = Line([entry.setting, structure], blank, result.learner, number > 0)
             key = result.rank, result.waiting_time, entry.setting, start, number, _natural(structure)
             cells = lines.setdefault(key, made).cells
@@ -59,10 +59,10 @@ def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "
             rows, matched = rows + 1, matched + (line is not None)
             others = others or (line is not None and abs(parameters / line.parameters - 1) > 0.01)
             ours, theirs = _millions(parameters), _millions(line.parameters) if line else ""
-            cells[at] = Cell(ours + f" [{theirs}]" * bool(line), ours, paper=theirs)
+            cells[at] = PaperCell(ours + f" [{theirs}]" * bool(line), ours, paper=theirs)
             for t in (since, *phase):
                 published = line.perplexity.get(t) if line else None
-                cells[at + t] = Cell("*", "*") if result.waiting(t) else _value(result, t, published)
+                cells[at + t] = PaperCell("*", "*") if result.waiting(t) else _value(result, t, published)
     body = [lines[key] for key in sorted(lines)]
     what = f" of {order[0]}" if len(order) == 1 else ""
     title = f"Table 2: test {metric}{what} after mega-batch t, B = {len(times)}"
@@ -75,12 +75,12 @@ def _millions(count: float) -> str:
     return f"{count / 1e6:,.0f}M" if count >= 1e9 else f"{count / 1e6:.3g}M"
 
 
-def _value(result: Result, t: int, published: float | None) -> Cell:
+def _value(result: Result, t: int, published: float | None) -> PaperCell:
     mean, deviation = result.over_seeds(lambda rows: rows[t]["value"])
     several = len(result.repeats) > 1
     paper = "" if published is None else f"{published:.2f}"
     text = f"{mean:,.2f}" + f" ±{deviation:,.2f}" * several + f" [{paper}]" * bool(paper)
-    return Cell(text, f"{mean:.4f}", f"{deviation:.4f}" * several, paper)
+    return PaperCell(text, f"{mean:.4f}", f"{deviation:.4f}" * several, paper)
 
 
 def _natural(label: str) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ def _natural(label: str) -> tuple[int, ...]:
 
 def _notes(body: Sequence[Line], rows: int, matched: int, paper: Sequence[Reference]) -> list[str]:
     cells = [cell for line in body for cell in line.cells]
-    waits, several = Cell("*", "*") in cells, any(cell.deviation for cell in cells)
+    waits, several = PaperCell("*", "*") in cells, any(cell.deviation for cell in cells)
     notes = ["* the learner waits: no stage complete yet."] * waits
     notes += ["± is the sample standard deviation over seeds."] * several
     brackets = "[ ] is the paper's number: " * bool(matched)
@@ -120,7 +120,7 @@ def table1(
             extra = iid.setting.removeprefix(setting(iid))
             place = order.index(iid.size), _natural(structure), iid.result.variant, extra
             names = [f"{iid.size} {iid.method}{extra}", structure]
-            made = Line(names, [Cell()] * (2 * len(KS)), learner)
+            made = Line(names, [PaperCell()] * (2 * len(KS)), learner)
             cells = lines.setdefault((iid.result.rank, *place), made).cells
             for i, entry in enumerate((iid, sequential)):
                 cells[2 * column + i] = _value(entry.result, k, theirs[i] if theirs else None)
