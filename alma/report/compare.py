@@ -77,7 +77,9 @@ def heading(results: Sequence[Result]) -> str:
 def table(results: Sequence[Result]) -> Table:
     """The table of results of one metric, B and data; columns without any number are left out."""
     total, last = results[0].display.total, results[0].megabatches
-    times = range(1, last + 1)  # all of a short stream, else the first, the quarters and the last
+    times: Sequence[int] = range(
+        1, last + 1
+    )  # all of a short stream, else the first, the quarters and the last
     if last > 8:
         times = sorted({1, *(round(last * quarter / 4) for quarter in (1, 2, 3)), last})
     rows = []

@@ -122,10 +122,10 @@ def _differences(one: Result, other: Result) -> dict[str, list[float]]:
     cells: list[dict[tuple[float, float], list[float]]] = []  # loss by newest and held-out part, per seed
     for result in (one, other):
         losses = age.losses_of(result)
-        of_result = {}
-        for i, j in itertools.chain(*losses.by_age.values()) if losses else ():
-            of_result[losses.until[i], losses.periods[j]] = [seed[i][j] for seed in losses.seeds]
-        cells.append(of_result)
+        cells.append({})
+        if losses:
+            for i, j in itertools.chain(*losses.by_age.values()):
+                cells[-1][losses.until[i], losses.periods[j]] = [seed[i][j] for seed in losses.seeds]
     common = cells[0].keys() & cells[1].keys()
     last = max((until for until, _ in common), default=0)
     parts = {

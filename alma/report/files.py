@@ -83,7 +83,7 @@ def write_csv(runs: Sequence[Run], path: Path, aged: Sequence[Sequence[Aged]]) -
     records: list[dict[str, Any]] = []
     for run in runs:
         rows = {row["t"]: row for row in run.rows}
-        same = {"run": str(run.directory)}
+        same: dict[str, Any] = {"run": str(run.directory)}
         same |= {f"config.{key}": value for key, value in flatten(run.config).items()}
         same |= compare.transfer(rows)._asdict() if matrix(rows) else {}
         same |= of_age.get(id(run), {})

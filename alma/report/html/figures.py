@@ -21,7 +21,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 BANDS = 12
 """Most configurations whose curves have bands."""
 # Named, as Plotly's own choice of buttons includes one that sends the data to its server.
-_CONFIG = {"displaylogo": False, "responsive": True}
+_CONFIG: Figure = {"displaylogo": False, "responsive": True}
 _CONFIG |= {"modeBarButtons": [["toImage"], ["zoom2d", "pan2d", "resetScale2d"]]}
 _HOVER = "%{meta[0]}<br>%{yaxis.title.text}: %{customdata}<br>%{xaxis.title.text}: %{x:,.4~g}<extra></extra>"
 

@@ -83,8 +83,11 @@ def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
     style.name_axes(figure, list(panels.values()), TFLOPS, CER)
     if len(panels) == 1:
         _label_cer_axes(list(panels.values()), [r.over_seeds(cer)[0] for pair in pairs for r in pair], plain)
-    heading = {f"{results[0].stream}: effect of replay": []}
-    style.add_legend(figure, heading | {"waiting time": parts.wait_entries(plain, results)} | marks)
+    groups = {
+        f"{results[0].stream}: effect of replay": [],
+        "waiting time": parts.wait_entries(plain, results),
+    }
+    style.add_legend(figure, groups | marks)
     return {"": figure}
 
 
