@@ -50,10 +50,8 @@ def _transfer(field: str, rows: Rows) -> float:
 
 
 TRANSFERS: dict[str, Measure] = {
-    "in-distribution": partial(_transfer, "in_distribution"),
-    "backward transfer": partial(_transfer, "backward_transfer"),
-    "forward transfer": partial(_transfer, "forward_transfer"),
-    "average seen": partial(_transfer, "average_seen"),
+    name: partial(_transfer, name.replace("-", "_").replace(" ", "_"))
+    for name in ("in-distribution", "backward transfer", "forward transfer", "average seen")
 }
 """Columns of runs on streams that drift."""
 AVERAGES: dict[str, Measure] = {

@@ -39,8 +39,6 @@ _PAPER = (
     "so that equal work has equal x. That count is 45.7 GFLOPs per input of 512 tokens for base and 126.5 "
     "for large; section 6.2 prints 42 and 126."
 )
-
-
 _FRONT = (
     "Average {metric} over the stream against training compute. The grey line joins the configurations that "
     "no other beats in both; labels are their experts, such as 4@2 for 2 members with 4 experts each. All "
@@ -175,12 +173,9 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     names: dict[str, dict[str, Any]] = {}
     for entry, line in ours:
         peers = sorted({e.result.variant for e in shown if e.result.learner == entry.result.learner})
-        names[entry.method] = style.variant(
-            colour_of(entry.result.learner), peers.index(entry.result.variant)
-        )
-        drawn.append(
-            (entry, line, names[entry.method] | dot(names[entry.method]["color"], markers[entry.size]))
-        )
+        look = style.variant(colour_of(entry.result.learner), peers.index(entry.result.variant))
+        names[entry.method] = look
+        drawn.append((entry, line, look | dot(look["color"], markers[entry.size])))
     for i, (axes, title) in enumerate(zip(panels, _TITLES, strict=True)):
         values = [x for _, line, _ in drawn for x in line.x[i]]
         # Sideways by learner, since several have the same number of experts.
@@ -200,20 +195,9 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     for entry, line in ours:
         count = entry.experts(entry.result.times[-1])
         if entry.method == "SM" and count:  # in a column of its own, so that numbers do not overlap
-            text = {
-                "textcoords": "offset points",
-                "ha": "right",
-                "va": "center",
-                "fontsize": 7,
-                "color": _RED,
-            }
-            panels[0].annotate(
-                str(count),
-                (line.x[0][0], line.y[0]),
-                (-5 - 9 * counts.index(count), 0),
-                annotation_clip=False,
-                **text,
-            )
+            start, at = (line.x[0][0], line.y[0]), (-5 - 9 * counts.index(count), 0)
+            text: Any = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 7}
+            panels[0].annotate(str(count), start, at, color=_RED, annotation_clip=False, **text)
     marks = [(name, mark(marker)) for name, marker in markers.items()]
     groups: dict[str, LegendEntries] = {"learner": list(names.items()), "size": marks}
     if theirs:
