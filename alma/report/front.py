@@ -82,7 +82,7 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
         groups["variant"] = [(_name(kind), mark(shapes[kind], hollow=not kind[0])) for kind in kinds]
     else:
         lines += [("with replay", mark(hollow=True))] * any(replay for _, replay in kinds)
-    style.add_legend(figure, groups | {"": lines})
+    style.add_legend(figure, groups | {"front": lines})
     return figure
 
 

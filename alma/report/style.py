@@ -139,15 +139,17 @@ def number_axis(axes: Any, name: str, values: Sequence[float], log_from: float =
     """
     from matplotlib import ticker
 
-    axis, most = getattr(axes, f"{name}axis"), 5 if name == "x" else 9
+    axis = getattr(axes, f"{name}axis")
     low, high = min(values, default=0), max(values, default=0)
     if low > 0 and high > log_from * low:
         axes.set(**{f"{name}scale": "log"})
         for subs in ((1, 1.5, *range(2, 10)), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
             powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            if sum(low <= sub * 10.0**power <= high for power in powers for sub in subs) <= most:
+            ticks = [sub * 10.0**power for power in powers for sub in subs]
+            letters = [len(f"{tick:,.6g}") + 1 for tick in ticks if low <= tick <= high]
+            if sum(letters) <= 22 if name == "x" else len(letters) <= 9:
                 break
-        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=most + 2))
+        axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=7 if name == "x" else 15))
         axis.set_minor_formatter(ticker.NullFormatter())
     elif all(value == int(value) for value in values):
         axis.set_major_locator(ticker.MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True))

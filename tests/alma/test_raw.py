@@ -139,7 +139,7 @@ def test_the_front_without_averages_has_no_variants(grid):
     figure = costs.front(results_of(grid))[""]
     assert legend_of(figure) == [
         *("learner", "sm", "ens", "gmoe", "moe", "size", "4 units", "8 units"),
-        *("", "no other is better in both", "with replay"),
+        *("front", "no other is better in both", "with replay"),
     ]
     points = [container.lines[0] for container in figure.axes[0].containers]
     assert len({line.get_markersize() for line in points}) == 2  # of 4 and of 8 units
@@ -183,7 +183,7 @@ def test_table_2_has_rows_of_variants_and_the_papers_numbers_for_none_of_them(te
 
 def test_table_1_compares_runs_of_one_variant(text_runs):
     table = lm_tables.table1(entries_of(text_runs), [])
-    assert [[line.names[0], *map(str, line.cells[:2])] for line in table.lines] == [
+    assert [[line.names[0], *(cell.text for cell in line.cells[:2])] for line in table.lines] == [
         ["base SM", "20.00", "26.50 ±0.71"],
         ["base SM, average 0.99", "10.00", "13.25 ±0.35"],
     ]
