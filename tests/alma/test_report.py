@@ -126,7 +126,7 @@ def test_many_curves_differ_in_colour_or_line():
 def test_a_figure_names_its_data_and_has_the_same_bytes_again(tmp_path):
     make_run(tmp_path / "a", [90.0, 50.0, 20.0], stream="wiki")
     for name in ("one", "two"):
-        assert report(tmp_path / "a", "--out", tmp_path / name).returncode == 0
+        assert report(tmp_path / "a", "--out", tmp_path / name, drawn=True).returncode == 0
     for path in (tmp_path / "one").glob("perplexity_B2_*"):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
         assert path.suffix != ".svg" or "wiki, B = 2" in path.read_text()

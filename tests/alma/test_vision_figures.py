@@ -230,7 +230,7 @@ def test_methods_show_unusual_settings(tmp_path):
 
 
 def test_command_draws_all_figures_and_names_them_in_the_report(grid, tmp_path):
-    done = report(grid, "--figures", "vision", "--out", tmp_path / "out")
+    done = report(grid, "--figures", "vision", "--out", tmp_path / "out", drawn=True)
     assert done.returncode == 0, done.stderr
     names = "front learning_curves trade_offs over_time two_learners replay replay_waits replay_over_time"
     names += " radar_h4 radar_h8 ablation"
