@@ -1,6 +1,6 @@
 """Compare runs: a table, and on request an interactive page, Markdown, CSV and figures: `alma report`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from alma.configs import canonical
@@ -9,12 +9,12 @@ from alma.files import make_directory
 from alma.help_texts import RUNS
 from alma.records import Run
 from alma.report import age_table, compare, differences
+from alma.report.files import write_report
 from alma.report.html.page import write_page
 from alma.report.lm import figures as lm_figures
 from alma.report.lm import tables as lm_tables
 from alma.report.lm.entries import find_entries
-from alma.report.page import write_report
-from alma.report.results import Result, find_runs, group
+from alma.report.results import find_runs, group
 from alma.report.selection import CHOOSABLE, SELECTIONS, best_by_validation
 from alma.report.vision import figures as vision_figures
 from alma.report.vision.select import is_image
@@ -38,59 +38,29 @@ def parser() -> Parser:
         description="Compare runs: print a table for each data set: cumulative error, parameters, FLOPs.",
         epilog=_EXAMPLES,
     )
-    made.add_argument("runs", nargs="+", metavar="RUN", help=RUNS)
-    _add_selection(made)
-    made.add_argument(
-        "--baseline",
-        metavar="LABEL",
-        help="add a table of the differences from this configuration, paired by seed, with 95%% intervals; "
-        'LABEL: the learner as in the table or, with w and replay, as in figures, such as "sm w=1"',
-    )
+    add = made.add_argument
+    add("runs", nargs="+", metavar="RUN", help=RUNS)
+    select = "keep the settings with the best validation score, for each learner, waiting time and replay; "
+    select += "valid: mean over t since the first stage; valid-first: after the first stage, as in the paper"
+    add("--select", choices=SELECTIONS, help=select)
+    hold = "with --select: settings to keep apart too, such as average,schedule,hidden (default: choose "
+    add("--hold", metavar="NAMES", help=hold + "among all of them)")
+    choose = f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}"
+    add("--choose", metavar="NAMES", help=choose)
+    baseline = "add a table of the differences from this configuration, paired by seed, with 95%% intervals; "
+    baseline += 'LABEL: the learner as in the table or, with w and replay, as in figures, such as "sm w=1"'
+    add("--baseline", metavar="LABEL", help=baseline)
     out = "folder for report.md, report.csv and figures (default: none; report with --figures)"
-    made.add_argument("--out", type=Path, metavar="DIR", help=out)
-    made.add_argument(
-        "--html",
-        type=Path,
-        metavar="FILE",
-        help="write an interactive page too: one self-contained file, such as report.html",
-    )
-    made.add_argument(
-        "--figures",
-        choices=("vision", "lm"),
-        help="draw the figures of the paper for image runs (vision) or language models (lm)",
-    )
-    made.add_argument(
-        "--table",
-        choices=("lm",),
-        help="print Tables 1 and 2 of the paper for language models; with --out write .md, .csv and .tex too",
-    )
-    made.add_argument(
-        "--per-word",
-        action="store_true",
-        help="with --table lm or --figures lm: perplexity per word, not per token",
-    )
+    add("--out", type=Path, metavar="DIR", help=out)
+    page = "write an interactive page too: one self-contained file, such as report.html"
+    add("--html", type=Path, metavar="FILE", help=page)
+    figures = "draw the figures of the paper for image runs (vision) or language models (lm)"
+    add("--figures", choices=("vision", "lm"), help=figures)
+    table = "print Tables 1 and 2 of the paper for language models; with --out write .md, .csv and .tex too"
+    add("--table", choices=("lm",), help=table)
+    per_word = "with --table lm or --figures lm: perplexity per word, not per token"
+    add("--per-word", action="store_true", help=per_word)
     return made
-
-
-def _add_selection(made: Parser) -> None:
-    """Add the options of `alma.report.selection`."""
-    made.add_argument(
-        "--select",
-        choices=SELECTIONS,
-        help="keep the settings with the best validation score, for each learner, waiting time and replay; "
-        "valid: mean over t since the first stage; valid-first: after the first stage, as in the paper",
-    )
-    made.add_argument(
-        "--hold",
-        metavar="NAMES",
-        help="with --select: settings to keep apart too, such as average,schedule,hidden (default: choose "
-        "among all of them)",
-    )
-    made.add_argument(
-        "--choose",
-        metavar="NAMES",
-        help=f"with --select: settings to choose too, of {', '.join(CHOOSABLE)}",
-    )
 
 
 def _remarks(runs: Sequence[Run]) -> list[str]:
@@ -105,12 +75,6 @@ def _remarks(runs: Sequence[Run]) -> list[str]:
     ]
 
 
-def _general(groups: Sequence[Sequence[Result]]) -> Iterator[str]:
-    """The general table of each group, and that of its losses against age."""
-    for results in groups:
-        yield from (compare.as_section(results), *age_table.as_section(results))
-
-
 @command
 def main() -> None:
     """Entry point of `python -m alma.report`."""
@@ -121,28 +85,33 @@ def main() -> None:
     for flag in ("hold", "choose"):
         if getattr(options, flag) and not options.select:
             raise UserError(f"--{flag} needs --select valid or valid-first")
-    hold, choose = (names.split(",") if names else [] for names in (options.hold, options.choose))
     runs = find_runs(options.runs)
     if options.figures == "vision" and not any(map(is_image, runs)):
         raise UserError(f"no image run in {', '.join(options.runs)}, which --figures vision needs")
     choices: list[str] = []
     if options.select:
+        hold, choose = (names.split(",") if names else [] for names in (options.hold, options.choose))
         runs, choices = best_by_validation(runs, options.select, hold, choose)
     groups = group(runs)
     if not groups:
         raise UserError(f"no rows yet in {', '.join(options.runs)}: nothing has been evaluated so far")
     baselines = differences.find_baselines(groups, options.baseline)
-    entries, remarks = find_entries(runs, options.per_word) if for_lm else ({}, [])
+    entries, lm_remarks = find_entries(runs, options.per_word) if for_lm else ({}, [])
     tables, missing = lm_tables.tables(entries, options.per_word) if options.table else ({}, [])
-    texts = [table.as_text() for table in tables.values()] or list(_general(groups))
-    pairs = zip(baselines, groups, strict=True)
-    compared = [differences.as_section(baseline, results) for baseline, results in pairs if baseline]
-    for text in [*texts, *compared]:
+    texts = [table.as_text() for table in tables.values()]
+    for results in groups if not tables else ():
+        texts.append(compare.titled(results).as_text())
+        if aged := age_table.aged(results):
+            texts.append(age_table.titled(aged).as_text())
+    for baseline, results in zip(baselines, groups, strict=True):
+        texts += [differences.titled(baseline, results).as_text()] if baseline else []
+    for text in texts:
         print(text, end="\n\n")
-    for remark in [*choices, *_remarks(runs), *remarks, *missing]:
+    remarks = [*choices, *_remarks(runs)]
+    for remark in [*remarks, *lm_remarks, *missing]:
         print(remark)
     if options.html:
-        write_page(runs, options.html, [*choices, *_remarks(runs)], options.baseline)
+        write_page(runs, options.html, remarks, options.baseline)
         print(options.html)
     out = options.out or (Path("report") if options.figures else None)
     if out is None:

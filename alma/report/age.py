@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from alma.report.results import Result, Rows, matrix
+from alma.report.results import Result, matrix
 from alma.stages import stages
 
 Cells = tuple[tuple[float, ...], ...]
@@ -52,8 +52,7 @@ class MeanOverSeeds(NamedTuple):
 def losses_of(result: Result) -> Losses | None:
     """The losses of a run's configuration: nats a token, or errors in %; None without an evaluation matrix.
 
-    Rows are the models that have been trained, each once: a model that is held over several mega-batches has
-    the matrix row of its first one.
+    A row per trained model, from the mega-batch at which its stage ends.
     """
     if not all(matrix(rows) for rows in result.repeats):
         return None
@@ -66,13 +65,11 @@ def losses_of(result: Result) -> Losses | None:
             return math.log(value) if value > 0 else math.nan
         return result.display.factor * value
 
-    seeds = tuple(_cells(rows, until, loss) for rows in result.repeats)
-    return Losses(result.label, until, tuple(range(1, result.megabatches + 1)), seeds) if until else None
-
-
-def _cells(rows: Rows, until: Sequence[int], loss: Callable[[float], float]) -> Cells:
-    found = matrix(rows)
-    return tuple(tuple(loss(value) for value in found[t]) for t in until)
+    if not until:
+        return None
+    matrices = map(matrix, result.repeats)
+    seeds = tuple(tuple(tuple(map(loss, by_t[t])) for t in until) for by_t in matrices)
+    return Losses(result.label, until, tuple(range(1, result.megabatches + 1)), seeds)
 
 
 def staleness_curve(losses: Losses) -> dict[float, list[float]]:
@@ -103,21 +100,19 @@ def staleness(losses: Losses) -> list[float]:
 
 
 def age_effect(losses: Losses) -> list[float]:
-    """Extra loss a period of distance, the amount of training taken out; one value per seed.
+    """Extra loss a period of distance, corrected for the amount of training; one value per seed.
 
-    The slope of the mean of both sides of the staleness curve, (S(a) + S(-a)) / 2. On a full matrix it is the
-    mean over pairs of periods s < t of (R[s, t] + R[t, s] - R[s, s] - R[t, t]) / 2, in which whatever depends
-    on the period alone cancels, and whatever depends on the model alone: how much it has trained. It is 0 on
-    a stream that does not drift, however the loss falls. But it is the mean of growing old (ages above 0) and
-    of forgetting (below 0): a model that keeps the past has half its staleness here. NaN without both sides.
+    The slope of (S(a) + S(-a)) / 2, where S is the staleness curve. On a full matrix that is the mean over
+    periods s < t of (R[s, t] + R[t, s] - R[s, s] - R[t, t]) / 2: terms of the period alone (its difficulty)
+    and of the model alone (its training) cancel, so that it is 0 on a stream that does not drift. It averages
+    ageing (a > 0) and forgetting (a < 0): a model that keeps the past has half its staleness.
+    NaN without both sides.
     """
     curve = staleness_curve(losses)
-    both = {
-        age: zip(values, curve[-age], strict=True)
-        for age, values in curve.items()
-        if age > 0 and -age in curve
-    }
-    means = {age: [(ahead + behind) / 2 for ahead, behind in pairs] for age, pairs in both.items()}
+    means = {}
+    for age, values in curve.items():
+        if age > 0 and -age in curve:
+            means[age] = [(ahead + behind) / 2 for ahead, behind in zip(values, curve[-age], strict=True)]
     return _slopes(means, len(losses.seeds))
 
 

@@ -12,7 +12,7 @@ from alma.report.age import Losses
 from alma.report.compare import method
 from alma.report.labels import replay
 from alma.report.results import Result
-from alma.report.tables import Table, for_terminal
+from alma.report.tables import TitledTable
 
 NOTE = """\
 Age: from the newest mega-batch that a model was trained on to that of the held-out part. Staleness: {loss} \
@@ -28,11 +28,7 @@ AGES: dict[str, Callable[[float], bool]] = {
     "next": lambda age: age == 1,
     "past": lambda age: age < 0,
 }
-"""The held-out parts that tables tell apart, by the age of the model on them."""
-_REGRETS = {f"regret, {name}": fits for name, fits in AGES.items()}
-
-_FIELDS = {"effect of age": "age_effect", **{name: name.replace(", ", "_") for name in _REGRETS}}
-"""Columns of report.csv that are not called as those of the table."""
+"""Groups of held-out parts, by the age of the model on them."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,8 @@ class Aged:
     def columns(self) -> dict[str, list[float]]:
         """The numbers of the table by name, one value per seed."""
         slopes = {"staleness": age.staleness(self.losses), "effect of age": age.age_effect(self.losses)}
-        return slopes | {name: age.regret(self.losses, self.best, ages) for name, ages in _REGRETS.items()}
+        regrets = {f"regret, {name}": age.regret(self.losses, self.best, fits) for name, fits in AGES.items()}
+        return slopes | regrets
 
     @cached_property
     def curves(self) -> dict[str, dict[float, list[float]]]:
@@ -56,20 +53,20 @@ class Aged:
         regret = {at: age.regret(self.losses, self.best, partial(operator.eq, at)) for at in ages}
         return {"extra loss": age.staleness_curve(self.losses), "regret": regret}
 
+    def plain(self, value: float) -> float | None:
+        """A value for CSV: an error as a fraction, None for NaN."""
+        return None if math.isnan(value) else value / self.result.display.factor
+
 
 def aged(results: Sequence[Result]) -> list[Aged]:
     """Loss against age of the results of one table that have an evaluation matrix and are trained.
 
     Regret is against the best of their models. [] of a stream of one mega-batch, which has no ages.
     """
-    known = [(result, losses) for result in results if (losses := _losses(result))]
+    several = [result for result in results if result.megabatches > 1]
+    known = [(r, losses) for r in several if (losses := age.losses_of(r)) and losses.by_age]
     best = age.best_by_period(losses for _, losses in known)
     return [Aged(result, losses, best) for result, losses in known]
-
-
-def _losses(result: Result) -> Losses | None:
-    losses = age.losses_of(result) if result.megabatches > 1 else None
-    return losses if losses and losses.by_age else None
 
 
 def unit(result: Result) -> str:
@@ -77,44 +74,28 @@ def unit(result: Result) -> str:
     return "nats a token" if result.metric == "perplexity" else "percentage points"
 
 
-def heading(found: Sequence[Aged]) -> str:
-    """Title of the table."""
-    result = found[0].result
-    return f"Loss against age ({unit(result)}), {result.stream}"
-
-
-def note(found: Sequence[Aged]) -> str:
-    """What the columns mean, in a line."""
-    loss = "loss (nats a token)" if found[0].result.metric == "perplexity" else "error (percentage points)"
-    return NOTE.format(loss=loss) + SEVERAL * any(len(each.result.repeats) > 1 for each in found)
-
-
-def table(found: Sequence[Aged]) -> Table:
+def titled(rows: Sequence[Aged]) -> TitledTable:
     """A row per configuration; columns without any number are left out."""
+    first = rows[0].result
     columns = {
-        "learner": [method(each.result) for each in found],
-        "w": [str(each.result.waiting_time) for each in found],
-        "replay": [replay(each.result.config) for each in found],
-        "n": [str(len(each.result.repeats)) for each in found],
+        "learner": [method(row.result) for row in rows],
+        "w": [str(row.result.waiting_time) for row in rows],
+        "replay": [replay(row.result.config) for row in rows],
+        "n": [str(len(row.result.repeats)) for row in rows],
     }
-    least = 3 if found[0].result.metric == "perplexity" else 2
-    for name in found[0].columns:
-        cells = [_cell(each.columns[name], least) for each in found]
+    least = 3 if first.metric == "perplexity" else 2  # digits after the point; at least two of the mean
+    for name in rows[0].columns:
+        cells = []
+        for row in rows:
+            mean = age.over_seeds(row.columns[name]).mean
+            small = math.isfinite(mean) and mean
+            digits = max(least, min(6, 1 - math.floor(math.log10(abs(mean))))) if small else least
+            cells.append(interval(row.columns[name], digits))
         columns |= {name: cells} if any(cells) else {}
-    return [list(columns), *map(list, zip(*columns.values(), strict=True))]
-
-
-def as_section(results: Sequence[Result]) -> list[str]:
-    """Heading, table and note for the terminal; [] without losses against age."""
-    found = aged(results)
-    return ["\n".join([heading(found), for_terminal(table(found)), note(found)])] if found else []
-
-
-def _cell(values: Sequence[float], least: int) -> str:
-    """`interval` with at least two digits of the mean, and `least` digits after the point."""
-    mean = age.over_seeds(values).mean
-    small = math.isfinite(mean) and mean
-    return interval(values, max(least, min(6, 1 - math.floor(math.log10(abs(mean))))) if small else least)
+    loss = "loss (nats a token)" if first.metric == "perplexity" else "error (percentage points)"
+    note = NOTE.format(loss=loss) + SEVERAL * any(len(row.result.repeats) > 1 for row in rows)
+    cells_by_row = [list(columns), *map(list, zip(*columns.values(), strict=True))]
+    return TitledTable(f"Loss against age ({unit(first)}), {first.stream}", cells_by_row, note)
 
 
 def interval(values: Sequence[float], digits: int, level: float = 0.9, sign: str = "-") -> str:
@@ -125,41 +106,33 @@ def interval(values: Sequence[float], digits: int, level: float = 0.9, sign: str
     mean, *ends = age.over_seeds(values, level)
     if not math.isfinite(mean):
         return ""
-    told, low, high = (f"{number:{sign}.{digits}f}" for number in (mean, *ends))
-    return told if math.isnan(ends[0]) else f"{told} [{low}, {high}]"
+    shown, low, high = (f"{number:{sign}.{digits}f}" for number in (mean, *ends))
+    return shown if math.isnan(ends[0]) else f"{shown} [{low}, {high}]"
 
 
-def per_run(found: Sequence[Aged]) -> dict[int, dict[str, float | None]]:
-    """The numbers of the table of each run, by its id; errors are fractions, None is NaN."""
-    return {
-        id(run): {
-            _FIELDS.get(name, name): _plain(each.result, values[i]) for name, values in each.columns.items()
-        }
-        for each in found
-        for i, run in enumerate(each.result.runs)
-    }
+def per_run(rows: Sequence[Aged]) -> dict[int, dict[str, float | None]]:
+    """The numbers of the table of each run, by its id, as columns of report.csv; errors are fractions."""
+    found = {}
+    for row in rows:
+        for i, run in enumerate(row.result.runs):
+            found[id(run)] = {
+                name.replace(", ", "_").replace("effect of age", "age_effect"): row.plain(values[i])
+                for name, values in row.columns.items()
+            }
+    return found
 
 
-def records(found: Sequence[Aged]) -> list[dict[str, Any]]:
+def records(rows: Sequence[Aged]) -> list[dict[str, Any]]:
     """The lines of age.csv: extra loss and regret of each run at each age; errors are fractions."""
-    return [
-        {
-            "run": str(run.directory),
-            "configuration": each.result.label,
-            "metric": each.result.metric,
-            "megabatches": each.result.megabatches,
-            "seed": run.config["seed"],
-            "age": at,
-            **{
-                name.replace(" ", "_"): _plain(each.result, curve[at][i]) if at in curve else None
-                for name, curve in each.curves.items()
-            },
-        }
-        for each in found
-        for i, run in enumerate(each.result.runs)
-        for at in each.losses.by_age
-    ]
-
-
-def _plain(result: Result, value: float) -> float | None:
-    return None if math.isnan(value) else value / result.display.factor
+    lines = []
+    for row in rows:
+        result = row.result
+        same = {"configuration": result.label, "metric": result.metric, "megabatches": result.megabatches}
+        for i, run in enumerate(row.result.runs):
+            of_run = {"run": str(run.directory), **same, "seed": run.config["seed"]}
+            for at in row.losses.by_age:
+                line = of_run | {"age": at}
+                for name, curve in row.curves.items():
+                    line[name.replace(" ", "_")] = row.plain(curve[at][i]) if at in curve else None
+                lines.append(line)
+    return lines

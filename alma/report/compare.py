@@ -1,13 +1,13 @@
 """The general table: a row per configuration, a column per measure."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from alma import metrics
 from alma.report.labels import replay
 from alma.report.results import Measure, Result, Rows, column, compute, matrix, memory, trained, validation
-from alma.report.tables import Table, for_terminal
+from alma.report.tables import Table, TitledTable
 
 NOTE = """\
 * no stage complete yet: the untrained model is evaluated, and counts in average and {total}.
@@ -50,10 +50,8 @@ def _transfer(field: str, rows: Rows) -> float:
 
 
 TRANSFERS: dict[str, Measure] = {
-    "in-distribution": partial(_transfer, "in_distribution"),
-    "backward transfer": partial(_transfer, "backward_transfer"),
-    "forward transfer": partial(_transfer, "forward_transfer"),
-    "average seen": partial(_transfer, "average_seen"),
+    name: partial(_transfer, name.replace("-", "_").replace(" ", "_"))
+    for name in ("in-distribution", "backward transfer", "forward transfer", "average seen")
 }
 """Columns of runs on streams that drift."""
 AVERAGES: dict[str, Measure] = {
@@ -71,63 +69,66 @@ TOTALS: dict[str, Measure] = {
 
 def heading(results: Sequence[Result]) -> str:
     """Title of the table."""
-    first = results[0]
-    return f"Test {first.display.name} after mega-batch t, {first.stream}"
+    return f"Test {results[0].display.name} after mega-batch t, {results[0].stream}"
 
 
 def table(results: Sequence[Result]) -> Table:
-    """The table of results of one metric, B and data."""
-    total = results[0].display.total
-    columns: dict[str, Callable[[Result], str]] = {
-        "learner": method,
-        "w": lambda result: str(result.waiting_time),
-        "replay": lambda result: replay(result.config),
-        "n": lambda result: str(len(result.repeats)),
-        "experts": _experts,
-        "parameters": lambda result: _mean(result, lambda rows: rows[max(rows)]["parameters"]),
-        "untrained": partial(_at, 0),
-        **{f"t={t}": partial(_at, t) for t in _times(results[0].megabatches)},
-        **{name: partial(spread, each) for name, each in AVERAGES.items()},
-        **{name.format(total=total): partial(spread, each, scaled=False) for name, each in TOTALS.items()},
-        "Mem": lambda result: _mean(result, memory),
-        "Comp (TFLOPs)": lambda result: _number(result.over_seeds(compute)[0]),
-    }
-    cells = {name: [cell(result) for result in results] for name, cell in columns.items()}
-    hidden = {name for name in ("experts", "validation", *TRANSFERS) if not any(cells[name])}
-    if not any(map(_waits, results)):
+    """The table of results of one metric, B and data; columns without any number are left out."""
+    total, last = results[0].display.total, results[0].megabatches
+    times: Sequence[int] = range(
+        1, last + 1
+    )  # all of a short stream, else the first, the quarters and the last
+    if last > 8:
+        times = sorted({1, *(round(last * quarter / 4) for quarter in (1, 2, 3)), last})
+    rows = []
+    for result in results:
+        experts = [row["extra"]["experts"] for row in result.repeats[0].values() if "experts" in row["extra"]]
+        parameters = result.over_seeds(lambda rows: rows[max(rows)]["parameters"])[0]
+        cells = {
+            "learner": method(result),
+            "w": str(result.waiting_time),
+            "replay": replay(result.config),
+            "n": str(len(result.repeats)),
+            "experts": "->".join(dict.fromkeys(map(str, [*experts[:1], *experts[-1:]]))),
+            "parameters": abbreviated(parameters),
+            "untrained": spread(lambda rows: rows[0]["value"], result) if 0 in result.times else "",
+        }
+        for t in times:
+            if t not in result.times:
+                cells[f"t={t}"] = ""
+            else:
+                value = partial(lambda t, rows: rows[t]["value"], t)
+                cells[f"t={t}"] = "*" if result.waiting(t) else spread(value, result)
+        for name, measure in AVERAGES.items():
+            cells[name] = spread(measure, result)
+        for name, measure in TOTALS.items():
+            cells[name.format(total=total)] = spread(measure, result, scaled=False)
+        cells["Mem"] = abbreviated(result.over_seeds(memory)[0])
+        cells["Comp (TFLOPs)"] = number(result.over_seeds(compute)[0])
+        rows.append(cells)
+    hidden = {name for name in ("experts", "validation", *TRANSFERS) if not any(row[name] for row in rows)}
+    if not _waiting(results):
         hidden.add(f"{total} trained")  # equal to the total
-    shown = [[name, *values] for name, values in cells.items() if name not in hidden]
-    return [list(row) for row in zip(*shown, strict=True)]
+    shown = [name for name in rows[0] if name not in hidden]
+    return [shown, *([row[name] for name in shown] for row in rows)]
 
 
-def as_section(results: Sequence[Result]) -> str:
-    """Heading, table and note for the terminal."""
-    return "\n".join([heading(results), for_terminal(table(results)), note(results)])
-
-
-def note(results: Sequence[Result]) -> str:
-    """What the columns mean."""
-    text = NOTE + WAITED * any(map(_waits, results))
-    validated = any(validation(rows) for result in results for rows in result.repeats)
-    drifts = any(matrix(rows) for result in results for rows in result.repeats)
-    text += VALIDATED * validated + ONE_SOURCE * (
-        validated and not drifts and results[0].metric == "perplexity"
-    )
+def titled(results: Sequence[Result]) -> TitledTable:
+    """The table with its title and what its columns mean."""
+    repeats = [rows for result in results for rows in result.repeats]
+    drifts, of_text = any(map(matrix, repeats)), results[0].metric == "perplexity"
+    note = NOTE + WAITED * _waiting(results)
+    if any(map(validation, repeats)):
+        note += VALIDATED + ONE_SOURCE * (of_text and not drifts)
     if drifts:
-        text += TRANSFERRED + GEOMETRIC * (results[0].metric == "perplexity")
-    return text.format(total=results[0].display.total, metric=results[0].metric)
+        note += TRANSFERRED + GEOMETRIC * of_text
+    note = note.format(total=results[0].display.total, metric=results[0].metric)
+    return TitledTable(heading(results), table(results), note)
 
 
-def _waits(result: Result) -> bool:
+def _waiting(results: Sequence[Result]) -> bool:
     """Whether the untrained model counts at some t >= 1."""
-    return any(result.waiting(t) for t in result.times if t >= 1)
-
-
-def _times(megabatches: int) -> list[int]:
-    """The t to show: all of a short stream, else the first, the quarters and the last."""
-    if megabatches <= 8:
-        return list(range(1, megabatches + 1))
-    return sorted({1, *(round(megabatches * quarter / 4) for quarter in (1, 2, 3)), megabatches})
+    return any(result.waiting(t) for result in results for t in result.times if t >= 1)
 
 
 def method(result: Result) -> str:
@@ -138,34 +139,17 @@ def method(result: Result) -> str:
     return f"{result.method} ({'not finished, ' if result.unfinished else ''}t={done}/{total})"
 
 
-def _experts(result: Result) -> str:
-    """Experts at the first and the last t, such as 4->12; "" if the rows lack them."""
-    known = [row["extra"]["experts"] for row in result.repeats[0].values() if "experts" in row["extra"]]
-    ends = [str(known[0]), str(known[-1])] if known else []
-    return "->".join(dict.fromkeys(ends))
-
-
-def _at(t: int, result: Result) -> str:
-    """The metric at t; `*` while the learner waits."""
-    if t not in result.times:
-        return ""
-    return "*" if t and result.waiting(t) else spread(lambda rows: rows[t]["value"], result)
-
-
-def _mean(result: Result, measure: Measure) -> str:
-    return abbreviated(result.over_seeds(measure)[0])
-
-
 def spread(measure: Measure, result: Result, scaled: bool = True) -> str:
     """Mean over seeds; with several seeds also the standard deviation, with the same decimals."""
+    factor = result.display.factor if scaled else 1
     if any(math.isnan(measure(rows)) for rows in result.repeats):
         return ""
-    factor = result.display.factor if scaled else 1
     mean, deviation = result.over_seeds(lambda rows: factor * measure(rows))
-    return f"{_number(mean)} ±{deviation:{_format(mean)}}" if len(result.repeats) > 1 else _number(mean)
+    return f"{number(mean)} ±{deviation:{_format(mean)}}" if len(result.repeats) > 1 else number(mean)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A number with the decimals of tables."""
     return f"{value:{_format(value)}}"
 
 

@@ -13,7 +13,7 @@ from alma.report.age_table import AGES, interval, unit
 from alma.report.compare import method
 from alma.report.labels import replay
 from alma.report.results import Result, column, compute
-from alma.report.tables import Table, for_terminal
+from alma.report.tables import TitledTable
 
 _LEVEL = 0.95
 
@@ -34,42 +34,31 @@ def find_baselines(groups: Sequence[Sequence[Result]], name: str | None) -> list
     """
     if name is None:
         return [None] * len(groups)
-    found = [_named(name, results) for results in groups]
-    if not any(found):
-        known = _labels([result for results in groups for result in results])
+    baselines: list[Result | None] = []
+    for results in groups:
+        fitting = [result for result in results if result.label == name]
+        fitting = fitting or [result for result in results if result.method == name]
+        if len(fitting) > 1:
+            raise UserError(
+                f"--baseline {name!r} fits several configurations: give one of {_labels(fitting)}"
+            )
+        baselines += fitting or [None]
+    if not any(baselines):
+        known = _labels(list(itertools.chain(*groups)))
         raise UserError(f"--baseline {name!r} is no configuration of these runs: give one of {known}")
-    compared = [each if len(results) > 1 else None for each, results in zip(found, groups, strict=True)]
+    compared = [each if len(results) > 1 else None for each, results in zip(baselines, groups, strict=True)]
     if not any(compared):
         raise UserError(f"--baseline {name!r}: no other configuration of these runs is on its data")
     return compared
-
-
-def _named(name: str, results: Sequence[Result]) -> Result | None:
-    fitting = [result for result in results if result.label == name]
-    fitting = fitting or [result for result in results if result.method == name]
-    if len(fitting) > 1:
-        raise UserError(f"--baseline {name!r} fits several configurations: give one of {_labels(fitting)}")
-    return fitting[0] if fitting else None
 
 
 def _labels(results: Sequence[Result]) -> str:
     return ", ".join(dict.fromkeys(repr(result.label) for result in results))
 
 
-def heading(baseline: Result) -> str:
-    """Title of the table."""
-    return f"Differences from {baseline.label}, {baseline.stream}"
-
-
-def note(baseline: Result) -> str:
-    """What the columns mean."""
-    text = _NOTE + _BY_AGE * (age.losses_of(baseline) is not None)
-    return text.format(baseline=baseline.label, level=_LEVEL, unit=unit(baseline))
-
-
-def table(baseline: Result, results: Sequence[Result]) -> Table:
+def titled(baseline: Result, results: Sequence[Result]) -> TitledTable:
     """A row for each other configuration of the table. UserError: a configuration repeats a seed."""
-    others = [each for each in results if each is not baseline]
+    others = [result for result in results if result is not baseline]
     pairs = [_paired(other, baseline) for other in others]
     columns = {
         "learner": list(map(method, others)),
@@ -79,18 +68,21 @@ def table(baseline: Result, results: Sequence[Result]) -> Table:
     }
     if any(one.repeats and not one.finished for one, _ in pairs):
         columns["t"] = [str(one.progress) if one.repeats else "" for one, _ in pairs]
-    columns["Comp"] = [_times(one, other) for one, other in pairs]
+    columns["Comp"] = []
+    for one, other in pairs:
+        ours, theirs = (r.over_seeds(compute)[0] if r.repeats else 0 for r in (one, other))
+        columns["Comp"].append(f"{ours / theirs:.3g}x" if theirs else "")
     differences = [_differences(one, other) for one, other in pairs]
     for name in dict.fromkeys(itertools.chain(*differences)):
         of_metric = name in ("last", "average", baseline.display.total)
         digits = 2 if of_metric or baseline.metric == "error" else 3
         columns[name] = [interval(each.get(name, []), digits, _LEVEL, "+") for each in differences]
-    return [list(columns), *map(list, zip(*columns.values(), strict=True))]
-
-
-def as_section(baseline: Result, results: Sequence[Result]) -> str:
-    """Heading, table and note for the terminal."""
-    return "\n".join([heading(baseline), for_terminal(table(baseline, results)), note(baseline)])
+    note = _NOTE + _BY_AGE * (age.losses_of(baseline) is not None)
+    return TitledTable(
+        f"Differences from {baseline.label}, {baseline.stream}",
+        [list(columns), *map(list, zip(*columns.values(), strict=True))],
+        note.format(baseline=baseline.label, level=_LEVEL, unit=unit(baseline)),
+    )
 
 
 def _paired(one: Result, other: Result) -> tuple[Result, Result]:
@@ -108,65 +100,50 @@ def _paired(one: Result, other: Result) -> tuple[Result, Result]:
 
 
 def _by_seed(result: Result) -> dict[int, Run]:
-    found: dict[int, Run] = {}
+    runs: dict[int, Run] = {}
     for run in result.runs:
         seed = run.config["seed"]
-        if seed in found:
+        if seed in runs:
             raise UserError(
-                f"--baseline pairs runs by seed, but {found[seed].directory} and {run.directory} are both "
+                f"--baseline pairs runs by seed, but {runs[seed].directory} and {run.directory} are both "
                 f"seed {seed} of {result.label}: leave one out"
             )
-        found[seed] = run
-    return found
+        runs[seed] = run
+    return runs
 
 
 def _differences(one: Result, other: Result) -> dict[str, list[float]]:
-    """Differences of a pair by name, one value per seed; {} if the two share no seed, or no t from 1 on."""
+    """Differences of a pair by name, one value per seed; {} if the two share no seed, or no t from 1 on.
+
+    The measures are those of all rows, then means over the cells of the evaluation matrix that both have.
+    """
     if not one.repeats or 1 not in one.times:
         return {}
-    cells = [_cells(each) for each in (one, other)]
+    cells: list[dict[tuple[float, float], list[float]]] = []  # loss by newest and held-out part, per seed
+    for result in (one, other):
+        losses = age.losses_of(result)
+        cells.append({})
+        if losses:
+            for i, j in itertools.chain(*losses.by_age.values()):
+                cells[-1][losses.until[i], losses.periods[j]] = [seed[i][j] for seed in losses.seeds]
     common = cells[0].keys() & cells[1].keys()
     last = max((until for until, _ in common), default=0)
     parts = {
         name: [(until, part) for until, part in common if fits(part - until)] for name, fits in AGES.items()
     }
     parts["end"] = [(until, part) for until, part in common if until == last]
-    ours, theirs = (_numbers(each, found, parts) for each, found in zip((one, other), cells, strict=True))
-    return {name: [a - b for a, b in zip(ours[name], theirs[name], strict=True)] for name in ours}
-
-
-def _cells(result: Result) -> dict[tuple[float, float], list[float]]:
-    """The loss of each trained model on each held-out part, one value per seed; {} without a matrix."""
-    losses = age.losses_of(result)
-    if losses is None:
-        return {}
-    return {
-        (losses.until[i], losses.periods[j]): [seed[i][j] for seed in losses.seeds]
-        for i, j in itertools.chain(*losses.by_age.values())
-    }
-
-
-def _numbers(
-    result: Result,
-    cells: dict[tuple[float, float], list[float]],
-    parts: dict[str, list[tuple[float, float]]],
-) -> dict[str, list[float]]:
-    """The measures of a result by name, one value per seed: of all its rows, then means over cells."""
-    values = [column(rows, "value") for rows in result.repeats]
-    found = {
-        "last": [result.display.factor * each[max(each)] for each in values],
-        "average": [result.display.factor * metrics.average(each) for each in values],
-        result.display.total: [metrics.cumulative_error_rate(each) for each in values],
-    }
-    for name, places in parts.items():
-        if places:
-            found[name] = list(map(statistics.fmean, zip(*map(cells.__getitem__, places), strict=True)))
-    return found
-
-
-def _times(one: Result, other: Result) -> str:
-    """Training compute as a multiple of that of the other, such as "0.5x"; "" if unknown."""
-    if not one.repeats:
-        return ""
-    ours, theirs = (each.over_seeds(compute)[0] for each in (one, other))
-    return f"{ours / theirs:.3g}x" if theirs else ""
+    sides = []
+    for result, of_result in zip((one, other), cells, strict=True):
+        values = [column(rows, "value") for rows in result.repeats]
+        side = {
+            "last": [result.display.factor * each[max(each)] for each in values],
+            "average": [result.display.factor * metrics.average(each) for each in values],
+            result.display.total: [metrics.cumulative_error_rate(each) for each in values],
+        }
+        for name, places in parts.items():
+            if places:
+                side[name] = list(
+                    map(statistics.fmean, zip(*map(of_result.__getitem__, places), strict=True))
+                )
+        sides.append(side)
+    return {name: [a - b for a, b in zip(sides[0][name], sides[1][name], strict=True)] for name in sides[0]}

@@ -3,15 +3,14 @@
 import math
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from alma.learners import colour_of
-from alma.report import age_table, figures, style
+from alma.report import age_table, style
 from alma.report.age_table import Aged
+from alma.report.figures import Curve, by_kind, draw_curve, looks, short_label
 from alma.report.results import Result, matrix, mean_and_deviation
-from alma.report.style import Picture
 
 _MATRIX = (
     "Test {metric} after each mega-batch (rows) on the held-out part of each mega-batch (columns), averaged "
@@ -29,39 +28,25 @@ _STALENESS = (
     "loss beyond that of the model whose newest training data are of that mega-batch. Models of a higher age "
     "have trained less. Right: loss above the best model of these configurations on that mega-batch."
 )
-_MERGED = re.compile(
-    r"^(\d{4})-\d{4}\.\.\d{4}-(\d{4})$"
-)  # as data_prep.dates names merged periods of N years
+WRITTEN = 12
+"""Most rows and columns of a heat map with its values in the cells."""
+_MERGED = re.compile(r"^(\d{4})-\d{4}\.\.\d{4}-(\d{4})$")  # merged periods of N years, see data_prep.dates
 
 
-def write_drift(results: Sequence[Result], out: Path) -> list[Picture]:
-    """Write the figures of results of one table to `out`; [] if no run has such numbers."""
-    first = results[0]
-    results = sorted(results, key=lambda result: result.rank)
-    shown = [(result, cells) for result in results if (cells := mean_matrix(result))]
-    parts = [(result, *layer) for result in results for layer in experts_by_part(result).items()]
-    pictures = []
-    with style.drawing():
-        if shown:
-            waits = any(math.isnan(row[0]) for _, cells in shown for row in cells)
-            caption = _MATRIX.format(metric=first.metric, waiting=_WAITING * waits)
-            pictures.append(Picture(out / f"{first.stem}_matrix.png", caption))
-            style.save(_matrices(shown), pictures[-1].path)
-        if parts:
-            pictures.append(Picture(out / f"{first.stem}_matrix_experts.png", _EXPERTS))
-            style.save(_experts(parts), pictures[-1].path)
-    return pictures
+def figures(results: Sequence[Result]) -> Iterator[tuple[str, Any, str]]:
+    """Name, figure and caption of each figure that the results of one table have numbers for.
 
-
-def write_staleness(found: Sequence[Aged], out: Path) -> list[Picture]:
-    """Write the figure of losses against age of one table to `out`; [] without any."""
-    if not found:
-        return []
-    first = found[0].result
-    path = out / f"{first.stem}_staleness.png"
-    with style.drawing():
-        style.save(_staleness(found), path)
-    return [Picture(path, _STALENESS.format(unit=age_table.unit(first)))]
+    Draw and save them in the context `style.drawing`.
+    """
+    ranked = sorted(results, key=lambda result: result.rank)
+    shown = [(result, cells) for result in ranked if (cells := mean_matrix(result))]
+    if shown:
+        waits = any(math.isnan(row[0]) for _, cells in shown for row in cells)
+        yield "matrix", _matrices(shown), _MATRIX.format(metric=results[0].metric, waiting=_WAITING * waits)
+    if parts := [(result, *layer) for result in ranked for layer in experts_by_part(result).items()]:
+        yield "matrix_experts", _experts(parts), _EXPERTS
+    if aged := age_table.aged(results):
+        yield "staleness", _staleness(aged), _STALENESS.format(unit=age_table.unit(aged[0].result))
 
 
 def mean_matrix(result: Result) -> list[list[float]]:
@@ -70,16 +55,17 @@ def mean_matrix(result: Result) -> list[list[float]]:
     Rows of the untrained model are NaN where figures leave it out (see `results.DISPLAYS`). [] if a repeat
     has no matrix.
     """
-    found = [matrix(rows) for rows in result.repeats]
-    if not all(found):
+    matrices = [matrix(rows) for rows in result.repeats]
+    if not all(matrices):
         return []
-    return [
-        [
-            math.nan if result.waiting(t) and not result.display.untrained else result.display.factor * mean
-            for mean in (sum(cells) / len(cells) for cells in zip(*(each[t] for each in found), strict=True))
-        ]
-        for t in range(1, result.progress + 1)
-    ]
+    rows = []
+    for t in range(1, result.progress + 1):
+        if result.waiting(t) and not result.display.untrained:
+            rows.append([math.nan] * len(matrices[0][t]))
+        else:
+            parts = zip(*(of_seed[t] for of_seed in matrices), strict=True)
+            rows.append([result.display.factor * (sum(cells) / len(cells)) for cells in parts])
+    return rows
 
 
 def experts_by_part(result: Result) -> dict[str, list[list[float]]]:
@@ -99,76 +85,112 @@ def periods(result: Result) -> list[str]:
 
 
 def _matrices(shown: Sequence[tuple[Result, list[list[float]]]]) -> Any:
-    """A panel per result."""
+    """A panel per result; frames mark the diagonal."""
+    from matplotlib.patches import Rectangle
+
     display = shown[0][0].display
     values = [value for _, cells in shown for row in cells for value in row if math.isfinite(value)]
-    scale = style.colour_scale(values, logarithmic=not display.untrained)
     drawn = [(result, result.label, cells) for result, cells in shown]
-    figure, panels = _heat_maps(drawn, scale, "after mega-batch t", f"test {display.name}")
+    bar = f"test {display.name}"
+    figure, panels = _heat_maps(drawn, values, "after mega-batch t", bar, logarithmic=not display.untrained)
     for axes, (_, cells) in zip(panels, shown, strict=True):
-        style.frame_diagonal(axes, len(cells))
+        look: Any = {"fill": False, "edgecolor": "black", "clip_on": False, "zorder": 3}
+        look["linewidth"] = max(0.3, min(1.1, 12 / len(cells)))
+        for i in range(len(cells)):
+            axes.add_patch(Rectangle((i + 0.5, i + 0.5), 1, 1, **look))
     return figure
 
 
 def _experts(shown: Sequence[tuple[Result, str, list[list[float]]]]) -> Any:
     """A panel per result and layer."""
-    scale = style.colour_scale([0, *(value for _, _, cells in shown for row in cells for value in row)])
+    values = [0, *(value for _, _, cells in shown for row in cells for value in row)]
     drawn = [(result, f"{result.label}, layer {layer}", cells) for result, layer, cells in shown]
-    return _heat_maps(drawn, scale, "expert", "share of tokens (%)")[0]
+    return _heat_maps(drawn, values, "expert", "share of tokens (%)")[0]
 
 
 def _heat_maps(
-    shown: Sequence[tuple[Result, str, list[list[float]]]], scale: Any, rows: str, bar: str
+    shown: Sequence[tuple[Result, str, list[list[float]]]],
+    values: Sequence[float],
+    rows: str,
+    bar: str,
+    logarithmic: bool = False,
 ) -> tuple[Any, list[Any]]:
-    """A figure with a heat map for each result, title and matrix, in panels of one shape; and the panels."""
+    """A figure with a heat map for each result, title and matrix, in panels of one shape; and the panels.
+
+    Row 1 is at the top; colours span `values`; NaN leaves a cell empty. Up to WRITTEN rows and columns,
+    values are written in the cells. Panels with the same periods share those below the lowest panel of their
+    column.
+    """
+    from matplotlib import colors, ticker
+
+    low, high = min(values, default=1), max(values, default=1)
+    high = high if high > low else low + 0.1 * (low or 1)
+    scale = colors.LogNorm(low, high) if logarithmic else colors.Normalize(low, high)
     most = max(len(cells) for _, _, cells in shown)
     columns = max(len(cells[0]) for _, _, cells in shown)
     inches = min(3.6, max(1.9, 0.36 * columns)), min(3.2, max(1.0, 0.27 * most)) + 0.3
-    figure, found = style.named_panels([str(i) for i in range(len(shown))], inches)
-    panels = list(found.values())
+    figure, by_name = style.named_panels([str(i) for i in range(len(shown))], inches)
+    panels = list(by_name.values())
     for axes, (result, title, cells) in zip(panels, shown, strict=True):
-        image = style.heat_map(axes, cells, scale)
+        box = (0.5, len(cells[0]) + 0.5, len(cells) + 0.5, 0.5)
+        look = {"cmap": "Blues", "aspect": "auto", "interpolation": "nearest"}
+        image = axes.imshow(cells, norm=scale, extent=box, **look)
+        axes.grid(visible=False)
+        for axis, count in ((axes.xaxis, len(cells[0])), (axes.yaxis, len(cells))):
+            every = ticker.MaxNLocator(6, integer=True, steps=[1, 2, 5, 10])
+            axis.set_major_locator(ticker.FixedLocator(range(1, count + 1)) if count <= WRITTEN else every)
+        for i, row in enumerate(cells if max(len(cells), len(cells[0])) <= WRITTEN else (), start=1):
+            for j, value in enumerate(row, start=1):
+                if math.isfinite(value):
+                    text = f"{value:,.0f}" if value >= 99.95 else f"{value:.{1 if value >= 0.95 else 2}f}"
+                    colour = "white" if scale(value) > 0.55 else "black"
+                    axes.text(j, i, text, ha="center", va="center", fontsize=6, color=colour)
         axes.set_ylim(most + 0.5, 0.5)
-        look = {"color": colour_of(result.learner), "fontweight": "bold"}
-        axes.set_title(textwrap.fill(title, round(13 * inches[0])), **look)
-    style.name_columns(figure, panels, [periods(result) for result, _, _ in shown])
+        axes.set_title(
+            textwrap.fill(title, round(13 * inches[0])), color=colour_of(result.learner), fontweight="bold"
+        )
+    names = [periods(result) for result, _, _ in shown]
+    if any(names):
+        lowest = {axes.get_subplotspec().colspan.start: axes for axes in panels}.values()
+        shared = len(set(map(tuple, names))) == 1
+        lines = 1 if shared else panels[0].get_gridspec().nrows
+        longest = max(len(name) for of_panel in names for name in of_panel)
+        figure.set_figheight(figure.get_figheight() + lines * 0.065 * longest)  # inches a letter
+        for axes, own in zip(panels, names, strict=True):
+            axes.xaxis.set_major_formatter(lambda x, _, own=own: dict(enumerate(own, 1)).get(x, ""))
+            axes.tick_params(axis="x", labelrotation=90, labelbottom=not shared or axes in lowest)
     style.name_axes(figure, panels, "held-out part of mega-batch", rows)
-    style.colour_bar(figure, panels, image, bar)
+    legend = figure.colorbar(image, ax=panels, label=bar, aspect=25, fraction=0.06)
+    legend.outline.set_visible(False)
+    style.number_axis(legend.ax, "y", (low, high), 1 if logarithmic else math.inf)
+    legend.ax.set_ylim(low, high)
     return figure, panels
 
 
-def _staleness(found: Sequence[Aged]) -> Any:
+def _staleness(aged: Sequence[Aged]) -> Any:
     """Extra loss (left) and regret (right) against age; of many results, a row per learner and replay."""
-    found = sorted(found, key=lambda each: each.result.rank)
-    unit = age_table.unit(found[0].result)
-    members = figures.by_kind([each.result for each in found])
+    by_result = {id(row.result): row for row in aged}
+    members = by_kind([row.result for row in aged])
     inches = (8.6, 0.6 + 2.4 * len(members))
     figure, panels = style.subplots(len(members), 2, inches, sharex=True, sharey="col")
     legend: dict[str, style.LegendEntries] = {}
-    for row, (name, results) in zip(panels, members.items(), strict=True):
-        for axes, title in zip(row, found[0].curves, strict=True):
-            axes.set_title(", ".join(filter(None, (name, title))), fontweight="bold")
-        for result, look in zip(results, figures.looks(results), strict=True):
-            each = next(each for each in found if each.result is result)
+    for pair, (name, results) in zip(panels, members.items(), strict=True):
+        for result, look in zip(results, looks(results), strict=True):
             look |= {"marker": "o", "markersize": 3, "markevery": None}
-            for axes, by_age in zip(row, each.curves.values(), strict=True):
-                _against_age(axes, result, by_age, look)
-            legend.setdefault(name, []).append((figures.short_label(result, name), look))
-    ages = [at for each in found for at in each.losses.by_age]
+            for axes, (title, by_age) in zip(pair, by_result[id(result)].curves.items(), strict=True):
+                axes.set_title(", ".join(filter(None, (name, title))), fontweight="bold")
+                means, deviations = [], []
+                for mean, deviation in map(mean_and_deviation, by_age.values()):
+                    means.append(mean)
+                    deviations.append(deviation)
+                draw_curve(axes, Curve(result, list(by_age), means, deviations), **look)
+            legend.setdefault(name, []).append((short_label(result, name), look))
+    ages = [at for row in aged for at in row.losses.by_age]
     for axes in panels.flat:
         axes.axhline(0, color="0.4", linewidth=0.8, zorder=1)
         axes.axvline(0, color="0.4", linewidth=0.8, zorder=1)
         style.number_axis(axes, "x", ages)
     figure.supxlabel("age (mega-batches)", fontsize="medium")
-    figure.supylabel(unit, fontsize="medium")
+    figure.supylabel(age_table.unit(aged[0].result), fontsize="medium")
     style.add_legend(figure, legend)
     return figure
-
-
-def _against_age(
-    axes: Any, result: Result, by_age: Mapping[float, Sequence[float]], look: Mapping[str, Any]
-) -> None:
-    """Draw the mean and standard deviation of values per seed against age."""
-    points = [mean_and_deviation(values) for values in by_age.values()]
-    means, deviations = [mean for mean, _ in points], [deviation for _, deviation in points]
-    figures.draw_curve(axes, figures.Curve(result, list(by_age), means, deviations), **look)

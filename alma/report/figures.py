@@ -9,7 +9,7 @@ from alma import metrics
 from alma.learners import colour_of
 from alma.report import style
 from alma.report.results import Result, Rows, column, compute, memory, trained
-from alma.report.style import End, number_axis
+from alma.report.style import number_axis
 
 MOST_LINES = 6
 """More lines than that are drawn in a panel per learner."""
@@ -34,23 +34,46 @@ def write_figures(results: Sequence[Result], out: Path) -> list[Path]:
     averages are those of the tables: over 1..t, with the untrained model while the learner waits.
     """
     first = results[0]
-    shown = first.display.name
     waits = any(result.waiting(t) for result in results for t in result.times if t)
-    average = f"average {shown} over 1..t" + ",\nuntrained while waiting" * waits
-
-    def against(cost: MeasureAt) -> Callable[..., Curve]:
-        return lambda axes, result, **look: draw_curve(axes, _average_against(result, cost), **look)
-
+    average = f"average {first.display.name} over 1..t" + ",\nuntrained while waiting" * waits
     paths = []
     with style.drawing():
-        for name, figure in (
-            ("over_time", _figure(results, draw_over_time, "mega-batch t", f"test {shown}")),
-            ("compute", _figure(results, against(compute), "training compute up to t (TFLOPs)", average)),
-            ("memory", _figure(results, against(memory), "parameters summed up to t, Mem", average)),
+        for name, cost, x_label, y_label in (
+            ("over_time", None, "mega-batch t", f"test {first.display.name}"),
+            ("compute", compute, "training compute up to t (TFLOPs)", average),
+            ("memory", memory, "parameters summed up to t, Mem", average),
         ):
             paths.append(out / f"{first.stem}_{name}.png")
-            style.save(figure, paths[-1])
+            style.save(_figure(results, cost, x_label, y_label), paths[-1])
     return paths
+
+
+def _figure(results: Sequence[Result], cost: MeasureAt | None, x_label: str, y_label: str) -> Any:
+    """Lines over the stream, or against a cost; if many, in panels by learner and replay."""
+    members = by_kind(results)
+    inches = (3.6, 3.0) if len(members) == 1 else (2.5, 2.2)
+    figure, panels = style.named_panels(list(members), inches, sharex=True, sharey=True)
+    figure.suptitle(results[0].stream)
+    curves: list[Curve] = []
+    legend: dict[str, style.LegendEntries] = {}
+    for name, axes in panels.items():
+        axes.title.set(color=colour_of(members[name][0].learner), fontweight="bold")
+        for result, look in zip(members[name], looks(members[name]), strict=True):
+            if cost:
+                curves.append(average_against(result, cost))
+                draw_curve(axes, curves[-1], **look)
+            else:
+                curves.append(draw_over_time(axes, result, **look))
+            legend.setdefault(name, []).append((short_label(result, name), look))
+    if cost:
+        for axes in panels.values():
+            number_axis(axes, "x", [x for curve in curves for x in curve.x])
+            number_axis(axes, "y", [y for curve in curves for y in curve.y], log_from=5)
+        style.name_axes(figure, list(panels.values()), x_label, y_label)
+    else:
+        frame_over_time(figure, [(list(panels.values()), curves)], y_label)
+    style.add_legend(figure, legend)
+    return figure
 
 
 def over_time(result: Result) -> Curve:
@@ -59,7 +82,7 @@ def over_time(result: Result) -> Curve:
     return curve(result, times, lambda rows, t: t, lambda rows, t: rows[t]["value"])
 
 
-def _average_against(result: Result, cost: MeasureAt) -> Curve:
+def average_against(result: Result, cost: MeasureAt) -> Curve:
     """A point per t since the first stage: the average over 1..t against the cost up to t."""
 
     def average(rows: Rows, until: int) -> float:
@@ -70,17 +93,13 @@ def _average_against(result: Result, cost: MeasureAt) -> Curve:
 
 def curve(result: Result, times: Sequence[int], x: MeasureAt, y: MeasureAt) -> Curve:
     """x and y at each of `times`, averaged over seeds; y is scaled for display."""
-
-    def at(measure: MeasureAt, t: int) -> tuple[float, float]:
-        return result.over_seeds(lambda rows: measure(rows, t))
-
-    factor, points = result.display.factor, [at(y, t) for t in times]
-    return Curve(
-        result,
-        [at(x, t)[0] for t in times],
-        [factor * mean for mean, _ in points],
-        [factor * deviation for _, deviation in points],
-    )
+    made, factor = Curve(result, [], [], []), result.display.factor
+    for t in times:
+        mean, deviation = result.over_seeds(lambda rows: y(rows, t))  # noqa: B023
+        made.x.append(result.over_seeds(lambda rows: x(rows, t))[0])  # noqa: B023
+        made.y.append(factor * mean)
+        made.deviation.append(factor * deviation)
+    return made
 
 
 def draw_curve(axes: Any, curve: Curve, steps: bool = False, **look: Any) -> Curve:
@@ -106,8 +125,8 @@ def draw_over_time(axes: Any, result: Result, **look: Any) -> Curve:
     """
     whole = over_time(result)
     start = sum(result.waiting(int(t)) for t in whole.x)
-    faint = {**style.FAINT, "color": look["color"], "drawstyle": "steps-post"}
-    axes.plot(whole.x[: start + 1], whole.y[: start + 1], **faint)
+    faint: Any = {"linestyle": ":", "linewidth": 1.0, "alpha": 0.8, "drawstyle": "steps-post"}
+    axes.plot(whole.x[: start + 1], whole.y[: start + 1], color=look["color"], **faint)
     rest = Curve(result, whole.x[start:], whole.y[start:], whole.deviation[start:])
     return draw_curve(axes, rest, steps=True, **look)
 
@@ -120,16 +139,20 @@ def frame_over_time(
     The y axis has the untrained part too, which is most of the CER of a learner that waits. With `area` it is
     linear from 0: the area below a line is its CER. Otherwise it is logarithmic if the values need it.
     """
-    times = [0, *(t for _, some in rows for curve in some for t in curve.result.times)]
+    times = [0, *(t for _, curves in rows for curve in curves for t in curve.result.times)]
     all_panels = [axes for panels, _ in rows for axes in panels]
-    for panels, some in rows:
-        values = [y for curve in some for y in over_time(curve.result).y] or [1.0]
+    for panels, curves in rows:
+        values = [y for curve in curves for y in over_time(curve.result).y] or [1.0]
         for axes in panels:
             number_axis(axes, "x", times)
-            number_axis(axes, "y", values, log_from=math.inf if area else 3, dense_below=100)
-            style.frame(axes, values)
-            if area:
-                axes.set_ylim(bottom=0)
+            number_axis(axes, "y", values, log_from=math.inf if area else 3)
+            low, high = min(values), max(values)
+            if axes.get_yscale() == "log":
+                margin = max(high / low, 1.1) ** 0.06
+                axes.set_ylim(low / margin, high * margin)
+            else:
+                margin = 0.06 * (high - low or abs(high) or 1)
+                axes.set_ylim(0 if area else low - margin, high + margin)
             if len(all_panels) > 1:
                 axes.xaxis.get_major_locator().set_params(nbins=4)
     style.name_axes(figure, all_panels, "mega-batch t", label)
@@ -155,11 +178,10 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 def by_kind(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The results of each panel by its name: all in one, or by learner and replay if there are many."""
-    crowded = len(results) > MOST_LINES
     members: dict[str, list[Result]] = {}
-    for result in sorted(results, key=lambda each: each.rank):
+    for result in sorted(results, key=lambda result: result.rank):
         name = result.learner + (", replay" if result.config["replay"] else "")
-        members.setdefault(name if crowded else "", []).append(result)
+        members.setdefault(name if len(results) > MOST_LINES else "", []).append(result)
     return members
 
 
@@ -169,30 +191,3 @@ def short_label(result: Result, panel: str) -> str:
     for start in (f"{result.learner} ", f"{result.learner}, ") if panel else ():
         text = text.removeprefix(start)
     return text.removesuffix(" replay") if panel else text
-
-
-def _figure(results: Sequence[Result], draw: Callable[..., Curve], x_label: str, y_label: str) -> Any:
-    """A figure of the lines of `draw` (axes, result, **look); if many, in panels by learner and replay."""
-    members = by_kind(results)
-    inches = (4.4, 3.4) if len(members) == 1 else (2.9, 2.3)
-    figure, panels = style.named_panels(list(members), inches, sharex=True, sharey=True)
-    figure.suptitle(results[0].stream)
-    curves: list[Curve] = []
-    ends: dict[Any, list[End]] = {}
-    for name, axes in panels.items():
-        axes.title.set(color=colour_of(members[name][0].learner), fontweight="bold")
-        for result, look in zip(members[name], looks(members[name]), strict=True):
-            curves.append(found := draw(axes, result, **look))
-            if found.x:
-                ends.setdefault(axes, []).append(
-                    End(found.x[-1], found.y[-1], short_label(result, name), look)
-                )
-    if draw is draw_over_time:
-        frame_over_time(figure, [(list(panels.values()), curves)], y_label)
-    else:
-        for axes in panels.values():
-            number_axis(axes, "x", [x for curve in curves for x in curve.x])
-            number_axis(axes, "y", [y for curve in curves for y in curve.y], log_from=5)
-        style.name_axes(figure, list(panels.values()), x_label, y_label)
-    style.label_ends(figure, ends)
-    return figure

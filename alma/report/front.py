@@ -10,7 +10,6 @@ from alma.report.results import Result, non_dominated
 from alma.report.style import LegendEntries, dot, mark, number_axis
 
 TFLOPS = "training compute (TFLOPs)"
-_LINE: dict[str, Any] = {"color": "0.55", "linewidth": 1}
 
 Kind = tuple[str, bool]
 """Variant, and whether with replay."""
@@ -48,37 +47,42 @@ def draw_front(points: Sequence[Point], title: str, y_label: str) -> Any:
         smallest[point.size] = min(parameters, smallest.get(point.size, parameters))
     order = sorted(smallest, key=smallest.__getitem__)
     scale = {name: (3.5 if len(order) > 1 else 4.5) + 1.5 * min(rank, 4) for rank, name in enumerate(order)}
-    best = _join(axes, points, "-")
-    best_look = _LINE | {"marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": "0.35"}
-    lines: LegendEntries = [("no other is better in both", best_look)]
+    grey = {"color": "0.55", "linewidth": 1}
+    ring = {"marker": "o", "markersize": 8, "markerfacecolor": "none", "markeredgecolor": "0.35"}
+    lines: LegendEntries = [("no other is better in both", grey | ring)]
+    best = _join(axes, points, grey)
     if varied:
-        _join(axes, [point for point in points if not point.result.variant], ":")
-        lines.append(("the same among the paper's learners", _LINE | {"linestyle": ":"}))
+        dotted = grey | {"linestyle": ":"}
+        _join(axes, [point for point in points if not point.result.variant], dotted)
+        lines.append(("the same among the paper's learners", dotted))
+    note = ""
+    for point in best:
+        area = (scale[point.size] + 4) ** 2
+        axes.scatter(point.x, point.y, area, facecolors="none", edgecolors="0.35", linewidths=0.8, zorder=3)
+        if point.note != note:
+            look = {"textcoords": "offset points", "va": "bottom", "fontsize": 7, "color": "0.35"}
+            axes.annotate(point.note, (point.x, point.y), (7, 3), **look)
+        note = point.note
     for point in points:
         colour, (variant, replay) = colour_of(point.result.learner), point.kind
         look = dot(colour, shapes[point.kind], hollow=not variant) if varied else dot(colour, hollow=replay)
-        look["markersize"] = scale[point.size]
-        if point in best:
-            look["zorder"] = 3
-            ring = {"facecolors": "none", "edgecolors": "0.35", "linewidths": 0.8, "zorder": 3}
-            axes.scatter(point.x, point.y, (look["markersize"] + 4) ** 2, **ring)
-            _annotate(axes, point, best)
+        look |= {"markersize": scale[point.size], "zorder": 3 if point in best else 2}
         axes.errorbar(point.x, point.y, point.deviation or None, ecolor=colour, elinewidth=0.7, **look)
     axes.margins(x=0.2, y=0.12)
-    number_axis(axes, "x", [point.x for point in points], log_from=5, dense_below=100)
-    number_axis(axes, "y", [point.y for point in points], log_from=2.5, dense_below=100)
+    number_axis(axes, "x", [point.x for point in points], log_from=5)
+    number_axis(axes, "y", [point.y for point in points], log_from=2.5)
     axes.set(xlabel=TFLOPS, ylabel=y_label, title=title)
-    looks = {point.result.learner: colour_of(point.result.learner) for point in points}
+    learners = dict.fromkeys(point.result.learner for point in points)
     groups: dict[str, LegendEntries] = {
-        "learner": [(name, {"linestyle": "", **dot(colour)}) for name, colour in looks.items()]
+        "learner": [(name, {"linestyle": "", **dot(colour_of(name))}) for name in learners]
     }
     if len(scale) > 1:
-        groups["size"] = [(name, mark() | {"markersize": each}) for name, each in scale.items()]
+        groups["size"] = [(name, mark() | {"markersize": points}) for name, points in scale.items()]
     if varied:
         groups["variant"] = [(_name(kind), mark(shapes[kind], hollow=not kind[0])) for kind in kinds]
     else:
         lines += [("with replay", mark(hollow=True))] * any(replay for _, replay in kinds)
-    style.add_legend(figure, groups | {"": lines})
+    style.add_legend(figure, groups | {"front": lines})
     return figure
 
 
@@ -89,17 +93,8 @@ def _name(kind: Kind) -> str:
     return (variant or "the paper's learner") + ", replay" * kind[1]
 
 
-def _join(axes: Any, points: Sequence[Point], line: str) -> list[Point]:
+def _join(axes: Any, points: Sequence[Point], look: dict[str, Any]) -> list[Point]:
     """Draw a line through the non-dominated points, and return these, by ascending compute."""
     best = [points[i] for i in non_dominated([(point.x, point.y) for point in points])]
-    look = _LINE | {"drawstyle": "steps-post", "zorder": 1, "linestyle": line}
-    axes.plot([point.x for point in best], [point.y for point in best], **look)
+    axes.plot([p.x for p in best], [p.y for p in best], drawstyle="steps-post", zorder=1, **look)
     return best
-
-
-def _annotate(axes: Any, point: Point, best: Sequence[Point]) -> None:
-    """Write the note of a non-dominated point, unless the one before has the same."""
-    before = best.index(point) - 1
-    if point.note and (before < 0 or best[before].note != point.note):
-        look = {"textcoords": "offset points", "ha": "left", "va": "bottom", "fontsize": 7, "color": "0.35"}
-        axes.annotate(point.note, (point.x, point.y), (7, 3), **look)

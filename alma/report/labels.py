@@ -14,11 +14,10 @@ VARIANT = frozenset({"schedule", "average", "replay_share", "replay_from"})
 """Settings that are part of a learner's name in reports, see `variants`; absent if off."""
 ALWAYS_SHOWN = VARIANT | {"learner", "name", "waiting_time", "replay", "seed", "megabatches"}
 """Settings that every table and legend shows."""
-_OPTIONAL = {name for name, each in options_of(TextOptions).items() if each.metadata["record"] == CHANGED}
+_OPTIONAL = {name for name, option in options_of(TextOptions).items() if option.metadata["record"] == CHANGED}
 """Settings that run.json lacks if they have their defaults."""
-_CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data", "replay_validation")
-"""Checksums, and what follows from other settings unless the version differs."""
-
+_CHECKSUMS = ("stream_sha256", "megabatch_sha256", "data")
+"""Shown only if no other setting distinguishes two configurations."""
 _OF_VARIANT = ("select", "--lr-scheduler", "--total-num-update")
 """Settings that a schedule or a preset usually sets together with the variant."""
 
@@ -30,33 +29,27 @@ def distinguishing(configs: Sequence[Mapping[str, Any]], shown: Collection[str] 
     lacks it; one of _OF_VARIANT, if it differs within a variant; a checksum, if no other setting
     distinguishes two configs.
     """
-    empty = "fairseq_flags"  # `flatten` leaves this key in a run without flags
-    names = [name for name in differing(configs) if name not in {*shown, empty}]
-    follows = {
-        name for name in _OF_VARIANT if _kinds([*VARIANT, name], configs) == _kinds([*VARIANT], configs)
-    }
-    found = [name for name in names if name not in {*_CHECKSUMS, *follows} and _needed(name, configs)]
-    told = [*found, *(name for name in shown if name != "seed")]
+
+    def kinds(names: Iterable[str]) -> int:
+        """Number of different combinations of the settings' values."""
+        return len({json.dumps([config.get(name) for name in names]) for config in configs})
+
+    def needed(name: str) -> bool:
+        if name in _OPTIONAL or name.startswith("--"):
+            return True
+        having = [{name: config[name]} for config in configs if name in config]
+        lacking = {config.get("learner") for config in configs if name not in config}
+        return bool(differing(having)) or any(c.get("learner") in lacking for c in configs if name in c)
+
+    follows = {name for name in _OF_VARIANT if kinds([*VARIANT, name]) == kinds([*VARIANT])}
+    # `flatten` leaves the key fairseq_flags in a run without flags.
+    left_out = {*shown, *_CHECKSUMS, *follows, "fairseq_flags"}
+    names = [name for name in differing(configs) if name not in left_out and needed(name)]
+    others = [name for name in shown if name != "seed"]
     for name in _CHECKSUMS:
-        if _kinds([*told, name], configs) > _kinds(told, configs):
-            found.append(name)
-            told.append(name)
-    return found
-
-
-def _needed(name: str, configs: Sequence[Mapping[str, Any]]) -> bool:
-    if name in _OPTIONAL or name.startswith("--"):
-        return True
-    having = [config for config in configs if name in config]
-    lacking = {config.get("learner") for config in configs if name not in config}
-    return bool(differing([{name: c[name]} for c in having])) or any(
-        c.get("learner") in lacking for c in having
-    )
-
-
-def _kinds(names: Sequence[str], configs: Sequence[Mapping[str, Any]]) -> int:
-    """Number of different combinations of the settings' values."""
-    return len({json.dumps([config.get(name) for name in names]) for config in configs})
+        if kinds([*names, *others, name]) > kinds([*names, *others]):
+            names.append(name)
+    return names
 
 
 def describe(
@@ -74,15 +67,15 @@ def variants(configs: Sequence[Mapping[str, Any]], within: Sequence[str] = ()) -
     A decay follows the word "average" only if averages differ among configs with the same settings `within`.
     """
     groups = [json.dumps([config.get(name) for name in within]) for config in configs]
-    different: dict[str, set[Any]] = {}
+    averages: dict[str, set[Any]] = {}
     for group, config in zip(groups, configs, strict=True):
-        different.setdefault(group, set()).update({config["average"]} if "average" in config else ())
+        averages.setdefault(group, set()).update({config["average"]} if "average" in config else ())
     found = []
     for group, config in zip(groups, configs, strict=True):
         parts = [as_setting(config["schedule"])] if "schedule" in config else []
         if "average" in config:
-            told = isinstance(config["average"], str) or len(different[group]) > 1
-            parts.append("average" + f" {as_setting(config['average'])}" * told)
+            decay = isinstance(config["average"], str) or len(averages[group]) > 1
+            parts.append("average" + f" {as_setting(config['average'])}" * decay)
         parts += [f"replay {replay(config)}"] if config.get("replay_share") else []
         found.append(", ".join(parts))
     return found

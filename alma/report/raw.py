@@ -25,8 +25,25 @@ class Raw(Run):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows with the raw metric as `value`. A row without one is left out if the model is trained."""
-        return [_raw(row) for row in super().rows if row["extra"].get("raw") or row["stage"] is None]
+        """The rows with the raw metric as `value`.
+
+        The untrained model has one set of weights, and keeps its row. A trained row without a raw metric is
+        left out.
+        """
+        rows = []
+        for row in super().rows:
+            extra, raw = row["extra"], row["extra"].get("raw")
+            if raw:
+                value = raw[row["metric"]]
+                known = {name: field for name, field in extra.items() if name not in _OF_THE_AVERAGE}
+                known |= {name: raw[name] for name in ("matrix", "valid") if name in raw}
+                words, tokens = extra.get("words"), extra.get("tokens")
+                if row["metric"] == "perplexity" and words and tokens and value:
+                    known["perplexity_per_word"] = metrics.perplexity(math.log(value) * tokens / words)
+                rows.append(row | {"value": value, "extra": known})
+            elif row["stage"] is None:
+                rows.append(row)
+        return rows
 
 
 def raw_runs(runs: Sequence[Run]) -> list[Run]:
@@ -39,22 +56,9 @@ def raw_runs(runs: Sequence[Run]) -> list[Run]:
     averaged = [
         run for run in runs if "average" in run.config and any(r["extra"].get("raw") for r in run.rows)
     ]
-    for run in sorted(averaged, key=lambda each: -len(each.rows)):
+    for run in sorted(averaged, key=lambda run: -len(run.rows)):
         config = {name: value for name, value in run.config.items() if name != "average"}
         if canonical(config) not in seen:
             seen.add(canonical(config))
             found.append(Raw(run.directory, run.info | {"config": config}))
     return found
-
-
-def _raw(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the raw weights. The untrained model has one set of weights, and keeps its row."""
-    extra = row["extra"]
-    if not extra.get("raw"):
-        return row
-    value = extra["raw"][row["metric"]]
-    known = {name: each for name, each in extra.items() if name not in _OF_THE_AVERAGE}
-    known |= {name: extra["raw"][name] for name in ("matrix", "valid") if name in extra["raw"]}
-    if row["metric"] == "perplexity" and extra.get("words") and extra.get("tokens") and value:
-        known["perplexity_per_word"] = metrics.perplexity(math.log(value) * extra["tokens"] / extra["words"])
-    return row | {"value": value, "extra": known}

@@ -52,7 +52,7 @@ class Result:
     stem: str = ""  # begins the names of files about the results of its data, metric and B
     settings: str = ""  # what distinguishes it from the others, except learner, variant, w and replay
     variant: str = ""  # schedule, average of weights and share of replay, such as "continuous, average"
-    end: int | None = None  # the t of the last requested stage; None: not recorded
+    end: int = 0  # the t of the last requested stage
     runs: tuple[Run, ...] = ()  # one per repeat
 
     @property
@@ -110,11 +110,9 @@ class Result:
         return next(t for t in itertools.count() if t + 1 not in self.repeats[0])
 
     @property
-    def unfinished(self) -> bool | None:
-        """Whether a requested stage is missing; None if the number of requested stages is not recorded."""
-        if self.end is None and not self.finished:
-            return None
-        return self.end is not None and self.progress < self.end
+    def unfinished(self) -> bool:
+        """Whether a requested stage is missing."""
+        return self.progress < self.end
 
     @property
     def finished(self) -> bool:
@@ -149,7 +147,7 @@ def average_trained(rows: Rows, until: int) -> float:
 
 
 def validation(rows: Rows) -> dict[int, float]:
-    """The metric on the learner's validation data by t since the first stage; {} if older rows lack it."""
+    """The metric on the learner's validation data by t since the first stage; {} if rows lack it."""
     scores: dict[int, float] = {}
     for t in trained(rows):
         score = (rows[t]["extra"].get("valid") or {}).get(rows[t]["metric"])
@@ -172,15 +170,7 @@ def column(rows: Rows, field: str, until: float = math.inf) -> dict[int, Any]:
 
 def compute(rows: Rows, until: float = math.inf) -> float:
     """Comp over t <= `until`, in TFLOPs."""
-    flops = {t: training_flops(row) for t, row in rows.items() if t <= until}
-    return metrics.cumulative_compute(flops) / 1e12
-
-
-def training_flops(row: dict[str, Any]) -> float:
-    """`train_flops` without validation, which older image runs included."""
-    flops = row["extra"].get("flops", {})
-    included = "validation" in flops and sum(flops.values()) == row["train_flops"]
-    return row["train_flops"] - (flops["validation"] if included else 0)
+    return metrics.cumulative_compute(column(rows, "train_flops", until)) / 1e12
 
 
 def memory(rows: Rows, until: float = math.inf) -> int:
@@ -224,9 +214,11 @@ def group(runs: Sequence[Run]) -> list[list[Result]]:
             places = ", ".join(str(run.directory) for run in same)
             raise UserError(f"{places} repeat one configuration but share no t: report them one by one")
         cut = tuple({t: rows[t] for t in common} for _, rows in members)
-        end = min(map(_end, same), key=lambda end: end or 0)
-        result = Result(same[0].config, cut, end=end, runs=same)
-        name, checksum = data_of(result.config)
+        config = same[0].config
+        schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
+        end = min(schedule[: run.info.get("stages")][-1].last for run in same)
+        result = Result(config, cut, end=end, runs=same)
+        name, checksum = data_of(config)
         data = result.config.get("dataset"), result.config.get("scenario"), checksum or name
         tables.setdefault((result.metric, result.megabatches, *data), []).append(result)
     return [labelled(table) for table in _named(tables.values())]
@@ -240,7 +232,7 @@ def data_of(config: dict[str, Any]) -> tuple[str, str]:
 
 
 def _named(tables: Collection[list[Result]]) -> list[list[Result]]:
-    """The results with names that tell their table from the others, tables by data, metric and B."""
+    """The results with names that distinguish their table from the others, tables by data, metric and B."""
     keys = [(table[0].metric, table[0].megabatches, data_of(table[0].config)[0]) for table in tables]
     found = {}
     for table, key in zip(tables, keys, strict=True):
@@ -248,7 +240,7 @@ def _named(tables: Collection[list[Result]]) -> list[list[Result]]:
         checksum = data_of(table[0].config)[1][:8]
         if keys.count(key) > 1 and checksum:
             data = f"{data} ({checksum})".strip()
-        alone = [each[:2] for each in keys].count(key[:2]) == 1
+        alone = [other[:2] for other in keys].count(key[:2]) == 1
         stem = "_".join(filter(None, [metric, "" if alone else slug(data), f"B{megabatches}"]))
         found[data, metric, megabatches] = [replace(result, data=data, stem=stem) for result in table]
     return [found[key] for key in sorted(found)]
@@ -259,28 +251,17 @@ def slug(name: str) -> str:
     return re.sub(r"\W+", "_", name).strip("_")
 
 
-def _end(run: Run) -> int | None:
-    """The t of the last requested stage; None for older language-model runs, which do not record --stages."""
-    config, requested = run.config, run.info.get("stages")
-    if requested is None and "fairseq_flags" in config:
-        return None
-    schedule = stages(config["megabatches"], config["waiting_time"], config["replay"])
-    return schedule[:requested][-1].last
-
-
 def labelled(results: Sequence[Result]) -> list[Result]:
     """The results, sorted, with their `variant`, and the `settings` that distinguish each from the others."""
     configs = [flatten(result.config) for result in results]
     names, variants = labels.distinguishing(configs), labels.variants(configs)
-    found = [
-        replace(result, settings=labels.describe(config, names), variant=variant)
-        for result, config, variant in zip(results, configs, variants, strict=True)
-    ]
+    found = []
+    for result, config, variant in zip(results, configs, variants, strict=True):
+        found.append(replace(result, settings=labels.describe(config, names), variant=variant))
     same = Counter(result.label for result in found)
-    found = [
-        replace(result, settings=labels.describe(config, names, str)) if same[result.label] > 1 else result
-        for result, config in zip(found, configs, strict=True)
-    ]  # lists such as [2] and [2, 2] are written alike unless they have to be told apart
+    for i, config in enumerate(configs):  # lists such as [2] and [2, 2] have the same short text
+        if same[found[i].label] > 1:
+            found[i] = replace(found[i], settings=labels.describe(config, names, str))
     return sorted(found, key=lambda result: (result.learner, result.waiting_time, result.variant))
 
 

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from alma.errors import UserError
 from alma.records import Run
-from alma.report.labels import as_setting, replay
+from alma.report.labels import as_setting
 from alma.report.lm.entries import size_of
 from alma.report.results import Result, group
 
@@ -18,37 +18,18 @@ class Section(NamedTuple):
 
     title: str
     results: list[Result]
-    baseline: Result | None = None  # that of the table of differences
 
 
 def find_sections(runs: Sequence[Run]) -> list[Section]:
     """A section per data set, metric and B. UserError: no run has rows, or repeats share no t."""
-    tables = group(runs)
-    if not tables:
+    sections = []
+    for results in group(runs):
+        first = results[0]
+        title = f"{first.data}: " * bool(first.data) + f"test {first.display.name}, B = {first.megabatches}"
+        sections.append(Section(title, sorted(results, key=lambda result: result.rank)))
+    if not sections:
         raise UserError("no rows yet in these runs: nothing has been evaluated so far")
-    return [Section(_title(results[0]), sorted(results, key=lambda each: each.rank)) for results in tables]
-
-
-def _title(result: Result) -> str:
-    named = f"{result.data}: " if result.data else ""
-    return f"{named}test {result.display.name}, B = {result.megabatches}"
-
-
-def configuration(result: Result) -> dict[str, Any]:
-    """What the page's filters and labels need of a result."""
-    return {
-        "label": result.label,
-        "learner": result.learner,
-        "w": result.waiting_time,
-        "size": model_size(result),
-        "replay": replay(result.config),
-        "schedule": as_setting(result.config.get("schedule", "each stage")),
-        "average": as_setting(result.config.get("average", "none")),
-        "seeds": [as_setting(run.config["seed"]) for run in result.runs],
-        "progress": result.progress,
-        "megabatches": result.megabatches,
-        "finished": result.finished,
-    }
+    return sections
 
 
 def model_size(result: Result) -> str:

@@ -1,12 +1,10 @@
 """Select hyper-parameters by validation score, never by test score, as section 3.1 of the paper requires."""
 
-import itertools
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from alma.configs import canonical, flatten
 from alma.errors import UserError, hint
@@ -39,16 +37,27 @@ def best_by_validation(
     score, candidates share no t, or no run has a setting of `hold`.
     """
     tables = group(runs)
-    chosen = _chosen(choose)
-    kept = [name for name in CHOOSABLE if name not in chosen]
-    fixed = [*_FIXED, *kept, *_held(hold, itertools.chain(*tables))]
+    chosen = [name.replace("-", "_") for name in choose]
+    for name in chosen:
+        if name not in CHOOSABLE:
+            raise UserError(f"--choose {name}: {hint(name, CHOOSABLE)}; other settings are chosen without it")
+    fixed = [*_FIXED, *(name for name in CHOOSABLE if name not in chosen)]
+    known = dict.fromkeys(name for table in tables for result in table for name in flatten(result.config))
+    by_flag = {name.removeprefix("--").replace("_", "-"): name for name in known}  # lr: --lr
+    for name in hold:
+        if name.replace("_", "-") not in by_flag:
+            raise UserError(f"--hold {name}: no run has this setting; {hint(name, by_flag)}")
+        fixed.append(by_flag[name.replace("_", "-")])
     dropped: set[str] = set()
     lines = []
     for table in tables:
         experiments: dict[str, list[Result]] = {}
         for result in table:
             experiments.setdefault(_experiment(result, fixed), []).append(result)
-        plain = [replace(results[0], config=_part(results[0], fixed)) for results in experiments.values()]
+        plain = []  # a result of each experiment with its fixed settings alone, which name it
+        for first, *_ in experiments.values():
+            config = flatten(first.config)
+            plain.append(replace(first, config={name: config[name] for name in fixed if name in config}))
         names = {_experiment(result, fixed): result.label for result in labelled(plain)}
         for experiment, candidates in experiments.items():
             ranked = _ranked(candidates, select)
@@ -57,33 +66,9 @@ def best_by_validation(
     return [run for run in runs if canonical(flatten(run.config), "seed") not in dropped], lines
 
 
-def _chosen(names: Sequence[str]) -> list[str]:
-    """The names as in CHOOSABLE. UserError: another one."""
-    found = [name.replace("-", "_") for name in names]
-    for name in found:
-        if name not in CHOOSABLE:
-            raise UserError(f"--choose {name}: {hint(name, CHOOSABLE)}; other settings are chosen without it")
-    return found
-
-
-def _held(names: Sequence[str], results: Iterable[Result]) -> list[str]:
-    """The names as the results' flat configs have them, such as --lr for lr. UserError: none has it."""
-    known = dict.fromkeys(name for result in results for name in flatten(result.config))
-    by_flag = {name.removeprefix("--").replace("_", "-"): name for name in known}
-    for name in names:
-        if name.replace("_", "-") not in by_flag:
-            raise UserError(f"--hold {name}: no run has this setting; {hint(name, by_flag)}")
-    return [by_flag[name.replace("_", "-")] for name in names]
-
-
-def _part(result: Result, names: Sequence[str]) -> dict[str, Any]:
-    """The named settings of a result."""
-    config = flatten(result.config)
-    return {name: config[name] for name in names if name in config}
-
-
 def _experiment(result: Result, fixed: Sequence[str]) -> str:
-    return json.dumps([_part(result, fixed).get(name) for name in fixed])
+    config = flatten(result.config)
+    return json.dumps([config.get(name) for name in fixed])
 
 
 def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, float]]:
@@ -91,10 +76,7 @@ def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, flo
     ready = [result for result in candidates if trained(result.repeats[0])]
     for result in ready:
         if not all(map(validation, result.repeats)):
-            raise UserError(
-                f"--select {select}: {result.label} has no validation score, as older runs: run it again, "
-                "or leave it out"
-            )
+            raise UserError(f"--select {select}: {result.label} has no validation score: leave it out")
     shared = set.intersection(*(set(trained(result.repeats[0])) for result in ready)) if ready else set()
     if ready and not shared:
         names = "; ".join(result.label for result in ready)
@@ -102,15 +84,12 @@ def _ranked(candidates: Sequence[Result], select: str) -> list[tuple[Result, flo
             f"--select {select}: no t since the first stage is common to {names}: continue these runs"
         )
     scored = sorted(shared)[:1] if select == "valid-first" else sorted(shared)
-
-    def score(result: Result) -> float:
+    ranked = []
+    for result in ready:
         scores = map(validation, result.repeats)
-        return result.display.factor * statistics.fmean(
-            statistics.fmean(map(of_run.__getitem__, scored)) for of_run in scores
-        )
-
-    scores = [(result, score(result)) for result in ready]
-    ranked = sorted(scores, key=lambda pair: (math.isnan(pair[1]), pair[1]))
+        mean = statistics.fmean(statistics.fmean(map(of_run.__getitem__, scored)) for of_run in scores)
+        ranked.append((result, result.display.factor * mean))
+    ranked.sort(key=lambda pair: (math.isnan(pair[1]), pair[1]))
     return ranked + [(result, math.inf) for result in candidates if not trained(result.repeats[0])]
 
 
@@ -120,10 +99,11 @@ def _choice(
     """The line about a choice: how many configurations there were, the best, the others, and all scores."""
     configs = [flatten(result.config) for result, _ in ranked]
     names = labels.distinguishing(configs, [*fixed, "seed", "megabatches"])
-    told = [
-        f"{labels.describe(config, names) or 'none'} "
-        f"({'no stage complete' if score == math.inf else f'{score:.2f}'})"
-        for config, (_, score) in zip(configs, ranked, strict=True)
-    ]
+    texts = []
+    for config, (_, score) in zip(configs, ranked, strict=True):
+        shown = "no stage complete" if score == math.inf else f"{score:.2f}"
+        texts.append(f"{labels.describe(config, names) or 'none'} ({shown})")
     score_name = f"validation {ranked[0][0].display.name}{SELECTIONS[select]}"
-    return f"best of {len(ranked)} by {score_name}: {experiment}: {told[0]}; left out: {', '.join(told[1:])}"
+    return (
+        f"best of {len(ranked)} by {score_name}: {experiment}: {texts[0]}; left out: {', '.join(texts[1:])}"
+    )

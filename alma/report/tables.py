@@ -12,40 +12,50 @@ from typing import NamedTuple
 from alma.tables import Table, as_text
 
 
+class TitledTable(NamedTuple):
+    """A table with its title, and a note on its columns."""
+
+    title: str
+    cells: Table
+    note: str
+
+    def as_text(self) -> str:
+        """Title, table and note for the terminal."""
+        return "\n".join([self.title, for_terminal(self.cells), self.note])
+
+    def as_markdown(self, level: str) -> list[str]:
+        """The same as parts of a Markdown document; `level` are the marks of the heading, such as "##"."""
+        return [f"{level} {markdown(self.title)}", as_markdown(self.cells), markdown(self.note)]
+
+
 def for_terminal(table: Table) -> str:
     """The table as text, for a terminal in lines that fit: what all rows share first, then blocks of columns.
 
     Each block repeats the first column. For a file or a pipe the table stays whole.
     """
     width = shutil.get_terminal_size().columns
-    if not sys.stdout.isatty() or fits(table, width):
+    if not sys.stdout.isatty() or _width(table) <= width:
         return as_text(table)
     first, *others = zip(*table, strict=True)
     same = [column for column in others if len(column) > 2 and len(set(column[1:])) == 1]
-    told = ", ".join(f"{name} {value}" for name, value, *_ in same if value)
-    parts = [textwrap.fill(f"all rows: {told}", width)] if told else []
-    blocks = folded(
-        [list(row) for row in zip(first, *(c for c in others if c not in same), strict=True)], width
-    )
-    return "\n".join([*parts, "\n\n".join(map(as_text, blocks))])
-
-
-def fits(table: Table, width: int) -> bool:
-    """Whether the lines of the table have at most `width` characters."""
-    return max(map(len, as_text(table).splitlines())) <= width
-
-
-def folded(table: Table, width: int) -> list[Table]:
-    """The table in blocks of columns that fit, if one column does; each has the first column."""
-    first, *others = ([*column] for column in zip(*table, strict=True))
-    blocks: list[list[list[str]]] = [[first]]
+    shared = ", ".join(f"{name} {value}" for name, value, *_ in same if value)
+    blocks: list[list[tuple[str, ...]]] = [[first]]
     for column in others:
-        wider = [*blocks[-1], column]
-        if len(blocks[-1]) > 1 and not fits([list(row) for row in zip(*wider, strict=True)], width):
-            blocks.append([first, column])
-        else:
-            blocks[-1] = wider
-    return [[list(row) for row in zip(*block, strict=True)] for block in blocks]
+        if column not in same:
+            wider = [*blocks[-1], column]
+            fits = len(blocks[-1]) == 1 or _width(_transposed(wider)) <= width
+            blocks[-1:] = [wider] if fits else [blocks[-1], [first, column]]
+    parts = [textwrap.fill(f"all rows: {shared}", width)] if shared else []
+    return "\n".join([*parts, "\n\n".join(as_text(_transposed(block)) for block in blocks)])
+
+
+def _transposed(columns: list[tuple[str, ...]]) -> Table:
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def _width(table: Table) -> int:
+    """Characters of the longest line."""
+    return max(map(len, as_text(table).splitlines()))
 
 
 def as_markdown(table: Table) -> str:
@@ -60,54 +70,20 @@ def markdown(text: str) -> str:
     return html.escape(text, quote=False).replace("*", "\\*")
 
 
-class Size(NamedTuple):
-    """A number of parameters, and the paper's number."""
+class PaperCell(NamedTuple):
+    """A cell of a `PaperTable`, all as text: what is shown, and the numbers of CSV; "" for none."""
 
-    parameters: float
-    paper: float | None
-
-    @property
-    def differs(self) -> bool:
-        """Whether the two differ by more than rounding (1%)."""
-        return self.paper is not None and abs(self.parameters / self.paper - 1) > 0.01
-
-    @property
-    def plain(self) -> tuple[str, str, str]:
-        """For CSV: our number, its standard deviation, the paper's number; "" for none."""
-        return _millions(self.parameters), "", "" if self.paper is None else _millions(self.paper)
-
-    def __str__(self) -> str:
-        return _millions(self.parameters) + ("" if self.paper is None else f" [{_millions(self.paper)}]")
-
-
-class Value(NamedTuple):
-    """A perplexity over seeds, and the paper's."""
-
-    mean: float
-    deviation: float
-    seeds: int
-    paper: float | None
-
-    @property
-    def plain(self) -> tuple[str, str, str]:
-        """As `Size.plain`."""
-        deviation = f"{self.deviation:.4f}" if self.seeds > 1 else ""
-        return f"{self.mean:.4f}", deviation, "" if self.paper is None else f"{self.paper:.2f}"
-
-    def __str__(self) -> str:
-        spread = f" ±{self.deviation:,.2f}" if self.seeds > 1 else ""
-        paper = "" if self.paper is None else f" [{self.paper:.2f}]"
-        return f"{self.mean:,.2f}{spread}{paper}"
-
-
-Cell = Value | Size | str
+    text: str = ""
+    number: str = ""
+    deviation: str = ""
+    paper: str = ""
 
 
 class Line(NamedTuple):
     """A row of a `PaperTable`; text omits the first name of a row that is `continued` from the one above."""
 
     names: list[str]
-    cells: list[Cell]
+    cells: list[PaperCell]
     block: str  # rows of one learner, between rules
     continued: bool = False
 
@@ -123,17 +99,14 @@ class PaperTable(NamedTuple):
     notes: list[str]
 
     @property
-    def header(self) -> list[str]:
-        """Names of all columns, preceded by their group if there are several."""
-        prefixes = [f"{group} " if len(self.groups) > 1 else "" for group in self.groups]
-        return [*self.names, *(prefix + column for prefix in prefixes for column in self.columns)]
-
-    @property
     def rows(self) -> Table:
-        """Header and lines as text."""
-        firsts = ("" if line.continued else line.names[0] for line in self.lines)
-        rests = ([*line.names[1:], *map(str, line.cells)] for line in self.lines)
-        return [self.header, *([first, *rest] for first, rest in zip(firsts, rests, strict=True))]
+        """Header and lines as text; columns are preceded by their group if there are several."""
+        prefixes = [f"{group} " if len(self.groups) > 1 else "" for group in self.groups]
+        rows = [[*self.names, *(prefix + column for prefix in prefixes for column in self.columns)]]
+        for line in self.lines:
+            first = "" if line.continued else line.names[0]
+            rows.append([first, *line.names[1:], *(cell.text for cell in line.cells)])
+        return rows
 
     @property
     def ends(self) -> list[int]:
@@ -142,18 +115,16 @@ class PaperTable(NamedTuple):
 
     def as_text(self) -> str:
         """For the terminal, with a rule between blocks; a group of columns after the other if too wide."""
-        width = shutil.get_terminal_size().columns
-        whole = not sys.stdout.isatty() or fits(self.rows, width)
-        names = len(self.names)
-        starts = range(names, len(self.header), len(self.columns))
-        parts = [slice(names, None)] if whole else [slice(at, at + len(self.columns)) for at in starts]
+        rows, names, width = self.rows, len(self.names), len(self.columns)
+        whole = not sys.stdout.isatty() or _width(rows) <= shutil.get_terminal_size().columns
+        size = width * len(self.groups) if whole else width
         texts = [self.title]
-        for part in parts:
-            rows = as_text([row[:names] + row[part] for row in self.rows]).splitlines()
-            header, *lines = (line.rstrip() for line in rows)
+        for start in range(names, len(rows[0]), size):
+            part = as_text([row[:names] + row[start : start + size] for row in rows]).splitlines()
+            header, *lines = (line.rstrip() for line in part)
             for end in reversed(self.ends):
                 lines.insert(end + 1, "-" * len(header))
-            texts += [header, *lines, *[""] * (part is not parts[-1])]
+            texts += [*([""] if start > names else []), header, *lines]
         return "\n".join([*texts, *self.notes])
 
     def as_markdown(self) -> str:
@@ -163,17 +134,16 @@ class PaperTable(NamedTuple):
 
     def as_csv(self) -> str:
         """All names on every line; standard deviations (`sd`) and the paper's numbers in further columns."""
-        columns = [[name, *(line.names[i] for line in self.lines)] for i, name in enumerate(self.names)]
-        for i, name in enumerate(self.header[len(self.names) :]):
+        header, names = self.rows[0], len(self.names)
+        columns = [[header[i], *(line.names[i] for line in self.lines)] for i in range(names)]
+        for i, name in enumerate(header[names:]):
             cells = [line.cells[i] for line in self.lines]
-            plain = [(cell, "", "") if isinstance(cell, str) else cell.plain for cell in cells]
-            ours, deviations, papers = zip(*plain, strict=True)
-            columns.append([name, *ours])
-            columns += [
-                [f"{name} {what}", *each]
-                for what, each in (("sd", deviations), ("paper", papers))
-                if any(each)
-            ]
+            columns.append([name, *(cell.number for cell in cells)])
+            for what, more in (
+                ("sd", [cell.deviation for cell in cells]),
+                ("paper", [cell.paper for cell in cells]),
+            ):
+                columns += [[f"{name} {what}", *more]] if any(more) else []
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
         return text.getvalue()
@@ -197,10 +167,6 @@ class PaperTable(NamedTuple):
         caption = " ".join([f"{title[0].upper()}{title[1:]}.", *self.notes])
         lines += [r"\bottomrule", r"\end{tabular}", rf"\caption{{{_latex(caption)}}}", r"\end{table}"]
         return "\n".join(lines) + "\n"
-
-
-def _millions(count: float) -> str:
-    return f"{count / 1e6:,.0f}M" if count >= 1e9 else f"{count / 1e6:.3g}M"
 
 
 def _latex(text: str) -> str:

@@ -73,12 +73,12 @@ def _draw_lane(axes: Any, y: float, w: int, replay: bool) -> None:
 
 def _draw_error(axes: Any) -> None:
     """Invented errors over time, in steps; the area below one of them is its CER."""
-    ends = []
+    places = {1: "bottom", 4: "center", B: "top"}
     for w, errors in ERRORS.items():
         times = [0, *(stage.last for stage in stages(B, w, False)), B + 0.6]
         values = [UNTRAINED, *errors, errors[-1]]
         axes.plot(times, values, drawstyle="steps-post", color=COLOURS[w], linewidth=1.6)
-        ends.append(style.End(times[-1], values[-1], f"w = {w}", {"color": COLOURS[w]}))
+        axes.text(times[-1] + 0.1, values[-1], f"w = {w}", color=COLOURS[w], va=places[w])
         if w == 4:
             axes.fill_between(times, values, step="post", color=COLOURS[w], alpha=0.1, linewidth=0)
             axes.text(
@@ -90,7 +90,6 @@ def _draw_error(axes: Any) -> None:
     axes.set_xlabel("time t: mega-batches received", fontsize=9)
     axes.spines["left"].set_position(("data", 0))
     axes.spines["bottom"].set_bounds(0, B + 0.6)
-    style.label_ends(axes.figure, {axes: ends})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 
 from alma.records import Run, check_row
-from alma.report import compare
+from alma.report import compare, style
 from alma.report.__main__ import main as report_main
 from alma.report.lm.entries import find_entries
 from alma.report.results import find_runs, group
@@ -218,9 +218,18 @@ def results_of(place):
     return results
 
 
-def report(*arguments, cwd=ROOT):
-    """Run `python -m alma.report` in this process: its exit code, stdout and stderr."""
-    return run_here(report_main, arguments, cwd)
+def report(*arguments, cwd=ROOT, drawn=False):
+    """Run `python -m alma.report` in this process: its exit code, stdout and stderr.
+
+    Unless figures are to be `drawn`, which takes most of the time, their files are empty.
+    """
+
+    def touch(figure, path, formats=("png", "svg", "pdf")):
+        for suffix in formats:
+            path.with_suffix(f".{suffix}").touch()
+
+    with mock.patch.object(style, "save", style.save if drawn else touch):
+        return run_here(report_main, arguments, cwd)
 
 
 def run_here(main, arguments, cwd=ROOT):

@@ -14,7 +14,7 @@ from alma.report.advice.candidates import find_candidates, forecasts, one_sectio
 from alma.report.advice.choice import Limits
 from alma.report.advice.decisions import difference_interval
 from alma.report.advice.forecast import Fit
-from alma.report.html.page import page_data
+from alma.report.html.page import tables
 from alma.report.results import find_runs
 from alma.report.sections import find_sections
 
@@ -320,13 +320,12 @@ def test_an_error_of_zero_is_forecast(tmp_path):
 def test_the_page_shows_the_advice(tmp_path):
     two_learners(tmp_path)
     image_run(tmp_path / "other", law(0.5, 0.4, 0.02), data="other")
-    first, second = page_data(find_runs([tmp_path]))["sections"]
-    titles = [[panel["title"] for panel in section["panels"]] for section in (first, second)]
-    (panel,) = (panel for panel in first["panels"] if panel["title"] == "Advice")
-    assert panel["rows"] == decision_table(advise(find_sections(find_runs([tmp_path]))[0], "coming"))[1:]
-    assert first["configurations"][panel["of"][0]]["label"] == panel["rows"][0][2]
-    assert "Lowest expected mean error (%) over t=41..41: ens w=1" in panel["caption"]
-    assert "Advice" not in titles[1]
+    with_advice, without = (list(tables(section, None)) for section in find_sections(find_runs([tmp_path])))
+    assert with_advice[-1].title == "Advice"
+    advice = advise(find_sections(find_runs([tmp_path]))[0], "coming")
+    assert with_advice[-1].cells == decision_table(advice)
+    assert "Lowest expected mean error (%) over t=41..41: ens w=1" in with_advice[-1].note
+    assert "Advice" not in {table.title for table in without}
 
 
 def test_the_order_of_the_seeds_changes_nothing(tmp_path):

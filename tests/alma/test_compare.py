@@ -10,7 +10,7 @@ from alma.report import compare, tables
 from alma.report.labels import describe
 from alma.report.results import column, find_runs, group
 
-from .synthetic import by_learner, edited, image_run, make_run, report, table_rows, with_info
+from .synthetic import by_learner, image_run, make_run, report, table_rows, with_info
 
 
 def names(place):
@@ -129,23 +129,11 @@ def test_no_two_configurations_have_one_label(tmp_path):
 
 @pytest.mark.parametrize(
     ("info", "mark"),
-    [({"stages": 1}, "sm (t=3/4)"), ({"stages": 2}, "sm (not finished, t=3/4)"), ({}, "sm (t=3/4)")],
+    [({"stages": 1}, "sm (t=3/4)"), ({"stages": 2}, "sm (not finished, t=3/4)")],
 )
 def test_a_run_is_finished_after_the_requested_stages(tmp_path, info, mark):
     with_info(make_run(tmp_path, [90.0, 90.0, 90.0, 20.0, 20.0], 3, 4, fairseq_flags=[]), **info)
     assert names(tmp_path) == [mark]
-
-
-def test_comp_excludes_validation_also_in_older_image_runs(tmp_path):
-    """Those include it in the FLOPs of training at t = 1."""
-
-    def edit(row):
-        if row["t"]:
-            row["extra"]["flops"] = {"forward": 1e15, "backward": 2e15, "validation": 5e14}
-            row["train_flops"] = 3.5e15 if row["t"] == 1 else 3e15
-
-    edited(make_run(tmp_path, [0.9, 0.5, 0.4], metric="error", dataset="digits"), edit)
-    assert table_rows(tmp_path)[0]["Comp (TFLOPs)"] == "6,000"
 
 
 def test_a_row_per_setting_with_mean_and_sample_deviation_over_seeds(tmp_path):

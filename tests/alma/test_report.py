@@ -9,15 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from matplotlib.text import Text
 
-from alma.learners import LEARNERS, colour_of
 from alma.records import Run
 from alma.report import compare, figures, style
 from alma.report.results import Result, compute, group, memory
-from alma.report.style import WAIT_RAMP
 
-from .synthetic import PARAMETERS, ROOT, error_of, image_run, make_run, report
+from .synthetic import PARAMETERS, ROOT, error_of, make_run, report
 
 
 def test_out_writes_markdown_csv_and_figures(tmp_path):
@@ -42,17 +39,6 @@ def test_out_writes_markdown_csv_and_figures(tmp_path):
     assert "| sm | 2 | no | 1 | 65M | 90.00 | \\* | 30.00 |" in markdown
     pictures = re.findall(r"!\[.*\]\((.*)\)", markdown)
     assert pictures == ["error_B2_over_time.png", "error_B2_compute.png", "error_B2_memory.png"]
-    for picture in pictures:
-        assert min(pixels(tmp_path / "out" / picture, WAIT_RAMP[i]) for i in (0, -1)) > 20
-        assert pixels(tmp_path / "out" / picture, WAIT_RAMP[3]) == 0
-
-
-def pixels(path, colour):
-    """Number of pixels of exactly this colour."""
-    from matplotlib import colors, image
-
-    difference = abs(image.imread(path)[..., :3] - colors.to_rgb(colour))
-    return int((difference < 1 / 255).all(axis=-1).sum())
 
 
 def test_the_command(tmp_path):
@@ -112,7 +98,7 @@ def test_averages_of_figures_and_tables_agree(tmp_path):
     make_run(tmp_path / "1", [50000.0, 300.0, 290.0, 280.0, 270.0], lr=1)
     make_run(tmp_path / "2", [50000.0, 50000.0, 24.0, 24.0, 20.0], waiting_time=2)
     (results,) = group([Run.read(tmp_path / name) for name in "12"])
-    ends = [figures._average_against(result, compute) for result in results]
+    ends = [figures.average_against(result, compute) for result in results]
     assert [end.x for end in ends] == [[2000, 4000, 6000, 8000], [4000, 4000, 8000]]
     tables = [result.over_seeds(compare.AVERAGES["average"])[0] for result in results]
     assert [end.y[-1] for end in ends] == pytest.approx(tables)
@@ -124,7 +110,7 @@ def test_figures_show_the_untrained_error(tmp_path):
     make_run(tmp_path, [0.9, 0.9, 0.3], waiting_time=2, metric="error")
     ((result,),) = group([Run.read(tmp_path)])
     assert figures.over_time(result).y == pytest.approx([90, 90, 30])
-    trade_off = figures._average_against(result, memory)
+    trade_off = figures.average_against(result, memory)
     assert (trade_off.x, trade_off.y) == ([3 * PARAMETERS], pytest.approx([60]))
 
 
@@ -137,56 +123,13 @@ def test_many_curves_differ_in_colour_or_line():
         assert len({tuple(look.items()) for look in figures.looks(found)}) == len(found)
 
 
-def test_a_learner_has_one_colour_whatever_else_is_drawn():
-    alone = [Result({"learner": "gens", "waiting_time": 1}, ())]
-    others = [Result({"learner": learner, "waiting_time": 1}, ()) for learner in ("ens", "other", "gens")]
-    (look,) = figures.looks(alone)
-    assert look == figures.looks(others)[-1]
-    assert look["color"] == colour_of("gens")
-    known = [colour_of(name) for name in LEARNERS]
-    assert colour_of("other") == colour_of("other") not in known
-
-
-def test_spread_keeps_the_order_and_a_gap():
-    assert style.spread([5.0, 1.0], 1, 0, 10) == [5, 1]
-    assert style.spread([5.0, 5.2, 5.1], 1, 0, 10) == pytest.approx([4.1, 6.1, 5.1])
-    assert style.spread([0.0, 0.0], 1, 0, 10) == pytest.approx([0.5, 1.5])
-    assert style.spread([10.0, 9.9, 3], 1, 0, 10) == pytest.approx([9.5, 8.5, 3])
-
-
-def test_labels_do_not_overlap_and_too_many_become_a_legend():
-    for count, direct in ((5, True), (60, False)):
-        figure, ((axes,),) = style.subplots(1, 1, (4, 3))
-        axes.plot([0, 1], [0, 1])
-        ends = [style.End(1, i / 1000, f"w = {i}", {"color": "0.2"}) for i in range(count)]
-        style.label_ends(figure, {axes: ends})
-        figure.draw_without_rendering()
-        boxes = [Text.get_window_extent(text) for text in axes.texts]  # without their lines
-        boxes.sort(key=lambda box: box.y0)
-        assert len(boxes) == (count if direct else 0)
-        assert bool(figure.legends) != direct
-        assert all(low.y1 <= high.y0 + 0.5 for low, high in itertools.pairwise(boxes))
-
-
 def test_a_figure_names_its_data_and_has_the_same_bytes_again(tmp_path):
     make_run(tmp_path / "a", [90.0, 50.0, 20.0], stream="wiki")
     for name in ("one", "two"):
-        assert report(tmp_path / "a", "--out", tmp_path / name).returncode == 0
+        assert report(tmp_path / "a", "--out", tmp_path / name, drawn=True).returncode == 0
     for path in (tmp_path / "one").glob("perplexity_B2_*"):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
         assert path.suffix != ".svg" or "wiki, B = 2" in path.read_text()
-
-
-def test_tick_labels_do_not_touch(tmp_path):
-    figure, ((axes,),) = style.subplots(1, 1, (2.0, 1.5))
-    values = [0.00011, 0.0009]
-    axes.plot(values, values)
-    style.number_axis(axes, "x", values, log_from=5)
-    style.save(figure, tmp_path / "figure.png")
-    ticks = [tick for tick in axes.xaxis.get_major_ticks() if values[0] <= tick.get_loc() <= values[1]]
-    boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.x0)
-    assert boxes
-    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_text_from_records_is_no_markup_in_report_md(tmp_path):
@@ -198,11 +141,14 @@ def test_text_from_records_is_no_markup_in_report_md(tmp_path):
     assert "<b>" not in text
 
 
-def test_data_of_one_metric_and_length_have_tables_and_figures_of_their_own(tmp_path):
-    image_run(tmp_path / "digits", [0.5, 0.4])
-    image_run(tmp_path / "mnist", [0.3, 0.2], dataset="mnist")
-    done = report(tmp_path, "--out", tmp_path / "out")
-    titles = [line for line in done.stdout.splitlines() if line.startswith("Test error")]
-    assert titles == [f"Test error (%) after mega-batch t, {name}, B = 2" for name in ("digits", "mnist")]
-    for name in ("digits", "mnist"):
-        assert (tmp_path / f"out/error_{name}_B2_over_time.png").exists()
+@pytest.mark.parametrize("values", [[0.00011, 0.0009], [1, 25_000], [3, 19], [2.0, 7e9], [3, 4]])
+def test_an_axis_has_a_few_labels(values):
+    with style.drawing():
+        figure, ((axes,),) = style.subplots(1, 1, (2.5, 1.5))
+        style.number_axis(axes, "x", values, log_from=5)
+        axes.set_xlim(*values)
+        figure.draw_without_rendering()
+    ticks = [tick for tick in axes.xaxis.get_major_ticks() if values[0] <= tick.get_loc() <= values[1]]
+    assert 2 <= len(ticks) <= 9
+    boxes = sorted((tick.label1.get_window_extent() for tick in ticks), key=lambda box: box.x0)
+    assert all(left.x1 < right.x0 + 1 for left, right in itertools.pairwise(boxes))

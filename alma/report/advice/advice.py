@@ -18,7 +18,7 @@ from alma.report.advice.text import DocumentPart, expected, number
 from alma.report.age import MeanOverSeeds, losses_of
 from alma.report.age_table import unit
 from alma.report.compare import abbreviated
-from alma.report.results import Display, matrix, training_flops
+from alma.report.results import Display, matrix
 from alma.report.sections import Section, rounded
 from alma.report.tables import Table
 
@@ -212,7 +212,7 @@ def _retraining(choice: Forecast, limits: Limits) -> Retraining | None:
     if not losses:
         return None
     last = candidate.ends[-1]
-    training = candidate.result.over_seeds(lambda rows: training_flops(rows[last]))[0] / 1e12
+    training = candidate.result.over_seeds(lambda rows: rows[last]["train_flops"])[0] / 1e12
     compute = Compute(candidate.compute, training, candidate.until - candidate.now)
     try:
         known = known_at(losses, candidate.now)

@@ -15,7 +15,7 @@ from alma.errors import UserError
 from alma.records import Run
 from alma.report.advice.forecast import Array, Fit, LearningCurve, Scatter, estimate_scatter
 from alma.report.advice.questions import sides
-from alma.report.results import Result, compute, mean_and_deviation, trained, training_flops
+from alma.report.results import Result, compute, mean_and_deviation, trained
 from alma.report.sections import Section, find_sections
 from alma.stages import stages
 
@@ -98,7 +98,7 @@ class Candidate:
     @cached_property
     def compute_until(self) -> float:
         """Comp over t = 0..until, in TFLOPs: costs of stages to come lie on a line through those so far."""
-        to_come = self._extended(training_flops, 1e12)
+        to_come = self._extended(lambda row: row["train_flops"], 1e12)
         return self.compute + sum(max(0.0, cost) for cost in to_come)
 
     @cached_property

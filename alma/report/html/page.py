@@ -1,11 +1,14 @@
-"""Write the report page: text, data, style and scripts in one HTML file that needs no network.
+"""Write the report page: text, figures, style and scripts in one HTML file that needs no network.
 
-Everything from run records travels as JSON, which page.js turns into text nodes; none of it is markup.
+Everything from run records is escaped, here or by `alma.report.html.figures.plain`: none of it is markup.
 """
 
+import base64
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from html import escape
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -13,23 +16,24 @@ from typing import Any
 
 from alma.errors import UserError
 from alma.files import atomic_write, make_directory
-from alma.learners import colour_of
 from alma.records import Run
-from alma.report.differences import find_baselines
-from alma.report.html.panels import panels
+from alma.report import age_table, compare, differences, drift, style
+from alma.report.html import figures
 from alma.report.html.summary import count, summarize
-from alma.report.sections import configuration, find_sections
+from alma.report.results import Result
+from alma.report.sections import Section, find_sections
+from alma.report.tables import TitledTable
 
-SCRIPTS = ("page.js", "table.js", "figures.js")
-
-
-def plotly() -> str:
-    """The JavaScript of Plotly. UserError: the package `plotly` is missing."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise UserError("--html needs the package plotly: pip install plotly") from None
-    return get_plotlyjs()
+_FRONT = (
+    "A point per configuration: its mean over seeds with the standard deviation, its seeds as small dots; "
+    "lower left is better. The dashed line joins non-dominated configurations; pale ones have not finished "
+    "and do not count. Averages and sums are over t = 1, 2, ..., final values at the last t."
+)
+_CURVES = (
+    "After each mega-batch: the mean over seeds, with a band of ±1 standard deviation. A value is held until "
+    "the next stage. Untrained errors are dotted and pale."
+)
+_LEGEND = " Click in the legend to hide a configuration, twice to see it alone."
 
 
 def write_page(
@@ -42,45 +46,90 @@ def write_page(
     """
     if path.is_dir():
         raise UserError(f"--html: {path} is a folder; give a file, such as {path / 'report.html'}")
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        raise UserError("--html needs the package plotly: pip install plotly") from None
     files = resources.files(__package__)
-    parts = {
-        "style": files.joinpath("page.css").read_text("utf-8"),
-        "scripts": "\n".join(files.joinpath(name).read_text("utf-8") for name in SCRIPTS),
-        "plotly": plotly(),
-        "data": embedded(page_data(runs, remarks, baseline)),
-    }
+    parts = {name: files.joinpath(f"page.{name}").read_text("utf-8") for name in ("css", "js")}
+    parts |= {"plotly": get_plotlyjs(), "body": body(runs, remarks, baseline)}
     page = Template(files.joinpath("page.html").read_text("utf-8")).substitute(parts)
     make_directory(path.parent)
     with atomic_write(path) as file:
         file.write(page)
 
 
-def page_data(
-    runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None = None
-) -> dict[str, Any]:
-    """All that the page shows, as JSON values. UserError: no run has rows, or there is no such baseline."""
+def body(runs: Sequence[Run], remarks: Sequence[str] = (), baseline: str | None = None) -> str:
+    """The HTML of the page. UserError: no run has rows, or there is no such baseline."""
     sections = find_sections(runs)
-    baselines = find_baselines([section.results for section in sections], baseline)
-    return {
-        "about": [
-            count(len({run.directory for run in runs if run.rows}), "run"),
-            f"written {datetime.now(UTC).strftime('%Y-%m-%d %H:%M')} UTC",
-        ],
-        "remarks": list(remarks),
-        "colours": {run.config["learner"]: colour_of(run.config["learner"]) for run in runs},
-        "sections": [
-            {
-                "title": section.title,
-                "summary": summarize(section),
-                "configurations": list(map(configuration, section.results)),
-                "panels": panels(section._replace(baseline=compared)),
-            }
-            for section, compared in zip(sections, baselines, strict=True)
-        ],
-    }
+    baselines = differences.find_baselines([section.results for section in sections], baseline)
+    runs_shown = count(len({run.directory for run in runs if run.rows}), "run")
+    parts = [f"<p>{runs_shown} · written {datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>"]
+    if len(sections) > 1:
+        links = (f'<a href="#s{i}">{escape(each.title)}</a>' for i, each in enumerate(sections))
+        parts.append(f"<nav>{_listed(links)}</nav>")
+    if remarks:
+        parts.append(_listed(map(escape, remarks)))
+    for i, (section, baseline_result) in enumerate(zip(sections, baselines, strict=True)):
+        parts.append(f'<h2 id="s{i}">{escape(section.title)}</h2>')
+        parts.append(_listed(map(escape, summarize(section))))
+        parts.append(_plotted("Front", _FRONT + _LEGEND, figures.front(section.results)))
+        parts.append(_plotted("Over the stream", _CURVES + _LEGEND, figures.curves(section.results)))
+        parts += _drawn(section.results)
+        parts.append("<h3>Tables</h3>")
+        parts += map(_table, tables(section, baseline_result))
+    return "\n".join(parts)
+
+
+def tables(section: Section, baseline: Result | None) -> Iterator[TitledTable]:
+    """The tables that `alma report` prints, and that of `alma advise`."""
+    yield compare.titled(section.results)
+    if aged := age_table.aged(section.results):
+        yield age_table.titled(aged)
+    if baseline:
+        yield differences.titled(baseline, section.results)
+    from alma.report.advice.advice import DIFFERENCE, advise, decision_table  # loads NumPy and SciPy
+
+    try:
+        advice = advise(section, "coming")
+    except UserError:  # no stage is complete, or a value is not finite
+        return
+    if advice.comparisons:
+        note = " ".join([*advice.summary, DIFFERENCE, *advice.remarks])
+        yield TitledTable("Advice", decision_table(advice), note)
+
+
+def _drawn(results: Sequence[Result]) -> Iterator[str]:
+    """The figures of `alma.report.drift`, as pictures."""
+    with style.drawing():
+        for i, (_, figure, caption) in enumerate(drift.figures(results)):
+            file = io.BytesIO()
+            figure.savefig(file, format="svg", bbox_inches="tight", metadata=style.METADATA["svg"])
+            source = f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+            yield "<h3>Drift</h3>" * (i == 0) + f'<img alt="" src="{source}"><p>{escape(caption)}</p>'
+
+
+def _plotted(title: str, caption: str, figure: Any) -> str:
+    return (
+        f'<h3>{title}</h3>\n<p>{caption}</p>\n<div class="plot" role="img" aria-label="{title}"></div>'
+        f'<script type="application/json">{embedded(figure)}</script>'
+    )
 
 
 def embedded(data: Any) -> str:
     """JSON text that cannot end the <script> element around it. ValueError: NaN or infinity."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))  # ASCII, so that no character is special
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _table(table: TitledTable) -> str:
+    header, *rows = table.cells
+    names = "".join(f"<th><button>{escape(name)}</button></th>" for name in header)
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    inner = f"<thead><tr>{names}</tr></thead><tbody>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody>"
+    note = escape(table.note).replace("\n", "<br>")
+    return f'<h4>{escape(table.title)}</h4>\n<div class="scroll"><table>{inner}</table></div>\n<p>{note}</p>'
+
+
+def _listed(items: Iterator[str]) -> str:
+    return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"

@@ -33,14 +33,9 @@ class Entry(NamedTuple):
     setting: str  # such as SM_w3 (3x steps)
 
     @property
-    def name(self) -> str:
-        """The paper's name of the learner, such as SM."""
-        return label_of(self.result.learner)
-
-    @property
     def method(self) -> str:
-        """The name with the variant, such as "SM, average"."""
-        return ", ".join(filter(None, (self.name, self.result.variant)))
+        """The paper's name of the learner with the variant, such as "SM, average"."""
+        return ", ".join(filter(None, (label_of(self.result.learner), self.result.variant)))
 
     @property
     def multiplier(self) -> int:
@@ -102,12 +97,9 @@ def find_entries(runs: Sequence[Run], per_word: bool = False) -> tuple[dict[str,
             raise UserError("no row has perplexity_per_word: the streams of these runs do not count words")
     found = {results[0].stem.removeprefix("perplexity"): _named(results) for results in groups if results}
     for entry in itertools.chain(*found.values()):
-        done, total = entry.result.progress, entry.result.megabatches
-        what = f"{entry.setting} of {entry.size}"
         if entry.result.unfinished:
-            remarks.append(f"not finished (t={done}/{entry.result.end}): {what}")
-        elif entry.result.unfinished is None:
-            remarks.append(f"t={done}/{total}, and the number of requested stages is not recorded: {what}")
+            done = f"t={entry.result.progress}/{entry.result.end}"
+            remarks.append(f"not finished ({done}): {entry.setting} of {entry.size}")
     remarks = list(dict.fromkeys(remarks))  # a run with an average has the remarks of its raw weights
     return ({"": next(iter(found.values()))} if len(found) == 1 else found), remarks
 
@@ -130,10 +122,14 @@ def _per_word(result: Result) -> Result | None:
 
 def _named(results: Sequence[Result]) -> list[Entry]:
     """Entries in the order of the paper's Table 2; equal names are extended by the settings that differ."""
+    configs = [flatten(result.config) for result in results]
+    dimensions = {name for config in configs for name in config if name.startswith(_DIMENSIONS)}
+    different = dimensions.intersection(differing(configs))
+    shared = dimensions - different if different else ()  # sizes differ without them
     same: dict[tuple[str, str, str], list[Entry]] = {}
-    sizes_of = map(size_of, results, itertools.repeat(_shared(results)))
-    for entry in (Entry(result, size, "") for result, size in zip(results, sizes_of, strict=True)):
-        key = entry.size, setting(entry), entry.structure(entry.result.times[0])
+    for result in results:
+        entry = Entry(result, size_of(result, shared), "")
+        key = entry.size, setting(entry), entry.structure(result.times[0])
         same.setdefault(key, []).append(entry)
     found = []
     for (_, name, _), entries in same.items():
@@ -144,33 +140,22 @@ def _named(results: Sequence[Result]) -> list[Entry]:
     return sorted(found, key=lambda entry: (entry.result.rank, entry.result.waiting_time, entry.setting))
 
 
-def _shared(results: Sequence[Result]) -> set[str]:
-    """The dimensions that all results share and set, if others tell their sizes apart."""
-    configs = [flatten(result.config) for result in results]
-    names = {name for config in configs for name in config if name.startswith(_DIMENSIONS)}
-    different = {name for name in differing(configs) if name in names}
-    return names - different if different else set()
-
-
 def size_of(result: Result, without: Collection[str] = ()) -> str:
     """The architecture and the dimensions that override it: `base`, or `tiny layers=2`."""
     arch = result.config.get("arch", "").removeprefix("switch_gmoe").removeprefix("_")
-    changed = {
-        k: v for k, v in flatten(result.config).items() if k.startswith(_DIMENSIONS) and k not in without
-    }
-    told = [f"{k.removeprefix('--').removeprefix('decoder-')}={v}" for k, v in changed.items()]
-    return " ".join([arch or "base", *sorted(told)])
+    dimensions = []
+    for name, value in flatten(result.config).items():
+        if name.startswith(_DIMENSIONS) and name not in without:
+            dimensions.append(f"{name.removeprefix('--').removeprefix('decoder-')}={value}")
+    return " ".join([arch or "base", *sorted(dimensions)])
 
 
 def setting(entry: Entry) -> str:
     """Learner and protocol as in the paper's tables, such as SM_w3 (3x steps), and the variant."""
-    config = entry.result.config
-    remarks = [
-        f"({entry.multiplier}x steps)" if entry.multiplier != 1 else "",
-        "(replay)" if config["replay"] else "",
-        "(from scratch)" if config.get("from_scratch") else "",
-    ]
-    name = " ".join(filter(None, (f"{entry.name}_w{entry.result.waiting_time}", *remarks)))
+    config, waiting = entry.result.config, entry.result.waiting_time
+    name = f"{label_of(entry.result.learner)}_w{waiting}"
+    name += f" ({entry.multiplier}x steps)" * (entry.multiplier != 1)
+    name += " (replay)" * config["replay"] + " (from scratch)" * bool(config.get("from_scratch"))
     return ", ".join(filter(None, (name, entry.result.variant)))
 
 

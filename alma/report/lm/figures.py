@@ -39,8 +39,6 @@ _PAPER = (
     "so that equal work has equal x. That count is 45.7 GFLOPs per input of 512 tokens for base and 126.5 "
     "for large; section 6.2 prints 42 and 126."
 )
-
-
 _FRONT = (
     "Average {metric} over the stream against training compute. The grey line joins the configurations that "
     "no other beats in both; labels are their experts, such as 4@2 for 2 members with 4 experts each. All "
@@ -64,37 +62,38 @@ def write_figures(
     metric = "perplexity per word" if per_word else "perplexity"
     pictures: list[Picture] = []
     remarks: list[str] = []
+
+    def save(figure: Any, name: str, caption: str) -> None:
+        pictures.append(Picture(out / f"{name}.png", caption))
+        style.save(figure, pictures[-1].path)
+
+    def leave_out(name: str, entries: Sequence[Entry], shown: Sequence[Entry]) -> None:
+        names = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
+        remarks.extend([f"not in {name}: {listed(names)}"] if names else [])
+
     with style.drawing():
         for suffix, entries in found.items():
             shown = comparable(entries)
-            remarks += _left_out(
-                "Figure 5 (one waiting time, usual updates, no replay, not from scratch)", entries, shown
-            )
+            rule = "one waiting time, usual updates, no replay, not from scratch"
+            leave_out(f"Figure 5 ({rule})", entries, shown)
             if not shown:
                 continue
             figure, matched = figure5(shown, paper, f"average {metric} over {_first(shown)}..t")
-            pictures.append(Picture(out / f"figure5{suffix}.png", CAPTION + (_PAPER if matched else "")))
-            style.save(figure, pictures[-1].path)
+            save(figure, f"figure5{suffix}", CAPTION + _PAPER * bool(matched))
             if paper:
                 remarks.append(f"Figure 5: {matched} of {len(shown)} runs have a counterpart in the paper")
         for suffix, entries in found.items():
             shown = complete(entries)
-            remarks += _left_out("the front (one waiting time, whole stream)", entries, shown)
+            leave_out("the front (one waiting time, whole stream)", entries, shown)
             if len(shown) < 2:
                 remarks.append("front: only one configuration" if shown else "front: no configuration")
                 continue
-            label = f"average {metric} over t = {_first(shown)}..{shown[0].result.megabatches}"
-            figure = draw_front(
-                list(map(front_point, shown)), f"{shown[0].result.stream}: {metric} against compute", label
-            )
-            pictures.append(Picture(out / f"front{suffix}.png", _FRONT.format(metric=metric)))
-            style.save(figure, pictures[-1].path)
+            first = shown[0].result
+            label = f"average {metric} over t = {_first(shown)}..{first.megabatches}"
+            title = f"{first.stream}: {metric} against compute"
+            figure = draw_front(list(map(front_point, shown)), title, label)
+            save(figure, f"front{suffix}", _FRONT.format(metric=metric))
     return pictures, remarks
-
-
-def _left_out(figure: str, entries: Sequence[Entry], shown: Sequence[Entry]) -> list[str]:
-    names = [f"{entry.setting} of {entry.size}" for entry in entries if entry not in shown]
-    return [f"not in {figure}: {listed(names)}"] if names else []
 
 
 def _first(shown: Sequence[Entry]) -> int:
@@ -104,9 +103,8 @@ def _first(shown: Sequence[Entry]) -> int:
 
 def comparable(entries: Sequence[Entry]) -> list[Entry]:
     """Entries with the paper's protocol, usual updates and the smallest w: averages since the same t."""
-    return _smallest_wait(
-        [e for e in entries if e.plain and e.multiplier == 1 and trained(e.result.repeats[0])]
-    )
+    usual = [entry for entry in entries if entry.plain and entry.multiplier == 1]
+    return _smallest_wait([entry for entry in usual if trained(entry.result.repeats[0])])
 
 
 def complete(entries: Sequence[Entry]) -> list[Entry]:
@@ -149,9 +147,12 @@ def paper_trajectory(entry: Entry, paper: Sequence[Reference]) -> Trajectory | N
         if line is None or t not in line.perplexity:
             break
         count, _, members = line.experts.partition("@")
+        arch = ARCHS[f"switch_gmoe_{line.size}"]
+        shape = Shape(arch.layers, arch.dim, 4 * arch.dim, PAPER_VOCABULARY, 512, int(count), moe_freq=2)
+        of_stage = shape.training_flops(PAPER_TOKENS) / 1e12
         stages = entry.result.repeats[0][t]["stage"] + 1
         training = int(members) if line.learner == "ens" else 1  # gens trains only its newest member
-        spent.append(paper_stage(line.size, int(count)) * stages * training)
+        spent.append(of_stage * stages * training)
         parameters.append(line.parameters)
         experts.append(float(count) * int(members or 1))
         seen.append(line.perplexity[t])
@@ -160,71 +161,49 @@ def paper_trajectory(entry: Entry, paper: Sequence[Reference]) -> Trajectory | N
     return found if seen else None
 
 
-def paper_stage(size: str, experts: int) -> float:
-    """Training compute (TFLOPs) of a stage of the paper's `base` or `large` model."""
-    arch = ARCHS[f"switch_gmoe_{size}"]
-    shape = Shape(arch.layers, arch.dim, 4 * arch.dim, PAPER_VOCABULARY, 512, experts, moe_freq=2)
-    return shape.training_flops(PAPER_TOKENS) / 1e12
-
-
 def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) -> tuple[Any, int]:
     """The figure, and the number of results that have a line of the paper beside theirs."""
     from matplotlib.ticker import MaxNLocator
 
     figure, (panels,) = style.subplots(1, 3, (10.6, 3.5), sharey=True)
     ours = [(entry, trajectory(entry)) for entry in shown]
-    theirs = [(entry, found) for entry in shown if (found := paper_trajectory(entry, paper))]
+    theirs = [(entry, line) for entry in shown if (line := paper_trajectory(entry, paper))]
     markers = dict(zip(sizes(shown), itertools.cycle(MARKERS), strict=False))
-    both = [line for _, line in theirs + ours]
+    drawn = [(entry, line, _THEIRS | dot("0.62", markers[entry.size], hollow=True)) for entry, line in theirs]
+    names: dict[str, dict[str, Any]] = {}
+    for entry, line in ours:
+        peers = sorted({e.result.variant for e in shown if e.result.learner == entry.result.learner})
+        look = style.variant(colour_of(entry.result.learner), peers.index(entry.result.variant))
+        names[entry.method] = look
+        drawn.append((entry, line, look | dot(look["color"], markers[entry.size])))
     for i, (axes, title) in enumerate(zip(panels, _TITLES, strict=True)):
-        values = [x for line in both for x in line.x[i]]
+        values = [x for _, line, _ in drawn for x in line.x[i]]
+        # Sideways by learner, since several have the same number of experts.
         shift = 0.012 * (max(values) - min(values)) if i == 2 else 0
-        for entry, line in theirs:
-            _draw(axes, entry, line, i, shift, {**_THEIRS, **dot("0.62", markers[entry.size], hollow=True)})
-        for entry, line in ours:
-            look = _look(entry, shown)
-            look |= dot(look["color"], markers[entry.size])
-            _draw(axes, entry, line, i, shift, look)
-        number_axis(axes, "x", values, log_from=4, dense_below=100)
-        number_axis(axes, "y", [y for line in both for y in line.y], log_from=8)
+        for entry, line, look in drawn:
+            x = [value + shift * (entry.result.rank - 2) for value in line.x[i]]
+            axes.errorbar(x, line.y, line.deviation, linestyle="none", ecolor=look["color"], elinewidth=0.8)
+            axes.plot(x, line.y, **look)
+        number_axis(axes, "x", values, log_from=4)
+        number_axis(axes, "y", [y for _, line, _ in drawn for y in line.y], log_from=8)
         axes.set_xlabel(title)
     panels[2].set_xscale("linear")
     panels[2].xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 4, 10], integer=True))
     panels[0].set_ylabel(y_label)
-    _annotate_experts(panels[0], ours)
-    names = {entry.method: _look(entry, shown) for entry in shown}
+    panels[0].margins(x=0.12)
+    counts = sorted({entry.experts(entry.result.times[-1]) or 0 for entry in shown})
+    for entry, line in ours:
+        count = entry.experts(entry.result.times[-1])
+        if entry.method == "SM" and count:  # in a column of its own, so that numbers do not overlap
+            start, at = (line.x[0][0], line.y[0]), (-5 - 9 * counts.index(count), 0)
+            text: Any = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 7}
+            panels[0].annotate(str(count), start, at, color=_RED, annotation_clip=False, **text)
     marks = [(name, mark(marker)) for name, marker in markers.items()]
     groups: dict[str, LegendEntries] = {"learner": list(names.items()), "size": marks}
     if theirs:
-        groups["paper"] = [("same setting and size", {**_THEIRS, **dot("0.62", hollow=True)})]
+        groups["paper"] = [("same setting and size", _THEIRS | dot("0.62", hollow=True))]
     if panels[0].texts:
         number = {"linestyle": "", "color": _RED, "marker": f"${panels[0].texts[-1].get_text()}$"}
         groups["red number"] = [("experts per Switch layer of SM", number)]
     style.add_legend(figure, groups)
-    figure.draw_without_rendering()
-    style.move_apart(panels[0], panels[0].texts)
     return figure, len(theirs)
-
-
-def _draw(axes: Any, entry: Entry, line: Trajectory, i: int, shift: float, look: dict[str, Any]) -> None:
-    """Draw a line over cost i, shifted by learner, since several learners have the same number of experts."""
-    x = [value + shift * (entry.result.rank - 2) for value in line.x[i]]
-    axes.errorbar(x, line.y, line.deviation, linestyle="none", ecolor=look["color"], elinewidth=0.8)
-    axes.plot(x, line.y, **look)
-
-
-def _look(entry: Entry, shown: Sequence[Entry]) -> dict[str, Any]:
-    """Colour of the learner, and lightness and line style of the variant among those of the learner."""
-    peers = sorted({e.result.variant for e in shown if e.result.learner == entry.result.learner})
-    return style.variant(colour_of(entry.result.learner), peers.index(entry.result.variant))
-
-
-def _annotate_experts(axes: Any, ours: Sequence[tuple[Entry, Trajectory]]) -> None:
-    """Write the number of experts in red to the left of each line of SM without variant."""
-    axes.margins(x=0.09)
-    for entry, line in ours:
-        count = entry.experts(entry.result.times[-1])
-        if entry.method == "SM" and count:
-            look = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 7}
-            look |= {"color": _RED, "annotation_clip": False}
-            axes.annotate(str(count), (line.x[0][0], line.y[0]), (-5, 0), **look)

@@ -11,7 +11,12 @@ from alma.report.labels import distinguishing
 from alma.report.lm.entries import SHOWN, TOLERANCE, Entry, setting, sizes
 from alma.report.lm.reference import KS, Reference, reference, reference_iid
 from alma.report.results import Result
-from alma.report.tables import Line, PaperTable, Size, Value
+from alma.report.tables import Line, PaperCell, PaperTable
+
+_SIZES = (
+    "The paper prints 65M, 91M and 116M for its base model with 4, 8 and 12 experts; the architecture that "
+    "it describes has 63.8M, 89.0M and 114.2M."
+)
 
 
 def tables(found: Mapping[str, list[Entry]], per_word: bool) -> tuple[dict[str, PaperTable], list[str]]:
@@ -39,37 +44,43 @@ def table2(entries: Sequence[Entry], paper: Sequence[Reference], metric: str = "
     width = len(times) + 1  # |θ|, then a cell per t
     lines: dict[tuple, Line] = {}
     rows = matched = 0
+    others = False  # whether a size is not what the paper prints, beyond rounding
     for entry in entries:
         result, start = entry.result, _natural(entry.structure(entry.result.times[0]))
         at = width * order.index(entry.size)
         phases = itertools.groupby((t for t in result.times if t >= 1), entry.structure)
         for number, (structure, phase) in enumerate(phases):
-            made = Line(
-                [entry.setting, structure],
-                ["" for _ in range(width * len(order))],
-                result.learner,
-                number > 0,
-            )
+            blank = [PaperCell()] * (width * len(order))
+            made = Line([entry.setting, structure], blank, result.learner, number > 0)
             key = result.rank, result.waiting_time, entry.setting, start, number, _natural(structure)
             cells = lines.setdefault(key, made).cells
             since = next(phase)
-            line = entry.match(since, paper)
+            line, parameters = entry.match(since, paper), entry.parameters(since)
             rows, matched = rows + 1, matched + (line is not None)
-            cells[at] = Size(entry.parameters(since), line and line.parameters)
+            others = others or (line is not None and abs(parameters / line.parameters - 1) > 0.01)
+            ours, theirs = _millions(parameters), _millions(line.parameters) if line else ""
+            cells[at] = PaperCell(ours + f" [{theirs}]" * bool(line), ours, paper=theirs)
             for t in (since, *phase):
-                theirs = line.perplexity.get(t) if line else None
-                cells[at + t] = "*" if result.waiting(t) else _value(result, t, theirs)
+                published = line.perplexity.get(t) if line else None
+                cells[at + t] = PaperCell("*", "*") if result.waiting(t) else _value(result, t, published)
     body = [lines[key] for key in sorted(lines)]
     what = f" of {order[0]}" if len(order) == 1 else ""
     title = f"Table 2: test {metric}{what} after mega-batch t, B = {len(times)}"
     columns = ["|θ|", *(f"t={t}" for t in times)]
-    notes = _notes(body, rows, matched, paper)
+    notes = _notes(body, rows, matched, paper) + [_SIZES] * others
     return PaperTable(title, ["setting", "# experts"], order, columns, body, notes)
 
 
-def _value(result: Result, t: int, paper: float | None) -> Value:
+def _millions(count: float) -> str:
+    return f"{count / 1e6:,.0f}M" if count >= 1e9 else f"{count / 1e6:.3g}M"
+
+
+def _value(result: Result, t: int, published: float | None) -> PaperCell:
     mean, deviation = result.over_seeds(lambda rows: rows[t]["value"])
-    return Value(mean, deviation, len(result.repeats), paper)
+    several = len(result.repeats) > 1
+    paper = "" if published is None else f"{published:.2f}"
+    text = f"{mean:,.2f}" + f" ±{deviation:,.2f}" * several + f" [{paper}]" * bool(paper)
+    return PaperCell(text, f"{mean:.4f}", f"{deviation:.4f}" * several, paper)
 
 
 def _natural(label: str) -> tuple[int, ...]:
@@ -79,20 +90,12 @@ def _natural(label: str) -> tuple[int, ...]:
 
 def _notes(body: Sequence[Line], rows: int, matched: int, paper: Sequence[Reference]) -> list[str]:
     cells = [cell for line in body for cell in line.cells]
-    several = any(isinstance(cell, Value) and cell.seeds > 1 for cell in cells)
-    notes = ["* the learner waits: no stage complete yet."] if "*" in cells else []
-    notes += ["± is the sample standard deviation over seeds."] if several else []
-    if paper:
-        brackets = "[ ] is the paper's number: " if matched else ""
-        notes.append(
-            f"{brackets}{matched} of {rows} rows match its table (setting, experts, size to {TOLERANCE:.0%})."
-        )
-    if any(isinstance(cell, Size) and cell.differs for cell in cells):
-        notes.append(
-            "The paper prints 65M, 91M and 116M for its base model with 4, 8 and 12 experts; the "
-            "architecture that it describes has 63.8M, 89.0M and 114.2M."
-        )
-    return notes
+    waits, several = PaperCell("*", "*") in cells, any(cell.deviation for cell in cells)
+    notes = ["* the learner waits: no stage complete yet."] * waits
+    notes += ["± is the sample standard deviation over seeds."] * several
+    brackets = "[ ] is the paper's number: " * bool(matched)
+    rule = f"{matched} of {rows} rows match its table (setting, experts, size to {TOLERANCE:.0%})."
+    return notes + [brackets + rule] * bool(paper)
 
 
 def table1(
@@ -116,9 +119,8 @@ def table1(
             theirs = published.get((line.size, learner, structure, k)) if line else None
             extra = iid.setting.removeprefix(setting(iid))
             place = order.index(iid.size), _natural(structure), iid.result.variant, extra
-            made = Line(
-                [f"{iid.size} {iid.method}{extra}", structure], ["" for _ in range(2 * len(KS))], learner
-            )
+            names = [f"{iid.size} {iid.method}{extra}", structure]
+            made = Line(names, [PaperCell()] * (2 * len(KS)), learner)
             cells = lines.setdefault((iid.result.rank, *place), made).cells
             for i, entry in enumerate((iid, sequential)):
                 cells[2 * column + i] = _value(entry.result, k, theirs[i] if theirs else None)
@@ -126,9 +128,9 @@ def table1(
         return _why_no_table1(entries)
     body = [lines[key] for key in sorted(lines)]
     title = f"Table 1: test {metric} of i.i.d. against sequential training on k mega-batches, same updates"
-    matched = sum(any(isinstance(c, Value) and c.paper is not None for c in line.cells) for line in body)
-    notes = _notes(body, len(body), matched, paper)
+    matched = sum(any(cell.paper for cell in line.cells) for line in body)
     groups = [f"k={k}" for k in KS]
+    notes = _notes(body, len(body), matched, paper)
     return PaperTable(title, ["method", "# experts"], groups, ["i.i.d.", "seq."], body, notes)
 
 
@@ -148,14 +150,13 @@ def _sequential(iid: Entry, k: int, entries: Sequence[Entry]) -> Entry | None:
     """The sequential counterpart of an i.i.d. entry; of several, the one with the fewest other settings."""
     own = flatten(iid.result.config)
 
-    def distance(entry: Entry) -> int:
-        return len(distinguishing([own, flatten(entry.result.config)], SHOWN))
-
     def model(entry: Entry) -> tuple[str, str, str, str]:
         return entry.result.learner, entry.result.variant, entry.size, entry.structure(k)
 
     partners = [e for e in entries if _is_sequential(e, k) and model(e) == model(iid)]
-    return min(partners, key=distance, default=None)
+    configs = [flatten(entry.result.config) for entry in partners]
+    distances = [len(distinguishing([own, config], SHOWN)) for config in configs]
+    return partners[distances.index(min(distances))] if partners else None
 
 
 def _why_no_table1(entries: Sequence[Entry]) -> str:
@@ -163,11 +164,10 @@ def _why_no_table1(entries: Sequence[Entry]) -> str:
         return any(kind(entry, k) for entry in entries for k in KS)
 
     ks = " or ".join(map(str, KS))
+    missing = "no i.i.d. and sequential run have the same learner, size and number of experts"
     if not any_of(_is_iid):
         missing = f"no run trains on k = {ks} mega-batches at once with k times the updates"
         missing += " (waiting_time = update_multiplier = k)"
     elif not any_of(_is_sequential):
         missing = f"no run with w = 1 has reached t = {ks}"
-    else:
-        missing = "no i.i.d. and sequential run have the same learner, size and number of experts"
     return f"Table 1 left out: {missing}"

@@ -11,7 +11,7 @@ from alma.records import Run
 from alma.report import style
 from alma.report.results import Result
 from alma.report.style import WAIT_RAMP, Picture
-from alma.report.vision import over_time, select, trade_offs
+from alma.report.vision import costs, over_time, select
 from alma.report.vision.select import Missing
 
 
@@ -30,13 +30,11 @@ def write_paper_figures(runs: Sequence[Run], out: Path) -> tuple[list[Picture], 
                 remarks.append(f"{stem}: more waiting times than colours, left out: {waits}")
             for name, (make, caption) in FIGURES.items():
                 try:
-                    found = make(shown)
+                    for suffix, figure in make(shown).items():
+                        pictures.append(Picture(out / f"{stem}_{name}{suffix}.png", caption))
+                        style.save(figure, pictures[-1].path)
                 except Missing as reason:
                     remarks.append(f"{stem} {name}: {reason}")
-                    continue
-                for suffix, figure in found.items():
-                    pictures.append(Picture(out / f"{stem}_{name}{suffix}.png", caption))
-                    style.save(figure, pictures[-1].path)
     return pictures, remarks
 
 
@@ -49,7 +47,7 @@ _DOTTED = (
 )
 FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
     "front": (
-        trade_offs.front,
+        costs.front,
         "Mean test error over the stream against training compute. The grey line joins the configurations "
         "that no other beats in both; labels tell where their waiting time changes. Errors of the untrained "
         "model count while a learner waits.",
@@ -59,7 +57,7 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
         f"Figure 1 right: test error over the stream, by waiting time. {_DOTTED}",
     ),
     "trade_offs": (
-        trade_offs.cost_trade_offs,
+        costs.against_costs,
         "Figures 2 and 7 (top): CER against cost, without replay. Lines join the sizes of a learner at one "
         f"waiting time. {_CER}",
     ),
@@ -74,11 +72,11 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
         f"that waiting time. {_DOTTED}",
     ),
     "replay": (
-        trade_offs.replay_at_one_wait,
+        costs.replay_at_one_wait,
         f"Figure 4: CER and compute, from without to with replay. {_CER}",
     ),
     "replay_waits": (
-        trade_offs.replay_at_all_waits,
+        costs.replay_at_all_waits,
         f"Figure 8: CER and compute, from without to with replay. {_CER}",
     ),
     "replay_over_time": (
@@ -94,7 +92,7 @@ FIGURES: dict[str, tuple[Callable[[Sequence[Result]], dict[str, Any]], str]] = {
         "the blue curve intermediate, section 1 the brown one.",
     ),
     "radar": (
-        trade_offs.radars,
+        costs.radars,
         "First draft, Figures 3, 4, 6 and 7: smaller is better. The centre is 0; on a logarithmic axis the "
         "smallest value is at a tenth of the radius. Test FLOPs are for one example at each t.",
     ),

@@ -1,13 +1,13 @@
 """Figures of image runs over the stream: 1 (right), 3, 7 (bottom), 9; the first draft's 1 and ablation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from alma.learners import colour_of
 from alma.report import style
 from alma.report.figures import Curve, draw_over_time, frame_over_time
 from alma.report.results import Result
-from alma.report.style import GREY, End, LegendEntries
+from alma.report.style import GREY, LegendEntries
 from alma.report.vision import parts, select
 from alma.report.vision.select import Missing, distinct, size, wait
 
@@ -21,15 +21,39 @@ _DRAFT_COLOURS = ("#7A4A21", "#2F5FC4", "#C62828", "#7B2D9B")
 def learning_curves(results: Sequence[Result]) -> dict[str, Any]:
     """Figure 1 right: error over time of one learner and size; a colour per waiting time."""
     shown, colours = select.most_waits(results), style.wait_colours(map(wait, results))
-    figure, ((axes,),) = style.subplots(1, 1, (4.4, 2.9))
-    curves = [draw_over_time(axes, result, color=colours[wait(result)]) for result in shown]
-    axes.set_title(f"{parts.title(results)}: {shown[0].method}, {parts.size_label(shown[0])}")
-    frame_over_time(figure, [([axes], curves)], _ERROR, area=True)
-    ends = [
-        End(curve.x[-1], curve.y[-1], f"w = {wait(curve.result)}", {"color": colours[wait(curve.result)]})
-        for curve in curves
-    ]
-    style.label_ends(figure, {axes: ends})
+    title = f"{results[0].stream}: {shown[0].method}, {parts.size_label(shown[0])}"
+    return _panel(title, [(f"w = {wait(r)}", r, {"color": colours[wait(r)]}) for r in shown], area=True)
+
+
+def update_rates(results: Sequence[Result]) -> dict[str, Any]:
+    """The first draft's Figure 1: four curves of tardy, greedy and intermediate updates, and growth."""
+    shown = zip(select.update_rates(results).items(), _DRAFT_COLOURS, strict=True)
+    lines = [(name, result, {"color": colour}) for (name, result), colour in shown]
+    return _panel(results[0].stream, lines, area=True)
+
+
+def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
+    """The first draft's Figure 5 left: tree gates, flat gates, no growth, and an ensemble of mixtures."""
+    shown = select.ablation(results)
+    learners = [result.learner for result in shown.values()]
+    lines = []
+    for i, (name, result) in enumerate(shown.items()):
+        look = style.variant(colour_of(result.learner), learners[:i].count(result.learner))
+        lines.append((name, result, look))
+    tree = lines[0][1]
+    replay = ", replay" if tree.config["replay"] else ""
+    return _panel(f"{results[0].stream}, {parts.size_label(tree)}, w = {wait(tree)}{replay}", lines)
+
+
+def _panel(
+    title: str, lines: Sequence[tuple[str, Result, dict[str, Any]]], area: bool = False
+) -> dict[str, Any]:
+    """A figure with one panel; of each line its name, result and look."""
+    figure, ((axes,),) = style.subplots(1, 1, (5.2, 2.9))
+    curves = [draw_over_time(axes, result, **look) for _, result, look in lines]
+    axes.set_title(title)
+    frame_over_time(figure, [([axes], curves)], _ERROR, area)
+    style.add_legend(figure, {"": [(name, look) for name, _, look in lines]})
     return {"": figure}
 
 
@@ -43,17 +67,17 @@ def small_and_large(results: Sequence[Result]) -> dict[str, Any]:
     learners, colours = {r.method: r.learner for r in shown}, style.wait_colours(map(wait, results))
     inches = 1.6 + 1.6 * len(learners), 0.6 + 1.8 * len(sizes)
     figure, grid = style.subplots(len(sizes), len(learners), inches, sharex=True, sharey="row")
-    curves: dict[int, list[Curve]] = {hidden: [] for hidden in sizes}
+    rows: list[tuple[Any, list[Curve]]] = []
     for hidden, row in zip(sizes, grid, strict=True):
+        rows.append((row, []))
         for (name, learner), axes in zip(learners.items(), row, strict=True):
             members = [r for r in shown if (r.method, size(r)) == (name, hidden)]
-            curves[hidden] += [draw_over_time(axes, r, color=colours[wait(r)]) for r in members]
-            axes.text(
-                0.5, 0.5, "" if members else "no run", transform=axes.transAxes, ha="center", color="0.5"
-            )
+            rows[-1][1].extend(draw_over_time(axes, r, color=colours[wait(r)]) for r in members)
+            if not members:
+                axes.text(0.5, 0.5, "no run", transform=axes.transAxes, ha="center", color="0.5")
             axes.set_title(f"{name}, {hidden}", color=colour_of(learner), fontweight="bold")
-    frame_over_time(figure, list(zip(grid, curves.values(), strict=True)), _ERROR)
-    heading = f"{parts.title(results)}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
+    frame_over_time(figure, rows, _ERROR)
+    heading = f"{results[0].stream}, {parts.units(shown[0])} {' and '.join(map(str, sizes))}"
     style.add_legend(figure, {heading: [], "waiting time": parts.wait_entries(shown, results)})
     return {"": figure}
 
@@ -72,31 +96,22 @@ def two_learners(results: Sequence[Result]) -> dict[str, Any]:
     curves = []
     for hidden, axes in zip(sizes, row, strict=True):
         axes.set_title(parts.size_label(next(r for r in shown if size(r) == hidden)), pad=20)
-        for rank, (learner, line) in enumerate(_OVERLAID.items()):
+        for (learner, line), height in zip(
+            _OVERLAID.items(), (1.09, 1.04), strict=True
+        ):  # the panel ends at 1
             members = [r for r in shown if (r.learner, size(r)) == (learner, hidden)]
             curves += [draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members]
-            if members:
-                _mark_waiting(axes, members, colours, 1.09 - 0.05 * rank)
+            look: Any = {"transform": axes.get_xaxis_transform(), "solid_capstyle": "butt", "linewidth": 3}
+            for t, best in select.waiting_wins(members).items() if members else ():
+                axes.plot([t, t + 1], [height, height], color=colours[best], clip_on=False, **look)
+            place = {"transform": axes.transAxes, "va": "center", "ha": "right"}
+            axes.text(-0.01, height, learner if members else "", fontsize=6, color=GREY, **place)
     frame_over_time(figure, [(list(row), curves)], _ERROR)
     lines: LegendEntries = [(name, {"color": GREY, "linestyle": line}) for name, line in _OVERLAID.items()]
-    waits = parts.wait_entries(shown, results)
     bars: LegendEntries = [("where waiting longer has the lowest error", {"linestyle": ""})]
-    groups = {"learner": lines, "waiting time": waits, "bars": bars}
-    style.add_legend(figure, {parts.title(results): [], **groups})
+    groups = {"learner": lines, "waiting time": parts.wait_entries(shown, results), "bars": bars}
+    style.add_legend(figure, {results[0].stream: [], **groups})
     return {"": figure}
-
-
-def _mark_waiting(axes: Any, members: Sequence[Result], colours: Mapping[int, str], height: float) -> None:
-    """Mark each t at which a waiting learner has a lower error than the one that waits least.
-
-    `members` are results of a learner and size. The marks have the colour of the waiting time with the lowest
-    error; `height` is their place in the panel, whose top is 1.
-    """
-    for t, best in select.waiting_wins(members).items():
-        at = {"transform": axes.get_xaxis_transform(), "solid_capstyle": "butt", "clip_on": False}
-        axes.plot([t, t + 1], [height, height], color=colours[best], linewidth=3, **at)
-    place = {"transform": axes.transAxes, "va": "center", "ha": "right"}
-    axes.text(-0.01, height, members[0].learner, fontsize=6, color=GREY, **place)
 
 
 def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
@@ -111,12 +126,11 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
     figure, panels = style.named_panels(list(largest), sharex=True, sharey=True)
     colours, curves = style.wait_colours(map(wait, results)), []
     for name, axes in panels.items():
-        mine = [pair for pair in pairs if pair[0].method == name and size(pair[0]) == largest[name]]
-        whole = [
-            r for r in results if r.method == name and size(r) == largest[name] and select.single_stage(r)
-        ]
-        plain = [pair[0] for pair in mine if not select.single_stage(pair[0])] + whole
-        for line, members in (("-", plain), ("--", [pair[1] for pair in mine])):
+        of_panel = [r for r in results if r.method == name and size(r) == largest[name]]
+        shown = [pair for pair in pairs if pair[0] in of_panel]
+        whole = [r for r in of_panel if wait(r) == r.megabatches and not r.config["replay"]]
+        plain = [pair[0] for pair in shown if pair[0] not in whole] + whole
+        for line, members in (("-", plain), ("--", [pair[1] for pair in shown])):
             curves += [draw_over_time(axes, r, color=colours[wait(r)], linestyle=line) for r in members]
         axes.set_title(f"{name}, {parts.size_label(plain[0])}")
     drawn = [curve.result for curve in curves]
@@ -124,37 +138,5 @@ def replay_over_time(results: Sequence[Result]) -> dict[str, Any]:
     frame_over_time(figure, [(list(panels.values()), curves)], _ERROR)
     lines: LegendEntries = [("without", {"color": GREY}), ("with", {"color": GREY, "linestyle": "--"})]
     waits = parts.wait_entries(drawn, results)
-    style.add_legend(figure, {parts.title(results): [], "waiting time": waits, "replay": lines})
-    return {"": figure}
-
-
-def update_rates(results: Sequence[Result]) -> dict[str, Any]:
-    """The first draft's Figure 1: four curves of tardy, greedy and intermediate updates, and growth."""
-    shown = select.update_rates(results)
-    figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
-    curves, ends = [], []
-    for (name, result), colour in zip(shown.items(), _DRAFT_COLOURS, strict=True):
-        curves.append(draw_over_time(axes, result, color=colour))
-        ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, {"color": colour}))
-    axes.set_title(parts.title(results))
-    frame_over_time(figure, [([axes], curves)], _ERROR, area=True)
-    style.label_ends(figure, {axes: ends})
-    return {"": figure}
-
-
-def growth_ablation(results: Sequence[Result]) -> dict[str, Any]:
-    """The first draft's Figure 5 left: tree gates, flat gates, no growth, and an ensemble of mixtures."""
-    shown = select.ablation(results)
-    figure, ((axes,),) = style.subplots(1, 1, (4.6, 2.9))
-    learners = [result.learner for result in shown.values()]
-    curves, ends = [], []
-    for i, (name, result) in enumerate(shown.items()):
-        look = style.variant(colour_of(result.learner), learners[:i].count(result.learner))
-        curves.append(draw_over_time(axes, result, **look))
-        ends.append(End(curves[-1].x[-1], curves[-1].y[-1], name, look))
-    tree = next(iter(shown.values()))
-    replay = ", replay" if tree.config["replay"] else ""
-    axes.set_title(f"{parts.title(results)}, {parts.size_label(tree)}, w = {wait(tree)}{replay}")
-    frame_over_time(figure, [([axes], curves)], _ERROR)
-    style.label_ends(figure, {axes: ends})
+    style.add_legend(figure, {results[0].stream: [], "waiting time": waits, "replay": lines})
     return {"": figure}

@@ -10,11 +10,6 @@ from alma.report.style import LegendEntries
 from alma.report.vision.select import distinct, methods, size, wait
 
 
-def title(results: Sequence[Result]) -> str:
-    """Data set and B."""
-    return results[0].stream
-
-
 def units(result: Result) -> str:
     """The unit of `size`."""
     return "channels" if result.config.get("arch") == "vgg" else "hidden units"

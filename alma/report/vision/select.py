@@ -8,7 +8,7 @@ import json
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -79,9 +79,7 @@ def _named(results: Sequence[Result]) -> list[Result]:
 
 def _same_growth(results: Sequence[Result]) -> bool:
     """Whether all grow after the same number of mega-batches, in stages of any length (rounded up)."""
-    stages = [(r.waiting_time, r.config["grow_every"]) for r in results if "grow_every" in r.config]
-    if len(stages) < len(results):
-        return False
+    stages = [(r.waiting_time, r.config.get("grow_every", 0)) for r in results]
     longest = max(waited * every for waited, every in stages)
     return any(all(every == -(-k // waited) for waited, every in stages) for k in range(1, longest + 1))
 
@@ -97,11 +95,6 @@ def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[in
 def size(result: Result) -> int:
     """Size of the backbone: units of a hidden layer, or channels; 0 for a model of torchvision."""
     return result.config.get("hidden", 0)
-
-
-def single_stage(result: Result) -> bool:
-    """Whether it waits for the whole stream, without replay, which would change nothing."""
-    return wait(result) == result.megabatches and not result.config["replay"]
 
 
 def distinct(key: Callable[[Result], int], results: Iterable[Result]) -> list[int]:
@@ -129,18 +122,17 @@ def without_replay(results: Iterable[Result]) -> list[Result]:
 
 def replay_pairs(results: Sequence[Result]) -> list[Pair]:
     """Pairs (without, with replay) that differ in nothing else. Missing: there are none."""
-    if not any(result.config["replay"] for result in results):
-        raise Missing("no run with --replay")
     pairs = _pairs(results, "replay", False, True)
     if not pairs:
-        raise Missing("no two runs that differ only in --replay")
+        some = any(result.config["replay"] for result in results)
+        raise Missing("no two runs that differ only in --replay" if some else "no run with --replay")
     return pairs
 
 
 def at_one_wait(pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs at waiting time 10, as in Figure 4, or else at the most frequent one."""
     count = Counter(wait(plain) for plain, _ in pairs)
-    chosen = 10 if 10 in count else min(count, key=lambda w: (-count[w], w))
+    chosen = min(count, key=lambda w: (w != 10, -count[w], w))
     return [pair for pair in pairs if wait(pair[0]) == chosen]
 
 
@@ -200,25 +192,25 @@ def update_rates(results: Sequence[Result]) -> dict[str, Result]:
         raise Missing("no run of gmoe that waits for more than one mega-batch, and not for all")
     some = min(between, key=lambda w: (abs(w - 5), w))
     wanted = [("sm", small, 1), ("sm", small, some), ("gmoe", small, some), ("sm", large, whole)]
-    names = [f"{learner}, {hidden}, w = {waited}" for learner, hidden, waited in wanted]
-    for name, key in zip(names, wanted, strict=True):
-        if key not in found:
+    shown = {}
+    for learner, hidden, waited in wanted:
+        name = f"{learner}, {hidden}, w = {waited}"
+        if (learner, hidden, waited) not in found:
             raise Missing(f"no run of {name}")
-    return {name: found[key] for name, key in zip(names, wanted, strict=True)}
+        shown[name] = found[learner, hidden, waited]
+    return shown
 
 
 def cer_against(results: Iterable[Result], cost: Measure) -> list[Curve]:
     """CER against a cost: a curve over ascending sizes for each method and waiting time (Figure 2)."""
-    families: dict[tuple[str, int], list[Result]] = {}
-    for result in results:
-        families.setdefault((result.method, wait(result)), []).append(result)
-    curves = []
-    for members in families.values():
-        members.sort(key=size)
-        points = [(r.over_seeds(cost)[0], *r.over_seeds(cer)) for r in members]
-        x, y, deviation = map(list, zip(*points, strict=True))
-        curves.append(Curve(members[0], x, y, deviation))
-    return curves
+    curves: dict[tuple[str, int], Curve] = {}
+    for result in sorted(results, key=size):
+        curve = curves.setdefault((result.method, wait(result)), Curve(result, [], [], []))
+        point = result.over_seeds(cost)[0], *result.over_seeds(cer)
+        for values, value in zip((curve.x, curve.y, curve.deviation), point, strict=True):
+            values.append(value)
+    order = dict.fromkeys((result.method, wait(result)) for result in results)
+    return [curves[key] for key in order]
 
 
 class Spoke(NamedTuple):
@@ -247,11 +239,10 @@ def spokes(results: Sequence[Result]) -> dict[str, Spoke]:
     for name, measure in SPOKES.items():
         values = [result.over_seeds(measure)[0] for result in results]
         low, high = min(values), max(values)
+        radii = [value / high if high else 0.0 for value in values]
         logarithmic = 0 < 10 * low < high
         if logarithmic:
             radii = [0.1 + 0.9 * math.log(value / low) / math.log(high / low) for value in values]
-        else:
-            radii = [value / high if high else 0.0 for value in values]
         found[name] = Spoke(values, radii, logarithmic)
     return found
 
@@ -268,23 +259,19 @@ def ablation(results: Sequence[Result]) -> dict[str, Result]:
     if not pairs:
         raise Missing("no two runs of gmoe that differ only in --router tree and flat")
     tree, flat = max(pairs, key=lambda pair: (len(pair[0].repeats), size(pair[0]), -wait(pair[0])))
+
+    def distance(result: Result) -> tuple[bool, int]:
+        """Whether the numbers of experts differ from the tree's, and how many common settings do."""
+        common = result.config.keys() & tree.config.keys() - {"learner", "seed"}
+        names = differing([{key: config[key] for key in common} for config in (result.config, tree.config)])
+        return "experts" in names, len(names)
+
     shown = {"gmoe, tree": tree, "gmoe, flat": flat}
     for name, learner in (("moe", "moe"), ("ensemble of moe", "gens")):
-        candidates = [
-            r
-            for r in results
-            if r.learner == learner
-            and r.config.get("experts", 1) > 1
-            and all(r.config.get(key) == tree.config.get(key) for key in _CONTROLLED)
-        ]
+        mixtures = [r for r in results if r.learner == learner and r.config.get("experts", 1) > 1]
+        controlled = [tree.config.get(key) for key in _CONTROLLED]
+        candidates = [r for r in mixtures if [r.config.get(key) for key in _CONTROLLED] == controlled]
         if candidates:
-            nearest = min(candidates, key=lambda r: _distance(r.config, tree.config))
+            nearest = min(candidates, key=distance)
             shown[f"{name}, {nearest.config['experts']} experts"] = nearest
     return shown
-
-
-def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[bool, int]:
-    """Whether the numbers of experts differ, and in how many common settings the configs differ."""
-    common = one.keys() & other.keys() - {"learner", "seed"}
-    names = differing([{key: config[key] for key in common} for config in (one, other)])
-    return "experts" in names, len(names)

@@ -2,7 +2,7 @@
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from alma.configs import canonical
@@ -24,24 +24,19 @@ def front(results: Sequence[Result]) -> dict[str, Any]:
     if len(results) < 2:
         raise Missing("only one configuration")
     share = 100 / results[0].megabatches
-    averaged = {_without_average(result) for result in results if "average" in result.config}
+    keys = [canonical({k: v for k, v in r.config.items() if k != "average"}, "seed") for r in results]
+    averaged = {key for key, result in zip(keys, results, strict=True) if "average" in result.config}
     points = []
-    for result in results:
-        if result.variant and "average" not in result.config and _without_average(result) in averaged:
-            continue
-        mean, deviation = result.over_seeds(cer)
-        spent, _ = result.over_seeds(compute)
-        at = spent, share * mean, share * deviation
-        points.append(Point(result, *at, f"w = {wait(result)}", f"{size(result)} units"))
+    for key, result in zip(keys, results, strict=True):
+        if not result.variant or "average" in result.config or key not in averaged:
+            mean, deviation = result.over_seeds(cer)
+            at = result.over_seeds(compute)[0], share * mean, share * deviation
+            points.append(Point(result, *at, f"w = {wait(result)}", f"{size(result)} units"))
     label = "mean test error over the stream (%),\nuntrained errors while waiting included"
-    return {"": draw_front(points, f"{parts.title(results)}: error against compute", label)}
+    return {"": draw_front(points, f"{results[0].stream}: error against compute", label)}
 
 
-def _without_average(result: Result) -> str:
-    return canonical({name: value for name, value in result.config.items() if name != "average"}, "seed")
-
-
-def cost_trade_offs(results: Sequence[Result]) -> dict[str, Any]:
+def against_costs(results: Sequence[Result]) -> dict[str, Any]:
     """Figures 2 and 7 (top): CER against training compute, and against parameters, without replay."""
     shown = select.without_replay(results)
     if len(shown) < 2:
@@ -50,15 +45,14 @@ def cost_trade_offs(results: Sequence[Result]) -> dict[str, Any]:
     markers = parts.markers(distinct(wait, results))
     for axes, cost in ((left, compute), (right, memory)):
         curves = select.cer_against(shown, cost)
-        for found in curves:
-            look = parts.look(found.result, results)
-            axes.errorbar(
-                found.x, found.y, found.deviation, linestyle="none", ecolor=look["color"], elinewidth=0.8
-            )
-            axes.plot(found.x, found.y, **look, **dot(look["color"], markers[wait(found.result)]))
-        number_axis(axes, "x", [x for found in curves for x in found.x], log_from=5, dense_below=100)
-    _label_cer_axes([left, right], [y for found in curves for y in found.y], shown)
-    left.set(xlabel=TFLOPS, ylabel=CER, title=f"{parts.title(results)}: compute")
+        for curve in curves:
+            look = parts.look(curve.result, results)
+            axes.plot(curve.x, curve.y, **look, **dot(look["color"], markers[wait(curve.result)]))
+            bars = {"linestyle": "none", "ecolor": look["color"], "elinewidth": 0.8}
+            axes.errorbar(curve.x, curve.y, curve.deviation, **bars)
+        number_axis(axes, "x", [x for curve in curves for x in curve.x], log_from=5)
+    _label_cer_axes([left, right], [y for curve in curves for y in curve.y], shown)
+    left.set(xlabel=TFLOPS, ylabel=CER, title=f"{results[0].stream}: compute")
     right.set(xlabel="parameters summed over the stream, Mem", title="memory")
     marks = [(f"w = {w}", mark(markers[w])) for w in distinct(wait, shown)]
     style.add_legend(figure, {"learner": parts.method_entries(shown, results), "waiting time": marks})
@@ -70,14 +64,11 @@ def replay_at_one_wait(results: Sequence[Result]) -> dict[str, Any]:
     pairs = select.at_one_wait(select.replay_pairs(results))
     figure, ((axes,),) = style.subplots(1, 1, (4.8, 3.2))
     plain = [pair[0] for pair in pairs]
-    markers = parts.markers(distinct(size, plain))
-    for pair in pairs:
-        _draw_pair(axes, pair, parts.look(pair[0], results), markers)
-    _label_pair_axes([axes], pairs)
+    marks = _draw_pairs([(axes, parts.look(pair[0], results)["color"], pair) for pair in pairs])
     axes.set(xlabel=TFLOPS, ylabel=CER)
-    axes.set_title(f"{parts.title(results)}, w = {wait(plain[0])}: effect of replay")
-    learners = {"learner": parts.method_entries(plain, results)}
-    style.add_legend(figure, learners | _marks_of_pairs(plain, markers))
+    axes.set_title(f"{results[0].stream}, w = {wait(plain[0])}: effect of replay")
+    _label_cer_axes([axes], [r.over_seeds(cer)[0] for pair in pairs for r in pair], plain)
+    style.add_legend(figure, {"learner": parts.method_entries(plain, results)} | marks)
     return {"": figure}
 
 
@@ -86,16 +77,50 @@ def replay_at_all_waits(results: Sequence[Result]) -> dict[str, Any]:
     pairs = select.replay_pairs(results)
     plain = [pair[0] for pair in pairs]
     figure, panels = style.named_panels(methods(plain), sharex=True, sharey=True)
-    markers, colours = parts.markers(distinct(size, plain)), style.wait_colours(map(wait, results))
-    for pair in pairs:
-        _draw_pair(panels[pair[0].method], pair, {"color": colours[wait(pair[0])]}, markers)
+    colours = style.wait_colours(map(wait, results))
+    marks = _draw_pairs([(panels[pair[0].method], colours[wait(pair[0])], pair) for pair in pairs])
     parts.colour_titles(panels, plain, results)
-    _label_pair_axes(list(panels.values()), pairs)
     style.name_axes(figure, list(panels.values()), TFLOPS, CER)
-    waits = parts.wait_entries(plain, results)
-    groups = {"waiting time": waits, **_marks_of_pairs(plain, markers)}
-    style.add_legend(figure, {f"{parts.title(results)}: effect of replay": [], **groups})
+    if len(panels) == 1:
+        _label_cer_axes(list(panels.values()), [r.over_seeds(cer)[0] for pair in pairs for r in pair], plain)
+    groups = {
+        f"{results[0].stream}: effect of replay": [],
+        "waiting time": parts.wait_entries(plain, results),
+    }
+    style.add_legend(figure, groups | marks)
     return {"": figure}
+
+
+def _draw_pairs(pairs: Sequence[tuple[Any, str, Pair]]) -> dict[str, LegendEntries]:
+    """Draw lines from results without replay (hollow points) to those with replay (filled points).
+
+    Of each pair, its panel and colour. Returns the entries of the legend.
+    """
+    plain = [pair[0] for _, _, pair in pairs]
+    markers = parts.markers(distinct(size, plain))
+    for axes, colour, pair in pairs:
+        x, values = [r.over_seeds(compute)[0] for r in pair], [r.over_seeds(cer) for r in pair]
+        y, deviation = zip(*values, strict=True)
+        axes.plot(x, y, linewidth=0.9, color=colour)
+        axes.errorbar(x, y, deviation, linestyle="none", ecolor=colour, elinewidth=0.8)
+        for i, hollow in enumerate((True, False)):
+            axes.plot(x[i], y[i], "", color=colour, **dot(colour, markers[size(pair[i])], hollow))
+    results = [result for _, _, pair in pairs for result in pair]
+    for axes in {id(axes): axes for axes, _, _ in pairs}.values():
+        number_axis(axes, "x", [r.over_seeds(compute)[0] for r in results], log_from=5)
+        number_axis(axes, "y", [r.over_seeds(cer)[0] for r in results], log_from=2.5)
+    sizes = [(str(hidden), mark(markers[hidden])) for hidden in distinct(size, plain)]
+    return {parts.units(plain[0]): sizes, "replay": [("without", mark(hollow=True)), ("with", mark())]}
+
+
+def _label_cer_axes(panels: Sequence[Any], values: Sequence[float], shown: Sequence[Result]) -> None:
+    """Number the CER axes, and add an axis with the mean error (CER / B) to the right of the last panel."""
+    share = 100 / shown[0].megabatches
+    for axes in panels:
+        number_axis(axes, "y", values, log_from=2.5)
+    right = panels[-1].secondary_yaxis("right", functions=(lambda y: y * share, lambda y: y / share))
+    number_axis(right, "y", [value * share for value in values], log_from=2.5)
+    right.set_ylabel("mean error, CER / B (%)")
 
 
 def radars(results: Sequence[Result]) -> dict[str, Any]:
@@ -126,13 +151,12 @@ def _radar(members: Sequence[Result], results: Sequence[Result]) -> Any:
         axes.spines["polar"].set_visible(False)
         axes.set_title(textwrap.fill(axes.get_title(), 26), pad=16)
         for name, angle, rotation in zip(measured, angles, (0, 90, 0, -90), strict=True):
-            look = {"ha": "center", "va": "center", "rotation": rotation, "fontsize": 7}
-            axes.text(angle, 1.13, name, **look)
+            axes.text(angle, 1.13, name, ha="center", va="center", rotation=rotation, fontsize=7)
     parts.colour_titles(panels, members, results)
     ranges: LegendEntries = [
         (f"{name}: {_extent(spoke)}", {"linestyle": ""}) for name, spoke in measured.items()
     ]
-    heading = f"{parts.title(members)}, {parts.size_label(members[0])}"
+    heading = f"{results[0].stream}, {parts.size_label(members[0])}"
     waits = parts.wait_entries(members, results)
     style.add_legend(figure, {heading: [], "waiting time": waits, "axes (smaller is better)": ranges})
     return figure
@@ -144,39 +168,3 @@ def _extent(spoke: Spoke) -> str:
     short = EngFormatter(places=1, sep="")
     start = short(min(spoke.values)) if spoke.logarithmic else "0"
     return f"{start} to {short(max(spoke.values))}" + (", log" if spoke.logarithmic else "")
-
-
-def _marks_of_pairs(plain: Sequence[Result], markers: Mapping[int, str]) -> dict[str, LegendEntries]:
-    """Legend entries of sizes, and of hollow and filled points."""
-    sizes = [(str(hidden), mark(markers[hidden])) for hidden in distinct(size, plain)]
-    return {parts.units(plain[0]): sizes, "replay": [("without", mark(hollow=True)), ("with", mark())]}
-
-
-def _label_cer_axes(panels: Sequence[Any], values: Sequence[float], shown: Sequence[Result]) -> None:
-    """Number the CER axes, and add an axis with the mean error (CER / B) to the right of the last panel."""
-    share = 100 / shown[0].megabatches
-    for axes in panels:
-        number_axis(axes, "y", values, log_from=2.5, dense_below=100)
-    right = panels[-1].secondary_yaxis("right", functions=(lambda y: y * share, lambda y: y / share))
-    number_axis(right, "y", [value * share for value in values], log_from=2.5, dense_below=100)
-    right.set_ylabel("mean error, CER / B (%)")
-
-
-def _draw_pair(axes: Any, pair: Pair, look: dict[str, Any], markers: Mapping[int, str]) -> None:
-    """Draw a line from the result without replay (hollow point) to the one with replay (filled point)."""
-    x, points = [r.over_seeds(compute)[0] for r in pair], [r.over_seeds(cer) for r in pair]
-    y, deviation = zip(*points, strict=True)
-    axes.plot(x, y, linewidth=0.9, **look)
-    axes.errorbar(x, y, deviation, linestyle="none", ecolor=look["color"], elinewidth=0.8)
-    for i, hollow in enumerate((True, False)):
-        axes.plot(x[i], y[i], "", color=look["color"], **dot(look["color"], markers[size(pair[i])], hollow))
-
-
-def _label_pair_axes(panels: Sequence[Any], pairs: Sequence[Pair]) -> None:
-    """Number the axes of pairs; a single panel gets an axis with the mean error."""
-    both = [result for pair in pairs for result in pair]
-    for axes in panels:
-        number_axis(axes, "x", [r.over_seeds(compute)[0] for r in both], log_from=5, dense_below=100)
-        number_axis(axes, "y", [r.over_seeds(cer)[0] for r in both], log_from=2.5, dense_below=100)
-    if len(panels) == 1:
-        _label_cer_axes(panels, [r.over_seeds(cer)[0] for r in both], both)

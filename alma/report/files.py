@@ -1,0 +1,107 @@
+"""The files of a report: report.md, report.csv, age.csv, figures, and the paper's tables."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from alma.configs import flatten
+from alma.files import atomic_write
+from alma.records import Run
+from alma.report import age_table, compare, differences, drift, style
+from alma.report.age_table import Aged
+from alma.report.figures import write_figures
+from alma.report.results import Result, matrix
+from alma.report.style import Picture
+from alma.report.tables import PaperTable, as_markdown, markdown
+
+
+def write_report(
+    groups: Sequence[Sequence[Result]],
+    runs: Sequence[Run],
+    out: Path,
+    pictures: Sequence[Picture] | None,
+    tables: Mapping[str, PaperTable],
+    choices: Sequence[str],
+    baselines: Sequence[Result | None],
+) -> list[Path]:
+    """Write report.md, report.csv, figures and, of streams that drift, age.csv to the directory `out`.
+
+    Returns their paths. `groups` are lists of results for a general table each. `pictures` are the paper's
+    figures, in place of the general ones (None). `tables` are the paper's tables by file name without suffix,
+    `choices` the lines of `alma.report.selection`. `baselines` are those of the tables of
+    differences, one for each group or None.
+    """
+    aged = [age_table.aged(results) for results in groups]
+    records = [record for of_group in aged for record in age_table.records(of_group)]
+    written = [out / "report.md", out / "report.csv", *([out / "age.csv"] if records else [])]
+    parts = ["# ALMA report", *map(markdown, choices)]
+    for stem, table in tables.items():
+        parts.append(table.as_markdown())
+        texts = {".csv": table.as_csv(), ".tex": table.as_latex(), ".md": table.as_markdown() + "\n"}
+        for suffix, text in texts.items():
+            written.append(out / f"{stem}{suffix}")
+            with atomic_write(written[-1]) as file:
+                file.write(text)
+    for results, of_group, baseline in zip(groups, aged, baselines, strict=True):
+        parts += compare.titled(results).as_markdown("##")
+        general = write_figures(results, out) if pictures is None else []
+        parts += [f"![{path.stem}]({path.name})" for path in general]
+        written += general
+        parts += age_table.titled(of_group).as_markdown("###") if of_group else []
+        parts += differences.titled(baseline, results).as_markdown("###") if baseline else []
+        with style.drawing():
+            for name, figure, caption in drift.figures(results):
+                written.append(out / f"{results[0].stem}_{name}.png")
+                style.save(figure, written[-1])
+                parts += [f"![{written[-1].stem}]({written[-1].name})", caption]
+    if pictures:
+        parts.append("## Figures")
+        parts.append("Bands and bars are ±1 standard deviation over seeds, where there are several.")
+    for path, caption in pictures or []:
+        parts += [f"![{path.stem}]({path.name})", caption]
+        written.append(path)
+    origins = [(r.directory, r.config["seed"], r.info.get("created"), r.info.get("commit")) for r in runs]
+    different = {str(row): list(map(str, row)) for row in origins}  # a directory with an average is two runs
+    parts += ["## Runs", as_markdown([["run", "seed", "started", "commit"], *different.values()])]
+    write_csv(runs, out / "report.csv", aged)
+    if records:
+        _write_records(records, out / "age.csv")
+    with atomic_write(out / "report.md") as file:
+        file.write("\n\n".join(parts) + "\n")
+    return written
+
+
+def write_csv(runs: Sequence[Run], path: Path, aged: Sequence[Sequence[Aged]]) -> None:
+    """Write all rows in long format: a line per run and t, with all settings and all fields.
+
+    A run with an average has a second line per t, without `config.average`, for its raw weights. The means
+    over an evaluation matrix are on each line of the run, and so is its loss against age.
+    """
+    of_age = {run: record for of_group in aged for run, record in age_table.per_run(of_group).items()}
+    records: list[dict[str, Any]] = []
+    for run in runs:
+        rows = {row["t"]: row for row in run.rows}
+        same: dict[str, Any] = {"run": str(run.directory)}
+        same |= {f"config.{key}": value for key, value in flatten(run.config).items()}
+        same |= compare.transfer(rows)._asdict() if matrix(rows) else {}
+        same |= of_age.get(id(run), {})
+        for row in run.rows:
+            extra = row["extra"].copy()
+            for name in extra.keys() & {"matrix", "matrix_experts"}:  # a column for each held-out part
+                extra[name] = dict(enumerate(extra[name], 1))
+            trained_on = " ".join(map(str, row["trained_on"]))
+            records.append({**same, **flatten(row | {"extra": extra}), "trained_on": trained_on})
+    _write_records(records, path)
+
+
+def _write_records(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write CSV, with the fields of all records as columns."""
+    fields = dict.fromkeys(key for record in records for key in record)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    with atomic_write(path, "wb") as file:  # a learner's own text may hold halves of surrogate pairs
+        file.write(text.getvalue().encode("utf-8", "backslashreplace"))
