@@ -18,11 +18,10 @@ from tests.slurm.supervisor import descendants, read_proc
 
 SECONDS = 300  # until a command counts as hanging
 _ROOT = Path(__file__).parents[2]
-_CLOCK = Path(__file__).parent / "clock"
 _PR_SET_CHILD_SUBREAPER = 36
-_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-SIGNALS = tuple(f"{number.name} to {aim}" for number in _SIGNALS for aim in ("process", "group", "child"))
-FAULTS = (*SIGNALS, "disk full", "no permission", "file truncated", "clock jumps", "second launch")
+_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGUSR2")
+SIGNALS = tuple(f"{name} to {aim}" for name in _SIGNALS for aim in ("process", "group", "child"))
+FAULTS = (*SIGNALS, "disk full", "file truncated", "second launch")
 
 
 class Place:
@@ -42,18 +41,19 @@ class Place:
         self.work.mkdir()
 
     def close(self) -> None:
-        """Unmount it."""
+        """Unmount and remove it."""
         if self.mounted:
             subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+        shutil.rmtree(self.folder)
 
     def sizes(self) -> dict[str, int]:
         """Sizes of all files by name; changes of it are events."""
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for folder, _, names in os.walk(self.work):
             for path in (os.path.join(folder, name) for name in names):
                 with contextlib.suppress(OSError):
-                    found[path] = os.lstat(path).st_size
-        return found
+                    sizes[path] = os.lstat(path).st_size
+        return sizes
 
     @contextlib.contextmanager
     def full(self, free_bytes: int) -> Iterator[None]:
@@ -72,22 +72,6 @@ class Place:
         finally:
             filler.unlink()
 
-    @contextlib.contextmanager
-    def unwritable(self) -> Iterator[None]:
-        """Take the permission to write in the folders that the command made."""
-        folders = [folder for folder, *_ in os.walk(self.work)]
-
-        def allow(mode: int) -> None:
-            for folder in folders:
-                with contextlib.suppress(FileNotFoundError):  # some disappear
-                    os.chmod(folder, mode)
-
-        allow(0o555)
-        try:
-            yield
-        finally:
-            allow(0o755)
-
     def truncate(self, rng: Random) -> tuple[Path, bytes] | None:
         """Cut a file that the command made; its path and what it held."""
         files = [Path(name) for name, size in sorted(self.sizes().items()) if size]
@@ -102,15 +86,13 @@ class Place:
 
 
 class EndOfCommand(NamedTuple):
-    """How a command ended."""
+    """How a command ended: exit code, what it printed, its time, changes of files, processes left."""
 
     code: int
     text: str
-    """What it printed."""
     seconds: float
     events: int
     left: Sequence[str]
-    """Its processes that did not end."""
 
 
 class RunningCommand:
@@ -121,21 +103,15 @@ class RunningCommand:
 
     program: Sequence[str] = (sys.executable, "-m", "alma")
 
-    def __init__(self, place: Place, words: str, fault: str = "") -> None:
-        """`fault`: one that changes how the command starts."""
+    def __init__(self, place: Place, words: str) -> None:
         self.place, self.events = place, 0
         self.began, self._sizes = time.monotonic(), place.sizes()
         self.log = place.folder.with_name(f"log.{time.monotonic_ns()}")  # not on the disk that may be full
         added = {"TMPDIR": str(place.folder / "tmp"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
         added["PYTHONFAULTHANDLER"] = "1"  # see `_look`
-        if fault == "clock jumps":
-            added["PYTHONPATH"] = f"{_CLOCK}:{_ROOT}"
-        program = [*self.program, *words.split()]
-        if fault == "no permission" and not os.geteuid():  # root may write anywhere otherwise
-            program = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *program]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                program,
+                [*self.program, *words.split()],
                 cwd=place.work,
                 env=os.environ | added,
                 stdin=subprocess.DEVNULL,
