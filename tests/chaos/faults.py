@@ -17,6 +17,7 @@ from tests.chaos.workloads import Difference
 from tests.slurm.supervisor import descendants, read_proc
 
 SECONDS = 300  # until a command counts as hanging
+GRACE = 15  # seconds from its end to that of its processes
 _ROOT = Path(__file__).parents[2]
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGUSR2")
@@ -154,10 +155,10 @@ class RunningCommand:
             raise Difference(f"no end after {SECONDS} s:\n{self.log.read_text(errors='replace')[-9000:]}")
 
     def end(self, alone: bool = True) -> EndOfCommand:
-        """Wait for the end of the command, and up to 15 s for that of its processes, if it is `alone`."""
+        """Wait for the end of the command, and GRACE for that of its processes, if it is `alone`."""
         self.reach(sys.maxsize, 0)
         seconds = time.monotonic() - self.began
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + GRACE
         while (left := running(os.getpid()) if alone else []) and time.monotonic() < deadline:
             time.sleep(0.01)
         names = [f"{pid} {read_proc(pid, 'cmdline').replace(chr(0), ' ')[:100]}" for pid in left]

@@ -30,7 +30,7 @@ import json, pathlib, sys
 from random import Random
 from tests.chaos import __main__ as chaos, faults, workloads
 
-chaos.REPEATS = 1
+chaos.REPEATS, faults.GRACE = 1, 3
 workloads.WORKLOADS["images"] = lambda rng: workloads.Workload(("images",), (), workloads.streams)
 runs = chaos.Runs(pathlib.Path(sys.argv[1]), "images", ["SIGKILL to process"])
 for harm in sys.argv[2:]:
