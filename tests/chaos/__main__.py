@@ -1,14 +1,14 @@
 """`python -m tests.chaos TOOL`: commands under random faults give the results of an undisturbed run.
 
 A run draws the settings of a tool and runs its commands undisturbed. Then it runs them again, from the
-start, and disturbs them: signals to the process, its group or a child, a full disk, a truncated file, the
-same command started a second time. It repeats each command until it succeeds. Right is: the same results, no
-process and no file left over, nothing finished done again, each error one line, an end soon after Ctrl-C.
+start, and disturbs them: signals to the process, its group or a child, a truncated file, the same command
+started a second time. It repeats each command until it succeeds. Right is: the same results, no process and
+no file left over, nothing finished done again, each error one line, an end soon after Ctrl-C.
 """
 
 import argparse
-import contextlib
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from tests.broken_input.sound import Sound
-from tests.chaos.faults import FAULTS, SIGNALS, EndOfCommand, Place, RunningCommand, adopt
+from tests.chaos.faults import FAULTS, SIGNALS, EndOfCommand, RunningCommand, adopt, truncate
 from tests.chaos.workloads import WORKLOADS, Difference, Report, check_kept, compare, finished
 
 REPEATS = 3
@@ -38,15 +38,12 @@ _NOT_STARTED = "Fatal Python error: init_import_site"
 
 
 class Runs:
-    """Runs of a tool, in `folder`; the inputs are kept there."""
+    """Runs of a tool below `folder`, in work/; sound/ keeps the inputs."""
 
     def __init__(self, folder: Path, tool: str, faults: Sequence[str] = FAULTS) -> None:
         self.tool, self.faults = tool, faults
         self.sound = Sound(folder / "sound")
-        self.place = Place(Path(tempfile.mkdtemp(prefix="chaos_", dir=folder)))
-        if not self.place.mounted:
-            print("no right to mount a file system: no full disks")
-            self.faults = [fault for fault in faults if fault != "disk full"]
+        self.work, self.inputs, self.temporary = (folder / name for name in ("work", "inputs", "tmp"))
         adopt()
 
     def run(self, rng: Random) -> Report:
@@ -56,13 +53,13 @@ class Runs:
         try:
             self._prepare(workload.needs)
             undisturbed = [self._finish(words) for words in workload.commands]
-            expected = workload.result(self.place.work)
+            expected = workload.result(self.work)
             for _ in range(REPEATS):
                 self._prepare(workload.needs)
                 for words, before in zip(workload.commands, undisturbed, strict=True):
                     self._disturb(words, before, rng, report)
-                compare(workload.result(self.place.work), expected)
-                left = sorted(path.name for path in (self.place.folder / "tmp").iterdir())
+                compare(workload.result(self.work), expected)
+                left = sorted(path.name for path in self.temporary.iterdir())
                 if left := [name for name in left if not name.startswith(_TORCHS_OWN)]:
                     raise Difference(f"temporary files left: {left}")
         except Difference as problem:
@@ -70,14 +67,16 @@ class Runs:
         return report
 
     def _prepare(self, needs: Sequence[str]) -> None:
-        """An empty place with the inputs, and a list of them."""
-        self.place.clear()
-        for folder in (self.place.work, self.place.folder / "inputs"):
-            self.sound.copy(needs, folder)
+        """Empty folders, and the inputs twice."""
+        for folder in (self.work, self.inputs, self.temporary):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        self.sound.copy(needs, self.work)
+        self.sound.copy(needs, self.inputs)
 
     def _finish(self, words: str, *codes: int, alone: bool = True) -> EndOfCommand:
         """Run a command undisturbed. Difference: it does not end well, or with one of `codes`."""
-        with RunningCommand(self.place, words) as command:
+        with RunningCommand(self.work, words) as command:
             ended = command.end(alone)
         _judge(ended, codes)
         return ended
@@ -88,7 +87,7 @@ class Runs:
             fault = rng.choice(self.faults)
             events = rng.randint(0, before.events) if rng.random() < 0.7 else 0
             seconds = rng.uniform(0, 0.05) if events else rng.uniform(0, before.seconds)
-            done = finished(self.place.work)
+            done = finished(self.work)
             ended, met = self._meet(fault, words, events, seconds, rng)
             if met:
                 report.faults.append(fault)
@@ -96,7 +95,7 @@ class Runs:
                 check_kept(done)
             if not ended.code:
                 return
-        done = finished(self.place.work)
+        done = finished(self.work)
         self._finish(words)
         check_kept(done)
 
@@ -105,20 +104,18 @@ class Runs:
     ) -> tuple[EndOfCommand, bool]:
         """The end of a command under a fault, and whether the fault came before it."""
         killed = fault in SIGNALS or fault == "file truncated"
-        with RunningCommand(self.place, words) as command, contextlib.ExitStack() as stack:
+        with RunningCommand(self.work, words) as command:
             met = command.reach(events, seconds)
             if met and killed:
                 command.send(fault if fault in SIGNALS else "SIGKILL to process", rng)
-            elif met and fault == "disk full":
-                stack.enter_context(self.place.full(rng.choice([0, 1 << 12, 1 << 16])))
             elif met:  # the same command beside the first one ends well, or refuses in one line
                 self._finish(words, 2, alone=False)
             sent = time.monotonic()
             ended = command.end()
         if met and fault in ("SIGINT to process", "SIGINT to group") and time.monotonic() - sent > SOON:
             raise Difference(f"{fault}: no end within {SOON} s")
-        _judge(ended, None if killed else (1, 2))  # the second command may be first at the lock
-        cut = self.place.truncate(rng) if fault == "file truncated" and ended.code else None
+        _judge(ended, None if killed else (2,))  # the second command may be first at the lock
+        cut = truncate(rng, self.work, self.inputs) if fault == "file truncated" and ended.code else None
         if cut:  # the command succeeds, perhaps without the file, or names the problem
             path, content = cut
             self._finish(words, 1, 2)
@@ -155,15 +152,14 @@ def main() -> None:
     began, number, faults, problems = time.monotonic(), options.first, Counter[str](), 0
     with tempfile.TemporaryDirectory() as folder:
         runs = Runs(Path(folder), options.tool)
-        with contextlib.closing(runs.place):
-            while number == options.first or time.monotonic() < began + 60 * options.minutes:
-                report = runs.run(Random(f"{options.seed} {options.tool} {number}"))
-                faults.update(report.faults)
-                if report.problem:
-                    problems += 1
-                    print(f"run {number} of seed {options.seed}: {report.settings}")
-                    print(f"    after {', '.join(report.faults)}:\n    {report.problem}", flush=True)
-                number += 1
+        while number == options.first or time.monotonic() < began + 60 * options.minutes:
+            report = runs.run(Random(f"{options.seed} {options.tool} {number}"))
+            faults.update(report.faults)
+            if report.problem:
+                problems += 1
+                print(f"run {number} of seed {options.seed}: {report.settings}")
+                print(f"    after {', '.join(report.faults)}:\n    {report.problem}", flush=True)
+            number += 1
     print("\n".join(f"{count:6} {fault}" for fault, count in sorted(faults.items())))
     print(f"{faults.total()} faults in {number - options.first} runs, {problems} differences")
     sys.exit(bool(problems))

@@ -36,7 +36,6 @@ runs = chaos.Runs(pathlib.Path(sys.argv[1]), "images", ["SIGKILL to process"])
 for harm in sys.argv[2:]:
     faults.RunningCommand.program = (sys.executable, "-c", "import os, subprocess, time\\n" + harm)
     print(json.dumps(runs.run(Random(0)).problem))
-runs.place.close()
 """
 HARM = {
     "open('x', 'w').write('same')": "",
