@@ -136,6 +136,10 @@ def test_images_accept_their_commands(monkeypatch):
 
     monkeypatch.chdir(ROOT)
     for words in arguments_of("vision.run"):
+        if "slurm" in words:
+            from slurm.vision.__main__ import parser as on_slurm
+
+            words = on_slurm().parse_known_args(words)[1]
         assert jobs_of(*read_sections(parser(), words)), words
 
 

@@ -45,7 +45,7 @@ def test_a_few_cases_pass(cases):
 def test_many_cases_of_a_command_pass(cases, command):
     drawn = cases(command)
 
-    @settings(max_examples=40, **DRAWN)
+    @settings(max_examples=20, **DRAWN)
     @given(st.data())
     def check(data):
         case = drawn.run(data.draw)
