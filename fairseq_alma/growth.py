@@ -67,7 +67,7 @@ def grow_model_state(
     router rows of parent and copy differ by Gaussian noise of standard deviation `noise`, half on each, which
     changes the gates least; in a tree the noise is the gate of the split. It is orthogonal to the parent's
     mean token, `mean_tokens[prefix]` (E, D), and so divides the tokens evenly. Otherwise most or all go to
-    one of the two (log/). UserError: another `router` after a tree.
+    one of the two (LOG.md). UserError: another `router` after a tree.
     """
     generator = torch.Generator().manual_seed(seed)
     for prefix, split in parents.items():

@@ -145,7 +145,7 @@ class MLP(Backbone):
     def gradient_writer(self) -> Callable[[Tensor, Tensor], None]:
         """A function of images and labels, (n,) or (M, n), that writes each parameter's `grad`. The loss is
         the sum of the voters' mean cross-entropies. Formulas replace autograd, whose overhead exceeds the
-        cost of products this small (log/)."""
+        cost of products this small (LOG.md)."""
         layers = [(layer.weight.data, layer.bias.data) for layer in self.layers]
         gradients: list[Any] = [(layer.weight.grad, layer.bias.grad) for layer in self.layers]
         classes = torch.arange(self.widths[-1], device=layers[0][0].device)[:, None]

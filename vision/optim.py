@@ -1,7 +1,7 @@
 """Optimizers of one vector of parameters: Adadelta, SGD, and Schedule-Free.
 
 The first two match torch.optim bit for bit (tests/vision/test_optim.py). On a small network, half of a
-torch.optim step is overhead, and torch.optim imports torch's compiler (log/).
+torch.optim step is overhead, and torch.optim imports torch's compiler (LOG.md).
 """
 
 import math

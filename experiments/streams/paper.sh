@@ -12,7 +12,7 @@
 #            https://dl.fbaipublicfiles.com/fairseq/gpt2_bpe/
 # The result has the same documents in the same order for any number of workers.
 #
-# Time and disk, from the rates of one core (log/): 17 to 19 s of CPU for 100 MB, 13 to 16 of them for this BPE, so
+# Time and disk, from the rates of one core (LOG.md): 17 to 19 s of CPU for 100 MB, 13 to 16 of them for this BPE, so
 # 13 GB take about 40 minutes on one core; a copy of the text while it runs (13 GB), and about 6 GB that remain (2
 # bytes a token).
 #   sh experiments/streams/paper.sh BOOKS WIKI WEB ENCODER_JSON VOCAB_BPE [STREAM]
