@@ -1,7 +1,6 @@
 """How often `alma advise` says to retrain more often: made-up evaluation matrices with and without drift.
 
-    python -m benchmarks cadence_calibration              100 matrices of each kind, half a minute of one core
-    python -m benchmarks cadence_calibration --count 20   the same, coarser
+    python -m benchmarks cadence_calibration --count 100 --seed 0     half a minute of one core
 
 The loss of a model is the difficulty of the period, less what its training gains, plus drift: a loss in each
 period of age (half as much of the past), even, or by a walk. Models differ by 0.02 nats, cells by 0.005.
@@ -65,10 +64,10 @@ def outcome(kind: Drift, periods: int, seeds: int, count: int, seed: int = 0) ->
     random, every, rarely, held = np.random.default_rng(seed), 0, 0, 0
     true = kind.slope * (2**kind.exponent - 1) / 2
     for _ in range(count):
-        found = retraining(make_losses(kind, periods, seeds, random), "nats a token", "a period")
-        _, low, high = found.against_first(found.cadences[1])
-        every += found.advice == found.cadences[0].name
-        rarely += found.advice not in (found.cadences[0].name, NO_EVIDENCE)
+        answer = retraining(make_losses(kind, periods, seeds, random), "nats a token", "a period")
+        _, low, high = answer.against_first(answer.cadences[1])
+        every += answer.advice == answer.cadences[0].name
+        rarely += answer.advice not in (answer.cadences[0].name, NO_EVIDENCE)
         held += low <= true <= high
     return every / count, rarely / count, held / count
 

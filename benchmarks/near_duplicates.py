@@ -1,13 +1,10 @@
 """`--near-duplicates drop` on real text: documents dropped against exact similarities, contamination, cost.
 
 The first table compares the documents dropped with exact Jaccard similarities of all pairs. The second
-makes streams with keep and drop, and measures the contamination of their test sets. With --gigabytes, the
-third makes that much text of edited copies of the corpus, and measures each stage with keep and drop.
+makes streams with keep and drop, and measures the contamination of their test sets.
 """
 
 import itertools
-import os
-import random
 import tempfile
 import time
 from pathlib import Path
@@ -30,18 +27,16 @@ from data_prep.work import Work, Workspace, mapped
 BORDERS = (0, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 1.01)
 SEEDS = 5  # random orders, of which the mean and the range of the contamination are shown
 _ROWS = 500  # documents whose similarities to all others are computed at once
-_EDITS = (0.002, 0.01, 0.05, 0.5)  # shares of words replaced in copies
 
 
 def corpus_texts(path: Path) -> dict[bytes, bytes]:
     """Distinct documents of a file by their keys, in the order of the keys."""
-    reader = Reader()
-    found = {}
+    reader, texts = Reader(), {}
     for shard in documents.make_shards([("text", str(path))], reader):
         for _, text, _ in reader.read(shard):
             data = text.encode()
-            found[content_key(data, 0)[: near_duplicates.DOCUMENT_BYTES]] = data
-    return dict(sorted(found.items()))
+            texts[content_key(data, 0)[: near_duplicates.DOCUMENT_BYTES]] = data
+    return dict(sorted(texts.items()))
 
 
 def highest_similarities(texts: list[bytes]) -> np.ndarray:
@@ -52,13 +47,13 @@ def highest_similarities(texts: list[bytes]) -> np.ndarray:
     sets.sum_duplicates()
     sets.data[:] = 1
     sizes = np.diff(sets.indptr)
-    found = np.zeros(len(texts))
+    highest = np.zeros(len(texts))
     for start in range(0, len(texts), _ROWS):
         both = (sets[start : start + _ROWS] @ sets.T).tocoo()
         one, other = both.row + start, both.col
         similarity = both.data / (sizes[one] + sizes[other] - both.data)
-        np.maximum.at(found, one[other < one], similarity[other < one])
-    return found
+        np.maximum.at(highest, one[other < one], similarity[other < one])
+    return highest
 
 
 def dropped_documents(texts: dict[bytes, bytes]) -> tuple[np.ndarray, float, float]:
@@ -111,61 +106,17 @@ def effect(path: Path) -> Rows:
     words = sum(len(text.split()) for text in corpus_texts(path).values())
     rows = []
     for drop in (False, True):
-        found = []
+        shares = []
         for seed in range(SEEDS):
             with tempfile.TemporaryDirectory() as folder, Work(1) as work, Workers(1) as workers:
                 made = stream([("text", str(path))], words, drop, Path(folder, "out"), work, seed)
-                found.append(next(iter(contamination.contamination(made, workers) or ())))
+                shares.append(next(iter(contamination.contamination(made, workers) or ())))
         row: dict[str, Any] = {"text": path.name, "near duplicates": "drop" if drop else "keep"}
         row["dropped"] = made.corpus.get("near_duplicate_documents", 0)
-        seen = {"8-grams": [each.seen for each in found]}
-        seen["documents"] = [each.seen_documents for each in found]
-        for name, shares in seen.items():
-            row[name] = f"{np.mean(shares):.1%} [{min(shares):.1%}-{max(shares):.1%}]"
+        for name, field in (("8-grams", "seen"), ("documents", "seen_documents")):
+            values = [getattr(share, field) for share in shares]
+            row[name] = f"{np.mean(values):.1%} [{min(values):.1%}-{max(values):.1%}]"
         rows.append(row)
-    return rows
-
-
-def write_copies(texts: list[bytes], size: float, folder: Path) -> tuple[list[tuple[str, str]], int]:
-    """Files with about `size` bytes of edited copies, and their words."""
-    rng = random.Random(0)
-    files: list[tuple[str, str]] = []
-    words = done = 0
-
-    def edited() -> bytes:
-        found = rng.choice(texts).split(b" ")
-        for _ in range(int(len(found) * rng.choice(_EDITS))):
-            found[rng.randrange(len(found))] = b"%x" % rng.getrandbits(24)
-        return b" ".join(found)
-
-    while done < size:
-        path = folder / f"{len(files):03d}.txt"
-        with open(path, "wb") as file:
-            while file.tell() < min(100e6, size - done):
-                text = edited()
-                words += len(text.split())
-                file.write(text + b"\n\n")
-            done += file.tell()
-        files.append(("text", str(path)))
-    return files, words
-
-
-def cost(paths: list[Path], gigabytes: float, workers: int) -> Rows:
-    """A row for each stage: seconds, CPU seconds and peak memory of a process, with keep and drop."""
-    texts = [text for path in paths for text in corpus_texts(path).values()]
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        files, words = write_copies(texts, gigabytes * 1e9, Path(folder))
-        for drop in (False, True):
-            with Work(workers) as work:
-                # a tenth of the words, because near duplicates are most of the text
-                made = stream(files, words // 10, drop, Path(folder, f"out{drop}"), work)
-                for stage, usage in work.usage.items():
-                    row: dict[str, Any] = {"near duplicates": "drop" if drop else "keep", "stage": stage}
-                    row |= {"seconds": f"{work.seconds[stage]:.1f}", "CPU": f"{usage.cpu:.1f}"}
-                    row |= {"peak MB": f"{usage.peak / 1e6:.0f}", "load": f"{os.getloadavg()[0]:.1f}"}
-                    rows.append(row)
-            print({key: value for key, value in made.corpus.items() if isinstance(value, int)})
     return rows
 
 
@@ -174,8 +125,6 @@ def main(arguments: list[str]) -> None:
     parser = Parser(prog="python -m benchmarks near_duplicates", description=__doc__)
     add = parser.add_argument
     add("corpus", nargs="+", type=Path, metavar="FILE", help="text; up to about 200 MB a file")
-    add("--gigabytes", type=float, default=0, metavar="G", help="size of the edited copies (default: none)")
-    add("--workers", type=int, default=1, metavar="K", help="processes for them (default: 1)")
     add("--results", type=Path, default=Path("benchmarks/results"), metavar="DIR", help="for the CSV")
     args = parser.parse_args(arguments)
     make_directory(args.results)
@@ -184,6 +133,3 @@ def main(arguments: list[str]) -> None:
     show(args.results, Table("near_duplicates", title, rows))
     rows = [row for path in args.corpus for row in effect(path)]
     show(args.results, Table("near_duplicates_effect", "contamination of the test set", rows))
-    if args.gigabytes:
-        rows = cost(args.corpus, args.gigabytes, args.workers)
-        show(args.results, Table("near_duplicates_cost", f"{args.gigabytes:g} GB of edited copies", rows))

@@ -7,7 +7,6 @@ A bug is found if a test fails. `tests/test_planted_bugs.py` checks that every b
 """
 
 import argparse
-import concurrent.futures
 import os
 import shutil
 import subprocess
@@ -46,62 +45,57 @@ def plant(bug: Bug, tree: Path) -> str:
     return text
 
 
-def find(bug: Bug, tree: Path) -> tuple[str, float]:
-    """The first test that fails with the bug ("": it survives) and the seconds it took."""
-    before, started = plant(bug, tree), time.monotonic()
+def find(bug: Bug, tree: Path) -> str:
+    """The first test that fails with the bug; "": it survives."""
+    before = plant(bug, tree)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow and not gpu",
+    ]
+    command += [f"tests/{name}" for name in bug.tests.split()]
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-    tests = [f"tests/{name}" for name in bug.tests.split()]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    command += ["-m", "not slow and not gpu", *tests]
+    options = {"cwd": tree, "env": environment, "capture_output": True, "text": True, "timeout": _SECONDS}
     try:
-        done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=_SECONDS
-        )
-        lines = done.stdout.splitlines()
-        failed = [line.split(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
-        if done.returncode not in (0, 1):
-            failed = failed or [f"pytest: exit code {done.returncode}"]
+        done = subprocess.run(command, **options)
     except subprocess.TimeoutExpired:
-        failed = [f"no end within {_SECONDS} s"]
+        return f"no end within {_SECONDS} s"
     finally:
         (tree / bug.path).write_text(before)
-    return (failed[0] if failed else ""), time.monotonic() - started
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    unclear = f"pytest: exit code {done.returncode}" if done.returncode not in (0, 1) else ""
+    return failed[0].split(" - ")[0] if failed else unclear
 
 
-def copy_tree(target: Path) -> Path:
-    """The tracked and new files of the checkout."""
+def copy_tree(target: Path) -> None:
+    """Copy the tracked and new files of the checkout."""
     git = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in listed.splitlines():
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
-    return target
+    names = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(lambda name: (ROOT / name).is_file(), names.splitlines()):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target / name)
 
 
 def main() -> None:
     """Print a line for each bug, and exit with code 1 if one survives."""
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    made.add_argument("--only", default="", metavar="WORD", help="bugs whose name contains WORD")
-    made.add_argument("--jobs", type=int, default=1, metavar="N", help="bugs at the same time (default: 1)")
-    options = made.parse_args()
-    chosen = [bug for bug in BUGS if options.only in bug.name]
-    survivors = []
-    with tempfile.TemporaryDirectory() as scratch:
-        trees = [copy_tree(Path(scratch, str(k))) for k in range(options.jobs)]
-
-        def try_next(bug: Bug) -> tuple[Bug, str, float]:
-            tree = trees.pop()
-            try:
-                return bug, *find(bug, tree)
-            finally:
-                trees.append(tree)
-
-        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-            for bug, test, seconds in pool.map(try_next, chosen):
-                survivors += [] if test else [bug.name]
-                print(f"{seconds:5.0f} s  {bug.name}: {test or 'SURVIVES'}", flush=True)
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} planted bugs found")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--only", default="", metavar="WORD", help="bugs whose name contains WORD")
+    only = parser.parse_args().only
+    chosen, survivors = [bug for bug in BUGS if only in bug.name], 0
+    with tempfile.TemporaryDirectory() as tree:
+        copy_tree(Path(tree))
+        for bug in chosen:
+            started = time.monotonic()
+            test = find(bug, Path(tree))
+            survivors += not test
+            print(f"{time.monotonic() - started:5.0f} s  {bug.name}: {test or 'SURVIVES'}", flush=True)
+    print(f"{len(chosen) - survivors} of {len(chosen)} planted bugs found")
     sys.exit(bool(survivors))
 
 

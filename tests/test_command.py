@@ -1,4 +1,4 @@
-"""The command `alma`: subcommands, help without heavy imports, hints, completion, docs/cli.md."""
+"""The command `alma`: subcommands, help without heavy imports, hints, completion."""
 
 import json
 import os
@@ -175,9 +175,3 @@ def test_the_shell_completes(tmp_path, line, completions):
     done = subprocess.run(program, env=os.environ | asked, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.split()) == completions
-
-
-def test_the_page_of_commands_is_up_to_date():
-    check = [sys.executable, "docs/cli.py", "--check"]
-    done = subprocess.run(check, cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")

@@ -7,8 +7,6 @@ executed, those of a page one after the other in an empty directory.
 import ast
 import importlib
 import importlib.util
-import itertools
-import json
 import os
 import re
 import shlex
@@ -29,37 +27,26 @@ from alma.records import MACHINE_FIELDS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {page.relative_to(ROOT).as_posix(): page.read_text("utf-8") for page in ROOT.glob("docs/*.md")}
-PAGES |= {name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md")}
-BLOCK = re.compile(r"^(<!-- run -->\n)?```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-FAIRSEQ = {
-    "fairseq-train": "get_training_parser",
-    "fairseq-eval-lm": "get_eval_lm_parser",
-    "fairseq-interactive": "get_interactive_generation_parser",
-    "fairseq-generate": "get_generation_parser",
+PAGES |= {
+    name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md", "log/README.md")
 }
+BLOCK = re.compile(r"^(<!-- run -->\n)?```(bash|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FAIRSEQ = {"fairseq-train": "get_training_parser", "fairseq-eval-lm": "get_eval_lm_parser"}
+FAIRSEQ |= {"fairseq-interactive": "get_generation_parser", "fairseq-generate": "get_generation_parser"}
 """Commands of fairseq, and the functions of fairseq.options that make their parsers."""
 SHELL = {"cd", "eval", "git", "pip", "source", "sudo"}
 """Commands that are not parsed."""
-TYPES = {
-    "boolean": bool,
-    "integer": int,
-    "list": list,
-    "null": type(None),
-    "number": (int, float),
-    "object": dict,
-    "string": str,
-}
+TYPES = {"boolean": bool, "integer": int, "list": list, "null": type(None), "object": dict, "string": str}
+TYPES |= {"number": (int, float)}
 """Types in the tables of docs/outputs.md."""
 
 Words = list[str]
 
 
-def lines_of(block: str) -> Iterator[Words]:
+def lines_of(block: str) -> list[Words]:
     """The commands of a ```bash block, without comments."""
-    for line in block.replace("\\\n", " ").splitlines():
-        for is_separator, words in itertools.groupby(shlex.split(line, comments=True), "&&".__eq__):
-            if not is_separator:
-                yield list(words)
+    lines = re.split(r"\n|&&", block.replace("\\\n", " "))
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 COMMANDS = [
@@ -91,23 +78,18 @@ def arguments_of(*modules: str) -> Iterator[Words]:
             yield arguments
 
 
-SPECIAL = {"slurm.launch", "vision.run", "data_prep.__main__", "benchmarks.__main__"}
+SPECIAL = {"slurm.launch", "slurm.sweep", "vision.run", "data_prep.__main__", "benchmarks.__main__"}
 """Modules with a test of their own below."""
 
 
 def test_every_command_is_of_a_kind_that_is_tested_here():
     tools = {tool.module for tool in TOOLS.values()} | SPECIAL
-    known = SHELL | FAIRSEQ.keys() | {"make", "pytest"}
-    for words in COMMANDS:
-        options = words[0] == "alma" and words[1] in ("--help", "--version")
-        assert words[0] in known or options or module_of(words)[0] in tools, shlex.join(words)
-
-
-def test_make_targets_and_tests_exist():
     makefile = (ROOT / "Makefile").read_text()
     for program, *words in COMMANDS:
-        paths = [word for word in words if word.startswith("tests/")]
-        assert all((ROOT / path).exists() for path in paths)
+        options = program == "alma" and words[0] in ("--help", "--version")
+        known = program in SHELL | FAIRSEQ.keys() | {"make", "pytest"}
+        assert known or options or module_of([program, *words])[0] in tools, (program, words)
+        assert all((ROOT / word).exists() for word in words if word.startswith("tests/"))
         for target in words if program == "make" else []:
             assert "=" in target or re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
@@ -144,21 +126,21 @@ def test_launch_accepts_its_commands(monkeypatch):
     from slurm.lm.request import read_requests, resolved
 
     monkeypatch.chdir(ROOT)
-    for request in resolved(
-        [each for words in arguments_of("slurm.launch") for each in read_requests(words)]
-    ):
-        assert make_plan(request, 4).stages
+    requests = [request for words in arguments_of("slurm.launch") for request in read_requests(words)]
+    assert all(make_plan(request, 4).stages for request in resolved(requests))
 
 
 def test_images_accept_their_commands(monkeypatch):
-    from slurm.vision.__main__ import parser as on_slurm
     from vision.run import parser
     from vision.sweep import jobs_of, read_sections
 
     monkeypatch.chdir(ROOT)
     for words in arguments_of("vision.run"):
-        flags = on_slurm().parse_known_args(words)[1] if "slurm" in words else words
-        assert jobs_of(*read_sections(parser(), flags)), words
+        if "slurm" in words:
+            from slurm.vision.__main__ import parser as on_slurm
+
+            words = on_slurm().parse_known_args(words)[1]
+        assert jobs_of(*read_sections(parser(), words)), words
 
 
 @pytest.mark.parametrize("program", FAIRSEQ)
@@ -182,15 +164,6 @@ def test_marked_blocks_run(name, tmp_path):
             assert done.returncode == 0, (shlex.join(words), done.stderr)
 
 
-def test_the_library_example_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (example,) = (block for _, _, block in BLOCK.findall(PAGES["docs/images.md"]) if "metrics" in block)
-    exec(compile(example, "docs/images.md", "exec"), {})
-    cumulative, last = map(float, capsys.readouterr().out.split())
-    assert 0 < last < 0.2
-    assert last < cumulative < 20
-
-
 def section(name: str, heading: str) -> str:
     """The text below a heading, up to the next one."""
     return re.split(r"^#+ ", PAGES[name].split(f"# {heading}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
@@ -201,9 +174,8 @@ def test_the_table_of_presets_names_every_difference():
 
     text = section("docs/images.md", "Three presets of the paper")
     table = "\n".join(line for line in text.splitlines() if "|" in line)
-    authors = [kind.settings_class.authors for kind in LEARNERS.values()]
-    differing = {name.replace("_", "-") for settings in authors for name in settings}
-    assert set(re.findall(r"`--([a-z-]+)`", table)) == differing
+    differing = {name for kind in LEARNERS.values() for name in kind.settings_class.authors}
+    assert set(re.findall(r"`--([a-z-]+)`", table)) == {name.replace("_", "-") for name in differing}
 
 
 def test_the_table_of_the_anytime_preset_has_its_values():
@@ -230,25 +202,21 @@ def test_tables_of_learners_are_complete(name):
 
 def documented(heading: str) -> dict[str, tuple[str, set[str]]]:
     """Keys in a table of docs/outputs.md: their type, and all names in backticks in the row's last cell."""
-    found = {}
-    for line in section("docs/outputs.md", heading).splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else [""]
-        for key in re.findall(r"`(\w+)`", cells[0]):
-            found[key] = cells[1], set(re.findall(r"`([\w-]+)`", cells[-1]))
-    assert found, heading
-    return found
+    rows = [line.strip("|").split("|") for line in section("docs/outputs.md", heading).splitlines()]
+    keys = [(key, cells) for cells in rows for key in re.findall(r"`(\w+)`", cells[0]) if len(cells) > 1]
+    assert keys, heading
+    return {key: (cells[1].strip(), set(re.findall(r"`([\w-]+)`", cells[-1]))) for key, cells in keys}
 
 
 def assert_described(objects: Iterable[dict[str, Any]], *headings: str, unseen: Iterable[str] = ()) -> None:
     """The keys of the objects are exactly those of the tables, except `unseen`, with the types there."""
     tables = {key: entry for heading in headings for key, entry in documented(heading).items()}
     seen = set()
-    for each in objects:
-        for key, value in each.items():
-            kinds = tuple(TYPES[words.split()[0]] for words in tables[key][0].split(" or "))
-            assert isinstance(value, bool) == (bool in kinds), key
-            assert any(isinstance(value, kind) for kind in kinds), (key, value)
-            seen.add(key)
+    for key, value in (item for each in objects for item in each.items()):
+        kinds = tuple(TYPES[words.split()[0]] for words in tables[key][0].split(" or "))
+        assert isinstance(value, bool) == (bool in kinds), key
+        assert any(isinstance(value, kind) for kind in kinds), (key, value)
+        seen.add(key)
     assert seen == tables.keys() - set(unseen)
 
 
@@ -260,30 +228,22 @@ def test_documented_keys_of_image_runs(tmp_path):
     from vision.data import load
     from vision.scenarios import make_stream
 
-    recorded = json.loads((ROOT / "tests/recorded/images.json").read_text())["runs"].values()
-    made = [(each["run"], each["rows"]) for each in recorded]
-    stream, options = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
-    more = {
-        "moe": {"average": 0.5},
-        "ens": {"experts": 2, "combine": "vote", "bootstrap": True},
-        "gens": {"experts": 2},
-        "sm": {"seed": 1},
-    }
-    more["moe"]["command"] = "alma images"
-    more["gens"]["members"], more["gmoe"] = 2, {"splits": 2, "lr_scheduler": "linear"}
-    more["umix"] = {"replay_share": 0.5, "replay_from": "recent", "amp": "bf16"}
     library, file = "shufflenet_v2_x0_5", tmp_path / "weights.pt"
     torch.save(get_model(library, num_classes=10).state_dict(), file)
-    taken = {"arch": f"torchvision:{library}", "weights": str(file)}
-    taken = run(stream, "sm", tmp_path / "library", epochs=1, **taken)
-    made.append((taken.info, taken.rows))
-    for learner, settings in more.items():
-        done = run(stream, learner, tmp_path / learner, **options, **settings)
-        made.append((done.info, done.rows))
-    drifting = run(make_stream(load("digits"), 3, 0, "classes"), "sm", tmp_path / "drift", **options)
-    made.append((drifting.info, drifting.rows))
-    infos = [info for info, _ in made]
-    rows = [row for _, rows in made for row in rows]
+    settings = {
+        "moe": {"average": 0.5, "command": "alma images"},
+        "ens": {"experts": 2, "combine": "vote", "bootstrap": True},
+        "gens": {"experts": 2, "members": 2},
+        "gmoe": {"splits": 2, "lr_scheduler": "linear"},
+        "umix": {"replay_share": 0.5, "replay_from": "recent", "amp": "bf16"},
+        "ff": {"replay": True, "seed": 1},
+    }
+    stream, small = MegaBatchStream("digits", 3), {"hidden": 2, "epochs": 1}
+    runs = [run(stream, name, tmp_path / name, **small, **more) for name, more in settings.items()]
+    arch = {"arch": f"torchvision:{library}", "weights": str(file), "epochs": 1}
+    runs.append(run(stream, "sm", tmp_path / "library", **arch))
+    runs.append(run(make_stream(load("digits"), 3, 0, "classes"), "sm", tmp_path / "drift", **small))
+    infos, rows = [run.info for run in runs], [row for run in runs for row in run.rows]
     assert_described(infos, "run.json", unseen=["stages", "processes", "gpus", "tokens_per_update"])
     assert_described((info["config"] for info in infos), "config, all runs", "config, images")
     assert_described(rows, "results.jsonl")
@@ -292,9 +252,8 @@ def test_documented_keys_of_image_runs(tmp_path):
     for row in rows:
         for key in ("valid", "flops", "growth"):
             assert (row["extra"].get(key) or {}).keys() <= extra[key][1]
-    for each in infos:
-        assert each["versions"].keys() <= info["versions"][1] | {"fairseq"}
-        assert each["machine"].keys() == info["machine"][1]
+    assert all(each["versions"].keys() <= info["versions"][1] | {"fairseq"} for each in infos)
+    assert all(each["machine"].keys() == info["machine"][1] for each in infos)
 
 
 def keys_in(path: str, *functions: str) -> set[str]:
@@ -302,8 +261,8 @@ def keys_in(path: str, *functions: str) -> set[str]:
     nodes = ast.walk(ast.parse((ROOT / path).read_text("utf-8")))
     chosen = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in functions]
     assert {node.name for node in chosen} == set(functions)
-    displays = [each for node in chosen for each in ast.walk(node) if isinstance(each, ast.Dict)]
-    return {key.value for each in displays for key in each.keys if isinstance(key, ast.Constant)}
+    literals = [each for node in chosen for each in ast.walk(node) if isinstance(each, ast.Dict)]
+    return {key.value for each in literals for key in each.keys if isinstance(key, ast.Constant)}
 
 
 def test_documented_keys_of_text_runs():
@@ -355,13 +314,12 @@ def test_links_and_paths_of_a_page_exist(name):
         assert target.exists(), path
         headings = re.findall(r"^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE) if anchor else []
         assert not anchor or anchor in map(slug, headings), (path, anchor)
-    places = {ROOT}
+    folders = [ROOT]
     tops = {path.name for path in ROOT.iterdir()} - {"build", "data", "demo_out", "runs"}
-    for path in re.findall(r"`([\w./]+(?:\.py|\.yaml|/))`", text):
-        found = next((place / path for place in places if (place / path).exists()), None)
-        assert found or (path.endswith("/") and Path(path).parts[0] not in tops), path
-        if found:
-            places = {ROOT, found.parent}  # `plan.py` after `data_prep/formats.py` lies beside it
+    for path in re.findall(r"`([\w./]+(?:\.py|\.yaml|/)|log/[\w./-]+)`", text):
+        existing = [folder / path for folder in folders if (folder / path).exists()]
+        assert existing or (path.endswith("/") and Path(path).parts[0] not in tops), path
+        folders = [ROOT, *(each.parent for each in existing)]  # `plan.py` after `data_prep/formats.py`
 
 
 def test_the_citation_is_of_this_version():
@@ -380,3 +338,13 @@ def test_the_web_site_is_built_and_needs_no_network(tmp_path):
             r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]*)"', page.read_text("utf-8")
         )
         assert not [each for each in loaded if "canonical" not in each], page.name
+    commands = (tmp_path / "cli.html").read_text("utf-8")
+    assert all(f"alma {name} (" in re.sub(r"<[^>]*>", "", commands) for name in TOOLS)
+
+
+def test_entries_of_the_log_are_short_and_in_its_table():
+    entries = {path.relative_to(ROOT / "log").as_posix(): path for path in ROOT.glob("log/*/*.md")}
+    assert set(re.findall(r"^\| .*?\]\(([^)]*)\)", PAGES["log/README.md"], re.MULTILINE)) == set(entries)
+    for name, path in entries.items():
+        assert len(path.read_text("utf-8").splitlines()) <= 40, name
+        assert "**Question.**" in path.read_text("utf-8"), name

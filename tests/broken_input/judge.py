@@ -19,15 +19,13 @@ from tests.child import run_and_exit
 
 MEMORY_BYTES = 1 << 29  # of a child, beyond what the parent has
 FILE_BYTES = 1 << 28  # of the largest file that a child may write
-SECONDS = 90
-MARKER = "executed"
-"""Name of the folder, beside the working folder, that executed input makes."""
+SECONDS = 300
 _MODULES = {name: tool.module for name, tool in TOOLS.items()}
 _MODULES |= {name: f"fairseq_alma.{name}" for name in ("evaluate", "reshard", "check")}
 _MODULES |= {"fairseq-train": "fairseq_cli.train", "fairseq-eval-lm": "fairseq_cli.eval_lm"}
 _FAIRSEQ = ("torch._dynamo", "fairseq_cli.train", "fairseq_alma.stage_record", "fairseq_alma.hugging_face")
 _VISION = ("vision.data", "vision.experiment", "torchvision.datasets", "sklearn.datasets")
-_LATE = dict.fromkeys(("fairseq-train", "fairseq-eval-lm", "evaluate", "export", "train"), _FAIRSEQ)
+_LATE = dict.fromkeys(("fairseq-train", "fairseq-eval-lm", "evaluate", "export"), _FAIRSEQ)
 _LATE |= {"data": ("data_prep.pipeline",), "images": _VISION, "tsne": _VISION}
 """Modules that a command imports late."""
 _WARNING = re.compile(r"^.*\b\w*Warning: .*$", re.MULTILINE)
@@ -57,30 +55,7 @@ def main_of(words: Sequence[str]) -> Callable[[], object]:
     module = importlib.import_module(_MODULES[name])
     ours = not name.startswith("fairseq-")
     logging.basicConfig(level="WARNING" if ours else "INFO", stream=sys.stdout, force=True)
-    if name == "train":
-        from fairseq_alma.check import resolve
-        from slurm.engine import children
-        from slurm.lm import request
-
-        # In place of two other processes that import fairseq: the same functions here.
-        request.resolve = lambda lines: [  # type: ignore[assignment]
-            (found := resolve(list(line)))["settings"] | {"--arch": found["arch"]} for line in lines
-        ]
-        children.run = _forked_child  # type: ignore[assignment]
     return module.main if ours else module.cli_main
-
-
-def _forked_child(command, log, what, watch=None, environment=None) -> None:
-    """`children.run` by a fork of this process."""
-    from slurm.engine import children
-
-    name = {"fairseq_cli.train": "fairseq-train"}.get(command[2], command[2].rpartition(".")[2])
-    ended = run(lambda: main_of([name, *command[3:]])(), Path.cwd(), log.with_suffix(".tmp"))
-    with log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(f"\n$ {command}\n{ended.out}{ended.err}")
-    if ended.code:
-        problem = children.last_problem(ended.out + ended.err)
-        raise children.failure(what, ended.code, problem, f"log: {log}")
 
 
 def run(
@@ -113,9 +88,7 @@ def run(
 def _limit() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stack
     room = pages * resource.getpagesize() + MEMORY_BYTES
-    _, limit = resource.getrlimit(resource.RLIMIT_DATA)  # of a child of a child: that of the child
-    if limit == resource.RLIM_INFINITY or room < limit:
-        resource.setrlimit(resource.RLIMIT_DATA, (room, room))
+    resource.setrlimit(resource.RLIMIT_DATA, (room, room))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write fails instead
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -124,25 +97,23 @@ def _limit() -> None:
 
 def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of all files below `folder`, by relative path; links by their target."""
-    found = {}
+    digests = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():
-            found[str(path.relative_to(folder))] = f"-> {os.readlink(path)}"
+            digests[str(path.relative_to(folder))] = f"-> {os.readlink(path)}"
         elif path.is_file():
-            found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            digests[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return digests
 
 
-def problem(
-    ended: Ended, sound: Ended, names: Sequence[str], codes: Sequence[int], several: bool
-) -> str | None:
-    """What is wrong with how a command ended; None: nothing.
+def problem(ended: Ended, sound: Ended, names: Sequence[str], codes: Sequence[int], several: bool) -> str:
+    """What is wrong with how a command ended; "": nothing.
 
     An error must be one line `error: ...` on stderr with one of `names`. `several`: lines on stdout may come
     before it. `codes`: further exit codes that are right. `sound`: the end of the undamaged case.
     """
     text = ended.out + ended.err
-    last = next((each for each in reversed(text.splitlines()) if each.strip()), "")
+    last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     if "Traceback (most recent call last)" in text:
         return f"traceback: {last}"
     if new := set(_WARNING.findall(text)) - set(_WARNING.findall(sound.out + sound.err)):
@@ -150,14 +121,14 @@ def problem(
     if ended.code == -signal.SIGALRM:
         return f"no end after {SECONDS} s"
     if ended.code in (0, *codes):
-        return None
+        return ""
     if ended.code != 2:
         return f"exit code {ended.code}: {last}"
-    errors = [each for each in text.splitlines() if each.startswith("error: ")]
+    errors = [line for line in text.splitlines() if line.startswith("error: ")]
     if len(errors) != 1 or ended.err.splitlines()[-1:] != errors:
         return f"{len(errors)} lines of errors: {ended.err[-300:]!r}"
     if not several and len(text.splitlines()) > _LINES + len(sound.out.splitlines()):
         return f"{len(text.splitlines())} lines of output"
     if not any(name in (text if several else errors[0]) for name in names):
         return f"does not name {' or '.join(names)}: {errors[0]}"
-    return None
+    return ""

@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import json
-import pickle
 import shutil
 import struct
 from collections.abc import Callable, Sequence
@@ -24,10 +23,7 @@ DENSE = TINY.replace("switch_gmoe_tiny", "transformer_lm").replace("--moe-expert
 """The same without experts: another architecture."""
 SIZES = "--valid-words 300 --vocab-size 300 --workers 1"
 GPT2 = "--bpe gpt2 --gpt2-encoder-json gpt2/encoder.json --gpt2-vocab-bpe gpt2/vocab.bpe"
-LAUNCH = f"train stream --learner sm --out runs/lm -- {TINY}"
 DIGITS = "images --megabatches 3 --epochs 1 --hidden 4"
-
-
 INPUTS = Path(__file__).parent / "inputs"
 """Small inputs that are stored: experiments, an order of sources, GPT-2's files, a run whose training
 failed on SLURM, and programs of SLURM."""
@@ -39,12 +35,18 @@ COMMANDS = {
         "corpus",
         "gpt2",
     ),
-    "runs/lm": (LAUNCH, "stream"),
+    "runs/lm": (f"train stream --learner sm --out runs/lm -- {TINY}", "stream"),
     "dense": (f"fairseq-train stream --task alma_lm {DENSE} --save-dir dense", "stream"),
+    "models/a": (
+        f"fairseq-train stream --task alma_lm {TINY} --save-dir models/a --save-interval-updates 1 "
+        "--keep-interval-updates 3",
+        "stream",
+    ),
+    "runs/sweep/sm_0": (f"{DIGITS} --save-stages --out runs/sweep/sm_0",),
+    "runs/sweep/sm_1": (f"{DIGITS} --seed 1 --average .9 --out runs/sweep/sm_1",),
+    "runs/sweep/gmoe_0": (f"{DIGITS} --learner gmoe --save-stages --out runs/sweep/gmoe_0",),
 }
 """Inputs that one command makes: its words, and the inputs that it needs."""
-MAKERS: dict[str, Callable[["Sound", Path], object]] = {}
-"""Other inputs: what writes them to a path, whose parent is there."""
 
 
 class Sound:
@@ -55,7 +57,7 @@ class Sound:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str) -> Path:
-        """The file or folder `name`."""
+        """The file or folder `name`. RuntimeError: the command that makes it fails."""
         path = self.folder / name
         done = self.folder / f".{name.replace('/', '_')}.done"
         if not done.exists():
@@ -64,7 +66,10 @@ class Sound:
             if (INPUTS / name).exists():
                 _copy(INPUTS / name, path)
             elif name in COMMANDS:
-                self.call(*COMMANDS[name])
+                words, *needs = COMMANDS[name]
+                for each in needs:
+                    self.get(each)
+                self.call(words)
             else:
                 MAKERS[name](self, path)
             done.touch()
@@ -76,10 +81,8 @@ class Sound:
         for name in names:
             _copy(self.get(name), folder / name)
 
-    def call(self, words: str, *needs: str, expected: int = 0) -> None:
+    def call(self, words: str, expected: int = 0) -> None:
         """Run a command in the folder. RuntimeError: it fails."""
-        for name in needs:
-            self.get(name)
         main = lambda: judge.main_of(words.split())()  # noqa: E731  imports in the child only
         ended = judge.run(main, self.folder, self.folder / ".log", limited=False)
         if ended.code != expected:
@@ -87,37 +90,25 @@ class Sound:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file or folder."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copytree(source, target) if source.is_dir() else shutil.copy2(source, target)
 
 
-def makes(name: str) -> Callable:
-    """Decorate the maker of an input."""
-
-    def register(maker: Callable[[Sound, Path], object]) -> Callable[[Sound, Path], object]:
-        MAKERS[name] = maker
-        return maker
-
-    return register
-
-
-@makes("corpus")
 def _corpus(sound: Sound, folder: Path) -> None:
+    """Python's documentation in every format."""
     import pyarrow
     from pyarrow import parquet
 
     texts = [" ".join(text.split()) for _, text in sorted(topics.items())]
-    documents = [
-        f"{text[k : k + 250]}\n{text[k + 250 : k + 400]}" for text in texts for k in range(0, 1600, 400)
-    ]
+    starts = range(0, 1600, 400)
+    documents = [f"{text[k : k + 250]}\n{text[k + 250 : k + 400]}" for text in texts for k in starts]
     parts = [documents[k::8][:40] for k in range(8)]
     blocks = ["\n\n".join(part).encode() for part in parts]
     lines = ["".join(json.dumps({"text": each}) + "\n" for each in part).encode() for part in parts]
-    years = [[{"text": each, "date": f"20{20 + k}-05-17"} for each in parts[k]] for k in range(3)]
-    wiki = "".join(f'<doc id="{k}">\n{each}\n</doc>\n' for k, each in enumerate(parts[5]))
+    dated = [{"text": text, "date": f"20{20 + k}-05-17"} for k in range(3) for text in parts[k]]
+    wiki = "".join(f'<doc id="{k}">\n{text}\n</doc>\n' for k, text in enumerate(parts[5]))
     head = "WARC/1.0\r\nWARC-Type: conversion\r\nContent-Length:"
-    crawl = "".join(f"{head} {len(each.encode())}\r\n\r\n{each}\r\n\r\n" for each in parts[4])
+    crawl = "".join(f"{head} {len(text.encode())}\r\n\r\n{text}\r\n\r\n" for text in parts[4])
     (folder / "AA").mkdir(parents=True)
     for name, data in {
         "help.txt": blocks[0],
@@ -125,7 +116,7 @@ def _corpus(sound: Sound, folder: Path) -> None:
         "books.txt.zst": zstandard.ZstdCompressor(write_checksum=True).compress(blocks[2]),
         "web.jsonl": lines[3],
         "web2.jsonl.gz": gzip.compress(lines[7]),
-        "dated.jsonl": "".join(json.dumps(line) + "\n" for year in years for line in year).encode(),
+        "dated.jsonl": "".join(json.dumps(line) + "\n" for line in dated).encode(),
         "crawl.warc.wet": crawl.encode(),
         "AA/wiki_00.bz2": bz2.compress(wiki.encode()),
     }.items():
@@ -133,52 +124,19 @@ def _corpus(sound: Sound, folder: Path) -> None:
     parquet.write_table(pyarrow.table({"text": parts[6]}), folder / "table.parquet")
 
 
-@makes("preprocessed")
-def _preprocessed(sound: Sound, folder: Path) -> None:
-    stream = sound.get("stream")
-    folder.mkdir()
-    parts = [f"{part}{suffix}" for part in ("megabatch_00/train", "valid") for suffix in (".bin", ".idx")]
-    for name in ("dict.txt", *parts):
-        shutil.copy(stream / name, folder)
-
-
-@makes("tokenizer.model")
-def _tokenizer(sound: Sound, path: Path) -> None:
-    shutil.copy(sound.get("stream") / path.name, path)
-
-
-@makes("mnist")
-def _mnist(sound: Sound, folder: Path) -> None:
+def _mnist(sound: Sound, folder: Path, pack: Callable[[bytes], bytes] = bytes, suffix: str = "") -> None:
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    pixels, labels = (found.images * 15).astype("uint8"), found.target.astype("uint8")
+    digits = load_digits()
+    pixels, labels = (digits.images * 15).astype("uint8"), digits.target.astype("uint8")
     raw = folder / "MNIST/raw"
     raw.mkdir(parents=True)
     for part, chosen in (("train", slice(0, 200)), ("t10k", slice(200, 300))):
         for name, array, code in (("images-idx3", pixels[chosen], 3), ("labels-idx1", labels[chosen], 1)):
             data = struct.pack(f">I{array.ndim}I", 0x800 + code, *array.shape) + array.tobytes()
-            (raw / f"{part}-{name}-ubyte").write_bytes(data)
+            (raw / f"{part}-{name}-ubyte{suffix}").write_bytes(pack(data))
 
 
-@makes("mnist_gz")
-def _packed_mnist(sound: Sound, folder: Path) -> None:
-    shutil.copytree(sound.get("mnist"), folder)
-    for path in sorted(folder.glob("MNIST/raw/*")):
-        path.with_suffix(".gz").write_bytes(gzip.compress(path.read_bytes()))
-        path.unlink()
-
-
-@makes("cifar")
-def _cifar(sound: Sound, folder: Path) -> None:
-    inner = folder / "cifar-10-batches-py"
-    inner.mkdir(parents=True)
-    for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta"):
-        content = {"data": [bytes(3072)], "labels": [0], "label_names": ["a"]}
-        (inner / name).write_bytes(pickle.dumps(content))
-
-
-@makes("pictures")
 def _pictures(sound: Sound, folder: Path) -> None:
     import numpy as np
     from PIL import Image
@@ -190,7 +148,6 @@ def _pictures(sound: Sound, folder: Path) -> None:
             Image.fromarray(rng.integers(0, 255, (9, 8, 3), np.uint8)).save(folder / label / f"{k}.{suffix}")
 
 
-@makes("runs/digits")
 def _digits(sound: Sound, folder: Path) -> None:
     """A run that stopped in its last stage: rows up to t = 2, a checkpoint of the stage before."""
     append = Run.append
@@ -201,23 +158,12 @@ def _digits(sound: Sound, folder: Path) -> None:
         append(run, row)
 
     Run.append = stop  # type: ignore[method-assign, assignment]
-    sound.call(f"{DIGITS} --save-interval 0 --out runs/digits", expected=130)
-    Run.append = append  # type: ignore[method-assign]
+    try:
+        sound.call(f"{DIGITS} --save-interval 0 --out runs/digits", expected=130)
+    finally:
+        Run.append = append  # type: ignore[method-assign]
 
 
-@makes("runs/sweep")
-def _sweep(sound: Sound, folder: Path) -> None:
-    for name, more in (
-        ("sm_0", ""),
-        ("sm_1", "--seed 1 --average .9"),
-        ("gmoe_0", ""),
-        ("gmoe_1", "--seed 1 --scenario rotated"),
-    ):
-        learner = name.partition("_")[0]
-        sound.call(f"{DIGITS} --learner {learner} --save-stages {more} --out runs/sweep/{name}")
-
-
-@makes("half")
 def _lm_half(sound: Sound, folder: Path) -> None:
     """The run of a language model before its last evaluation."""
     run = folder / "runs/lm"
@@ -227,8 +173,13 @@ def _lm_half(sound: Sound, folder: Path) -> None:
     (run / "results.jsonl").write_text("".join(lines[:-1]))
 
 
-@makes("models")
-def _models(sound: Sound, folder: Path) -> None:
-    """Two members, and the last checkpoints of one."""
-    for k, flags in (("a", "--save-interval-updates 1 --keep-interval-updates 3"), ("b", "--seed 2")):
-        sound.call(f"fairseq-train stream --task alma_lm {TINY} --save-dir models/{k} {flags}", "stream")
+MAKERS: dict[str, Callable[[Sound, Path], object]] = {
+    "corpus": _corpus,
+    "mnist": _mnist,
+    "mnist_gz": lambda sound, folder: _mnist(sound, folder, gzip.compress, ".gz"),
+    "pictures": _pictures,
+    "runs/digits": _digits,
+    "half": _lm_half,
+    "tokenizer.model": lambda sound, path: shutil.copy(sound.get("stream") / path.name, path),
+}
+"""Other inputs: what writes them to a path, whose parent is there."""

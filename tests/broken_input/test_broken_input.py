@@ -1,72 +1,93 @@
-"""Broken input: a few cases, and a judge that notices what a command must not do."""
+"""Broken input: cases drawn by Hypothesis, and a judge that notices what a command must not do.
+
+`pytest -m slow tests/broken_input --hypothesis-seed S` draws cases of all commands.
+"""
 
 import os
 import sys
 
 import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
 from tests.broken_input import judge
-from tests.broken_input.__main__ import Cases
-from tests.broken_input.breakages import WAYS
-from tests.broken_input.scenarios import SCENARIOS
+from tests.broken_input.cases import Cases, read_scenarios
+from tests.broken_input.damage import KINDS
+
+SCENARIOS = read_scenarios()
+COMMANDS = sorted({scenario.command for scenario in SCENARIOS})
+DRAWN = {"deadline": None, "database": None, "phases": [Phase.generate], "suppress_health_check": HealthCheck}
 
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory):
-    """`cases(command)`: cases of the commands that are quick to start; they share the sound inputs."""
+    """`cases(command, ...)`: cases of some commands; they share the sound inputs."""
     folder = tmp_path_factory.mktemp("broken_input")
-
-    def make(*commands):
-        return Cases(folder, 0, [each for each in SCENARIOS if each.command in commands], list(WAYS))
-
-    return make
+    return lambda *commands: Cases(folder, [each for each in SCENARIOS if each.command in commands])
 
 
 def test_a_few_cases_pass(cases):
-    drawn = cases("data", "inspect", "cancel")
-    outcomes = [drawn.run(number) for number in range(10)]
-    assert not [each for each in outcomes if each.problem]
-    assert {each.kind for each in outcomes} == {"result", "error"}
-    assert drawn.run(3) == outcomes[3]
+    drawn, codes = cases("data", "inspect", "cancel"), set()
+
+    @settings(max_examples=10, derandomize=True, **DRAWN)
+    @given(st.data())
+    def check(data):
+        case = drawn.run(data.draw)
+        assert not case.problem, case
+        codes.add(case.code)
+
+    check()
+    assert codes == {0, 2}
 
 
-@pytest.mark.parametrize(
-    ("harm", "told"),
-    [
-        ("raise KeyError('x')", "traceback: KeyError: 'x'"),
-        ("os.mkdir('../executed')", "EXECUTED the input"),
-        ("open('stream/dict.txt', 'a').write('x')", "changed work/stream/dict.txt"),
-        ("os.remove('../precious/file')", "removed precious/file"),
-        ("open('../tmp/left', 'w')", "left tmp/left"),
-        ("sys.exit(1)", "exit code 1"),
-        ("os.kill(os.getpid(), 9)", "exit code -9"),
-        ("print('error: no', file=sys.stderr); sys.exit(2)", "does not name"),
-        ("sys.exit(2)", "0 lines of errors"),
-        ("bytearray(1 << 30)", "traceback: MemoryError"),
-        ("open('x', 'wb').write(bytes(1 << 29))", "traceback: "),
-        ("print('x.py:1: UserWarning: careful')", "warning: x.py:1: UserWarning: careful"),
-    ],
-)
-def test_the_judge_notices(cases, monkeypatch, harm, told):
-    """A command that does harm once its input is broken."""
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_many_cases_of_a_command_pass(cases, command):
+    drawn = cases(command)
+
+    @settings(max_examples=20, **DRAWN)
+    @given(st.data())
+    def check(data):
+        case = drawn.run(data.draw)
+        assert not case.problem, case
+
+    check()
+
+
+HARM = {
+    "raise KeyError('x')": "traceback: KeyError: 'x'",
+    "os.mkdir('../executed')": "EXECUTED the input",
+    "open('stream/dict.txt', 'a').write('x')": "changed work/stream/dict.txt",
+    "os.remove('../precious/file')": "removed precious/file",
+    "open('../tmp/left', 'w')": "left tmp/left",
+    "os.kill(os.getpid(), 9)": "exit code -9",
+    "print('error: no', file=sys.stderr); sys.exit(2)": "does not name",
+    "sys.exit(2)": "0 lines of errors",
+    "bytearray(1 << 30)": "traceback: MemoryError",
+    "open('x', 'wb').write(bytes(1 << 29))": "traceback: ",
+    "print('x.py:1: UserWarning: careful')": "warning: x.py:1: UserWarning: careful",
+    "print('other')": "another result",
+    "pass": "",
+}
+"""What a command does once its input is damaged, and what the judge says."""
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_the_judge_notices(cases, monkeypatch, harm):
     drawn = cases("inspect")
-    drawn.scenarios = [each for each in drawn.scenarios if "stream --workers 1 --verify" in each.words]
-    drawn.ways = ["truncated"]
-    drawn.baseline(drawn.scenarios[0])
+    scenario = next(each for each in drawn.scenarios if "--verify" in each.words)
+    drawn.scenarios = [scenario._replace(several=False, checked=["*"], result="printed")]
+    drawn.baselines[scenario.words] = judge.Ended(0), ""
+    drawn.inputs.get("stream")
     code = compile(harm, "planted", "exec")
-    plant = lambda words: lambda: exec(code, {"os": os, "sys": sys})  # noqa: E731
-    monkeypatch.setattr(judge, "main_of", plant)
-    outcome = drawn.run(0)
-    assert outcome.kind == "failure"
-    assert told in outcome.problem
+    monkeypatch.setattr(judge, "main_of", lambda words: lambda: exec(code, {"os": os, "sys": sys}))
+    ended = []
 
+    @settings(max_examples=1, derandomize=True, **DRAWN)
+    @given(st.data())
+    def check(data):
+        ended.append(drawn.run(data.draw, {"truncated": KINDS["truncated"]}))
 
-def test_the_judge_notices_a_wrong_result(cases, monkeypatch):
-    drawn = cases("inspect")
-    scenario = drawn.scenarios[0]._replace(checked=("*",), result="printed")
-    drawn.scenarios, drawn.ways = [scenario], ["bits flipped"]
-    drawn.baselines[scenario] = judge.Ended(0), "other"
-    monkeypatch.setattr(judge, "main_of", lambda words: lambda: None)
-    assert drawn.run(0).problem == "another result from a damaged file, without an error"
-    drawn.baselines[scenario] = judge.Ended(0), ""
-    assert drawn.run(0).kind == "result"
+    check()
+    assert HARM[harm] in ended[0].problem
+    assert HARM[harm] or not ended[0].problem

@@ -1,28 +1,24 @@
 """`python -m tests.chaos TOOL`: commands under random faults give the results of an undisturbed run.
 
 A run draws the settings of a tool and runs its commands undisturbed. Then it runs them again, from the
-start, and disturbs them: signals to the process, its group or a child, a full disk, folders without
-permission to write, a truncated file, a clock that jumps, the same command started a second time, and on
-SLURM what jobs and nodes suffer. It repeats each command until it succeeds. Right is: the same results, no
-process and no file left over, nothing finished done again, each error one line, an end soon after Ctrl-C.
+start, and disturbs them: signals to the process, its group or a child, a truncated file, the same command
+started a second time. It repeats each command until it succeeds. Right is: the same results, no process and
+no file left over, nothing finished done again, each error one line, an end soon after Ctrl-C.
 """
 
 import argparse
-import contextlib
-import os
 import re
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
 from tests.broken_input.sound import Sound
-from tests.chaos.faults import FAULTS, SIGNALS, EndOfCommand, Place, RunningCommand, adopt
-from tests.chaos.jobs import OnSlurm
+from tests.chaos.faults import FAULTS, SIGNALS, EndOfCommand, RunningCommand, adopt, truncate
 from tests.chaos.workloads import WORKLOADS, Difference, Report, check_kept, compare, finished
 
 REPEATS = 3
@@ -39,20 +35,15 @@ _TORCHS_OWN = "torchinductor_"
 """Its cache, which a kill leaves."""
 _NOT_STARTED = "Fatal Python error: init_import_site"
 """What Python prints if it is interrupted before it runs anything."""
-_STOPPING = (*SIGNALS, "file truncated", "clock jumps")
-"""Faults that end the command with any exit code."""
 
 
-class Local:
-    """Runs of a tool on this machine, in `folder`; the inputs are kept there."""
+class Runs:
+    """Runs of a tool below `folder`, in work/; sound/ keeps the inputs."""
 
     def __init__(self, folder: Path, tool: str, faults: Sequence[str] = FAULTS) -> None:
         self.tool, self.faults = tool, faults
         self.sound = Sound(folder / "sound")
-        self.place = Place(Path(tempfile.mkdtemp(prefix="chaos_", dir=folder)))
-        if not self.place.mounted:
-            print("no right to mount a file system: no full disks")
-            self.faults = [each for each in faults if each != "disk full"]
+        self.work, self.inputs, self.temporary = (folder / name for name in ("work", "inputs", "tmp"))
         adopt()
 
     def run(self, rng: Random) -> Report:
@@ -62,33 +53,30 @@ class Local:
         try:
             self._prepare(workload.needs)
             undisturbed = [self._finish(words) for words in workload.commands]
-            expected = workload.result(self.place.work)
+            expected = workload.result(self.work)
             for _ in range(REPEATS):
                 self._prepare(workload.needs)
                 for words, before in zip(workload.commands, undisturbed, strict=True):
                     self._disturb(words, before, rng, report)
-                compare(workload.result(self.place.work), expected)
-                left = sorted(path.name for path in (self.place.folder / "tmp").iterdir())
+                compare(workload.result(self.work), expected)
+                left = sorted(path.name for path in self.temporary.iterdir())
                 if left := [name for name in left if not name.startswith(_TORCHS_OWN)]:
                     raise Difference(f"temporary files left: {left}")
         except Difference as problem:
             report.problem = str(problem)
         return report
 
-    def close(self) -> None:
-        """Remove the folder of the runs."""
-        self.place.close()
-        shutil.rmtree(self.place.folder)
-
     def _prepare(self, needs: Sequence[str]) -> None:
-        """An empty place with the inputs, and a list of them."""
-        self.place.clear()
-        for folder in (self.place.work, self.place.folder / "inputs"):
-            self.sound.copy(needs, folder)
+        """Empty folders, and the inputs twice."""
+        for folder in (self.work, self.inputs, self.temporary):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+        self.sound.copy(needs, self.work)
+        self.sound.copy(needs, self.inputs)
 
     def _finish(self, words: str, *codes: int, alone: bool = True) -> EndOfCommand:
         """Run a command undisturbed. Difference: it does not end well, or with one of `codes`."""
-        with RunningCommand(self.place, words) as command:
+        with RunningCommand(self.work, words) as command:
             ended = command.end(alone)
         _judge(ended, codes)
         return ended
@@ -99,7 +87,7 @@ class Local:
             fault = rng.choice(self.faults)
             events = rng.randint(0, before.events) if rng.random() < 0.7 else 0
             seconds = rng.uniform(0, 0.05) if events else rng.uniform(0, before.seconds)
-            done = finished(self.place.work)
+            done = finished(self.work)
             ended, met = self._meet(fault, words, events, seconds, rng)
             if met:
                 report.faults.append(fault)
@@ -107,7 +95,7 @@ class Local:
                 check_kept(done)
             if not ended.code:
                 return
-        done = finished(self.place.work)
+        done = finished(self.work)
         self._finish(words)
         check_kept(done)
 
@@ -115,37 +103,25 @@ class Local:
         self, fault: str, words: str, events: int, seconds: float, rng: Random
     ) -> tuple[EndOfCommand, bool]:
         """The end of a command under a fault, and whether the fault came before it."""
-        os.environ["ALMA_CHAOS_CLOCK"] = str(rng.uniform(-3e8, 3e8))
-        with RunningCommand(self.place, words, fault) as command, contextlib.ExitStack() as stack:
+        killed = fault in SIGNALS or fault == "file truncated"
+        with RunningCommand(self.work, words) as command:
             met = command.reach(events, seconds)
-            if met and fault in _STOPPING:
+            if met and killed:
                 command.send(fault if fault in SIGNALS else "SIGKILL to process", rng)
-            elif met and fault == "disk full":
-                stack.enter_context(self.place.full(rng.choice([0, 1 << 12, 1 << 16])))
-            elif met and fault == "no permission":
-                stack.enter_context(self.place.unwritable())
             elif met:  # the same command beside the first one ends well, or refuses in one line
                 self._finish(words, 2, alone=False)
             sent = time.monotonic()
             ended = command.end()
         if met and fault in ("SIGINT to process", "SIGINT to group") and time.monotonic() - sent > SOON:
             raise Difference(f"{fault}: no end within {SOON} s")
-        if fault in _STOPPING:
-            _judge(ended, None)
-        else:
-            _judge(ended, (2,) if fault == "second launch" else (1, 2))  # the second may be first at the lock
-        if fault == "file truncated" and ended.code and (cut := self.place.truncate(rng)):
-            self._rerun_truncated(words, *cut)
-        return ended, met or fault == "clock jumps"
-
-    def _rerun_truncated(self, words: str, path: Path, content: bytes) -> None:
-        """After the loss of a file's end: the command succeeds, or names the problem; then it is restored.
-
-        A command may succeed without a file that it has finished before.
-        """
-        self._finish(words, 1, 2)
-        if path.exists() and content.startswith(path.read_bytes()):  # perhaps cut to a whole line
-            path.write_bytes(content)
+        _judge(ended, None if killed else (2,))  # the second command may be first at the lock
+        cut = truncate(rng, self.work, self.inputs) if fault == "file truncated" and ended.code else None
+        if cut:  # the command succeeds, perhaps without the file, or names the problem
+            path, content = cut
+            self._finish(words, 1, 2)
+            if path.exists() and content.startswith(path.read_bytes()):  # perhaps cut to a whole line
+                path.write_bytes(content)
+        return ended, met
 
 
 def _judge(ended: EndOfCommand, codes: Sequence[int] | None) -> None:
@@ -159,46 +135,34 @@ def _judge(ended: EndOfCommand, codes: Sequence[int] | None) -> None:
         files = [line for line in frames.splitlines() if line.startswith("  File ")]
         if codes is not None or not (at_exit or all(map(_PYTHONS_OWN.match, files))):
             raise Difference(f"traceback:\n{ended.text[-3000:]}")
-    if codes is None or not ended.code:
-        return
     errors = [line for line in ended.text.splitlines() if line.startswith("error: ")]
-    if ended.code not in codes or len(errors) != 1:
+    if codes is not None and ended.code and (ended.code not in codes or len(errors) != 1):
         raise Difference(f"exit code {ended.code}, {len(errors)} lines of errors:\n{ended.text[-3000:]}")
 
 
-def repeat(run: Callable[[Random], Report], tool: str, seed: int, first: int, minutes: float) -> bool:
-    """Run until the time is over; print differences and the faults met; whether there was no difference."""
-    began, number, faults, problems = time.monotonic(), first, Counter[str](), 0
-    while number == first or time.monotonic() < began + 60 * minutes:
-        report = run(Random(f"{seed} {tool} {number}"))
-        faults.update(report.faults)
-        if report.problem:
-            problems += 1
-            print(f"{tool}: run {number} of seed {seed}: {report.settings}")
-            print(f"    after {', '.join(report.faults)}:\n    {report.problem}", flush=True)
-        number += 1
-    print("\n".join(f"{count:6} {fault}" for fault, count in sorted(faults.items())))
-    print(f"{faults.total()} faults in {number - first} runs, {problems} differences")
-    return not problems
-
-
 def main() -> None:
-    """Run; exit with 1 if there is a difference."""
+    """Run until the time is over; print differences and faults; exit with 1 if there is a difference."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     add = parser.add_argument
-    add("tool", choices=[*WORKLOADS, "slurm"], help="what runs; slurm needs SLURM's daemons installed")
+    add("tool", choices=WORKLOADS, help="what runs")
     add("--minutes", type=float, default=10, metavar="M", help="start runs for so long (default: 10)")
     add("--seed", type=int, default=0, metavar="S", help="seed of settings and faults (default: 0)")
     add("--first", type=int, default=0, metavar="K", help="number of the first run (default: 0)")
-    add("--folder", type=Path, metavar="DIR", help="keeps the inputs (default: a temporary one)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = (options.folder or Path(temporary)).resolve()
-        slurm = options.tool == "slurm"
-        runs = OnSlurm(folder / "slurm") if slurm else Local(folder, options.tool)
-        with contextlib.closing(runs):
-            right = repeat(runs.run, options.tool, options.seed, options.first, options.minutes)
-    sys.exit(not right)
+    began, number, faults, problems = time.monotonic(), options.first, Counter[str](), 0
+    with tempfile.TemporaryDirectory() as folder:
+        runs = Runs(Path(folder), options.tool)
+        while number == options.first or time.monotonic() < began + 60 * options.minutes:
+            report = runs.run(Random(f"{options.seed} {options.tool} {number}"))
+            faults.update(report.faults)
+            if report.problem:
+                problems += 1
+                print(f"run {number} of seed {options.seed}: {report.settings}")
+                print(f"    after {', '.join(report.faults)}:\n    {report.problem}", flush=True)
+            number += 1
+    print("\n".join(f"{count:6} {fault}" for fault, count in sorted(faults.items())))
+    print(f"{faults.total()} faults in {number - options.first} runs, {problems} differences")
+    sys.exit(bool(problems))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""A command under faults: its place, its processes, and the faults themselves."""
+"""A command under faults, its processes, and the faults themselves."""
 
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -17,132 +16,41 @@ from tests.chaos.workloads import Difference
 from tests.slurm.supervisor import descendants, read_proc
 
 SECONDS = 300  # until a command counts as hanging
-_ROOT = Path(__file__).parents[2]
-_CLOCK = Path(__file__).parent / "clock"
+GRACE = 15  # seconds from its end to that of its processes
 _PR_SET_CHILD_SUBREAPER = 36
-_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-SIGNALS = tuple(f"{number.name} to {aim}" for number in _SIGNALS for aim in ("process", "group", "child"))
-FAULTS = (*SIGNALS, "disk full", "no permission", "file truncated", "clock jumps", "second launch")
-
-
-class Place:
-    """The folder of a run: a small file system of its own where the user may mount one."""
-
-    def __init__(self, folder: Path, megabytes: int = 192) -> None:
-        self.folder, self.work = folder, folder / "work"
-        folder.mkdir(parents=True, exist_ok=True)
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "alma_chaos", str(folder)]
-        self.mounted = not subprocess.run(mount, capture_output=True).returncode
-
-    def clear(self) -> None:
-        """Remove everything in it; make its folder for temporary files and the working folder."""
-        for path in self.folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        (self.folder / "tmp").mkdir()
-        self.work.mkdir()
-
-    def close(self) -> None:
-        """Unmount it."""
-        if self.mounted:
-            subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
-
-    def sizes(self) -> dict[str, int]:
-        """Sizes of all files by name; changes of it are events."""
-        found: dict[str, int] = {}
-        for folder, _, names in os.walk(self.work):
-            for path in (os.path.join(folder, name) for name in names):
-                with contextlib.suppress(OSError):
-                    found[path] = os.lstat(path).st_size
-        return found
-
-    @contextlib.contextmanager
-    def full(self, free_bytes: int) -> Iterator[None]:
-        """Leave so many bytes free meanwhile."""
-        filler, space = self.folder / "filler", os.statvfs(self.folder)
-        size = space.f_bavail * space.f_frsize - free_bytes
-        with filler.open("wb") as file:
-            while size > 0:
-                try:
-                    os.posix_fallocate(file.fileno(), 0, size)
-                    break
-                except OSError:  # the command has written meanwhile
-                    size -= 1 << 16
-        try:
-            yield
-        finally:
-            filler.unlink()
-
-    @contextlib.contextmanager
-    def unwritable(self) -> Iterator[None]:
-        """Take the permission to write in the folders that the command made."""
-        folders = [folder for folder, *_ in os.walk(self.work)]
-
-        def allow(mode: int) -> None:
-            for folder in folders:
-                with contextlib.suppress(FileNotFoundError):  # some disappear
-                    os.chmod(folder, mode)
-
-        allow(0o555)
-        try:
-            yield
-        finally:
-            allow(0o755)
-
-    def truncate(self, rng: Random) -> tuple[Path, bytes] | None:
-        """Cut a file that the command made; its path and what it held."""
-        files = [Path(name) for name, size in sorted(self.sizes().items()) if size]
-        inputs = self.folder / "inputs"
-        files = [path for path in files if not (inputs / path.relative_to(self.work)).exists()]
-        if not files:
-            return None
-        path = rng.choice(files)
-        content = path.read_bytes()
-        os.truncate(path, rng.choice([0, len(content) // 2, len(content) - 1]))
-        return path, content
+_SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGUSR2")
+SIGNALS = tuple(f"{name} to {aim}" for name in _SIGNALS for aim in ("process", "group", "child"))
+FAULTS = (*SIGNALS, "file truncated", "second launch")
 
 
 class EndOfCommand(NamedTuple):
-    """How a command ended."""
+    """How a command ended: exit code, what it printed, its time, changes of files, processes left."""
 
     code: int
     text: str
-    """What it printed."""
     seconds: float
     events: int
     left: Sequence[str]
-    """Its processes that did not end."""
 
 
 class RunningCommand:
-    """A command of `alma`, running in its place; a context that leaves no process behind.
+    """A command of `alma`, running in `work`; a context that leaves no process behind.
 
     This process must be a subreaper: see `adopt`.
     """
 
     program: Sequence[str] = (sys.executable, "-m", "alma")
 
-    def __init__(self, place: Place, words: str, fault: str = "") -> None:
-        """`fault`: one that changes how the command starts."""
-        self.place, self.events = place, 0
-        self.began, self._sizes = time.monotonic(), place.sizes()
-        self.log = place.folder.with_name(f"log.{time.monotonic_ns()}")  # not on the disk that may be full
-        added = {"TMPDIR": str(place.folder / "tmp"), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)}
-        added["PYTHONFAULTHANDLER"] = "1"  # see `_look`
-        if fault == "clock jumps":
-            added["PYTHONPATH"] = f"{_CLOCK}:{_ROOT}"
-        program = [*self.program, *words.split()]
-        if fault == "no permission" and not os.geteuid():  # root may write anywhere otherwise
-            program = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", *program]
+    def __init__(self, work: Path, words: str) -> None:
+        self.work, self.events = work, 0
+        self.began, self._sizes = time.monotonic(), sizes(work)
+        self.log = work.with_name(f"log.{time.monotonic_ns()}")
+        added = {"TMPDIR": str(work.with_name("tmp")), "OMP_NUM_THREADS": "1"}
+        added |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONFAULTHANDLER": "1"}  # see `_look`
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                program,
-                cwd=place.work,
-                env=os.environ | added,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+            options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "start_new_session": True}
+            words_of_program = [*self.program, *words.split()]
+            self.process = subprocess.Popen(words_of_program, cwd=work, env=os.environ | added, **options)
 
     def __enter__(self) -> "RunningCommand":
         return self
@@ -169,19 +77,18 @@ class RunningCommand:
 
     def _look(self) -> None:
         time.sleep(0.003)
-        sizes = self.place.sizes()
-        self.events += sizes != self._sizes
-        self._sizes = sizes
+        before, self._sizes = self._sizes, sizes(self.work)
+        self.events += self._sizes != before
         if time.monotonic() - self.began > SECONDS:
             self._kill(signal.SIGABRT)  # each process prints where its threads are
             time.sleep(1)
             raise Difference(f"no end after {SECONDS} s:\n{self.log.read_text(errors='replace')[-9000:]}")
 
     def end(self, alone: bool = True) -> EndOfCommand:
-        """Wait for the end of the command, and up to 15 s for that of its processes, if it is `alone`."""
+        """Wait for the end of the command, and GRACE for that of its processes, if it is `alone`."""
         self.reach(sys.maxsize, 0)
         seconds = time.monotonic() - self.began
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + GRACE
         while (left := running(os.getpid()) if alone else []) and time.monotonic() < deadline:
             time.sleep(0.01)
         names = [f"{pid} {read_proc(pid, 'cmdline').replace(chr(0), ' ')[:100]}" for pid in left]
@@ -204,6 +111,28 @@ class RunningCommand:
             else:
                 pid = rng.choice(others) if aim == "child" and others else self.process.pid
                 os.kill(pid, signal.Signals[name])
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Sizes of all files by name; changes of it are events."""
+    paths = [os.path.join(place, name) for place, _, names in os.walk(folder) for name in names]
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found[path] = os.lstat(path).st_size
+    return found
+
+
+def truncate(rng: Random, work: Path, inputs: Path) -> tuple[Path, bytes] | None:
+    """Cut a file that the command made; its path and what it held."""
+    files = [Path(name) for name, size in sorted(sizes(work).items()) if size]
+    files = [path for path in files if not (inputs / path.relative_to(work)).exists()]
+    if not files:
+        return None
+    path = rng.choice(files)
+    content = path.read_bytes()
+    os.truncate(path, rng.choice([0, len(content) // 2, len(content) - 1]))
+    return path, content
 
 
 def adopt() -> None:

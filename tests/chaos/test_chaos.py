@@ -4,6 +4,7 @@ In processes of their own: the harness adopts and reaps orphans.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,25 +17,25 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", ["data_prep", "images", "language"])
 def test_runs_under_faults_equal_undisturbed_ones(tmp_path, tool):
-    line = [sys.executable, "-m", "tests.chaos", tool, "--minutes", "0", "--seed", "7", "--folder", tmp_path]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+    line = [sys.executable, "-m", "tests.chaos", tool, "--minutes", "0", "--seed", "7"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].endswith("in 1 runs, 0 differences")
-    assert not list(tmp_path.glob("chaos_*"))
+    assert not list(tmp_path.iterdir())
 
 
 PLANTED = """
 import json, pathlib, sys
 from random import Random
-from tests.chaos import faults, workloads
-from tests.chaos.__main__ import Local
+from tests.chaos import __main__ as chaos, faults, workloads
 
+chaos.REPEATS, faults.GRACE = 1, 3
 workloads.WORKLOADS["images"] = lambda rng: workloads.Workload(("images",), (), workloads.streams)
-local = Local(pathlib.Path(sys.argv[1]), "images", ["SIGKILL to process"])
+runs = chaos.Runs(pathlib.Path(sys.argv[1]), "images", ["SIGKILL to process"])
 for harm in sys.argv[2:]:
     faults.RunningCommand.program = (sys.executable, "-c", "import os, subprocess, time\\n" + harm)
-    print(json.dumps(local.run(Random(0)).problem))
-local.close()
+    print(json.dumps(runs.run(Random(0)).problem))
 """
 HARM = {
     "open('x', 'w').write('same')": "",
