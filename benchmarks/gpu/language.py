@@ -50,7 +50,7 @@ INTERVAL, INTERVALS, WARM_UP = 5, 8, 2
 """Updates of a measurement; measurements that count, and those before them."""
 
 
-class Tokens(NamedTuple):
+class RandomTokens(NamedTuple):
     """A stream of random tokens for all steps, and models of the paper's sizes on it: tiny ones on a CPU."""
 
     folder: Path
@@ -60,7 +60,7 @@ class Tokens(NamedTuple):
     length: int
 
     @classmethod
-    def of(cls, args: Any) -> "Tokens":
+    def of(cls, args: Any) -> "RandomTokens":
         """Written by the first step that asks."""
         sizes = (104, 32) if args.tiny else (50_264, 512)
         made = cls(Path(f"{args.environment}-tokens-{sizes[0]}"), args.tiny, *sizes)
@@ -107,10 +107,10 @@ def train(args: Any) -> Cases:
     """Models and precisions."""
     for size, experts, flags in [("base", 8, "")] if args.tiny else SETTINGS:
         labels = {"model": f"{size}, {experts} experts", "flags": flags or "fp32"}
-        yield labels, partial(trained, Tokens.of(args), size, experts, flags)
+        yield labels, partial(trained, RandomTokens.of(args), size, experts, flags)
 
 
-def trained(data: Tokens, size: str, experts: int, flags: str) -> Row:
+def trained(data: RandomTokens, size: str, experts: int, flags: str) -> Row:
     """Train both models."""
     import torch
 
@@ -152,7 +152,7 @@ KERNELS = 4
 
 def profile(args: Any) -> Cases:
     """The base model, and its peer."""
-    data = Tokens.of(args)
+    data = RandomTokens.of(args)
     for experts, flags in [(8, "")] if args.tiny else [(8, "--bf16"), (0, "--bf16")]:
         words = data.words("base", experts, f"{flags} --no-save", SKIPPED + PROFILED + 1, 1000)
         yield (
@@ -236,7 +236,7 @@ def resume(args: Any) -> Cases:
     """SIGTERM in bf16 first."""
     for flags, name in [("", "SIGTERM")] if args.tiny else [("--bf16", "SIGTERM"), ("--fp16", "SIGUSR1")]:
         few = "" if args.tiny else "--batch-size 8"
-        data = Tokens.of(args)
+        data = RandomTokens.of(args)
         words = data.words("base", 8, f"{flags} {few} --save-interval-updates {SAVED}", UPDATES)
         yield {"flags": flags or "fp32", "signal": name}, partial(resumed, words, name, data.folder)
 

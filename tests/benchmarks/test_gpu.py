@@ -95,7 +95,7 @@ def test_fairseq_train_accepts_all_flags_of_full_size(benchmark, tmp_path):
     from fairseq_alma.check import resolve
 
     language = benchmark("gpu.language")
-    data = language.Tokens(tmp_path, False, 50_264, 512)
+    data = language.RandomTokens(tmp_path, False, 50_264, 512)
     for size, experts, flags in language.SETTINGS:
         words = data.words(size, experts, flags, 45)
         assert 3e9 < estimated(words, data.vocabulary - 4) < 78e9
