@@ -197,8 +197,7 @@ def sweep_of_images_resumes_and_completes(cluster, folder, _):
 
     flags = ("images", "--hidden", "2", "--megabatches", "3", "--epochs", "30", "--save-interval", "0")
     place, foreign = folder / "x", folder / "x/sm_w1_h2_s1"
-    foreign.mkdir(parents=True)
-    Run.open(foreign, {"learner": "sm", "megabatches": 1, "waiting_time": 1, "replay": False, "seed": 1})
+    alma(*flags, "--lr", "0.5", "--epochs", "1", "--seed", "1", "--out", "x/sm_w1_h2_s1")
     words = (*flags, "--seeds", "0-3", "--out", "x", "--cluster", "slurm", "--runs-per-job", "2")
     assert "2 jobs submitted" in alma(*words)[1]
     requeued, failing = queue.read_jobs(place)
