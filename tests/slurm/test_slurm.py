@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from launcher import ROOT, SMALL, Launcher, finish, make
 
-from alma.records import MACHINE_FIELDS, Run
+from alma.records import Run
 from slurm.engine import queue
 from tests.slurm.cluster import Cluster
 
@@ -195,13 +195,9 @@ def sweep_of_images_resumes_and_completes(cluster, folder, _):
         )
         return finish(process, code, timeout=1200)
 
-    def rows(run: Path) -> list[dict]:
-        rows = Run.read(run).rows
-        return [{key: value for key, value in row.items() if key not in MACHINE_FIELDS} for row in rows]
-
     flags = ("images", "--hidden", "2", "--megabatches", "3", "--epochs", "30", "--save-interval", "0")
     place, foreign = folder / "x", folder / "x/sm_w1_h2_s1"
-    alma(*flags, "--lr", "0.5", "--seed", "1", "--out", "x/sm_w1_h2_s1")
+    alma(*flags, "--lr", "0.5", "--epochs", "1", "--seed", "1", "--out", "x/sm_w1_h2_s1")
     words = (*flags, "--seeds", "0-3", "--out", "x", "--cluster", "slurm", "--runs-per-job", "2")
     assert "2 jobs submitted" in alma(*words)[1]
     requeued, failing = queue.read_jobs(place)
@@ -228,9 +224,7 @@ def sweep_of_images_resumes_and_completes(cluster, folder, _):
     assert sorted(path.name for path in place.iterdir()) == sorted(["jobs.json", "slurm_jobs", *names])
     marked = [json.loads(job.marker.read_text())["runs"] for job in queue.read_jobs(place)]
     assert sorted(run for runs in marked for run in runs) == [f"x/{name}" for name in names]
-    alma(*flags, "--seed", "2", "--out", "y")
-    assert rows(place / "sm_w1_h2_s2") == rows(folder / "y")
-    assert {len(rows(place / name)) for name in names} == {4}
+    assert {len(Run.read(place / name).rows) for name in names} == {4}
 
 
 SCENARIOS = (  # the longest first
