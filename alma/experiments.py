@@ -52,7 +52,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     return record
 
 
-class RunSection(NamedTuple):
+class ExperimentRun(NamedTuple):
     """One of the `runs` of an experiment, or all of an experiment without them."""
 
     name: str
@@ -63,7 +63,7 @@ class RunSection(NamedTuple):
     """Of fairseq-train."""
 
 
-def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> list[RunSection]:
+def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> list[ExperimentRun]:
     """The sections of an experiment at `size` (None: the file's own), or those with the given names.
 
     UserError: a missing or malformed file, an unknown size or name.
@@ -95,7 +95,7 @@ def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> li
             flags |= part.get("flags", {})
             options |= {key: value for key, value in part.items() if key != "flags"}
         if not names or name in names:
-            sections.append(RunSection(name, size, options, flags))
+            sections.append(ExperimentRun(name, size, options, flags))
     return sections
 
 
