@@ -190,7 +190,7 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     panels[2].set_xscale("linear")
     panels[2].xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 4, 10], integer=True))
     panels[0].set_ylabel(y_label)
-    panels[0].margins(x=0.12)
+    panels[0].margins(x=0.2)  # room for the red numbers
     counts = sorted({entry.experts(entry.result.times[-1]) or 0 for entry in shown})
     for entry, line in ours:
         count = entry.experts(entry.result.times[-1])
