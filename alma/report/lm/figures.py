@@ -190,12 +190,12 @@ def figure5(shown: Sequence[Entry], paper: Sequence[Reference], y_label: str) ->
     panels[2].set_xscale("linear")
     panels[2].xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 4, 10], integer=True))
     panels[0].set_ylabel(y_label)
-    panels[0].margins(x=0.12)
+    panels[0].margins(x=0.2)  # room for the red numbers
     counts = sorted({entry.experts(entry.result.times[-1]) or 0 for entry in shown})
     for entry, line in ours:
         count = entry.experts(entry.result.times[-1])
         if entry.method == "SM" and count:  # in a column of its own, so that numbers do not overlap
-            start, at = (line.x[0][0], line.y[0]), (-5 - 9 * counts.index(count), 0)
+            start, at = (line.x[0][0], line.y[0]), (-4 - 8 * counts.index(count), 0)
             text: Any = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 7}
             panels[0].annotate(str(count), start, at, color=_RED, annotation_clip=False, **text)
     marks = [(name, mark(marker)) for name, marker in markers.items()]
