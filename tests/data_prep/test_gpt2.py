@@ -49,7 +49,7 @@ def check_line(pair, line):
         assert own._tokenize(line) == theirs.encode(line), "words are not independent"
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     line=st.text(
         st.sampled_from("abt s'  d12\x00\x1c\u180e\u200b\ufeff漢é\u0301\u00ad\U0001f600½.,-")
@@ -70,7 +70,7 @@ def test_odd_text(pair):
 def test_white_space_of_the_pattern_never_occurs_in_a_normalised_line(pair):
     """So no token crosses two words. The pattern is fairseq's."""
     assert pair[1].pat.pattern == gpt2._TOKENS.pattern
-    spaces = [c for c in map(chr, range(0x110000)) if regex.match(r"\s", c)]
+    spaces = regex.findall(r"\s", "".join(map(chr, range(0x110000))))
     assert len(spaces) > 20
     assert not "".join(spaces).split()
 

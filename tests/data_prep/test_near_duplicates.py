@@ -53,7 +53,7 @@ def collection() -> list[tuple[str, int]]:
     """Documents of three mega-batches, each with edited copies in its own and in others."""
     rng = random.Random(0)
     documents = []
-    for number, text in enumerate(make_documents(7, 40, 60)):
+    for number, text in enumerate(make_documents(7, 25, 60)):
         documents.append((text, number % 3))
         size = len(text.split(" "))
         for share in (0, 0.004, 0.01, 0.02, 0.05, 0.3):

@@ -180,12 +180,9 @@ def test_inspect_finds_a_megabatch_that_drifts(ordered, tmp_path, inspected):
 def test_verify_finds_a_leak(four, ordered, tmp_path, inspected):
     out = ordered(*four, out=tmp_path / "out")
     assert inspected(out, "--verify")[0] == 0
-    stream = Stream.load(out)
-    assert stream.test.documents > 2
     held_out = out / "test_01.keys"
     held_out.write_bytes((out / "megabatch_02/train.keys").read_bytes()[:16] + held_out.read_bytes()[16:])
     bless(out)
     code, text, _ = inspected(out, "--verify")
     assert code == 2
     assert "1 documents are in megabatch_02 and in test_01" in text
-    assert "1 documents of test are not in test_00 or those after" in text

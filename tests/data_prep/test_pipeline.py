@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import sentencepiece
 from fairseq.data.indexed_dataset import MMapIndexedDataset
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alma.files import LOCK
@@ -73,7 +73,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@FEW
+@settings(FEW, max_examples=1)
 def test_splitting_names_order_and_workers_do_not_matter(near, prepare, tmp_path_factory, kind, data):
     folder = tmp_path_factory.mktemp("split")
     flag = ["--ordered"] if "ordered" in kind else []
