@@ -155,7 +155,7 @@ def test_fairseq_continues_texts_by_an_ensemble(start, unlike, stream, tmp_path,
         assert finished.code == 0, finished.output
         texts.append(sorted(re.findall(r"^H-(\d+)\t\S+\t(.*)$", finished.output, re.MULTILINE)))
         assert len(texts[-1]) >= least
-    assert texts[2] not in texts[:2]
+    assert least == 1 or texts[2] not in texts[:2]  # one short text may be the same
 
 
 def cut_dictionary(state):
