@@ -59,6 +59,7 @@ if __name__ == "__main__":
             "argcomplete>=3",
             "orjson>=3.10",
             "msgspec>=0.20",
+            "filelock>=3.15",
             "regex",
             "zstandard>=0.22",
             "tensorboardX>=2.6",
