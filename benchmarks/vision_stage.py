@@ -1,14 +1,14 @@
 """Time of a stage of an image learner against plain PyTorch, and of a stack against its members one by one.
 
-Images have MNIST's shape and random pixels. At w = 1 (B = 500) a stage has 108 training and 12 validation
-images and 100 epochs of one minibatch; at w = 25 it has 25 times the images and 4 epochs of 22 minibatches.
-The best epoch is kept. fp32, one thread. The peer is a plain loop with nn.Sequential, DataLoader, autograd
-and torch.optim.Adadelta. Members of an ensemble have separate orders of minibatches, or share one.
+Random pixels in the shape of MNIST. At w = 1 (B = 500) a stage has 108 training and 12 validation images and
+100 epochs of one minibatch; at w = 25 it has 25 times the images and 4 epochs of 22 minibatches. The best
+epoch is kept. fp32; on a CPU one thread. The peer is a plain loop with torch.optim, on a CPU with a
+DataLoader, on a GPU with all images there. Members of an ensemble have separate orders of minibatches, or
+share one. `cases` are those of `python -m benchmarks gpu`; there is a ResNet-18 on 224 x 224 pixels too.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,121 +16,102 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torchvision import models
 from tqdm import tqdm
 
-from benchmarks.timing import Rows, one_thread, ratios, spread, turns
-from vision.learners import resolve
-from vision.models import MLP, mlp_widths, vgg_widths
+from benchmarks.timing import Rows, device, finished, one_thread, spread, turns
+from vision.learners import LEARNERS, resolve
+from vision.models import mlp_widths
 from vision.presets import Settings
 from vision.train import Examples, fit
 
 SIZES = ((4, 1), (8, 1), (32, 1), (64, 1), (4, 25), (64, 25))
 """Hidden units and waiting times."""
-TRAIN, VALID, MEMBERS = 108, 12, 5
-Batches = Iterable[Sequence[Tensor]]
-"""Images and labels."""
+MEGABATCH, MEMBERS = 120, 5
+MNIST, LARGE = (1, 28, 28), (3, 224, 224)
 
 
-def examples(n: int, generator: torch.Generator) -> Examples:
-    """Random images and labels."""
-    return Examples(torch.randn(n, 1, 28, 28, generator=generator), torch.arange(n) % 10)
+def minibatches(examples: Examples, settings: Settings) -> Iterable[Sequence[Tensor]]:
+    """In plain PyTorch: images that stay on a GPU take one gather a minibatch."""
+    stored = TensorDataset(*examples)
+    if not examples.images.is_cuda:
+        return DataLoader(stored, settings.batch_size, shuffle=True)
+    sampler = BatchSampler(RandomSampler(stored), settings.batch_size, drop_last=False)
+    return DataLoader(stored, batch_size=None, sampler=sampler)
 
 
-def plain_mlp(hidden: int) -> nn.Sequential:
-    """The network in plain PyTorch."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise(mlp_widths((1, 28, 28), hidden, 10)):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def plain_vgg(channels: int) -> nn.Sequential:
-    """The paper's reduced VGG19 in plain PyTorch, for images with 3 channels."""
-    layers: list[nn.Module] = []
-    before = 3
-    for block in vgg_widths(channels):
-        for inputs, outputs in pairwise([before, *block]):
-            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
-        before = block[-1]
-        layers.append(nn.MaxPool2d(2))
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, 10))
-
-
-def loader(examples: Examples, settings: Settings, shuffle: bool = True) -> DataLoader:
-    """Minibatches in plain PyTorch."""
-    return DataLoader(TensorDataset(*examples), settings.batch_size, shuffle)
-
-
-def plain_stage(model: nn.Module, train: Batches, valid: Batches, settings: Settings) -> None:
-    """One stage in plain PyTorch, on the device of the model."""
-    device = next(model.parameters()).device
+def plain(train: Examples, valid: Examples, settings: Settings) -> None:
+    """One stage in plain PyTorch, on the device of the images."""
+    if settings.torchvision:
+        model = models.get_model(settings.torchvision, num_classes=10)
+    else:
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, after in pairwise(mlp_widths(MNIST, settings.hidden, 10)):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        model = nn.Sequential(*layers[:-1])
+    model.to(train.images.device)
     optimizer: torch.optim.Optimizer = torch.optim.Adadelta(model.parameters(), lr=settings.lr)
     if settings.optimizer == "sgd":
         momentum, decay = settings.momentum, settings.weight_decay
         optimizer = torch.optim.SGD(model.parameters(), settings.lr, momentum, weight_decay=decay)
     best, kept = torch.inf, copy.deepcopy(model.state_dict())
+    shuffled, held_out = minibatches(train, settings), minibatches(valid, settings)
     for _ in range(settings.epochs):
         model.train()
-        for images, labels in train:
+        for images, labels in shuffled:
             optimizer.zero_grad()
-            F.cross_entropy(model(images.to(device)), labels.to(device)).backward()
+            F.cross_entropy(model(images), labels).backward()
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            losses = [F.cross_entropy(model(x.to(device)), y.to(device)) for x, y in valid]
+            losses = [F.cross_entropy(model(images), labels) for images, labels in held_out]
         if (loss := sum(map(float, losses))) < best:
             best, kept = loss, copy.deepcopy(model.state_dict())
     model.load_state_dict(kept)
 
 
-def plain(hidden: int, train: Examples, valid: Examples, settings: Settings) -> None:
-    """One stage in plain PyTorch on the CPU."""
-    plain_stage(plain_mlp(hidden), loader(train, settings), loader(valid, settings, shuffle=False), settings)
+def compare(data: str, shape: tuple, chosen: dict[str, Any], images: int, repeats: int) -> dict[str, list]:
+    """Milliseconds of a stage of sm, and ratios of times in the same turn."""
+    settings = {name: resolve(data, name, "paper", chosen) for name in ("sm", "ens")}
+    generator, labels = torch.Generator().manual_seed(0), torch.arange(images) % 10
+    pixels = torch.randn(images, *shape, generator=generator).contiguous(memory_format=torch.channels_last)
+    stage = Examples(pixels.to(device()), labels.to(device()))
+    parts = stage.part(images // 10, images), stage.part(0, images // 10)
+
+    def ours(name: str, orders: int | None = None) -> None:
+        learner = LEARNERS[name](shape, 10, settings[name], 0, device())
+        fit(learner.model, *parts, settings[name], learner.generators[:orders])
+
+    kinds: dict[str, Callable[[], Any]] = {
+        "sm": partial(ours, "sm"),
+        "plain": partial(plain, *parts, settings["sm"]),
+    }
+    pairs = [("plain", "sm")]
+    if data == "mnist":  # torchvision's models have no batched members
+        kinds |= {"ens": partial(ours, "ens"), "shared order": partial(ours, "ens", 1)}
+        kinds["one by one"] = lambda: [ours("sm") for _ in range(MEMBERS)]
+        pairs += [("ens", "sm"), ("shared order", "sm"), ("one by one", "ens")]
+    measured = turns({name: partial(finished, work, 1) for name, work in kinds.items()}, repeats)
+    ratios = {f"{one} / {two}": [turn[one] / turn[two] for turn in measured] for one, two in pairs}
+    return {"sm, ms": [1000 * turn["sm"] for turn in measured]} | ratios
 
 
-def ours(
-    hidden: int, members: int, orders: int, train: Examples, valid: Examples, settings: Settings
-) -> None:
-    """One stage of a stack of `members` networks."""
-    model = MLP(mlp_widths((1, 28, 28), hidden, 10), members)
-    generators = [torch.Generator().manual_seed(member) for member in range(members)]
-    for member, generator in enumerate(generators):
-        model.reset(generator, member)
-    fit(model, train, valid, settings, generators[:orders])
-
-
-def one_by_one(hidden: int, *stage: Any) -> None:
-    """One stage of every member in turn, as networks of their own."""
-    for _ in range(MEMBERS):
-        ours(hidden, 1, 1, *stage)
+def cases(args: Any) -> Any:
+    """Labels, and what measures them on a GPU: epochs, images and repeats of each shape."""
+    name = "mobilenet_v3_small" if args.tiny else "resnet18"
+    mnist = {"hidden": 64, "epochs": 2 if args.tiny else 20}
+    yield {"network": "mlp"}, partial(compare, "mnist", MNIST, mnist, MEGABATCH, 2 if args.tiny else 5)
+    large = {"arch": f"torchvision:{name}", "augment": False, "epochs": 1}
+    yield {"network": name}, partial(compare, "cifar10", LARGE, large, 20 if args.tiny else 500, 2)
 
 
 @one_thread()
 def measure(repeats: int) -> Rows:
     """A row for each width and waiting time."""
-    generator = torch.Generator().manual_seed(0)
     rows = []
     for hidden, wait in tqdm(SIZES, disable=None, unit="size"):
-        settings = replace(resolve("mnist", "sm"), epochs=100 // wait)
-        stage = examples(wait * TRAIN, generator), examples(wait * VALID, generator), settings
-        kinds = {
-            "plain": partial(plain, hidden, *stage),
-            "sm": partial(ours, hidden, 1, 1, *stage),
-            "ens": partial(ours, hidden, MEMBERS, MEMBERS, *stage),
-            "shared": partial(ours, hidden, MEMBERS, 1, *stage),
-            "loop": partial(one_by_one, hidden, *stage),
-        }
-        measured = turns(kinds, repeats)
-        rows.append(
-            {
-                "h": hidden,
-                "w": wait,
-                "sm, ms": spread([1000 * turn["sm"] for turn in measured]),
-                "plain PyTorch / sm": ratios(measured, "plain", "sm"),
-                "ens of 5 / sm": ratios(measured, "ens", "sm"),
-                "shared order / sm": ratios(measured, "shared", "sm"),
-                "one by one / ens": ratios(measured, "loop", "ens"),
-            }
-        )
+        chosen = {"hidden": hidden, "epochs": 100 // wait}
+        times = compare("mnist", MNIST, chosen, wait * MEGABATCH, repeats)
+        rows.append({"h": hidden, "w": wait} | {name: spread(values) for name, values in times.items()})
     return rows

@@ -48,7 +48,7 @@ STEPS = {
         "the paper's models by fairseq-train beside transformer_lm of equal active size",
     ),
     "profile": Limit(25, "gpu.language.profile", "where the time of ten updates goes"),
-    "images": Limit(50, "gpu.images.images", "a stage of image learners against plain PyTorch"),
+    "images": Limit(50, "vision_stage.cases", "a stage of image learners against plain PyTorch"),
     "resume": Limit(50, "gpu.language.resume", "training after a signal against training without one"),
     "stream": Limit(
         35, "gpu.language.stream", "stages of a stream by alma train; has what the others leave of their time"
