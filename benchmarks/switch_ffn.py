@@ -81,7 +81,8 @@ def compare(dim: int, tokens: int, experts: int, dtype: str, repeats: int, one_h
     other.load_state_dict(ours.to(**to).state_dict())
     works = {name: partial(step, ours, x, name) for name in DISPATCHERS}
     works |= {"one-hot": partial(step, other.to(**to), x)} if one_hot else {}
-    row, differences, kept = {}, [], {"dense": partial(step, dense, x)}
+    row: dict[str, Any] = {}
+    differences, kept = [], {"dense": partial(step, dense, x)}
     expected = step(copy.deepcopy(ours).float(), x.float(), "loop")
     for name, work in works.items():
         try:

@@ -83,6 +83,10 @@ def compare(data: str, shape: tuple, chosen: dict[str, Any], images: int, repeat
         learner = LEARNERS[name](shape, 10, settings[name], 0, device())
         fit(learner.model, *parts, settings[name], learner.generators[:orders])
 
+    def one_by_one() -> None:
+        for _ in range(MEMBERS):
+            ours("sm")
+
     kinds: dict[str, Callable[[], Any]] = {
         "sm": partial(ours, "sm"),
         "plain": partial(plain, *parts, settings["sm"]),
@@ -90,7 +94,7 @@ def compare(data: str, shape: tuple, chosen: dict[str, Any], images: int, repeat
     pairs = [("plain", "sm")]
     if data == "mnist":  # torchvision's models have no batched members
         kinds |= {"ens": partial(ours, "ens"), "shared order": partial(ours, "ens", 1)}
-        kinds["one by one"] = lambda: [ours("sm") for _ in range(MEMBERS)]
+        kinds["one by one"] = one_by_one
         pairs += [("ens", "sm"), ("shared order", "sm"), ("one by one", "ens")]
     measured = turns({name: partial(finished, work, 1) for name, work in kinds.items()}, repeats)
     ratios = {f"{one} / {two}": [turn[one] / turn[two] for turn in measured] for one, two in pairs}
