@@ -11,7 +11,8 @@ from PIL import Image
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from vision import data
-from vision.run import jobs_of, main, parser
+from vision.run import main, parser
+from vision.sweep import jobs_of, read_sections
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -46,7 +47,7 @@ def command(monkeypatch, *words):
 
 
 def jobs(*words):
-    return jobs_of(parser().parse_args([*map(str, words), "--out", "there"]))
+    return jobs_of(*read_sections(parser(), [*map(str, words)]))
 
 
 def error_of(monkeypatch, capsys, *words):

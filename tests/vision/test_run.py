@@ -19,7 +19,7 @@ from tests.vision.conftest import ROOT, command, error_of, jobs, numbers
 from vision import data
 from vision.learners import LEARNERS
 from vision.presets import PRESETS
-from vision.run import jobs_of, parser, run_all
+from vision.run import run_all
 from vision.sweep import SweepRun
 
 
@@ -75,7 +75,7 @@ def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(tmp_pat
 def test_a_failed_run_does_not_end_its_sweep(tmp_path, monkeypatch, capsys):
     """After an unexpected exception, the exit code is not that of wrong input."""
     sweep = ["--megabatches", 3, "--epochs", 1, "--learner", "sm,umix", "--part", "1/1"]
-    planned = jobs_of(parser().parse_args([*map(str, sweep), "--out", str(tmp_path)]))
+    planned = jobs(*sweep, "--out", tmp_path)
     planned[0] = replace(planned[0], dataset={"name": "digits", "nonsense": 1})  # a TypeError
     monkeypatch.setattr(sys.modules["vision.run"], "jobs_of", lambda options: planned)
     with pytest.raises(SystemExit) as stop:
@@ -129,7 +129,7 @@ def test_vision_run_is_the_function_after_any_import():
 
 def test_settings_go_to_the_learners_that_take_them():
     assert [job.stream_seed for job in jobs("--seeds", "0-2")] == [0, 1, 2]
-    (single,) = jobs("--seed", 3, "--stream-seed", 432)
+    (single,) = jobs("--seed", 3, "--stream-seed", 432, "--out", "there")
     assert (single.out, single.stream_seed, single.options["seed"]) == (Path("there"), 432, 3)
     words = "--learner", "sm,ens,gens", "--gate", "hard", "--experts", 2, "--from-scratch"
     options = {job.options["learner"]: job.options for job in jobs(*words)}

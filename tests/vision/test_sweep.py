@@ -2,19 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from alma.errors import UserError
-from vision.run import parser
-from vision.sweep import jobs_of, read_sections
-
-ROOT = Path(__file__).parents[2]
-
-
-def jobs(*words):
-    return jobs_of(*read_sections(parser(), [*map(str, words)]))
+from tests.vision.conftest import ROOT, jobs
 
 
 def names(*words):
