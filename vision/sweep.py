@@ -4,7 +4,7 @@ import argparse
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,17 +67,17 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
         for point, refused in _points(section):
             for name, reason in refused.items():
                 refusals.setdefault(name, reason)
-            share, settings = _share(point), {n: value for n, value in point.items() if n in known}
             stages(_megabatches(point), point["waiting_time"])
-            # a share of 0 has no use for a source
-            source = point.get("replay_from", "all") if point.get("replay_share") is None else "all"
-            check_share(share, point["replay"], source)
-            names = point["dataset"], point["learner"], point.get("preset")
-            resolved = resolve(*names, settings, point["waiting_time"])
+            preset, source = point.get("preset"), point.get("replay_from", "all")
+            share = point.get("replay_share", presets.replay_share(preset, point["replay"]))
+            # A given share of 0, the baseline of a sweep, has no use for a source.
+            check_share(share, point["replay"], "all" if "replay_share" in point else source)
+            settings = {name: value for name, value in point.items() if name in known}
+            resolved = resolve(point["dataset"], point["learner"], preset, settings, point["waiting_time"])
             # Other names of the same values are equal, so equal runs are trained once.
             others = {name: value for name, value in point.items() if name not in {*known, "preset"}}
             others |= {"megabatches": _megabatches(point), "replay_share": share}
-            others["replay_from"] = point.get("replay_from", "all") if share else None
+            others["replay_from"] = source if share else None
             distinct.setdefault((resolved, *sorted(others.items())), (section, point, resolved))
     taken = {name for _, point, _ in distinct.values() for name in point}
     for name, reason in refusals.items():
@@ -86,8 +86,14 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
     single = len(distinct) == 1 and not sections[0].experiment
     if out := sections[0].out:
         check_nesting(out, sweep=not single)
-    learners = {point["learner"] for _, point, _ in distinct.values()}
-    varying = {learner: _varying(learner, distinct.values()) for learner in learners}
+    varying = {}  # given settings that differ between the runs of a learner, without its size
+    for learner in {point["learner"] for _, point, _ in distinct.values()}:
+        mine = [
+            (point, vars(own) | point) for _, point, own in distinct.values() if point["learner"] == learner
+        ]
+        given = [name for name in (*DATA, *known) if any(name in point for point, _ in mine)]
+        several = [name for name in given if len({values.get(name) for _, values in mine}) > 1]
+        varying[learner] = [name for name in several if name != "hidden"]
     jobs = [
         _job(section, point, resolved, None if single else varying[point["learner"]])
         for section, point, resolved in distinct.values()
@@ -96,12 +102,6 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
     if twice := next((place for place, number in places.items() if number > 1), None):
         raise UserError(f"{twice}: two runs of the sweep have this folder: give them one at a time")
     return jobs
-
-
-def _share(point: Point) -> float:
-    """The share of replay: given, or that of the preset. 0 may be the baseline of a sweep."""
-    given = point.get("replay_share")
-    return presets.replay_share(point.get("preset"), point["replay"]) if given is None else given
 
 
 def _points(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]]]:
@@ -125,13 +125,6 @@ def _points(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]
 def _megabatches(point: Point) -> int:
     default = presets.megabatches(point["dataset"], point.get("preset"), point.get("scenario"))
     return point.get("megabatches", default)
-
-
-def _varying(learner: str, runs: Iterable[tuple[Any, Point, Settings]]) -> list[str]:
-    """The given settings that differ between the runs of a learner, without its size."""
-    mine = [(point, vars(resolved) | point) for _, point, resolved in runs if point["learner"] == learner]
-    given = [name for name in (*DATA, *all_settings()) if any(name in point for point, _ in mine)]
-    return [n for n in given if n != "hidden" and len({values.get(n) for _, values in mine}) > 1]
 
 
 def _job(

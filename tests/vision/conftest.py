@@ -28,6 +28,13 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
+def started(model, seed=0):
+    """The model with the initial weights of seed + k in member k."""
+    for member in range(model.members):
+        model.reset(seeded(seed + member), member)
+    return model
+
+
 def equal(one, other):
     """Whether two sequences of tensors, or two state_dicts, are equal bit for bit."""
     if isinstance(one, dict):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.vision.conftest import seeded
+from tests.vision.conftest import seeded, started
 from vision.flat import Flat
 from vision.models import MLP, VGG, mlp_widths, vgg_widths
 from vision.train import loss_of
@@ -15,12 +15,8 @@ from vision.train import loss_of
 def stack(kind, members, joint=None, seed=0):
     """A stack whose member k is initialised with seed + k."""
     if kind == "mlp":
-        model = MLP([48, 9, 7, 5], members, joint)
-    else:
-        model = VGG((3, 32, 32), vgg_widths(3), 5, members, joint)
-    for member in range(members):
-        model.reset(seeded(seed + member), member)
-    return model
+        return started(MLP([48, 9, 7, 5], members, joint), seed)
+    return started(VGG((3, 32, 32), vgg_widths(3), 5, members, joint), seed)
 
 
 def batch(kind, n=6):
