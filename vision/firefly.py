@@ -95,11 +95,6 @@ class Candidates:
         eye = torch.eye(neurons, device=self.weight.device)
         return F.pad(eye[..., None, None], (1, 1, 1, 1)) if self.weight.dim() == 4 else eye
 
-    @property
-    def perturbations(self) -> list[Tensor]:
-        """The candidates of each kind, in the order of `Choice`."""
-        return [self.split, self.outgoing, self.layer]
-
     def __call__(self, x: Tensor, carried: Tensor | float, measure: bool = False) -> tuple[Tensor, Tensor]:
         """Inputs (n, I, ...) and the products (n, H, ...) `carried` from new neurons of the layer before ->
         activations (n, H, ...) and the products (n, O, ...) of the new neurons here."""
@@ -175,7 +170,8 @@ class Overgrown:
             Candidates(layer, follower, new, depth and not pool, pool, generator)
             for layer, follower, pool in zip(hidden, after, pools, strict=True)
         ]
-        self.perturbations = [p for candidates in self.candidates for p in candidates.perturbations]
+        # of each hidden layer, in the order of `Choice`
+        self.perturbations = [p for one in self.candidates for p in (one.split, one.outgoing, one.layer)]
 
     def moved_to(self, model: MLP | VGG) -> "Overgrown":
         """The same candidates on another model of the same sizes, such as the average of its weights."""

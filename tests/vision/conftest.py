@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from vision import data
 from vision.run import main, parser
 from vision.sweep import jobs_of, read_sections
+from vision.train import loss_of
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -33,6 +35,15 @@ def started(model, seed=0):
     for member in range(model.members):
         model.reset(seeded(seed + member), member)
     return model
+
+
+def flops_of(model, x, labels):
+    """FLOPs of a forward and a backward pass, as torch counts them."""
+    with FlopCounterMode(display=False) as forward:
+        loss = loss_of(model(x), labels).sum()
+    with FlopCounterMode(display=False) as backward:
+        torch.autograd.grad(loss, list(model.parameters()))
+    return forward.get_total_flops(), backward.get_total_flops()
 
 
 def equal(one, other):

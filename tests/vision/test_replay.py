@@ -102,18 +102,6 @@ def test_firefly_grows_on_an_epoch_and_not_on_all_data(tmp_path):
     assert max(flops[1]) < 1.3 * max(flops[0])  # networks grow differently; on all data it is 4 times as much
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--replay-share 0,2", "--replay-share 2.0: a share"),
-        ("--replay-from recent", "--replay-from recent needs --replay-share"),
-        ("--replay-share .5 --replay off,on", "leave out --replay or --replay-share"),
-    ],
-)
-def test_a_sweep_refuses_a_replay_before_its_first_run(refused, words, line):
-    assert line in refused(jobs, *words.split())
-
-
 def test_a_sweep_may_have_a_baseline_without_replay():
     planned = jobs("--replay-share", "0,.5", "--replay-from", "recent")
     assert [job.options["replay_share"] for job in planned] == [0, 0.5]

@@ -168,6 +168,9 @@ def test_bad_experiments_are_one_clear_line(folder, text, message):
         ("--megabatches 0", "a stream needs at least 1 mega-batch, not 0"),
         ("--waiting-time 1,21", "waiting time 21 is longer"),
         ("--waiting-time 0 --preset draft --learner gmoe", "waiting time 0: use 1"),
+        ("--replay-share 0,2", "--replay-share 2.0: a share"),
+        ("--replay-from recent", "--replay-from recent needs --replay-share"),
+        ("--replay-share .5 --replay off,on", "leave out --replay or --replay-share"),
     ],
 )
 def test_bad_lists_are_one_clear_line(folder, monkeypatch, words, message):
