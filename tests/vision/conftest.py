@@ -1,5 +1,7 @@
 """Shared by the tests of image learners."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,6 +59,13 @@ def picture(path, pixels):
     """Write an image file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path)
+
+
+def python(*words, folder=ROOT):
+    """Run Python in a folder; it must succeed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options = {"capture_output": True, "text": True, "check": True, "timeout": 200}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, **options)
 
 
 def command(monkeypatch, *words):

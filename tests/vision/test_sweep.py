@@ -1,12 +1,9 @@
 """Comma lists, and experiments: files with settings whose lists make a sweep."""
 
-import subprocess
-import sys
-
 import pytest
 
 from alma.errors import UserError
-from tests.vision.conftest import ROOT, jobs
+from tests.vision.conftest import jobs, python
 
 
 def names(*words):
@@ -183,12 +180,10 @@ def test_bad_lists_are_one_clear_line(folder, monkeypatch, words, message):
 def test_the_help_loads_nothing_heavy(module):
     code = f"import importlib, sys\nimportlib.import_module({module!r}).parser().format_help()\n"
     code += "print(*sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     heavy = {"torch", "torchvision", "numpy", "sklearn", "matplotlib", "yaml", "tensorboardX", "tqdm"}
-    assert not heavy & set(shown.stdout.split())
+    assert not heavy & set(python("-c", code).stdout.split())
 
 
 def test_as_a_module_from_anywhere_without_a_warning(tmp_path):
-    words = [sys.executable, "-m", "vision.run", "--list", "--seeds", "0-1", "--out", "x"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = python("-m", "vision.run", "--list", "--seeds", "0-1", "--out", "x", folder=tmp_path)
     assert (done.stdout, done.stderr) == ("x/sm_w1_h32_s0\nx/sm_w1_h32_s1\n", "")
