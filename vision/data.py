@@ -270,23 +270,14 @@ class MegaBatchStream(Sequence[MegaBatch]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         t = range(1, len(self) + 1)[index]
-        return MegaBatch(t, *(self.images(indices) for indices in self.split(t)))
+        images, labels = self.dataset.train
+        return MegaBatch(t, *(Images(images[chosen], labels[chosen]) for chosen in self.split(t)))
 
     def split(self, t: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the training and validation images of mega-batch t = 1..B."""
         part = self.parts[t - 1]
         cut = len(part) - max(1, int(len(part) * VALIDATION))
         return part[:cut], part[cut:]
-
-    def indices(self, train_on: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the training and validation images of several mega-batches."""
-        train, valid = zip(*(self.split(t) for t in train_on), strict=True)
-        return np.concatenate(train), np.concatenate(valid)
-
-    def images(self, indices: np.ndarray) -> Images:
-        """Images of the training set by index."""
-        chosen = torch.from_numpy(indices)
-        return Images(self.dataset.train.images[chosen], self.dataset.train.labels[chosen])
 
 
 def check_seed(seed: int) -> None:
@@ -338,7 +329,8 @@ class StageData:
         return {t: len(self._stream.split(t)[part]) for t in self._schedule[index].train_on}
 
     def _examples(self, index: int, part: int) -> AnyExamples:
-        indices, dataset = self._stream.indices(self._schedule[index].train_on)[part], self._stream.dataset
+        dataset = self._stream.dataset
+        indices = np.concatenate([self._stream.split(t)[part] for t in self._schedule[index].train_on])
         replay = self.replay(index, part)
         if replay and part:
             indices = indices[replay.sample(np.random.RandomState([self._stream.seed, index]))]

@@ -95,11 +95,6 @@ class Candidates:
         eye = torch.eye(neurons, device=self.weight.device)
         return F.pad(eye[..., None, None], (1, 1, 1, 1)) if self.weight.dim() == 4 else eye
 
-    @property
-    def perturbations(self) -> list[Tensor]:
-        """The candidates of each kind, in the order of `Choice`."""
-        return [self.split, self.outgoing, self.layer]
-
     def __call__(self, x: Tensor, carried: Tensor | float, measure: bool = False) -> tuple[Tensor, Tensor]:
         """Inputs (n, I, ...) and the products (n, H, ...) `carried` from new neurons of the layer before ->
         activations (n, H, ...) and the products (n, O, ...) of the new neurons here."""
@@ -160,13 +155,23 @@ class Overgrown:
 
     def __init__(self, model: MLP | VGG, new: int, depth: bool, generator: torch.Generator):
         self.model, (*hidden, self.classifier) = model, layers_of(model)
-        self.pixels, pools = _pixels(model)
+        blocks, size = (
+            (model.widths, model.shape[1:]) if isinstance(model, VGG) else ([model.widths[1:-1]], (1,))
+        )
+        self.pixels: list[int] = []  # positions of each hidden layer
+        pools: list[bool] = []  # whether pooling follows
+        for block in blocks:
+            pooled = min(size) > 1
+            self.pixels += [math.prod(size)] * len(block)
+            pools += [False] * (len(block) - 1) + [pooled]
+            size = tuple(s // 2 for s in size) if pooled else size
         after = [*hidden[1:], self.classifier]
         self.candidates = [
             Candidates(layer, follower, new, depth and not pool, pool, generator)
             for layer, follower, pool in zip(hidden, after, pools, strict=True)
         ]
-        self.perturbations = [p for candidates in self.candidates for p in candidates.perturbations]
+        # of each hidden layer, in the order of `Choice`
+        self.perturbations = [p for one in self.candidates for p in (one.split, one.outgoing, one.layer)]
 
     def moved_to(self, model: MLP | VGG) -> "Overgrown":
         """The same candidates on another model of the same sizes, such as the average of its weights."""
@@ -292,26 +297,27 @@ class Overgrown:
     @torch.no_grad()
     def write(self, choices: Sequence[Choice], model: MLP | VGG) -> None:
         """Write the network with only the selected candidates to `model`, a network of `widths(choices)`."""
-        for layer, (weight, vectors) in zip(layers_of(model), self._layers(choices), strict=True):
+        layers = iter(layers_of(model))
+
+        def fill(weight: Tensor, vectors: Vectors) -> None:
+            layer = next(layers)
             layer.weight[0] = weight
             for name, values in vectors.items():
                 getattr(layer, name).view(-1).copy_(values)
 
-    def _layers(self, choices: Sequence[Choice]) -> Iterable[tuple[Tensor, Vectors]]:
-        """Weight and vectors of each layer of the grown network."""
         first = self.candidates[0].weight
         split, outgoing = choices[0].split[:0], first[:, :0]
         for candidates, choice in zip(self.candidates, choices, strict=True):
             weight, vectors = candidates.wider(choice.split, choice.new)
             unused = outgoing.new_zeros(len(choice.new), *outgoing.shape[1:])
-            yield _columns(weight, split, torch.cat([outgoing, outgoing[choice.split], unused])), vectors
+            fill(_columns(weight, split, torch.cat([outgoing, outgoing[choice.split], unused])), vectors)
             split, outgoing = choice.split, candidates.outgoing[choice.new].transpose(0, 1)
             if choice.layer:
                 weight, passed, vectors = candidates.deeper(choice.new)
-                yield _columns(weight, split, passed), vectors
+                fill(_columns(weight, split, passed), vectors)
                 split = split[:0]
         head = self.classifier
-        yield _columns(head.weight.data[0], split, outgoing), {"bias": head.bias.data.flatten()}
+        fill(_columns(head.weight.data[0], split, outgoing), {"bias": head.bias.data.flatten()})
 
 
 def layers_of(model: MLP | VGG) -> list[Any]:
@@ -346,15 +352,3 @@ def _columns(rows: Tensor, split: Tensor, outgoing: Tensor) -> Tensor:
 
 def _norms(weights: Tensor) -> Tensor:
     return weights.flatten(1).norm(dim=1)
-
-
-def _pixels(model: MLP | VGG) -> tuple[list[int], list[bool]]:
-    """Number of positions of each hidden layer, and whether pooling follows."""
-    if isinstance(model, MLP):
-        return [1] * (len(model.widths) - 2), [False] * (len(model.widths) - 2)
-    pixels, pools, size = [], [], model.shape[1:]
-    for block in model.widths:
-        pixels += [math.prod(size)] * len(block)
-        pools += [False] * (len(block) - 1) + [min(size) > 1]
-        size = tuple(s // 2 for s in size) if min(size) > 1 else size
-    return pixels, pools

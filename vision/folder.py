@@ -52,23 +52,21 @@ def _listed(part: Path) -> dict[str, list[str]]:
     """The image files of each class, in the order of torchvision's ImageFolder, whose import takes 80 MB.
     UserError: no class, or one without images."""
     classes = sorted(entry.name for entry in os.scandir(part) if entry.is_dir())
-    files = {name: _images_below(part / name) for name in classes}
+    files = {
+        label: [
+            os.path.join(folder, name)
+            for folder, _, names in sorted(os.walk(part / label, followlinks=True))
+            for name in sorted(names)
+            if name.lower().endswith(_SUFFIXES)
+        ]
+        for label in classes
+    }
     if empty := [part / name for name in classes if not files[name]] or [part] * (not classes):
         raise UserError(
             f"{empty[0]} has no images: --data-root needs train/CLASS/*.png and test/CLASS/*.png "
             f"(or {', '.join(sorted({*_SUFFIXES} - {'.png'}))})"
         )
     return files
-
-
-def _images_below(place: Path) -> list[str]:
-    """The files of a class that are read; those with other suffixes are left out."""
-    return [
-        os.path.join(folder, name)
-        for folder, _, names in sorted(os.walk(place, followlinks=True))
-        for name in sorted(names)
-        if name.lower().endswith(_SUFFIXES)
-    ]
 
 
 def _cached(cache: Path, part: Path, paths: list[str], size: int | None) -> np.ndarray:

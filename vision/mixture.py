@@ -109,7 +109,19 @@ class MixtureLayer(nn.Module):
         in evaluation, only the chosen expert is computed."""
         if self.hard and not self.training:
             chosen = self.router.choose(self.features(z))
-            return self._dispatch(z, chosen), F.one_hot(chosen, self.size).T.to(z.dtype)
+            examples = 1 if z.dim() == 2 else 0  # their dimension
+            order = chosen.argsort()
+            counts = torch.bincount(chosen, minlength=self.size).tolist()
+            parts = z.index_select(examples, order).split(counts, examples)
+            tensors, outputs = self.experts.state_dict(keep_vars=True), []
+            for expert in (number for number, count in enumerate(counts) if count):
+                own = {name: tensor[expert : expert + 1] for name, tensor in tensors.items()}
+                if isinstance(self.experts, Dense):
+                    outputs.append(functional_call(self.experts, own, parts[expert])[0].relu())
+                else:
+                    outputs.append(functional_call(self.experts, own, (parts[expert], True)))
+            z = torch.cat(outputs, examples).index_select(examples, order.argsort())
+            return z, F.one_hot(chosen, self.size).T.to(z.dtype)
         gates = self.router(self.features(z))
         if not self.hard:
             return self.combine(z, gates), gates
@@ -129,21 +141,6 @@ class MixtureLayer(nn.Module):
         out = self.experts(z, shared=True)
         out = out.view(len(z), len(gates), -1, *out.shape[2:])
         return (out * gates.t()[:, :, None, None, None]).sum(1)
-
-    def _dispatch(self, z: Tensor, chosen: Tensor) -> Tensor:
-        """Pass each example through its expert only; `chosen` (n,) are the experts' indices."""
-        examples = 1 if z.dim() == 2 else 0
-        order = chosen.argsort()
-        counts = torch.bincount(chosen, minlength=self.size).tolist()
-        parts = z.index_select(examples, order).split(counts, examples)
-        tensors, outputs = self.experts.state_dict(keep_vars=True), []
-        for expert in (number for number, count in enumerate(counts) if count):
-            own = {name: tensor[expert : expert + 1] for name, tensor in tensors.items()}
-            if isinstance(self.experts, Dense):
-                outputs.append(functional_call(self.experts, own, parts[expert])[0].relu())
-            else:
-                outputs.append(functional_call(self.experts, own, (parts[expert], True)))
-        return torch.cat(outputs, examples).index_select(examples, order.argsort())
 
     @property
     def size(self) -> int:

@@ -51,7 +51,6 @@ class Adadelta(Optimizer):
         self._delta, self._root = torch.empty_like(values), torch.empty_like(values)
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
-        """Update `values` in place; overwrites `gradients`."""
         squares, deltas = self.state["squares"], self.state["deltas"]
         if self.weight_decay:
             gradients.add_(values, alpha=self.weight_decay)
@@ -70,7 +69,6 @@ class SGD(Optimizer):
         self.state = {"velocity": torch.zeros_like(values)} if momentum else {}
 
     def step(self, values: Tensor, gradients: Tensor) -> None:
-        """Update `values` in place; overwrites `gradients`."""
         if self.weight_decay:
             gradients.add_(values, alpha=self.weight_decay)
         if self.momentum:
@@ -98,7 +96,6 @@ class Scaled(Optimizer):
         return {**self._inner.state, "scale": scale}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a saved `state`."""
         scale, steps = state["scale"].tolist()
         saved = dict(zip(self.NAMES, (scale, int(steps)), strict=True))
         self._scaler.load_state_dict(self._scaler.state_dict() | saved)
@@ -106,7 +103,6 @@ class Scaled(Optimizer):
 
     @property
     def lr(self) -> float:  # type: ignore[override]
-        """That of the other optimizer."""
         return self._inner.lr
 
     @lr.setter

@@ -28,11 +28,6 @@ from vision.experiment import run  # noqa: F401  for the package
 from vision.learners import LEARNERS, all_settings, owners
 from vision.sweep import USUAL, SweepRun, jobs_of, read_sections
 
-_ABOUT = (
-    "Train image learners on a stream of mega-batches, test them after each mega-batch, and compare them. "
-    "Comma lists make a sweep: each combination is a run in its own folder. Rerun the command to resume "
-    "interrupted runs; complete ones are skipped."
-)
 _EXAMPLES = """
 examples:
   # scikit-learn's digits with a single model: seconds
@@ -126,7 +121,9 @@ def parser() -> Parser:
     made = Parser(
         prog="python vision/run.py",
         usage="%(prog)s [EXPERIMENT.yaml] [options]",
-        description=_ABOUT,
+        description="Train image learners on a stream of mega-batches, test them after each mega-batch, and "
+        "compare them. Comma lists make a sweep: each combination is a run in its own folder. Rerun the "
+        "command to resume interrupted runs; complete ones are skipped.",
         epilog="\n".join(["learners:", *learners, _EXAMPLES]),
     )
     text = "YAML file of options, without dashes; options of the command line override it"

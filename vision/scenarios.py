@@ -12,8 +12,6 @@ from torch import Tensor
 from alma.errors import UserError
 from vision.data import Dataset, Images, MegaBatchStream, check_seed
 
-HALF_TURN = 180.0
-
 
 def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | None) -> MegaBatchStream:
     """A stream of `megabatches`: i.i.d. if `scenario` is None, else one of `presets.SCENARIOS`.
@@ -52,7 +50,7 @@ def make_stream(dataset: Dataset, megabatches: int, seed: int, scenario: str | N
         from torchvision.transforms import InterpolationMode
         from torchvision.transforms.functional import rotate
 
-        return rotate(images, HALF_TURN * k / megabatches, InterpolationMode.BILINEAR) if k else images
+        return rotate(images, 180.0 * k / megabatches, InterpolationMode.BILINEAR) if k else images
 
     parts = MegaBatchStream(dataset, megabatches, seed).parts
     images = dataset.train.images.clone()

@@ -4,7 +4,7 @@ import argparse
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ _OF_THE_COMMAND = {"cluster", "device", "help", "jobs", "list", "part", "save-in
 USUAL = {"data_root": "data", "device": "auto", "cache_images": None}
 """Defaults of flags that a recorded command leaves out."""
 
-Source = tuple[Any, ...]
-"""Arguments of `data.load`."""
 Point = dict[str, Any]
 """Settings of one run: learner, waiting time, replay, seed, values of DATA, settings of the learner."""
 
@@ -46,11 +44,6 @@ class SweepRun:
     scenario: str | None = None
     arch: str = "mlp"
     options: dict[str, Any] = field(default_factory=dict)  # further arguments of experiment.run
-
-    @property
-    def source(self) -> Source:
-        """What identifies the data set."""
-        return tuple(self.dataset.values())
 
     def run(self) -> Run:
         """Start the run, resume it, or return a complete one."""
@@ -69,15 +62,22 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
     """
     distinct: dict[Any, tuple[argparse.Namespace, Point, Settings]] = {}
     refusals: dict[str, str] = {}
+    known = all_settings()
     for section in sections:
         for point, refused in _points(section):
             for name, reason in refused.items():
                 refusals.setdefault(name, reason)
-            resolved, share = _resolved(point), _share(point)
+            stages(_megabatches(point), point["waiting_time"])
+            preset, source = point.get("preset"), point.get("replay_from", "all")
+            share = point.get("replay_share", presets.replay_share(preset, point["replay"]))
+            # A given share of 0, the baseline of a sweep, has no use for a source.
+            check_share(share, point["replay"], "all" if "replay_share" in point else source)
+            settings = {name: value for name, value in point.items() if name in known}
+            resolved = resolve(point["dataset"], point["learner"], preset, settings, point["waiting_time"])
             # Other names of the same values are equal, so equal runs are trained once.
-            others = {name: value for name, value in point.items() if name not in {*all_settings(), "preset"}}
+            others = {name: value for name, value in point.items() if name not in {*known, "preset"}}
             others |= {"megabatches": _megabatches(point), "replay_share": share}
-            others["replay_from"] = point.get("replay_from", "all") if share else None
+            others["replay_from"] = source if share else None
             distinct.setdefault((resolved, *sorted(others.items())), (section, point, resolved))
     taken = {name for _, point, _ in distinct.values() for name in point}
     for name, reason in refusals.items():
@@ -86,22 +86,22 @@ def jobs_of(*sections: argparse.Namespace) -> list[SweepRun]:
     single = len(distinct) == 1 and not sections[0].experiment
     if out := sections[0].out:
         check_nesting(out, sweep=not single)
-    learners = {point["learner"] for _, point, _ in distinct.values()}
-    varying = {learner: _varying(learner, distinct.values()) for learner in learners}
+    varying = {}  # given settings that differ between the runs of a learner, without its size
+    for learner in {point["learner"] for _, point, _ in distinct.values()}:
+        mine = [
+            (point, vars(own) | point) for _, point, own in distinct.values() if point["learner"] == learner
+        ]
+        given = [name for name in (*DATA, *known) if any(name in point for point, _ in mine)]
+        several = [name for name in given if len({values.get(name) for _, values in mine}) > 1]
+        varying[learner] = [name for name in several if name != "hidden"]
     jobs = [
-        _job(section, point, resolved, "" if single else _name(point, resolved, varying[point["learner"]]))
+        _job(section, point, resolved, None if single else varying[point["learner"]])
         for section, point, resolved in distinct.values()
     ]
     places = Counter(job.out for job in jobs)
     if twice := next((place for place, number in places.items() if number > 1), None):
         raise UserError(f"{twice}: two runs of the sweep have this folder: give them one at a time")
     return jobs
-
-
-def _share(point: Point) -> float:
-    """The share of replay: given, or that of the preset. 0 may be the baseline of a sweep."""
-    given = point.get("replay_share")
-    return presets.replay_share(point.get("preset"), point["replay"]) if given is None else given
 
 
 def _points(section: argparse.Namespace) -> Iterator[tuple[Point, dict[str, str]]]:
@@ -127,36 +127,19 @@ def _megabatches(point: Point) -> int:
     return point.get("megabatches", default)
 
 
-def _resolved(point: Point) -> Settings:
-    """All settings of the learner. UserError: one is out of range, or a replay or a stage that cannot be."""
-    stages(_megabatches(point), point["waiting_time"])
-    preset, given = point.get("preset"), point.get("replay_share")
-    source = point.get("replay_from", "all") if given is None else "all"  # a share of 0 has no use for one
-    check_share(_share(point), point["replay"], source)
-    chosen = {name: value for name, value in point.items() if name in all_settings()}
-    return resolve(point["dataset"], point["learner"], preset, chosen, point["waiting_time"])
-
-
-def _varying(learner: str, runs: Iterable[tuple[Any, Point, Settings]]) -> list[str]:
-    """The given settings that differ between the runs of a learner, without its size."""
-    mine = [(point, vars(resolved) | point) for _, point, resolved in runs if point["learner"] == learner]
-    given = [name for name in (*DATA, *all_settings()) if any(name in point for point, _ in mine)]
-    return [n for n in given if n != "hidden" and len({values.get(n) for _, values in mine}) > 1]
-
-
-def _name(point: Point, resolved: Settings, varying: Sequence[str]) -> str:
-    """Such as gmoe_w1_h32_router-flat_replay_s0: learner, waiting time, size, what else varies, seed."""
-    values = vars(resolved) | point
-    words = [point["learner"], f"w{point['waiting_time']}"]
-    words += [] if resolved.torchvision else [f"h{resolved.hidden}"]
-    words += [folder_part(name, values[name]) for name in varying if values.get(name) is not None]
-    words += ["replay"] * point["replay"] + [f"s{point['seed']}"]
-    return "_".join(words)
-
-
-def _job(section: argparse.Namespace, point: Point, resolved: Settings, name: str) -> SweepRun:
-    """The job of a point, in the folder `name` of the section's, or there if `name` is empty."""
-    out = section.out / name
+def _job(
+    section: argparse.Namespace, point: Point, resolved: Settings, varying: Sequence[str] | None
+) -> SweepRun:
+    """The job of a point. In a sweep its folder is called, say, gmoe_w1_h32_router-flat_replay_s0: learner,
+    waiting time, size, what else is `varying`, seed. A single run (None) has the folder of the section."""
+    folder = ""
+    if varying is not None:
+        values = vars(resolved) | point
+        parts = [point["learner"], f"w{point['waiting_time']}"]
+        parts += [] if resolved.torchvision else [f"h{resolved.hidden}"]
+        parts += [folder_part(name, values[name]) for name in varying if values.get(name) is not None]
+        folder = "_".join([*parts, *["replay"] * point["replay"], f"s{point['seed']}"])
+    out = section.out / folder
     dataset = {"name": point["dataset"], "root": section.data_root, "download": section.download}
     dataset["image_size"] = point.get("image_size")
     if section.cache_images:
@@ -169,7 +152,7 @@ def _job(section: argparse.Namespace, point: Point, resolved: Settings, name: st
     given = {name: value for name, value in point.items() if (name, value) != ("replay", False)}
     given |= {name: getattr(section, name) for name in USUAL if getattr(section, name) != USUAL[name]}
     if section.tensorboard_logdir:
-        options["tensorboard_logdir"] = given["tensorboard_logdir"] = section.tensorboard_logdir / name
+        options["tensorboard_logdir"] = given["tensorboard_logdir"] = section.tensorboard_logdir / folder
     words = [word for name, value in given.items() for word in (flag_of(name), setting_text(value))]
     words += [flag_of(name) for name in ("download", "save_stages") if getattr(section, name)]
     return SweepRun(

@@ -5,7 +5,6 @@ Shapes: n examples, E experts. torch is imported inside the functions that use i
 
 import textwrap
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -154,7 +153,7 @@ def draw(
     with style.drawing():
         figure, panels = style.subplots(1, len(models), (3.6 * len(models), 3.9), sharex=True, sharey=True)
         for (stage, model), axes in zip(models.items(), panels[0], strict=True):
-            gates = evaluate(model, images, partial(_gates, model, layer))
+            gates = evaluate(model, images, lambda x: model.routed(x)[1][layer - 1])  # noqa: B023
             assigned = gates.argmax(0).numpy()
             tree = tree_of(model.layers[layer - 1].router.paths, model.experts)
             _draw_panel(axes, points, labels, assigned, tree)
@@ -165,10 +164,6 @@ def draw(
         key = f"number: class; colour: expert of layer {layer}; red: gates, with a star at the root"
         figure.supxlabel(textwrap.fill(key, 50 * len(models)), fontsize=9)
         style.save(figure, out)
-
-
-def _gates(model: "Mixture", layer: int, images: "Tensor") -> "Tensor":
-    return model.routed(images)[1][layer - 1]
 
 
 def _draw_panel(

@@ -1,5 +1,7 @@
 """Shared by the tests of image learners."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
 
 from alma.errors import UserError
 from alma.records import MACHINE_FIELDS, Run
 from vision import data
-from vision.run import jobs_of, main, parser
+from vision.run import main, parser
+from vision.sweep import jobs_of, read_sections
+from vision.train import loss_of
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -27,6 +32,22 @@ def seeded(seed):
     return torch.Generator().manual_seed(seed)
 
 
+def started(model, seed=0):
+    """The model with the initial weights of seed + k in member k."""
+    for member in range(model.members):
+        model.reset(seeded(seed + member), member)
+    return model
+
+
+def flops_of(model, x, labels):
+    """FLOPs of a forward and a backward pass, as torch counts them."""
+    with FlopCounterMode(display=False) as forward:
+        loss = loss_of(model(x), labels).sum()
+    with FlopCounterMode(display=False) as backward:
+        torch.autograd.grad(loss, list(model.parameters()))
+    return forward.get_total_flops(), backward.get_total_flops()
+
+
 def equal(one, other):
     """Whether two sequences of tensors, or two state_dicts, are equal bit for bit."""
     if isinstance(one, dict):
@@ -40,13 +61,20 @@ def picture(path, pixels):
     Image.fromarray(pixels).save(path)
 
 
+def python(*words, folder=ROOT):
+    """Run Python in a folder; it must succeed."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    options = {"capture_output": True, "text": True, "check": True, "timeout": 200}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=environment, **options)
+
+
 def command(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["vision/run.py", *map(str, words)])
     main()
 
 
 def jobs(*words):
-    return jobs_of(parser().parse_args([*map(str, words), "--out", "there"]))
+    return jobs_of(*read_sections(parser(), [*map(str, words)]))
 
 
 def error_of(monkeypatch, capsys, *words):

@@ -12,7 +12,7 @@ from vision.experiment import stages
 from vision.learners import LEARNERS, resolve
 
 VGG = {"arch": "vgg", "hidden": 4, "optimizer": "sgd", "lr": 0.02, "momentum": 0.9}
-STREAM = MegaBatchStream("digits", 20)
+STREAM, SCHEDULE = MegaBatchStream("digits", 20), stages(20, 4)
 
 
 def learner(name, **options):
@@ -21,8 +21,11 @@ def learner(name, **options):
     return LEARNERS[name](STREAM.dataset.shape, STREAM.dataset.classes, found, 0, CPU)
 
 
-def data(wait=4):
-    return StageData(STREAM, stages(20, wait), CPU)
+def trained_twice(name, **options):
+    subject, data = learner(name, **options), StageData(STREAM, SCHEDULE, CPU)
+    for index in range(2):
+        subject.train(index, data)
+    return subject, data
 
 
 def logits(model, examples):
@@ -33,13 +36,12 @@ def logits(model, examples):
 
 @pytest.mark.parametrize("average", [0.7, "poly:4"])
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("sm", {"arch": "vgg", "hidden": 2}), ("ens", {}), ("moe", {})],
+    ("name", "options"), [("sm", {"arch": "vgg", "hidden": 2}), ("ens", {}), ("moe", {})]
 )
 def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, options, average):
     """Those of each stage, or with poly:ETA of each epoch; with the statistics of batch normalisation."""
     subject, plain = learner(name, average=average, **options), learner(name, average=0, **options)
-    seen, stage_data = [], data()
+    seen, stage_data = [], StageData(STREAM, SCHEDULE, CPU)
 
     class Follow:
         def scored(self, epoch, score, lr):
@@ -66,9 +68,7 @@ def test_weights_are_averaged_and_training_goes_on_from_the_raw_ones(name, optio
 
 @pytest.mark.parametrize("options", [{}, {"router": "flat"}, {"gate": "hard"}, {"arch": "vgg", "hidden": 2}])
 def test_a_split_expert_is_split_in_the_average_too(options):
-    subject, stage_data = learner("gmoe", **options), data()
-    for index in range(2):
-        subject.train(index, stage_data)
+    subject, stage_data = trained_twice("gmoe", **options)
     before, examples = logits(subject.deployed, stage_data.valid(1)), stage_data.valid(1)
     subject.grow(2, stage_data)
     if subject.settings.router == "tree":  # a flat softmax has one more term
@@ -91,9 +91,7 @@ def split_from(experts):
 
 @pytest.mark.parametrize("options", [{}, VGG])
 def test_neurons_that_firefly_adds_are_added_to_the_average_too(options):
-    subject, stage_data = learner("ff", **options), data()
-    for index in range(2):
-        subject.train(index, stage_data)
+    subject, stage_data = trained_twice("ff", **options)
     examples, old = stage_data.valid(1), copy.deepcopy(subject.deployed)
     subject.grow(2, stage_data)
     assert subject.deployed.widths == subject.model.widths != old.widths

@@ -6,19 +6,13 @@ from pathlib import Path
 import pytest
 
 from alma.records import Run
-from tests.vision.conftest import numbers
-from vision.run import parser
-from vision.sweep import jobs_of, read_sections
+from tests.vision.conftest import jobs, numbers
 
 SECTIONS = """\
 size: little
 learner: [sm, gmoe]
 runs: [{waiting-time: [1, all], replay: on}, {router: flat, average: 0.5}, {learner: gmoe, nesterov: on}]
 """
-
-
-def jobs(*words):
-    return jobs_of(*read_sections(parser(), [*map(str, words)]))
 
 
 def recorded(command, out):
@@ -42,8 +36,8 @@ def recorded(command, out):
 )
 def test_a_recorded_command_is_that_run_alone(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    Path("sizes").mkdir()
-    Path("sizes/little.yaml").write_text("megabatches: 5\noptimizer: sgd\nmomentum: 0.9\nhidden: 4")
+    little = "{megabatches: 5, optimizer: sgd, momentum: 0.9, hidden: 4}"
+    Path("sizes.yaml").write_text(f"sizes: {{little: {little}}}")
     Path("one.yaml").write_text(SECTIONS)
     found = jobs(*shlex.split(words))
     assert found

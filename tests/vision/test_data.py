@@ -62,9 +62,7 @@ def test_mean_and_std_of_the_pixels_and_black():
     images = torch.from_numpy(RNG(0).randint(0, 256, (7, 3, 5, 4)).astype(np.uint8))
     images[:, 2], images[0, :, 0, 0] = 9, 0
     made = make_dataset(
-        "folder",
-        Images(images, torch.tensor([0, 1, 2, 0, 1, 2, 6])),
-        Images(images[:1], torch.tensor([3])),
+        "folder", Images(images, torch.tensor([0, 1, 2, 0, 1, 2, 6])), Images(images[:1], torch.tensor([3]))
     )
     pixels = images.double().transpose(0, 1).flatten(1) / 255
     assert made.mean == pytest.approx(pixels.mean(1).tolist())

@@ -126,13 +126,7 @@ def test_a_run_without_checkpoint_restarts_and_keeps_its_rows_one_newer_than_the
     assert whole.results.read_bytes().startswith(kept)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"garbage" * 100),
-        _flip,
-    ],
-)
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b"", lambda b: b"text" * 99, _flip])
 def test_a_damaged_checkpoint_is_one_clear_line(tmp_path, damage):
     first_rows(play(tmp_path / "run"))
     path = tmp_path / "run" / CHECKPOINT

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.vision.conftest import CPU
+from tests.vision.conftest import CPU, seeded
 from vision.firefly import Overgrown
 from vision.learners.firefly import Firefly, FireflySettings
 from vision.models import MLP, VGG
@@ -24,7 +24,7 @@ class Stages:
     black = torch.zeros(1)
 
     def __init__(self, n: int = 96, shape: tuple[int, ...] = SHAPE, valid: int = 10):
-        generator = torch.Generator().manual_seed(5)
+        generator = seeded(5)
         labels = torch.randint(CLASSES, (n,), generator=generator)
         images = torch.randn(n, *shape, generator=generator) + labels.view(-1, 1, 1, 1) / 3 - 1
         self.parts = [Examples(images[valid:], labels[valid:]), Examples(images[:valid], labels[:valid])]
@@ -54,7 +54,7 @@ def trained(arch: str, **options) -> Firefly:
 
 def overgrown(arch: str, history: int = 10) -> tuple[Overgrown, MLP | VGG, torch.Tensor]:
     """An over-grown network, its model with running statistics of `history` batches, and images."""
-    generator = torch.Generator().manual_seed(1)
+    generator = seeded(1)
     model = MLP([768, 8, 6, 5, CLASSES]) if arch == "mlp" else VGG(SHAPE, [[4, 5], [3], [6, 4, 4]], CLASSES)
     model.reset(generator)
     images = torch.randn(128, *SHAPE, generator=generator) * 1.5 + 0.2
@@ -80,15 +80,13 @@ def size(model: torch.nn.Module) -> int:
 
 def everything(network: Overgrown, kinds: str):
     """Choices with all candidates of some kinds: s(plits), n(ew neurons), l(ayers); and their parameters."""
-    scores = []
-    for candidates in network.candidates:
-        for kind, p in zip("snl", candidates.perturbations, strict=True):
-            scores.append(torch.full((len(p),), -1.0 if kind in kinds else 1.0))
-    counts = [
-        [len(p) if kind in kinds else 0 for kind, p in zip("snl", s.perturbations, strict=True)]
-        for s in network.candidates
-    ]
-    budget = network.parameters(counts) - size(network.model)
+    chosen = [kind in kinds for kind in "snl"] * len(network.candidates)
+    pairs = list(zip(chosen, network.perturbations, strict=True))
+    scores = [torch.full((len(p),), -1.0 if taken else 1.0) for taken, p in pairs]
+    counts = [len(p) if taken else 0 for taken, p in pairs]
+    budget = network.parameters([*zip(counts[::3], counts[1::3], counts[2::3], strict=True)]) - size(
+        network.model
+    )
     return network.select(scores, budget), budget
 
 
@@ -116,7 +114,7 @@ def test_candidates_without_perturbation_keep_the_function(arch, kinds):
 @pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
 def test_the_grown_network_equals_the_over_grown_one_without_the_other_candidates(arch, share):
     network, model, images = overgrown(arch)
-    generator = torch.Generator().manual_seed(2)
+    generator = seeded(2)
     scores = [torch.randn(len(p), generator=generator) for p in network.perturbations]
     choices = network.select(scores, share * everything(network, "snl")[1])
     grown = grown_network(network, choices)
@@ -150,8 +148,7 @@ def test_all_flops_of_a_growth_are_counted(arch):
 @arches
 def test_tuning_lowers_the_loss_and_keeps_the_norms(arch):
     subject, data = trained(arch, epochs=10), Stages()
-    generator = torch.Generator().manual_seed(3)
-    network = Overgrown(subject.model, 2, True, generator)
+    network = Overgrown(subject.model, 2, True, seeded(3))
     network.measure(data.train(1).images)
     before = [p.detach().clone() for p in network.perturbations]
     network.tune([data.train(1)] * 5)

@@ -26,6 +26,13 @@ def learner(name, seed=0, **chosen):
     return LEARNERS[name](STREAM.dataset.shape, STREAM.dataset.classes, settings, seed, CPU)
 
 
+def trained(name, stages=1, data=DATA, **chosen):
+    subject = learner(name, **chosen)
+    for index in range(stages):
+        subject.train(index, data)
+    return subject
+
+
 def errors_of(subject):
     predicted, _ = subject.predict(TEST, {})
     return float((predicted != TEST.labels).float().mean())
@@ -65,9 +72,7 @@ def test_sm_keeps_its_weights_unless_from_scratch():
 
 
 def test_ens_averages_probabilities_and_member_0_is_sm():
-    ens, sm = learner("ens"), learner("sm")
-    for subject in (ens, sm):
-        subject.train(0, DATA)
+    ens, sm = trained("ens"), trained("sm")
     assert ens.parameters == 5 * sm.parameters
     assert ens.eval_flops_per_example == 5 * sm.eval_flops_per_example
     for name, value in sm.model.state_dict().items():
@@ -167,10 +172,8 @@ def test_the_majority_decides_and_the_mean_only_between_tied_classes():
 def test_the_validation_score_is_that_of_the_deployed_predictor(name):
     """The loss is that of the members' mean probabilities, the error that of `predict`."""
     name, _, vote = name.partition(", ")
-    subject = learner(name, **({"combine": vote} if vote else {}))
-    assert subject.valid is None
-    for index in range(2):
-        subject.train(index, DATA)
+    assert learner(name).valid is None
+    subject = trained(name, 2, **({"combine": vote} if vote else {}))
     images, labels = DATA.valid(1)
     models = subject.members if name == "gens" else [subject.model]
     probabilities = torch.cat([model(images).detach().softmax(1) for model in models]).mean(0)
@@ -183,10 +186,7 @@ def test_the_validation_score_is_that_of_the_deployed_predictor(name):
 @pytest.mark.parametrize("name", ["ens", "gens"])
 def test_members_may_be_mixtures(name):
     """First draft, section 5.2; one member equals `moe`."""
-    subject, moe = learner(name, experts=3, gate="hard"), learner("moe", experts=3, gate="hard")
-    for index in range(2):
-        subject.train(index, DATA)
-        moe.train(index, DATA)
+    subject, moe = (trained(kind, 2, experts=3, gate="hard") for kind in (name, "moe"))
     networks = subject.members if name == "gens" else subject.model.networks
     assert len(networks) == subject.details["members"] == (2 if name == "gens" else 5)
     assert subject.parameters == len(networks) * moe.parameters
@@ -228,9 +228,7 @@ def test_gens_adds_a_member_and_keeps_the_others(start):
 
 @pytest.mark.parametrize("experts", [1, 2])
 def test_gens_adds_several_members_a_stage(experts):
-    gens, single = learner("gens", members=3, experts=experts), learner("gens", experts=experts)
-    for index in range(2):
-        gens.train(index, DATA)
+    gens, single = trained("gens", 2, members=3, experts=experts), learner("gens", experts=experts)
     assert gens.details == {"members": 6}
     assert gens.parameters == 6 * single.parameters
     assert gens.eval_flops_per_example == 6 * single.eval_flops_per_example
@@ -273,17 +271,13 @@ def test_gmoe_starts_with_one_expert_and_gains_one_per_layer_between_stages():
     d, h = 64, 6
     expert, gate = (d * h + h) + (h * h + h), 2 * (d + 1) + 2 * (h + 1)
     assert gmoe.parameters == learner("sm").parameters + 3 * (expert + gate)
-    slow, moe = learner("gmoe", grow_every=2), learner("moe")
-    for index in range(4):
-        slow.train(index, DATA)
-        moe.train(index, DATA)
-    assert slow.details["experts"] == moe.details["experts"] == 2
+    assert trained("gmoe", 4, grow_every=2).details["experts"] == 2
+    assert trained("moe", 4).details["experts"] == 2
 
 
 @pytest.mark.parametrize("by", ["loss", "usage"])
 def test_split_scores_sum_the_loss_routed_through_each_expert(by):
-    gmoe = learner("gmoe", experts=3, grow_by=by)
-    gmoe.train(0, DATA)
+    gmoe = trained("gmoe", experts=3, grow_by=by)
     valid = DATA.valid(0)
     logits, gates = gmoe.model.routed(valid.images)
     for layer, found in zip(gates, gmoe.split_scores(valid), strict=True):
@@ -316,8 +310,7 @@ def test_growth_flops_are_those_of_a_pass_over_the_validation_data():
 
 
 def test_gmoe_splits_several_experts_and_keeps_its_function():
-    gmoe = learner("gmoe", experts=3, splits=2)
-    gmoe.train(0, DATA)
+    gmoe = trained("gmoe", experts=3, splits=2)
     before, ranked = gmoe.model(TEST.images), gmoe.split_scores(DATA.valid(0))
     old = [layer.experts.weight.detach().clone() for layer in gmoe.model.layers]
     gmoe.grow(1, DATA)
@@ -331,8 +324,6 @@ def test_no_learner_uses_the_global_generators(name):
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     gate = {"gate": "hard"} if name in ("gmoe", "moe") else {}
     for arch in ({}, {"arch": "vgg", "hidden": 2, "epochs": 1, "batch_size": 64}):
-        subject = learner(name, augment=True, **gate, **arch)
-        for index in range(2):
-            subject.train(index, DATA)
+        trained(name, 2, augment=True, **gate, **arch)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002

@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from alma.errors import command
+from tests.vision.conftest import ROOT
 from vision import MegaBatchStream, data, run, train
 from vision.data import Images, make_dataset
 from vision.examples import Examples
 from vision.mixture import Committee, mixture_mlp, mixture_vgg
 from vision.models import MLP, VGG, vgg_widths
 
-ROOT = Path(__file__).parents[2]
 SHAPE = (3, 24, 24)
 MODELS = {
     "mlp": lambda: MLP([1728, 300, 500, 10], 3),

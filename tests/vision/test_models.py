@@ -4,23 +4,17 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
-from tests.vision.conftest import seeded
+from tests.vision.conftest import flops_of, seeded, started
 from vision.flat import Flat
 from vision.models import MLP, VGG, mlp_widths, vgg_widths
-from vision.train import loss_of
 
 
 def stack(kind, members, joint=None, seed=0):
     """A stack whose member k is initialised with seed + k."""
     if kind == "mlp":
-        model = MLP([48, 9, 7, 5], members, joint)
-    else:
-        model = VGG((3, 32, 32), vgg_widths(3), 5, members, joint)
-    for member in range(members):
-        model.reset(seeded(seed + member), member)
-    return model
+        return started(MLP([48, 9, 7, 5], members, joint), seed)
+    return started(VGG((3, 32, 32), vgg_widths(3), 5, members, joint), seed)
 
 
 def batch(kind, n=6):
@@ -113,17 +107,13 @@ def test_members_may_have_separate_images(kind):
 @pytest.mark.parametrize(("kind", "members"), [("mlp", 1), ("mlp", 3), ("vgg", 1), ("vgg", 3)])
 def test_flops_equal_those_of_the_flop_counter(kind, members):
     model, (x, y) = stack(kind, members), batch(kind)
-    with FlopCounterMode(display=False) as forward:
-        loss = loss_of(model(x), y).sum()
-    assert forward.get_total_flops() == len(x) * model.flops.forward
+    forward, backward = flops_of(model, x, y)
+    assert forward == len(x) * model.flops.forward
     if kind == "vgg" and members > 1:
         # The counter counts the gradient of a grouped convolution as that of a full one.
-        alone = stack(kind, 1).flops
-        assert model.flops.backward == pytest.approx(members * alone.backward)
-        return
-    with FlopCounterMode(display=False) as backward:
-        torch.autograd.grad(loss, list(model.parameters()))
-    assert backward.get_total_flops() == len(x) * model.flops.backward
+        assert model.flops.backward == pytest.approx(members * stack(kind, 1).flops.backward)
+    else:
+        assert backward == len(x) * model.flops.backward
 
 
 @pytest.mark.parametrize(("hidden", "mlp", "vgg"), [(4, 3210, 2510), (8, 6442, 9330), (64, 55050, 558410)])

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alma.stages import stages
+from tests.vision.conftest import CPU, jobs
 from vision import MegaBatchStream, run
 from vision.data import Dataset, Images, StageData
-from vision.run import parser
-from vision.sweep import jobs_of
 from vision.train import Replay
 
 STREAM = MegaBatchStream("digits", 20)
@@ -56,7 +55,7 @@ def test_validation_has_the_share_of_training_and_as_many_images_as_without_repl
     images = Images(torch.zeros(1000, 1, 1, 1, dtype=torch.uint8), labels)
     stream = MegaBatchStream(Dataset("digits", images, images, 1000, (0.0,), (1.0,)), 10, seed=4)
     schedule = stages(10, 2, replay_from=source)
-    data = StageData(stream, schedule, torch.device("cpu"), 0.5)
+    data = StageData(stream, schedule, CPU, 0.5)
     for stage in schedule:
         found = data.valid(stage.index).labels.tolist()
         assert found == data.valid(stage.index).labels.tolist()
@@ -71,7 +70,7 @@ def test_validation_has_the_share_of_training_and_as_many_images_as_without_repl
 
 def test_a_stage_replays_all_earlier_megabatches_or_the_recent_ones():
     def replayed(source):
-        data = StageData(STREAM, stages(20, 5, replay_from=source), torch.device("cpu"), 0.5)
+        data = StageData(STREAM, stages(20, 5, replay_from=source), CPU, 0.5)
         assert data.replay(0) is None
         found = data.replay(2)
         assert sum(found.earlier) + found.new == len(data.train(2).labels)
@@ -103,19 +102,6 @@ def test_firefly_grows_on_an_epoch_and_not_on_all_data(tmp_path):
     assert max(flops[1]) < 1.3 * max(flops[0])  # networks grow differently; on all data it is 4 times as much
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ("--replay-share 0,2", "--replay-share 2.0: a share"),
-        ("--replay-from recent", "--replay-from recent needs --replay-share"),
-        ("--replay-share .5 --replay off,on", "leave out --replay or --replay-share"),
-    ],
-)
-def test_a_sweep_refuses_a_replay_before_its_first_run(refused, words, line):
-    section = parser().parse_args(words.split())
-    assert line in refused(jobs_of, section)
-
-
 def test_a_sweep_may_have_a_baseline_without_replay():
-    section = parser().parse_args("--replay-share 0,.5 --replay-from recent --out x".split())
-    assert [job.options["replay_share"] for job in jobs_of(section)] == [0, 0.5]
+    planned = jobs("--replay-share", "0,.5", "--replay-from", "recent")
+    assert [job.options["replay_share"] for job in planned] == [0, 0.5]

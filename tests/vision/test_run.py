@@ -15,25 +15,17 @@ import pytest
 import torch
 
 from alma.records import Run
-from tests.vision.conftest import ROOT, command, error_of, jobs, numbers
+from tests.vision.conftest import ROOT, command, error_of, jobs, numbers, python
 from vision import data
 from vision.learners import LEARNERS
 from vision.presets import PRESETS
-from vision.run import jobs_of, parser, run_all
+from vision.run import run_all
 from vision.sweep import SweepRun
 
 
 def test_without_arguments_as_a_script_from_anywhere(tmp_path):
     """The first command of a new user."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "vision/run.py"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=200,
-    )
+    done = python(ROOT / "vision/run.py", folder=tmp_path)
     assert "Test error (%) after mega-batch t, digits, B = 20" in done.stdout
     pictures = [tmp_path / line for line in done.stdout.splitlines() if line.endswith(".png")]
     assert len(pictures) == 3
@@ -75,7 +67,7 @@ def test_a_sweep_in_processes_equals_single_runs_and_skips_complete_ones(tmp_pat
 def test_a_failed_run_does_not_end_its_sweep(tmp_path, monkeypatch, capsys):
     """After an unexpected exception, the exit code is not that of wrong input."""
     sweep = ["--megabatches", 3, "--epochs", 1, "--learner", "sm,umix", "--part", "1/1"]
-    planned = jobs_of(parser().parse_args([*map(str, sweep), "--out", str(tmp_path)]))
+    planned = jobs(*sweep, "--out", tmp_path)
     planned[0] = replace(planned[0], dataset={"name": "digits", "nonsense": 1})  # a TypeError
     monkeypatch.setattr(sys.modules["vision.run"], "jobs_of", lambda options: planned)
     with pytest.raises(SystemExit) as stop:
@@ -124,12 +116,12 @@ def wait_until(condition, seconds=120):
 
 def test_vision_run_is_the_function_after_any_import():
     code = "import vision.run, vision; from vision import run; assert callable(run) and callable(vision.run)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+    python("-c", code)
 
 
 def test_settings_go_to_the_learners_that_take_them():
     assert [job.stream_seed for job in jobs("--seeds", "0-2")] == [0, 1, 2]
-    (single,) = jobs("--seed", 3, "--stream-seed", 432)
+    (single,) = jobs("--seed", 3, "--stream-seed", 432, "--out", "there")
     assert (single.out, single.stream_seed, single.options["seed"]) == (Path("there"), 432, 3)
     words = "--learner", "sm,ens,gens", "--gate", "hard", "--experts", 2, "--from-scratch"
     options = {job.options["learner"]: job.options for job in jobs(*words)}
@@ -170,13 +162,7 @@ def test_wrong_input_is_one_clear_line(tmp_path, monkeypatch, capsys, words, mes
 
 @pytest.mark.parametrize(
     ("device", "gpus", "taken"),
-    [
-        ("auto", 3, [0, 1, 2, 0, 1]),
-        ("cuda", 1, [0] * 5),
-        ("auto", 0, []),
-        ("cuda:1", 3, []),
-        ("cpu", 3, []),
-    ],
+    [("auto", 3, [0, 1, 2, 0, 1]), ("cuda", 1, [0] * 5), ("auto", 0, []), ("cuda:1", 3, []), ("cpu", 3, [])],
 )
 def test_processes_take_the_gpus_in_turn(monkeypatch, device, gpus, taken):
     monkeypatch.setattr(data, "SHARED", None)

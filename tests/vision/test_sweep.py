@@ -1,20 +1,9 @@
 """Comma lists, and experiments: files with settings whose lists make a sweep."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from alma.errors import UserError
-from vision.run import parser
-from vision.sweep import jobs_of, read_sections
-
-ROOT = Path(__file__).parents[2]
-
-
-def jobs(*words):
-    return jobs_of(*read_sections(parser(), [*map(str, words)]))
+from tests.vision.conftest import jobs, python
 
 
 def names(*words):
@@ -176,6 +165,9 @@ def test_bad_experiments_are_one_clear_line(folder, text, message):
         ("--megabatches 0", "a stream needs at least 1 mega-batch, not 0"),
         ("--waiting-time 1,21", "waiting time 21 is longer"),
         ("--waiting-time 0 --preset draft --learner gmoe", "waiting time 0: use 1"),
+        ("--replay-share 0,2", "--replay-share 2.0: a share"),
+        ("--replay-from recent", "--replay-from recent needs --replay-share"),
+        ("--replay-share .5 --replay off,on", "leave out --replay or --replay-share"),
     ],
 )
 def test_bad_lists_are_one_clear_line(folder, monkeypatch, words, message):
@@ -188,12 +180,10 @@ def test_bad_lists_are_one_clear_line(folder, monkeypatch, words, message):
 def test_the_help_loads_nothing_heavy(module):
     code = f"import importlib, sys\nimportlib.import_module({module!r}).parser().format_help()\n"
     code += "print(*sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     heavy = {"torch", "torchvision", "numpy", "sklearn", "matplotlib", "yaml", "tensorboardX", "tqdm"}
-    assert not heavy & set(shown.stdout.split())
+    assert not heavy & set(python("-c", code).stdout.split())
 
 
 def test_as_a_module_from_anywhere_without_a_warning(tmp_path):
-    words = [sys.executable, "-m", "vision.run", "--list", "--seeds", "0-1", "--out", "x"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = python("-m", "vision.run", "--list", "--seeds", "0-1", "--out", "x", folder=tmp_path)
     assert (done.stdout, done.stderr) == ("x/sm_w1_h32_s0\nx/sm_w1_h32_s1\n", "")

@@ -7,19 +7,11 @@ import pytest
 import torch
 
 from alma.errors import UserError
-from tests.vision.conftest import equal, seeded
+from tests.vision.conftest import equal, seeded, started
 from vision.mixture import mixture_mlp
 from vision.models import MLP, VGG, vgg_widths
 from vision.presets import Settings
-from vision.train import (
-    Examples,
-    augment,
-    error_of,
-    fit,
-    loss_of,
-    minibatches,
-    validate,
-)
+from vision.train import Examples, augment, error_of, fit, loss_of, minibatches, validate
 
 
 def examples(n, seed, size=4, channels=1):
@@ -32,17 +24,11 @@ def examples(n, seed, size=4, channels=1):
 
 
 def mlp(members=1, joint=None, seed=0):
-    model = MLP([16, 6, 6, 3], members, joint)
-    for member in range(members):
-        model.reset(seeded(seed + member), member)
-    return model
+    return started(MLP([16, 6, 6, 3], members, joint), seed)
 
 
 def vgg(members=1, seed=0, size=4):
-    model = VGG((1, size, size), vgg_widths(3), 3, members)
-    for member in range(members):
-        model.reset(seeded(seed + member), member)
-    return model
+    return started(VGG((1, size, size), vgg_widths(3), 3, members), seed)
 
 
 def train(model, settings=None, n=50, seed=0, progress=None, watch=None, valid=None):
@@ -70,6 +56,14 @@ class Watching:
         if len(self.saved) == self.stop_after:
             raise KeyboardInterrupt
 
+    def scores(self, measure):
+        """The validation metric after each epoch."""
+        peer, scores = copy.deepcopy(self.model), []
+        for state in self.models:
+            peer.load_state_dict(state)
+            scores.append(float(validate(peer, examples(20, 2), measure)))
+        return scores
+
 
 @pytest.mark.parametrize("make", [mlp, vgg])
 @pytest.mark.parametrize(("select", "measure"), [("loss", loss_of), ("error", error_of)])
@@ -78,11 +72,7 @@ def test_the_best_epoch_on_validation_is_kept_with_its_batch_statistics(make, se
     watching = Watching(model)
     lr = 2.0 if make is mlp else 0.5
     train(model, {"epochs": 24, "lr": lr, "batch_size": 8, "select": select}, n=100, watch=watching)
-    scores = []
-    for state in watching.models:
-        peer = make()
-        peer.load_state_dict(state)
-        scores.append(float(validate(peer, examples(20, 2), measure)))
+    scores = watching.scores(measure)
     best = scores.index(min(scores))
     assert best < 23  # not the last one
     assert equal(model.state_dict(), watching.models[best])
@@ -91,10 +81,7 @@ def test_the_best_epoch_on_validation_is_kept_with_its_batch_statistics(make, se
 def test_the_last_epoch_is_kept_without_selection():
     watching = Watching(model := mlp())
     train(model, {"epochs": 9, "lr": 2.0, "batch_size": 8, "select": "last"}, n=100, watch=watching)
-    scores = [mlp() for _ in watching.models]
-    for peer, state in zip(scores, watching.models, strict=True):
-        peer.load_state_dict(state)
-    losses = [float(validate(peer, examples(20, 2), loss_of)) for peer in scores]
+    losses = watching.scores(loss_of)
     assert losses[-1] > min(losses)  # the last epoch is not the best
     assert equal(model.state_dict(), watching.models[-1])
 
@@ -158,14 +145,8 @@ def test_a_resumed_stage_ends_after_as_many_epochs_without_improvement(waited):
     assert equal(again.state_dict(), whole.state_dict())
 
 
-def hard_mixture():
-    model = mixture_mlp([16, 6, 6, 3], 3, tree=True, hard=True)
-    model.reset(seeded(0))
-    return model
-
-
 def test_training_learns_with_hard_gates():
-    model = hard_mixture()
+    model = started(mixture_mlp([16, 6, 6, 3], 3, tree=True, hard=True))
     before = float(validate(model, examples(200, 4), error_of))
     train(model, {"epochs": 30, "lr": 1.0}, n=300)
     assert float(validate(model, examples(200, 4), error_of)) < 0.8 * before

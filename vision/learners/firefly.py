@@ -101,10 +101,8 @@ class Firefly(GrowingLearner):
         return self.structure | ({"growth": self.growth} if self.growth else {})
 
     def state(self) -> dict[str, Any]:
-        """With the effect of the last growth."""
         return super().state() | {"growth": self.growth}
 
     def load(self, state: dict[str, Any]) -> None:
-        """With the effect of the last growth."""
         super().load(state)
         self.growth = state["growth"]

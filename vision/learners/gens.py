@@ -102,12 +102,10 @@ class GEns(Learner):
 
     @property
     def parameters(self) -> int:
-        """Parameters of all members."""
         return self._count * super().parameters
 
     @property
     def eval_flops_per_example(self) -> float:
-        """FLOPs of one prediction by all members."""
         return self._count * super().eval_flops_per_example
 
     @property
@@ -115,11 +113,9 @@ class GEns(Learner):
         return {"members": self._count * self.settings.members}
 
     def state(self) -> dict[str, Any]:
-        """With the weights of all members."""
         return super().state() | {"members": [member.state_dict() for member in self.members]}
 
     def load(self, state: dict[str, Any]) -> None:
-        """With the weights of all members."""
         super().load(state)
         self.members = []
         for member in state["members"]:
