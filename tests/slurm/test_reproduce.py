@@ -214,6 +214,14 @@ def test_a_second_start_does_only_what_is_missing(small, monkeypatch, capfd):
     (small / "one.yaml").write_text("learner: sm\nepochs: 1")
     assert call(main, monkeypatch, "first") == 0
     assert started[2:] == ["vision.run", "alma.report"]
+    done = Path("reproduced/small/first/done.json")
+    whole = done.read_bytes()
+    for damaged in (b"", whole[:-9], b"[1]", b"\xff", b"[" * 10**5, whole.replace(b'"seconds"', b'"s"')):
+        done.write_bytes(damaged)
+        started.clear()
+        assert call(main, monkeypatch, "first") == 0
+        assert started == ["vision.run", "alma.report"]
+        assert done.read_bytes().startswith(whole[:20])
 
 
 def test_the_exit_code_of_a_tool_is_passed_on_and_ends_the_list(small, monkeypatch, capsys):
