@@ -26,11 +26,8 @@ from typing import Any, NamedTuple
 from alma.errors import Parser, UserError, closest
 from alma.schema import is_plain
 
-_DEPTH = 6  # of a file: sizes, their flags, lists of values
 _ONE_VALUE: tuple[str, ...] = ("stream", "size", "out", "name", "seed", "seeds", "stages")
 """Options that cannot be a list of values to try."""
-_TEXTS = ("stream", "size", "out", "name")
-"""Options whose key=value is text as it stands: 2024_05 is no number."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -47,7 +44,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(record, dict):
         raise UserError(f"{path}: give options as `name: value`, such as `learner: sm`")
-    if not is_plain(record, _DEPTH):
+    if not is_plain(record, depth=6):  # sizes, their flags, lists of values
         raise UserError(f"{path}: give each option a number, a text, on, off, or a list of these")
     return record
 
@@ -145,8 +142,8 @@ def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
             paths.append(word)
             continue
         key, _, text = word.partition("=")
-        if key in _TEXTS and text[:1] not in ("'", '"', "["):
-            overrides[key] = text or None
+        if key in ("stream", "size", "out", "name") and text[:1] not in ("'", '"', "["):
+            overrides[key] = text or None  # as it stands: 2024_05 is no number
             continue
         if "," in text and key not in (*_ONE_VALUE, "grow-experts") and text[0] not in "[('\"":
             text = f"[{text}]"
@@ -176,19 +173,16 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
 
 
 class Combination(NamedTuple):
-    """One combination of the values in an experiment's lists: `swept` has its value of each list.
+    """One combination of the values in an experiment's lists."""
 
-    `words` are of the launcher's command line, `flags` of fairseq-train's.
-    """
-
-    swept: dict[str, Any]
+    swept: Collection[str]
+    """Settings that are lists."""
+    folder: str
+    """Of its run, such as lr-2e-4_replay-on, in that of the experiment; empty without lists."""
     words: list[str]
+    """Of the launcher's command line."""
     flags: list[str]
-
-    @property
-    def folder(self) -> str:
-        """Folder of its run, such as lr-2e-4_replay-on, in that of the experiment; empty without lists."""
-        return "_".join(folder_part(name, value) for name, value in self.swept.items())
+    """Of fairseq-train."""
 
 
 def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) -> Iterator[Combination]:
@@ -217,7 +211,8 @@ def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) 
             chosen = {key: swept.get(key, value) for key, value in options.items()}
             on = {key: value for key, value in chosen.items() if value is not False}
             own_flags = {key: swept.get(key, value) for key, value in flags.items()}
-            yield Combination(swept, _words(on), _words(own_flags))
+            combined = "_".join(folder_part(key, value) for key, value in swept.items())
+            yield Combination(swept, combined, _words(on), _words(own_flags))
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:

@@ -94,15 +94,35 @@ def index() -> dict[str, dict[str, Any]]:
 
 
 def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Iterator[Command]:
-    """The commands that run the experiments of a figure or table, and the one that draws it."""
+    """The commands that run the experiments of a figure or table, and the one that draws it.
+
+    UserError: language models need a stream, and there is none.
+    """
     place = options.out / options.size
+    if texts := record["experiments"].keys() & set(TEXT):  # rows of Table 2, or runs on streams with dates
+        (experiment,) = texts
+        place, rows = place.resolve(), record["experiments"][experiment].split()
+        is_table = experiment == TABLE2
+        models = MODELS[options.size] if is_table else ("small",)
+        stream = options.stream and options.stream.resolve()
+        if stream is None and is_table and options.size == "small":
+            stream = place / "stream"
+            yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
+        if stream is None:
+            recipe = f"size {models[-1]} of {EXPERIMENTS / experiment}.yaml"
+            raise UserError(f"{name} needs the stream of {recipe}: make it, and give it with --stream")
+        for model in models:  # the launcher starts in `place`
+            words = [EXPERIMENTS / f"{experiment}.yaml", f"runs={','.join(rows)}", "--size", model]
+            words += ["--stream", stream, *([] if is_table else ["--seeds", "0-2"]), "--jobs", options.jobs]
+            yield tool("slurm.launch", *words, folder=place)
+        runs = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
+        shown = [*runs, "--table", "lm"] if is_table else [place / "runs" / TIME]
+        yield tool("alma.report", *shown, "--figures", "lm", "--out", place / name)
+        return
     own = record.get("flags", {}).get(options.size, "")
     root = ["--data-root", options.data_root] if options.data_root else []
-    runs: list[str] = []
+    drawn_runs: list[str] = []
     for key, text in record["experiments"].items():
-        if key in TEXT:
-            yield from _text(key, text.split(), place.resolve(), (place / name).resolve(), options)
-            return
         file, *flags = f"{text} {own}".split()
         folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), key) + re.sub("[- ]+", "-", own[1:])
         size = ["--size", options.size] if options.size in DATA else []
@@ -112,30 +132,8 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
         if key.endswith("-stages"):
             yield tool("vision.tsne", *found, *root, "--out", place / name / "tsne.png")
         else:
-            runs += found
-    yield tool("alma.report", *dict.fromkeys(runs), "--figures", "vision", "--out", place / name)
-
-
-def _text(
-    experiment: str, rows: Sequence[str], place: Path, out: Path, options: argparse.Namespace
-) -> Iterator[Command]:
-    """The commands for rows of Table 2, or for runs on streams with dates. UserError: there is no stream."""
-    is_table = experiment == TABLE2
-    models = MODELS[options.size] if is_table else ("small",)
-    stream = options.stream and options.stream.resolve()
-    if stream is None and is_table and options.size == "small":
-        stream = place / "stream"
-        yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
-    if stream is None:
-        recipe = f"size {models[-1]} of {EXPERIMENTS / experiment}.yaml"
-        raise UserError(f"{out.name} needs the stream of {recipe}: make it, and give it with --stream")
-    for model in models:  # the launcher starts in `place`
-        words = [EXPERIMENTS / f"{experiment}.yaml", f"runs={','.join(rows)}", "--size", model]
-        words += ["--stream", stream, *([] if is_table else ["--seeds", "0-2"]), "--jobs", options.jobs]
-        yield tool("slurm.launch", *words, folder=place)
-    runs = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
-    shown = [*runs, "--table", "lm"] if is_table else [place / "runs" / TIME]
-    yield tool("alma.report", *shown, "--figures", "lm", "--out", out)
+            drawn_runs += found
+    yield tool("alma.report", *dict.fromkeys(drawn_runs), "--figures", "vision", "--out", place / name)
 
 
 def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Outcome:

@@ -232,10 +232,8 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     if state and state.running:
         return JobStatus(job, "running", state.node)
     if state and not state.live and state.word != "CANCELLED":
-        if state.word not in (
-            "FAILED",
-            "COMPLETED",
-        ):  # TIMEOUT, OUT_OF_MEMORY: the log's errors follow from it
+        # TIMEOUT, OUT_OF_MEMORY: the log's errors follow from it.
+        if state.word not in ("FAILED", "COMPLETED"):
             return JobStatus(job, "failed", state.node, f"SLURM says {state.word}", job.log)
         why, log = _last_error(job)
         return JobStatus(job, "failed", state.node, why or f"its job ended without {job.marker.name}", log)
