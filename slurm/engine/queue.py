@@ -158,10 +158,7 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
 
 
 def watch(
-    runs: Sequence[Path],
-    seconds: float,
-    patient: bool = False,
-    others: Callable[[], list[JobStatus]] = list,
+    runs: Sequence[Path], seconds: float, patient: bool = False, others: Callable[[], list[JobStatus]] = list
 ) -> Iterator[list[JobStatus]]:
     """Yield `look(runs)` and `others()` every `seconds` until all are done or none is moving.
 

@@ -169,14 +169,12 @@ def record(
     and stay recorded even if `jobs` no longer has them.
     """
     # As submitit names the output of a job's first task.
-    logs = {
-        marker: os.path.abspath(folder / job_id / f"{job_id}_0_log.out") for marker, job_id in ids.items()
-    }
+    logs = {marker: os.path.abspath(folder / job / f"{job}_0_log.out") for marker, job in ids.items()}
     logs |= {job.marker: str(job.log) for job in before}
-    both: list[Job | SubmittedJob] = list(jobs)
-    markers = {job.marker for job in jobs}
-    both += [job for job in before if job.run == run and job.marker not in markers]
-    markers |= {job.marker for job in both}
+    listed: dict[Path, Job | SubmittedJob] = {job.marker: job for job in jobs}
+    for queued in before:
+        if queued.run == run:
+            listed.setdefault(queued.marker, queued)
     entries = [
         {
             "name": job.name,
@@ -185,9 +183,9 @@ def record(
             "updates": job.updates,
             "job": ids.get(job.marker),
             "log": logs.get(job.marker),
-            "needs": [os.path.relpath(marker, run) for marker in job.needs if marker in markers],
+            "needs": [os.path.relpath(marker, run) for marker in job.needs if marker in listed],
         }
-        for job in both
+        for job in listed.values()
     ]
     queue.write_jobs(run, entries)
 

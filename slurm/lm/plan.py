@@ -222,13 +222,14 @@ def make_plan(request: Request, megabatches: int) -> Plan:
             flags[name] = flag_words(name, request.settings[name])
         # fairseq-train compares it with the tokens that it trains on.
         flags["--expect-tokens"] = flag_words("--expect-tokens", request.placement.tokens)
+    board = _tensorboard(request, 0)  # of the untrained model
     specs = tuple(_stage(whole, stage, flags) for stage in schedule[: request.stages])
     first = [training for training in specs[0].trainings if not training.cools]
     seeds = [request.seed + SEED_STEP * member for member in range(len(first))]
     untrained = [*_EVALUATE, "--untrained", "--seeds", ",".join(map(str, seeds)), "--valid"]
     untrained += flag_words("--context-window", request.context_window or None)
     untrained += ["--out", str(request.out / "untrained.json"), *first[0].arguments]
-    untrained += _tensorboard(request, 0)
+    untrained += board
     members = {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {}
     return Plan(request, config, members, tuple(untrained), specs)
 

@@ -19,7 +19,7 @@ from alma.records import Run
 from slurm.engine import children
 from slurm.engine.jobs import Job
 from slurm.lm.plan import Plan, StageSpec, Training
-from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect
+from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect
 from slurm.lm.sharing import take_over
 
 Environment = Mapping[str, str]
@@ -39,10 +39,8 @@ class RunJob(Job):
         return self.plan.stages[self.index]
 
     def model_of(self, directory: Path) -> Path:
-        """The best model of a training on the validation set; with one schedule, or without it, the last."""
-        best = directory / "checkpoint_best.pt"
-        is_best = best.exists() and not self.plan.request.one_schedule
-        return best if is_best else directory / "checkpoint_last.pt"
+        """The model of the training in `directory`."""
+        return checkpoint(directory, last=self.plan.request.one_schedule)
 
     @abstractmethod
     def do(self, environment: Environment | None = None) -> None:
@@ -177,3 +175,9 @@ def in_submission_order(jobs: Sequence[RunJob]) -> list[RunJob]:
     """Jobs of several runs: untrained models, trainings by stage, evaluations by stage."""
     kinds = ("untrained", "train", "evaluate")
     return sorted(jobs, key=lambda job: (kinds.index(job.kind), job.index))
+
+
+def checkpoint(directory: Path, last: bool = False) -> Path:
+    """The model of a training: the best on the validation set; the `last` one, or without validation."""
+    best = directory / "checkpoint_best.pt"
+    return best if best.exists() and not last else directory / "checkpoint_last.pt"
