@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import msgspec
 
 from alma.errors import UserError
-from alma.files import write_json_atomic
 from slurm.engine.children import last_problem
 from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
@@ -109,11 +108,6 @@ def is_there(marker: Path) -> bool:
 def on_cluster(run: Path) -> bool:
     """Whether the run was launched on a cluster."""
     return (run / JOBS).exists()
-
-
-def write_jobs(run: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Write jobs.json; `entries` are as `SubmittedJob`, each after the jobs it needs."""
-    write_json_atomic(run / JOBS, {"jobs": entries})
 
 
 def read_jobs(run: Path) -> list[SubmittedJob]:

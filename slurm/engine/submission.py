@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from alma.errors import UserError
+from alma.files import write_json_atomic
 from slurm.engine import queue
 from slurm.engine.jobs import Job
 from slurm.engine.queue import JobStatus, SubmittedJob
@@ -163,7 +164,7 @@ def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[li
 def record(
     run: Path, jobs: Sequence[Job], ids: Mapping[Path, str], folder: Path, before: Sequence[SubmittedJob] = ()
 ) -> None:
-    """Write the run's jobs.json for slurm.status and slurm.cancel.
+    """Write the run's jobs.json, whose entries are as `SubmittedJob`, each after the jobs it needs.
 
     ids: by marker. folder: logs of the new jobs. before: jobs that were already queued; they keep their logs,
     and stay recorded even if `jobs` no longer has them.
@@ -187,7 +188,7 @@ def record(
         }
         for job in listed.values()
     ]
-    queue.write_jobs(run, entries)
+    write_json_atomic(run / queue.JOBS, {"jobs": entries})
 
 
 def log_folder(place: Path) -> Path:
