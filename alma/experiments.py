@@ -21,16 +21,18 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from alma.errors import Parser, UserError, closest
 from alma.schema import is_plain
 
-_DEPTH = 6  # of a file: sizes, their flags, lists of values
 _ONE_VALUE: tuple[str, ...] = ("stream", "size", "out", "name", "seed", "seeds", "stages")
 """Options that cannot be a list of values to try."""
-_TEXTS = ("stream", "size", "out", "name")
-"""Options whose key=value is text as it stands: 2024_05 is no number."""
+
+Combination = tuple[Collection[str], str, list[str], list[str]]
+"""Settings that are lists, the folder of the run, words of `alma train`, and of fairseq-train."""
+Section = tuple[str, str | None, dict[str, Any], dict[str, Any]]
+"""One of the `runs` of an experiment, or all of it: name or "", size, options, flags of fairseq-train."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -47,23 +49,12 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(record, dict):
         raise UserError(f"{path}: give options as `name: value`, such as `learner: sm`")
-    if not is_plain(record, _DEPTH):
+    if not is_plain(record, depth=6):  # sizes, their flags, lists of values
         raise UserError(f"{path}: give each option a number, a text, on, off, or a list of these")
     return record
 
 
-class ExperimentRun(NamedTuple):
-    """One of the `runs` of an experiment, or all of an experiment without them."""
-
-    name: str
-    """Empty without names."""
-    size: str | None
-    options: dict[str, Any]
-    flags: dict[str, Any]
-    """Of fairseq-train."""
-
-
-def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> list[ExperimentRun]:
+def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> list[Section]:
     """The sections of an experiment at `size` (None: the file's own), or those with the given names.
 
     UserError: a missing or malformed file, an unknown size or name.
@@ -95,7 +86,7 @@ def read(path: Path, size: str | None = None, names: Collection[str] = ()) -> li
             flags |= part.get("flags", {})
             options |= {key: value for key, value in part.items() if key != "flags"}
         if not names or name in names:
-            sections.append(ExperimentRun(name, size, options, flags))
+            sections.append((name, size, options, flags))
     return sections
 
 
@@ -145,8 +136,8 @@ def read_overrides(words: Iterable[str]) -> tuple[list[str], dict[str, Any]]:
             paths.append(word)
             continue
         key, _, text = word.partition("=")
-        if key in _TEXTS and text[:1] not in ("'", '"', "["):
-            overrides[key] = text or None
+        if key in ("stream", "size", "out", "name") and text[:1] not in ("'", '"', "["):
+            overrides[key] = text or None  # as it stands: 2024_05 is no number
             continue
         if "," in text and key not in (*_ONE_VALUE, "grow-experts") and text[0] not in "[('\"":
             text = f"[{text}]"
@@ -175,34 +166,18 @@ def _check_lists(where: object, settings: Mapping[str, Any]) -> None:
             raise UserError(f"{where}: two values of the list have the folder {twice}{hint}")
 
 
-class Combination(NamedTuple):
-    """One combination of the values in an experiment's lists: `swept` has its value of each list.
-
-    `words` are of the launcher's command line, `flags` of fairseq-train's.
-    """
-
-    swept: dict[str, Any]
-    words: list[str]
-    flags: list[str]
-
-    @property
-    def folder(self) -> str:
-        """Folder of its run, such as lr-2e-4_replay-on, in that of the experiment; empty without lists."""
-        return "_".join(folder_part(name, value) for name, value in self.swept.items())
-
-
 def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) -> Iterator[Combination]:
     """Read an experiment of language models: every combination of the values in the lists of its sections.
 
-    An override sets the flag of that name if the experiment has it, else an option; `runs` picks sections.
+    The folder of a run, such as lr-2e-4_replay-on, is in that of the experiment; empty without lists. An
+    override sets the flag of that name if the experiment has it, else an option; `runs` picks sections.
     The default --out is runs/FOLDER/NAME_SIZE of the file, or runs/NAME/SECTION_SIZE.
     """
     changes = dict(overrides)
     size, runs = size or changes.pop("size", None), changes.pop("runs", None) or []
-    for section in read(path, size, runs if isinstance(runs, list) else [runs]):
-        folder, name = (path.stem, section.name) if section.name else (path.resolve().parent.name, path.stem)
-        out = Path("runs", folder, name + (f"_{section.size}" if section.size else ""))
-        options, flags = {"out": out, **section.options}, section.flags
+    for section, own_size, options, flags in read(path, size, runs if isinstance(runs, list) else [runs]):
+        folder, name = (path.stem, section) if section else (path.resolve().parent.name, path.stem)
+        options = {"out": Path("runs", folder, name + (f"_{own_size}" if own_size else "")), **options}
         _check_lists(path, options)
         _check_lists(path, flags)
         for key, value in changes.items():
@@ -217,7 +192,8 @@ def read_experiment(path: Path, size: str | None, overrides: Mapping[str, Any]) 
             chosen = {key: swept.get(key, value) for key, value in options.items()}
             on = {key: value for key, value in chosen.items() if value is not False}
             own_flags = {key: swept.get(key, value) for key, value in flags.items()}
-            yield Combination(swept, _words(on), _words(own_flags))
+            combined = "_".join(folder_part(key, value) for key, value in swept.items())
+            yield lists, combined, _words(on), _words(own_flags)
 
 
 def _words(options: Mapping[str, Any]) -> list[str]:
@@ -247,9 +223,9 @@ def read_sections(
     out = Path("runs", path.stem + (f"_{options.size}" if options.size else ""))
     known = {text.removeprefix("--"): action for action in parser._actions for text in action.option_strings}
     sections = []
-    for section in read(path, options.size):
+    for _, _, own_options, flags in read(path, options.size):
         own_words = []
-        for name, value in (section.options | ({"flags": section.flags} if section.flags else {})).items():
+        for name, value in (own_options | ({"flags": flags} if flags else {})).items():
             if name in of_the_command:
                 raise UserError(f"{path}: {name} says how to run: give --{name} on the command line")
             if name not in known:

@@ -5,8 +5,8 @@ and draw the result. Rerun it to resume after an interruption: it runs only what
 """
 
 import argparse
+import contextlib
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -17,10 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from alma.errors import Parser, UserError, closest, command
 from alma.experiments import read_settings
 from alma.files import make_directory, write_json_atomic
 from alma.help_texts import DATA_ROOT, JOBS
+from alma.schema import AMOUNT, parse_json
 from alma.tables import as_text
 from slurm.engine import children
 
@@ -37,7 +40,6 @@ _LOAD = (
     "command(lambda: load(sys.argv[1], sys.argv[2], sys.argv[3:] == ['download']))()"
 )
 _DATA_SET = re.compile("cifar100?|e?mnist")
-_DRAWINGS = ("figure6", "draft-figure2")
 _PRINTED = 12  # words of a command
 _EXAMPLES = """\
 examples:
@@ -59,6 +61,15 @@ class Command(NamedTuple):
         words = ["python" if word == sys.executable else word for word in self.words]
         hidden = len(words) - _PRINTED
         return f"$ {shlex.join(words[:_PRINTED])}" + (f" ... ({hidden} more)" if hidden > 0 else "")
+
+
+class _Done(msgspec.Struct):
+    """done.json of a figure or table: what it was made by."""
+
+    commands: list[list[str]]
+    experiments: str
+    """Digest of the experiment files."""
+    seconds: AMOUNT
 
 
 class Outcome(NamedTuple):
@@ -83,15 +94,35 @@ def index() -> dict[str, dict[str, Any]]:
 
 
 def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Iterator[Command]:
-    """The commands that run the experiments of a figure or table, and the one that draws it."""
+    """The commands that run the experiments of a figure or table, and the one that draws it.
+
+    UserError: language models need a stream, and there is none.
+    """
     place = options.out / options.size
+    if texts := record["experiments"].keys() & set(TEXT):  # rows of Table 2, or runs on streams with dates
+        (experiment,) = texts
+        place, rows = place.resolve(), record["experiments"][experiment].split()
+        is_table = experiment == TABLE2
+        models = MODELS[options.size] if is_table else ("small",)
+        stream = options.stream and options.stream.resolve()
+        if stream is None and is_table and options.size == "small":
+            stream = place / "stream"
+            yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
+        if stream is None:
+            recipe = f"size {models[-1]} of {EXPERIMENTS / experiment}.yaml"
+            raise UserError(f"{name} needs the stream of {recipe}: make it, and give it with --stream")
+        for model in models:  # the launcher starts in `place`
+            words = [EXPERIMENTS / f"{experiment}.yaml", f"runs={','.join(rows)}", "--size", model]
+            words += ["--stream", stream, *([] if is_table else ["--seeds", "0-2"]), "--jobs", options.jobs]
+            yield tool("slurm.launch", *words, folder=place)
+        runs = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
+        shown = [*runs, "--table", "lm"] if is_table else [place / "runs" / TIME]
+        yield tool("alma.report", *shown, "--figures", "lm", "--out", place / name)
+        return
     own = record.get("flags", {}).get(options.size, "")
     root = ["--data-root", options.data_root] if options.data_root else []
-    runs: list[str] = []
+    drawn_runs: list[str] = []
     for key, text in record["experiments"].items():
-        if key in TEXT:
-            yield from _text(key, text.split(), place.resolve(), (place / name).resolve(), options)
-            return
         file, *flags = f"{text} {own}".split()
         folder = _DATA_SET.sub(DATA.get(options.size, r"\g<0>"), key) + re.sub("[- ]+", "-", own[1:])
         size = ["--size", options.size] if options.size in DATA else []
@@ -101,40 +132,8 @@ def commands(name: str, record: Mapping[str, Any], options: argparse.Namespace) 
         if key.endswith("-stages"):
             yield tool("vision.tsne", *found, *root, "--out", place / name / "tsne.png")
         else:
-            runs += found
-    yield tool("alma.report", *dict.fromkeys(runs), "--figures", "vision", "--out", place / name)
-
-
-def _text(
-    experiment: str, rows: Sequence[str], place: Path, out: Path, options: argparse.Namespace
-) -> Iterator[Command]:
-    """The commands for rows of Table 2, or for runs on streams with dates. UserError: there is no stream."""
-    is_table = experiment == TABLE2
-    models = MODELS[options.size] if is_table else ("small",)
-    stream = options.stream and options.stream.resolve()
-    if stream is None and is_table and options.size == "small":
-        stream = place / "stream"
-        yield Command(["sh", str(EXPERIMENTS / "streams/small.sh"), str(stream)])
-    if stream is None:
-        recipe = f"size {models[-1]} of {EXPERIMENTS / experiment}.yaml"
-        raise UserError(f"{out.name} needs the stream of {recipe}: make it, and give it with --stream")
-    for model in models:  # the launcher starts in `place`
-        words = [EXPERIMENTS / f"{experiment}.yaml", f"runs={','.join(rows)}", "--size", model]
-        words += ["--stream", stream, *([] if is_table else ["--seeds", "0-2"]), "--jobs", options.jobs]
-        yield tool("slurm.launch", *words, folder=place)
-    runs = [place / "runs" / TABLE2 / f"{row}_{model}" for model in models for row in rows]
-    shown = [*runs, "--table", "lm"] if is_table else [place / "runs" / TIME]
-    yield tool("alma.report", *shown, "--figures", "lm", "--out", out)
-
-
-def check_data(records: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> None:
-    """Read, with --download fetch, each image data set that the figures need; exit if one is missing."""
-    texts = [folder for record in records for folder in record["experiments"] if folder not in TEXT]
-    names = {DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts}  # type: ignore[index]
-    for name in sorted(names - {"digits"}):
-        words = [sys.executable, "-c", _LOAD, name, str(options.data_root or "data")]
-        if code := run(Command(words + ["download"] * options.download)):
-            sys.exit(code)
+            drawn_runs += found
+    yield tool("alma.report", *dict.fromkeys(drawn_runs), "--figures", "vision", "--out", place / name)
 
 
 def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> Outcome:
@@ -148,9 +147,10 @@ def make(name: str, record: Mapping[str, Any], options: argparse.Namespace) -> O
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in experiments)).hexdigest()
     content = {"commands": [one.words for one in todo], "experiments": digest}
     marker, files = out / "done.json", drawn(out, record["drawn"])
-    done = json.loads(marker.read_bytes()) if files and marker.exists() else {}
-    if done.items() >= content.items():
-        return Outcome(name, "complete", done["seconds"], files)
+    with contextlib.suppress(FileNotFoundError, ValueError):  # a damaged one counts as none
+        done = parse_json(marker.read_bytes(), _Done)
+        if files and (done.commands, done.experiments) == tuple(content.values()):
+            return Outcome(name, "complete", done.seconds, files)
     started = time.monotonic()
     for one in todo:
         print(f"\n{name} {one}", flush=True)
@@ -188,24 +188,6 @@ def drawn(out: Path, names: Sequence[str]) -> list[Path]:
     return [file for file in files if shows.search(file.stem)]
 
 
-def overview(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Figures and tables with the data, number of runs and cost of each size."""
-    lines = [["name", "runs: small", "paper", "cost: small", "paper", "data, what it shows"]]
-    for name, one in records.items():
-        lines.append([name, *map(str, one["runs"]), *one["cost"], f"{one['data']}: {one['shows']}"])
-    return as_text(lines, left=(0, -1))
-
-
-def summary(rows: Sequence[Outcome]) -> str:
-    """The state, time and files of each figure and table."""
-    lines = [["figure", "state", "time", "files"]]
-    for row in rows:
-        first, *others = [str(file) for file in row.files] or [""]
-        lines.append([row.name, row.state, f"{row.seconds:.0f} s", first])
-        lines += [["", "", "", other] for other in others]
-    return as_text(lines)
-
-
 def finding(name: str, record: Mapping[str, Any], size: str) -> str:
     """What the paper found, and at the small size what was found there."""
     seen = f"; at this size: {record['small']}" if size == "small" else ""
@@ -221,7 +203,7 @@ def chosen(options: argparse.Namespace, records: Mapping[str, Mapping[str, Any]]
         if name == "all":
             paper = [own for own in records if "beyond" not in records[own]]
             names += [own for own in paper if options.size in _sizes(records[own])]
-        elif name in _DRAWINGS:
+        elif name in ("figure6", "draft-figure2"):
             raise UserError(f"{name} is a drawing of a growth step: there is nothing to run")
         elif name not in records:
             number = re.findall(r"\d+", name)
@@ -273,21 +255,34 @@ def parser() -> Parser:
 def main() -> None:
     options, records = parser().parse_args(), index()
     if options.list:
-        print(overview(records))
+        lines = [["name", "runs: small", "paper", "cost: small", "paper", "data, what it shows"]]
+        for name, one in records.items():
+            lines.append([name, *map(str, one["runs"]), *one["cost"], f"{one['data']}: {one['shows']}"])
+        print(as_text(lines, left=(0, -1)))
         return
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: give 1 or more")
     names = chosen(options, records)
-    if not options.dry_run:
-        check_data([records[name] for name in names], options)
+    if not options.dry_run:  # read, with --download fetch, each image data set that the figures need
+        texts = [folder for name in names for folder in records[name]["experiments"] if folder not in TEXT]
+        sets = {DATA.get(options.size) or _DATA_SET.search(text)[0] for text in texts}  # type: ignore[index]
+        for name in sorted(sets - {"digits"}):
+            words = [sys.executable, "-c", _LOAD, name, str(options.data_root or "data")]
+            if code := run(Command(words + ["download"] * options.download)):
+                sys.exit(code)
     rows: list[Outcome] = []
     for name in names:
         rows.append(make(name, records[name], options))
         if rows[-1].code:
             break
     if not options.dry_run:
+        lines = [["figure", "state", "time", "files"]]
+        for row in rows:
+            first, *others = [str(file) for file in row.files] or [""]
+            lines.append([row.name, row.state, f"{row.seconds:.0f} s", first])
+            lines += [["", "", "", other] for other in others]
         findings = [finding(row.name, records[row.name], options.size) for row in rows if not row.code]
-        print(f"\n{summary(rows)}\n", *findings, sep="\n")
+        print(f"\n{as_text(lines)}\n", *findings, sep="\n")
     sys.exit(rows[-1].code)
 
 

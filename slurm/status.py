@@ -9,8 +9,6 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -39,43 +37,26 @@ examples:
 _LINE = re.compile(r".* \| (train_inner|valid) \| (\{.*\})$")
 
 
-class LoggedProgress(NamedTuple):
-    """Progress of a training, from the end of its log."""
-
-    updates: int | None = None
-    speed: float = 0.0
-    """Updates a second."""
-    perplexity: str = ""
-    """Of the last validation, else of the last training batches."""
-
-    @classmethod
-    def read(cls, log: Path) -> "LoggedProgress":
-        """Read a log of fairseq-train; empty if there is none."""
-        updates, speed, trained, valid = None, 0.0, "", ""
-        for line in filter(None, map(_LINE.match, queue.tail(log).splitlines())):
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # mixed lines of several processes
-                stats = json.loads(line[2])
-                if line[1] == "valid":
-                    valid = f"valid {float(stats['valid_ppl']):,.2f}"
-                else:
-                    updates, speed = int(stats["num_updates"]), float(stats.get("ups", 0))
-                    trained = f"train {float(stats['ppl']):,.2f}"
-        return cls(updates, speed, valid or trained)
-
-
 def table(seen: Sequence[JobStatus]) -> str:
     """A line for each job or local run."""
     rows = [HEADER]
     for status in seen:
         job, log, updates, eta, perplexity = status.job, status.log, "", "", ""
         if job.kind == "train" and job.own_log:
-            if status.state != "waiting":
-                progress = LoggedProgress.read(job.own_log)
-                perplexity = progress.perplexity
-                updates = "" if progress.updates is None else f"{progress.updates}/{job.updates or '?'}"
-                if status.state == "running" and updates and job.updates and 0 < progress.speed < math.inf:
-                    left = max(0, job.updates - (progress.updates or 0))
-                    eta = tqdm.format_interval(left / progress.speed)
+            written = "" if status.state == "waiting" else queue.tail(job.own_log)
+            made, speed, valid = 0, 0.0, ""  # speed: updates a second
+            for line in filter(None, map(_LINE.match, written.splitlines())):
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # mixed lines of several processes
+                    stats = json.loads(line[2])
+                    if line[1] == "valid":
+                        valid = f"valid {float(stats['valid_ppl']):,.2f}"
+                    else:
+                        made, speed = int(stats["num_updates"]), float(stats.get("ups", 0))
+                        updates = f"{made}/{job.updates or '?'}"
+                        perplexity = f"train {float(stats['ppl']):,.2f}"
+            perplexity = valid or perplexity
+            if status.state == "running" and updates and job.updates and 0 < speed < math.inf:
+                eta = tqdm.format_interval(max(0, job.updates - made) / speed)
         elif job.kind == "run":
             last = Run.read(job.run).rows[-1:]
             perplexity = f"{last[0]['value']:,.2f}" if last and last[0]["metric"] == "perplexity" else ""

@@ -269,7 +269,7 @@ def test_documented_keys_of_text_runs():
     from slurm.engine.machine import Machine
     from slurm.lm.placement import place
     from slurm.lm.plan import make_plan
-    from slurm.lm.rows import measured_fields
+    from slurm.lm.record import measured_fields
 
     options = "--from-scratch --context-window 4 --name N --update-multiplier 2 --members 2"
     commands = [f"S --learner ens --out R {options} -- --max-update 2", "S --learner gmoe --out R"]

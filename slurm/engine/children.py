@@ -90,9 +90,7 @@ def run(
             while not ended:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.1)
-                ended = (
-                    process.returncode is not None
-                )  # tested before the last read, which then misses nothing
+                ended = process.returncode is not None  # before the last read, which then misses nothing
                 new = appended.read()
                 if terminal.attached:  # in bytes, because a debugger's prompt has no newline
                     sys.stdout.buffer.write(new)

@@ -4,7 +4,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import msgspec
 
 from alma.errors import UserError
-from alma.files import write_json_atomic
 from slurm.engine.children import last_problem
 from slurm.engine.squeue import JobState, NoAnswer, ask
 from slurm.engine.terminal import say
@@ -111,11 +110,6 @@ def on_cluster(run: Path) -> bool:
     return (run / JOBS).exists()
 
 
-def write_jobs(run: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Write jobs.json; `entries` are as `SubmittedJob`, each after the jobs it needs."""
-    write_json_atomic(run / JOBS, {"jobs": entries})
-
-
 def read_jobs(run: Path) -> list[SubmittedJob]:
     """The jobs of a run. Raises UserError if jobs.json is missing or damaged."""
 
@@ -158,10 +152,7 @@ def look(runs: Sequence[Path]) -> list[JobStatus]:
 
 
 def watch(
-    runs: Sequence[Path],
-    seconds: float,
-    patient: bool = False,
-    others: Callable[[], list[JobStatus]] = list,
+    runs: Sequence[Path], seconds: float, patient: bool = False, others: Callable[[], list[JobStatus]] = list
 ) -> Iterator[list[JobStatus]]:
     """Yield `look(runs)` and `others()` every `seconds` until all are done or none is moving.
 
@@ -232,10 +223,8 @@ def _judge(job: SubmittedJob, state: JobState | None, needs: Sequence[JobStatus]
     if state and state.running:
         return JobStatus(job, "running", state.node)
     if state and not state.live and state.word != "CANCELLED":
-        if state.word not in (
-            "FAILED",
-            "COMPLETED",
-        ):  # TIMEOUT, OUT_OF_MEMORY: the log's errors follow from it
+        # TIMEOUT, OUT_OF_MEMORY: the log's errors follow from it.
+        if state.word not in ("FAILED", "COMPLETED"):
             return JobStatus(job, "failed", state.node, f"SLURM says {state.word}", job.log)
         why, log = _last_error(job)
         return JobStatus(job, "failed", state.node, why or f"its job ended without {job.marker.name}", log)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from alma.errors import UserError
+from alma.files import write_json_atomic
 from slurm.engine import queue
 from slurm.engine.jobs import Job
 from slurm.engine.queue import JobStatus, SubmittedJob
@@ -163,20 +164,18 @@ def dry_run(jobs: Sequence[Job], resources: Resources, folder: Path) -> tuple[li
 def record(
     run: Path, jobs: Sequence[Job], ids: Mapping[Path, str], folder: Path, before: Sequence[SubmittedJob] = ()
 ) -> None:
-    """Write the run's jobs.json for slurm.status and slurm.cancel.
+    """Write the run's jobs.json, whose entries are as `SubmittedJob`, each after the jobs it needs.
 
     ids: by marker. folder: logs of the new jobs. before: jobs that were already queued; they keep their logs,
     and stay recorded even if `jobs` no longer has them.
     """
     # As submitit names the output of a job's first task.
-    logs = {
-        marker: os.path.abspath(folder / job_id / f"{job_id}_0_log.out") for marker, job_id in ids.items()
-    }
+    logs = {marker: os.path.abspath(folder / job / f"{job}_0_log.out") for marker, job in ids.items()}
     logs |= {job.marker: str(job.log) for job in before}
-    both: list[Job | SubmittedJob] = list(jobs)
-    markers = {job.marker for job in jobs}
-    both += [job for job in before if job.run == run and job.marker not in markers]
-    markers |= {job.marker for job in both}
+    listed: dict[Path, Job | SubmittedJob] = {job.marker: job for job in jobs}
+    for queued in before:
+        if queued.run == run:
+            listed.setdefault(queued.marker, queued)
     entries = [
         {
             "name": job.name,
@@ -185,11 +184,11 @@ def record(
             "updates": job.updates,
             "job": ids.get(job.marker),
             "log": logs.get(job.marker),
-            "needs": [os.path.relpath(marker, run) for marker in job.needs if marker in markers],
+            "needs": [os.path.relpath(marker, run) for marker in job.needs if marker in listed],
         }
-        for job in both
+        for job in listed.values()
     ]
-    queue.write_jobs(run, entries)
+    write_json_atomic(run / queue.JOBS, {"jobs": entries})
 
 
 def log_folder(place: Path) -> Path:

@@ -43,11 +43,8 @@ def announce(plans: Sequence[Plan], machine: Machine, options: Launch) -> list[E
     for text, out in first.items():
         say(f"{out}: {text}" if len(first) > 1 else text)
     for spec in (spec for plan in plans if options.verbose for spec in plan.stages):
-        say(
-            "\n".join(
-                shlex.join(command) for command in [*(one.command for one in spec.trainings), spec.evaluate]
-            )
-        )
+        commands = [*(one.command for one in spec.trainings), spec.evaluate]
+        say("\n".join(map(shlex.join, commands)))
     try:
         check_fit(estimates)
     except UserError as error:
@@ -103,7 +100,22 @@ def check_fit(estimates: Sequence[Estimate]) -> None:
     for run in estimates:
         left = [cost for cost in run.costs if not cost.result.exists()]
         if left:
-            _check_machine(run.out, max(left, key=lambda cost: cost.memory or 0))
+            cost = max(left, key=lambda cost: cost.memory or 0)
+            if cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"] and not cost.on_gpu:
+                why = "this training runs on a CPU" if cost.machine.gpus else "this machine has none"
+                raise UserError(f"{run.out}: --fp16 needs a GPU, and {why}: `-- --fp16=false` turns it off")
+            processes = 1 if cost.on_gpu else cost.processes  # which share a CPU's memory
+            there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
+            need = (cost.memory or 0) * processes
+            if there is not None and need > there:
+                several = f" for {processes} processes" if processes > 1 else ""
+                what = "a GPU here has" if cost.on_gpu else "this machine has free"
+                half = " or --fp16" if cost.on_gpu and not cost.half else ""
+                raise UserError(
+                    f"{run.out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
+                    f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "
+                    f"or --checkpoint-activations{half}, after the `--`"
+                )
         place = next(path for path in (run.out.absolute(), *run.out.absolute().parents) if path.exists())
         disk = place.stat().st_dev
         new = [cost for cost in left if not (cost.shared or any(cost.directory.glob("checkpoint*.pt")))]
@@ -114,26 +126,6 @@ def check_fit(estimates: Sequence[Estimate]) -> None:
                 f"{run.out}: checkpoints need about {disks[disk] / _GB:,.1f} GB of disk, and {place} has "
                 f"{free / _GB:,.1f} GB free: make room, choose another --out, or run fewer --stages"
             )
-
-
-def _check_machine(out: Path, cost: Cost) -> None:
-    """The largest training has the GPUs and the memory: processes on a CPU share its, GPUs have their own."""
-    if cost.settings["--fp16"] and not cost.settings["--memory-efficient-fp16"] and not cost.on_gpu:
-        why = "this training runs on a CPU" if cost.machine.gpus else "this machine has none"
-        raise UserError(f"{out}: --fp16 needs a GPU, and {why}: `-- --fp16=false` turns it off")
-    processes = 1 if cost.on_gpu else cost.processes
-    there = min(cost.machine.gpus) if cost.on_gpu else cost.machine.memory
-    need = (cost.memory or 0) * processes
-    if there is None or need <= there:
-        return
-    several = f" for {processes} processes" if processes > 1 else ""
-    what = "a GPU here has" if cost.on_gpu else "this machine has free"
-    half = " or --fp16" if cost.on_gpu and not cost.half else ""
-    raise UserError(
-        f"{out}: training needs about {need / _GB:,.1f} GB of memory{several}, and {what} "
-        f"{there / _GB:,.1f} GB: give a smaller --batch-size with a larger --update-freq, "
-        f"or --checkpoint-activations{half}, after the `--`"
-    )
 
 
 def _text(number: int | None, scale: float, name: str = "") -> str:

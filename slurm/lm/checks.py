@@ -22,13 +22,12 @@ _MOST_SEED = 2**31
 
 def check(request: Request) -> None:
     """Raise UserError for settings that contradict the learner or each other."""
-    for problem in (*_of_learner(request), *_of_schedule(request), *_of_average(request)):
+    for problem in _problems(request):
         raise UserError(problem)
     check_share(request.replay_share, request.replay, request.replay_from)
 
 
-def _of_learner(request: Request) -> Iterator[str]:
-    """Options that the learner lacks, and flags or numbers that no run can have."""
+def _problems(request: Request) -> Iterator[str]:
     specs, own, settings = text_learners(), request.learner_spec, request.settings
     for name in dict.fromkeys(name for spec in specs.values() for name in spec.options):
         if name not in own.options and getattr(request, name) is not None:
@@ -48,11 +47,8 @@ def _of_learner(request: Request) -> Iterator[str]:
         yield from (f"{flag} {value}: at least 1" for value in values if value is not None and value < 1)
     if not 0 <= request.seed < _MOST_SEED:
         yield f"--seed {request.seed}: below {_MOST_SEED:,}; members add to it, and NumPy takes 32 bits"
-
-
-def _of_schedule(request: Request) -> Iterator[str]:
-    """Options and flags that contradict --schedule, and lengths that are missing."""
     schedule, length = f"--schedule {request.schedule}", "give --max-update after the `--`"
+    count, updates = averages.last_of(request.average), request.updates
     if request.one_schedule:
         for flag in ("--lr-scheduler", "--total-num-update"):
             if flag in request.flags:
@@ -61,7 +57,7 @@ def _of_schedule(request: Request) -> Iterator[str]:
         if request.renews:
             cause = "--from-scratch" if request.from_scratch else request.learner
             yield f"{schedule}: {cause} trains new models in every stage; leave it out"
-        if request.schedule == "autoregressive" and not request.updates:
+        if request.schedule == "autoregressive" and not updates:
             yield f"{schedule} needs the length of a stage: {length}"
         if request.grow_optimizer == "reset":
             yield f"--grow-optimizer reset: {schedule} keeps the optimizer state; leave it out"
@@ -71,23 +67,18 @@ def _of_schedule(request: Request) -> Iterator[str]:
             yield f"{share}: a share of the updates of a stage, below 1, such as .1"
         if request.schedule not in ("continuous", "rsqrt"):
             yield "--cooldown needs --schedule continuous or rsqrt; the others end at 0 already"
-        if not request.updates:
+        if not updates:
             yield f"{share} needs the length of a stage: {length}"
-        if averages.last_of(request.average):
+        if count:
             yield f"{share}: leave out --average {request.average}, or give another kind"
-    if request.update_multiplier > 1 and not request.updates:
+    if request.update_multiplier > 1 and not updates:
         yield f"--update-multiplier multiplies --max-update: {length}"
-
-
-def _of_average(request: Request) -> Iterator[str]:
-    """Flags that --average sets, and checkpoints that it lacks."""
     if not request.average:
         return
-    count, updates = averages.last_of(request.average), request.updates
     for name in ("--keep-interval-updates",) if count else ("--store-ema", "--ema-decay", "--ema-poly"):
         if name in request.flags:
             yield f"{name}: --average {request.average} sets it; leave it out"
-    interval = request.settings["--save-interval-updates"]
+    interval = settings["--save-interval-updates"]
     if count and (not interval or (updates and count * interval > updates)):
         number = f"{updates // count} or less" if updates >= count else "N"
         needed = f"needs {count} checkpoints of each stage: give --save-interval-updates {number}"

@@ -13,8 +13,7 @@ from slurm.engine import children, queue, submission
 from slurm.engine.queue import SubmittedJob
 from slurm.engine.resources import Resources
 from slurm.lm.plan import Plan
-from slurm.lm.record import open_run, run_config, summary
-from slurm.lm.rows import collect
+from slurm.lm.record import collect, open_run, run_config, summary
 from slurm.lm.stage import in_submission_order, jobs_of
 
 

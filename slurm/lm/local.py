@@ -18,8 +18,7 @@ from slurm.engine.terminal import say
 from slurm.lm.cluster import check_queue
 from slurm.lm.plan import Plan
 from slurm.lm.progress import ProgressBar
-from slurm.lm.record import open_run, summary
-from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect, read_measured
+from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect, open_run, read_measured, summary
 from slurm.lm.stage import Environment, RunJob, TrainJob, jobs_of
 
 _MARKERS = {"untrained.log": UNTRAINED, "train.log": TRAINED, "eval.log": RESULT}

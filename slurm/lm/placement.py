@@ -17,8 +17,6 @@ from slurm.engine.squeue import largest_node
 from slurm.lm.estimate import Estimate, total
 from slurm.lm.plan import Placement, Request, tokens_of_batch
 
-_CORES = 2
-"""For each process that trains and each of its workers that read data, as submitit advises."""
 _GB = 10**9
 
 
@@ -45,30 +43,27 @@ def place(request: Request, machine: Machine) -> Request:
     fewer = max(n for n in range(1, processes + 1) if not any(passes * wanted % n for passes in freq))
     if fewer < processes:
         if not kept or machine.tasks:
-            raise UserError(_uneven(request, freq[0], wanted, processes, fewer, begun))
+            passes, size = freq[0] * wanted, settings["--batch-size"] or 1
+            other = (
+                f"`-- --distributed-world-size {fewer} --update-freq {passes // fewer}` on {fewer} of them"
+            )
+            for smaller in range(size - 1, 0, -1):
+                if size * passes % (smaller * processes) == 0:
+                    words = f"--batch-size {smaller} --update-freq {size * passes // (smaller * processes)}"
+                    other += f", or `-- {words} --distributed-world-size {processes}`"
+                    break
+            if begun:
+                other = f"GPUs for {fewer} processes, or, for a new run, {other}"
+            raise UserError(
+                f"{processes} processes cannot share the {passes} batches of an update (--update-freq "
+                f"{freq[0]} x --distributed-world-size {wanted}) evenly; for the same update give {other}"
+            )
         processes = fewer  # a run in progress goes on, on some of the GPUs
     shared = [passes * wanted // processes for passes in freq]
     tokens = batch and batch * freq[0] * wanted
     made = Placement(processes, processes if gpus else 0, tokens, by_machine=not requested and wanted > 1)
     values = {"--distributed-world-size": processes, "--update-freq": shared}
     return replace(request, settings={**settings, **values}, placement=made)
-
-
-def _uneven(request: Request, freq: int, wanted: int, processes: int, fewer: int, begun: bool) -> str:
-    passes = freq * wanted
-    other = f"`-- --distributed-world-size {fewer} --update-freq {passes // fewer}` on {fewer} of them"
-    size = request.settings["--batch-size"] or 1
-    for smaller in range(size - 1, 0, -1):
-        if size * passes % (smaller * processes) == 0:
-            words = f"--batch-size {smaller} --update-freq {size * passes // (smaller * processes)}"
-            other += f", or `-- {words} --distributed-world-size {processes}`"
-            break
-    if begun:
-        other = f"GPUs for {fewer} processes, or, for a new run, {other}"
-    return (
-        f"{processes} processes cannot share the {passes} batches of an update (--update-freq "
-        f"{freq} x --distributed-world-size {wanted}) evenly; for the same update give {other}"
-    )
 
 
 def with_hosts(resources: Resources, estimates: Sequence[Estimate]) -> Resources:
@@ -84,7 +79,8 @@ def with_hosts(resources: Resources, estimates: Sequence[Estimate]) -> Resources
     if resources.leaves_open("cpus_per_task"):
         workers = max(cost.settings["--num-workers"] for cost in costs)
         processes = resources.gpus_per_node // resources.tasks_per_node
-        cores = min(_CORES * (1 + workers) * processes, most_cores // resources.tasks_per_node)
+        # 2 for each process that trains and each of its workers that read data, as submitit advises.
+        cores = min(2 * (1 + workers) * processes, most_cores // resources.tasks_per_node)
         sized = replace(sized, cpus_per_task=int(cores))
     if resources.leaves_open("mem_gb"):
         trainings = [cost.host_memory(-(-cost.processes // resources.nodes)) for cost in costs]

@@ -24,14 +24,11 @@ Flags = Mapping[str, Sequence[str]]
 """The words of each flag of fairseq-train by its name, which is one of them."""
 FlagValues = Mapping[str, Any]
 """The value of every flag of fairseq-train by its first name."""
-COOLDOWN = "cooldown"
-"""Folder of a cool-down, in that of its training."""
 SEED_STEP = 1000  # between members of an ensemble; the first has the seed of sm
 CUT_FLAGS = ("--megabatch-words", "--megabatch-tokens", "--megabatch-seed")
 ENCODER = "--gpt2-encoder-json"  # its default is a URL, which nothing here reads
 _EVALUATE = (sys.executable, "-m", "fairseq_alma.evaluate")
 _SET_HERE = ("--arch", "--moe-expert-count", "--tensorboard-logdir")
-_OF_OTHER_SCHEDULERS = ("--warmup-init-lr", "--lr-shrink")  # which polynomial_decay lacks
 _EVALUATION_FLAGS: tuple[str, ...] = ("--user-dir", "--cpu", "--fp16", "--bf16", "--num-workers")
 _EVALUATION_FLAGS += ("--max-tokens", "--batch-size", "--required-batch-size-multiple", "--tokens-per-sample")
 _EVALUATION_FLAGS += ("--sample-break-mode", "--add-bos-token", *CUT_FLAGS)
@@ -195,10 +192,21 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     if learner.members is not None:
         whole = replace(whole, members=request.members or learner.members)
     if learner.growth:
+        growth, steps = request.grow_experts or [DEFAULT_GROWTH], len(schedule) - 1
+        text = f"--grow-experts {','.join(map(str, growth))}"
+        if len(growth) not in (1, steps):
+            given = f"{len(growth)} growths given"
+            raise UserError(f"{text}: {given}, but {steps + 1} stages grow {steps} times")
+        growth = growth * steps if len(growth) == 1 else growth
+        now = request.settings.get("--moe-expert-count") or 0
+        for step, more in enumerate(growth, start=1):
+            if more > now:
+                raise UserError(f"{text}: growth {step} adds {more} to {now} experts: at most double them")
+            now += more
         kept = "copy" if request.schedule != "stage" else "reset"
         whole = replace(
             whole,
-            grow_experts=_growth(request, len(schedule) - 1),
+            grow_experts=growth,
             grow_router=request.grow_router or "preserve",
             grow_optimizer=request.grow_optimizer or kept,
         )
@@ -224,21 +232,6 @@ def make_plan(request: Request, megabatches: int) -> Plan:
     untrained += board
     members = {f"member_{k}": seed for k, seed in enumerate(seeds)} if len(seeds) > 1 else {}
     return Plan(request, config, members, tuple(untrained), specs)
-
-
-def _growth(request: Request, steps: int) -> list[int]:
-    """Experts to add before each stage but the first."""
-    numbers = request.grow_experts or [DEFAULT_GROWTH]
-    text = f"--grow-experts {','.join(map(str, numbers))}"
-    growth = numbers * steps if len(numbers) == 1 else numbers
-    if len(growth) != steps:
-        raise UserError(f"{text}: {len(numbers)} growths given, but {steps + 1} stages grow {steps} times")
-    now = request.settings.get("--moe-expert-count") or 0
-    for step, more in enumerate(growth, start=1):
-        if more > now:
-            raise UserError(f"{text}: growth {step} adds {more} to {now} experts: at most double them")
-        now += more
-    return growth
 
 
 def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
@@ -299,7 +292,7 @@ def _stage(request: Request, stage: Stage, flags: Flags) -> StageSpec:
         earlier = updates * index if one_schedule else 0
         trainings.append(Training(directory, tuple(words), previous, name, updates or None, earlier))
         if request.cooldown:  # the next stage does not see it
-            place, length = directory / COOLDOWN, max(1, round(request.cooldown * updates))
+            place, length = directory / "cooldown", max(1, round(request.cooldown * updates))
             words = [*here, *common, str(place), *shared, *_cooldown_flags(request, flags, index, length)]
             end = updates * (index + 1)
             name += ", cool-down"
@@ -323,7 +316,8 @@ def _cooldown_flags(request: Request, flags: Flags, index: int, length: int) -> 
         rate *= math.sqrt(warmup / done)
     decay = {"--lr-scheduler": "polynomial_decay", "--lr": rate, "--warmup-updates": done}
     decay |= {"--max-update": done + length, "--total-num-update": done + length}
-    own = {name: words for name, words in flags.items() if name not in _OF_OTHER_SCHEDULERS}
+    others = ("--warmup-init-lr", "--lr-shrink")  # which polynomial_decay lacks
+    own = {name: words for name, words in flags.items() if name not in others}
     own |= {name: flag_words(name, value) for name, value in decay.items()}
     return list(chain(*own.values()))
 

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from tqdm import tqdm
 
@@ -19,8 +20,8 @@ _PHASES = {
 """Line of fairseq's log at the beginning of each phase."""
 
 
-class ProgressBar:
-    """Context manager that shows the progress over all trainings of a run; `read` takes fairseq's log."""
+class ProgressBar(AbstractContextManager):
+    """Shows the progress over all trainings of a run; `read` takes fairseq's log."""
 
     def __init__(self, updates: Sequence[int | None]) -> None:
         """`updates`: of each training, in order; None: unknown."""
@@ -33,9 +34,6 @@ class ProgressBar:
         off = terminal.attached or None  # None: off without a terminal
         # smoothing=0: the average speed, with start-ups and evaluations, predicts the end of the whole run
         self.bar = tqdm(total=total, unit="update", dynamic_ncols=True, smoothing=0, disable=off)
-
-    def __enter__(self) -> "ProgressBar":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.close()

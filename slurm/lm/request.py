@@ -51,12 +51,12 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
     known = [name.replace("_", "-") for name in vars(options)]
     requests: dict[Path, Request] = {}
     for file in experiments:
-        for run in read_experiment(file, options.size, overrides):
-            names, own_flags = ({word.partition("=")[0] for word in own} for own in (run.words, run.flags))
+        for swept, folder, run_words, run_flags in read_experiment(file, options.size, overrides):
+            names, own_flags = ({word.partition("=")[0] for word in own} for own in (run_words, run_flags))
             if machine := sorted(_OF_THE_MACHINE & names):
                 say_where = f"{machine[0]} says where to run: give {machine[0]} on the command line"
                 raise UserError(f"{file}: {say_where}")
-            for key in run.swept:
+            for key in swept:
                 if f"--{key}" in named:
                     raise UserError(f"{file}: {key} is a list: give {key}=VALUE in place of --{key}")
             for key in overrides:
@@ -65,9 +65,9 @@ def read_requests(words: Sequence[str], options: argparse.Namespace | None = Non
                     hint = f"did you mean {near}?" if near else "give other flags of fairseq-train after `--`"
                     raise UserError(f"{key}=: neither an option nor a flag that the experiment sets; {hint}")
             try:
-                merged = parse([*run.words, *words])
+                merged = parse([*run_words, *words])
                 merged.what = [merged.stream]
-                found = _requests(merged, {**read_flags(run.flags), **flags}, run.folder)
+                found = _requests(merged, {**read_flags(run_flags), **flags}, folder)
             except UserError as error:
                 raise UserError(f"{file}: {error}") from None
             for request in found:

@@ -13,7 +13,7 @@ from pathlib import Path
 from alma.errors import UserError
 from alma.files import make_directory, write_json_atomic
 from slurm.lm.plan import Plan
-from slurm.lm.rows import TRAINED, read_marker
+from slurm.lm.record import TRAINED, read_marker
 
 
 def share(plans: Sequence[Plan]) -> list[Plan]:

@@ -19,7 +19,7 @@ from alma.records import Run
 from slurm.engine import children
 from slurm.engine.jobs import Job
 from slurm.lm.plan import Plan, StageSpec, Training
-from slurm.lm.rows import RESULT, TRAINED, UNTRAINED, collect
+from slurm.lm.record import RESULT, TRAINED, UNTRAINED, collect
 from slurm.lm.sharing import take_over
 
 Environment = Mapping[str, str]

@@ -15,7 +15,6 @@ from slurm.engine.jobs import Job
 from slurm.engine.submission import LOGS
 
 _IMAGES = (sys.executable, "-m", "alma", "images")
-_SIGNAL_SECONDS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +41,7 @@ class PartJob(Job):
                 log, environment = self.marker.with_suffix(".log"), {"OMP_NUM_THREADS": str(self.cpus)}
                 children.run([*_IMAGES, *words], log, self.name, environment=environment)
             except children.StageFailed:
-                time.sleep(_SIGNAL_SECONDS)  # a signal to the whole job may have reached the child first
+                time.sleep(2)  # a signal to the whole job may have reached the child first
                 raise
             write_json_atomic(self.marker, {"flags": self.flags, "runs": self.runs})
 

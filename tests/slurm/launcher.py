@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -98,13 +99,19 @@ def write_stream(folder: Path, megabatches: int, dictionary: str = "d") -> None:
     Stream(folder, VERSION, 0, 10, tuple(parts[2:]), parts[0], parts[1], {}, files).write()
 
 
-def read_requests(words: Sequence[str]) -> list[Request]:
-    """Requests with settings from the stand-in of fairseq. Raises UserError for refused flags."""
+def fake_check() -> ModuleType:
+    """The stand-in of fairseq_alma.check."""
     spec = importlib.util.spec_from_file_location("fake_check", FAKE / "fairseq_alma/check.py")
     assert spec
     assert spec.loader
     fake = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fake)
+    return fake
+
+
+def read_requests(words: Sequence[str]) -> list[Request]:
+    """Requests with settings from the stand-in of fairseq. Raises UserError for refused flags."""
+    fake = fake_check()
 
     def resolve(lines: Sequence[Sequence[str]]) -> list[dict]:
         try:
@@ -126,6 +133,15 @@ def call(main: Callable[[], None], monkeypatch, *words: object) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0
     return 0
+
+
+def refused(main: Callable[[], None], monkeypatch, capsys, *words: object) -> str:
+    """The one line of a command that ends with code 2."""
+    assert call(main, monkeypatch, *words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    return said
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

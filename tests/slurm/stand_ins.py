@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from alma.files import write_json_atomic
 from slurm.engine import queue
 
 STUB = """#!/bin/sh
@@ -51,6 +52,10 @@ class Slurm:
         return [line.split()[1:] for line in lines if line.split()[0] == name]
 
 
+RUNNING = "".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split())
+"""Output of squeue while all jobs of the fixture `run` run."""
+
+
 def entry(name: str, marker: str, job: str | None, *needs: str, **changes: object) -> dict:
     """A job of jobs.json; `needs` are markers."""
     kind = {"untrained.json": "untrained", "result.json": "evaluate"}.get(Path(marker).name, "train")
@@ -64,7 +69,7 @@ def write(run: Path, *entries: dict) -> None:
     Path("jobs").mkdir(exist_ok=True)
     for job in entries:
         (run / job["marker"]).parent.mkdir(parents=True, exist_ok=True)
-    queue.write_jobs(run, entries)
+    write_json_atomic(run / queue.JOBS, {"jobs": entries})
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """Flag values from fairseq itself; the stand-in of other tests gives the same."""
 
-import importlib.util
 import shlex
 
 import pytest
-from launcher import FAKE
+from launcher import fake_check
 
 from slurm.lm.announce import described
 from slurm.lm.request import resolve
@@ -24,9 +23,7 @@ def real() -> list:
 
 
 def test_the_stand_in_answers_like_fairseq(real):
-    spec = importlib.util.spec_from_file_location("fake_check", FAKE / "fairseq_alma/check.py")
-    fake = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(fake)
+    fake = fake_check()
     unused = {"--adam-eps", "--clip-norm", "--weight-decay", "--total-num-update", "--warmup-updates"}
     for line, theirs in zip(LINES, real, strict=False):
         ours = fake.resolve(shlex.split(line))["settings"]

@@ -72,11 +72,6 @@ def test_nohup_is_respected(launcher):
             "error: training of stage 0 (mega-batch 1): exit code 1: RuntimeError: CUDA error: out of luck; "
             "log: run/stage_00/train.log",
         ),
-        (
-            "kill",
-            1,
-            "error: training of stage 0 (mega-batch 1): signal 9 (Killed); log: run/stage_00/train.log",
-        ),
     ],
 )
 def test_a_failing_child_is_one_line(launcher, how, code, message):

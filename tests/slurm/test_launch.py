@@ -4,7 +4,9 @@ import json
 
 import pytest
 from launcher import ESTIMATE, ROOT, SMALL, make, write_stream
+from stand_ins import entry
 
+from alma.files import write_json_atomic
 from alma.records import Run
 from slurm.engine import queue
 
@@ -243,9 +245,8 @@ def test_local_refuses_a_run_with_queued_jobs(launcher):
     squeue = bin_folder / "squeue"
     launcher.environment["PATH"] = str(bin_folder)
     launcher.out.mkdir()
-    entry = {"name": "stage 0", "kind": "train", "stage": 0, "directory": "stage_00", "needs": []}
-    entry |= {"marker": "stage_00/trained.json", "updates": 2, "job": "77", "log": None}
-    queue.write_jobs(launcher.out, [entry])
+    entries = [entry("stage 0", "stage_00/trained.json", "77")]
+    write_json_atomic(launcher.out / queue.JOBS, {"jobs": entries})
 
     def answer(state: str) -> None:
         squeue.write_text(f"#!/bin/sh\necho '77|{state}|node|0|None|'\n")

@@ -6,7 +6,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from launcher import SMALL, call, ended, make, wait_for
+from launcher import SMALL, ended, make, refused, wait_for
 
 from slurm.engine.machine import Machine, devices
 from slurm.launch import main
@@ -104,10 +104,8 @@ def test_more_jobs_than_gpus_are_refused_before_anything_is_made(gpus, tmp_path,
 def test_options_that_do_not_apply_are_refused(launcher, monkeypatch, capsys, words, message):
     monkeypatch.chdir(launcher.folder)
     monkeypatch.setattr("slurm.lm.launcher.signal.signal", lambda *_: None)
-    assert call(main, monkeypatch, "stream", "--learner", "sm", "--out", "run", *words) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"error: {message}")
-    assert err.count("\n") == 1
+    words = ("stream", "--learner", "sm", "--out", "run", *words)
+    assert refused(main, monkeypatch, capsys, *words).startswith(f"error: {message}")
     assert not launcher.out.exists()
 
 

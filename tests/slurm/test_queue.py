@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from stand_ins import entry, finish, finish_all, later, states, write
+from stand_ins import RUNNING, entry, finish, finish_all, later, states, write
 
 from alma.errors import UserError
 from slurm.engine import queue, squeue
@@ -138,9 +138,6 @@ def test_a_first_look_that_fails_ends_watch(slurm, run, monkeypatch):
     monkeypatch.setattr(queue, "time", None)  # a second look would sleep, and fail
     with pytest.raises(UserError, match="Unable to contact"):
         next(queue.watch([run], 0.01))
-
-
-RUNNING = "".join(f"{job}|RUNNING|n1|0|None|\n" for job in "5 7_0 7_1 20 8_0 8_1 21".split())
 
 
 def test_slurm_is_asked_once_for_all_runs_and_an_array_once(slurm, run, tmp_path):

@@ -132,11 +132,7 @@ def test_slurm_gives_every_process_its_gpus_and_cores(cluster, tmp_path):
     cores, gpus = (tmp_path / "told").read_text().split()
     assert (cores, gpus.count(",")) == ("6", 1)
     found = cluster.jobs()[job]
-    assert (found["Nice"], found["MinMemoryNode"], found.get("WCKey", "")) == (
-        "1",
-        "3G",
-        "",
-    )
+    assert (found["Nice"], found["MinMemoryNode"], found.get("WCKey", "")) == ("1", "3G", "")
 
 
 def test_a_job_ends_when_one_of_its_processes_dies(cluster, tmp_path):

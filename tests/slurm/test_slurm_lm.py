@@ -20,6 +20,8 @@ FLAGS = """
     --tokens-per-sample 64 --max-tokens 512 --optimizer adam --lr 1e-2 --lr-scheduler fixed --dropout 0.1
     --no-epoch-checkpoints --num-workers 0 --log-interval 1 --cpu
 """.split()
+SM = ("--learner", "sm", "--stages", "1")
+APART = ("--nodes", "2", "--gpus-per-node", "1")
 ON_SLURM = ("--cluster", "slurm", "--wait", "--timeout-min", "30")
 UPDATES = 60
 
@@ -62,10 +64,8 @@ def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(cluster
     The nodes' GPUs are fake, so that --cpu is needed; without it the first job would end with one line.
     """
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    learner = ("--learner", "sm", "--stages", "1")
-    apart = ("--nodes", "2", "--gpus-per-node", "1")
-    here = [*words(stream, whole, *learner, updates=UPDATES), "--distributed-world-size", "2"]
-    started = [launch(words(stream, cut, *learner, *ON_SLURM, *apart, updates=UPDATES)), launch(here)]
+    here = [*words(stream, whole, *SM, updates=UPDATES), "--distributed-world-size", "2"]
+    started = [launch(words(stream, cut, *SM, *ON_SLURM, *APART, updates=UPDATES)), launch(here)]
     log = cut / "stage_00/train.log"
     cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=120)
     job_id = next(job.job_id for job in queue.read_jobs(cut) if job.kind == "train")
@@ -82,8 +82,7 @@ def test_two_nodes_and_a_requeue_give_the_rows_and_losses_of_one_machine(cluster
 @pytest.mark.slow
 def test_gpus_that_torch_cannot_use_end_a_job_in_one_line(launch, stream, tmp_path):
     """One fake GPU on each of two nodes; no checkpoint, no results of another batch."""
-    options = ("--learner", "sm", "--stages", "1", *ON_SLURM, "--nodes", "2", "--gpus-per-node", "1")
-    command = words(stream, tmp_path / "run", *options, updates=2)
+    command = words(stream, tmp_path / "run", *SM, *ON_SLURM, *APART, updates=2)
     command.remove("--cpu")
     process = launch(command, stderr=subprocess.PIPE)
     _, err = process.communicate()
@@ -96,8 +95,8 @@ def test_gpus_that_torch_cannot_use_end_a_job_in_one_line(launch, stream, tmp_pa
 def test_a_training_ends_when_its_second_process_dies_and_says_why(cluster, launch, stream, tmp_path):
     """Although the first one hangs, as it would with NCCL."""
     out = tmp_path / "run"
-    options = ("--learner", "sm", "--stages", "1", *ON_SLURM, "--nodes", "2", "--gpus-per-node", "1")
-    process = launch(words(stream, out, *options, updates=100_000), stderr=subprocess.PIPE)
+    command = words(stream, out, *SM, *ON_SLURM, *APART, updates=100_000)
+    process = launch(command, stderr=subprocess.PIPE)
     log = out / "stage_00/train.log"
     cluster.until(lambda: log.exists() and "train_inner | " in log.read_text(), timeout=120)
     job_id = next(job.job_id for job in queue.read_jobs(out) if job.kind == "train")

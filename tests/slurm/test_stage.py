@@ -12,7 +12,7 @@ from alma.errors import UserError
 from alma.records import check_row
 from slurm.engine import children
 from slurm.lm import progress
-from slurm.lm.rows import measured_fields, waiting_fields
+from slurm.lm.record import measured_fields, waiting_fields
 from slurm.lm.stage import checkpoint
 
 SPENT = {"updates": 9, "tokens": 90, "flops": 100.0, "growth_flops": 5.0, "validation_flops": 3.0}
@@ -57,12 +57,11 @@ def test_rows_keep_the_unchanged_model_while_waiting_then_take_the_new_one():
 
 def test_a_row_counts_the_trainings_of_its_stage_only():
     (one,) = RESULT["training"]
-    old = {key: value for key, value in one.items() if key != "validation_flops"}  # of an older version
-    result = RESULT | {"training": [one | {"flops": 1.0}, old, one | {"seconds": 1.0}]}
+    result = RESULT | {"training": [one | {"flops": 1.0}, one, one | {"seconds": 1.0}]}
     row = measured_fields(result, [False, True, True])
     assert (row["train_flops"], row["seconds"], row["peak_memory_bytes"]) == (210.0, 8.0, 8)
     assert [each["flops"] for each in row["extra"]["training"]] == [100.0, 100.0]
-    assert row["extra"]["validation"] == 3.0
+    assert row["extra"]["validation"] == 6.0
 
 
 def test_the_best_checkpoint_is_preferred_to_the_last(tmp_path):
