@@ -111,16 +111,10 @@ class TextOptions(StreamOptions):
         record=CHANGED,
     )
     update_multiplier: int = option(
-        1,
-        "train for X times --max-update updates in each stage",
-        at_least=1,
-        metavar="X",
-        record=CHANGED,
+        1, "train for X times --max-update updates in each stage", at_least=1, metavar="X", record=CHANGED
     )
     context_window: int = option(
-        0,
-        "evaluate each token with at least N tokens of context, where the text has them",
-        record=CHANGED,
+        0, "evaluate each token with at least N tokens of context, where the text has them", record=CHANGED
     )
     name: str | None = option(None, "label of the run in reports", metavar="TEXT", record=CHANGED)
 

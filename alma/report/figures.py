@@ -84,11 +84,8 @@ def over_time(result: Result) -> Curve:
 
 def average_against(result: Result, cost: MeasureAt) -> Curve:
     """A point per t since the first stage: the average over 1..t against the cost up to t."""
-
-    def average(rows: Rows, until: int) -> float:
-        return metrics.average(column(rows, "value", until))
-
-    return curve(result, trained(result.repeats[0]), cost, average)
+    times = trained(result.repeats[0])
+    return curve(result, times, cost, lambda rows, t: metrics.average(column(rows, "value", t)))
 
 
 def curve(result: Result, times: Sequence[int], x: MeasureAt, y: MeasureAt) -> Curve:

@@ -78,15 +78,6 @@ def test_text_is_in_nats_a_token(tmp_path):
     ]
 
 
-def test_an_infinite_perplexity_does_not_count(tmp_path):
-    run = lm_run(tmp_path, [30, 20, 10])
-    drifting(run, lambda t, j: (math.inf if t < j == 3 else math.exp(0.5 * abs(j - t))) if t else 5e4)
-    (row,) = rows_of(tmp_path).values()
-    assert (row["staleness"], row["regret, next"]) == ("0.500", "0.500")
-    done = report(tmp_path, "--out", tmp_path / "out", "--html", tmp_path / "page.html")
-    assert done.returncode == 0, done.stderr
-
-
 def test_a_run_is_compared_on_its_own_data_only(tmp_path):
     for name, offset in (("easy", 0.0), ("hard", 0.3)):
         run = image_run(tmp_path / name, [0.5, 0.4, 0.3, 0.2], dataset=name, data=name)

@@ -99,10 +99,12 @@ def test_each_data_has_a_table_and_a_checksum_only_if_nothing_else_tells_it_apar
     for digest in ("1", "2"):
         run = tmp_path / "wiki" / digest
         make_run(run, [90.0, 20.0], stream="wiki", stream_sha256=digest * 64, seed=int(digest))
-    titles = [compare.heading(table) for table in group(find_runs([tmp_path]))]
+    titles = [compare.titled(table).title for table in group(find_runs([tmp_path]))]
     assert [title.split(", ")[1] for title in titles] == ["wiki (11111111)", "wiki (22222222)"]
     make_run(tmp_path / "books", [90.0, 20.0], stream="books", stream_sha256="3" * 64)
-    titles = [compare.heading(table) for table in group(find_runs([tmp_path / "wiki/1", tmp_path / "books"]))]
+    titles = [
+        compare.titled(table).title for table in group(find_runs([tmp_path / "wiki/1", tmp_path / "books"]))
+    ]
     assert [title.split(", ")[1] for title in titles] == ["books", "wiki"]
 
 
@@ -160,8 +162,8 @@ def test_long_streams_show_first_quarters_and_last_and_each_metric_has_a_table(t
     make_run(tmp_path / "long", [0.9] + [0.5] * 40, metric="error")
     make_run(tmp_path / "lm", [90.0, 20.0])
     errors, perplexities = group(find_runs([tmp_path]))
-    assert compare.heading(errors).startswith("Test error (%) after")
-    assert compare.heading(perplexities).startswith("Test perplexity after")
+    assert compare.titled(errors).title.startswith("Test error (%) after")
+    assert compare.titled(perplexities).title.startswith("Test perplexity after")
     shown = [name for name in compare.table(errors)[0] if name.startswith("t=")]
     assert shown == ["t=1", "t=10", "t=20", "t=30", "t=40"]
 

@@ -55,26 +55,26 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
 
     Their `settings` are those that differ from the most frequent ones of their learner.
     """
-    return {f"{slug(results[0].data)}_B{results[0].megabatches}": _named(results) for results in group(runs)}
-
-
-def _named(results: Sequence[Result]) -> list[Result]:
-    configs = [{k: v for k, v in flatten(r.config).items() if k not in _NOT_METHOD} for r in results]
-    for result, config in zip(results, configs, strict=True):
-        if _same_growth([each for each in results if each.learner == result.learner]):
-            config.pop("grow_every", None)
-    usual: dict[str, dict[str, Any]] = {}
-    for learner in {result.learner for result in results}:
-        pairs = zip(results, configs, strict=True)
-        count = Counter(json.dumps(config) for result, config in pairs if result.learner == learner)
-        usual[learner] = json.loads(count.most_common(1)[0][0])
-    found = variants([result.config for result in results], within=("learner", "waiting_time"))
-    named = []
-    for result, config, variant in zip(results, configs, found, strict=True):
-        names = differing([usual[result.learner], config])
-        text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
-        named.append(replace(result, settings=text, variant=variant))
-    return sorted(named, key=lambda r: (r.rank, r.method, size(r), r.waiting_time, r.config["replay"]))
+    found = {}
+    for results in group(runs):
+        configs = [{k: v for k, v in flatten(r.config).items() if k not in _NOT_METHOD} for r in results]
+        usual: dict[str, dict[str, Any]] = {}
+        for learner in {result.learner for result in results}:
+            members = [pair for pair in zip(results, configs, strict=True) if pair[0].learner == learner]
+            if _same_growth([result for result, _ in members]):
+                for _, config in members:
+                    config.pop("grow_every", None)
+            count = Counter(json.dumps(config) for _, config in members)
+            usual[learner] = json.loads(count.most_common(1)[0][0])
+        named = []
+        names_of = variants([result.config for result in results], within=("learner", "waiting_time"))
+        for result, config, variant in zip(results, configs, names_of, strict=True):
+            names = differing([usual[result.learner], config])
+            text = " ".join(f"{name}={as_setting(config.get(name, 'none'))}" for name in names)
+            named.append(replace(result, settings=text, variant=variant))
+        named.sort(key=lambda r: (r.rank, r.method, size(r), r.waiting_time, r.config["replay"]))
+        found[f"{slug(results[0].data)}_B{results[0].megabatches}"] = named
+    return found
 
 
 def _same_growth(results: Sequence[Result]) -> bool:
