@@ -42,12 +42,12 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({json.dumps(config.get(name)) for config in configs}) > 1]
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
+def changes(old: Mapping[str, Any], new: Mapping[str, Any], growing: Collection[str] = ()) -> list[str]:
     """How two configs differ, one text per setting: `--lr: 4e-3 -> 2e-3`.
 
     Settings in `growing` may increase: a larger number, or a list with more values at its end.
     """
-    flat = [flatten(before), flatten(now)]
+    flat = [flatten(old), flatten(new)]
     absent = dict.fromkeys(itertools.chain(*flat), "not given")
     old, new = (absent | config for config in flat)
     found = []
