@@ -132,11 +132,8 @@ def of_preset(preset: str | None, chosen: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(ANYTIME) if preset == "anytime" else {}
     if chosen.get("replay"):
         options.pop("replay_share", None)
-    if (
-        chosen.get("from_scratch")
-        or LEARNERS[chosen["learner"]].fresh
-        or chosen.get("grow_optimizer") == "reset"
-    ):
+    anew = chosen.get("from_scratch") or LEARNERS[chosen["learner"]].fresh
+    if anew or chosen.get("grow_optimizer") == "reset":
         options.pop("schedule", None)
     if {**options, **chosen}.get("schedule", SCHEDULES[0]) == SCHEDULES[0]:
         options.pop("average", None)

@@ -161,11 +161,9 @@ def looks(results: Sequence[Result]) -> list[dict[str, Any]]:
     Of several learners, each has its colour, and its variants are ever lighter. The waiting times of a single
     learner have a ramp of colours instead.
     """
-    kinds: list[tuple[str, int]] = [(result.learner, 0) for result in results]
     ramp = style.wait_colours(result.waiting_time for result in results)
     of_waits = len({result.learner for result in results}) == 1 and len(ramp) > 1
-    if of_waits:
-        kinds = [(result.learner, result.waiting_time) for result in results]
+    kinds = [(result.learner, result.waiting_time if of_waits else 0) for result in results]
     found = []
     for i, (learner, wait) in enumerate(kinds):
         colour = ramp[wait] if of_waits else colour_of(learner)

@@ -1,7 +1,6 @@
 """The files of a report: report.md, report.csv, age.csv, figures, and the paper's tables."""
 
 import csv
-import io
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,9 +105,7 @@ def write_csv(runs: Sequence[Run], path: Path, aged: Sequence[Sequence[Aged]]) -
 def _write_records(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write CSV, with the fields of all records as columns."""
     fields = dict.fromkeys(key for record in records for key in record)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    with atomic_write(path, "wb") as file:  # a learner's own text may hold halves of surrogate pairs
-        file.write(text.getvalue().encode("utf-8", "backslashreplace"))
+    with atomic_write(path) as file:
+        writer = csv.DictWriter(file, fields, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)

@@ -148,13 +148,8 @@ def average_trained(rows: Rows, until: int) -> float:
 
 def validation(rows: Rows) -> dict[int, float]:
     """The metric on the learner's validation data by t since the first stage; {} if rows lack it."""
-    scores: dict[int, float] = {}
-    for t in trained(rows):
-        score = (rows[t]["extra"].get("valid") or {}).get(rows[t]["metric"])
-        if score is None:
-            return {}
-        scores[t] = score
-    return scores
+    scores = {t: (rows[t]["extra"].get("valid") or {}).get(rows[t]["metric"]) for t in trained(rows)}
+    return {} if None in scores.values() else scores
 
 
 def matrix(rows: Rows) -> dict[int, list[float]]:

@@ -61,7 +61,10 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
         usual: dict[str, dict[str, Any]] = {}
         for learner in {result.learner for result in results}:
             members = [pair for pair in zip(results, configs, strict=True) if pair[0].learner == learner]
-            if _same_growth([result for result, _ in members]):
+            growth = [(result.waiting_time, result.config.get("grow_every", 0)) for result, _ in members]
+            longest = max(waited * every for waited, every in growth)
+            # Whether all grow after the same k mega-batches, in stages of any length (rounded up).
+            if any(all(every == -(-k // waited) for waited, every in growth) for k in range(1, longest + 1)):
                 for _, config in members:
                     config.pop("grow_every", None)
             count = Counter(json.dumps(config) for _, config in members)
@@ -75,13 +78,6 @@ def data_sets(runs: Sequence[Run]) -> dict[str, list[Result]]:
         named.sort(key=lambda r: (r.rank, r.method, size(r), r.waiting_time, r.config["replay"]))
         found[f"{slug(results[0].data)}_B{results[0].megabatches}"] = named
     return found
-
-
-def _same_growth(results: Sequence[Result]) -> bool:
-    """Whether all grow after the same number of mega-batches, in stages of any length (rounded up)."""
-    stages = [(r.waiting_time, r.config.get("grow_every", 0)) for r in results]
-    longest = max(waited * every for waited, every in stages)
-    return any(all(every == -(-k // waited) for waited, every in stages) for k in range(1, longest + 1))
 
 
 def at_most(most: int, results: Sequence[Result]) -> tuple[list[Result], list[int]]:
