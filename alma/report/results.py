@@ -148,7 +148,8 @@ def average_trained(rows: Rows, until: int) -> float:
 
 def validation(rows: Rows) -> dict[int, float]:
     """The metric on the learner's validation data by t since the first stage; {} if rows lack it."""
-    scores = {t: (rows[t]["extra"].get("valid") or {}).get(rows[t]["metric"]) for t in trained(rows)}
+    extras = {t: rows[t]["extra"].get("valid") or {} for t in trained(rows)}
+    scores: dict[int, Any] = {t: valid.get(rows[t]["metric"]) for t, valid in extras.items()}
     return {} if None in scores.values() else scores
 
 
